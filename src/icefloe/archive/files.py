@@ -1,0 +1,126 @@
+"""Immutable metadata files: fetched through caches, flushed once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from icefloe.archive.cache import ByteCache
+from icefloe.errors import ObjectNotFoundError, SnapshotNotFoundError
+from icefloe.formats.contract import Format
+from icefloe.ids import ObjectId
+from icefloe.model.snapshot import Manifest, ManifestFileInfo, Snapshot
+from icefloe.model.transaction_log import TransactionLog
+from icefloe.storage.contract import Storage
+
+T = TypeVar("T")
+
+_OFFLOAD_BYTES = 1 << 18
+"""Bodies above this are decoded in a thread, so that the event loop stays free."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLimits:
+    """How many bytes of decoded files are kept, per kind."""
+
+    snapshots: int = 256 << 20
+    manifests: int = 1 << 30
+    transaction_logs: int = 64 << 20
+    attributes: int = 64 << 20
+
+
+class Archive:
+    """The immutable files of one repository, shared by all its sessions."""
+
+    def __init__(self, storage: Storage, format: Format, limits: CacheLimits | None = None) -> None:
+        limits = limits or CacheLimits()
+        self.storage = storage
+        self.format = format
+        self._snapshots: ByteCache[ObjectId, Snapshot] = ByteCache(limits.snapshots)
+        self._manifests: ByteCache[ObjectId, Manifest] = ByteCache(limits.manifests)
+        self._logs: ByteCache[ObjectId, TransactionLog] = ByteCache(limits.transaction_logs)
+        self._attributes: ByteCache[ObjectId, Sequence[bytes]] = ByteCache(limits.attributes)
+
+    async def fetch_snapshot(self, snapshot_id: ObjectId) -> Snapshot:
+        """A snapshot by id; SnapshotNotFoundError when there is none."""
+
+        async def load() -> tuple[Snapshot, int]:
+            try:
+                data = await self.storage.get(self.format.snapshot_key(snapshot_id))
+            except ObjectNotFoundError as error:
+                raise SnapshotNotFoundError(
+                    f"no snapshot {snapshot_id} in {self.storage.url}; `icefloe log` lists those of a branch",
+                    snapshot_id=snapshot_id,
+                ) from error
+            snapshot = await _decode(self.format.decode_snapshot, data)
+            return snapshot, 4 * len(data) + 400 * len(snapshot.nodes)
+
+        return await self._snapshots.get(snapshot_id, load)
+
+    async def fetch_manifest(self, manifest_id: ObjectId) -> Manifest:
+        """A manifest by id, decoded into columns."""
+
+        async def load() -> tuple[Manifest, int]:
+            data = await self.storage.get(self.format.manifest_key(manifest_id))
+            manifest = await _decode(self.format.decode_manifest, data)
+            return manifest, sum(table.nbytes for table in manifest.tables.values())
+
+        return await self._manifests.get(manifest_id, load)
+
+    async def fetch_transaction_log(self, snapshot_id: ObjectId) -> TransactionLog:
+        """What a snapshot changed against its parent; ObjectNotFoundError when no log was written."""
+
+        async def load() -> tuple[TransactionLog, int]:
+            data = await self.storage.get(self.format.transaction_log_key(snapshot_id))
+            log = await _decode(self.format.decode_transaction_log, data)
+            return log, 4 * len(data)
+
+        return await self._logs.get(snapshot_id, load)
+
+    async def fetch_attributes(self, attributes_id: ObjectId, row: int) -> bytes:
+        """One attributes object of an attributes file, as JSON text."""
+
+        async def load() -> tuple[Sequence[bytes], int]:
+            data = await self.storage.get(self.format.attributes_key(attributes_id))
+            rows = await _decode(self.format.decode_attributes, data)
+            return rows, sum(len(r) for r in rows)
+
+        return (await self._attributes.get(attributes_id, load))[row]
+
+    async def flush_snapshot(self, snapshot: Snapshot) -> int:
+        """Write a snapshot file; returns its size."""
+        return await self._put(
+            self.format.snapshot_key(snapshot.id), self.format.encode_snapshot(snapshot), "snapshot"
+        )
+
+    async def flush_manifest(self, manifest: Manifest) -> ManifestFileInfo:
+        """Write a manifest file; returns what a snapshot records of it."""
+        data = await asyncio.to_thread(self.format.encode_manifest, manifest)
+        size = await self._put(self.format.manifest_key(manifest.id), data, "manifest")
+        return ManifestFileInfo(manifest.id, size, len(manifest))
+
+    async def flush_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> None:
+        """Write the transaction log of a snapshot."""
+        data = self.format.encode_transaction_log(snapshot_id, log)
+        await self._put(self.format.transaction_log_key(snapshot_id), data, "transaction-log")
+
+    async def flush_attributes(self, attributes_id: ObjectId, rows: Sequence[bytes]) -> None:
+        """Write an attributes file."""
+        await self._put(self.format.attributes_key(attributes_id), self.format.encode_attributes(rows), "attributes")
+
+    async def _put(self, key: str, data: bytes, file_type: str) -> int:
+        metadata: Mapping[str, str] = self.format.object_metadata(file_type)
+        await self.storage.put(key, data, metadata=metadata)
+        return len(data)
+
+    def forget_snapshot(self, snapshot_id: ObjectId) -> None:
+        """Drop a snapshot from the cache, after maintenance rewrote its file."""
+        self._snapshots.drop(snapshot_id)
+
+
+async def _decode(decode: Callable[[bytes], T], data: bytes) -> T:
+    if len(data) < _OFFLOAD_BYTES:
+        return decode(data)
+    return await asyncio.to_thread(decode, data)

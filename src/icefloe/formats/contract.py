@@ -1,0 +1,69 @@
+"""What a generation of the format offers: names of files, and bytes to model and back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+from icefloe.ids import ObjectId, encode_base32
+from icefloe.model.capabilities import Capabilities, SpecVersion
+from icefloe.model.snapshot import Manifest, Snapshot
+from icefloe.model.transaction_log import TransactionLog
+
+
+class Format(ABC):
+    """One generation. Encoders take model values that the capabilities allow; decoders raise FormatError only."""
+
+    spec_version: SpecVersion
+    capabilities: Capabilities
+
+    snapshots_folder = "snapshots/"
+    manifests_folder = "manifests/"
+    transactions_folder = "transactions/"
+    attributes_folder = "attributes/"
+    chunks_folder = "chunks/"
+    metadata_extension = ""
+
+    def snapshot_key(self, snapshot_id: ObjectId) -> str:
+        return f"{self.snapshots_folder}{snapshot_id}{self.metadata_extension}"
+
+    def manifest_key(self, manifest_id: ObjectId) -> str:
+        return f"{self.manifests_folder}{manifest_id}{self.metadata_extension}"
+
+    def transaction_log_key(self, snapshot_id: ObjectId) -> str:
+        return f"{self.transactions_folder}{snapshot_id}{self.metadata_extension}"
+
+    def attributes_key(self, attributes_id: ObjectId) -> str:
+        return f"{self.attributes_folder}{attributes_id}{self.metadata_extension}"
+
+    def chunk_key(self, chunk_id: bytes) -> str:
+        return f"{self.chunks_folder}{encode_base32(chunk_id)}"
+
+    def object_metadata(self, file_type: str) -> Mapping[str, str]:
+        """User metadata for an object of type snapshot, manifest, transaction-log or attributes."""
+        return {}
+
+    @abstractmethod
+    def encode_snapshot(self, snapshot: Snapshot) -> bytes: ...
+
+    @abstractmethod
+    def decode_snapshot(self, data: bytes) -> Snapshot: ...
+
+    @abstractmethod
+    def encode_manifest(self, manifest: Manifest) -> bytes: ...
+
+    @abstractmethod
+    def decode_manifest(self, data: bytes) -> Manifest: ...
+
+    @abstractmethod
+    def encode_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> bytes: ...
+
+    @abstractmethod
+    def decode_transaction_log(self, data: bytes) -> TransactionLog: ...
+
+    def encode_attributes(self, attributes: Sequence[bytes]) -> bytes:
+        """An attributes file: row i holds the i-th attributes object, as JSON text."""
+        raise NotImplementedError
+
+    def decode_attributes(self, data: bytes) -> Sequence[bytes]:
+        raise NotImplementedError

@@ -1,0 +1,92 @@
+"""Object ids and node ids, and their Crockford base32 text, one by one and in columns."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from icefloe.errors import InvalidInputError
+
+NodeId: TypeAlias = bytes
+"""8 bytes; a node keeps its id as long as it lives, also when it is moved."""
+ObjectId: TypeAlias = str
+"""Base32 text of a snapshot, manifest or attributes id; chunk ids stay raw bytes in columns."""
+
+ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+NODE_ID_BYTES = 8
+OBJECT_ID_BYTES = 12
+
+_SYMBOLS = np.frombuffer(ALPHABET.encode(), dtype=np.uint8)
+_INVALID = 255
+_VALUES = np.full(256, _INVALID, dtype=np.uint8)
+for _value, _symbol in enumerate(ALPHABET):
+    _VALUES[ord(_symbol)] = _VALUES[ord(_symbol.lower())] = _value
+for _alias, _meaning in (("O", 0), ("I", 1), ("L", 1)):
+    _VALUES[ord(_alias)] = _VALUES[ord(_alias.lower())] = _meaning
+
+
+def text_length(byte_count: int) -> int:
+    """How many characters the base32 text of that many bytes has."""
+    return -(-byte_count * 8 // 5)
+
+
+def encode_base32(data: bytes) -> str:
+    """Crockford base32 of bytes, zero bits appended on the right."""
+    length = text_length(len(data))
+    number = int.from_bytes(data, "big") << (length * 5 - len(data) * 8)
+    return "".join(ALPHABET[(number >> shift) & 31] for shift in range((length - 1) * 5, -5, -5))
+
+
+def decode_base32(text: str, byte_count: int) -> bytes:
+    """The bytes of a base32 text; lower case and the aliases O, I, L are accepted."""
+    if len(text) != text_length(byte_count):
+        raise InvalidInputError(
+            f"{text!r} is not an id: {len(text)} characters, expected {text_length(byte_count)}"
+        )
+    number = 0
+    for symbol in text:
+        value = int(_VALUES[ord(symbol)]) if ord(symbol) < 256 else _INVALID
+        if value == _INVALID:
+            raise InvalidInputError(f"{text!r} is not an id: {symbol!r} is not a base32 character")
+        number = number << 5 | value
+    return (number >> (len(text) * 5 - byte_count * 8)).to_bytes(byte_count, "big")
+
+
+def encode_base32_column(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Base32 text of many ids at once: uint8[n, bytes] to ASCII uint8[n, characters]."""
+    count, width = data.shape
+    length = text_length(width)
+    bits = np.unpackbits(data, axis=1)
+    padded = np.zeros((count, length * 5), dtype=np.uint8)
+    padded[:, : width * 8] = bits
+    groups = padded.reshape(count, length, 5)
+    weights = np.array([16, 8, 4, 2, 1], dtype=np.uint8)
+    result: npt.NDArray[np.uint8] = _SYMBOLS[(groups * weights).sum(axis=2, dtype=np.uint8)]
+    return result
+
+
+def decode_base32_column(text: npt.NDArray[np.uint8], byte_count: int) -> npt.NDArray[np.uint8]:
+    """Many ids at once: ASCII uint8[n, characters] to uint8[n, bytes]."""
+    values = _VALUES[text]
+    if (values == _INVALID).any():
+        raise InvalidInputError("an id column holds characters that are not base32")
+    bits = np.unpackbits(values[:, :, None], axis=2)[:, :, 3:].reshape(len(text), -1)
+    return np.packbits(bits[:, : byte_count * 8], axis=1)
+
+
+def new_object_id(byte_count: int = OBJECT_ID_BYTES) -> ObjectId:
+    """A fresh random object id as text."""
+    return encode_base32(secrets.token_bytes(byte_count))
+
+
+def new_chunk_id(byte_count: int = OBJECT_ID_BYTES) -> bytes:
+    """A fresh random chunk id as bytes."""
+    return secrets.token_bytes(byte_count)
+
+
+def new_node_id() -> NodeId:
+    """A fresh random node id."""
+    return secrets.token_bytes(NODE_ID_BYTES)

@@ -1,0 +1,1 @@
+"""Frozen values of the domain: nodes, snapshots, chunk tables, logs, configuration. No I/O, no bytes."""

@@ -1,0 +1,68 @@
+"""A snapshot: every node of the hierarchy at one commit, and how it came about."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from icefloe.ids import NodeId, ObjectId
+from icefloe.model.chunk_table import ChunkTable
+from icefloe.model.nodes import Node
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFileInfo:
+    """A manifest file named by a snapshot."""
+
+    id: ObjectId
+    size_bytes: int
+    num_chunk_refs: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo:
+    """A commit as history shows it."""
+
+    id: ObjectId
+    parent_id: ObjectId | None
+    written_at: dt.datetime
+    message: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    manifests: tuple[ManifestFileInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything a snapshot file says. `nodes` is ordered by path (raw UTF-8 bytes)."""
+
+    id: ObjectId
+    parent_id: ObjectId | None
+    written_at: dt.datetime
+    message: str
+    metadata: Mapping[str, Any]
+    nodes: Mapping[str, Node]
+    manifests: Mapping[ObjectId, ManifestFileInfo]
+    attribute_files: tuple[ObjectId, ...] = ()
+    history: tuple[SnapshotInfo, ...] = ()
+    """Newest ancestors, newest first, where the generation keeps them in the file; may be cut short."""
+    total_ancestors: int | None = None
+    started_at: dt.datetime | None = None
+
+    @property
+    def info(self) -> SnapshotInfo:
+        return SnapshotInfo(
+            self.id, self.parent_id, self.written_at, self.message, self.metadata, tuple(self.manifests.values())
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The chunk references of one or several arrays, as one file holds them."""
+
+    id: ObjectId
+    tables: Mapping[NodeId, ChunkTable]
+
+    def __len__(self) -> int:
+        return sum(len(table) for table in self.tables.values())

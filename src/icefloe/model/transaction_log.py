@@ -1,0 +1,46 @@
+"""What one commit changed, by node id, so that conflicts and diffs need no snapshot comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from icefloe.ids import NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A node that has another path now; descendants have entries of their own."""
+
+    from_path: str
+    to_path: str
+    node_id: NodeId
+    is_array: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionLog:
+    """Sets of node ids, and the coordinates of the chunks that were set, replaced or deleted.
+
+    Whether an updated node is an array or a group is decided by looking the id up in a snapshot: early files do not
+    keep the two apart.
+    """
+
+    new_groups: frozenset[NodeId] = frozenset()
+    new_arrays: frozenset[NodeId] = frozenset()
+    deleted_groups: frozenset[NodeId] = frozenset()
+    deleted_arrays: frozenset[NodeId] = frozenset()
+    updated_groups: frozenset[NodeId] = frozenset()
+    updated_arrays: frozenset[NodeId] = frozenset()
+    updated_chunks: Mapping[NodeId, npt.NDArray[np.uint32]] = field(default_factory=dict)
+    """uint32[n, ndim] per array, unique rows in lexicographic order."""
+    moves: tuple[Move, ...] = ()
+
+    def is_empty(self) -> bool:
+        return not (
+            self.new_groups or self.new_arrays or self.deleted_groups or self.deleted_arrays
+            or self.updated_groups or self.updated_arrays or self.updated_chunks or self.moves
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Bytes by key, with conditions: the only room that imports obstore."""
