@@ -1,0 +1,72 @@
+"""Fixtures and settings that every room's tests share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.servers.ministack import ministack_missing, ministack_server
+from tests.servers.s3 import S3Server
+from tests.servers.seaweedfs import seaweedfs_missing, seaweedfs_server
+
+# Machines that run tests are shared and slow at times: how long an example takes says nothing about its correctness.
+settings.register_profile("dev", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "ci", deadline=None, max_examples=100, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+@pytest.fixture(scope="session")
+def repository_root() -> Path:
+    """The folder of the checkout."""
+    return Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def fixtures_folder(repository_root: Path) -> Path:
+    """Repositories written by official releases, kept beside the checkout because they are large."""
+    folder = repository_root.parent / "shared" / "fixtures"
+    if not folder.is_dir():
+        pytest.skip(f"no repositories of official releases at ../shared/fixtures ({folder} is not a folder)")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ministack() -> Iterator[S3Server]:
+    """An S3 emulator: fast, atomic."""
+    if reason := ministack_missing():
+        pytest.skip(reason)
+    with ministack_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def seaweedfs() -> Iterator[S3Server]:
+    """A production S3 store."""
+    if reason := seaweedfs_missing():
+        pytest.skip(reason)
+    with seaweedfs_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_server(ministack: S3Server) -> S3Server:
+    """The S3 server for tests that do not care which."""
+    return ministack
+
+
+@pytest.fixture(scope="session")
+def seaweed_server(seaweedfs: S3Server) -> S3Server:
+    """The S3 server for contracts and faults, where a real one matters."""
+    return seaweedfs
+
+
+@pytest.fixture
+def s3_bucket(s3_server: S3Server) -> str:
+    """A fresh bucket on `s3_server`."""
+    return s3_server.make_bucket()

@@ -1,0 +1,1 @@
+"""Real S3 servers on loopback, started by tests that need one."""
