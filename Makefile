@@ -1,0 +1,14 @@
+# Short names for `python3 dev.py ...`; everything works without make, too.
+.PHONY: demo test quick lint format bench lock clean
+
+demo test lint bench lock:
+	python3 dev.py $@
+
+quick:
+	python3 dev.py test --quick
+
+format:
+	python3 dev.py lint --fix
+
+clean:
+	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis demo-repository

@@ -1,0 +1,331 @@
+#!/usr/bin/env python3
+"""Sets up everything and runs a job of the project: `python3 dev.py demo`, `test`, `lint`, `bench`, `lock`.
+
+Needs nothing but Python 3.11 or newer. The first run makes a virtual environment (`.venv`) from the lock file of the
+interpreter's version; later runs install nothing until the lock file or pyproject.toml changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VERSIONS = ("3.11", "3.12", "3.13")
+QUICK = "not slow and not spark and not s3"
+
+
+class SetupError(Exception):
+    """Something the person at the keyboard has to do first; the message says what."""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python to build an environment from."""
+
+    version: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment of the project and what it was made from."""
+
+    folder: Path
+    interpreter: Interpreter
+
+    @property
+    def scripts(self) -> Path:
+        return self.folder / ("Scripts" if os.name == "nt" else "bin")
+
+    @property
+    def python(self) -> Path:
+        return self.scripts / ("python.exe" if os.name == "nt" else "python")
+
+    @property
+    def lock(self) -> Path:
+        return lock_file(self.interpreter.version)
+
+    @property
+    def stamp(self) -> Path:
+        return self.folder / "installed-from"
+
+    def fingerprint(self) -> str:
+        """Changes exactly when what must be installed changes."""
+        digest = hashlib.sha256()
+        for part in (self.lock.read_bytes(), (ROOT / "pyproject.toml").read_bytes(), str(self.folder).encode()):
+            digest.update(hashlib.sha256(part).digest())
+        return digest.hexdigest()
+
+    def is_current(self) -> bool:
+        return self.python.exists() and self.stamp.exists() and self.stamp.read_text() == self.fingerprint()
+
+
+def lock_file(version: str) -> Path:
+    return ROOT / "requirements" / f"lock-{version}.txt"
+
+
+def say(text: str) -> None:
+    print(f"── {text}", flush=True)
+
+
+def find_interpreter(version: str | None) -> Interpreter:
+    """The interpreter asked for, else the one that runs this script."""
+    if version is None:
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        if version in VERSIONS:
+            return Interpreter(version, sys.executable)
+        raise SetupError(
+            f"this is Python {version}; the project is locked for {', '.join(VERSIONS)}. "
+            f"Run it with one of those, e.g. python{VERSIONS[0]} dev.py ..., or name one: --python {VERSIONS[0]}"
+        )
+    if version not in VERSIONS:
+        raise SetupError(f"--python {version}: the project is locked for {', '.join(VERSIONS)}")
+    if path := find_python(version):
+        return Interpreter(version, path)
+    raise SetupError(f"no Python {version} found: neither python{version} on the PATH nor one installed by pyenv")
+
+
+def find_python(version: str) -> str | None:
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    candidates = [str(path) for path in sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True)]
+    if version == f"{sys.version_info.major}.{sys.version_info.minor}":
+        candidates.insert(0, sys.executable)
+    if on_path := shutil.which(f"python{version}"):
+        candidates.insert(0, on_path)
+    # A launcher on the PATH may be there and still refuse to run, as pyenv's do for versions that are not selected.
+    for candidate in candidates:
+        if subprocess.run([candidate, "-c", ""], capture_output=True, stdin=subprocess.DEVNULL).returncode == 0:
+            return candidate
+    return None
+
+
+def prepare(version: str | None) -> Environment:
+    """The environment for this run, made or brought up to date where that is needed."""
+    interpreter = find_interpreter(version)
+    environment = Environment(ROOT / (".venv" if version is None else f".venv-{version}"), interpreter)
+    if environment.is_current():
+        return environment
+    started = time.monotonic()
+    if not runs(environment.python):
+        create(environment)
+    environment.stamp.unlink(missing_ok=True)
+    say(f"installing {environment.lock.relative_to(ROOT)} into {environment.folder.name} (once; a few minutes)")
+    pip(environment, "-r", str(environment.lock))
+    say("installing icefloe itself, editable")
+    pip(environment, "--no-deps", "--no-build-isolation", "-e", str(ROOT))
+    environment.stamp.write_text(environment.fingerprint())
+    say(f"ready after {time.monotonic() - started:.0f} s")
+    return environment
+
+
+def runs(python: Path) -> bool:
+    """Whether an environment is there and whole: its interpreter may have been removed, its making interrupted."""
+    command = [str(python), "-m", "pip", "--version"]
+    return python.exists() and subprocess.run(command, capture_output=True).returncode == 0
+
+
+def create(environment: Environment) -> None:
+    say(f"making {environment.folder.name} with {environment.interpreter.path}")
+    probe = "import ensurepip, venv"
+    found = subprocess.run([environment.interpreter.path, "-c", probe], capture_output=True, stdin=subprocess.DEVNULL)
+    if found.returncode != 0:
+        package = f"python{environment.interpreter.version}-venv"
+        raise SetupError(
+            f"{environment.interpreter.path} cannot make virtual environments (no ensurepip). On Debian or Ubuntu: "
+            f"apt-get install {package} (or python3-venv); then run this again"
+        )
+    if environment.interpreter.path == sys.executable:
+        venv.create(environment.folder, clear=True, with_pip=True)
+    else:
+        run([environment.interpreter.path, "-m", "venv", "--clear", str(environment.folder)])
+
+
+def pip(environment: Environment, *arguments: str) -> None:
+    command = [str(environment.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    command += ["--no-warn-script-location", "--progress-bar", "off", *arguments]
+    quiet = {"PIP_ROOT_USER_ACTION": "ignore", "PYTHONWARNINGS": "ignore"}
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **quiet},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    seen: list[str] = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        seen.append(line)
+        if line.startswith("Collecting "):
+            print(f"   {line.split()[1]}", flush=True)
+    if process.wait() != 0:
+        raise SetupError(f"pip failed ({process.returncode}):\n{''.join(seen[-40:])}")
+
+
+def run(command: Sequence[str | Path], **variables: str) -> None:
+    """Run a command in the project's folder; a failure ends this script with its exit code."""
+    code = attempt(command, **variables)
+    if code != 0:
+        raise SystemExit(code)
+
+
+def attempt(command: Sequence[str | Path], **variables: str) -> int:
+    return subprocess.run(
+        [str(part) for part in command], cwd=ROOT, env={**os.environ, **variables}, stdin=subprocess.DEVNULL
+    ).returncode
+
+
+def activated(environment: Environment) -> dict[str, str]:
+    """What activating the environment would set, so that processes started from it find the same Python."""
+    path = os.pathsep.join([str(environment.scripts), os.environ.get("PATH", "")])
+    return {"VIRTUAL_ENV": str(environment.folder), "PATH": path, "PYSPARK_PYTHON": str(environment.python)}
+
+
+def lint(environment: Environment) -> list[str]:
+    """Run every static check; the names of those that failed."""
+    checks = {
+        "ruff check": ["ruff", "check", "."],
+        "ruff format": ["ruff", "format", "--check", "."],
+        "mypy": ["mypy"],
+        "lint-imports": ["lint-imports", "--no-logo"],
+    }
+    failed = []
+    for name, (tool, *arguments) in checks.items():
+        say(name)
+        if attempt([environment.scripts / tool, *arguments], **activated(environment)) != 0:
+            failed.append(name)
+    return failed
+
+
+def do_lint(arguments: argparse.Namespace, rest: list[str]) -> int:
+    environment = prepare(arguments.python)
+    if arguments.fix:
+        attempt([environment.scripts / "ruff", "check", "--fix", "."])
+        attempt([environment.scripts / "ruff", "format", "."])
+    failed = lint(environment)
+    if failed:
+        say(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+def do_test(arguments: argparse.Namespace, rest: list[str]) -> int:
+    environment = prepare(arguments.python)
+    failed = lint(environment)
+    command: list[str | Path] = [environment.python, "-m", "pytest", "-q", "-n", str(arguments.workers)]
+    command += ["--dist", "loadgroup"]
+    if arguments.quick:
+        command += ["-m", QUICK]
+    say("pytest" + (" (quick)" if arguments.quick else ""))
+    profile = os.environ.get("HYPOTHESIS_PROFILE", "dev" if arguments.quick else "ci")
+    code = attempt([*command, *rest], HYPOTHESIS_PROFILE=profile, **activated(environment))
+    if failed:
+        say(f"failed before the tests: {', '.join(failed)}")
+    return code or (1 if failed else 0)
+
+
+def do_demo(arguments: argparse.Namespace, rest: list[str]) -> int:
+    environment = prepare(arguments.python)
+    return attempt([environment.python, ROOT / "examples" / "quickstart.py", *rest], **activated(environment))
+
+
+def do_bench(arguments: argparse.Namespace, rest: list[str]) -> int:
+    environment = prepare(arguments.python)
+    if not (ROOT / "benchmarks" / "__main__.py").exists():
+        raise SetupError("there are no benchmarks yet: benchmarks/__main__.py is missing")
+    return attempt([environment.python, "-m", "benchmarks", *rest], **activated(environment))
+
+
+def do_run(arguments: argparse.Namespace, rest: list[str]) -> int:
+    """Any command, with the environment set up: `python3 dev.py run pytest tests/storage`."""
+    environment = prepare(arguments.python)
+    if not rest:
+        raise SetupError("run what? e.g. python3 dev.py run pytest tests/servers")
+    inside = environment.scripts / rest[0]
+    return attempt([inside if inside.exists() else rest[0], *rest[1:]], **activated(environment))
+
+
+def do_setup(arguments: argparse.Namespace, rest: list[str]) -> int:
+    environment = prepare(arguments.python)
+    say(f"{environment.folder.name} is ready")
+    return 0
+
+
+def do_lock(arguments: argparse.Namespace, rest: list[str]) -> int:
+    """Write the lock files anew: the newest versions that pyproject.toml allows, or with what `rest` tells uv."""
+    with tempfile.TemporaryDirectory() as temporary:
+        uv = shutil.which("uv") or install_uv(Path(temporary))
+        for version in [arguments.python] if arguments.python else VERSIONS:
+            say(f"locking for Python {version}")
+            target = lock_file(version)
+            target.parent.mkdir(exist_ok=True)
+            command = [uv, "pip", "compile", "pyproject.toml", "--extra", "dev", "--quiet", "--upgrade"]
+            command += ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"]
+            command += ["--output-file", str(target)]
+            python = find_python(version)
+            command += ["--python", python] if python else ["--python-version", version]
+            run([*command, *rest])
+    return 0
+
+
+def install_uv(folder: Path) -> str:
+    say("installing uv for the moment")
+    venv.create(folder / "uv", with_pip=True)
+    environment = Environment(folder / "uv", find_interpreter(None))
+    pip(environment, "uv")
+    return str(environment.scripts / "uv")
+
+
+JOBS = {
+    "demo": (do_demo, "set up, then build an example repository and show its tree and history"),
+    "test": (do_test, "set up, then run every check and test (--quick: what one runs all the time)"),
+    "lint": (do_lint, "set up, then run ruff, mypy and the import layers (--fix: let ruff mend)"),
+    "bench": (do_bench, "set up, then run the benchmarks"),
+    "run": (do_run, "set up, then run any command in the environment"),
+    "setup": (do_setup, "set up only"),
+    "lock": (do_lock, "resolve the newest allowed versions into requirements/"),
+}
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(prog="dev.py", description="Develop icefloe. Set-up happens by itself.")
+    jobs = parser.add_subparsers(dest="job", required=True, metavar="JOB")
+    for name, (_, help_text) in JOBS.items():
+        job = jobs.add_parser(name, help=help_text, description=help_text, add_help=name != "run")
+        job.add_argument("--python", metavar="X.Y", help="use this Python version, in an environment of its own")
+        if name == "test":
+            job.add_argument("--quick", action="store_true", help="leave out slow, spark and s3 tests")
+            job.add_argument("--workers", type=int, default=2, metavar="N", help="test processes (default 2)")
+        if name == "lint":
+            job.add_argument("--fix", action="store_true", help="let ruff change files first")
+        if name == "run":
+            job.add_argument("rest", nargs=argparse.REMAINDER)
+    arguments, rest = parser.parse_known_args(argv)
+    return arguments, [*getattr(arguments, "rest", []), *rest]
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments, rest = parse(argv)
+    try:
+        return JOBS[arguments.job][0](arguments, rest)
+    except SetupError as error:
+        print(f"dev.py: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
