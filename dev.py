@@ -169,10 +169,20 @@ def pip(environment: Environment, *arguments: str) -> None:
     assert process.stdout is not None
     for line in process.stdout:
         seen.append(line)
-        if line.startswith("Collecting "):
-            print(f"   {line.split()[1]}", flush=True)
+        if step := pip_step(line):
+            print(f"   {step}", flush=True)
     if process.wait() != 0:
         raise SetupError(f"pip failed ({process.returncode}):\n{''.join(seen[-40:])}")
+
+
+def pip_step(line: str) -> str | None:
+    """What a line of pip's output tells a person who waits, or None."""
+    word, _, rest = line.strip().partition(" ")
+    if word in ("Collecting", "Processing"):
+        return rest.split()[0].rpartition("/")[2]
+    if word in ("Building", "Installing"):
+        return line.partition(":")[0].strip().lower()
+    return None
 
 
 def run(command: Sequence[str | Path], **variables: str) -> None:
