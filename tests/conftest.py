@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.servers.java import spark_missing
 from tests.servers.ministack import ministack_missing, ministack_server
 from tests.servers.s3 import S3Server
 from tests.servers.seaweedfs import seaweedfs_missing, seaweedfs_server
@@ -19,6 +20,17 @@ settings.register_profile(
     "ci", deadline=None, max_examples=100, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spark tests run in one process, where they share a session, and are skipped where Spark cannot run."""
+    reason = spark_missing()
+    for item in items:
+        if item.get_closest_marker("spark"):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+            if reason:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PYTHONS = ("3.11", "3.12", "3.13")
 LONGEST_FILE_LINES = 500
+# Used where a user has them, by code that says so; never needed.
+OPTIONAL_IMPORTS = {"IPython", "opentelemetry", "virtualizarr"}
 
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 LOCKED = {version: (ROOT / "requirements" / f"lock-{version}.txt").read_text().splitlines() for version in PYTHONS}
@@ -36,6 +39,16 @@ def name_of(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", found[0]).lower()
 
 
+def top_level_imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
 @pytest.mark.parametrize("python", PYTHONS)
 def test_a_lock_file_holds_versions_and_nothing_else(python: str) -> None:
     assert LOCKED[python]
@@ -49,6 +62,18 @@ def test_a_lock_file_covers_every_dependency_and_extra(python: str, project: dic
     asked = [*project["project"]["dependencies"], *(line for lines in extras.values() for line in lines)]
     missing = {name_of(line) for line in asked} - {line.split("==")[0] for line in LOCKED[python]}
     assert missing <= {"icefloe"}
+
+
+def test_everything_the_source_imports_is_declared(project: dict[str, Any]) -> None:
+    extras = project["project"]["optional-dependencies"]
+    shipped = [
+        *project["project"]["dependencies"],
+        *(line for name in extras if name != "dev" for line in extras[name]),
+    ]
+    declared = {name_of(line) for line in shipped}
+    packages = {name: {name_of(owner) for owner in owners} for name, owners in packages_distributions().items()}
+    imported = {name for path in SOURCES for name in top_level_imports(path)} - sys.stdlib_module_names - {"icefloe"}
+    assert {name for name in imported if not packages.get(name, {name_of(name)}) & declared} <= OPTIONAL_IMPORTS
 
 
 def test_every_python_named_in_the_package_has_a_lock_file(project: dict[str, Any]) -> None:
