@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from icefloe.errors import InvalidInputError
+from icefloe.model.string_column import StringColumn, string_column
 
 Coords = tuple[int, ...]
 
@@ -25,9 +27,12 @@ class ChunkKind(enum.IntEnum):
     """Only in change sets: the chunk was there and is removed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ChunkTable:
     """References as columns. A column that is None holds its default in every row.
+
+    Two tables are equal when they hold the same references, however their dictionaries and inline bytes are laid out.
+    `locations` and `etags` may hold entries twice, or ones that no row uses.
 
     coords         uint32[n, ndim], unique rows in lexicographic order
     kind           uint8[n], values of ChunkKind
@@ -67,7 +72,7 @@ class ChunkTable:
             self.location, self.etag, self.last_modified,
         ]  # fmt: skip
         fixed = sum(c.nbytes for c in columns if c is not None)
-        return fixed + len(self.inline) + 80 * (len(self.locations) + len(self.etags))
+        return fixed + len(self.inline) + _text_bytes(self.locations) + _text_bytes(self.etags)
 
     def extents(self) -> tuple[tuple[int, int], ...]:
         """The bounding box of the rows, [first, end) per dimension."""
@@ -97,10 +102,68 @@ class ChunkTable:
             )  # fmt: skip
         return ChunkRef(kind, 0, 0)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ChunkTable):
+            return NotImplemented
+        return self is other or _same_rows(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
     def rows(self) -> Iterator[tuple[Coords, ChunkRef]]:
         """Every row as a value; for tests and small displays only."""
         for index in range(len(self)):
             yield tuple(int(c) for c in self.coords[index]), self.row(index)
+
+
+def _text_bytes(texts: Sequence[str]) -> int:
+    return texts.nbytes if isinstance(texts, StringColumn) else 120 * len(texts)
+
+
+def _same_rows(a: ChunkTable, b: ChunkTable) -> bool:
+    if a.coords.shape != b.coords.shape or not np.array_equal(a.coords, b.coords):
+        return False
+    if not (np.array_equal(a.kind, b.kind) and np.array_equal(a.length, b.length)):
+        return False
+    pointing = (a.kind == ChunkKind.NATIVE) | (a.kind == ChunkKind.VIRTUAL)
+    if not np.array_equal(a.offset[pointing], b.offset[pointing]):
+        return False
+    native, virtual = a.kind == ChunkKind.NATIVE, a.kind == ChunkKind.VIRTUAL
+    if native.any() and not _same_ids(a, b, native):
+        return False
+    if virtual.any() and not _same_sources(a, b, virtual):
+        return False
+    inline = np.flatnonzero(a.kind == ChunkKind.INLINE)
+    return all(a.row(i).data == b.row(i).data for i in inline.tolist())
+
+
+def _same_ids(a: ChunkTable, b: ChunkTable, rows: npt.NDArray[np.bool_]) -> bool:
+    return a.object_id is not None and b.object_id is not None and np.array_equal(a.object_id[rows], b.object_id[rows])
+
+
+def _same_sources(a: ChunkTable, b: ChunkTable, rows: npt.NDArray[np.bool_]) -> bool:
+    if not _same_texts((a.location, a.locations), (b.location, b.locations), rows):
+        return False
+    if not _same_texts((a.etag, a.etags), (b.etag, b.etags), rows):
+        return False
+    zeros = np.zeros(len(a), dtype=np.uint32)
+    left = zeros if a.last_modified is None else a.last_modified
+    right = zeros if b.last_modified is None else b.last_modified
+    return np.array_equal(left[rows], right[rows])
+
+
+Coded = tuple[npt.NDArray[np.int32] | None, Sequence[str]]
+
+
+def _same_texts(a: Coded, b: Coded, rows: npt.NDArray[np.bool_]) -> bool:
+    return bool(_texts(a, rows).equals(_texts(b, rows)))
+
+
+def _texts(coded: Coded, rows: npt.NDArray[np.bool_]) -> pa.Array:
+    codes, texts = coded
+    if codes is None:
+        return pa.nulls(int(rows.sum()), type=pa.large_string())
+    chosen = codes[rows]
+    return string_column(texts).arrow.take(pa.array(chosen, mask=chosen < 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +188,13 @@ def empty_table(ndim: int) -> ChunkTable:
         offset=np.empty(0, dtype=np.uint64),
         length=np.empty(0, dtype=np.uint64),
     )
+
+
+def tombstones(coords: npt.NDArray[np.uint32]) -> ChunkTable:
+    """Edits that remove the chunks at sorted coordinates."""
+    count = len(coords)
+    zeros = np.zeros(count, dtype=np.uint64)
+    return ChunkTable(coords, np.full(count, ChunkKind.DELETED, dtype=np.uint8), zeros, zeros)
 
 
 def table_from_rows(rows: Sequence[tuple[Coords, ChunkRef]], ndim: int) -> ChunkTable:

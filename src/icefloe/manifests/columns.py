@@ -1,0 +1,285 @@
+"""How the columns of chunk tables are gathered, joined and coded, without a Python object per row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from icefloe.errors import InvalidInputError
+from icefloe.manifests.keys import sort_order
+from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table
+from icefloe.model.string_column import StringColumn, string_column
+
+Rows = npt.NDArray[Any] | slice
+"""Row numbers, a mask, or a slice."""
+
+_GATHER_BLOCK = 1 << 22
+_APPEND_RATIO = 16
+
+
+def take(table: ChunkTable, rows: Rows) -> ChunkTable:
+    """The chosen rows, in the order given (which must keep the table sorted); dictionaries shrink with them."""
+    chosen = _take_columns(table, rows)
+    return compact_locations(_compact_inline(chosen)) if len(chosen) < len(table) else chosen
+
+
+def _take_columns(table: ChunkTable, rows: Rows) -> ChunkTable:
+    def pick(column: Any) -> Any:
+        return None if column is None else column[rows]
+
+    return ChunkTable(
+        coords=table.coords[rows], kind=table.kind[rows], offset=table.offset[rows], length=table.length[rows],
+        object_id=pick(table.object_id), location=pick(table.location), locations=table.locations,
+        etag=pick(table.etag), etags=table.etags, last_modified=pick(table.last_modified), inline=table.inline,
+    )  # fmt: skip
+
+
+def concat(tables: Sequence[ChunkTable]) -> ChunkTable:
+    """Tables of disjoint coordinates as one, sorted."""
+    return normalise(join_columns(tables))
+
+
+def normalise(table: ChunkTable) -> ChunkTable:
+    """Columns in any order made a table: sorted by coordinates, the last of equal ones wins."""
+    order = sort_order(table.coords)
+    return table if order is None else _take_columns(table, order)
+
+
+def join_columns(tables: Sequence[ChunkTable]) -> ChunkTable:
+    """The rows of all tables one after the other, dictionaries unified; sorted only if the tables follow each other."""
+    filled = [t for t in tables if len(t)]
+    if len(filled) <= 1:
+        return filled[0] if filled else tables[0]
+    if len({t.ndim for t in filled}) > 1:
+        raise InvalidInputError(f"chunk tables of different ranks: {sorted({t.ndim for t in filled})}")
+    location, locations = _join_coded(filled, lambda t: (t.location, t.locations))
+    etag, etags = _join_coded(filled, lambda t: (t.etag, t.etags))
+    offset, inline = _join_inline(filled)
+    return ChunkTable(
+        coords=np.concatenate([t.coords for t in filled]),
+        kind=np.concatenate([t.kind for t in filled]),
+        offset=offset,
+        length=np.concatenate([t.length for t in filled]),
+        object_id=_join_ids(filled),
+        location=location, locations=locations, etag=etag, etags=etags,
+        last_modified=_join_optional(filled, lambda t: t.last_modified, np.uint32),
+        inline=inline,
+    )  # fmt: skip
+
+
+def _join_optional(tables: Sequence[ChunkTable], column: Callable[[ChunkTable], Any], dtype: Any) -> Any:
+    columns = [column(t) for t in tables]
+    if all(c is None for c in columns):
+        return None
+    return np.concatenate(
+        [np.zeros(len(t), dtype=dtype) if c is None else c for t, c in zip(tables, columns, strict=True)]
+    )
+
+
+def _join_ids(tables: Sequence[ChunkTable]) -> npt.NDArray[np.uint8] | None:
+    widths = {t.object_id.shape[1] for t in tables if t.object_id is not None}
+    if not widths:
+        return None
+    if len(widths) > 1:
+        raise InvalidInputError(f"chunk ids of different widths in one array: {sorted(widths)} bytes")
+    width = widths.pop()
+    return np.concatenate(
+        [np.zeros((len(t), width), dtype=np.uint8) if t.object_id is None else t.object_id for t in tables]
+    )
+
+
+def _join_inline(tables: Sequence[ChunkTable]) -> tuple[npt.NDArray[np.uint64], bytes | memoryview]:
+    offset = np.concatenate([t.offset for t in tables])
+    buffers: list[Any] = []
+    base = row = 0
+    for table in tables:
+        if len(table.inline):
+            if base:
+                offset[row : row + len(table)][table.kind == ChunkKind.INLINE] += np.uint64(base)
+            buffers.append(table.inline)
+            base += len(table.inline)
+        row += len(table)
+    return offset, buffers[0] if len(buffers) == 1 else b"".join(buffers)
+
+
+def _join_coded(
+    tables: Sequence[ChunkTable], column: Callable[[ChunkTable], tuple[Any, Sequence[str]]]
+) -> tuple[npt.NDArray[np.int32] | None, Sequence[str]]:
+    coded = [column(t) for t in tables]
+    if all(codes is None for codes, _ in coded):
+        return None, ()
+    dictionaries = [texts for codes, texts in coded if codes is not None]
+    if all(texts is dictionaries[0] for texts in dictionaries):
+        mapped, texts = [codes for codes, _ in coded], dictionaries[0]
+    else:
+        mapped, texts = _unify(coded)
+    columns = [
+        np.full(len(t), -1, dtype=np.int32) if codes is None else codes for t, codes in zip(tables, mapped, strict=True)
+    ]
+    return np.concatenate(columns), texts
+
+
+def _unify(coded: Sequence[tuple[Any, Sequence[str]]]) -> tuple[list[Any], StringColumn]:
+    distinct = {id(texts): string_column(texts).arrow for codes, texts in coded if codes is not None}
+    joined = pa.concat_arrays(list(distinct.values()))
+    longest = max(len(d) for d in distinct.values())
+    if (len(joined) - longest) * _APPEND_RATIO < longest:
+        # A few new texts behind many: a text twice costs less than hashing them all.
+        mapping, texts = np.arange(len(joined), dtype=np.int32), joined
+    else:
+        encoded = joined.dictionary_encode()
+        mapping, texts = np.asarray(encoded.indices, dtype=np.int32), encoded.dictionary
+    parts: dict[int, npt.NDArray[np.int32]] = {}
+    start = 0
+    for key, dictionary in distinct.items():
+        parts[key] = np.append(mapping[start : start + len(dictionary)], np.int32(-1))  # code -1 stays -1
+        start += len(dictionary)
+    mapped = [None if codes is None else parts[id(texts)][codes] for codes, texts in coded]
+    return mapped, StringColumn(texts)
+
+
+def compact_locations(table: ChunkTable) -> ChunkTable:
+    """The same table with dictionaries that hold only what its rows use, each text once."""
+    location, locations = _compact_coded(table.location, table.locations)
+    etag, etags = _compact_coded(table.etag, table.etags)
+    return replace(table, location=location, locations=locations, etag=etag, etags=etags)
+
+
+def _compact_coded(
+    codes: npt.NDArray[np.int32] | None, texts: Sequence[str]
+) -> tuple[npt.NDArray[np.int32] | None, Sequence[str]]:
+    if codes is None:
+        return None, ()
+    used = np.zeros(len(texts) + 1, dtype=bool)
+    used[codes] = True  # -1 marks the last, extra entry
+    kept = np.flatnonzero(used[:-1])
+    if len(kept) == 0:
+        return None, ()
+    encoded = string_column(texts).arrow.take(pa.array(kept)).dictionary_encode()
+    mapping = np.full(len(texts) + 1, -1, dtype=np.int32)
+    mapping[kept] = np.asarray(encoded.indices, dtype=np.int32)
+    return mapping[codes], StringColumn(encoded.dictionary)
+
+
+def _compact_inline(table: ChunkTable) -> ChunkTable:
+    if not len(table.inline):
+        return table
+    rows = np.flatnonzero(table.kind == ChunkKind.INLINE)
+    lengths = table.length[rows].astype(np.int64)
+    total = int(lengths.sum())
+    if 2 * total > len(table.inline):
+        return table
+    ends = np.cumsum(lengths)
+    offset = table.offset.copy()
+    inline = _gather_bytes(table.inline, table.offset[rows].astype(np.int64), lengths, ends)
+    offset[rows] = (ends - lengths).astype(np.uint64)
+    return replace(table, offset=offset, inline=inline)
+
+
+def _gather_bytes(source: bytes | memoryview, starts: Any, lengths: Any, ends: Any) -> bytes:
+    """The byte ranges one after the other, in blocks so that the index stays small."""
+    data = np.frombuffer(source, dtype=np.uint8)
+    pieces: list[bytes] = []
+    first = 0
+    while first < len(starts):
+        done = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, done + _GATHER_BLOCK, side="right")))
+        size = lengths[first:last]
+        shift = starts[first:last] - (ends[first:last] - size - done)
+        pieces.append(data[np.repeat(shift, size) + np.arange(int(size.sum()))].tobytes())
+        first = last
+    return b"".join(pieces)
+
+
+def code_texts(values: Any, count: int) -> tuple[npt.NDArray[np.int32], StringColumn]:
+    """Texts in any columnar form (one for all rows, list, numpy, Arrow plain or dictionary) as codes; null is -1."""
+    if isinstance(values, str):
+        return np.zeros(count, dtype=np.int32), string_column([values])
+    if isinstance(values, pa.ChunkedArray):
+        values = values.unify_dictionaries().combine_chunks()
+    if not isinstance(values, pa.DictionaryArray):
+        values = string_column(values).arrow.dictionary_encode()
+    if len(values) != count:
+        raise InvalidInputError(f"{len(values)} texts for {count} chunk references")
+    codes = np.asarray(values.indices.fill_null(-1), dtype=np.int32)
+    return codes, string_column(values.dictionary)
+
+
+def table_from_columns(
+    coords: npt.ArrayLike,
+    *,
+    kind: ChunkKind | npt.ArrayLike,
+    offset: npt.ArrayLike = 0,
+    length: npt.ArrayLike = 0,
+    object_id: npt.ArrayLike | None = None,
+    location: Any = None,
+    etag: Any = None,
+    last_modified: npt.ArrayLike | None = None,
+    inline: bytes | memoryview = b"",
+) -> ChunkTable:
+    """A table from columns in any order; the last of equal coordinates wins.
+
+    A single value stands for all rows. `location` and `etag` take one text, a list, numpy texts, or an Arrow array,
+    plain or dictionary-coded; a null is "none".
+    """
+    where = _whole_numbers(coords, np.uint32, "coords")
+    if where.ndim != 2:
+        raise InvalidInputError(f"chunk coordinates have the shape [references, dimensions], not {where.shape}")
+    count = len(where)
+    if count == 0:
+        return empty_table(where.shape[1])
+
+    def column(values: npt.ArrayLike, dtype: Any, name: str) -> Any:
+        numbers = _whole_numbers(values, dtype, name)
+        if numbers.ndim == 0:
+            return np.full(count, numbers, dtype=dtype)
+        if numbers.shape != (count,):
+            raise InvalidInputError(f"column {name} has the shape {numbers.shape} for {count} chunk references")
+        return numbers
+
+    ids = None
+    if object_id is not None:
+        ids = np.ascontiguousarray(object_id, dtype=np.uint8)
+        if ids.ndim == 1:
+            ids = np.broadcast_to(ids, (count, len(ids)))
+        if len(ids) != count:
+            raise InvalidInputError(f"{len(ids)} object ids for {count} chunk references")
+    coded, texts = (None, ()) if location is None else code_texts(location, count)
+    tags, tag_texts = (None, ()) if etag is None else code_texts(etag, count)
+    table = ChunkTable(
+        where, column(kind, np.uint8, "kind"), column(offset, np.uint64, "offset"),
+        column(length, np.uint64, "length"), ids, coded, texts, tags, tag_texts,
+        None if last_modified is None else column(last_modified, np.uint32, "last_modified"), inline,
+    )  # fmt: skip
+    _check_kinds(table)
+    return normalise(table)
+
+
+def _whole_numbers(values: npt.ArrayLike, dtype: Any, name: str) -> npt.NDArray[Any]:
+    numbers = np.asarray(values)
+    if numbers.size and numbers.dtype != dtype:
+        if numbers.dtype.kind not in "iub":
+            raise InvalidInputError(f"column {name} holds {numbers.dtype}, expected whole numbers")
+        low, high = int(numbers.min()), int(numbers.max())
+        if low < 0 or high > np.iinfo(dtype).max:
+            raise InvalidInputError(f"column {name} holds {low if low < 0 else high}, outside 0..{np.iinfo(dtype).max}")
+    return numbers.astype(dtype, copy=False)
+
+
+def _check_kinds(table: ChunkTable) -> None:
+    if int(table.kind.max()) > max(ChunkKind):
+        raise InvalidInputError(f"column kind holds {int(table.kind.max())}, which is no kind of chunk reference")
+    if table.object_id is None and bool((table.kind == ChunkKind.NATIVE).any()):
+        raise InvalidInputError("native chunk references need a column object_id")
+    virtual = table.kind == ChunkKind.VIRTUAL
+    if bool(virtual.any()) and (table.location is None or bool((table.location[virtual] < 0).any())):
+        row = int(np.flatnonzero(virtual if table.location is None else virtual & (table.location < 0))[0])
+        raise InvalidInputError(f"the virtual reference of chunk {table.coords[row].tolist()} has no location")
+    inline = table.kind == ChunkKind.INLINE
+    if bool(inline.any()) and int((table.offset[inline] + table.length[inline]).max()) > len(table.inline):
+        raise InvalidInputError("inline references point outside of the inline bytes")

@@ -1,0 +1,148 @@
+"""The chunk edits of one array in a change set: written one by one or in columns, last write wins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from icefloe.manifests.columns import take
+from icefloe.manifests.keys import find_row
+from icefloe.manifests.merge import map_coords, overlay, shift_coords
+from icefloe.manifests.split import filter_box
+from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords, empty_table, table_from_rows
+from icefloe.model.nodes import Extents
+
+FOLD_AT = 4096
+"""Single edits are kept in a dict up to this many, then become a columnar run."""
+
+_DELETED = ChunkRef(ChunkKind.DELETED, 0, 0)
+_REF_BYTES = 400
+
+
+class EditBuffer:
+    """Edits as a few sorted runs of geometrically growing size, and a small dict in front of them.
+
+    Memory is that of the columns (about 40 bytes for a native or virtual reference in two dimensions), for a moment
+    twice that while the largest runs are merged. `base_box` is the part of the committed chunks that is still
+    visible: everything (None) until the array is made smaller or its chunks are moved.
+    """
+
+    def __init__(self, ndim: int) -> None:
+        self.ndim = ndim
+        self.base_box: Extents | None = None
+        self._recent: dict[Coords, ChunkRef] = {}
+        self._recent_bytes = 0
+        self._runs: list[ChunkTable] = []
+
+    def set(self, coords: Coords, ref: ChunkRef) -> None:
+        """Set one chunk."""
+        self._recent[coords] = ref
+        self._recent_bytes += _REF_BYTES + (len(ref.data) if ref.data is not None else 0)
+        if len(self._recent) >= FOLD_AT:
+            self._fold()
+
+    def delete(self, coords: Coords) -> None:
+        """Remove one chunk, whether it is in the base or not."""
+        self.set(coords, _DELETED)
+
+    def add_table(self, table: ChunkTable) -> None:
+        """Set many chunks at once; DELETED rows remove."""
+        self._fold()
+        self._push(table)
+
+    def find(self, coords: Coords) -> ChunkRef | None:
+        """The newest edit of a chunk (DELETED ones too), or None when this change set says nothing about it."""
+        recent = self._recent.get(coords)
+        if recent is not None:
+            return recent
+        for run in reversed(self._runs):
+            row = find_row(run, coords)
+            if row is not None:
+                return run.row(row)
+        return None
+
+    def sees_base(self, coords: Coords) -> bool:
+        """Whether a chunk this change set says nothing about is to be looked up in the base."""
+        if self.base_box is None:
+            return True
+        return all(first <= c < end for c, (first, end) in zip(coords, self.base_box, strict=True))
+
+    def to_table(self) -> ChunkTable:
+        """All edits as one table, tombstones included."""
+        self._fold()
+        if len(self._runs) > 1:
+            self._runs = [overlay(*self._runs)]
+        return self._runs[0] if self._runs else empty_table(self.ndim)
+
+    def clip(self, grid: Sequence[int]) -> None:
+        """Forget every chunk outside a grid, in the edits and in the base: the array was resized."""
+        box = tuple((0, int(n)) for n in grid)
+        self._rewrite(lambda run: filter_box(run, box))
+        self.base_box = box if self.base_box is None else _intersect(self.base_box, box)
+
+    def clear_box(self, box: Extents) -> None:
+        """Forget the edits inside a box."""
+        low, high = np.array([b[0] for b in box]), np.array([b[1] for b in box])
+
+        def outside(run: ChunkTable) -> ChunkTable:
+            inside = ((run.coords >= low) & (run.coords < high)).all(axis=1)
+            return take(run, np.flatnonzero(~inside))
+
+        self._rewrite(outside)
+
+    def hide_base(self) -> None:
+        """Nothing of the base is visible any more; the edits are all there is."""
+        self.base_box = tuple((0, 0) for _ in range(self.ndim))
+
+    def shift(self, offset: Sequence[int], grid: Sequence[int]) -> None:
+        """Move every edit by an offset; those that leave the grid are gone."""
+        self._rewrite(lambda run: shift_coords(run, offset, grid))
+
+    def map_coords(self, func: Callable[[Coords], Sequence[int] | None]) -> None:
+        """Move every edit by a Python function; None drops it."""
+        self.to_table()
+        self._rewrite(lambda run: map_coords(run, func))
+
+    def copy(self) -> EditBuffer:
+        """An independent buffer with the same edits; runs are shared, they never change."""
+        twin = EditBuffer(self.ndim)
+        twin.base_box = self.base_box
+        twin._recent = dict(self._recent)
+        twin._recent_bytes = self._recent_bytes
+        twin._runs = list(self._runs)
+        return twin
+
+    def __len__(self) -> int:
+        """The number of edited chunks."""
+        return len(self.to_table()) if self._runs else len(self._recent)
+
+    def __bool__(self) -> bool:
+        return bool(self._recent or self._runs or self.base_box is not None)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, estimated for the edits that are not columns yet."""
+        return self._recent_bytes + sum(run.nbytes for run in self._runs)
+
+    def _fold(self) -> None:
+        if self._recent:
+            recent, self._recent, self._recent_bytes = self._recent, {}, 0
+            self._push(table_from_rows(list(recent.items()), self.ndim))
+
+    def _push(self, run: ChunkTable) -> None:
+        if len(run) == 0:
+            return
+        self._runs.append(run)
+        # Merging a run only with one less than twice its size keeps the number of runs logarithmic.
+        while len(self._runs) > 1 and len(self._runs[-2]) < 2 * len(self._runs[-1]):
+            newer, older = self._runs.pop(), self._runs.pop()
+            self._runs.append(overlay(older, newer))
+
+    def _rewrite(self, change: Callable[[ChunkTable], ChunkTable]) -> None:
+        self._fold()
+        self._runs = [run for run in map(change, self._runs) if len(run)]
+
+
+def _intersect(a: Extents, b: Extents) -> Extents:
+    return tuple((max(x[0], y[0]), max(max(x[0], y[0]), min(x[1], y[1]))) for x, y in zip(a, b, strict=True))
