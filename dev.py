@@ -252,9 +252,9 @@ def do_demo(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def do_bench(arguments: argparse.Namespace, rest: list[str]) -> int:
-    environment = prepare(arguments.python)
     if not (ROOT / "benchmarks" / "__main__.py").exists():
         raise SetupError("there are no benchmarks yet: benchmarks/__main__.py is missing")
+    environment = prepare(arguments.python)
     return attempt([environment.python, "-m", "benchmarks", *rest], **activated(environment))
 
 
