@@ -58,7 +58,9 @@ def extract_parts(parsed: Mapping[str, Json]) -> ArrayParts | GroupParts:
         return GroupParts(attributes)
     grid = _mapping(parsed.get("chunk_grid"))
     keys = _mapping(parsed.get("chunk_key_encoding"))
-    regular = _integers(_mapping(grid.get("configuration")).get("chunk_shape")) if grid.get("name") == "regular" else None
+    regular = (
+        _integers(_mapping(grid.get("configuration")).get("chunk_shape")) if grid.get("name") == "regular" else None
+    )
     separator = _mapping(keys.get("configuration")).get("separator")
     names = parsed.get("dimension_names")
     return ArrayParts(
@@ -141,8 +143,6 @@ def _named(value: Json) -> tuple[NamedConfiguration, ...] | None:
         entry = {"name": item} if isinstance(item, str) else _mapping(item)
         configuration = entry.get("configuration")
         found.append(
-            NamedConfiguration(
-                str(entry.get("name", "")), configuration if isinstance(configuration, dict) else None
-            )
+            NamedConfiguration(str(entry.get("name", "")), configuration if isinstance(configuration, dict) else None)
         )
     return tuple(found)

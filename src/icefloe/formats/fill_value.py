@@ -45,7 +45,7 @@ def encode_fill_value(data_type: Json, value: Json) -> bytes | None:
         return None
     if data_type.startswith("complex"):
         parts = [_number(part) for part in value] if isinstance(value, list) and len(value) == 2 else [None]
-        return None if None in parts else _pack(complex(*parts), numpy_type)  # type: ignore[arg-type]
+        return None if None in parts else _pack(complex(*parts), numpy_type)
     if data_type.startswith("float"):
         number = _number(value)
         return None if number is None else _pack(number, numpy_type)

@@ -1,0 +1,298 @@
+"""Chunk manifests of the generation `dataset`: chunk tables to Parquet rows sorted by (array_id, coord), and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from icefloe.errors import FormatError, InvalidInputError, UnsupportedError
+from icefloe.formats.byte_ranges import gather_ranges
+from icefloe.formats.dataset.coord import decode_coords, decode_fixed_coords, encode_coords
+from icefloe.formats.dataset.parquet import (
+    WIDENED_KEY,
+    Source,
+    file_metadata,
+    open_parquet,
+    read_columns,
+    write_parquet,
+)
+from icefloe.ids import NODE_ID_BYTES, NodeId, decode_base32_column, encode_base32_column, text_length
+from icefloe.model.chunk_table import ChunkKind, ChunkTable
+from icefloe.model.snapshot import Manifest
+from icefloe.model.string_column import string_column
+
+MANIFEST_KEY = b"icefloe.manifest"
+COORD_KEY = b"icechunk.coord"
+ROW_GROUP_ROWS = 1 << 16
+_COORD_NAMES = {b"ov1": decode_coords, b"be64": decode_fixed_coords}
+_SLICE_ROWS = 1 << 18
+_SLICE_INLINE_BYTES = 1 << 30
+_COLUMNS = ("array_id", "coord", "inline_data", "chunk_file", "offset", "length")
+_WHAT = "the chunk manifest"
+
+
+def manifest_schema(length: pa.DataType | None = None) -> pa.Schema:
+    """The seed's Arrow schema; `length` is wider than uint32 only where a chunk reaches 4 GiB."""
+    return pa.schema(
+        [
+            pa.field("id", pa.uint32(), nullable=False),
+            pa.field("array_id", pa.uint32(), nullable=False),
+            pa.field("coord", pa.binary(), nullable=False),
+            pa.field("inline_data", pa.binary()),
+            pa.field("chunk_file", pa.string()),
+            pa.field("offset", pa.uint64()),
+            pa.field("length", length or pa.uint32(), nullable=False),
+        ]
+    )
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The Parquet file of a manifest."""
+    tables = sorted((array_number(node), table) for node, table in manifest.tables.items() if len(table))
+    wide = any(int(table.length.max()) > 0xFFFFFFFF for _, table in tables)
+    schema = manifest_schema(pa.uint64() if wide else None)
+    batches: list[pa.RecordBatch] = []
+    first_row = 0
+    for number, table in tables:
+        for rows in _slices(table):
+            batches.append(_batch(number, table, rows, first_row, schema))
+            first_row += rows.stop - rows.start
+    metadata = {COORD_KEY: b"ov1", MANIFEST_KEY: manifest.id.encode()}
+    if wide:
+        metadata[WIDENED_KEY] = b"length"
+    return write_parquet(pa.Table.from_batches(batches, schema), ROW_GROUP_ROWS, metadata)
+
+
+def array_number(node_id: NodeId) -> int:
+    """The number that stands for a node in the file."""
+    number = int.from_bytes(node_id, "big")
+    if number > 0xFFFFFFFF:
+        raise InvalidInputError(f"node ids of the generation `dataset` are numbers below 2**32, found {node_id.hex()}")
+    return number
+
+
+def _slices(table: ChunkTable) -> Iterator[slice]:
+    """Runs of rows small enough for the 32-bit offsets of one Arrow array."""
+    inline_bytes = np.where(table.kind == ChunkKind.INLINE, table.length, 0)
+    start = 0
+    while start < len(table):
+        stop = min(start + _SLICE_ROWS, len(table))
+        while stop - start > 1 and int(inline_bytes[start:stop].sum()) > _SLICE_INLINE_BYTES:
+            stop = start + (stop - start) // 2
+        yield slice(start, stop)
+        start = stop
+
+
+def _batch(number: int, table: ChunkTable, rows: slice, first_row: int, schema: pa.Schema) -> pa.RecordBatch:
+    kind, count = table.kind[rows], rows.stop - rows.start
+    if (kind > ChunkKind.VIRTUAL).any():
+        raise InvalidInputError("a manifest holds inline, native and virtual chunks only, no deletions")
+    if (table.etag is not None and (table.etag[rows] >= 0).any()) or (
+        table.last_modified is not None and table.last_modified[rows].any()
+    ):
+        raise UnsupportedError("the generation `dataset` keeps no checksums of virtual chunks; set them without one")
+    inline = kind == ChunkKind.INLINE
+    coord_data, coord_offsets = encode_coords(table.coords[rows])
+    columns = [
+        pa.array(np.arange(first_row, first_row + count, dtype=np.uint32)),
+        pa.array(np.full(count, number, dtype=np.uint32)),
+        _binary(coord_data, coord_offsets, pa.binary(), None),
+        _inline_column(table, rows, inline),
+        _chunk_file_column(table, rows),
+        pa.array(table.offset[rows], mask=inline),
+        pa.array(table.length[rows].astype(schema.field("length").type.to_pandas_dtype())),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _inline_column(table: ChunkTable, rows: slice, inline: npt.NDArray[np.bool_]) -> pa.Array:
+    if not inline.any():
+        return pa.nulls(len(inline), pa.binary())
+    lengths = np.where(inline, table.length[rows], 0).astype(np.int64)
+    starts = np.where(inline, table.offset[rows], 0).astype(np.int64)
+    source = np.frombuffer(table.inline, dtype=np.uint8)
+    offsets = np.zeros(len(inline) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return _binary(gather_ranges(source, starts, lengths), offsets, pa.binary(), ~inline)
+
+
+def _chunk_file_column(table: ChunkTable, rows: slice) -> pa.Array:
+    """Names of native chunks and URLs of virtual ones, picked from one array of both."""
+    kind = table.kind[rows]
+    native, virtual = kind == ChunkKind.NATIVE, kind == ChunkKind.VIRTUAL
+    pick = np.zeros(len(kind), dtype=np.int64)
+    values: list[pa.Array] = []
+    if native.any():
+        if table.object_id is None:
+            raise InvalidInputError("native chunks without object ids")
+        names = encode_base32_column(table.object_id[rows][native])
+        values.append(
+            _binary(names.reshape(-1), np.arange(len(names) + 1, dtype=np.int64) * names.shape[1], pa.string(), None)
+        )
+        pick[native] = np.arange(len(names))
+    if virtual.any():
+        if table.location is None:
+            raise InvalidInputError("virtual chunks without locations")
+        used = string_column(table.locations).arrow.take(pa.array(table.location[rows][virtual]))
+        _check_locations(used)
+        pick[virtual] = np.arange(len(used)) + (len(values[0]) if values else 0)
+        values.append(used.cast(pa.string()))
+    if not values:
+        return pa.nulls(len(kind), pa.string())
+    if native.all():
+        return values[0]
+    return pa.concat_arrays(values).take(pa.array(pick, mask=~(native | virtual)))
+
+
+def _check_locations(locations: pa.Array) -> None:
+    urls = pc.match_substring(locations, "://")
+    if not pc.all(urls).as_py():
+        wrong = locations.filter(pc.invert(urls))[0]
+        raise InvalidInputError(f"the location of a virtual chunk must be a URL, found {wrong.as_py()!r}")
+
+
+def _binary(
+    data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], kind: pa.DataType, absent: npt.NDArray[np.bool_] | None
+) -> pa.Array:
+    validity = None
+    if absent is not None and absent.any():
+        validity = pa.py_buffer(np.packbits(~absent, bitorder="little"))
+    buffers = [validity, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(np.ascontiguousarray(data))]
+    return pa.Array.from_buffers(kind, len(offsets) - 1, buffers)
+
+
+def decode_manifest(data: Source) -> Manifest:
+    """The manifest of a Parquet file; node ids are the array ids as 8 big-endian bytes."""
+    opened = open_parquet(data, _WHAT)
+    metadata = file_metadata(opened)
+    return Manifest(
+        metadata.get(MANIFEST_KEY, b"").decode("ascii", "replace"),
+        decode_rows(read_columns(opened, _COLUMNS, _WHAT), metadata),
+    )
+
+
+def decode_rows(rows: pa.Table, metadata: dict[bytes, bytes]) -> dict[NodeId, ChunkTable]:
+    """Chunk tables of manifest rows, by node id."""
+    try:
+        numbers = rows.column("array_id").cast(pa.uint32()).to_numpy()
+        if len(numbers) == 0:
+            return {}
+        order = np.argsort(numbers, kind="stable")
+        if (np.diff(numbers.astype(np.int64)) < 0).any():
+            rows, numbers = rows.take(pa.array(order)), numbers[order]
+        starts = np.flatnonzero(np.diff(numbers, prepend=numbers[0] ^ 1))
+        tables = {}
+        for start, stop in zip(starts, [*starts[1:], len(numbers)]):
+            node_id = int(numbers[start]).to_bytes(NODE_ID_BYTES, "big")
+            tables[node_id] = _decode_array(rows.slice(int(start), int(stop - start)), metadata)
+        return tables
+    except (pa.ArrowException, UnicodeDecodeError, InvalidInputError) as error:
+        raise FormatError(f"{_WHAT} holds rows that cannot be read: {error}") from error
+
+
+def _decode_array(rows: pa.Table, metadata: dict[bytes, bytes]) -> ChunkTable:
+    if any(rows.column(name).null_count for name in ("array_id", "coord", "length")):
+        raise FormatError(f"{_WHAT} has nulls in a column that must not have any")
+    coords = _decode_coord_column(rows, metadata)
+    order = _sorting_order(coords)
+    if order is not None:
+        rows, coords = rows.take(pa.array(order)), coords[order]
+    inline_data = _combine(rows, "inline_data", pa.binary())
+    chunk_file = _combine(rows, "chunk_file", pa.string())
+    inline = inline_data.is_valid().to_numpy(zero_copy_only=False)
+    if (inline == chunk_file.is_valid().to_numpy(zero_copy_only=False)).any():
+        raise FormatError(f"{_WHAT} has a row that does not have exactly one of inline_data and chunk_file")
+    length = rows.column("length").cast(pa.uint64()).to_numpy()
+    offset = rows.column("offset").cast(pa.uint64()).fill_null(0).to_numpy()
+    held, offsets = _buffers(inline_data)
+    if (inline & (np.diff(offsets) != length.astype(np.int64))).any():
+        raise FormatError(f"{_WHAT} has an inline chunk of another length than it says")
+    virtual = pc.match_substring(chunk_file, "://").fill_null(False).to_numpy(zero_copy_only=False)
+    kind = np.where(inline, ChunkKind.INLINE, np.where(virtual, ChunkKind.VIRTUAL, ChunkKind.NATIVE)).astype(np.uint8)
+    location, locations = _decode_locations(chunk_file, virtual)
+    first, last = int(offsets[0]), int(offsets[-1])
+    return ChunkTable(
+        coords=coords,
+        kind=kind,
+        offset=np.where(inline, (offsets[:-1] - first).astype(np.uint64), offset),
+        length=length,
+        object_id=_decode_names(chunk_file, kind == ChunkKind.NATIVE),
+        location=location,
+        locations=locations,
+        inline=held[first:last].tobytes() if inline.any() else b"",
+    )
+
+
+def _decode_coord_column(rows: pa.Table, metadata: dict[bytes, bytes]) -> npt.NDArray[np.uint32]:
+    decode = _COORD_NAMES.get(metadata.get(COORD_KEY, b"ov1"))
+    if decode is None:
+        raise FormatError(f"{_WHAT} writes coordinates in an unknown way: {metadata[COORD_KEY][:40]!r}")
+    return decode(*_buffers(_combine(rows, "coord", pa.binary())))
+
+
+def _decode_names(chunk_file: pa.Array, native: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8] | None:
+    if not native.any():
+        return None
+    data, offsets = _buffers(chunk_file if native.all() else chunk_file.filter(pa.array(native)))
+    lengths = np.diff(offsets)
+    characters = int(lengths[0])
+    width = characters * 5 // 8
+    if (lengths != characters).any() or characters == 0 or text_length(width) != characters:
+        raise FormatError(f"{_WHAT} names a chunk file whose name is not an id")
+    names = data[int(offsets[0]) : int(offsets[-1])].reshape(-1, characters)
+    ids = decode_base32_column(names, width)
+    if native.all():
+        return ids
+    object_id = np.zeros((len(native), width), dtype=np.uint8)
+    object_id[native] = ids
+    return object_id
+
+
+def _decode_locations(
+    chunk_file: pa.Array, virtual: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.int32] | None, Sequence[str]]:
+    if not virtual.any():
+        return None, ()
+    coded = chunk_file.filter(pa.array(virtual)).dictionary_encode()
+    location = np.full(len(virtual), -1, dtype=np.int32)
+    location[virtual] = coded.indices.to_numpy(zero_copy_only=False)
+    coded.dictionary.validate(full=True)
+    return location, string_column(coded.dictionary)
+
+
+def _sorting_order(coords: npt.NDArray[np.uint32]) -> npt.NDArray[Any] | None:
+    """The order that sorts the rows, None when they are sorted; FormatError for equal rows."""
+    order = None
+    if not _strictly_increasing(coords):
+        order = np.lexsort(coords.T[::-1]) if coords.shape[1] else np.arange(len(coords))
+        if not _strictly_increasing(coords[order]):
+            raise FormatError(f"{_WHAT} has two rows for one chunk")
+    return order
+
+
+def _strictly_increasing(coords: npt.NDArray[np.uint32]) -> bool:
+    before, after = coords[:-1], coords[1:]
+    less = np.zeros(len(before), dtype=bool)
+    equal = np.ones(len(before), dtype=bool)
+    for dimension in range(coords.shape[1]):
+        less |= equal & (before[:, dimension] < after[:, dimension])
+        equal &= before[:, dimension] == after[:, dimension]
+    return bool(less.all())
+
+
+def _combine(rows: pa.Table, name: str, kind: pa.DataType) -> pa.Array:
+    column = rows.column(name).cast(kind).combine_chunks()
+    return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+
+
+def _buffers(column: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Bytes of a binary or string column, and the offsets of its rows in them; null rows are empty."""
+    _, offsets, data = column.buffers()
+    bounds = np.frombuffer(offsets, dtype=np.int32, count=column.offset + len(column) + 1)[column.offset :]
+    content = np.frombuffer(data, dtype=np.uint8) if data is not None else np.empty(0, dtype=np.uint8)
+    return content, bounds.astype(np.int64)

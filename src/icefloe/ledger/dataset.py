@@ -1,0 +1,301 @@
+"""Refs and history of the generation `dataset`: everything is in `state.json`, and every change swaps that file."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from icefloe.archive.files import Archive
+from icefloe.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    RefNotFoundError,
+    RepositoryNotFoundError,
+    SnapshotNotFoundError,
+    StorageError,
+    UnsupportedError,
+    VersionMismatchError,
+)
+from icefloe.formats.dataset.state import (
+    CONFIG_KEY,
+    STATE_KEY,
+    UPDATE_KEY,
+    RefType,
+    State,
+    StateRef,
+    encode_state,
+    parse_state,
+    snapshot_entry,
+)
+from icefloe.formats.strict_json import dump_json
+from icefloe.ids import ObjectId, new_object_id
+from icefloe.ledger.contract import Ledger, StoredConfig, Tip
+from icefloe.model.snapshot import Snapshot, SnapshotInfo
+from icefloe.storage.contract import Storage, Version
+
+MAIN = "main"
+_ATTEMPTS = 100
+_LONGEST_PAUSE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SeenState:
+    """A state file as it was read, and the version under which it can be replaced."""
+
+    state: State
+    version: Version
+
+
+async def fetch_state(storage: Storage) -> SeenState:
+    """The state file in a storage; RepositoryNotFoundError when there is none."""
+    try:
+        found = await storage.get_versioned(STATE_KEY)
+    except ObjectNotFoundError as error:
+        raise RepositoryNotFoundError(f"no dataset at {storage.url}: there is no {STATE_KEY}") from error
+    return SeenState(parse_state(found.data), found.version)
+
+
+class DatasetLedger(Ledger):
+    """The ledger of one dataset; `storage` holds the state file, the archive's storage everything else."""
+
+    def __init__(self, storage: Storage, archive: Archive) -> None:
+        self.storage = storage
+        self.archive = archive
+        self._seen: SeenState | None = None
+
+    async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
+        elsewhere = self.archive.storage.url.rstrip("/") != self.storage.url.rstrip("/")
+        state = State(
+            id=new_object_id(),
+            generation=1,
+            snapshots=(snapshot_entry(initial.info),),
+            refs={MAIN: StateRef(initial.id, "branch")},
+            store_root=self.archive.storage.url if elsewhere else None,
+            extra={UPDATE_KEY: new_object_id(), **({} if config is None else {CONFIG_KEY: dict(config)})},
+        )
+        try:
+            version = await self.storage.create(STATE_KEY, encode_state(state))
+        except AlreadyExistsError as error:
+            raise AlreadyExistsError(f"there is a dataset at {self.storage.url} already") from error
+        self._seen = SeenState(state, version)
+
+    async def fetch(self) -> SeenState:
+        """The state file as it is now."""
+        self._seen = await fetch_state(self.storage)
+        return self._seen
+
+    async def fetch_tip(self, branch: str) -> Tip:
+        seen = await self.fetch()
+        return Tip(_find_ref(seen.state, branch, "branch"), seen.version)
+
+    async def fetch_tag(self, tag: str) -> ObjectId:
+        return _find_ref((await self.fetch()).state, tag, "tag")
+
+    async def list_branches(self) -> set[str]:
+        return _names((await self.fetch()).state, "branch")
+
+    async def list_tags(self) -> set[str]:
+        return _names((await self.fetch()).state, "tag")
+
+    async def advance(self, branch: str, tip: Tip, snapshot: Snapshot, *, amends: ObjectId | None = None) -> Tip:
+        def plan(state: State) -> State | None:
+            standing = _find_ref(state, branch, "branch")
+            if _landed(state, standing, snapshot.id):
+                return None
+            if standing != tip.snapshot_id:
+                raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=standing)
+            entry = snapshot_entry(snapshot.info)
+            return state.with_snapshot(entry).with_ref(branch, _moved(state, branch, snapshot.id))
+
+        # The state of the last read serves as long as it is the one the tip was taken from.
+        known = self._seen if self._seen is not None and self._seen.version == tip.mark else None
+        seen = await self._update(plan, known)
+        return Tip(snapshot.id, seen.version)
+
+    async def record_detached(self, snapshot: Snapshot) -> None:
+        def plan(state: State) -> State | None:
+            return None if state.find_snapshot(snapshot.id) else state.with_snapshot(snapshot_entry(snapshot.info))
+
+        await self._update(plan)
+
+    async def create_branch(self, branch: str, snapshot_id: ObjectId) -> None:
+        await self._create_ref(branch, StateRef(snapshot_id, "branch"))
+
+    async def create_tag(self, tag: str, snapshot_id: ObjectId) -> None:
+        await self._create_ref(tag, StateRef(snapshot_id, "tag"))
+
+    async def _create_ref(self, name: str, ref: StateRef) -> None:
+        check_ref_name(name)
+
+        def plan(state: State) -> State:
+            if name in state.refs:
+                raise AlreadyExistsError(f"there is a {state.refs[name].type} named {name!r} already")
+            return _require_snapshot(state, ref.snapshot_id).with_ref(name, ref)
+
+        await self._update(plan)
+
+    async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> None:
+        def plan(state: State) -> State | None:
+            standing = _find_ref(state, branch, "branch")
+            if expected is not None and standing != expected:
+                raise ConflictError(expected_parent=expected, actual_parent=standing)
+            _require_snapshot(state, snapshot_id)
+            return None if standing == snapshot_id else state.with_ref(branch, _moved(state, branch, snapshot_id))
+
+        await self._update(plan)
+
+    async def delete_branch(self, branch: str) -> None:
+        if branch == MAIN:
+            raise InvalidInputError(f"the branch {MAIN!r} cannot be deleted")
+
+        def plan(state: State) -> State:
+            _find_ref(state, branch, "branch")
+            return state.with_ref(branch, None)
+
+        await self._update(plan)
+
+    async def delete_tag(self, tag: str) -> None:
+        _find_ref((await self.fetch()).state, tag, "tag")
+        raise UnsupportedError("tags of the generation `dataset` are permanent: they cannot be deleted")
+
+    async def ancestry(self, snapshot_id: ObjectId) -> AsyncIterator[SnapshotInfo]:
+        state = (await self.fetch()).state
+        entries = {entry.snapshot_id: entry for entry in state.snapshots}
+        wanted: ObjectId | None = snapshot_id
+        while wanted is not None:
+            # Popped, so that a ring of parents in a broken file ends.
+            entry = entries.pop(wanted, None)
+            if entry is None:
+                raise SnapshotNotFoundError(
+                    f"the history of {snapshot_id} leads to {wanted}, which {STATE_KEY} does not list, or lists as its "
+                    "own ancestor",
+                    snapshot_id=wanted,
+                )
+            yield entry.info()
+            wanted = entry.parent_id
+
+    async def fetch_info(self, snapshot_id: ObjectId) -> SnapshotInfo:
+        state = (await self.fetch()).state
+        entry = state.find_snapshot(snapshot_id)
+        if entry is None:
+            raise _missing(snapshot_id)
+        snapshot = await self.archive.fetch_snapshot(snapshot_id)
+        return dataclasses.replace(entry.info(), manifests=tuple(snapshot.manifests.values()))
+
+    async def fetch_config(self) -> StoredConfig:
+        found = (await self.fetch()).state.extra.get(CONFIG_KEY)
+        return StoredConfig(found if isinstance(found, dict) else None, _config_mark(found))
+
+    async def save_config(self, document: Mapping[str, Any], mark: Any) -> None:
+        def plan(state: State) -> State:
+            if _config_mark(state.extra.get(CONFIG_KEY)) != mark:
+                raise ConflictError("the stored configuration changed since it was read; read it again and merge")
+            return state.with_extra(CONFIG_KEY, dict(document))
+
+        await self._update(plan)
+
+    async def forget_snapshots(self, dropped: Collection[ObjectId]) -> None:
+        """Expire: drop snapshots from the list and give their children the nearest kept ancestor as parent.
+
+        InvalidInputError when a branch or tag points at one of them.
+        """
+        await self._update(lambda state: plan_expiry(state, frozenset(dropped)))
+
+    async def _update(self, plan: Callable[[State], State | None], known: SeenState | None = None) -> SeenState:
+        """Replace the state by what `plan` makes of it, again when somebody else was faster; None changes nothing."""
+        for attempt in range(_ATTEMPTS):
+            seen = known or await self.fetch()
+            known = None
+            planned = plan(seen.state)
+            if planned is None:
+                return seen
+            # A text of its own makes every written state unique, so that a lost answer can be settled by reading back.
+            fresh = dataclasses.replace(planned, generation=seen.state.generation + 1).with_extra(
+                UPDATE_KEY, new_object_id()
+            )
+            try:
+                version = await self.storage.swap(STATE_KEY, encode_state(fresh), seen.version)
+            except VersionMismatchError:
+                await asyncio.sleep(random.uniform(0, min(_LONGEST_PAUSE_SECONDS, 0.002 * 2**attempt)))
+                continue
+            self._seen = SeenState(fresh, version)
+            return self._seen
+        raise StorageError(f"{STATE_KEY} in {self.storage.url} changed {_ATTEMPTS} times while it was to be replaced")
+
+
+def plan_expiry(state: State, dropped: frozenset[ObjectId]) -> State | None:
+    """The state without some snapshots, their children re-parented; None when it lists none of them."""
+    for name, ref in state.refs.items():
+        if ref.snapshot_id in dropped:
+            raise InvalidInputError(f"the snapshot {ref.snapshot_id} is the tip of the {ref.type} {name!r}")
+    parents = {entry.snapshot_id: entry.parent_id for entry in state.snapshots}
+    if dropped.isdisjoint(parents):
+        return None
+
+    def kept_parent(parent: ObjectId | None) -> ObjectId | None:
+        seen: set[ObjectId] = set()
+        while parent is not None and parent in dropped and parent not in seen:
+            seen.add(parent)
+            parent = parents.get(parent)
+        return None if parent in dropped else parent
+
+    kept = tuple(
+        dataclasses.replace(entry, parent_id=kept_parent(entry.parent_id))
+        for entry in state.snapshots
+        if entry.snapshot_id not in dropped
+    )
+    return dataclasses.replace(state, snapshots=kept)
+
+
+def check_ref_name(name: str) -> None:
+    """Refuse a name that no ref can have."""
+    if not name or "/" in name or "\0" in name:
+        raise InvalidInputError(f"{name!r} is not a name for a branch or tag: it is empty or holds '/' or a zero byte")
+
+
+def _find_ref(state: State, name: str, kind: RefType) -> ObjectId:
+    ref = state.refs.get(name)
+    if ref is None or ref.type != kind:
+        raise RefNotFoundError(
+            f"no {kind} named {name!r}; there are: {', '.join(sorted(_names(state, kind))) or 'none'}"
+        )
+    return ref.snapshot_id
+
+
+def _names(state: State, kind: RefType) -> set[str]:
+    return {name for name, ref in state.refs.items() if ref.type == kind}
+
+
+def _moved(state: State, branch: str, snapshot_id: ObjectId) -> StateRef:
+    return dataclasses.replace(state.refs[branch], snapshot_id=snapshot_id)
+
+
+def _require_snapshot(state: State, snapshot_id: ObjectId) -> State:
+    if state.find_snapshot(snapshot_id) is None:
+        raise _missing(snapshot_id)
+    return state
+
+
+def _missing(snapshot_id: ObjectId) -> SnapshotNotFoundError:
+    return SnapshotNotFoundError(f"no snapshot {snapshot_id} in {STATE_KEY}", snapshot_id=snapshot_id)
+
+
+def _landed(state: State, standing: ObjectId, snapshot_id: ObjectId) -> bool:
+    """Whether a snapshot is already in the history of where a branch stands: our own earlier, unanswered swap."""
+    if state.find_snapshot(snapshot_id) is None:
+        return False
+    parents = {entry.snapshot_id: entry.parent_id for entry in state.snapshots}
+    wanted: ObjectId | None = standing
+    while wanted is not None and wanted != snapshot_id:
+        wanted = parents.pop(wanted, None)
+    return wanted == snapshot_id
+
+
+def _config_mark(document: Any) -> bytes:
+    return dump_json(document)
