@@ -93,22 +93,28 @@ class Storage(ABC):
 
     @abstractmethod
     async def swap(
-        self, key: str, data: Buffer, version: Version, *, metadata: Mapping[str, str] | None = None, unique: bool = True
+        self,
+        key: str,
+        data: Buffer,
+        version: Version,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        unique: bool = True,
     ) -> Version:
         """Replace the object if it is still that version; VersionMismatchError otherwise. Settled as in create."""
-
-    @abstractmethod
-    def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[Sequence[ObjectInfo]]:
-        """Objects whose key starts with `prefix` (a folder, ending in `/`, or empty), by key, in pages.
-
-        Only keys greater than `after`. Consumers may stop early; no more pages are then asked for than read.
-        """
 
     @abstractmethod
     async def list_names(self, prefix: str) -> list[str]:
         """Sorted names directly in the folder `prefix`, without times and sizes; folders end in `/`.
 
         A folder is there only if it holds an object.
+        """
+
+    @abstractmethod
+    def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[Sequence[ObjectInfo]]:
+        """Objects whose key starts with `prefix` (a folder, ending in `/`, or empty), by key, in pages.
+
+        Only keys greater than `after`. Consumers may stop early; no more pages are then asked for than read.
         """
 
     @abstractmethod

@@ -1,0 +1,327 @@
+"""Storages by the names people know, by URL and by path."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from icefloe.errors import InvalidInputError
+from icefloe.model.object_store_config import S3Options
+from icefloe.storage.contract import Storage
+from icefloe.storage.credentials import (
+    AzureStaticCredentials,
+    GcsBearerCredential,
+    S3StaticCredentials,
+    azure_credentials,
+    gcs_credentials,
+    s3_credentials,
+)
+from icefloe.storage.local import LocalStorage
+from icefloe.storage.memory import MemoryStorage
+from icefloe.storage.places import AzurePlace, GcsPlace, HttpPlace, S3Place
+from icefloe.storage.remote import ObstoreStorage
+from icefloe.storage.retries import RetryPolicy
+
+_TIGRIS_ENDPOINT = "https://t3.storage.dev"
+_SORTED_ENDPOINTS = (".amazonaws.com", ".r2.cloudflarestorage.com", ".storage.dev", ".tigris.dev")
+
+
+def in_memory_storage() -> Storage:
+    """A fresh storage in the memory of this process."""
+    return MemoryStorage()
+
+
+def local_filesystem_storage(path: str | os.PathLike[str], *, fsync: bool = False) -> Storage:
+    """A storage in a folder; with `fsync`, a write is on the disk before it is reported."""
+    return LocalStorage(path, fsync=fsync)
+
+
+def s3_storage(
+    *,
+    bucket: str,
+    prefix: str | None = None,
+    region: str | None = None,
+    endpoint_url: str | None = None,
+    allow_http: bool = False,
+    access_key_id: str | None = None,
+    secret_access_key: str | None = None,
+    session_token: str | None = None,
+    expires_after: dt.datetime | None = None,
+    anonymous: bool | None = None,
+    from_env: bool | None = None,
+    get_credentials: Callable[[], S3StaticCredentials] | None = None,
+    scatter_initial_credentials: bool = False,
+    force_path_style: bool = False,
+    network_stream_timeout_seconds: int = 60,
+    requester_pays: bool = False,
+    checksum_algorithm: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    sorted_listing: bool | None = None,
+    retries: RetryPolicy | None = None,
+) -> ObstoreStorage:
+    """A storage in a bucket of S3, or of a service that speaks it.
+
+    `sorted_listing` says whether listings come by key; when it is not given, it is found out for unknown services.
+    """
+    credentials = s3_credentials(
+        access_key_id=access_key_id,
+        secret_access_key=secret_access_key,
+        session_token=session_token,
+        expires_after=expires_after,
+        anonymous=anonymous,
+        from_env=from_env,
+        get_credentials=get_credentials,
+        scatter_initial_credentials=scatter_initial_credentials,
+    )
+    options = S3Options(
+        region,
+        endpoint_url,
+        allow_http,
+        bool(anonymous),
+        force_path_style,
+        network_stream_timeout_seconds,
+        requester_pays,
+        checksum_algorithm,
+    )
+    sorts = sorted_listing if sorted_listing is not None else known_to_sort(options.endpoint_url, bucket)
+    place = S3Place(_name("bucket", bucket), options, credentials, dict(headers or {}), sorts)
+    return ObstoreStorage(place, prefix or "", retries=retries)
+
+
+def known_to_sort(endpoint_url: str | None, bucket: str) -> bool | None:
+    """True for services that promise listings by key, False for those that promise none, None for unknown ones."""
+    if bucket.endswith("--x-s3"):  # directory buckets
+        return False
+    if endpoint_url is None:
+        return None if os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL_S3") else True
+    host = urlsplit(endpoint_url).hostname or ""
+    return True if host.endswith(_SORTED_ENDPOINTS) else None
+
+
+def r2_storage(
+    *,
+    bucket: str | None = None,
+    prefix: str | None = None,
+    account_id: str | None = None,
+    endpoint_url: str | None = None,
+    region: str | None = None,
+    **options: Any,
+) -> Storage:
+    """A storage in Cloudflare R2; other arguments as for `s3_storage`."""
+    if endpoint_url is None:
+        if account_id is None:
+            raise InvalidInputError("R2: give account_id or endpoint_url")
+        endpoint_url = f"https://{account_id}.r2.cloudflarestorage.com"
+    if bucket is None:
+        # The bucket may be the first part of the prefix.
+        bucket, _, prefix = (prefix or "").strip("/").partition("/")
+    return s3_storage(
+        bucket=bucket,
+        prefix=prefix,
+        endpoint_url=endpoint_url,
+        region=region or "auto",
+        force_path_style=True,
+        **options,
+    )
+
+
+def tigris_storage(
+    *,
+    bucket: str,
+    prefix: str | None = None,
+    region: str | None = None,
+    endpoint_url: str | None = None,
+    use_weak_consistency: bool = False,
+    headers: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Storage:
+    """A storage in Tigris; other arguments as for `s3_storage`.
+
+    Consistent requests go to one `region`, which must be given; weakly consistent ones can only read.
+    """
+    if not use_weak_consistency and region is None:
+        raise InvalidInputError("Tigris: give the region, or use_weak_consistency=True for reading only")
+    consistency = {} if use_weak_consistency else {"X-Tigris-Consistent": "true", "X-Tigris-Regions": region or ""}
+    storage = s3_storage(
+        bucket=bucket,
+        prefix=prefix,
+        endpoint_url=endpoint_url or _TIGRIS_ENDPOINT,
+        region=region or "auto",
+        headers={**consistency, **(headers or {})},
+        **options,
+    )
+    return storage.without_writes() if use_weak_consistency else storage
+
+
+def gcs_storage(
+    *,
+    bucket: str,
+    prefix: str | None = None,
+    service_account_file: str | None = None,
+    service_account_key: str | None = None,
+    application_credentials: str | None = None,
+    bearer_token: str | None = None,
+    anonymous: bool | None = None,
+    from_env: bool | None = None,
+    config: Mapping[str, str] | None = None,
+    get_credentials: Callable[[], GcsBearerCredential] | None = None,
+    scatter_initial_credentials: bool = False,
+    headers: Mapping[str, str] | None = None,
+    retries: RetryPolicy | None = None,
+) -> Storage:
+    """A storage in a bucket of Google Cloud Storage; `config` holds options of its client."""
+    credentials = gcs_credentials(
+        service_account_file=service_account_file,
+        service_account_key=service_account_key,
+        application_credentials=application_credentials,
+        bearer_token=bearer_token,
+        anonymous=anonymous,
+        from_env=from_env,
+        get_credentials=get_credentials,
+        scatter_initial_credentials=scatter_initial_credentials,
+    )
+    place = GcsPlace(_name("bucket", bucket), credentials, dict(config or {}), dict(headers or {}))
+    return ObstoreStorage(place, prefix or "", retries=retries)
+
+
+def azure_storage(
+    *,
+    account: str,
+    container: str,
+    prefix: str | None = None,
+    access_key: str | None = None,
+    sas_token: str | None = None,
+    bearer_token: str | None = None,
+    from_env: bool | None = None,
+    anonymous: bool | None = None,
+    config: Mapping[str, str] | None = None,
+    get_credentials: Callable[[], AzureStaticCredentials] | None = None,
+    scatter_initial_credentials: bool = False,
+    retries: RetryPolicy | None = None,
+) -> Storage:
+    """A storage in a container of Azure Blob Storage; `config` holds options of its client."""
+    credentials = azure_credentials(
+        access_key=access_key,
+        sas_token=sas_token,
+        bearer_token=bearer_token,
+        from_env=from_env,
+        anonymous=anonymous,
+        get_credentials=get_credentials,
+        scatter_initial_credentials=scatter_initial_credentials,
+    )
+    place = AzurePlace(_name("account", account), _name("container", container), credentials, dict(config or {}))
+    return ObstoreStorage(place, prefix or "", retries=retries)
+
+
+def http_storage(
+    base_url: str,
+    opts: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+    *,
+    retries: RetryPolicy | None = None,
+) -> Storage:
+    """A repository that a web server offers, for reading."""
+    if urlsplit(base_url).scheme not in ("http", "https"):
+        raise InvalidInputError(f"{base_url!r} is not an http or https address")
+    return ObstoreStorage(HttpPlace(base_url, dict(opts or {}), dict(headers or {})), retries=retries)
+
+
+def _name(what: str, value: str) -> str:
+    if not value or "/" in value:
+        raise InvalidInputError(f"{value!r} is not the name of a {what}")
+    return value
+
+
+def _local_from_url(url: str, options: Mapping[str, Any]) -> Storage:
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost"):
+        raise InvalidInputError(f"{url!r} names a file on another machine; a local one is file:///folder")
+    return local_filesystem_storage(unquote(parts.path), **options)
+
+
+def _s3_from_url(url: str, options: Mapping[str, Any]) -> Storage:
+    parts = urlsplit(url, allow_fragments=False)
+    return s3_storage(bucket=parts.netloc, prefix=parts.path.strip("/"), **options)
+
+
+def _gcs_from_url(url: str, options: Mapping[str, Any]) -> Storage:
+    parts = urlsplit(url, allow_fragments=False)
+    return gcs_storage(bucket=parts.netloc, prefix=parts.path.strip("/"), **options)
+
+
+def _azure_from_url(url: str, options: Mapping[str, Any]) -> Storage:
+    parts = urlsplit(url, allow_fragments=False)
+    if "@" in parts.netloc:  # abfss://container@account.dfs.core.windows.net/prefix
+        container, _, host = parts.netloc.partition("@")
+        named = {"account": host.partition(".")[0], **options}
+        return azure_storage(container=container, prefix=parts.path.strip("/"), **named)
+    if "account" in options:  # az://container/prefix
+        return azure_storage(container=parts.netloc, prefix=parts.path.strip("/"), **options)
+    container, _, prefix = parts.path.strip("/").partition("/")  # az://account/container/prefix
+    return azure_storage(account=parts.netloc, container=container, prefix=prefix, **options)
+
+
+def _memory_from_url(url: str, options: Mapping[str, Any]) -> Storage:
+    if options:
+        raise InvalidInputError(f"a memory takes no options; got {sorted(options)}")
+    parts = urlsplit(url)
+    storage: Storage = MemoryStorage.named(parts.netloc) if parts.netloc else MemoryStorage()
+    return storage.child(parts.path) if parts.path.strip("/") else storage
+
+
+def _http_from_url(url: str, options: Mapping[str, Any]) -> Storage:
+    return http_storage(url, **options)
+
+
+_SCHEMES: dict[str, Callable[[str, Mapping[str, Any]], Storage]] = {
+    "file": _local_from_url,
+    "memory": _memory_from_url,
+    "s3": _s3_from_url,
+    "s3a": _s3_from_url,
+    "gs": _gcs_from_url,
+    "gcs": _gcs_from_url,
+    "az": _azure_from_url,
+    "azure": _azure_from_url,
+    "abfs": _azure_from_url,
+    "abfss": _azure_from_url,
+    "http": _http_from_url,
+    "https": _http_from_url,
+}
+
+
+def storage_from_url(url: str, **options: Any) -> Storage:
+    """The storage at a URL or path; options are the arguments of the constructor for its scheme.
+
+    Examples
+    --------
+    >>> storage_from_url("memory://").url.startswith("memory://")
+    True
+    """
+    scheme, colon, _ = url.partition("://")
+    if not colon:
+        if not url:
+            raise InvalidInputError("a storage has an address; got an empty string")
+        return local_filesystem_storage(url, **options)
+    make = _SCHEMES.get(scheme.lower())
+    if make is None:
+        raise InvalidInputError(f"no storage for {scheme}://; known are {', '.join(_SCHEMES)} and plain paths")
+    try:
+        return make(url, options)
+    except TypeError as error:
+        # An option that the constructor does not have; the message of Python names it.
+        raise InvalidInputError(f"cannot make a storage for {scheme}://: {error}") from error
+
+
+def resolve_storage(given: Storage | str | Path) -> Storage:
+    """A storage, from itself, a URL or a path."""
+    if isinstance(given, Storage):
+        return given
+    if isinstance(given, str):
+        return storage_from_url(given)
+    if isinstance(given, os.PathLike):
+        return local_filesystem_storage(given)
+    raise InvalidInputError(f"a storage, a URL or a path is needed; got a {type(given).__name__}")

@@ -1,0 +1,309 @@
+"""The blocking file operations: written whole, created once, swapped under a lock, listed in order."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from icefloe.storage.contract import Version
+from icefloe.storage.keys import decode_key
+
+Bytes = bytes | memoryview
+
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_NO_FOLDER_LOCKS = {errno.EBADF, errno.EISDIR, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
+_LOCK_NAME = ".lock#0"
+
+
+class ChangedError(Exception):
+    """The file is not the version that was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Durability:
+    """Whether a write is on the disk before it is reported."""
+
+    fsync: bool = False
+
+
+def stat_etag(found: os.stat_result) -> str:
+    """The ETag the object_store crate gives local files; references of others may carry it."""
+    return f"{found.st_ino:x}-{found.st_mtime_ns // 1000:x}-{found.st_size:x}"
+
+
+def content_version(found: os.stat_result, data: Bytes) -> Version:
+    """State and content: inodes and coarse clocks repeat, contents do not unless the writer repeats them."""
+    return Version(etag=stat_etag(found), generation=hashlib.sha256(data).hexdigest())
+
+
+def read_file(path: str) -> bytes:
+    """All bytes of a file."""
+    return read_open_file(os.open(path, os.O_RDONLY | os.O_CLOEXEC))[0]
+
+
+def read_open_file(fd: int) -> tuple[bytes, os.stat_result]:
+    """All bytes and the state of an open file, which is closed."""
+    try:
+        found = os.fstat(fd)
+        parts = [os.read(fd, found.st_size + 1)]
+        # One read gives all, but for files above the system's limit per call.
+        while len(parts[-1]) and (found.st_size > sum(map(len, parts)) or len(parts) > 1):
+            parts.append(os.read(fd, found.st_size + 1))
+    finally:
+        os.close(fd)
+    return (parts[0] if len(parts) == 1 else b"".join(parts)), found
+
+
+def read_versioned(path: str) -> tuple[bytes, Version, os.stat_result]:
+    """All bytes of a file, and which state of it they are."""
+    data, found = read_open_file(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    return data, content_version(found, data), found
+
+
+def read_ranges(path: str, starts: Sequence[int], ends: Sequence[int]) -> tuple[list[bytes], os.stat_result]:
+    """Ranges of a file; a range that starts behind the end comes back empty."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, "Is a directory", path)
+        return [os.pread(fd, end - start, start) for start, end in zip(starts, ends, strict=True)], found
+    finally:
+        os.close(fd)
+
+
+def stat_file(path: str) -> os.stat_result:
+    """The state of a file; a folder is no object."""
+    found = os.stat(path)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "Is a directory", path)
+    return found
+
+
+def _write_temporary(path: str, data: Bytes, durability: Durability) -> tuple[str, os.stat_result]:
+    """A finished file beside `path`, under a name that no key can have and that listings of others skip too."""
+    folder = os.path.dirname(path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    while True:
+        temporary = f"{folder}/.new#{int.from_bytes(os.urandom(8), 'big')}"
+        try:
+            fd = os.open(temporary, flags, 0o666)
+            break
+        except FileNotFoundError:
+            make_folders(folder, durability)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        if durability.fsync:
+            os.fsync(fd)
+        found = os.fstat(fd)
+    except BaseException:
+        os.close(fd)
+        _unlink_quietly(temporary)
+        raise
+    os.close(fd)
+    return temporary, found
+
+
+def make_folders(folder: str, durability: Durability) -> None:
+    """The folder and those above it."""
+    missing = []
+    while not os.path.isdir(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    for new in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(new)
+        _sync_folder(os.path.dirname(new), durability)
+
+
+def _sync_folder(folder: str, durability: Durability) -> None:
+    if not durability.fsync:
+        return
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _unlink_quietly(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def write_file(path: str, data: Bytes, durability: Durability) -> os.stat_result:
+    """Write a file, whole or not at all."""
+    temporary, found = _write_temporary(path, data, durability)
+    try:
+        os.rename(temporary, path)
+    except BaseException:
+        _unlink_quietly(temporary)
+        raise
+    _sync_folder(os.path.dirname(path), durability)
+    return found
+
+
+def create_file(path: str, data: Bytes, durability: Durability) -> Version:
+    """Write a file that is not there yet, whole; FileExistsError for all callers but one."""
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, "File exists", path)
+    temporary, found = _write_temporary(path, data, durability)
+    try:
+        try:
+            os.link(temporary, path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            # A file system without hard links: all creators meet in the folder's lock instead.
+            with folder_lock(os.path.dirname(path)):
+                if os.path.lexists(path):
+                    raise FileExistsError(errno.EEXIST, "File exists", path) from error
+                os.rename(temporary, path)
+    finally:
+        _unlink_quietly(temporary)
+    _sync_folder(os.path.dirname(path), durability)
+    return content_version(found, data)
+
+
+def swap_file(path: str, data: Bytes, expected: Version, durability: Durability, *, wait: bool) -> Version:
+    """Replace a file if it is the expected version; BlockingIOError if not waiting and someone else swaps."""
+    if not os.path.lexists(path):
+        raise ChangedError
+    temporary, found = _write_temporary(path, data, durability)
+    try:
+        with folder_lock(os.path.dirname(path), wait=wait):
+            check_version(path, expected)
+            os.rename(temporary, path)
+    finally:
+        _unlink_quietly(temporary)
+    _sync_folder(os.path.dirname(path), durability)
+    return content_version(found, data)
+
+
+def check_version(path: str, expected: Version) -> bytes | None:
+    """ChangedError unless the file is that version; the bytes, when the comparison read them."""
+    try:
+        if expected.generation is None:
+            if expected.etag is None or stat_etag(os.stat(path)) != expected.etag:
+                raise ChangedError
+            return None
+        data, version, _ = read_versioned(path)
+    except FileNotFoundError as error:
+        raise ChangedError from error
+    if version.generation != expected.generation or (expected.etag is not None and version.etag != expected.etag):
+        raise ChangedError
+    return data
+
+
+def copy_file(source: str, target: str, expected: Version | None, durability: Durability) -> None:
+    """Copy a file, whole; ChangedError when it is not the expected version."""
+    data = None if expected is None else check_version(source, expected)
+    write_file(target, read_file(source) if data is None else data, durability)
+
+
+@contextlib.contextmanager
+def folder_lock(folder: str, *, wait: bool = True) -> Iterator[None]:
+    """Hold the folder's lock, which dies with the process."""
+    how = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, how)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            if error.errno not in _NO_FOLDER_LOCKS:
+                raise
+            # Network file systems lock files opened for writing only.
+            os.close(fd)
+            fd = os.open(f"{folder}/{_LOCK_NAME}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fcntl.flock(fd, how)
+        yield
+    finally:
+        os.close(fd)
+
+
+def delete_files(paths: Sequence[str]) -> None:
+    """Delete files, those of one folder under its lock, so that a swap under way does not bring one back."""
+    by_folder: dict[str, list[str]] = {}
+    for path in paths:
+        by_folder.setdefault(os.path.dirname(path), []).append(path)
+    for folder, members in by_folder.items():
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), folder_lock(folder):
+            for path in members:
+                with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                    os.unlink(path)
+
+
+def is_hidden(name: str) -> bool:
+    """Names of unfinished files, ours and object_store's; a key never has a bare `#`."""
+    return "#" in name
+
+
+def walk(folder: str, prefix: str, after: str, *, encoded: bool) -> Iterator[tuple[str, str]]:
+    """Key and path of the files below a folder, in order of their keys, from the first key greater than `after`."""
+    entries: list[tuple[str, str]] = []
+    try:
+        with os.scandir(folder) as found:
+            for entry in found:
+                name = entry.name
+                if encoded:
+                    if is_hidden(name):
+                        continue
+                    key = prefix + decode_key(name)
+                else:
+                    key = prefix + name
+                if entry.is_dir():
+                    key += "/"
+                    if key > after or after.startswith(key):
+                        entries.append((key, name))
+                elif key > after:
+                    entries.append((key, name))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    # A folder sorts as its name with the slash: this is the order of the full keys.
+    entries.sort()
+    for key, name in entries:
+        if key[-1] == "/":
+            yield from walk(f"{folder}/{name}", key, after, encoded=encoded)
+        else:
+            yield key, f"{folder}/{name}"
+
+
+def list_folder(folder: str, *, encoded: bool) -> list[str]:
+    """Sorted names in a folder; those of folders that hold a file end in `/`."""
+    names = []
+    try:
+        with os.scandir(folder) as found:
+            for entry in found:
+                if encoded and is_hidden(entry.name):
+                    continue
+                name = decode_key(entry.name) if encoded else entry.name
+                if not entry.is_dir():
+                    names.append(name)
+                elif next(walk(entry.path, "", "", encoded=encoded), None) is not None:
+                    names.append(f"{name}/")
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    names.sort()
+    return names
+
+
+def remove_leftovers(folder: str, older_than_seconds: float, now: float) -> int:
+    """Remove unfinished files of writers that died; how many they were."""
+    removed = 0
+    for inner, _, names in os.walk(folder):
+        for name in names:
+            path = f"{inner}/{name}"
+            if name.startswith(".new#") and now - os.stat(path).st_mtime > older_than_seconds:
+                _unlink_quietly(path)
+                removed += 1
+    return removed

@@ -1,0 +1,443 @@
+"""A storage in an object store, spoken to through obstore."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import itertools
+import os
+import secrets
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import obstore
+from obstore.exceptions import NotFoundError as ForeignNotFoundError
+from obstore.exceptions import PreconditionError
+
+from icefloe.errors import (
+    ReadOnlyError,
+    StorageError,
+    UnsupportedError,
+    VersionMismatchError,
+)
+from icefloe.storage.contract import Buffer, ObjectInfo, Storage, Version, Versioned
+from icefloe.storage.keys import check_key, check_prefix, decode_key, encode_key, join_prefix
+from icefloe.storage.places import Place
+from icefloe.storage.ranges import check_range, plan_requests
+from icefloe.storage.retries import NO_RETRIES, RetryPolicy
+from icefloe.storage.settle import ConditionalWrite, Sighting, look_by_content, settle
+from icefloe.storage.sources import SourceStorage, changed, check_unchanged, normal_etag
+from icefloe.storage.translate import Translating
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+WRITE_ID = "icechunk_write_id"
+"""Metadata by which a writer recognises its own object; the official package uses the same name."""
+
+_PAGE = 1000
+_DELETE_BATCH = 1000
+_MULTIPART_BYTES = 100 << 20
+_PART_BYTES = 16 << 20
+_RANGES_AT_ONCE = 10
+
+_Page: TypeAlias = list[ObjectInfo]
+_used_in_process = 0
+
+
+class _Client:
+    """The connections to a place; made when first used, in each process anew."""
+
+    def __init__(self, place: Place, retries: RetryPolicy) -> None:
+        self.place = place
+        self.retries = retries
+        self._lock = threading.Lock()
+        self._patient: ObjectStore | None = None
+        self._once: ObjectStore | None = None
+        self.unsorted = place.traits.sorts is False
+
+    def patient(self) -> ObjectStore:
+        """Repeats what failed for a moment."""
+        if self._patient is None or _used_in_process != os.getpid():
+            self._connect()
+        assert self._patient is not None
+        return self._patient
+
+    def once(self) -> ObjectStore:
+        """Repeats nothing: a conditional write must know about each of its tries."""
+        if self._once is None or _used_in_process != os.getpid():
+            self._connect()
+        assert self._once is not None
+        return self._once
+
+    def _connect(self) -> None:
+        global _used_in_process
+        with self._lock:
+            if _used_in_process not in (0, os.getpid()):
+                # The threads that carry requests are not there in a forked child, which would wait for ever.
+                raise UnsupportedError(
+                    f"{self.place.url} cannot be used in a process that was forked after its parent had used an object "
+                    "store; start workers with the 'spawn' or 'forkserver' method"
+                )
+            _used_in_process = os.getpid()
+            with Translating("connect", "", self.place.url):
+                self._patient = self.place.connect(self.retries)
+                self._once = self.place.connect(NO_RETRIES)
+
+
+class ObstoreStorage(SourceStorage):
+    """Objects below a prefix of a remote place."""
+
+    def __init__(
+        self,
+        place: Place,
+        prefix: str = "",
+        *,
+        retries: RetryPolicy | None = None,
+        client: _Client | None = None,
+        read_only: bool = False,
+    ) -> None:
+        self._place = place
+        self._traits = place.traits
+        self._prefix = join_prefix("", prefix)
+        self._client = client or _Client(place, retries or RetryPolicy())
+        self._read_only = read_only or not self._traits.writable
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self._place, self._prefix, self._client.retries, self._read_only)
+
+    def __repr__(self) -> str:
+        return f"ObstoreStorage({self.url!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ObstoreStorage) and (self._place, self._prefix) == (other._place, other._prefix)
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+    @property
+    def url(self) -> str:
+        return self._place.url + self._prefix
+
+    @property
+    def read_only(self) -> bool:
+        return self._read_only
+
+    def _path(self, key: str) -> str:
+        path = self._prefix + check_key(key)
+        return encode_key(path) if self._traits.encodes_keys else path
+
+    def _folder(self, prefix: str) -> str:
+        path = self._prefix + check_prefix(prefix)
+        return encode_key(path) if self._traits.encodes_keys else path
+
+    def _key(self, path: str) -> str:
+        return (decode_key(path) if self._traits.encodes_keys else path)[len(self._prefix) :]
+
+    def _writing(self, key: str) -> str:
+        if self.read_only:
+            raise ReadOnlyError(f"cannot write {key!r}: {self.url} is read only")
+        return self._path(key)
+
+    def _etag(self, etag: str) -> str:
+        return f'"{etag}"' if self._traits.quotes_etags else etag
+
+    async def get(self, key: str) -> bytes:
+        path = self._path(key)
+        with Translating("read", key, self.url):
+            found = await obstore.get_async(self._client.patient(), path)
+            return (await found.bytes_async()).to_bytes()
+
+    async def get_versioned(self, key: str) -> Versioned:
+        path = self._path(key)
+        with Translating("read", key, self.url):
+            found = await obstore.get_async(self._client.patient(), path)
+            data = (await found.bytes_async()).to_bytes()
+            return Versioned(data, _version(found.meta), found.meta["last_modified"])
+
+    async def get_range(self, key: str, start: int, end: int) -> bytes:
+        path = self._path(key)
+        check_range(start, end)
+        if start == end:
+            return b""
+        with Translating("read", key, self.url):
+            return (await obstore.get_range_async(self._client.patient(), path, start=start, end=end)).to_bytes()
+
+    async def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
+        requests = plan_requests(starts, ends)
+        found: list[bytes] = [b""] * len(starts)
+        gate = asyncio.Semaphore(_RANGES_AT_ONCE)
+
+        async def fetch(low: int, high: int, serves: tuple[int, ...]) -> None:
+            async with gate:
+                data = await self.get_range(key, low, high)
+            if len(serves) == 1:
+                found[serves[0]] = data
+                return
+            view = memoryview(data)
+            for index in serves:
+                if starts[index] - low >= len(data):
+                    raise StorageError(
+                        f"cannot read {key!r} in {self.url} from byte {starts[index]}: it has {low + len(data)} bytes"
+                    )
+                found[index] = bytes(view[starts[index] - low : ends[index] - low])
+
+        await asyncio.gather(*(fetch(request.start, request.end, request.serves) for request in requests))
+        return found
+
+    async def get_range_if(
+        self, key: str, start: int, end: int, *, etag: str | None = None, not_modified_after: dt.datetime | None = None
+    ) -> bytes:
+        path = self._path(key)
+        check_range(start, end)
+        if start == end:
+            return b""
+        options: dict[str, Any] = {"range": (start, end)}
+        if etag is not None:
+            options["if_match"] = self._etag(normal_etag(etag))
+        if not_modified_after is not None:
+            options["if_unmodified_since"] = not_modified_after
+        with Translating("read", key, self.url):
+            try:
+                found = await obstore.get_async(self._client.patient(), path, options=options)  # type: ignore[arg-type]
+            except PreconditionError as error:
+                raise changed(f"{self.url}{key}", "the store says so") from error
+            # Web servers are free to leave conditions aside.
+            check_unchanged(
+                f"{self.url}{key}",
+                etag=etag,
+                found_etag=found.meta["e_tag"],
+                not_modified_after=not_modified_after,
+                found_modified=found.meta["last_modified"],
+            )
+            return (await found.bytes_async()).to_bytes()
+
+    async def head(self, key: str) -> ObjectInfo:
+        path = self._path(key)
+        with Translating("look at", key, self.url):
+            meta = await obstore.head_async(self._client.patient(), path)
+        return ObjectInfo(key, meta["size"], meta["last_modified"], _version(meta))
+
+    async def metadata(self, key: str) -> Mapping[str, str]:
+        """The user metadata an object was written with, as far as the store kept it."""
+        with Translating("look at", key, self.url):
+            found = await obstore.get_async(self._client.patient(), self._path(key), options={"head": True})
+            return dict(found.attributes)
+
+    async def put(self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None) -> None:
+        path = self._writing(key)
+        large = len(memoryview(data)) > _MULTIPART_BYTES
+        with Translating("write", key, self.url):
+            await obstore.put_async(
+                self._client.patient(),
+                path,
+                _buffer(data),
+                attributes=dict(metadata) if metadata else None,
+                use_multipart=large,
+                chunk_size=_PART_BYTES,
+            )
+
+    async def create(
+        self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None, unique: bool = True
+    ) -> Version:
+        return await self._write_if(key, data, None, metadata, unique)
+
+    async def swap(
+        self,
+        key: str,
+        data: Buffer,
+        version: Version,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        unique: bool = True,
+    ) -> Version:
+        return await self._write_if(key, data, version, metadata, unique)
+
+    async def _write_if(
+        self, key: str, data: Buffer, before: Version | None, metadata: Mapping[str, str] | None, unique: bool
+    ) -> Version:
+        path, action = self._writing(key), "create" if before is None else "replace"
+        flat = _buffer(data)
+        attributes = dict(metadata or {})
+        write_id = secrets.token_hex(16)
+        if not unique:
+            attributes[WRITE_ID] = write_id
+        mode: Any = "create" if before is None else self._condition(before)
+
+        async def attempt() -> Version:
+            with Translating(action, key, self.url):
+                try:
+                    put = await obstore.put_async(
+                        self._client.once(), path, flat, attributes=attributes or None, mode=mode, use_multipart=False
+                    )
+                except ForeignNotFoundError as error:
+                    if before is None:
+                        raise
+                    raise VersionMismatchError(f"cannot replace {key!r} in {self.url}: it is gone") from error
+            return _version(put)
+
+        async def look() -> tuple[Sighting, Version]:
+            if unique:
+                return await look_by_content(lambda: self.get_versioned(key), flat, before)
+            return await self._look_by_id(key, write_id, before)
+
+        return await settle(
+            ConditionalWrite(f"{action} {key!r}", self.url, attempt, look, before is not None), self._client.retries
+        )
+
+    def _condition(self, version: Version) -> dict[str, str]:
+        condition = {}
+        if version.etag is not None:
+            condition["e_tag"] = self._etag(version.etag)
+        if version.generation is not None:
+            condition["version"] = version.generation
+        if not condition:
+            raise UnsupportedError(f"{self.url} gives objects no version, so they cannot be replaced safely")
+        return condition
+
+    async def _look_by_id(self, key: str, write_id: str, before: Version | None) -> tuple[Sighting, Version]:
+        with Translating("look at", key, self.url):
+            try:
+                found = await obstore.get_async(self._client.patient(), self._path(key), options={"head": True})
+            except ForeignNotFoundError:
+                return (Sighting.UNTOUCHED if before is None else Sighting.OTHERS), Version()
+            version = _version(found.meta)
+            stamp = found.attributes.get(WRITE_ID)
+        if stamp == write_id:
+            return Sighting.OURS, version
+        if before is not None and version == before:
+            return Sighting.UNTOUCHED, version
+        return (Sighting.UNCLEAR if stamp is None else Sighting.OTHERS), version
+
+    async def list_names(self, prefix: str) -> list[str]:
+        folder = self._folder(prefix)
+        self._check_lists()
+        with Translating("list", prefix, self.url):
+            found = await obstore.list_with_delimiter_async(self._client.patient(), folder or None)
+        start = len(prefix)
+        names = {self._key(meta["path"])[start:] for meta in found["objects"]}
+        names |= {self._key(path.rstrip("/"))[start:] + "/" for path in found["common_prefixes"]}
+        # Some stores show an object for the folder itself.
+        return sorted(names - {"", "/"})
+
+    async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[Sequence[ObjectInfo]]:
+        pages = self._pages(prefix, after)
+        if self._client.unsorted:
+            for page in await _collect(pages):
+                yield page
+            return
+        last = ""
+        async for page in pages:
+            is_sorted = all(a.key < b.key for a, b in itertools.pairwise(page))
+            nested = self._traits.sorts is None and not last and any("/" in info.key[len(prefix) :] for info in page)
+            if not last and (nested or not is_sorted):
+                # Such stores keep order within a folder only: the whole listing is needed before the first key.
+                self._client.unsorted = self._client.unsorted or not is_sorted
+                for sorted_page in await _collect(pages, page):
+                    yield sorted_page
+                return
+            if not is_sorted or page[0].key <= last:
+                self._client.unsorted = True
+                raise StorageError(
+                    f"{self.url} lists {prefix!r} out of order; give sorted_listing=False where the storage is made"
+                )
+            yield page
+            last = page[-1].key
+
+    async def _pages(self, prefix: str, after: str | None) -> AsyncIterator[_Page]:
+        """Pages as the store sends them, without those up to `after` and without marks of folders."""
+        folder = self._folder(prefix)
+        self._check_lists()
+        offset = None
+        # Encoded keys sort differently, and stores of unknown order may skip keys after an offset in another folder.
+        known = self._traits.sorts is True and not self._traits.encodes_keys
+        if after and after.startswith(prefix) and (known or (prefix and "/" not in after[len(prefix) :])):
+            offset = encode_key(self._prefix + after) if self._traits.encodes_keys else self._prefix + after
+        with Translating("list", prefix, self.url):
+            stream = obstore.list(self._client.patient(), folder or None, offset=offset, chunk_size=_PAGE)
+            async for metas in stream:
+                page = [
+                    ObjectInfo(key, meta["size"], meta["last_modified"], _version(meta))
+                    for meta in metas
+                    for key in (self._key(meta["path"]),)
+                    if key.startswith(prefix) and key != prefix and (after is None or key > after)
+                ]
+                if page:
+                    yield page
+
+    def _check_lists(self) -> None:
+        if not self._traits.lists:
+            raise UnsupportedError(f"{self.url} cannot be listed: web servers have no listing of files")
+
+    async def is_empty(self) -> bool:
+        async for _ in self._pages("", None):
+            return False
+        return True
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        paths = [self._writing(key) for key in keys]
+        for low in range(0, len(paths), _DELETE_BATCH):
+            await self._delete_batch(paths[low : low + _DELETE_BATCH])
+
+    async def _delete_batch(self, paths: Sequence[str]) -> None:
+        with Translating(f"delete {len(paths)} objects, among them", paths[0], self.url):
+            try:
+                await obstore.delete_async(self._client.patient(), paths)
+                return
+            except ForeignNotFoundError:
+                pass
+            # A missing key ended the batch on this store: the rest is deleted one by one.
+            for path in paths:
+                try:
+                    await obstore.delete_async(self._client.patient(), path)
+                except ForeignNotFoundError:
+                    continue
+
+    async def copy(self, source: str, target: str, *, version: Version | None = None) -> None:
+        old, new = self._path(source), self._writing(target)
+        with Translating("copy", source, self.url):
+            if version is None:
+                await obstore.copy_async(self._client.patient(), old, new)
+                return
+            found = await obstore.get_async(self._client.patient(), old)
+            if _version(found.meta) != version:
+                raise VersionMismatchError(f"cannot copy {source!r} in {self.url}: it changed since it was read")
+            attributes = dict(found.attributes)
+            data = await found.bytes_async()
+            await obstore.put_async(
+                self._client.patient(), new, data, attributes=attributes or None, use_multipart=False
+            )
+
+    def without_writes(self) -> ObstoreStorage:
+        """The same storage, refusing writes."""
+        return ObstoreStorage(self._place, self._prefix, client=self._client, read_only=True)
+
+    def child(self, prefix: str) -> Storage:
+        return ObstoreStorage(
+            self._place, join_prefix(self._prefix, prefix), client=self._client, read_only=self._read_only
+        )
+
+
+def _rebuild(place: Place, prefix: str, retries: RetryPolicy, read_only: bool) -> ObstoreStorage:
+    return ObstoreStorage(place, prefix, retries=retries, read_only=read_only)
+
+
+def _version(meta: Any) -> Version:
+    etag = meta["e_tag"]
+    return Version(etag=None if etag is None else normal_etag(etag), generation=meta["version"])
+
+
+def _buffer(data: Buffer) -> bytes | memoryview:
+    if isinstance(data, bytes):
+        return data
+    view = memoryview(data)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+async def _collect(pages: AsyncIterator[list[ObjectInfo]], first: Sequence[ObjectInfo] = ()) -> list[list[ObjectInfo]]:
+    found = list(first)
+    async for page in pages:
+        found.extend(page)
+    found.sort(key=lambda info: info.key)
+    return [found[low : low + _PAGE] for low in range(0, len(found), _PAGE)]

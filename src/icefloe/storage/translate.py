@@ -1,0 +1,90 @@
+"""Errors of obstore and of the operating system, as errors of this library."""
+
+from __future__ import annotations
+
+import errno
+from types import TracebackType
+
+from obstore import exceptions as foreign
+
+from icefloe.errors import (
+    AlreadyExistsError,
+    IcefloeError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    PermissionDeniedError,
+    StorageError,
+    UnsupportedError,
+    VersionMismatchError,
+)
+
+OBSTORE_ERRORS: dict[type[Exception], type[IcefloeError]] = {
+    foreign.BaseError: StorageError,
+    foreign.GenericError: StorageError,
+    foreign.JoinError: StorageError,
+    foreign.NotFoundError: ObjectNotFoundError,
+    foreign.InvalidPathError: InvalidInputError,
+    foreign.NotSupportedError: UnsupportedError,
+    foreign.AlreadyExistsError: AlreadyExistsError,
+    foreign.PreconditionError: VersionMismatchError,
+    foreign.NotModifiedError: VersionMismatchError,
+    foreign.PermissionDeniedError: PermissionDeniedError,
+    foreign.UnauthenticatedError: PermissionDeniedError,
+    foreign.UnknownConfigurationKeyError: InvalidInputError,
+}
+
+_WRITES = ("write ", "create ", "replace ")
+
+_ADVICE: dict[type[IcefloeError], str] = {
+    PermissionDeniedError: "; check the credentials, the bucket policy, and the region or endpoint",
+    StorageError: "; the request was repeated as the retry settings say, trying again later may help",
+}
+
+
+def translate_obstore(error: Exception, action: str, url: str) -> IcefloeError:
+    """The error of this library for one that obstore raised."""
+    kind = OBSTORE_ERRORS.get(type(error), InvalidInputError if isinstance(error, ValueError) else StorageError)
+    # The first line is the message; obstore appends a debug print of the source below it.
+    found = str(error).partition("\n")[0].strip()
+    return kind(f"cannot {action} in {url}: {found}{_ADVICE.get(kind, '')}")
+
+
+def translate_os_error(error: OSError, action: str, url: str) -> IcefloeError:
+    """The error of this library for one of the operating system."""
+    found = error.strerror or str(error)
+    if action.startswith(_WRITES) and isinstance(error, NotADirectoryError | IsADirectoryError):
+        return UnsupportedError(
+            f"cannot {action} in {url}: on a file system a name is a file or a folder, and it is the other one there"
+        )
+    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+        return ObjectNotFoundError(f"cannot {action} in {url}: no such object")
+    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+        return PermissionDeniedError(f"cannot {action} in {url}: {found}; check owner and mode of the folder")
+    if error.errno == errno.ENAMETOOLONG:
+        return InvalidInputError(f"cannot {action} in {url}: the key is longer than the file system allows")
+    return StorageError(f"cannot {action} in {url}: {found}")
+
+
+class Translating:
+    """A `with` block in which foreign errors become this library's."""
+
+    __slots__ = ("_action", "_key", "_url")
+
+    def __init__(self, action: str, key: str, url: str) -> None:
+        self._action = action
+        self._key = key
+        self._url = url
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, IcefloeError):
+            return
+        action = f"{self._action} {self._key!r}" if self._key else self._action
+        if isinstance(error, foreign.BaseError | ValueError):
+            raise translate_obstore(error, action, self._url) from error
+        if isinstance(error, OSError):
+            raise translate_os_error(error, action, self._url) from error
