@@ -1,0 +1,134 @@
+"""The one blocking door: async work is run to its end on a background event loop from ordinary code."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any, TypeVar
+
+from icefloe.errors import SessionStateError
+
+T = TypeVar("T")
+
+_BATCH_ITEMS = 256
+_BATCH_SECONDS = 0.005
+"""How long items that come without waiting are gathered before they cross to the caller's thread."""
+_STOP_SECONDS = 2.0
+
+
+class _Door:
+    """A daemon thread with an event loop, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        loop = self._loop
+        if loop is not None:
+            return loop
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._run, args=(self._loop,), name="icefloe-io", daemon=True)
+                self._thread.start()
+            return self._loop
+
+    @staticmethod
+    def _run(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        loop.run_forever()
+
+    def is_own_thread(self) -> bool:
+        return self._thread is not None and threading.current_thread() is self._thread
+
+    def stop(self) -> None:
+        loop, thread = self._loop, self._thread
+        if loop is not None and thread is not None and thread.is_alive():
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(_STOP_SECONDS)
+
+
+_door = _Door()
+
+
+def _forget_door() -> None:
+    # A fork copies the loop but not its thread: the child needs a door of its own, and a lock nobody holds.
+    global _door
+    _door = _Door()
+
+
+def _stop_door() -> None:
+    _door.stop()
+
+
+os.register_at_fork(after_in_child=_forget_door)
+atexit.register(_stop_door)
+
+
+def blocking_loop() -> asyncio.AbstractEventLoop:
+    """The event loop behind the door, for those who hand it work themselves."""
+    return _door.loop()
+
+
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end and return its result; an interrupt cancels it first."""
+    if _door.is_own_thread():
+        work.close()
+        raise SessionStateError(
+            "a blocking call was made from inside this library's own event loop, where it would wait for itself for "
+            "ever; use the `_async` twin of the method and await it"
+        )
+    ended = threading.Event()
+
+    async def to_the_end() -> T:
+        try:
+            return await work
+        finally:
+            ended.set()
+
+    future = asyncio.run_coroutine_threadsafe(to_the_end(), _door.loop())
+    try:
+        return future.result()
+    except BaseException:
+        if not future.done():
+            # An interrupt: nothing of the work may go on behind the caller's back.
+            future.cancel()
+            ended.wait()
+        raise
+
+
+def iterate_blocking(items: AsyncIterator[T]) -> Iterator[T]:
+    """The items of an async iterator, one after the other; closing the result closes the source.
+
+    The first item comes as soon as it is there. Later ones cross the threads in small batches when they come faster
+    than a few milliseconds; an item that needed waiting is handed over at once.
+    """
+    exhausted = False
+
+    async def pull(most: int) -> list[T]:
+        nonlocal exhausted
+        batch: list[T] = []
+        until = time.monotonic() + _BATCH_SECONDS
+        while len(batch) < most and (not batch or time.monotonic() < until):
+            try:
+                batch.append(await anext(items))
+            except StopAsyncIteration:
+                exhausted = True
+                break
+        return batch
+
+    try:
+        most = 1
+        while not exhausted:
+            yield from run_blocking(pull(most))
+            most = _BATCH_ITEMS
+    finally:
+        close = getattr(items, "aclose", None)
+        if close is not None and not exhausted:
+            run_blocking(close())

@@ -1,0 +1,1 @@
+"""Chunk bytes: packs of small ones, coalesced reads, virtual containers."""

@@ -1,0 +1,240 @@
+"""Small chunks of a session, gathered until they are written together as packs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from icefloe.errors import InvalidInputError
+from icefloe.ids import OBJECT_ID_BYTES, NodeId, new_chunk_id
+from icefloe.model.chunk_table import ChunkKind, ChunkTable, Coords
+from icefloe.model.config import RepositoryConfig
+from icefloe.model.packing_config import ChunkPackingConfig, PackBy
+from icefloe.storage.contract import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class PackingPolicy:
+    """Which chunks are packed, with every default filled in."""
+
+    inline_bytes: int
+    """Chunks up to this size never get here: they are inline."""
+    threshold_bytes: int
+    target_bytes: int
+    per_array: bool = False
+
+    def takes(self, size_bytes: int) -> bool:
+        """Whether a chunk of this size goes into a pack."""
+        return self.inline_bytes < size_bytes <= self.threshold_bytes
+
+    @property
+    def buffer_bytes(self) -> int:
+        """How much is gathered before full packs are written: enough that neighbours meet before they are sealed."""
+        return 2 * self.target_bytes
+
+
+def packing_policy(config: RepositoryConfig) -> PackingPolicy:
+    """The policy of a configuration; packing that is switched off takes nothing."""
+    packing = config.chunk_packing or ChunkPackingConfig()
+    target = packing.effective("target_bytes")
+    threshold = min(packing.effective("threshold_bytes"), target) if packing.effective("enabled") else 0
+    return PackingPolicy(
+        inline_bytes=config.effective("inline_chunk_threshold_bytes"),
+        threshold_bytes=threshold,
+        target_bytes=target,
+        per_array=packing.effective("by") is PackBy.ARRAY,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SealedPack:
+    """One object to write, and the references into it."""
+
+    object_id: bytes
+    data: bytes
+    tables: Mapping[NodeId, ChunkTable]
+
+    def __len__(self) -> int:
+        return sum(len(table) for table in self.tables.values())
+
+
+class PackBuilder:
+    """The chunks of one session that wait for their pack; the newest bytes of a chunk replace older ones.
+
+    Its memory is the chunks themselves: a caller that seals what is full whenever `is_full` says so holds at most
+    `policy.buffer_bytes` and one chunk.
+    """
+
+    def __init__(self, policy: PackingPolicy, *, id_bytes: int = OBJECT_ID_BYTES) -> None:
+        self.policy = policy
+        self._id_bytes = id_bytes
+        self._chunks: dict[NodeId, dict[Coords, bytes]] = {}
+        self._size_bytes = 0
+        # A session may be written to from its own loop and from zarr's.
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return sum(len(chunks) for chunks in self._chunks.values())
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether `seal_full` has something to do and is due."""
+        return self._size_bytes >= self.policy.buffer_bytes
+
+    def add(self, node_id: NodeId, coords: Coords, data: Buffer) -> None:
+        """Take a chunk, in place of what was held of it."""
+        held = bytes(data)
+        if not held:
+            raise InvalidInputError(f"the chunk {coords} has no bytes; a pack cannot hold it")
+        with self._lock:
+            chunks = self._chunks.setdefault(node_id, {})
+            before = chunks.get(coords)
+            if before is None and chunks and len(next(iter(chunks))) != len(coords):
+                raise InvalidInputError(f"the chunk {coords} has another rank than the other chunks of its array")
+            chunks[coords] = held
+            self._size_bytes += len(held) - (0 if before is None else len(before))
+
+    def find(self, node_id: NodeId, coords: Coords) -> bytes | None:
+        """The bytes of a chunk that waits here."""
+        chunks = self._chunks.get(node_id)
+        return None if chunks is None else chunks.get(coords)
+
+    def discard(self, node_id: NodeId, coords: Coords) -> bool:
+        """Drop a chunk; whether it was here."""
+        with self._lock:
+            chunks = self._chunks.get(node_id)
+            if chunks is None or coords not in chunks:
+                return False
+            self._size_bytes -= len(chunks.pop(coords))
+            if not chunks:
+                del self._chunks[node_id]
+            return True
+
+    def discard_node(self, node_id: NodeId) -> None:
+        """Drop all chunks of an array."""
+        with self._lock:
+            self._size_bytes -= sum(map(len, self._chunks.pop(node_id, {}).values()))
+
+    def clear(self) -> None:
+        """Drop everything."""
+        with self._lock:
+            self._chunks = {}
+            self._size_bytes = 0
+
+    def node_ids(self) -> list[NodeId]:
+        """The arrays with chunks here."""
+        return list(self._chunks)
+
+    def coords_of(self, node_id: NodeId) -> npt.NDArray[np.uint32]:
+        """The coordinates of an array's chunks here, uint32[n, ndim], in no order."""
+        with self._lock:
+            held = list(self._chunks.get(node_id, ()))
+        return np.array(held, dtype=np.uint32).reshape(len(held), len(held[0]) if held else 0)
+
+    def seal(self, record: Callable[[SealedPack], None] | None = None) -> list[SealedPack]:
+        """Everything that waits, as packs; nothing is left here.
+
+        `record` is called with each pack before its chunks leave, so that no reader on another thread finds a gap; it
+        must not call the builder.
+        """
+        with self._lock:
+            packs = list(_build(self._chunks, self.policy, self._id_bytes))
+            for pack in packs if record is not None else ():
+                record(pack)  # type: ignore[misc]
+            self._chunks, self._size_bytes = {}, 0
+        return packs
+
+    def seal_full(self, record: Callable[[SealedPack], None] | None = None) -> list[SealedPack]:
+        """The packs that reached their target; less than one pack's worth of chunks stays. `record` as in `seal`."""
+        with self._lock:
+            packs = sorted(_build(self._chunks, self.policy, self._id_bytes), key=lambda pack: -len(pack.data))
+            left_bytes = self._size_bytes
+            sealed = []
+            for pack in packs:
+                if left_bytes < self.policy.target_bytes:
+                    break
+                sealed.append(pack)
+                left_bytes -= len(pack.data)
+            for pack in sealed:
+                if record is not None:
+                    record(pack)
+                for node_id, table in pack.tables.items():
+                    chunks = self._chunks[node_id]
+                    for coords in map(tuple, table.coords.tolist()):
+                        del chunks[coords]
+                    if not chunks:
+                        del self._chunks[node_id]
+            self._size_bytes = left_bytes
+        return sealed
+
+    def __reduce__(self) -> str:
+        raise TypeError("a PackBuilder holds unwritten chunks and does not pickle; a fork starts with an empty one")
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """All chunks of one array, in chunk order."""
+
+    node_id: NodeId
+    coords: npt.NDArray[np.uint32]
+    lengths: npt.NDArray[np.uint64]
+    data: list[bytes]
+
+
+def _build(
+    chunks: Mapping[NodeId, Mapping[Coords, bytes]], policy: PackingPolicy, id_bytes: int
+) -> Iterator[SealedPack]:
+    """Packs of chunks in (array, chunk) order, each up to the target size."""
+    runs = [_order(node_id, held) for node_id, held in chunks.items() if held]
+    for group in [[run] for run in runs] if policy.per_array else [runs]:
+        if group:
+            yield from _cut(group, policy.target_bytes, id_bytes)
+
+
+def _order(node_id: NodeId, held: Mapping[Coords, bytes]) -> _Run:
+    coords = np.array(list(held), dtype=np.uint32).reshape(len(held), -1)
+    order = np.lexsort(coords.T[::-1]) if coords.shape[1] else np.zeros(len(held), dtype=np.intp)
+    values = list(held.values())
+    data = [values[index] for index in order.tolist()]
+    lengths = np.fromiter(map(len, data), dtype=np.uint64, count=len(data))
+    return _Run(node_id, coords[order], lengths, data)
+
+
+def _cut(runs: list[_Run], target_bytes: int, id_bytes: int) -> Iterator[SealedPack]:
+    """Cut the joined runs where the next chunk would pass the target."""
+    lengths = np.concatenate([run.lengths for run in runs])
+    ends = np.cumsum(lengths)
+    run_ends = np.cumsum([len(run.data) for run in runs])
+    first = 0
+    while first < len(lengths):
+        before = int(ends[first] - lengths[first])
+        after = int(np.searchsorted(ends, before + target_bytes, side="right"))
+        after = max(after, first + 1)
+        object_id = new_chunk_id(id_bytes)
+        tables: dict[NodeId, ChunkTable] = {}
+        parts: list[bytes] = []
+        for index in range(int(np.searchsorted(run_ends, first, side="right")), len(runs)):
+            run = runs[index]
+            run_first = int(run_ends[index]) - len(run.data)
+            if run_first >= after:
+                break
+            low, high = max(first - run_first, 0), min(after - run_first, len(run.data))
+            rows = slice(run_first + low, run_first + high)
+            tables[run.node_id] = ChunkTable(
+                coords=run.coords[low:high],
+                kind=np.full(high - low, ChunkKind.NATIVE, dtype=np.uint8),
+                offset=ends[rows] - lengths[rows] - np.uint64(before),
+                length=lengths[rows],
+                object_id=np.tile(np.frombuffer(object_id, dtype=np.uint8), (high - low, 1)),
+            )
+            parts += run.data[low:high]
+        yield SealedPack(object_id, b"".join(parts), tables)
+        first = after

@@ -1,0 +1,218 @@
+"""The bytes that chunk references point at."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from icefloe.archive.cache import ByteCache
+from icefloe.chunks.failures import explain_failure, refuse_absurd, short_read
+from icefloe.chunks.scheduler import RangeScheduler, ReadCounts, ReadLimits
+from icefloe.chunks.source import Source, source_in
+from icefloe.chunks.virtual import VirtualContainers
+from icefloe.errors import IcefloeError
+from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable
+from icefloe.model.config import CachingConfig, RepositoryConfig
+from icefloe.storage.contract import Buffer, Storage
+
+_NOTHING: Mapping[bytes, Buffer] = {}
+
+
+def read_limits(config: RepositoryConfig) -> ReadLimits:
+    """The limits of a configuration; objects are fetched in parts only where a part size was set."""
+    concurrency = config.storage.concurrency if config.storage is not None else None
+    return ReadLimits(
+        max_requests=config.effective("max_concurrent_requests"),
+        split_bytes=concurrency.ideal_concurrent_request_size if concurrency is not None else None,
+    )
+
+
+class ChunkReader:
+    """Fetches chunks of one repository; shared by all its sessions, from any event loop.
+
+    Reads that are in flight together are merged, see `RangeScheduler`. `for_session` gives a session its own view,
+    which finds the packs that the session has not written yet in memory.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        chunk_key: Callable[[bytes], str],
+        *,
+        containers: VirtualContainers | None = None,
+        limits: ReadLimits | None = None,
+        cache_bytes: int = 0,
+    ) -> None:
+        self._storage = storage
+        self._chunk_key = chunk_key
+        self._containers = containers or VirtualContainers({}, {})
+        self._scheduler = RangeScheduler(limits)
+        self._cache: ByteCache[tuple[Source, int, int], bytes] = ByteCache(cache_bytes)
+        self._local = _NOTHING
+
+    @classmethod
+    def configured(
+        cls,
+        storage: Storage,
+        chunk_key: Callable[[bytes], str],
+        config: RepositoryConfig,
+        authorized: Mapping[str, Any] | None = None,
+    ) -> ChunkReader:
+        """A reader as a repository's configuration says; `authorized` maps container prefixes to credentials."""
+        caching = config.caching or CachingConfig()
+        return cls(
+            storage,
+            chunk_key,
+            containers=VirtualContainers(config.virtual_chunk_containers or {}, authorized or {}),
+            limits=read_limits(config),
+            cache_bytes=caching.effective("num_bytes_chunks"),
+        )
+
+    @property
+    def containers(self) -> VirtualContainers:
+        return self._containers
+
+    @property
+    def counts(self) -> ReadCounts:
+        """Ranges asked for, requests made and bytes received so far."""
+        return self._scheduler.counts
+
+    def for_session(self, local_objects: Mapping[bytes, Buffer]) -> ChunkReader:
+        """The same reader, which looks for chunk objects in `local_objects` first."""
+        view = ChunkReader.__new__(ChunkReader)
+        view.__dict__.update(self.__dict__)
+        view._local = local_objects
+        return view
+
+    async def fetch(self, ref: ChunkRef, start: int = 0, end: int | None = None, *, where: str = "") -> bytes:
+        """Bytes [start, end) of a chunk, cut to its length; `where` names it in errors."""
+        end = ref.length if end is None or end > ref.length else end
+        if start >= end:
+            return b""
+        if ref.kind is ChunkKind.INLINE:
+            return (ref.data or b"")[start:end]
+        if ref.object_id is not None:
+            held = self._local.get(ref.object_id)
+            if held is not None:
+                return bytes(memoryview(held)[ref.offset + start : ref.offset + end])
+        refuse_absurd(ref.offset, ref.length, where)
+        source = self._source(ref)
+        if self._cache.limit_bytes and start == 0 and end == ref.length:
+
+            async def load() -> tuple[bytes, int]:
+                data = await self._read(source, ref, 0, ref.length, where)
+                return data, len(data)
+
+            return await self._cache.get((source, ref.offset, ref.length), load)
+        return await self._read(source, ref, start, end, where)
+
+    async def _read(self, source: Source, ref: ChunkRef, start: int, end: int, where: str) -> bytes:
+        try:
+            data = await self._scheduler.read(source, ref.offset + start, ref.offset + end)
+        except IcefloeError as error:
+            raise explain_failure(error, ref, source, where) from error
+        if len(data) < end - start:
+            raise short_read(ref, source, where, wanted=end - start, found=len(data))
+        return data
+
+    def _source(self, ref: ChunkRef) -> Source:
+        if ref.location is not None:
+            return self._containers.resolve(ref.location, ref.etag, ref.last_modified)
+        assert ref.object_id is not None
+        return source_in(self._storage, self._chunk_key(ref.object_id))
+
+    async def fetch_many(
+        self, table: ChunkTable, rows: npt.NDArray[np.intp] | None = None, *, array_path: str = ""
+    ) -> list[bytes]:
+        """The chunks of a table's rows (all of them when None), whole, in the order of `rows`."""
+        picked = np.arange(len(table), dtype=np.intp) if rows is None else rows
+        result: list[bytes] = [b""] * len(picked)
+        kinds = table.kind[picked]
+        for position in np.flatnonzero(kinds == ChunkKind.INLINE).tolist():
+            row = picked[position]
+            at = int(table.offset[row])
+            result[position] = bytes(table.inline[at : at + int(table.length[row])])
+        groups = [
+            *_groups(kinds == ChunkKind.NATIVE, picked, [table.object_id]),
+            *_groups(kinds == ChunkKind.VIRTUAL, picked, [table.location, table.etag, table.last_modified]),
+        ]
+        await asyncio.gather(*(self._fetch_group(table, picked, group, array_path, result) for group in groups))
+        return result
+
+    async def _fetch_group(
+        self,
+        table: ChunkTable,
+        picked: npt.NDArray[np.intp],
+        positions: npt.NDArray[np.intp],
+        array_path: str,
+        result: list[bytes],
+    ) -> None:
+        """Rows that lie in one object."""
+        rows = picked[positions]
+        first = table.row(int(rows[0]))
+        offsets, lengths = table.offset[rows], table.length[rows]
+        held = self._local.get(first.object_id) if first.object_id is not None else None
+        if held is not None:
+            view = memoryview(held)
+            for position, low, size in zip(positions.tolist(), offsets.tolist(), lengths.tolist(), strict=True):
+                result[position] = bytes(view[low : low + size])
+            return
+        if self._cache.limit_bytes:
+            bodies = await asyncio.gather(*(self.fetch(table.row(int(row)), where=array_path) for row in rows))
+            for position, body in zip(positions.tolist(), bodies, strict=True):
+                result[position] = body
+            return
+        refuse_absurd(int(offsets.max()), int(lengths.max()), array_path)
+        source = self._source(first)
+        starts = offsets.astype(np.int64)
+        try:
+            bodies = await self._scheduler.read_many(source, starts, starts + lengths.astype(np.int64))
+        except IcefloeError as error:
+            raise explain_failure(error, first, source, array_path) from error
+        for position, size, body in zip(positions.tolist(), lengths.tolist(), bodies, strict=True):
+            if len(body) < size:
+                row = int(picked[position])
+                where = f"chunk {tuple(table.coords[row].tolist())} of {array_path or 'an array'}"
+                raise short_read(table.row(row), source, where, wanted=size, found=len(body))
+            result[position] = body
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A session's unwritten packs stay behind; whoever pickles a session has written them first.
+        return _rebuild, (
+            self._storage, self._chunk_key, self._containers, self._scheduler.limits, self._cache.limit_bytes,
+        )  # fmt: skip
+
+
+def _rebuild(
+    storage: Storage,
+    chunk_key: Callable[[bytes], str],
+    containers: VirtualContainers,
+    limits: ReadLimits,
+    cache_bytes: int,
+) -> ChunkReader:
+    return ChunkReader(storage, chunk_key, containers=containers, limits=limits, cache_bytes=cache_bytes)
+
+
+def _groups(
+    wanted: npt.NDArray[np.bool_], picked: npt.NDArray[np.intp], columns: list[npt.NDArray[Any] | None]
+) -> list[npt.NDArray[np.intp]]:
+    """Positions of the wanted rows, split by equal values in all columns."""
+    positions = np.flatnonzero(wanted)
+    if not len(positions):
+        return []
+    rows = picked[positions]
+    keys = [column[rows].reshape(len(rows), -1).view(np.uint8) for column in columns if column is not None]
+    joined = np.ascontiguousarray(np.concatenate(keys, axis=1))
+    values = joined.view(f"V{joined.shape[1]}").reshape(-1)
+    # Rows of one object mostly lie together: compare neighbours first, so that few values are left to sort.
+    changes = np.flatnonzero(values[1:] != values[:-1]) + 1
+    heads = np.concatenate([[0], changes])
+    _, inverse = np.unique(values[heads], return_inverse=True)
+    runs = np.repeat(inverse, np.diff(np.append(heads, len(values))))
+    order = np.argsort(runs, kind="stable")
+    edges = np.flatnonzero(np.diff(runs[order])) + 1
+    return np.split(positions[order], edges)

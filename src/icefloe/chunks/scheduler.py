@@ -1,0 +1,219 @@
+"""Range reads in flight together become few requests, bounded in number and in bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from icefloe.chunks.coalesce import plan_reads
+from icefloe.chunks.read_ahead import ReadAhead
+from icefloe.chunks.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLimits:
+    """How reads are merged, and how much of them is under way at once, per event loop."""
+
+    gap_bytes: int = 128 << 10
+    """Ranges this near are one request: reading the bytes in between costs less than another request."""
+    merged_bytes: int = 4 << 20
+    """Merged requests stay below this, so that a large read still uses several connections."""
+    max_requests: int = 256
+    max_bytes: int = 256 << 20
+    """Bytes asked for and not yet delivered; one request is always allowed."""
+    split_bytes: int | None = None
+    """A single range larger than this is fetched in parts of this size."""
+    read_ahead_bytes: int = 4 << 20
+    """The most that is read ahead of ranges that follow one another in an object; 0 never reads ahead."""
+    read_ahead_held_bytes: int = 32 << 20
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    """What was asked for and what it took."""
+
+    ranges: int = 0
+    requests: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiter:
+    start: int
+    end: int
+    future: asyncio.Future[bytes]
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """One request to the storage and who waits for it."""
+
+    source: Source
+    start: int
+    end: int
+    waiters: list[_Waiter]
+    ahead: bool = False
+    """It reaches further than anybody asked: keep what is left over."""
+    charged_bytes: int = field(default=0)
+
+
+class RangeScheduler:
+    """Reads ranges of objects; usable from any number of event loops, which share nothing but the counts."""
+
+    def __init__(self, limits: ReadLimits | None = None) -> None:
+        self.limits = limits or ReadLimits()
+        self.counts = ReadCounts()
+        self._desks: WeakKeyDictionary[asyncio.AbstractEventLoop, _Desk] = WeakKeyDictionary()
+
+    async def read(self, source: Source, start: int, end: int) -> bytes:
+        """Bytes [start, end) of an object, fewer where it ends before."""
+        desk = self._desk()
+        self.counts.ranges += 1
+        held = desk.ahead.find(source, start, end)
+        if held is not None:
+            return held
+        split = self.limits.split_bytes
+        if split is not None and end - start > split:
+            parts = [desk.submit(source, at, min(at + split, end)) for at in range(start, end, split)]
+            return b"".join(await asyncio.gather(*parts))
+        return await desk.gather_tick(source, start, end)
+
+    async def read_many(
+        self, source: Source, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+    ) -> list[bytes]:
+        """Many ranges of one object, in the order asked for."""
+        desk = self._desk()
+        self.counts.ranges += len(starts)
+        plan = list(
+            plan_reads(starts, ends, gap_bytes=self.limits.gap_bytes, most_bytes=self.limits.merged_bytes)
+        )
+        bodies = await asyncio.gather(*(desk.submit(source, read.start, read.end) for read in plan))
+        result: list[bytes] = [b""] * len(starts)
+        for read, body in zip(plan, bodies, strict=True):
+            members = read.members
+            lows, highs = (starts[members] - read.start).tolist(), (ends[members] - read.start).tolist()
+            for position, low, high in zip(members.tolist(), lows, highs, strict=True):
+                result[position] = body[low:high]
+        return result
+
+    def _desk(self) -> _Desk:
+        # Only a loop's own thread asks for its desk, so there is nobody to race with.
+        loop = asyncio.get_running_loop()
+        desk = self._desks.get(loop)
+        if desk is None:
+            desk = self._desks[loop] = _Desk(loop, self.limits, self.counts)
+        return desk
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RangeScheduler, (self.limits,)
+
+
+class _Desk:
+    """What one event loop has asked for and not yet got."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limits: ReadLimits, counts: ReadCounts) -> None:
+        self._loop = loop
+        self._limits = limits
+        self._counts = counts
+        self._gathering: dict[Source, list[_Waiter]] = {}
+        self._ready: deque[_Request] = deque()
+        self._active: dict[Source, list[_Request]] = {}
+        self._active_requests = 0
+        self._active_bytes = 0
+        self._tasks: set[asyncio.Task[bytes]] = set()
+        self.ahead = ReadAhead(limits.read_ahead_bytes, limits.read_ahead_held_bytes)
+
+    def gather_tick(self, source: Source, start: int, end: int) -> asyncio.Future[bytes]:
+        """Ask for a range together with whatever else is asked for in this turn of the loop."""
+        waiter = _Waiter(start, end, self._loop.create_future())
+        for request in self._active.get(source, ()):
+            if request.start <= start and end <= request.end:
+                request.waiters.append(waiter)
+                return waiter.future
+        if not self._gathering:
+            self._loop.call_soon(self._dispatch)
+        self._gathering.setdefault(source, []).append(waiter)
+        return waiter.future
+
+    def submit(self, source: Source, start: int, end: int) -> asyncio.Future[bytes]:
+        """Ask for a range by itself."""
+        waiter = _Waiter(start, end, self._loop.create_future())
+        self._ready.append(_Request(source, start, end, [waiter]))
+        self._pump()
+        return waiter.future
+
+    def _dispatch(self) -> None:
+        gathered, self._gathering = self._gathering, {}
+        for source, waiters in gathered.items():
+            for request in self._merge(source, waiters):
+                more = self.ahead.plan(source, request.start, request.end)
+                request.ahead = more > 0
+                request.end += more
+                self._ready.append(request)
+        self._pump()
+
+    def _merge(self, source: Source, waiters: list[_Waiter]) -> Sequence[_Request]:
+        if len(waiters) == 1:
+            return [_Request(source, waiters[0].start, waiters[0].end, waiters)]
+        starts = np.fromiter((w.start for w in waiters), dtype=np.int64, count=len(waiters))
+        ends = np.fromiter((w.end for w in waiters), dtype=np.int64, count=len(waiters))
+        plan = plan_reads(starts, ends, gap_bytes=self._limits.gap_bytes, most_bytes=self._limits.merged_bytes)
+        return [_Request(source, r.start, r.end, [waiters[i] for i in r.members.tolist()]) for r in plan]
+
+    def _pump(self) -> None:
+        """Start what the limits allow."""
+        while self._ready and self._active_requests < self._limits.max_requests:
+            request = self._ready[0]
+            if all(waiter.future.done() for waiter in request.waiters):  # everybody gave up
+                self._ready.popleft()
+                continue
+            size = request.end - request.start
+            if self._active_requests and self._active_bytes + size > self._limits.max_bytes:
+                return
+            self._ready.popleft()
+            request.charged_bytes = size
+            self._active_requests += 1
+            self._active_bytes += size
+            self._active.setdefault(request.source, []).append(request)
+            self._counts.requests += 1
+            task = self._loop.create_task(request.source.read(request.start, request.end))
+            self._tasks.add(task)
+            task.add_done_callback(partial(self._finish, request))
+
+    def _finish(self, request: _Request, task: asyncio.Task[bytes]) -> None:
+        self._tasks.discard(task)
+        self._active_requests -= 1
+        self._active_bytes -= request.charged_bytes
+        under_way = self._active[request.source]
+        under_way.remove(request)
+        if not under_way:
+            del self._active[request.source]
+        if task.cancelled():
+            for waiter in request.waiters:
+                waiter.future.cancel()
+        elif (error := task.exception()) is not None:
+            for waiter in request.waiters:
+                if not waiter.future.done():
+                    waiter.future.set_exception(error)
+        else:
+            self._deliver(request, task.result())
+        self._pump()
+
+    def _deliver(self, request: _Request, body: bytes) -> None:
+        self._counts.bytes += len(body)
+        for waiter in request.waiters:
+            if not waiter.future.done():
+                whole = waiter.start == request.start and waiter.end - request.start >= len(body)
+                piece = body if whole else body[waiter.start - request.start : waiter.end - request.start]
+                waiter.future.set_result(piece)
+        if request.ahead:
+            asked = max((waiter.end for waiter in request.waiters), default=request.start)
+            self.ahead.keep(request.source, request.start, body, used_to=asked)

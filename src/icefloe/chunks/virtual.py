@@ -1,0 +1,170 @@
+"""Virtual chunks are read from the containers a repository names and its user has authorised, and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import pyarrow.compute as pc
+
+from icefloe.chunks.advice import no_authorization, no_container, no_such_name
+from icefloe.chunks.locations import (
+    RELATIVE_SCHEME,
+    by_longest_prefix,
+    container_prefix,
+    normalise_location,
+    normalise_locations,
+    split_url,
+    url_path,
+)
+from icefloe.chunks.source import Source, source_in
+from icefloe.errors import VirtualChunkError
+from icefloe.model.object_store_config import LocalFileSystemObjectStore, ObjectStoreConfig
+from icefloe.model.string_column import StringColumn
+from icefloe.model.virtual_chunk_container import VirtualChunkContainer
+from icefloe.storage.sources import SourceStorage
+
+_REMEMBERED = 65_536
+"""Locations whose place is remembered; a few hundred bytes each."""
+
+
+class OpenStore(Protocol):
+    """Opens the folder or bucket `url` of the store that a container describes."""
+
+    def __call__(self, config: ObjectStoreConfig, credentials: Any, url: str) -> SourceStorage: ...
+
+
+class VirtualContainers:
+    """The containers of a repository, and the credentials their user gave for some of them.
+
+    `authorized` maps the prefix (or name) of a container to its credentials, or to None where none are needed; a
+    container that is not in it is never read.
+    """
+
+    def __init__(
+        self,
+        containers: Mapping[str, VirtualChunkContainer],
+        authorized: Mapping[str, Any] | None = None,
+        open_store: OpenStore | None = None,
+    ) -> None:
+        self._containers = dict(containers)
+        self._authorized = dict(authorized or {})
+        self._open_store = open_store
+        self._by_prefix = by_longest_prefix(self._containers)
+        self._by_name = {c.name: c for c in self._containers.values() if c.name is not None}
+        self._credentials = {
+            (key if key in self._by_name else container_prefix(key)): credentials
+            for key, credentials in self._authorized.items()
+        }
+        self._stores: dict[tuple[str, str], SourceStorage] = {}
+        self._places: dict[str, tuple[SourceStorage, str]] = {}
+
+    def resolve(self, location: str, etag: str | None = None, last_modified: int | None = None) -> Source:
+        """Where a location is read from; VirtualChunkError when no authorised container covers it."""
+        place = self._places.get(location)
+        if place is None:
+            place = self._locate(location)
+            if len(self._places) >= _REMEMBERED:
+                self._places.clear()
+            self._places[location] = place
+        return source_in(place[0], place[1], etag, last_modified)
+
+    def find_container(self, location: str) -> VirtualChunkContainer | None:
+        """The container of a location: by name for `vcc://name/...`, else the one with the longest matching prefix."""
+        scheme, _, rest = location.partition("://")
+        if scheme == RELATIVE_SCHEME:
+            return self._by_name.get(rest.partition("/")[0])
+        return next((container for prefix, container in self._by_prefix if location.startswith(prefix)), None)
+
+    def check_locations(self, locations: Any) -> StringColumn:
+        """A column of distinct locations in one spelling, each covered by a container; VirtualChunkError otherwise.
+
+        Authorisation is not asked for: who writes references need not be able to read them.
+        """
+        column = normalise_locations(locations)
+        known = [prefix for prefix, _ in self._by_prefix]
+        known += [f"{RELATIVE_SCHEME}://{name}/" for name in self._by_name]
+        covered = pc.is_null(column.arrow)
+        for prefix in known:
+            covered = pc.or_(covered, pc.starts_with(column.arrow, pattern=prefix))
+        if not pc.all(covered).as_py():
+            missing = column.arrow.filter(pc.invert(covered))
+            raise self._uncovered(missing[0].as_py(), others=len(missing) - 1)
+        return column
+
+    def absolute(self, location: str) -> str:
+        """The URL a location stands for today: `vcc://name/path` below the prefix of that container."""
+        if not location.startswith(f"{RELATIVE_SCHEME}://"):
+            return location
+        name, _, relative = location.partition("://")[2].partition("/")
+        container = self._by_name.get(name)
+        if container is None:
+            raise self._uncovered(location)
+        return container_prefix(container.url_prefix) + relative
+
+    def _locate(self, location: str) -> tuple[SourceStorage, str]:
+        location = normalise_location(location)
+        container = self.find_container(location)
+        if container is None:
+            raise self._uncovered(location)
+        prefix = container_prefix(container.url_prefix)
+        if prefix not in self._credentials and container.name not in self._credentials:
+            raise no_authorization(location, container)
+        credentials = self._credentials.get(prefix, self._credentials.get(container.name or ""))
+        url = normalise_location(self.absolute(location))
+        if not url.startswith(prefix):
+            raise _outside(location, prefix)
+        if url.startswith("file://"):
+            folder = _folder_of(container, prefix)
+            root, key = f"file://{quote(folder)}", url_path(url[len(prefix) :])
+            _refuse_escape(location, folder, key)
+        else:
+            root, key = split_url(url)
+            if ".." in key.split("/") and ".." not in url.split("/"):
+                raise _outside(location, prefix)
+        return self._store(prefix, container, credentials, root), key
+
+    def _store(self, prefix: str, container: VirtualChunkContainer, credentials: Any, root: str) -> SourceStorage:
+        store = self._stores.get((prefix, root))
+        if store is None:
+            store = self._stores[prefix, root] = self._open_store(container.store, credentials, root)
+        return store
+
+    def _uncovered(self, location: str, others: int = 0) -> VirtualChunkError:
+        if location.startswith(f"{RELATIVE_SCHEME}://"):
+            return no_such_name(location, sorted(self._by_name))
+        return no_container(location, [prefix for prefix, _ in self._by_prefix], others)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return VirtualContainers, (self._containers, self._authorized, self._open_store)
+
+
+def _folder_of(container: VirtualChunkContainer, prefix: str) -> str:
+    """The folder that the prefix of a local container stands for.
+
+    A store whose folder contains the prefix's own reads the paths as they are; any other folder takes the place of
+    the prefix, so that files that moved keep working.
+    """
+    own = url_path(prefix.removeprefix("file://"))
+    store = container.store
+    path = store.path if isinstance(store, LocalFileSystemObjectStore) else ""
+    given = os.path.abspath(os.path.expanduser(path)) if path else "/"
+    inside = given.rstrip("/") + "/"
+    return own if own.startswith(inside) else inside
+
+
+def _refuse_escape(location: str, folder: str, key: str) -> None:
+    """Refuse a path that leaves the folder, by dots or by a symbolic link."""
+    root = os.path.realpath(folder)
+    target = os.path.realpath(os.path.join(root, key))
+    if "\0" in key or not (target + "/").startswith(root.rstrip("/") + "/"):
+        raise _outside(location, folder)
+
+
+def _outside(location: str, root: str) -> VirtualChunkError:
+    return VirtualChunkError(
+        f"{location} leads out of its virtual chunk container {root}; only what lies inside is read",
+        location=location,
+    )

@@ -1,0 +1,122 @@
+"""The document of a configuration as YAML, the way people and the official library write it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from icefloe.errors import InvalidInputError
+from icefloe.formats.config_document import decode_config, encode_config
+from icefloe.model.config import RepositoryConfig
+
+_MOST_BYTES = 4 << 20
+_MOST_VALUES = 200_000
+_VARIANTS = frozenset({
+    "s3", "s3_compatible", "gcs", "azure", "tigris", "local_file_system", "http", "in_memory",
+    "or", "and", "path_matches", "name_matches", "num_refs", "Included", "Excluded", "Axis", "DimensionName",
+})  # fmt: skip
+_TAGGED_FIELDS = frozenset({"store", "preload_if", "condition", "split_sizes", "or", "and", "num_refs"})
+"""Fields whose values, or the values listed below them, are variants: written with a tag."""
+
+
+def decode_yaml(text: str | bytes) -> dict[str, Any]:
+    """A document from YAML; `!tag value` becomes `{"!tag": value}`. InvalidInputError for anything that is no map."""
+    if len(text) > _MOST_BYTES:
+        raise InvalidInputError(f"a configuration of {len(text)} bytes; allowed: at most {_MOST_BYTES}")
+    try:
+        # The loader below knows plain data only, besides tags that stay data.
+        value = yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, RecursionError, UnicodeDecodeError, ValueError) as error:
+        raise InvalidInputError(f"the configuration is not YAML: {error}") from error
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidInputError(f"the configuration is a {type(value).__name__}; allowed: a map of settings")
+    _count(value, [_MOST_VALUES], 0)
+    return value
+
+
+def encode_yaml(document: Mapping[str, Any]) -> str:
+    """YAML of a document, variants as tags."""
+    return yaml.dump(
+        _tagged(document, variants=False), Dumper=_Dumper, sort_keys=False, default_flow_style=False, allow_unicode=True
+    )
+
+
+def config_from_yaml(text: str | bytes) -> RepositoryConfig:
+    """A configuration from the YAML text of a person."""
+    return decode_config(decode_yaml(text))
+
+
+def config_to_yaml(config: RepositoryConfig) -> str:
+    """A configuration as YAML text for a person."""
+    return encode_yaml(encode_config(config))
+
+
+class _Tagged:
+    """A value to be written with a tag."""
+
+    def __init__(self, tag: str, value: Any) -> None:
+        self.tag = tag
+        self.value = value
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data, and tags as maps of one key."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Plain data and tags, no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _construct_tag(loader: _Loader, suffix: str, node: yaml.Node) -> dict[str, Any]:
+    if isinstance(node, yaml.MappingNode):
+        value: Any = loader.construct_mapping(node, deep=True)
+    elif isinstance(node, yaml.SequenceNode):
+        value = loader.construct_sequence(node, deep=True)
+    else:
+        assert isinstance(node, yaml.ScalarNode)
+        # A tag hides what the scalar looks like: find out as if it had none.
+        implicit = loader.resolve(yaml.ScalarNode, node.value, (node.style is None, node.style is not None))
+        value = loader.construct_object(yaml.ScalarNode(implicit, node.value, style=node.style), deep=True)
+    return {f"!{suffix}": value}
+
+
+def _represent_tag(dumper: _Dumper, tagged: _Tagged) -> yaml.Node:
+    node = dumper.represent_data(tagged.value)
+    node.tag = f"!{tagged.tag}"
+    return node
+
+
+_Loader.add_multi_constructor("!", _construct_tag)
+_Dumper.add_representer(_Tagged, _represent_tag)
+
+
+def _tagged(value: Any, *, variants: bool) -> Any:
+    if isinstance(value, Mapping):
+        if variants and len(value) == 1:
+            ((key, content),) = value.items()
+            if key.removeprefix("!") in _VARIANTS:
+                tag = key.removeprefix("!")
+                return _Tagged(tag, _tagged(content, variants=tag in _TAGGED_FIELDS))
+        return {
+            key: _tagged(item, variants=key in _TAGGED_FIELDS or (variants and key in ("from", "to")))
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_tagged(item, variants=variants) for item in value]
+    return value
+
+
+def _count(value: Any, budget: list[int], depth: int) -> None:
+    """Refuse what aliases blow up beyond any sensible size."""
+    budget[0] -= 1
+    if budget[0] < 0 or depth > 100:
+        raise InvalidInputError(f"the configuration holds more than {_MOST_VALUES} values or is nested too deeply")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _count(item, budget, depth + 1)
