@@ -1,0 +1,80 @@
+"""Named metadata values of snapshots and repositories: MessagePack in files of spec 1, FlexBuffers from spec 2 on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from icefloe.errors import FormatError, InvalidInputError
+from icefloe.formats.flat.blocks import OFFSET, FlatWriter, ReferenceBlock
+from icefloe.formats.flat.flexible import decode_flexible, encode_flexible
+from icefloe.formats.flat.ragged import texts_of
+from icefloe.formats.flat.tables import Tables, Vectors
+
+RawMetadata = tuple[tuple[str, bytes], ...]
+"""Names and encoded values, in the order of the file."""
+
+
+def encode_value(value: Any, spec: int) -> bytes:
+    """One JSON-like value in the encoding of a spec."""
+    if spec >= 2:
+        return encode_flexible(value)
+    try:
+        return bytes(msgpack.packb(value))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidInputError(f"metadata may hold JSON values only: {error}") from error
+
+
+def decode_value(data: bytes, spec: int) -> Any:
+    """One JSON-like value in the encoding of a spec."""
+    if spec >= 2:
+        return decode_flexible(data)
+    try:
+        return msgpack.unpackb(data, strict_map_key=False)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"a metadata value is not MessagePack: {error}") from error
+
+
+def encode_metadata(metadata: Mapping[str, Any], spec: int) -> RawMetadata:
+    """Metadata as a file keeps it, sorted by name."""
+    return tuple((name, encode_value(metadata[name], spec)) for name in sorted(metadata, key=str.encode))
+
+
+def decode_metadata(items: RawMetadata, spec: int) -> dict[str, Any]:
+    """Metadata as people see it."""
+    return {name: decode_value(value, spec) for name, value in items}
+
+
+def read_items(tables: Tables, slot: int) -> list[RawMetadata]:
+    """The metadata of each row, not yet decoded; nothing where the field is absent."""
+    items, held = tables.tables(slot, required=False)
+    names = texts_of(tables.body, items.strings(0))
+    values = read_blobs(items.vectors(1, 1, 1))
+    pairs = [(name or "", values(items, row)) for row, name in enumerate(names)]
+    bounds = held.bounds().tolist()
+    return [tuple(pairs[start:end]) for start, end in itertools.pairwise(bounds)]
+
+
+def read_blobs(held: Vectors) -> Any:
+    """A reader of the bytes of one row."""
+    starts, counts = held.starts.tolist(), held.counts.tolist()
+
+    def read(tables: Tables, row: int) -> bytes:
+        return tables.body.data[starts[row] : starts[row] + counts[row]] if starts[row] >= 0 else b""
+
+    return read
+
+
+def write_items(writer: FlatWriter, rows: list[RawMetadata]) -> ReferenceBlock:
+    """One vector of metadata items per row."""
+    items = [item for row in rows for item in row]
+    vectors = writer.references(np.array([len(row) for row in rows], dtype=np.int64))
+    block = writer.tables(len(items), {0: OFFSET, 1: OFFSET})
+    block.link(0, writer.texts([name for name, _ in items]))
+    block.link(1, writer.blobs([value for _, value in items]))
+    vectors.link(block.positions)
+    return vectors

@@ -1,0 +1,198 @@
+"""Columns of flatbuffers tables of one type: every field of all rows by gathers, bounds and alignment checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from icefloe.formats.flat.body import Body, Positions
+
+_SHAREABLE_TABLE_BYTES = 8
+"""Tables up to this size carry nothing, so writers may point at one of them many times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """One vector per row: where its first item stands and how many there are; start -1 where it is absent."""
+
+    starts: Positions
+    counts: npt.NDArray[np.int64]
+
+    @property
+    def present(self) -> npt.NDArray[np.bool_]:
+        return self.starts >= 0
+
+    def bounds(self) -> npt.NDArray[np.int64]:
+        """Where each row's items begin when all are laid end to end; one more entry than rows."""
+        return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self.counts)])
+
+
+class Tables:
+    """Tables of one type at many positions. Rows may differ in their vtables; few distinct ones are expected."""
+
+    __slots__ = ("_sizes", "_slots", "_which", "body", "positions")
+
+    def __init__(self, body: Body, positions: Positions) -> None:
+        self.body = body
+        self.positions = positions
+        vtables = positions - body.read(positions, "<i4")
+        distinct, self._which = distinct_values(vtables)
+        vtable_sizes = body.read(distinct, "<u2").astype(np.int64)
+        self._sizes = body.read(distinct + 2, "<u2").astype(np.int64)
+        if len(distinct):
+            if int(vtable_sizes.min()) < 4 or int(np.bitwise_or.reduce(vtable_sizes)) & 1:
+                raise body.corrupt("a vtable has an impossible size")
+            if int((distinct + vtable_sizes).max()) > body.size or int(self._sizes.min()) < 4:
+                raise body.corrupt("a vtable points outside the file")
+            self._check_extent()
+        most = int(vtable_sizes.max(initial=4))
+        self._slots = _slot_offsets(body, distinct, vtable_sizes, min((most - 4) // 2, 32))
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def _spread(self, per_vtable: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | int:
+        return int(per_vtable[0]) if self._which is None else per_vtable[self._which]
+
+    def _check_extent(self) -> None:
+        sizes = self._spread(self._sizes)
+        if int((self.positions + sizes).max()) > self.body.size:
+            raise self.body.corrupt("a table reaches outside the file")
+        weights = np.where(self._sizes > _SHAREABLE_TABLE_BYTES, self._sizes, 0)
+        total = int(weights[0]) * len(self) if self._which is None else int(weights[self._which].sum())
+        if total > self.body.size:
+            raise self.body.corrupt("its tables overlap")
+
+    def field(self, slot: int, width: int, alignment: int) -> Positions | None:
+        """Where a field stands in each row, -1 where it is absent; None when no row has it."""
+        if len(self) == 0 or slot >= self._slots.shape[1]:
+            return None
+        offsets = self._slots[:, slot]
+        if not offsets.any():
+            return None
+        if ((offsets > 0) & ((offsets < 4) | (offsets + width > self._sizes))).any():
+            raise self.body.corrupt("a field reaches outside its table")
+        here = self._spread(offsets)
+        if isinstance(here, int) or bool(here.all()):
+            found: Positions = self.positions + here
+            self.body.check(found, width, alignment)
+            return found
+        found = np.where(here > 0, self.positions + here, -1)
+        self.body.check(found[here > 0], width, alignment)
+        return found
+
+    def has(self, slot: int) -> npt.NDArray[np.bool_]:
+        """Which rows have a field."""
+        found = self.field(slot, 1, 1)
+        return np.zeros(len(self), dtype=np.bool_) if found is None else found >= 0
+
+    def scalar(self, slot: int, dtype: str, default: int = 0) -> npt.NDArray[Any]:
+        """A number of each row, the schema's default where it is absent."""
+        kind = np.dtype(dtype)
+        found = self.field(slot, kind.itemsize, kind.itemsize)
+        if found is None:
+            return np.full(len(self), default, dtype=kind)
+        if bool((found >= 0).all()):
+            return self.body.windows(kind)[found]
+        values = np.full(len(self), default, dtype=kind)
+        values[found >= 0] = self.body.windows(kind)[found[found >= 0]]
+        return values
+
+    def struct(self, slot: int, width: int, alignment: int = 1) -> npt.NDArray[np.uint8]:
+        """A required struct of each row as bytes, uint8[n, width]."""
+        return self.body.read_bytes(self._required(slot, width, alignment), width)
+
+    def _required(self, slot: int, width: int, alignment: int) -> Positions:
+        if len(self) == 0:
+            return self.positions
+        found = self.field(slot, width, alignment)
+        if found is None or int(found.min()) < 0:
+            raise self.body.corrupt(f"required field {slot} is missing")
+        return found
+
+    def targets(self, slot: int, *, required: bool = False) -> Positions:
+        """Where the offset in a field points, -1 where the field is absent."""
+        found = self._required(slot, 4, 4) if required else self.field(slot, 4, 4)
+        if found is None:
+            return np.full(len(self), -1, dtype=np.int64)
+        kind = np.dtype("<u4")
+        if len(found) == 0 or int(found.min()) >= 0:
+            return found + self.body.read(found, kind).astype(np.int64)
+        here = found >= 0
+        result = np.full(len(self), -1, dtype=np.int64)
+        result[here] = found[here] + self.body.windows(kind)[found[here]]
+        return result
+
+    def vectors(self, slot: int, item_bytes: int, alignment: int, *, required: bool = True) -> Vectors:
+        """The vector of each row; the items of all rows together fit into the file."""
+        at = self.targets(slot, required=required)
+        everywhere = len(at) == 0 or int(at.min()) >= 0
+        here = slice(None) if everywhere else at >= 0
+        heads = at[here]
+        counts_here = self.body.read(heads, "<u4").astype(np.int64)
+        starts_here = heads + 4
+        if len(heads):
+            if int((starts_here + counts_here * item_bytes).max()) > self.body.size:
+                raise self.body.corrupt("a vector reaches outside the file")
+            filled = starts_here[counts_here > 0] if alignment > 4 else starts_here[:0]
+            self.body.check(filled, 0, alignment)
+        if everywhere:
+            return Vectors(starts_here, counts_here)
+        starts = np.full(len(at), -1, dtype=np.int64)
+        counts = np.zeros(len(at), dtype=np.int64)
+        starts[here], counts[here] = starts_here, counts_here
+        return Vectors(starts, counts)
+
+    def strings(self, slot: int, *, required: bool = True) -> Vectors:
+        """The UTF-8 bytes of a string of each row."""
+        return self.vectors(slot, 1, 1, required=required)
+
+    def tables(self, slot: int, *, required: bool = True) -> tuple[Tables, Vectors]:
+        """All tables that the vectors of a field hold, end to end, and how many each row has."""
+        held = self.vectors(slot, 4, 4, required=required)
+        at = item_positions(self.body, held, 4)
+        return Tables(self.body, at + self.body.read(at, "<u4")), held
+
+    def child(self, slot: int) -> Tables:
+        """The one table that a required field of each row points at."""
+        return Tables(self.body, self.targets(slot, required=True))
+
+
+def root_table(body: Body) -> Tables:
+    """The table that the file is."""
+    start = int(body.read(np.zeros(1, dtype=np.int64), "<u4")[0])
+    return Tables(body, np.array([start], dtype=np.int64))
+
+
+def item_positions(body: Body, held: Vectors, item_bytes: int) -> Positions:
+    """Where every item of all vectors stands, end to end."""
+    total = int(held.counts.sum())
+    if total * item_bytes > body.size:
+        raise body.corrupt("its vectors overlap")
+    if len(held.counts) == 1:
+        return int(held.starts[0]) + np.arange(total, dtype=np.int64) * item_bytes
+    first = np.repeat(held.starts - held.bounds()[:-1] * item_bytes, held.counts)
+    return first + np.arange(total, dtype=np.int64) * item_bytes
+
+
+def distinct_values(values: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32] | None]:
+    """The distinct values and which one each row has; None for the latter when there is only one."""
+    if len(values) == 0 or bool((values == values[0]).all()):
+        return values[:1], None
+    encoded = pa.array(values).dictionary_encode()
+    return encoded.dictionary.to_numpy(zero_copy_only=False), encoded.indices.to_numpy(zero_copy_only=False)
+
+
+def _slot_offsets(
+    body: Body, vtables: Positions, vtable_sizes: npt.NDArray[np.int64], slots: int
+) -> npt.NDArray[np.int64]:
+    """The field offsets of each vtable, int64[vtables, slots], 0 = absent."""
+    offsets = np.zeros((len(vtables), max(slots, 0)), dtype=np.int64)
+    for slot in range(slots):
+        here = vtable_sizes >= 6 + 2 * slot
+        offsets[here, slot] = body.read(vtables[here] + 4 + 2 * slot, "<u2")
+    return offsets

@@ -1,0 +1,142 @@
+"""Flatbuffers transaction logs, read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from icefloe.formats.flat.blocks import OFFSET, Coordinates, FlatWriter, TableBlock
+from icefloe.formats.flat.body import Body
+from icefloe.formats.flat.coordinates import read_coordinates, row_order
+from icefloe.formats.flat.ragged import texts_of
+from icefloe.formats.flat.snapshot_writer import object_ids
+from icefloe.formats.flat.tables import Tables, item_positions, root_table
+from icefloe.ids import NodeId, ObjectId
+from icefloe.model.transaction_log import Move, TransactionLog
+
+_NEW_GROUPS, _NEW_ARRAYS, _DELETED_GROUPS, _DELETED_ARRAYS, _UPDATED_ARRAYS, _UPDATED_GROUPS = range(1, 7)
+_UPDATED_CHUNKS, _MOVED = 7, 8
+_MOVED_GROUP, _MOVED_ARRAY = 0, 1
+
+
+def decode_transaction_log_body(body: Body) -> TransactionLog:
+    """What a commit changed."""
+    root = root_table(body)
+    root.struct(0, 12)
+    return TransactionLog(
+        new_groups=_read_nodes(root, _NEW_GROUPS),
+        new_arrays=_read_nodes(root, _NEW_ARRAYS),
+        deleted_groups=_read_nodes(root, _DELETED_GROUPS),
+        deleted_arrays=_read_nodes(root, _DELETED_ARRAYS),
+        updated_groups=_read_nodes(root, _UPDATED_GROUPS),
+        updated_arrays=_read_nodes(root, _UPDATED_ARRAYS),
+        updated_chunks=_read_chunks(root),
+        moves=_read_moves(root),
+    )
+
+
+def _read_nodes(root: Tables, slot: int) -> frozenset[NodeId]:
+    held = root.vectors(slot, 8, 1)
+    raw = root.body.read_bytes(item_positions(root.body, held, 8), 8).tobytes()
+    return frozenset(raw[start : start + 8] for start in range(0, len(raw), 8))
+
+
+def _read_chunks(root: Tables) -> dict[NodeId, npt.NDArray[np.uint32]]:
+    arrays, _ = root.tables(_UPDATED_CHUNKS)
+    ids = arrays.struct(0, 8)
+    rows, held = arrays.tables(1)
+    columns = read_coordinates(rows, 0, held)
+    chunks: dict[NodeId, npt.NDArray[np.uint32]] = {}
+    for array, count in enumerate(held.counts.tolist()):
+        node_id = ids[array].tobytes()
+        if node_id in chunks:
+            raise root.body.corrupt("an array is listed twice")
+        coords = columns.of(array, count)
+        # Official writers do not sort across the manifests of a split array.
+        chunks[node_id] = coords if row_order(coords) is None else _unique_rows(coords)
+    return chunks
+
+
+def _unique_rows(coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    if coords.shape[1] == 0:
+        return coords[:1]
+    return np.unique(coords, axis=0)
+
+
+def _read_moves(root: Tables) -> tuple[Move, ...]:
+    moves, _ = root.tables(_MOVED, required=False)
+    body = root.body
+    sources = texts_of(body, moves.strings(0))
+    targets = texts_of(body, moves.strings(1))
+    ids = moves.struct(2, 8)
+    kinds = moves.scalar(3, "u1").tolist()
+    return tuple(
+        Move(source or "", target or "", ids[row].tobytes(), kinds[row] == _MOVED_ARRAY)
+        for row, (source, target) in enumerate(zip(sources, targets, strict=True))
+    )
+
+
+def encode_transaction_log_body(snapshot_id: ObjectId, log: TransactionLog, *, with_moves: bool) -> bytes:
+    """The flatbuffer of a log.
+
+    `with_moves` writes the list of moves even when it is empty, as the second generation requires. A log of the first
+    generation carries it only when there are moves: older readers skip the field they do not know and find the node
+    under its new path, newer ones and this library report the move.
+    """
+    writer = FlatWriter()
+    has_moves = with_moves or bool(log.moves)
+    slots = range(1, 9 if has_moves else 8)
+    root = writer.tables(1, {0: 12} | dict.fromkeys(slots, OFFSET)).set(0, object_ids([snapshot_id]))
+    _write_nodes(writer, root, _NEW_GROUPS, log.new_groups)
+    _write_nodes(writer, root, _NEW_ARRAYS, log.new_arrays)
+    _write_nodes(writer, root, _DELETED_GROUPS, log.deleted_groups)
+    _write_nodes(writer, root, _DELETED_ARRAYS, log.deleted_arrays)
+    _write_nodes(writer, root, _UPDATED_ARRAYS, log.updated_arrays)
+    _write_nodes(writer, root, _UPDATED_GROUPS, log.updated_groups)
+    _write_chunks(writer, root, sorted(log.updated_chunks.items()))
+    if has_moves:
+        _write_moves(writer, root, sorted(log.moves, key=lambda move: _components(move.to_path)))
+    return writer.finish(root)
+
+
+def _components(path: str) -> list[bytes]:
+    """Moves are ordered by path segment, unlike the nodes of a snapshot."""
+    return path.encode().split(b"/")
+
+
+def _write_nodes(writer: FlatWriter, root: TableBlock, slot: int, ids: Collection[NodeId]) -> None:
+    root.link(slot, writer.vectors(b"".join(sorted(ids)), np.array([len(ids)], dtype=np.int64), 8, 1))
+
+
+def _write_chunks(
+    writer: FlatWriter, root: TableBlock, arrays: Sequence[tuple[NodeId, npt.NDArray[np.uint32]]]
+) -> None:
+    listed = writer.references(np.array([len(arrays)], dtype=np.int64))
+    root.link(_UPDATED_CHUNKS, listed.positions)
+    block = writer.tables(len(arrays), {0: 8, 1: OFFSET})
+    listed.link(block.positions)
+    if not arrays:
+        return
+    block.set(0, np.frombuffer(b"".join(node_id for node_id, _ in arrays), dtype=np.uint8).reshape(len(arrays), 8))
+    vectors = writer.references(np.array([len(coords) for _, coords in arrays], dtype=np.int64))
+    block.link(1, vectors.positions)
+    positions = []
+    for _, coords in arrays:
+        rows = writer.tables(len(coords), {0: Coordinates(coords.shape[1])}).set_coordinates(0, coords)
+        positions.append(rows.positions)
+    vectors.link(np.concatenate(positions))
+
+
+def _write_moves(writer: FlatWriter, root: TableBlock, moves: Sequence[Move]) -> None:
+    listed = writer.references(np.array([len(moves)], dtype=np.int64))
+    root.link(_MOVED, listed.positions)
+    block = writer.tables(len(moves), {0: OFFSET, 1: OFFSET, 2: 8, 3: "u1"})
+    listed.link(block.positions)
+    if not moves:
+        return
+    block.set(2, np.frombuffer(b"".join(move.node_id for move in moves), dtype=np.uint8).reshape(len(moves), 8))
+    block.set(3, np.array([_MOVED_ARRAY if move.is_array else _MOVED_GROUP for move in moves], dtype=np.uint8))
+    block.link(0, writer.texts([move.from_path for move in moves]))
+    block.link(1, writer.texts([move.to_path for move in moves]))

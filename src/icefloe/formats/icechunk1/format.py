@@ -1,0 +1,53 @@
+"""Bytes of snapshots, manifests and logs of the first official generation."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+
+from icefloe.formats.contract import Format
+from icefloe.formats.flat import files
+from icefloe.formats.flat.initial_snapshot import ROOT_MARK_1, make_initial_snapshot
+from icefloe.ids import ObjectId
+from icefloe.model.capabilities import Capabilities, SpecVersion
+from icefloe.model.snapshot import Manifest, Snapshot
+from icefloe.model.transaction_log import TransactionLog
+
+SPEC = 1
+
+
+class Icechunk1Format(Format):
+    """What official 0.2 to 1.x reads and writes, and 2.x in repositories of spec version 1.
+
+    A move has no word of its own in the logs of 1.x. The node keeps its id and appears under its new path; the log
+    carries the move in the field that 2.x introduced, which 1.x skips: its `diff` shows nothing for the move, its
+    sessions see the new path.
+    """
+
+    spec_version = SpecVersion.ICECHUNK1
+    capabilities = Capabilities(deletable_tags=True, any_chunk_grid=False)
+
+    def object_metadata(self, file_type: str) -> Mapping[str, str]:
+        return files.object_metadata(file_type, SPEC)
+
+    def initial_snapshot(self, written_at: dt.datetime) -> Snapshot:
+        """The snapshot that a new repository starts with, to be flushed before the ledger is created."""
+        return make_initial_snapshot(written_at, ROOT_MARK_1)
+
+    def encode_snapshot(self, snapshot: Snapshot) -> bytes:
+        return files.encode_snapshot(snapshot, SPEC)
+
+    def decode_snapshot(self, data: bytes) -> Snapshot:
+        return files.decode_snapshot(data)
+
+    def encode_manifest(self, manifest: Manifest) -> bytes:
+        return files.encode_manifest(manifest, SPEC)
+
+    def decode_manifest(self, data: bytes) -> Manifest:
+        return files.decode_manifest(data)
+
+    def encode_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> bytes:
+        return files.encode_transaction_log(snapshot_id, log, SPEC)
+
+    def decode_transaction_log(self, data: bytes) -> TransactionLog:
+        return files.decode_transaction_log(data)

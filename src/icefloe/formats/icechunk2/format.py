@@ -1,0 +1,60 @@
+"""Bytes of snapshots, manifests and logs of the second official generation."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+
+from icefloe.formats.contract import Format
+from icefloe.formats.flat import files
+from icefloe.formats.flat.initial_snapshot import ROOT_MARK_2, make_initial_snapshot
+from icefloe.ids import ObjectId
+from icefloe.model.capabilities import Capabilities, SpecVersion
+from icefloe.model.snapshot import Manifest, Snapshot
+from icefloe.model.transaction_log import TransactionLog
+
+SPEC = 2
+
+
+class Icechunk2Format(Format):
+    """What official 2.x reads and writes.
+
+    Snapshot files do not name their parent here: the ledger's `repo` file does. Files of the first generation, which
+    a migrated repository keeps, are read by their own spec byte.
+    """
+
+    spec_version = SpecVersion.ICECHUNK2
+    capabilities = Capabilities(
+        deletable_tags=True,
+        repository_metadata=True,
+        repository_status=True,
+        operations_log=True,
+        feature_flags=True,
+        moves_need_own_commit=True,
+        compressed_locations=True,
+    )
+
+    def object_metadata(self, file_type: str) -> Mapping[str, str]:
+        return files.object_metadata(file_type, SPEC)
+
+    def initial_snapshot(self, written_at: dt.datetime) -> Snapshot:
+        """The snapshot that a new repository starts with, to be flushed before the ledger is created."""
+        return make_initial_snapshot(written_at, ROOT_MARK_2)
+
+    def encode_snapshot(self, snapshot: Snapshot) -> bytes:
+        return files.encode_snapshot(snapshot, SPEC)
+
+    def decode_snapshot(self, data: bytes) -> Snapshot:
+        return files.decode_snapshot(data)
+
+    def encode_manifest(self, manifest: Manifest) -> bytes:
+        return files.encode_manifest(manifest, SPEC)
+
+    def decode_manifest(self, data: bytes) -> Manifest:
+        return files.decode_manifest(data)
+
+    def encode_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> bytes:
+        return files.encode_transaction_log(snapshot_id, log, SPEC)
+
+    def decode_transaction_log(self, data: bytes) -> TransactionLog:
+        return files.decode_transaction_log(data)
