@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import obstore
 import pytest
@@ -67,5 +71,28 @@ def test_a_server_is_gone_after_its_use() -> None:
     with ministack_server() as server:
         assert server.request("GET", "/")[0] == 200
     time.sleep(0.05)
+    with pytest.raises(ConnectionRefusedError):
+        server.request("GET", "/")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_a_server_does_not_outlive_a_killed_test_process(repository_root: Path, tmp_path: Path) -> None:
+    if reason := ministack_missing():
+        pytest.skip(reason)
+    script = (
+        "import time; from tests.servers.ministack import ministack_server\n"
+        "with ministack_server() as server: print(server.endpoint_url, flush=True); time.sleep(60)"
+    )
+    # The killed process cannot delete its server's folder; pytest does it.
+    variables = {**os.environ, "TMPDIR": str(tmp_path)}
+    owner = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=repository_root, env=variables, stdout=subprocess.PIPE, text=True
+    )
+    with owner:
+        assert owner.stdout is not None
+        server = S3Server("orphan", owner.stdout.readline().strip())
+        assert server.request("GET", "/")[0] == 200
+        owner.kill()
+    time.sleep(0.5)
     with pytest.raises(ConnectionRefusedError):
         server.request("GET", "/")

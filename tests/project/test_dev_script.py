@@ -1,0 +1,103 @@
+"""The development script installs when it must, not when it need not, and says what to do when it cannot."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "dev.py"
+
+
+@pytest.fixture
+def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, at home in a project of two files."""
+    spec = importlib.util.spec_from_file_location("icefloe_dev_script", SCRIPT)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    (tmp_path / "requirements").mkdir()
+    for version in module.VERSIONS:
+        (tmp_path / "requirements" / f"lock-{version}.txt").write_text("zarr==3.1.6\n")
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    return module
+
+
+@pytest.fixture
+def installed(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The arguments of every call of pip; nothing is really installed."""
+    calls: list[tuple[str, ...]] = []
+
+    def create(environment: object) -> None:
+        python = environment.python  # type: ignore[attr-defined]
+        python.parent.mkdir(parents=True)
+        python.symlink_to(sys.executable)
+
+    monkeypatch.setattr(dev, "create", create)
+    monkeypatch.setattr(dev, "pip", lambda environment, *arguments: calls.append(arguments))
+    return calls
+
+
+def test_a_second_run_installs_nothing(dev: ModuleType, installed: list[tuple[str, ...]]) -> None:
+    dev.prepare(None)
+    assert len(installed) == 2
+    dev.prepare(None)
+    assert len(installed) == 2
+
+
+@pytest.mark.parametrize("changed", ["lock", "pyproject.toml"])
+def test_a_changed_lock_or_project_file_is_installed(
+    dev: ModuleType, installed: list[tuple[str, ...]], tmp_path: Path, changed: str
+) -> None:
+    environment = dev.prepare(None)
+    target = environment.lock if changed == "lock" else tmp_path / changed
+    target.write_text(target.read_text() + "# new\n")
+    dev.prepare(None)
+    assert len(installed) == 4
+
+
+def test_a_failed_set_up_is_tried_again(
+    dev: ModuleType, installed: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(environment: object, *arguments: str) -> None:
+        raise dev.SetupError("no network")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dev, "pip", fail)
+        with pytest.raises(dev.SetupError):
+            dev.prepare(None)
+    dev.prepare(None)
+    assert len(installed) == 2
+
+
+def test_a_python_without_a_lock_file_is_refused_with_those_that_have_one(
+    dev: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert dev.main(["test", "--python", "3.9"]) == 2
+    message = capsys.readouterr().err
+    assert all(version in message for version in dev.VERSIONS)
+
+
+def test_what_the_script_does_not_know_goes_to_pytest(dev: ModuleType) -> None:
+    arguments, rest = dev.parse(["test", "--quick", "-k", "rebase", "tests/session"])
+    assert arguments.quick
+    assert rest == ["-k", "rebase", "tests/session"]
+
+
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        ("Collecting zarr==3.1.6 (from -r lock.txt (line 1))\n", "zarr==3.1.6"),
+        ("Processing /cache/files/attrs-26.1.0-py3-none-any.whl (from x)\n", "attrs-26.1.0-py3-none-any.whl"),
+        ("Installing collected packages: a, b\n", "installing collected packages"),
+        ("WARNING: something\n", None),
+        ("\n", None),
+    ],
+)
+def test_waiting_people_see_one_word_per_package(dev: ModuleType, line: str, step: str | None) -> None:
+    assert dev.pip_step(line) == step
