@@ -55,7 +55,11 @@ def encode_config(config: RepositoryConfig) -> dict[str, Any]:
         }
     if config.manifest is not None:
         document |= _encode_manifest(config.manifest)
-    return _restore(document, config.unknown)
+    unknown = dict(config.unknown)
+    held = config.virtual_chunk_containers or {}
+    # What was unknown about a container goes with it.
+    unknown[_CONTAINERS] = {key: rest for key, rest in unknown.get(_CONTAINERS, {}).items() if key in held}
+    return _restore(document, unknown)
 
 
 def _decode(cls: type[C], given: Mapping[str, Any], path: str, unknown: dict[str, Any]) -> C:
@@ -133,6 +137,7 @@ def _encode_manifest(config: ManifestConfig) -> dict[str, Any]:
     # Sets, rules and preload that nobody changed are the default of whoever reads them.
     if document.get(_SETS) == manifest_config_document(ManifestConfig()).get(_SETS):
         document.pop(_SETS, None)
+    document.setdefault(_MANIFEST, {})
     encoded: dict[str, Any] = _with_tagged_bounds(document)
     return encoded
 
@@ -181,7 +186,7 @@ def _restore(document: Mapping[str, Any], unknown: Mapping[str, Any]) -> dict[st
         held = restored.get(key)
         if isinstance(held, Mapping) and isinstance(value, Mapping):
             restored[key] = _restore(held, value)
-        elif key not in restored and key != _CONTAINERS:
+        elif key not in restored and value != {}:
             restored[key] = value
     return restored
 

@@ -73,6 +73,13 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def choose_scalar_style(self) -> Any:
+        # Tagged numbers stay numbers only without quotes.
+        event = self.event
+        if isinstance(event, yaml.ScalarEvent) and str(event.tag).startswith("!") and event.value.isdigit():
+            return ""
+        return super().choose_scalar_style()
+
 
 def _construct_tag(loader: _Loader, suffix: str, node: yaml.Node) -> dict[str, Any]:
     if isinstance(node, yaml.MappingNode):
@@ -82,7 +89,8 @@ def _construct_tag(loader: _Loader, suffix: str, node: yaml.Node) -> dict[str, A
     else:
         assert isinstance(node, yaml.ScalarNode)
         # A tag hides what the scalar looks like: find out as if it had none.
-        implicit = loader.resolve(yaml.ScalarNode, node.value, (node.style is None, node.style is not None))
+        plain = node.style is None
+        implicit = loader.resolve(yaml.ScalarNode, node.value, (plain, not plain))  # type: ignore[no-untyped-call]
         value = loader.construct_object(yaml.ScalarNode(implicit, node.value, style=node.style), deep=True)
     return {f"!{suffix}": value}
 
