@@ -1,0 +1,92 @@
+"""The `repository` generation as a Format: header, zstd, MessagePack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from icefloe.formats.compression import ZSTD_MAGIC, DecompressionLimits, compress, decompress, is_believable
+from icefloe.formats.contract import Format
+from icefloe.formats.header import WRITER, Compression, FileType, decode_file, encode_header, has_magic
+from icefloe.formats.repository.manifest_decoding import decode_manifest_body
+from icefloe.formats.repository.manifest_encoding import encode_manifest_body
+from icefloe.formats.repository.snapshot_decoding import decode_snapshot_body
+from icefloe.formats.repository.snapshot_encoding import encode_snapshot_body
+from icefloe.formats.repository.transaction_log import decode_log_body, encode_log_body
+from icefloe.formats.repository.values import decode_or_refuse
+from icefloe.ids import ObjectId
+from icefloe.model.capabilities import Capabilities, SpecVersion
+from icefloe.model.snapshot import Manifest, Snapshot
+from icefloe.model.transaction_log import TransactionLog
+
+SPEC_VERSION = 1
+_LEVEL = 1
+"""Level 3 makes these files no smaller and takes twice as long."""
+_LIMITS = {
+    FileType.SNAPSHOT: DecompressionLimits(max_bytes=1 << 30),
+    FileType.MANIFEST: DecompressionLimits(max_bytes=4 << 30),
+    FileType.ATTRIBUTES: DecompressionLimits(max_bytes=1 << 30),
+    FileType.TRANSACTION_LOG: DecompressionLimits(max_bytes=1 << 30),
+}
+_ROWS = msgspec.msgpack.Decoder(list[bytes | str])
+
+
+class RepositoryFormat(Format):
+    """Writes one layout, reads every one that was released under this generation."""
+
+    spec_version = SpecVersion.REPOSITORY
+    capabilities = Capabilities(attributes_files=True, history_in_snapshot=True)
+
+    def object_metadata(self, file_type: str) -> Mapping[str, str]:
+        return {
+            "ic_spec_ver": str(SPEC_VERSION),
+            "ic_client": WRITER,
+            "ic_file_type": file_type,
+            "ic_comp_alg": "zstd",
+        }
+
+    def encode_snapshot(self, snapshot: Snapshot) -> bytes:
+        return _encode(FileType.SNAPSHOT, encode_snapshot_body(snapshot))
+
+    def decode_snapshot(self, data: bytes) -> Snapshot:
+        return decode_snapshot_body(_decode(FileType.SNAPSHOT, data))
+
+    def encode_manifest(self, manifest: Manifest) -> bytes:
+        return _encode(FileType.MANIFEST, encode_manifest_body(manifest))
+
+    def decode_manifest(self, data: bytes) -> Manifest:
+        return decode_manifest_body(_decode(FileType.MANIFEST, data))
+
+    def encode_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> bytes:
+        return _encode(FileType.TRANSACTION_LOG, encode_log_body(log))
+
+    def decode_transaction_log(self, data: bytes) -> TransactionLog:
+        return decode_log_body(_decode(FileType.TRANSACTION_LOG, data))
+
+    def encode_attributes(self, attributes: Sequence[bytes]) -> bytes:
+        return _encode(FileType.ATTRIBUTES, msgspec.msgpack.encode(list(attributes)))
+
+    def decode_attributes(self, data: bytes) -> Sequence[bytes]:
+        rows = decode_or_refuse(_ROWS, _decode(FileType.ATTRIBUTES, data), "attributes")
+        return [row.encode() if isinstance(row, str) else row for row in rows]
+
+
+def _encode(file_type: FileType, body: bytes | memoryview) -> bytes:
+    compressed = compress(body, _LEVEL)
+    if is_believable(len(body), len(compressed), _LIMITS[file_type]):
+        return encode_header(file_type, SPEC_VERSION) + compressed
+    # So repetitive that a reader would take it for a bomb.
+    return encode_header(file_type, SPEC_VERSION, Compression.NONE) + bytes(body)
+
+
+def _decode(file_type: FileType, data: bytes) -> bytes:
+    """The body of a file; those of before the header are bare MessagePack or, for a few weeks, a bare zstd frame."""
+    if has_magic(data):
+        return decode_file(data, file_type, range(SPEC_VERSION, SPEC_VERSION + 1), _LIMITS[file_type])[1]
+    if data[: len(ZSTD_MAGIC)] == ZSTD_MAGIC:
+        return decompress(data, _LIMITS[file_type])
+    return bytes(data)
+
+
+FORMAT = RepositoryFormat()

@@ -1,0 +1,317 @@
+"""A manifest from bytes: as a matrix where the file has row hints that hold, entry by entry otherwise."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from icefloe.errors import FormatError, InvalidInputError
+from icefloe.formats.repository.columns import Columns, split_tables
+from icefloe.formats.repository.manifest_encoding import HINT_PREFIX, HINT_VERSION
+from icefloe.formats.repository.manifest_entries import decode_entries
+from icefloe.formats.repository.rows import (
+    ETAG,
+    ID_TEXT_BYTES,
+    LAST_MODIFIED,
+    NODE_TEXT_BYTES,
+    RowClass,
+    layout_of,
+)
+from icefloe.ids import NODE_ID_BYTES, OBJECT_ID_BYTES, ObjectId, decode_base32_column
+from icefloe.model.chunk_table import ChunkKind
+from icefloe.model.snapshot import Manifest
+
+_BLOCK_ROWS = 1 << 14
+# Chosen anew by every process, so that nobody can make texts whose hashes meet.
+_MULTIPLIERS = np.frombuffer(secrets.token_bytes(64 * 8), dtype=np.uint64) | np.uint64(1)
+_HINT = msgspec.msgpack.Decoder(tuple[int, str, bytes, list[tuple[int, int, int, int, int, int, int]], bytes, bytes])
+
+
+def decode_manifest_body(body: bytes) -> Manifest:
+    """The manifest of a body of any sub-generation."""
+    if body.startswith(HINT_PREFIX):
+        try:
+            return _decode_rows(body)
+        except _HintError:
+            pass  # the hint is only a hint: what the entries say counts
+    return decode_entries(body)
+
+
+class _HintError(Exception):
+    """The row hint does not describe the rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Where the rows of every class are."""
+
+    manifest_id: ObjectId
+    counts: npt.NDArray[np.int64]
+    classes: list[RowClass]
+    codes: npt.NDArray[np.int64] | None
+    """None when all rows are of one class."""
+    first: int
+    starts: npt.NDArray[np.int64] | None
+
+    def __len__(self) -> int:
+        return int(self.counts.sum())
+
+
+def _read_plan(body: bytes) -> _Plan:
+    hint_start = len(HINT_PREFIX) + 4
+    hint_end = hint_start + int.from_bytes(body[len(HINT_PREFIX) : hint_start], "big")
+    first = hint_end + 5
+    if first > len(body) or body[hint_end] != 0xDF:
+        raise _HintError
+    count = int.from_bytes(body[hint_end + 1 : first], "big")
+    try:
+        hint = _HINT.decode(body[hint_start:hint_end])
+        version, manifest_id, counts_data, class_lists, run_classes_data, run_counts_data = hint
+        classes = [RowClass(c[0], ChunkKind(c[1]), *c[2:]) for c in class_lists]
+        counts = np.frombuffer(counts_data, dtype="<u4").astype(np.int64)
+        run_classes = np.frombuffer(run_classes_data, dtype="<u4").astype(np.int64)
+        run_counts = np.frombuffer(run_counts_data, dtype="<u4").astype(np.int64)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise _HintError from error
+    if (
+        version != HINT_VERSION
+        or int(counts.sum()) != count
+        or int(run_counts.sum()) != count
+        or len(run_classes) != len(run_counts)
+        or (counts == 0).any()
+        or (len(run_classes) and int(run_classes.max()) >= len(classes))
+        or not all(_is_plausible(c, len(body)) for c in classes)
+    ):
+        raise _HintError
+    sizes = np.array([layout_of(c).row_bytes for c in classes], dtype=np.int64)
+    # In floats first: the products of a lying hint may not fit an integer.
+    if float(run_counts.astype(np.float64) @ sizes[run_classes].astype(np.float64)) != len(body) - first:
+        raise _HintError
+    if len(classes) == 1:
+        return _Plan(manifest_id, counts, classes, None, first, None)
+    codes = np.repeat(run_classes, run_counts)
+    row_sizes = sizes[codes]
+    return _Plan(manifest_id, counts, classes, codes, first, np.cumsum(row_sizes) - row_sizes + first)
+
+
+def _is_plausible(row: RowClass, limit: int) -> bool:
+    inline = row.kind is ChunkKind.INLINE
+    return (
+        row.kind is not ChunkKind.DELETED
+        and 0 <= row.ndim < 1 << 16
+        and 5 * row.ndim < limit
+        and 0 <= row.text_bytes < limit
+        and 0 <= row.etag_bytes < limit
+        and (row.kind is not ChunkKind.NATIVE or row.text_bytes == ID_TEXT_BYTES)
+        and (inline or (row.offset_bytes in (4, 8) and row.length_bytes in (4, 8)))
+        and 0 <= row.checksum <= LAST_MODIFIED
+    )
+
+
+def _decode_rows(body: bytes) -> Manifest:
+    plan = _read_plan(body)
+    if not len(plan):
+        return Manifest(plan.manifest_id, {})
+    target = _Target(body, plan)
+    if plan.codes is None or plan.starts is None:
+        row = plan.classes[0]
+        matrix = np.ndarray((len(plan),), dtype=layout_of(row).fields, buffer=body, offset=plan.first)
+        target.take_class(row, matrix, None)
+    else:
+        order = np.argsort(plan.codes.astype(np.uint16) if len(plan.classes) < 1 << 16 else plan.codes, kind="stable")
+        bounds = [0, *np.cumsum(np.bincount(plan.codes, minlength=len(plan.classes))).tolist()]
+        for code, row in enumerate(plan.classes):
+            rows = order[bounds[code] : bounds[code + 1]]
+            if not len(rows):
+                continue
+            layout = layout_of(row)
+            windows = np.ndarray(
+                (len(body) - layout.row_bytes + 1,), dtype=f"V{layout.row_bytes}", buffer=body, strides=(1,)
+            )
+            target.take_class(row, windows[plan.starts[rows]].view(layout.fields), rows)
+    columns = target.finish()
+    _check_order(columns)
+    return Manifest(plan.manifest_id, split_tables(columns))
+
+
+class _Target:
+    """The columns being filled, class after class."""
+
+    def __init__(self, body: bytes, plan: _Plan) -> None:
+        count = len(plan)
+        kinds = {c.kind for c in plan.classes}
+        self._counts = plan.counts
+        firsts = np.cumsum(plan.counts) - plan.counts
+        starts = plan.starts[firsts] if plan.starts is not None else plan.first + firsts * (
+            layout_of(plan.classes[0]).row_bytes
+        )  # fmt: skip
+        texts = np.ndarray(
+            (len(body) - NODE_TEXT_BYTES - 1,), dtype=f"V{NODE_TEXT_BYTES}", buffer=body, offset=2, strides=(1,)
+        )
+        self._node_texts = texts[starts]
+        self._node_of_row = np.repeat(np.arange(len(plan.counts)), plan.counts) if len(plan.counts) > 1 else None
+        self._ndims = np.zeros(len(plan.counts), dtype=np.int64)
+        codes = np.zeros(len(firsts), dtype=np.int64) if plan.codes is None else plan.codes[firsts]
+        self._ndims[:] = np.array([c.ndim for c in plan.classes], dtype=np.int64)[codes]
+        ndim = max(c.ndim for c in plan.classes)
+        self._coords = np.zeros((count, ndim), dtype=np.uint32)
+        self._kind = np.empty(count, dtype=np.uint8)
+        self._offset = np.zeros(count, dtype=np.uint64)
+        self._length = np.zeros(count, dtype=np.uint64)
+        self._object_id = np.zeros((count, OBJECT_ID_BYTES), dtype=np.uint8) if ChunkKind.NATIVE in kinds else None
+        self._location = np.full(count, -1, dtype=np.int32) if ChunkKind.VIRTUAL in kinds else None
+        checksums = {c.checksum for c in plan.classes if c.kind is ChunkKind.VIRTUAL}
+        self._etag = np.full(count, -1, dtype=np.int32) if ETAG in checksums else None
+        self._modified = np.zeros(count, dtype=np.uint32) if LAST_MODIFIED in checksums else None
+        self._locations: dict[bytes, int] = {}
+        self._etags: dict[bytes, int] = {}
+        self._inline = np.zeros(0, dtype=np.uint8)
+        self._inline_starts = np.zeros(0, dtype=np.int64)
+        if ChunkKind.INLINE in kinds:
+            self._place_inline(plan)
+
+    def _place_inline(self, plan: _Plan) -> None:
+        """Inline bytes lie in row order, so that every array's are together."""
+        sizes = np.array([c.text_bytes if c.kind is ChunkKind.INLINE else 0 for c in plan.classes], dtype=np.int64)
+        codes = np.zeros(len(plan), dtype=np.int64) if plan.codes is None else plan.codes
+        ends = np.cumsum(sizes[codes])
+        self._inline = np.zeros(int(ends[-1]), dtype=np.uint8)
+        self._inline_starts = ends - sizes[codes]
+
+    def take_class(self, row: RowClass, matrix: npt.NDArray[Any], rows: npt.NDArray[np.int64] | None) -> None:
+        """Check and take over the rows of one class; `rows` says where they belong, None means all in order."""
+        for first in range(0, len(matrix), _BLOCK_ROWS):
+            block = matrix[first : first + _BLOCK_ROWS]
+            place = slice(first, first + len(block)) if rows is None else rows[first : first + _BLOCK_ROWS]
+            self._take_block(row, block, place)
+        everywhere = slice(None) if rows is None else rows
+        if row.kind is ChunkKind.VIRTUAL:
+            assert self._location is not None
+            self._location[everywhere] = _index_texts(matrix, "text", row.text_bytes, self._locations)
+            if row.checksum == ETAG:
+                assert self._etag is not None
+                self._etag[everywhere] = _index_texts(matrix, "etag", row.etag_bytes, self._etags)
+
+    def _take_block(self, row: RowClass, block: npt.NDArray[Any], place: slice | npt.NDArray[np.int64]) -> None:
+        _check_constants(row, block)
+        expected = self._node_texts[0] if self._node_of_row is None else self._node_texts[self._node_of_row[place]]
+        if not _same_texts(block["node"], expected):
+            raise _HintError
+        if self._node_of_row is not None and (self._ndims[self._node_of_row[place]] != row.ndim).any():
+            raise _HintError
+        for dimension in range(row.ndim):
+            self._coords[place, dimension] = block[f"c{dimension}"]
+        self._kind[place] = row.kind
+        if row.kind is ChunkKind.INLINE:
+            self._take_inline(row, block, place)
+            return
+        self._offset[place] = block["offset"]
+        self._length[place] = block["length"]
+        if row.kind is ChunkKind.NATIVE:
+            assert self._object_id is not None
+            text = np.ascontiguousarray(block["text"]).view(np.uint8).reshape(len(block), -1)
+            try:
+                self._object_id[place] = decode_base32_column(text, OBJECT_ID_BYTES)
+            except InvalidInputError as error:
+                raise FormatError(f"a manifest names a chunk by something that is no id: {error}") from error
+        elif row.checksum == LAST_MODIFIED:
+            assert self._modified is not None
+            self._modified[place] = block["last_modified"]
+
+    def _take_inline(self, row: RowClass, block: npt.NDArray[Any], place: slice | npt.NDArray[np.int64]) -> None:
+        starts = self._inline_starts[place]
+        self._offset[place] = starts.astype(np.uint64)
+        self._length[place] = row.text_bytes
+        if row.text_bytes:
+            size = row.text_bytes
+            windows = np.ndarray(
+                (len(self._inline) - size + 1,), dtype=f"V{size}", buffer=self._inline.data, strides=(1,)
+            )
+            windows[starts] = block["text"]
+
+    def finish(self) -> Columns:
+        texts = np.ascontiguousarray(self._node_texts).view(np.uint8).reshape(-1, NODE_TEXT_BYTES)
+        try:
+            ids = decode_base32_column(texts, NODE_ID_BYTES)
+            locations = [text.decode() for text in self._locations]
+            etags = [text.decode() for text in self._etags]
+        except (InvalidInputError, UnicodeDecodeError) as error:
+            raise FormatError(f"a manifest holds an id or a location that is no text: {error}") from error
+        nodes = [row.tobytes() for row in ids]
+        if len(set(nodes)) != len(nodes):
+            raise _HintError
+        return Columns(
+            nodes, self._counts, self._ndims, self._coords, self._kind, self._offset, self._length,
+            self._object_id, self._location, locations, self._etag, etags, self._modified, self._inline.data,
+        )  # fmt: skip
+
+
+def _check_constants(row: RowClass, block: npt.NDArray[Any]) -> None:
+    layout = layout_of(row)
+    words = block.view(layout.constants)
+    template = np.frombuffer(layout.template, dtype=layout.constants)[0]
+    for name in layout.constants.names or ():
+        if (words[name] != template[name]).any():
+            raise _HintError
+
+
+def _same_texts(found: npt.NDArray[Any], expected: Any) -> bool:
+    """Whether node texts are equal, compared as two machine words that overlap."""
+    words = np.dtype({"names": ["a", "b"], "formats": ["u8", "u8"], "offsets": [0, 5], "itemsize": NODE_TEXT_BYTES})
+    a = found.view(words)
+    b = np.asarray(expected, dtype=f"V{NODE_TEXT_BYTES}").view(words)
+    return bool((a["a"] == b["a"]).all() and (a["b"] == b["b"]).all())
+
+
+def _index_texts(
+    matrix: npt.NDArray[Any], field: str, size: int, known: dict[bytes, int]
+) -> npt.NDArray[np.int32] | np.int32:
+    """Codes of the texts of a field, extending the dictionary."""
+    if not size:
+        return np.int32(known.setdefault(b"", len(known)))
+    texts = np.ascontiguousarray(matrix[field])
+    words = _as_words(texts, size)
+    # Neighbours mostly share their text: a run counts once.
+    changed = np.zeros(len(texts), dtype=np.bool_)
+    changed[0] = True
+    hashes = np.zeros(len(texts), dtype=np.uint64)
+    for index in range(words.shape[1]):
+        changed[1:] |= words[1:, index] != words[:-1, index]
+        hashes += words[:, index] * _MULTIPLIERS[index % len(_MULTIPLIERS)]
+        hashes ^= hashes >> np.uint64(29)
+    firsts = np.flatnonzero(changed)
+    _, samples, codes = np.unique(hashes[firsts], return_index=True, return_inverse=True)
+    if (words[firsts[samples[codes]]] != words[firsts]).any():
+        samples, codes = np.unique(texts[firsts].view(f"S{size}"), return_index=True, return_inverse=True)[1:]
+    found = [known.setdefault(texts[row].tobytes(), len(known)) for row in firsts[samples]]
+    result: npt.NDArray[np.int32] = np.array(found, dtype=np.int32)[codes[np.cumsum(changed) - 1]]
+    return result
+
+
+def _as_words(texts: npt.NDArray[Any], size: int) -> npt.NDArray[np.uint64]:
+    """Texts of one size as rows of machine words, filled up with zeros."""
+    if size % 8 == 0:
+        return texts.view(np.uint64).reshape(len(texts), size // 8)
+    padded = np.zeros((len(texts), -(-size // 8) * 8), dtype=np.uint8)
+    padded[:, :size] = texts.view(np.uint8).reshape(len(texts), size)
+    return padded.view(np.uint64)
+
+
+def _check_order(columns: Columns) -> None:
+    """Rows of every array in strictly ascending order; else the entries are read, sorted and made unique."""
+    if len(columns) < 2:
+        return
+    # From the last dimension to the first: a later one decides only where all before are equal.
+    ascending = np.zeros(len(columns) - 1, dtype=np.bool_)
+    for dimension in range(columns.coords.shape[1] - 1, -1, -1):
+        column = columns.coords[:, dimension]
+        ascending &= column[1:] == column[:-1]
+        ascending |= column[1:] > column[:-1]
+    ascending[np.cumsum(columns.counts)[:-1] - 1] = True
+    if not ascending.all():
+        raise _HintError

@@ -1,0 +1,140 @@
+"""The nodes of a snapshot, decoded when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from icefloe.errors import FormatError, InvalidInputError
+from icefloe.formats.repository.documents import AS_EARLY, AS_ZARR, Kept, decode_members, put_together
+from icefloe.formats.repository.values import (
+    MALFORMED,
+    WireId,
+    WireNodeId,
+    decode_or_refuse,
+    parse_node_id,
+    parse_object_id,
+)
+from icefloe.model.nodes import ArrayNode, AttributesRef, Extents, GroupNode, ManifestRef, Node
+from icefloe.model.zarr_document import parse_array_shape, parse_document
+
+_NODE = msgspec.msgpack.Decoder(
+    tuple[
+        WireNodeId,
+        str,
+        dict[str, msgspec.Raw] | None,
+        str | dict[str, tuple[msgspec.Raw, list[tuple[WireId, list[list[int]]]]]],
+    ]
+)
+_REF = msgspec.msgpack.Decoder(tuple[WireId, int])
+_ANY = msgspec.msgpack.Decoder()
+
+
+class NodeMap(Mapping[str, Node]):
+    """Path to node, by path; a node is decoded at its first use, so that opening a large snapshot is quick."""
+
+    def __init__(self, encoded: Mapping[str, msgspec.Raw], kept: Mapping[str, Kept] | None) -> None:
+        """`kept` is what the snapshot keeps beside the members, None in files of others."""
+        self._paths = sorted(encoded)
+        self._encoded = dict(encoded)
+        self._kept = kept
+        self._decoded: dict[str, Node] = {}
+
+    def __getitem__(self, path: str) -> Node:
+        node = self._decoded.get(path)
+        if node is None:
+            encoded = self._encoded[path]
+            default = AS_EARLY if self._kept is None else AS_ZARR
+            kept = default if self._kept is None else self._kept.get(path, default)
+            node = self._decoded[path] = _decode_node(path, encoded, kept)
+        return node
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._encoded
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, ({path: bytes(memoryview(raw)) for path, raw in self._encoded.items()}, self._kept)
+
+
+def _rebuild(encoded: dict[str, bytes], kept: Mapping[str, Kept] | None) -> NodeMap:
+    return NodeMap({path: msgspec.Raw(data) for path, data in encoded.items()}, kept)
+
+
+def _decode_node(path: str, encoded: msgspec.Raw, kept: Kept) -> Node:
+    wire_id, own_path, wire_attributes, data = decode_or_refuse(_NODE, encoded, "snapshot")
+    if own_path != path or not path.startswith("/"):
+        raise FormatError(f"a snapshot holds the node {own_path!r:.80} under the path {path!r:.80}")
+    node_id = parse_node_id(wire_id)
+    try:
+        attributes, reference = _decode_attributes(wire_attributes)
+        if isinstance(data, str):
+            if data != "Group":
+                raise FormatError(f"the node {path!r:.80} is of the unknown kind {data!r:.40}")
+            document = kept if isinstance(kept, bytes) else put_together(attributes, None, kept)
+            return GroupNode(node_id, path, document, reference)
+        (name, (zarr, wire_manifests)) = _only_item(data)
+        if name != "Array":
+            raise FormatError(f"the node {path!r:.80} is of the unknown kind {name!r:.40}")
+        manifests = tuple(ManifestRef(parse_object_id(m), _parse_extents(e)) for m, e in wire_manifests)
+        return _decode_array(node_id, path, attributes, reference, zarr, manifests, kept)
+    except (InvalidInputError, *MALFORMED) as error:
+        raise FormatError(f"the node {path!r:.80} of a snapshot cannot be read: {error}") from error
+
+
+def _decode_array(
+    node_id: bytes,
+    path: str,
+    attributes: Any,
+    reference: AttributesRef | None,
+    zarr: msgspec.Raw,
+    manifests: tuple[ManifestRef, ...],
+    kept: Kept,
+) -> ArrayNode:
+    if isinstance(kept, bytes):
+        shape = parse_array_shape(parse_document(kept), path)
+        return ArrayNode(
+            node_id, path, kept, shape.shape, shape.grid, shape.dimension_names, manifests, reference
+        )  # fmt: skip
+    members = decode_members(zarr)
+    lengths, chunks, names = members[0], members[2], members[7]
+    if len(lengths) != len(chunks) or any(n < 0 for n in lengths) or any(c <= 0 < n for n, c in zip(lengths, chunks)):
+        raise FormatError(f"the array {path!r:.80} has shape {lengths!s:.80} and chunks {chunks!s:.80}")
+    document = put_together(attributes, members, kept)
+    grid = tuple(-(-n // c) if n else 0 for n, c in zip(lengths, chunks, strict=True))
+    return ArrayNode(
+        node_id, path, document, tuple(lengths), grid, None if names is None else tuple(names), manifests, reference
+    )  # fmt: skip
+
+
+def _decode_attributes(wire: dict[str, msgspec.Raw] | None) -> tuple[Any, AttributesRef | None]:
+    if wire is None:
+        return None, None
+    name, value = _only_item(wire)
+    if name == "Inline":
+        return _ANY.decode(value), None
+    if name == "Ref":
+        object_id, row = _REF.decode(value)
+        return {}, AttributesRef(parse_object_id(object_id), row)
+    raise FormatError(f"attributes of the unknown kind {name!r:.40}")
+
+
+def _only_item(mapping: dict[str, Any]) -> tuple[str, Any]:
+    if len(mapping) != 1:
+        raise FormatError(f"a variant with {len(mapping)} names, expected one")
+    return next(iter(mapping.items()))
+
+
+def _parse_extents(wire: list[list[int]]) -> Extents:
+    """[] covers everything; else [first per dimension], [end per dimension]."""
+    if not wire:
+        return ()
+    firsts, ends = wire
+    return tuple(zip(firsts, ends, strict=True))

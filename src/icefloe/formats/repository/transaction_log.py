@@ -1,0 +1,145 @@
+"""Transaction logs: six lists of node ids and the coordinates of the chunks that changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from icefloe.errors import FormatError
+from icefloe.formats.repository.values import MALFORMED, WireNodeId, decode_or_refuse, parse_node_id
+from icefloe.ids import NodeId, encode_base32
+from icefloe.model.transaction_log import Move, TransactionLog
+
+FILE_VERSION = 1
+_PARTS = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_IDS = msgspec.msgpack.Decoder(list[WireNodeId])
+_CHUNKS = msgspec.msgpack.Decoder(dict[WireNodeId, msgspec.Raw])
+_COORDS = msgspec.msgpack.Decoder(list[tuple[int, ...]])
+_MOVES = msgspec.msgpack.Decoder(list[tuple[str, str, WireNodeId, bool]])
+_MAX_COORD = 2**32 - 1
+
+
+def encode_log_body(log: TransactionLog) -> bytes:
+    """The MessagePack body of a transaction log: eight members, and a ninth when nodes were moved."""
+    members: list[Any] = [
+        FILE_VERSION,
+        _encode_ids(log.new_groups),
+        _encode_ids(log.new_arrays),
+        _encode_ids(log.deleted_groups),
+        _encode_ids(log.deleted_arrays),
+        # These two lists are "attributes changed" and "metadata changed" for early readers: arrays have both.
+        _encode_ids(log.updated_groups),
+        _encode_ids(log.updated_arrays),
+        {encode_base32(node): _encode_coords(coords) for node, coords in sorted(log.updated_chunks.items())},
+    ]
+    if log.moves:
+        members.append([[m.from_path, m.to_path, encode_base32(m.node_id), m.is_array] for m in log.moves])
+    return msgspec.msgpack.encode(members)
+
+
+def _encode_ids(ids: Iterable[NodeId]) -> list[str]:
+    return [encode_base32(node) for node in sorted(ids)]
+
+
+def _encode_coords(coords: npt.NDArray[np.uint32]) -> msgspec.Raw:
+    """Integers of fixed width, so that the list is a matrix of bytes."""
+    count, ndim = coords.shape
+    head = b"\xdd" + count.to_bytes(4, "big")
+    record = _coords_record(ndim)
+    rows = np.empty(count, dtype=record)
+    if ndim < 16:
+        rows["head"] = 0x90 | ndim
+    else:
+        rows["head"] = np.void(b"\xdc" + ndim.to_bytes(2, "big"))
+    for dimension in range(ndim):
+        rows[f"m{dimension}"] = 0xCE
+        rows[f"c{dimension}"] = coords[:, dimension]
+    return msgspec.Raw(head + rows.tobytes())
+
+
+def _coords_record(ndim: int) -> np.dtype[Any]:
+    members: list[tuple[str, str]] = [("head", "u1" if ndim < 16 else "V3")]
+    for dimension in range(ndim):
+        members += [(f"m{dimension}", "u1"), (f"c{dimension}", ">u4")]
+    return np.dtype(members)
+
+
+def decode_log_body(body: bytes) -> TransactionLog:
+    """The log of a MessagePack body: seven members, eight with a version in front, nine with moves behind."""
+    if not body or body[0] not in (0x97, 0x98, 0x99):
+        raise FormatError(
+            f"not a transaction log: the body starts with {body[:8].hex() or 'nothing'}, "
+            "expected a MessagePack array of 7 to 9"
+        )
+    parts = decode_or_refuse(_PARTS, body, "transaction log")
+    moves = parts[8] if len(parts) == 9 else None
+    if len(parts) > 7:
+        parts = parts[1:8]
+    lists = [decode_or_refuse(_IDS, part, "transaction log") for part in parts[:6]]
+    sets = [frozenset(parse_node_id(wire) for wire in ids) for ids in lists]
+    chunks = decode_or_refuse(_CHUNKS, parts[6], "transaction log")
+    return TransactionLog(
+        new_groups=sets[0],
+        new_arrays=sets[1],
+        deleted_groups=sets[2],
+        deleted_arrays=sets[3],
+        # Early writers list new nodes here as well.
+        updated_groups=sets[4] - sets[0] - sets[1],
+        updated_arrays=sets[5] - sets[0] - sets[1],
+        updated_chunks={parse_node_id(node): _decode_coords(memoryview(raw)) for node, raw in chunks.items()},
+        moves=() if moves is None else _decode_moves(moves),
+    )
+
+
+def _decode_moves(wire: msgspec.Raw) -> tuple[Move, ...]:
+    moves = decode_or_refuse(_MOVES, wire, "transaction log")
+    return tuple(Move(source, target, parse_node_id(node), is_array) for source, target, node, is_array in moves)
+
+
+def _decode_coords(data: memoryview) -> npt.NDArray[np.uint32]:
+    """Coordinates as sorted unique rows."""
+    coords = _view_coords(data)
+    if coords is None:
+        coords = _parse_coords(data)
+    if len(coords) < 2 or not coords.shape[1]:
+        return coords[:1]
+    order = np.lexsort(coords.T[::-1])
+    ordered = coords[order]
+    keep = np.concatenate([[True], (ordered[1:] != ordered[:-1]).any(axis=1)])
+    unique: npt.NDArray[np.uint32] = ordered[keep]
+    return unique
+
+
+def _view_coords(data: memoryview) -> npt.NDArray[np.uint32] | None:
+    """Coordinates written with fixed width, or None when they are not."""
+    if len(data) < 6 or data[0] != 0xDD or data[5] & 0xF0 != 0x90:
+        return None
+    count, ndim = int.from_bytes(data[1:5], "big"), data[5] & 0x0F
+    record = _coords_record(ndim)
+    if count * record.itemsize != len(data) - 5:
+        return None
+    rows = np.frombuffer(data, dtype=record, offset=5)
+    coords = np.empty((count, ndim), dtype=np.uint32)
+    if (rows["head"] != data[5]).any():
+        return None
+    for dimension in range(ndim):
+        if (rows[f"m{dimension}"] != 0xCE).any():
+            return None
+        coords[:, dimension] = rows[f"c{dimension}"]
+    return coords
+
+
+def _parse_coords(data: memoryview) -> npt.NDArray[np.uint32]:
+    try:
+        rows = _COORDS.decode(data)
+        ndim = len(rows[0]) if rows else 0
+        coords = np.array(rows, dtype=np.int64).reshape(len(rows), ndim)
+    except MALFORMED as error:
+        raise FormatError(f"a transaction log holds chunk coordinates that cannot be read: {error}") from error
+    if coords.size and (int(coords.min()) < 0 or int(coords.max()) > _MAX_COORD):
+        raise FormatError("a transaction log holds chunk coordinates outside 0..2^32-1")
+    return coords.astype(np.uint32)
