@@ -49,12 +49,12 @@ def open_object_store(
 ) -> SourceStorage:
     """The storage whose keys are what follows `prefix`, a URL, in the locations of virtual chunks; for reading only.
 
-    A local store reads below its own path, wherever the prefix says the files were when the references were made.
-    `credentials` of None are those a public or local place needs.
+    An empty prefix is the folder of a local store itself. `credentials` of None are those a public or local place
+    needs.
     """
     if isinstance(config, LocalFileSystemObjectStore):
         _accept(config, credentials, LocalFileSystemAccess)
-        return LocalStorage(config.path or _local_path(prefix), encoded=False)
+        return LocalStorage(_local_path(prefix) if prefix else config.path, encoded=False)
     if isinstance(config, InMemoryObjectStore):
         return MemoryStorage.named(urlsplit(prefix).netloc)
     if isinstance(config, HttpObjectStore):
