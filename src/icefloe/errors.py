@@ -149,7 +149,7 @@ class UnsupportedError(InvalidInputError):
     """This generation of the format, or this storage, cannot do what was asked."""
 
 
-class ReadOnlyError(IcefloeError):
+class ReadOnlyError(IcefloeError, ValueError):
     """The session, store or repository takes no writes."""
 
     kind = ErrorKind.READ_ONLY

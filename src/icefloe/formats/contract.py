@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
-from icefloe.ids import ObjectId, encode_base32
+from icefloe.ids import ObjectId, encode_base32, new_object_id
 from icefloe.model.capabilities import Capabilities, SpecVersion
 from icefloe.model.snapshot import Manifest, Snapshot
 from icefloe.model.transaction_log import TransactionLog
@@ -23,6 +24,8 @@ class Format(ABC):
     attributes_folder = "attributes/"
     chunks_folder = "chunks/"
     metadata_extension = ""
+    logs_initial_snapshot = False
+    """Whether the first snapshot, too, has a transaction log."""
 
     def snapshot_key(self, snapshot_id: ObjectId) -> str:
         return f"{self.snapshots_folder}{snapshot_id}{self.metadata_extension}"
@@ -42,6 +45,20 @@ class Format(ABC):
     def object_metadata(self, file_type: str) -> Mapping[str, str]:
         """User metadata for an object of type snapshot, manifest, transaction-log or attributes."""
         return {}
+
+    def initial_snapshot(self, now: dt.datetime) -> Snapshot:
+        """The snapshot without nodes that a new repository starts from."""
+        return Snapshot(
+            id=new_object_id(self.capabilities.object_id_bytes),
+            parent_id=None,
+            written_at=now,
+            message="Repository initialized",
+            metadata={},
+            nodes={},
+            manifests={},
+            total_ancestors=0,
+            started_at=now,
+        )
 
     @abstractmethod
     def encode_snapshot(self, snapshot: Snapshot) -> bytes: ...

@@ -38,6 +38,9 @@ class Ledger(ABC):
     async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
         """Make the first ref point at the initial snapshot (already flushed); AlreadyExistsError for all but one."""
 
+    async def check_writable(self) -> None:
+        """ReadOnlyError where the repository itself says that it takes no writes."""
+
     @abstractmethod
     async def fetch_tip(self, branch: str) -> Tip: ...
 

@@ -71,7 +71,7 @@ class ChunkTable:
             self.coords, self.kind, self.offset, self.length, self.object_id,
             self.location, self.etag, self.last_modified,
         ]  # fmt: skip
-        fixed = sum(c.nbytes for c in columns if c is not None)
+        fixed = sum(int(c.nbytes) for c in columns if c is not None)
         return fixed + len(self.inline) + _text_bytes(self.locations) + _text_bytes(self.etags)
 
     def extents(self) -> tuple[tuple[int, int], ...]:

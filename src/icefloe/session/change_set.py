@@ -1,0 +1,147 @@
+"""What a session has changed and not committed yet, over its base snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from icefloe.ids import NodeId
+from icefloe.manifests.edits import EditBuffer
+from icefloe.manifests.pieces import PartRef
+from icefloe.model.nodes import ArrayNode, Node
+from icefloe.model.snapshot import Snapshot
+from icefloe.model.transaction_log import Move, TransactionLog
+
+
+@dataclass(slots=True)
+class ChangeSet:
+    """Nodes that are other than in the base, by their present path, and chunk edits by node id.
+
+    `added` holds nodes that are new, changed or moved here; `removed` the base paths at which the base's node is no
+    longer; `origin` the base path of every node of the base that stands in `added`, was deleted or has chunk edits.
+    """
+
+    added: dict[str, Node] = field(default_factory=dict)
+    removed: set[str] = field(default_factory=set)
+    origin: dict[NodeId, str] = field(default_factory=dict)
+    edits: dict[NodeId, EditBuffer] = field(default_factory=dict)
+    parts: dict[NodeId, list[PartRef]] = field(default_factory=dict)
+    """Manifests that workers of a distributed write left for this change set."""
+
+    def is_empty(self) -> bool:
+        return not (self.added or self.removed or self.parts or any(self.edits.values()))
+
+    def put_node(self, base: Snapshot, node: Node) -> None:
+        """A node is at its path from now on: new, or in place of what was there."""
+        here = base.nodes.get(node.path)
+        if here is not None and node.path not in self.added and node.path not in self.removed:
+            self.origin[here.id] = node.path
+            if here.id != node.id:
+                self.removed.add(node.path)
+        if here is not None and here.id == node.id:
+            self.removed.discard(node.path)
+            if here == node:
+                self.added.pop(node.path, None)
+                return
+        self.added[node.path] = node
+
+    def remove_node(self, base: Snapshot, node: Node) -> None:
+        """A node is no longer there."""
+        self._leave(base, node)
+        self.edits.pop(node.id, None)
+
+    def move_node(self, base: Snapshot, node: Node, to_path: str) -> None:
+        """A node is at another path from now on; its chunk edits stay with its id."""
+        self._leave(base, node)
+        self.put_node(base, replace(node, path=to_path))
+
+    def _leave(self, base: Snapshot, node: Node) -> None:
+        self.added.pop(node.path, None)
+        here = base.nodes.get(node.path)
+        if here is not None:
+            self.origin[here.id] = node.path
+            self.removed.add(node.path)
+
+    def buffer(self, node: ArrayNode) -> EditBuffer:
+        """The chunk edits of an array, made on first use."""
+        buffer = self.edits.get(node.id)
+        if buffer is None:
+            buffer = self.edits[node.id] = EditBuffer(len(node.shape))
+            if node.path not in self.added:
+                self.origin[node.id] = node.path
+        return buffer
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSummary:
+    """The nodes of a change set, sorted out against the base, by what happened to them."""
+
+    new: dict[NodeId, Node]
+    deleted: dict[NodeId, Node]
+    """As they were in the base."""
+    updated: dict[NodeId, Node]
+    """As they are now; the document differs from the base's."""
+    moved: dict[NodeId, tuple[str, Node]]
+    """The path in the base, and the node as it is now."""
+    chunks: dict[NodeId, npt.NDArray[np.uint32]]
+    """Coordinates that were set, replaced or deleted, in arrays that still exist."""
+
+    def is_empty(self) -> bool:
+        return not (self.new or self.deleted or self.updated or self.moved or self.chunks)
+
+
+def summarise(base: Snapshot, changes: ChangeSet) -> ChangeSummary:
+    """Sort a change set out by node id."""
+    new: dict[NodeId, Node] = {}
+    deleted: dict[NodeId, Node] = {}
+    updated: dict[NodeId, Node] = {}
+    moved: dict[NodeId, tuple[str, Node]] = {}
+    present = set()
+    for path, node in changes.added.items():
+        present.add(node.id)
+        origin = changes.origin.get(node.id)
+        if origin is None:
+            new[node.id] = node
+            continue
+        was = base.nodes[origin]
+        if origin != path:
+            moved[node.id] = (origin, node)
+        if was.document != node.document or was.attributes != node.attributes:
+            updated[node.id] = node
+    for path in changes.removed:
+        was = base.nodes[path]
+        if was.id not in present:
+            deleted[was.id] = was
+    chunks = {}
+    for node_id, buffer in changes.edits.items():
+        table = buffer.to_table()
+        if len(table):
+            chunks[node_id] = table.coords
+    return ChangeSummary(new, deleted, updated, moved, chunks)
+
+
+def transaction_log(summary: ChangeSummary) -> TransactionLog:
+    """The log that a commit of these changes writes."""
+
+    def ids(nodes: dict[NodeId, Node], *, arrays: bool) -> frozenset[NodeId]:
+        return frozenset(node_id for node_id, node in nodes.items() if isinstance(node, ArrayNode) is arrays)
+
+    return TransactionLog(
+        new_groups=ids(summary.new, arrays=False),
+        new_arrays=ids(summary.new, arrays=True),
+        deleted_groups=ids(summary.deleted, arrays=False),
+        deleted_arrays=ids(summary.deleted, arrays=True),
+        updated_groups=ids(summary.updated, arrays=False),
+        updated_arrays=ids(summary.updated, arrays=True),
+        updated_chunks=summary.chunks,
+        moves=tuple(_moves(summary)),
+    )
+
+
+def _moves(summary: ChangeSummary) -> Iterator[Move]:
+    by_target = sorted(summary.moved.values(), key=lambda move: move[1].path.split("/"))
+    for from_path, node in by_target:
+        yield Move(from_path, node.path, node.id, is_array=isinstance(node, ArrayNode))

@@ -1,0 +1,102 @@
+"""Where the bytes of a written chunk go: into the manifest, a pack, or an object of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from icefloe.chunks.packs import PackBuilder, SealedPack, packing_policy
+from icefloe.formats.contract import Format
+from icefloe.ids import NodeId, new_chunk_id
+from icefloe.model.chunk_table import ChunkKind, ChunkRef, Coords
+from icefloe.model.config import RepositoryConfig
+from icefloe.model.nodes import ArrayNode
+from icefloe.session.change_set import ChangeSet
+from icefloe.storage.contract import Buffer, Storage
+
+
+class ChunkWriter:
+    """Writes chunks of one session and records them in its change set.
+
+    Small chunks wait in memory until their pack is full. A pack that could not be stored stays in memory and is
+    tried again by `flush`, so that no chunk whose write was accepted is lost before the commit says so.
+    """
+
+    def __init__(self, storage: Storage, format: Format, config: RepositoryConfig) -> None:
+        self._storage = storage
+        self._format = format
+        self._inline_bytes: int = config.effective("inline_chunk_threshold_bytes")
+        self._packs = PackBuilder(packing_policy(config), id_bytes=format.capabilities.object_id_bytes)
+        self.unstored: dict[bytes, bytes] = {}
+        """Packs that are sealed but not known to be stored, by object id."""
+        self._lock = threading.RLock()
+
+    def find_pending(self, node_id: NodeId, coords: Coords) -> Buffer | None:
+        """The bytes of a chunk that waits for its pack."""
+        return self._packs.find(node_id, coords)
+
+    async def write(self, changes: ChangeSet, node: ArrayNode, coords: Coords, data: Buffer) -> None:
+        """Take a chunk; it can be read back at once."""
+        size = len(data)
+        if size <= self._inline_bytes:
+            self._record(changes, node, coords, ChunkRef(ChunkKind.INLINE, 0, size, data=bytes(data)))
+        elif self._packs.policy.takes(size):
+            with self._lock:
+                changes.buffer(node)
+                self._packs.add(node.id, coords, data)
+                full = self._packs.seal_full(self._recorder(changes)) if self._packs.is_full else []
+            for pack in full:
+                await self._store(pack.object_id)
+        else:
+            chunk_id = new_chunk_id(self._format.capabilities.object_id_bytes)
+            await self._storage.put(self._format.chunk_key(chunk_id), data)
+            self._record(changes, node, coords, ChunkRef(ChunkKind.NATIVE, 0, size, object_id=chunk_id))
+
+    def _record(self, changes: ChangeSet, node: ArrayNode, coords: Coords, ref: ChunkRef) -> None:
+        with self._lock:
+            self._packs.discard(node.id, coords)
+            changes.buffer(node).set(coords, ref)
+
+    def record(self, changes: ChangeSet, node: ArrayNode, coords: Coords, ref: ChunkRef) -> None:
+        """Record a reference whose bytes are elsewhere, or a deletion."""
+        self._record(changes, node, coords, ref)
+
+    def forget_node(self, node_id: NodeId) -> None:
+        """Drop what waits for an array that is deleted."""
+        with self._lock:
+            self._packs.discard_node(node_id)
+
+    def settle(self, changes: ChangeSet) -> None:
+        """Give every waiting chunk its place in a pack, so that the change set knows all references."""
+        with self._lock:
+            self._packs.seal(self._recorder(changes))
+
+    async def flush(self, changes: ChangeSet) -> None:
+        """Store everything that is still in memory."""
+        self.settle(changes)
+        await asyncio.gather(*(self._store(object_id) for object_id in list(self.unstored)))
+
+    def discard(self) -> None:
+        """Forget everything that is not stored."""
+        with self._lock:
+            self._packs.clear()
+            self.unstored.clear()
+
+    @property
+    def has_pending(self) -> bool:
+        return len(self._packs) > 0
+
+    def _recorder(self, changes: ChangeSet) -> Callable[[SealedPack], None]:
+        def record(pack: SealedPack) -> None:
+            self.unstored[pack.object_id] = pack.data
+            for node_id, table in pack.tables.items():
+                changes.edits[node_id].add_table(table)
+
+        return record
+
+    async def _store(self, object_id: bytes) -> None:
+        data = self.unstored.get(object_id)
+        if data is not None:
+            await self._storage.put(self._format.chunk_key(object_id), data)
+            self.unstored.pop(object_id, None)

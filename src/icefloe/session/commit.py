@@ -1,0 +1,224 @@
+"""Turning a change set into a snapshot, and landing it on a branch."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import random
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from icefloe.errors import ConflictError, SessionStateError, UnsupportedError
+from icefloe.ids import NodeId, ObjectId, new_object_id
+from icefloe.ledger.contract import Tip
+from icefloe.model.nodes import ArrayNode, AttributesRef, Node
+from icefloe.model.snapshot import Snapshot, SnapshotInfo
+from icefloe.model.transaction_log import TransactionLog
+from icefloe.model.zarr_document import split_attributes
+from icefloe.session.change_set import summarise, transaction_log
+from icefloe.session.conflicts import ConflictSolver
+from icefloe.session.history import fetch_log
+from icefloe.session.manifest_flush import FlushedManifests, flush_manifests
+from icefloe.session.rebase import rebase_over
+from icefloe.session.workspace import Workspace
+
+HISTORY_LENGTH = 32
+"""Ancestors that a snapshot carries with it, where its generation keeps any: a bound, so commits do not grow."""
+
+_FIRST_PAUSE_SECONDS = 0.005
+_LONGEST_PAUSE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRequest:
+    """What a caller asks for when committing."""
+
+    message: str
+    metadata: Mapping[str, Any]
+    rebase_with: ConflictSolver | None = None
+    rebase_tries: int = 1000
+
+
+async def commit(work: Workspace, branch: str, tip: Tip, request: CommitRequest) -> tuple[Snapshot, Tip]:
+    """Land the changes on a branch, rebasing over the commits they missed when a solver is given."""
+    await work.writer.flush(work.changes)
+    ledger = work.engine.ledger
+    for attempt in range(max(request.rebase_tries, 0) + 1):
+        if attempt > 0:
+            tip = await rebase(work, branch, _solver(request))
+        snapshot = await flush_snapshot(work, request)
+        try:
+            return snapshot, await ledger.advance(branch, tip, snapshot)
+        except ConflictError:
+            if request.rebase_with is None or attempt == request.rebase_tries:
+                raise
+        await asyncio.sleep(_pause(attempt))
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _solver(request: CommitRequest) -> ConflictSolver:
+    assert request.rebase_with is not None
+    return request.rebase_with
+
+
+def _pause(attempt: int) -> float:
+    """Full jitter: writers that collided spread out, more widely the more often they did."""
+    return random.uniform(0, min(_FIRST_PAUSE_SECONDS * 2**attempt, _LONGEST_PAUSE_SECONDS))
+
+
+async def amend(work: Workspace, branch: str, tip: Tip, request: CommitRequest) -> tuple[Snapshot, Tip]:
+    """Replace the newest commit of a branch by one that holds its changes and these."""
+    replaced = work.base
+    parent_id = (await work.engine.ledger.fetch_info(replaced.id)).parent_id
+    if parent_id is None:
+        raise SessionStateError("the first snapshot of a repository cannot be amended; commit instead")
+    await work.writer.flush(work.changes)
+    parent = await work.engine.ledger.fetch_info(parent_id)
+    earlier = await fetch_log(work.engine, replaced)
+    snapshot = await flush_snapshot(work, request, onto=parent, earlier=earlier)
+    return snapshot, await work.engine.ledger.advance(branch, tip, snapshot, amends=replaced.id)
+
+
+async def rebase(work: Workspace, branch: str, solver: ConflictSolver) -> Tip:
+    """Carry the changes over to where the branch stands now."""
+    tip = await work.engine.ledger.fetch_tip(branch)
+    for snapshot_id in reversed(await _missed(work, tip)):
+        theirs = await work.engine.archive.fetch_snapshot(snapshot_id)
+        log = await fetch_log(work.engine, theirs)
+        changes = rebase_over(work.base, work.changes, theirs, log, solver)
+        work.rebase_to(theirs, changes)
+    return tip
+
+
+async def _missed(work: Workspace, tip: Tip) -> list[ObjectId]:
+    """Commits between the base and the tip, newest first."""
+    missed: list[ObjectId] = []
+    async for info in work.engine.ledger.ancestry(tip.snapshot_id):
+        if info.id == work.base.id:
+            return missed
+        missed.append(info.id)
+    raise ConflictError(
+        f"the branch is at {tip.snapshot_id}, whose history does not contain the session's base {work.base.id}: it was "
+        "reset; open a new session and write again",
+        expected_parent=work.base.id,
+        actual_parent=tip.snapshot_id,
+    )
+
+
+async def flush_snapshot(
+    work: Workspace,
+    request: CommitRequest,
+    *,
+    onto: SnapshotInfo | None = None,
+    earlier: TransactionLog | None = None,
+) -> Snapshot:
+    """Write manifests, attributes, snapshot and log of the changes; no ref points at them yet."""
+    engine = work.engine
+    summary = summarise(work.base, work.changes)
+    log = transaction_log(summary)
+    if earlier is not None:
+        log = merge_logs(earlier, log)
+    if log.moves and engine.format.capabilities.moves_need_own_commit and not _only_moves(log):
+        raise UnsupportedError(
+            f"generation {engine.format.spec_version.value!r} takes moves only in a commit of their own; "
+            "commit the other changes first, then move in a new session"
+        )
+    manifests = await flush_manifests(work)
+    attributes = await _flush_attributes(work)
+    snapshot = _build_snapshot(work, request, manifests, attributes, onto)
+    writes: list[Coroutine[Any, Any, object]] = [engine.archive.flush_snapshot(snapshot)]
+    if engine.format.capabilities.transaction_logs:
+        writes.append(engine.archive.flush_transaction_log(snapshot.id, log))
+    await asyncio.gather(*writes)
+    return snapshot
+
+
+def _only_moves(log: TransactionLog) -> bool:
+    return replace(log, moves=()).is_empty()
+
+
+async def _flush_attributes(work: Workspace) -> Mapping[NodeId, tuple[bytes, AttributesRef]]:
+    """Write large attributes of changed nodes to one file; returns document and place of each such node."""
+    threshold = work.engine.config.effective("attributes_threshold_bytes")
+    if not work.engine.format.capabilities.attributes_files:
+        return {}
+    rows: list[bytes] = []
+    result: dict[NodeId, tuple[bytes, AttributesRef]] = {}
+    attributes_id = new_object_id(work.engine.format.capabilities.object_id_bytes)
+    for node in work.changes.added.values():
+        if node.attributes is not None or len(node.document) <= threshold:
+            continue
+        parts = split_attributes(node.document)
+        if parts is not None and len(parts[1]) > threshold:
+            result[node.id] = (parts[0], AttributesRef(attributes_id, len(rows)))
+            rows.append(parts[1])
+    if rows:
+        await work.engine.archive.flush_attributes(attributes_id, rows)
+    return result
+
+
+def _build_snapshot(
+    work: Workspace,
+    request: CommitRequest,
+    manifests: FlushedManifests,
+    attributes: Mapping[NodeId, tuple[bytes, AttributesRef]],
+    onto: SnapshotInfo | None,
+) -> Snapshot:
+    base, capabilities = work.base, work.engine.format.capabilities
+    parent = onto or base.info
+    nodes: dict[str, Node] = {}
+    for node in work.tree.nodes():
+        if node.id in attributes:
+            document, place = attributes[node.id]
+            node = replace(node, document=document, attributes=place)
+        if node.id in manifests.refs and isinstance(node, ArrayNode):
+            node = replace(node, manifests=manifests.refs[node.id])
+        nodes[node.path] = node
+    known = {**base.manifests, **manifests.files}
+    used = dict.fromkeys(ref.manifest_id for n in nodes.values() if isinstance(n, ArrayNode) for ref in n.manifests)
+    older = base.history if onto is None else base.history[1:]
+    history = (replace(parent, manifests=()), *older)[:HISTORY_LENGTH] if capabilities.history_in_snapshot else ()
+    total = None if base.total_ancestors is None else base.total_ancestors + (1 if onto is None else 0)
+    now = dt.datetime.now(dt.UTC)
+    return Snapshot(
+        id=new_object_id(capabilities.object_id_bytes),
+        parent_id=parent.id,
+        written_at=max(now, base.written_at + dt.timedelta(microseconds=1)),
+        message=request.message,
+        metadata=request.metadata,
+        nodes=nodes,
+        manifests={manifest_id: known[manifest_id] for manifest_id in used if manifest_id in known},
+        attribute_files=tuple(
+            dict.fromkeys(n.attributes.object_id for n in nodes.values() if n.attributes is not None)
+        ),
+        history=history,
+        total_ancestors=total,
+        started_at=now,
+    )
+
+
+def merge_logs(first: TransactionLog, second: TransactionLog) -> TransactionLog:
+    """Two consecutive logs as one."""
+    born = first.new_arrays | first.new_groups
+    gone = second.deleted_arrays | second.deleted_groups
+    chunks = dict(first.updated_chunks)
+    for node_id, coords in second.updated_chunks.items():
+        before = chunks.get(node_id)
+        chunks[node_id] = coords if before is None else np.unique(np.concatenate([before, coords]), axis=0)
+    origins = {move.node_id: move.from_path for move in first.moves}
+    moves = {move.node_id: move for move in first.moves}
+    for move in second.moves:
+        moves[move.node_id] = replace(move, from_path=origins.get(move.node_id, move.from_path))
+    return TransactionLog(
+        new_groups=(first.new_groups | second.new_groups) - gone,
+        new_arrays=(first.new_arrays | second.new_arrays) - gone,
+        deleted_groups=first.deleted_groups | (second.deleted_groups - born),
+        deleted_arrays=first.deleted_arrays | (second.deleted_arrays - born),
+        updated_groups=(first.updated_groups | second.updated_groups) - gone,
+        updated_arrays=(first.updated_arrays | second.updated_arrays) - gone,
+        updated_chunks={node_id: coords for node_id, coords in chunks.items() if node_id not in gone},
+        moves=tuple(m for m in moves.values() if m.from_path != m.to_path and m.node_id not in born | gone),
+    )

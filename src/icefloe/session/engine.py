@@ -1,0 +1,60 @@
+"""What every session of a repository works with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from icefloe.archive.files import Archive, CacheLimits
+from icefloe.chunks.reader import ChunkReader
+from icefloe.chunks.virtual import VirtualContainers
+from icefloe.formats.contract import Format
+from icefloe.formats.registry import get_format
+from icefloe.ledger.contract import Ledger
+from icefloe.ledger.registry import make_ledger
+from icefloe.model.capabilities import Capabilities, SpecVersion
+from icefloe.model.config import CachingConfig, RepositoryConfig
+from icefloe.storage.contract import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The parts of one opened repository, shared by its sessions; pickles as what it was built from."""
+
+    storage: Storage
+    format: Format
+    archive: Archive
+    ledger: Ledger
+    reader: ChunkReader
+    config: RepositoryConfig
+    authorized: Mapping[str, Any]
+
+    @property
+    def containers(self) -> VirtualContainers:
+        return self.reader.containers
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.format.capabilities
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return build_engine, (self.storage, self.format.spec_version, self.config, dict(self.authorized))
+
+
+def build_engine(
+    storage: Storage, spec_version: SpecVersion, config: RepositoryConfig, authorized: Mapping[str, Any]
+) -> Engine:
+    """The parts of a repository of a known generation; touches no storage."""
+    generation = get_format(spec_version)
+    caching = config.caching or CachingConfig()
+    limits = CacheLimits(
+        snapshots=caching.snapshots_limit_bytes,
+        manifests=caching.manifests_limit_bytes,
+        transaction_logs=caching.transaction_logs_limit_bytes,
+        attributes=caching.effective("num_bytes_attributes"),
+    )
+    archive = Archive(storage, generation, limits)
+    ledger = make_ledger(spec_version, storage, archive)
+    reader = ChunkReader.configured(storage, generation.chunk_key, config, authorized)
+    return Engine(storage, generation, archive, ledger, reader, config, authorized)

@@ -1,0 +1,100 @@
+"""Points of a repository's history: refs, times, ancestry, and what lies between two of them."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from icefloe.errors import InvalidInputError, ObjectNotFoundError, SnapshotNotFoundError
+from icefloe.ids import ObjectId
+from icefloe.model.diff import Diff
+from icefloe.model.snapshot import Snapshot, SnapshotInfo
+from icefloe.model.transaction_log import TransactionLog
+from icefloe.session.compare import compare_snapshots, diff_from_logs
+from icefloe.session.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class RefChoice:
+    """A snapshot, named by exactly one of a branch, a tag or its id."""
+
+    branch: str | None = None
+    tag: str | None = None
+    snapshot_id: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("branch", "tag", "snapshot_id") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise InvalidInputError(f"give one of branch, tag and snapshot_id, not {' and '.join(given)}")
+
+    def or_main(self) -> RefChoice:
+        """The same choice, or the branch `main` when nothing was chosen."""
+        return self if self.branch or self.tag or self.snapshot_id else RefChoice(branch="main")
+
+
+async def resolve(engine: Engine, choice: RefChoice) -> ObjectId:
+    """The snapshot id that a choice names."""
+    if choice.branch is not None:
+        return (await engine.ledger.fetch_tip(choice.branch)).snapshot_id
+    if choice.tag is not None:
+        return await engine.ledger.fetch_tag(choice.tag)
+    if choice.snapshot_id is not None:
+        return choice.snapshot_id
+    raise InvalidInputError("give one of branch, tag and snapshot_id")
+
+
+async def ancestry(engine: Engine, choice: RefChoice) -> AsyncIterator[SnapshotInfo]:
+    """A snapshot and its ancestors, newest first."""
+    async for info in engine.ledger.ancestry(await resolve(engine, choice)):
+        yield info
+
+
+async def snapshot_as_of(engine: Engine, snapshot_id: ObjectId, time: dt.datetime) -> ObjectId:
+    """The newest ancestor that was written at or before a time."""
+    moment = time if time.tzinfo is not None else time.replace(tzinfo=dt.UTC)
+    oldest = None
+    async for info in engine.ledger.ancestry(snapshot_id):
+        if info.written_at <= moment:
+            return info.id
+        oldest = info
+    since = f"; its history begins at {oldest.written_at.isoformat()}" if oldest is not None else ""
+    raise SnapshotNotFoundError(f"the branch had no commit at {moment.isoformat()}{since}", as_of=moment)
+
+
+async def fetch_log(engine: Engine, snapshot: Snapshot) -> TransactionLog:
+    """What a snapshot changed: its log, or a comparison where the generation or an early writer left none."""
+    if engine.capabilities.transaction_logs:
+        try:
+            return await engine.archive.fetch_transaction_log(snapshot.id)
+        except ObjectNotFoundError:
+            pass
+    parent_id = (await engine.ledger.fetch_info(snapshot.id)).parent_id
+    if parent_id is None:
+        return TransactionLog()
+    parent = await engine.archive.fetch_snapshot(parent_id)
+    return await compare_snapshots(parent, snapshot, engine.archive)
+
+
+async def diff_between(engine: Engine, old: ObjectId, new: ObjectId) -> Diff:
+    """What changed from one snapshot to another one.
+
+    Along one history the logs in between tell; unrelated snapshots are compared.
+    """
+    before = await engine.archive.fetch_snapshot(old)
+    after = await engine.archive.fetch_snapshot(new)
+    between = await _snapshots_between(engine, old, new)
+    if between is None or not engine.capabilities.transaction_logs:
+        return diff_from_logs(before, after, [await compare_snapshots(before, after, engine.archive)])
+    logs = [await fetch_log(engine, await engine.archive.fetch_snapshot(snapshot_id)) for snapshot_id in between]
+    return diff_from_logs(before, after, logs)
+
+
+async def _snapshots_between(engine: Engine, old: ObjectId, new: ObjectId) -> list[ObjectId] | None:
+    """The commits after `old` up to `new`, oldest first; None when `old` is not an ancestor."""
+    found: list[ObjectId] = []
+    async for info in engine.ledger.ancestry(new):
+        if info.id == old:
+            return found[::-1]
+        found.append(info.id)
+    return None

@@ -1,0 +1,202 @@
+"""A session seen as Zarr keys: what a key names, and which keys there are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TypeAlias
+
+import numpy as np
+
+from icefloe.errors import InvalidInputError, NodeNotFoundError
+from icefloe.model.chunk_keys import KeyEncoding, key_encoding
+from icefloe.model.chunk_table import ChunkRef, Coords, tombstones
+from icefloe.model.nodes import ArrayNode, Node
+from icefloe.model.paths import ChunkKey, DocumentKey, document_key, parse_key
+from icefloe.session.workspace import Workspace
+from icefloe.storage.contract import Buffer
+
+Chunk: TypeAlias = tuple[ArrayNode, Coords]
+
+
+class KeySpace:
+    """Zarr's view of a workspace: documents and chunks by key."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+
+    def find_chunk(self, key: str) -> Chunk | None:
+        """The array and coordinates that a key names, or None when it names no chunk of an existing array."""
+        parsed = parse_key(key)
+        if isinstance(parsed, DocumentKey):
+            return None
+        tree = self._workspace.tree
+        if isinstance(parsed, ChunkKey):
+            node = tree.find_array(parsed.path)
+            if node is not None and len(parsed.coords) == len(node.shape) and key_encoding(node.document).is_default:
+                return node, parsed.coords
+        return self._find_other_chunk(key)
+
+    def _find_other_chunk(self, key: str) -> Chunk | None:
+        """A chunk of an array whose key encoding is not the default one."""
+        above = "/" + key
+        while above != "/":
+            above = above.rpartition("/")[0] or "/"
+            node = self._workspace.tree.find_array(above)
+            if node is not None:
+                suffix = key[len(above) :] if above != "/" else key
+                coords = key_encoding(node.document).parse(suffix, len(node.shape))
+                return None if coords is None else (node, coords)
+        return None
+
+    async def fetch(self, key: str, start: int | None = None, end: int | None = None) -> Buffer | None:
+        """The bytes of a key, or a range of them; None when there is nothing."""
+        chunk = self.find_chunk(key)
+        if chunk is not None:
+            return await self._workspace.fetch_chunk(*chunk, start, end)
+        parsed = parse_key(key)
+        if not isinstance(parsed, DocumentKey):
+            return None
+        document = await self._workspace.fetch_document(parsed.path)
+        if document is None or (start is None and end is None):
+            return document
+        return document[start:end]
+
+    async def length(self, key: str) -> int | None:
+        """How many bytes a key has, without reading them; None when there is nothing."""
+        chunk = self.find_chunk(key)
+        if chunk is not None:
+            return await self._workspace.chunk_length(*chunk)
+        document = await self.fetch(key)
+        return None if document is None else len(document)
+
+    async def write(self, key: str, data: Buffer) -> None:
+        """Set a key."""
+        chunk = self.find_chunk(key)
+        if chunk is not None:
+            await self._workspace.write_chunk(*chunk, data)
+            return
+        parsed = parse_key(key)
+        if isinstance(parsed, DocumentKey):
+            self._workspace.write_document(parsed.path, bytes(data))
+            return
+        raise self._unknown(key)
+
+    def write_ref(self, key: str, ref: ChunkRef) -> None:
+        """Point a chunk key at bytes that are elsewhere."""
+        chunk = self.find_chunk(key)
+        if chunk is None:
+            raise self._unknown(key)
+        self._workspace.set_ref(*chunk, ref)
+
+    def _unknown(self, key: str) -> InvalidInputError | NodeNotFoundError:
+        parsed = parse_key(key)
+        if isinstance(parsed, ChunkKey):
+            node = self._workspace.tree.find_array(parsed.path)
+            if node is None:
+                return NodeNotFoundError(
+                    f"{key!r} is a chunk of {parsed.path}, where there is no array", path=parsed.path
+                )
+            return InvalidInputError(
+                f"{key!r} has {len(parsed.coords)} coordinates; {node.path} has {len(node.shape)} dimensions"
+            )
+        return InvalidInputError(
+            f"{key!r} is neither a zarr.json nor a chunk of an array; a repository holds Zarr v3 hierarchies only"
+        )
+
+    async def delete(self, key: str) -> None:
+        """Remove a key; nothing happens when there is none."""
+        chunk = self.find_chunk(key)
+        if chunk is not None:
+            await self._workspace.delete_chunk(*chunk)
+            return
+        parsed = parse_key(key)
+        if isinstance(parsed, DocumentKey):
+            self._workspace.delete_document(parsed.path)
+
+    async def delete_folder(self, prefix: str) -> None:
+        """Remove every key below a folder."""
+        folder = prefix.strip("/")
+        if self._workspace.delete_node("/" + folder):
+            return
+        found = self._chunk_folder(folder)
+        if found is None:
+            for name in self._workspace.tree.child_names("/" + folder):
+                self._workspace.delete_node(f"/{folder}/{name}")
+            return
+        node, leading = found
+        table = await self._workspace.chunk_table(node, self._box(node, leading))
+        self._workspace.set_table(node, tombstones(table.coords))
+
+    def _chunk_folder(self, folder: str) -> Chunk | None:
+        """The array and leading coordinates of a folder such as `a/b/c/3`."""
+        parsed = parse_key(folder)
+        if not isinstance(parsed, ChunkKey):
+            return None
+        node = self._workspace.tree.find_array(parsed.path)
+        if node is None or len(parsed.coords) > len(node.shape) or not key_encoding(node.document).is_default:
+            return None
+        return node, parsed.coords
+
+    @staticmethod
+    def _box(node: ArrayNode, leading: Coords) -> tuple[tuple[int, int], ...]:
+        fixed = tuple((c, c + 1) for c in leading)
+        return fixed + tuple((0, n) for n in node.grid[len(leading) :])
+
+    async def names_in(self, prefix: str) -> list[str]:
+        """Names directly below a folder."""
+        folder = prefix.strip("/")
+        node = self._workspace.tree.find("/" + folder)
+        if node is None:
+            found = self._chunk_folder(folder)
+            if found is not None:
+                return await self._coordinate_names(*found)
+        names = set(self._workspace.tree.child_names("/" + folder))
+        if node is not None:
+            names.add("zarr.json")
+        if isinstance(node, ArrayNode):
+            names |= await self._chunk_names(node)
+        return sorted(names)
+
+    async def _coordinate_names(self, node: ArrayNode, leading: Coords) -> list[str]:
+        if len(leading) == len(node.shape):
+            return []
+        table = await self._workspace.chunk_table(node, self._box(node, leading))
+        return [str(value) for value in np.unique(table.coords[:, len(leading)]).tolist()]
+
+    async def _chunk_names(self, node: ArrayNode) -> set[str]:
+        encoding = key_encoding(node.document)
+        table = await self._workspace.chunk_table(node)
+        if encoding.is_default:
+            return {"c"} if len(table) else set()
+        return {encoding.suffix(coords).partition("/")[0] for coords in table.coords.tolist()}
+
+    async def keys(self, prefix: str = "") -> AsyncIterator[str]:
+        """Every key that starts with a prefix."""
+        for node in list(self._nodes_meeting(prefix)):
+            document = document_key(node.path)
+            if document.startswith(prefix):
+                yield document
+            if isinstance(node, ArrayNode):
+                async for key in self._chunk_keys(node, prefix):
+                    yield key
+
+    def _nodes_meeting(self, prefix: str) -> list[Node]:
+        """Nodes that may have keys with that prefix: below its last complete folder, or an array around it."""
+        folder = prefix.rpartition("/")[0]
+        tree = self._workspace.tree
+        if not folder:
+            return list(tree.nodes())
+        around = tree.find_array("/" + folder) or tree.enclosing_array("/" + folder)
+        return [around] if around is not None else tree.subtree("/" + folder)
+
+    async def _chunk_keys(self, node: ArrayNode, prefix: str) -> AsyncIterator[str]:
+        encoding: KeyEncoding = key_encoding(node.document)
+        start = "" if node.path == "/" else node.path[1:] + "/"
+        shared = min(len(start), len(prefix))
+        if start[:shared] != prefix[:shared]:
+            return
+        table = await self._workspace.chunk_table(node)
+        for coords in table.coords.tolist():
+            key = start + encoding.suffix(coords)
+            if key.startswith(prefix):
+                yield key

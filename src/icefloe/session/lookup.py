@@ -1,0 +1,113 @@
+"""Finding chunk references of an array in the manifests of its snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from icefloe.archive.files import Archive
+from icefloe.errors import FormatError, ObjectNotFoundError
+from icefloe.ids import ObjectId
+from icefloe.manifests.columns import concat
+from icefloe.manifests.keys import find_row
+from icefloe.manifests.split import filter_box
+from icefloe.model.chunk_table import ChunkRef, ChunkTable, empty_table
+from icefloe.model.nodes import ArrayNode, Extents, ManifestRef
+from icefloe.model.snapshot import Manifest
+
+_MAX_INDEXED_ARRAYS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Boxes:
+    """The extents of an array's manifests as columns, so that one comparison finds the right one."""
+
+    refs: tuple[ManifestRef, ...]
+    first: npt.NDArray[np.int64]
+    end: npt.NDArray[np.int64]
+
+    def holding(self, coords: Sequence[int]) -> list[ObjectId]:
+        """Manifests whose box contains the coordinates; more than one only in files of others."""
+        point = np.asarray(coords, dtype=np.int64)
+        inside = ((self.first <= point) & (point < self.end)).all(axis=1)
+        return [self.refs[i].manifest_id for i in np.flatnonzero(inside)]
+
+    def meeting(self, box: Extents) -> list[ObjectId]:
+        """Manifests whose box meets another box."""
+        low = np.array([a for a, _ in box], dtype=np.int64)
+        high = np.array([b for _, b in box], dtype=np.int64)
+        meets = ((self.first < high) & (low < self.end)).all(axis=1)
+        return [self.refs[i].manifest_id for i in np.flatnonzero(meets)]
+
+
+def _boxes(node: ArrayNode) -> _Boxes:
+    everything = tuple((0, 1 << 62) for _ in node.shape)
+    bounds = np.array([ref.extents or everything for ref in node.manifests], dtype=np.int64)
+    bounds = bounds.reshape(len(node.manifests), len(node.shape), 2)
+    return _Boxes(node.manifests, bounds[:, :, 0], bounds[:, :, 1])
+
+
+class ChunkLookup:
+    """Looks references up in manifests, fetching only those whose extents meet the question."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+        self._indexed: dict[tuple[ManifestRef, ...], _Boxes] = {}
+
+    async def find(self, node: ArrayNode, coords: tuple[int, ...]) -> ChunkRef | None:
+        """The reference of one chunk, or None when it was never written."""
+        for manifest_id in self.manifests_for(node, coords):
+            table = await self._table(node, manifest_id)
+            if table is not None:
+                row = find_row(table, coords)
+                if row is not None:
+                    return table.row(row)
+        return None
+
+    def manifests_for(self, node: ArrayNode, coords: tuple[int, ...]) -> list[ObjectId]:
+        """Manifests that may hold a chunk."""
+        if len(node.manifests) == 1 and not node.manifests[0].extents:
+            return [node.manifests[0].manifest_id]
+        if not node.manifests:
+            return []
+        return self._index(node).holding(coords)
+
+    async def table(self, node: ArrayNode, box: Extents | None = None) -> ChunkTable:
+        """All references of an array, or those inside a box of its grid."""
+        bounds = box if box is not None else tuple((0, n) for n in node.grid)
+        if not node.manifests or any(a >= b for a, b in bounds):
+            return empty_table(len(node.shape))
+        ids = list(dict.fromkeys(self._index(node).meeting(bounds)))
+        tables = await asyncio.gather(*(self._table(node, manifest_id) for manifest_id in ids))
+        inside = [filter_box(table, bounds) for table in tables if table is not None]
+        return concat(inside) if inside else empty_table(len(node.shape))
+
+    async def _table(self, node: ArrayNode, manifest_id: ObjectId) -> ChunkTable | None:
+        manifest = await self.fetch(manifest_id, node)
+        table = manifest.tables.get(node.id)
+        # Early writers left entries of other arrays under an id; another rank cannot be this array's.
+        return table if table is not None and table.ndim == len(node.shape) else None
+
+    async def fetch(self, manifest_id: ObjectId, node: ArrayNode | None = None) -> Manifest:
+        """A manifest that a snapshot names; its absence is damage."""
+        try:
+            return await self._archive.fetch_manifest(manifest_id)
+        except ObjectNotFoundError as error:
+            whose = f" of array {node.path}" if node is not None else ""
+            raise FormatError(
+                f"manifest {manifest_id}{whose} is named by the snapshot but is not in "
+                f"{self._archive.storage.url}; `icefloe verify` shows the damage",
+                manifest_id=manifest_id,
+            ) from error
+
+    def _index(self, node: ArrayNode) -> _Boxes:
+        boxes = self._indexed.get(node.manifests)
+        if boxes is None:
+            if len(self._indexed) >= _MAX_INDEXED_ARRAYS:
+                self._indexed.clear()
+            boxes = self._indexed[node.manifests] = _boxes(node)
+        return boxes

@@ -1,0 +1,83 @@
+"""Writing the manifests that a change set asks for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from icefloe.ids import NodeId, ObjectId, new_object_id
+from icefloe.manifests.build import BuiltManifest, build_output, link_manifests
+from icefloe.manifests.pieces import ArrayEdits
+from icefloe.manifests.plan import ManifestPlan, PlannedManifest, plan_manifests
+from icefloe.model.manifest_config import ManifestConfig
+from icefloe.model.nodes import ArrayNode, ManifestRef
+from icefloe.model.snapshot import Manifest, ManifestFileInfo
+from icefloe.session.workspace import Workspace
+
+_IN_FLIGHT = 4
+"""Outputs that are built and written at the same time: memory holds their tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlushedManifests:
+    """The manifests of every array whose references changed, and the files behind them."""
+
+    refs: Mapping[NodeId, tuple[ManifestRef, ...]] = field(default_factory=dict)
+    files: Mapping[ObjectId, ManifestFileInfo] = field(default_factory=dict)
+
+
+def collect_edits(work: Workspace) -> dict[NodeId, ArrayEdits]:
+    """The chunk edits of a change set that say something, per array."""
+    changes = work.changes
+    edits = {}
+    for node_id in changes.edits.keys() | changes.parts.keys():
+        buffer = changes.edits.get(node_id)
+        table = buffer.to_table() if buffer is not None else None
+        change = ArrayEdits(
+            table=table if table is not None and len(table) else None,
+            parts=tuple(changes.parts.get(node_id, ())),
+            base_box=None if buffer is None else buffer.base_box,
+        )
+        if change.says_something():
+            edits[node_id] = change
+    return edits
+
+
+async def flush_manifests(work: Workspace) -> FlushedManifests:
+    """Write what the edits of a change set ask for; untouched manifests stay linked."""
+    edits = collect_edits(work)
+    if not edits:
+        return FlushedManifests()
+    arrays = [node for node in work.tree.nodes() if isinstance(node, ArrayNode)]
+    plan = plan_manifests(arrays, work.base.manifests, edits, work.engine.config.manifest or ManifestConfig())
+    return await apply_plan(work, plan, edits)
+
+
+async def apply_plan(work: Workspace, plan: ManifestPlan, edits: Mapping[NodeId, ArrayEdits]) -> FlushedManifests:
+    """Build and write the outputs of a plan, a few at a time."""
+    limit = asyncio.Semaphore(_IN_FLIGHT)
+
+    async def flush_one(output: PlannedManifest) -> list[tuple[BuiltManifest, ManifestFileInfo]]:
+        async with limit:
+            return await _flush_output(work, output, edits)
+
+    written = [pair for pairs in await asyncio.gather(*map(flush_one, plan.outputs)) for pair in pairs]
+    files = {info.id: info for _, info in written} | {part.manifest_id: part.info for part in plan.linked_parts}
+    return FlushedManifests(link_manifests(plan, (built.refs for built, _ in written)), files)
+
+
+async def _flush_output(
+    work: Workspace, output: PlannedManifest, edits: Mapping[NodeId, ArrayEdits]
+) -> list[tuple[BuiltManifest, ManifestFileInfo]]:
+    fetched = await asyncio.gather(*(work.lookup.fetch(manifest_id) for manifest_id in output.fetch))
+    sources: dict[ObjectId, Manifest] = dict(zip(output.fetch, fetched, strict=True))
+    new_id = partial(new_object_id, work.engine.capabilities.object_id_bytes)
+    build = build_output(output, sources.__getitem__, edits, new_id)
+    written = []
+    for built in build:
+        # The references are small: keep them, not the tables, while the next manifest is built.
+        info = await work.engine.archive.flush_manifest(built.manifest)
+        written.append((BuiltManifest(Manifest(built.manifest.id, {}), built.refs), info))
+    return written

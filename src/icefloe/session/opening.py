@@ -1,0 +1,153 @@
+"""Creating, finding and opening repositories of any generation, and their stored configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from icefloe.archive.files import Archive
+from icefloe.blocking import blocking_loop
+from icefloe.errors import AlreadyExistsError, IcefloeError, InvalidInputError, RepositoryNotFoundError
+from icefloe.formats.config_document import decode_config, encode_config
+from icefloe.formats.registry import get_format
+from icefloe.ledger.detect import detect_generation
+from icefloe.ledger.registry import make_ledger
+from icefloe.manifests.preload import manifests_to_preload
+from icefloe.model.capabilities import SpecVersion
+from icefloe.model.config import RepositoryConfig
+from icefloe.model.snapshot import Snapshot
+from icefloe.model.transaction_log import TransactionLog
+from icefloe.session.engine import Engine, build_engine
+from icefloe.storage.contract import Storage
+
+DEFAULT_SPEC_VERSION = SpecVersion.REPOSITORY
+_NUMBERS = {1: SpecVersion.ICECHUNK1, 2: SpecVersion.ICECHUNK2}
+_log = logging.getLogger("icefloe")
+
+
+def parse_spec_version(given: SpecVersion | str | int | None) -> SpecVersion:
+    """A generation by its name, its number in the official package, or the default."""
+    if given is None:
+        return DEFAULT_SPEC_VERSION
+    if isinstance(given, SpecVersion):
+        return given
+    if isinstance(given, int) and given in _NUMBERS:
+        return _NUMBERS[given]
+    try:
+        return SpecVersion(given)
+    except ValueError as error:
+        allowed = ", ".join(repr(v.value) for v in SpecVersion)
+        raise InvalidInputError(f"spec_version={given!r}: expected one of {allowed}, 1 or 2") from error
+
+
+async def find_spec_version(storage: Storage) -> SpecVersion | None:
+    """The generation of the repository in a storage, or None."""
+    return await detect_generation(storage)
+
+
+async def create_engine(
+    storage: Storage,
+    version: SpecVersion,
+    config: RepositoryConfig | None,
+    authorized: Mapping[str, Any],
+    *,
+    check_clean_root: bool,
+) -> Engine:
+    """Make a repository; AlreadyExistsError for all callers but one."""
+    if await find_spec_version(storage) is not None:
+        raise _taken(storage)
+    if check_clean_root and not await storage.is_empty():
+        raise AlreadyExistsError(
+            f"{storage.url} holds other objects; choose an empty place, or pass check_clean_root=False", url=storage.url
+        )
+    engine = build_engine(storage, version, config or RepositoryConfig.default(), authorized)
+    initial = engine.format.initial_snapshot(dt.datetime.now(dt.UTC))
+    await engine.archive.flush_snapshot(initial)
+    if engine.format.logs_initial_snapshot:
+        await engine.archive.flush_transaction_log(initial.id, TransactionLog())
+    document = None if config is None else encode_config(config)
+    try:
+        await engine.ledger.create(initial, document)
+    except AlreadyExistsError as error:
+        raise _taken(storage) from error
+    return engine
+
+
+def _taken(storage: Storage) -> AlreadyExistsError:
+    return AlreadyExistsError(
+        f"there is a repository at {storage.url} already; open it with Repository.open(...)", url=storage.url
+    )
+
+
+async def open_engine(storage: Storage, config: RepositoryConfig | None, authorized: Mapping[str, Any]) -> Engine:
+    """Open the repository in a storage; RepositoryNotFoundError when there is none."""
+    version = await find_spec_version(storage)
+    if version is None:
+        raise RepositoryNotFoundError(
+            f"no repository at {storage.url}; create one with Repository.create(...)", url=storage.url
+        )
+    stored = await _fetch_config(storage, version)
+    effective = (stored or RepositoryConfig.default()).merge(config) if config is not None else stored
+    return build_engine(storage, version, effective or RepositoryConfig.default(), authorized)
+
+
+async def create_or_open_engine(
+    storage: Storage,
+    version: SpecVersion,
+    config: RepositoryConfig | None,
+    authorized: Mapping[str, Any],
+    *,
+    check_clean_root: bool,
+) -> Engine:
+    """Make a repository, or open the one that somebody else made in the meantime."""
+    try:
+        return await create_engine(storage, version, config, authorized, check_clean_root=check_clean_root)
+    except AlreadyExistsError:
+        return await open_engine(storage, config, authorized)
+
+
+async def _fetch_config(storage: Storage, version: SpecVersion) -> RepositoryConfig | None:
+    ledger = make_ledger(version, storage, Archive(storage, get_format(version)))
+    stored = await ledger.fetch_config()
+    return None if stored.document is None else decode_config(stored.document)
+
+
+async def fetch_stored_config(storage: Storage) -> RepositoryConfig | None:
+    """The configuration kept in a repository, or None."""
+    version = await find_spec_version(storage)
+    return None if version is None else await _fetch_config(storage, version)
+
+
+async def save_config(engine: Engine) -> None:
+    """Keep the configuration in force in the repository."""
+    stored = await engine.ledger.fetch_config()
+    await engine.ledger.save_config(encode_config(engine.config), stored.mark)
+
+
+def reconfigure(engine: Engine, config: RepositoryConfig | None, authorized: Mapping[str, Any] | None) -> Engine:
+    """The same repository with another configuration laid over, or other authorisations."""
+    merged = engine.config.merge(config) if config is not None else engine.config
+    allowed = engine.authorized if authorized is None else authorized
+    return build_engine(engine.storage, engine.format.spec_version, merged, allowed)
+
+
+async def check_writable(engine: Engine) -> None:
+    """Refuse early where the repository says it takes no writes."""
+    await engine.ledger.check_writable()
+
+
+def preload(engine: Engine, base: Snapshot) -> None:
+    """Fetch the manifests that the configuration names, in the background; the session does not wait."""
+    asyncio.run_coroutine_threadsafe(_preload(engine, base), blocking_loop())
+
+
+async def _preload(engine: Engine, base: Snapshot) -> None:
+    for manifest_id in await asyncio.to_thread(manifests_to_preload, base, engine.config.manifest):
+        try:
+            await engine.archive.fetch_manifest(manifest_id)
+        except IcefloeError as error:
+            # Whoever needs this manifest will meet the same error where it can be handled.
+            _log.debug("preloading manifest %s failed: %s", manifest_id, error)

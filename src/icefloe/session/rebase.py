@@ -1,0 +1,301 @@
+"""Carrying a change set over a commit that landed in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from icefloe.errors import RebaseFailedError
+from icefloe.ids import NodeId
+from icefloe.manifests.columns import take
+from icefloe.manifests.edits import EditBuffer
+from icefloe.manifests.keys import find_rows
+from icefloe.model.nodes import ArrayNode, GroupNode, Node
+from icefloe.model.paths import parent_path
+from icefloe.model.snapshot import Snapshot
+from icefloe.model.transaction_log import TransactionLog
+from icefloe.model.zarr_document import parse_document
+from icefloe.session.change_set import ChangeSet, ChangeSummary, summarise
+from icefloe.session.conflicts import Conflict, ConflictSolver, ConflictType, VersionSelection
+from icefloe.session.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class _Clash:
+    """A conflict with the node it is about, so that its solution can be carried out."""
+
+    conflict: Conflict
+    node_id: NodeId
+
+
+def rebase_over(
+    base: Snapshot, changes: ChangeSet, theirs: Snapshot, log: TransactionLog, solver: ConflictSolver
+) -> ChangeSet:
+    """The same changes, on top of `theirs`, a child of `base` that made the changes in `log`."""
+    missed = _Missed(base, changes, theirs, log)
+    ours = summarise(base, changes)
+    dropped = _solve(list(_find_clashes(ours, missed)), theirs, solver)
+    return _replay(ours, missed, dropped)
+
+
+@dataclass(frozen=True, slots=True)
+class _Missed:
+    """The commit that landed in between, and where our nodes are in it."""
+
+    base: Snapshot
+    changes: ChangeSet
+    theirs: Snapshot
+    log: TransactionLog
+
+    def path_of(self, node_id: NodeId) -> str:
+        """The path in the new base of a node of the old one."""
+        origin = self.changes.origin[node_id]
+        return next((move.to_path for move in self.log.moves if move.from_path == origin), origin)
+
+    def find(self, node_id: NodeId) -> Node | None:
+        """The node of the same id in the new base, or None when it was deleted there."""
+        found = self.theirs.nodes.get(self.path_of(node_id))
+        return found if found is not None and found.id == node_id else None
+
+    def was(self, node_id: NodeId) -> Node:
+        return self.base.nodes[self.changes.origin[node_id]]
+
+    @property
+    def deleted(self) -> frozenset[NodeId]:
+        return self.log.deleted_arrays | self.log.deleted_groups
+
+    @property
+    def updated(self) -> frozenset[NodeId]:
+        return self.log.updated_arrays | self.log.updated_groups
+
+    def gained_nodes(self, group_path: str) -> bool:
+        """Whether something was created below a group."""
+        fresh = self.log.new_arrays | self.log.new_groups
+        if not fresh:
+            return False
+        return any(node.id in fresh for node in Tree(self.theirs, ChangeSet()).subtree(group_path))
+
+
+def _find_clashes(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash]:
+    yield from _clashes_of_new_nodes(ours, missed)
+    yield from _clashes_of_updates(ours, missed)
+    yield from _clashes_of_deletes(ours, missed)
+    yield from _clashes_of_chunks(ours, missed)
+    yield from _clashes_of_moves(ours, missed)
+
+
+def _clashes_of_new_nodes(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash]:
+    for node in ours.new.values():
+        existing = missed.theirs.nodes.get(node.path)
+        if existing is not None and not _vacated(existing, ours):
+            yield _Clash(Conflict(ConflictType.NewNodeConflictsWithExistingNode, node.path), node.id)
+        if not _parent_is_group(node.path, ours, missed):
+            yield _Clash(Conflict(ConflictType.NewNodeInInvalidGroup, node.path), node.id)
+
+
+def _clashes_of_updates(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash]:
+    for node_id, node in ours.updated.items():
+        if node_id in missed.deleted:
+            kind = (
+                ConflictType.ZarrMetadataUpdateOfDeletedArray
+                if isinstance(node, ArrayNode)
+                else ConflictType.ZarrMetadataUpdateOfDeletedGroup
+            )
+            yield _Clash(Conflict(kind, node.path), node_id)
+        elif node_id in missed.updated:
+            now = missed.find(node_id)
+            if now is None or now.document != node.document:
+                yield _Clash(Conflict(ConflictType.ZarrMetadataDoubleUpdate, node.path), node_id)
+
+
+def _clashes_of_deletes(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash]:
+    for node_id, node in ours.deleted.items():
+        if node_id in missed.deleted:
+            continue
+        changed = node_id in missed.updated or node_id in missed.log.updated_chunks
+        if isinstance(node, ArrayNode) and changed:
+            yield _Clash(Conflict(ConflictType.DeleteOfUpdatedArray, node.path), node_id)
+        elif isinstance(node, GroupNode) and (changed or missed.gained_nodes(missed.path_of(node_id))):
+            yield _Clash(Conflict(ConflictType.DeleteOfUpdatedGroup, node.path), node_id)
+
+
+def _clashes_of_chunks(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash]:
+    for node_id, coords in ours.chunks.items():
+        if node_id in ours.new:
+            continue
+        was = missed.was(node_id)
+        if node_id in missed.deleted:
+            yield _Clash(Conflict(ConflictType.ChunksUpdatedInDeletedArray, was.path, coords), node_id)
+            continue
+        if node_id in missed.updated:
+            now = missed.find(node_id)
+            if isinstance(now, ArrayNode) and not _same_layout(was, now):
+                yield _Clash(Conflict(ConflictType.ChunksUpdatedInUpdatedArray, was.path, coords), node_id)
+        both = _common_rows(coords, missed.log.updated_chunks.get(node_id))
+        if both is not None and len(both):
+            yield _Clash(Conflict(ConflictType.ChunkDoubleUpdate, was.path, both), node_id)
+
+
+def _clashes_of_moves(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash]:
+    for node_id, (origin, node) in ours.moved.items():
+        existing = missed.theirs.nodes.get(node.path)
+        taken = existing is not None and existing.id != node_id and not _vacated(existing, ours)
+        moved_too = missed.path_of(node_id) not in (origin, node.path)
+        if taken or moved_too or node_id in missed.deleted or not _parent_is_group(node.path, ours, missed):
+            yield _Clash(Conflict(ConflictType.MoveOperationCannotBeRebased, node.path), node_id)
+
+
+def _vacated(existing: Node, ours: ChangeSummary) -> bool:
+    return existing.id in ours.deleted or existing.id in ours.moved
+
+
+def _parent_is_group(path: str, ours: ChangeSummary, missed: _Missed) -> bool:
+    """Whether a node may stand at this path: its parent was not deleted in between, and no array is above it."""
+    above = parent_path(path)
+    while above is not None:
+        here = missed.changes.added.get(above)
+        if here is None or here.id not in ours.new:
+            here = missed.theirs.nodes.get(above)
+        if here is not None:
+            return isinstance(here, GroupNode)
+        before = missed.base.nodes.get(above)
+        if before is not None and before.id in missed.deleted:
+            return False
+        above = parent_path(above)
+    return True
+
+
+def _same_layout(ours: Node, theirs: ArrayNode) -> bool:
+    """Whether chunks written for one document mean the same under the other: only the size may differ."""
+    return isinstance(ours, ArrayNode) and len(ours.shape) == len(theirs.shape) and _layout(ours) == _layout(theirs)
+
+
+def _layout(node: ArrayNode) -> tuple[object, ...]:
+    parsed = parse_document(node.document)
+    return parsed.get("chunk_grid"), parsed.get("codecs"), parsed.get("data_type")
+
+
+def _common_rows(ours: npt.NDArray[np.uint32], theirs: npt.NDArray[np.uint32] | None) -> npt.NDArray[np.uint32] | None:
+    if theirs is None or ours.shape[1:] != theirs.shape[1:]:
+        return None
+    if ours.shape[1] == 0:
+        return ours[: min(len(ours), len(theirs))]
+    row = np.dtype((np.void, ours.dtype.itemsize * ours.shape[1]))
+    mine = np.ascontiguousarray(ours).view(row).ravel()
+    other = np.ascontiguousarray(theirs.astype(np.uint32)).view(row).ravel()
+    return ours[np.isin(mine, other)]
+
+
+@dataclass(slots=True)
+class _Dropped:
+    """Parts of our changes that gave way to theirs."""
+
+    nodes: set[NodeId]
+    updates: set[NodeId]
+    deletes: set[NodeId]
+    moves: set[NodeId]
+    chunks: dict[NodeId, list[npt.NDArray[np.uint32]]]
+
+
+def _solve(clashes: list[_Clash], theirs: Snapshot, solver: ConflictSolver) -> _Dropped:
+    """Ask the solver; whatever it fails makes the rebase fail as a whole."""
+    conflicts = [clash.conflict for clash in clashes]
+    answers = solver.resolve_all(conflicts) if conflicts else []
+    unsolved = [c for c, answer in zip(conflicts, answers, strict=True) if not _can(c, answer)]
+    if unsolved:
+        raise RebaseFailedError(snapshot=theirs.id, conflicts=unsolved)
+    dropped = _Dropped(set(), set(), set(), set(), {})
+    for clash, answer in zip(clashes, answers, strict=True):
+        if answer is VersionSelection.UseTheirs:
+            _drop(clash, dropped)
+    return dropped
+
+
+def _can(conflict: Conflict, answer: VersionSelection) -> bool:
+    """Whether a solver's answer can be carried out: a parent that is gone cannot be made ours."""
+    if answer is VersionSelection.Fail:
+        return False
+    impossible_ours = (
+        ConflictType.NewNodeInInvalidGroup,
+        ConflictType.ZarrMetadataUpdateOfDeletedArray,
+        ConflictType.ZarrMetadataUpdateOfDeletedGroup,
+        ConflictType.ChunksUpdatedInDeletedArray,
+        ConflictType.MoveOperationCannotBeRebased,
+    )
+    return answer is VersionSelection.UseTheirs or conflict.conflict_type not in impossible_ours
+
+
+def _drop(clash: _Clash, dropped: _Dropped) -> None:
+    kind = clash.conflict.conflict_type
+    if kind in (ConflictType.NewNodeConflictsWithExistingNode, ConflictType.NewNodeInInvalidGroup):
+        dropped.nodes.add(clash.node_id)
+    elif kind in (ConflictType.DeleteOfUpdatedArray, ConflictType.DeleteOfUpdatedGroup):
+        dropped.deletes.add(clash.node_id)
+    elif kind is ConflictType.MoveOperationCannotBeRebased:
+        dropped.moves.add(clash.node_id)
+    elif clash.conflict.chunk_coords is not None:
+        dropped.chunks.setdefault(clash.node_id, []).append(clash.conflict.chunk_coords)
+    else:
+        dropped.updates.add(clash.node_id)
+
+
+def _replay(ours: ChangeSummary, missed: _Missed, dropped: _Dropped) -> ChangeSet:
+    """The changes again, as operations on the new base."""
+    theirs = missed.theirs
+    result = ChangeSet()
+    tree = Tree(theirs, result)
+    for node_id in ours.deleted:
+        now = missed.find(node_id)
+        if now is not None and node_id not in dropped.deletes:
+            for node in tree.subtree(now.path):
+                result.remove_node(theirs, node)
+    kept_moves = {node_id: node for node_id, (_, node) in ours.moved.items() if node_id not in dropped.moves}
+    moving = [(missed.find(node_id), node.path) for node_id, node in kept_moves.items()]
+    for source, _ in moving:
+        if source is not None:
+            result.remove_node(theirs, source)
+    for source, target in moving:
+        if source is not None:
+            result.put_node(theirs, replace(source, path=target))
+    for node_id, node in ours.updated.items():
+        if node_id not in dropped.updates:
+            current = tree.find(node.path if node_id in kept_moves else missed.path_of(node_id))
+            if current is not None and current.id == node_id:
+                result.put_node(theirs, _with_document(current, node))
+    for node_id, node in ours.new.items():
+        if node_id not in dropped.nodes:
+            existing = tree.find(node.path)
+            if existing is not None:
+                result.remove_node(theirs, existing)
+            result.put_node(theirs, node)
+    for node_id in ours.chunks:
+        if node_id in dropped.nodes or (node_id not in ours.new and missed.find(node_id) is None):
+            continue
+        buffer = missed.changes.edits[node_id]
+        for coords in dropped.chunks.get(node_id, ()):
+            buffer = _without(buffer, coords)
+        if len(buffer):
+            result.edits[node_id] = buffer
+            if node_id not in ours.new:
+                result.origin.setdefault(node_id, missed.path_of(node_id))
+    return result
+
+
+def _with_document(current: Node, ours: Node) -> Node:
+    """Our document on their node: chunks and manifests stay as they have them."""
+    if isinstance(current, ArrayNode) and isinstance(ours, ArrayNode):
+        return replace(ours, path=current.path, manifests=current.manifests)
+    return replace(ours, path=current.path)
+
+
+def _without(buffer: EditBuffer, coords: npt.NDArray[np.uint32]) -> EditBuffer:
+    table = buffer.to_table()
+    rows = find_rows(table, coords)
+    keep = np.ones(len(table), dtype=bool)
+    keep[rows[rows >= 0]] = False
+    result = EditBuffer(table.ndim)
+    result.add_table(take(table, np.flatnonzero(keep)))
+    return result

@@ -1,0 +1,472 @@
+"""A session as its user sees it: a consistent view of a repository, and the changes made on top of it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from icefloe.blocking import run_blocking
+from icefloe.errors import InvalidInputError, ReadOnlyError, SessionStateError
+from icefloe.ids import ObjectId, encode_base32
+from icefloe.ledger.contract import Tip
+from icefloe.model.chunk_table import ChunkKind
+from icefloe.model.config import RepositoryConfig
+from icefloe.model.diff import Diff
+from icefloe.model.snapshot import Snapshot
+from icefloe.model.virtual import VirtualChunkSpec
+from icefloe.session import commit as committing
+from icefloe.session.change_set import ChangeSet
+from icefloe.session.conflicts import ConflictSolver, VersionSelection
+from icefloe.session.engine import Engine
+from icefloe.session.fork import Fork, merge_fork
+from icefloe.session.keyspace import KeySpace
+from icefloe.session.rearrange import reindex_array, shift_array
+from icefloe.session.status import diff_of_changes
+from icefloe.session.virtual_refs import set_columns, set_specs, virtual_ref
+from icefloe.session.workspace import Workspace
+from icefloe.store import Checksum, ChunkBatch, IcechunkStore
+
+
+class SessionMode(enum.Enum):
+    """What a session may do."""
+
+    READONLY = 0
+    WRITABLE = 1
+    REARRANGE = 2
+
+    readonly = READONLY
+    writable = WRITABLE
+    rearrange = REARRANGE
+
+
+class ChunkType(enum.Enum):
+    """Where the bytes of a chunk are."""
+
+    UNINITIALIZED = 0
+    NATIVE = 1
+    VIRTUAL = 2
+    INLINE = 3
+
+    uninitialized = UNINITIALIZED
+    native = NATIVE
+    virtual = VIRTUAL
+    inline = INLINE
+
+
+_TYPE_OF_KIND = {
+    ChunkKind.NATIVE: ChunkType.NATIVE,
+    ChunkKind.VIRTUAL: ChunkType.VIRTUAL,
+    ChunkKind.INLINE: ChunkType.INLINE,
+}
+_TYPE_CODES = np.array([ChunkType.INLINE.value, ChunkType.NATIVE.value, ChunkType.VIRTUAL.value, 0], dtype=np.uint8)
+
+
+class Session:
+    """A view of one snapshot; a writable one also holds changes until they are committed.
+
+    Sessions come from `Repository.readonly_session` and `Repository.writable_session`. A read-only session pickles;
+    a writable one does not: `fork()` it for workers.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        base: Snapshot,
+        *,
+        mode: SessionMode = SessionMode.READONLY,
+        branch: str | None = None,
+        tip: Tip | None = None,
+        default_metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._workspace = Workspace(engine, base)
+        self._mode = mode
+        self._branch = branch
+        self._tip = tip
+        self._default_metadata = dict(default_metadata or {})
+        self.keyspace = KeySpace(self._workspace)
+
+    # -- what it is -----------------------------------------------------------------------------------------------
+
+    @property
+    def workspace(self) -> Workspace:
+        """The nodes and chunks behind this session, for rooms of the library."""
+        return self._workspace
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the session takes no writes."""
+        return self._mode is SessionMode.READONLY
+
+    @property
+    def mode(self) -> SessionMode:
+        """What the session may do."""
+        return self._mode
+
+    @property
+    def snapshot_id(self) -> ObjectId:
+        """The snapshot that the session stands on."""
+        return self._workspace.base.id
+
+    @property
+    def branch(self) -> str | None:
+        """The branch a commit goes to; None for a read-only session."""
+        return self._branch
+
+    @property
+    def config(self) -> RepositoryConfig:
+        """The configuration of the repository."""
+        return self._workspace.engine.config
+
+    @property
+    def store(self) -> IcechunkStore:
+        """The session as a Zarr store."""
+        return IcechunkStore(self)
+
+    @property
+    def has_uncommitted_changes(self) -> bool:
+        """Whether there is something to commit."""
+        return not self._workspace.is_clean()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Session):
+            return NotImplemented
+        if self is other:
+            return True
+        both_read = self.read_only and other.read_only
+        same_place = self._workspace.engine.storage == other._workspace.engine.storage
+        return both_read and same_place and self.snapshot_id == other.snapshot_id
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        where = f"branch={self._branch!r}, " if self._branch else ""
+        return f"<icefloe.{type(self).__name__} {self._mode.name.lower()} {where}snapshot={self.snapshot_id}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not self.read_only:
+            raise SessionStateError(
+                "a writable session does not pickle: give each worker `session.fork()`, and `session.merge(...)` what "
+                "comes back; to read in workers, use repo.readonly_session(...)"
+            )
+        return {"engine": self._workspace.engine, "snapshot_id": self.snapshot_id}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        engine: Engine = state["engine"]
+        base = run_blocking(engine.archive.fetch_snapshot(state["snapshot_id"]))
+        self.__init__(engine, base)  # type: ignore[misc]
+
+    # -- changes --------------------------------------------------------------------------------------------------
+
+    def status(self) -> Diff:
+        """What the session has changed and not committed."""
+        self._workspace.writer.settle(self._workspace.changes)
+        return diff_of_changes(self._workspace.base, self._workspace.changes)
+
+    def discard_changes(self) -> None:
+        """Forget every change; the session stays writable."""
+        self._check_writable()
+        self._workspace.discard()
+
+    def move(self, from_path: str, to_path: str) -> None:
+        """Give an array or group, with all below it, another path; no chunk and no manifest is rewritten.
+
+        Examples
+        --------
+        >>> import icefloe, zarr
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> session = repo.writable_session("main")
+        >>> _ = zarr.group(session.store).create_array("raw", shape=4, dtype="i4")
+        >>> session.move("/raw", "/clean")
+        >>> sorted(session.status().new_arrays)
+        ['/clean']
+        """
+        self._check_writable()
+        self._workspace.move(from_path, to_path)
+
+    async def move_async(self, from_path: str, to_path: str) -> None:
+        """`move`, awaited."""
+        self.move(from_path, to_path)
+
+    def shift_array(self, path: str, chunk_offset: Iterable[int]) -> None:
+        """Move every chunk of an array by an offset in chunks; what falls off the grid is dropped.
+
+        The places that become free read as fill value. Resize the array first to keep everything.
+        """
+        self._check_writable()
+        run_blocking(shift_array(self._workspace, path, tuple(chunk_offset)))
+
+    def reindex_array(
+        self,
+        path: str,
+        forward: Callable[[Iterable[int]], Iterable[int] | None],
+        backward: Callable[[Iterable[int]], Iterable[int] | None] | None = None,
+    ) -> None:
+        """Move the chunks of an array by a function of their coordinates.
+
+        Parameters
+        ----------
+        forward
+            Maps the coordinates of a chunk to its new ones; None leaves it where it is.
+        backward
+            The inverse: where given, a place whose source is None or empty reads as fill value afterwards.
+        """
+        self._check_writable()
+        run_blocking(reindex_array(self._workspace, path, forward, backward))
+
+    # -- virtual references ---------------------------------------------------------------------------------------
+
+    def set_virtual_ref(
+        self, key: str, location: str, offset: int, length: int, checksum: Checksum, *, validate_container: bool
+    ) -> None:
+        """Point one chunk at a file; see `IcechunkStore.set_virtual_ref`."""
+        self._check_writable(moves_only=False)
+        ref = virtual_ref(self._workspace, location, offset, length, checksum, validate_container=validate_container)
+        self.keyspace.write_ref(key, ref)
+
+    def set_virtual_specs(
+        self, array_path: str, chunks: Sequence[VirtualChunkSpec], *, validate_containers: bool
+    ) -> list[tuple[int, ...]] | None:
+        """Point several chunks at files; see `IcechunkStore.set_virtual_refs`."""
+        self._check_writable(moves_only=False)
+        return set_specs(self._workspace, array_path, chunks, validate_containers=validate_containers)
+
+    def set_virtual_columns(
+        self, array_path: str, grid_shape: tuple[int, ...], locations: Any, offsets: Any, lengths: Any,
+        *, first: tuple[int, ...] | None, checksum: Any, validate_containers: bool,
+    ) -> list[tuple[int, ...]] | None:  # fmt: skip
+        """Point a box of chunks at files, as columns; see `IcechunkStore.set_virtual_refs_arr`."""
+        self._check_writable(moves_only=False)
+        return set_columns(
+            self._workspace, array_path, grid_shape, (locations, offsets, lengths),
+            first=first, checksum=checksum, validate_containers=validate_containers,
+        )  # fmt: skip
+
+    async def all_virtual_chunk_locations_async(self) -> list[str]:
+        """URL of every virtual chunk, with repetitions."""
+        found: list[str] = []
+        for path in list(self._workspace.tree.paths()):
+            node = self._workspace.tree.find_array(path)
+            if node is not None:
+                table = await self._workspace.chunk_table(node)
+                if table.location is not None:
+                    texts = np.asarray(table.locations, dtype=object)
+                    found += texts[table.location[table.location >= 0]].tolist()
+        return found
+
+    def all_virtual_chunk_locations(self) -> list[str]:
+        """URL of every virtual chunk, with repetitions."""
+        return run_blocking(self.all_virtual_chunk_locations_async())
+
+    # -- chunks ---------------------------------------------------------------------------------------------------
+
+    async def chunk_coordinates(self, array_path: str, batch_size: int = 1000) -> AsyncIterator[tuple[int, ...]]:
+        """The coordinates of every chunk of an array that was written."""
+        node = self._workspace.tree.array(_absolute(array_path))
+        async for table in self._workspace.chunk_batches(node, batch_size):
+            for row in table.coords.tolist():
+                yield tuple(row)
+
+    async def chunk_columns(self, array_path: str, batch_size: int) -> AsyncIterator[ChunkBatch]:
+        """The references of an array as columns; see `IcechunkStore.array_chunk_iterator`."""
+        node = self._workspace.tree.array(_absolute(array_path))
+        async for table in self._workspace.chunk_batches(node, batch_size):
+            inline = {int(i): table.row(int(i)).data or b"" for i in np.flatnonzero(table.kind == ChunkKind.INLINE)}
+            texts = np.asarray([*table.locations, ""], dtype=object)
+            codes = np.full(len(table), -1) if table.location is None else table.location
+            yield table.coords, _TYPE_CODES[table.kind], texts[codes].tolist(), table.offset, table.length, inline
+
+    async def chunk_type_async(self, array_path: str, chunk_coordinates: Sequence[int]) -> ChunkType:
+        """Where the bytes of a chunk are."""
+        node = self._workspace.tree.array(_absolute(array_path))
+        coords = tuple(int(c) for c in chunk_coordinates)
+        self._workspace.check_coords(node, coords)
+        if self._workspace.writer.find_pending(node.id, coords) is not None:
+            return ChunkType.NATIVE
+        ref = await self._workspace.find_ref(node, coords)
+        return ChunkType.UNINITIALIZED if ref is None else _TYPE_OF_KIND[ref.kind]
+
+    def chunk_type(self, array_path: str, chunk_coordinates: Sequence[int]) -> ChunkType:
+        """Where the bytes of a chunk are."""
+        return run_blocking(self.chunk_type_async(array_path, chunk_coordinates))
+
+    def get_node_id(self, path: str) -> str:
+        """The id of the node at a path; it stays when the node is moved."""
+        return encode_base32(self._workspace.tree.node(_absolute(path)).id)
+
+    async def get_node_id_async(self, path: str) -> str:
+        """`get_node_id`, awaited."""
+        return self.get_node_id(path)
+
+    # -- forks ----------------------------------------------------------------------------------------------------
+
+    def fork(self) -> ForkSession:
+        """A session for a worker: it pickles, is written to elsewhere, and comes back to `merge`.
+
+        A fork sees the changes made here so far. Large chunks and packs are written to storage by the worker; only
+        references travel back.
+        """
+        self._check_writable(moves_only=False)
+        return run_blocking(self._fork())
+
+    async def _fork(self) -> ForkSession:
+        await self._workspace.writer.flush(self._workspace.changes)
+        return ForkSession(Fork.of(self._workspace), default_metadata=self._default_metadata)
+
+    def merge(self, *forks: ForkSession, on_chunk_conflict: VersionSelection = VersionSelection.Fail) -> None:
+        """Take over what forks have written.
+
+        Parameters
+        ----------
+        on_chunk_conflict
+            What happens when a chunk was written by more than one fork: an error, the earlier fork's version
+            (`UseOurs`) or the later one's (`UseTheirs`).
+        """
+        run_blocking(self.merge_async(*forks, on_chunk_conflict=on_chunk_conflict))
+
+    async def merge_async(
+        self, *forks: ForkSession, on_chunk_conflict: VersionSelection = VersionSelection.Fail
+    ) -> None:
+        """`merge`, awaited."""
+        self._check_writable(moves_only=False)
+        for fork in forks:
+            if not isinstance(fork, ForkSession):
+                raise InvalidInputError(f"merge takes forks of this session, got {type(fork).__name__}")
+            await fork._workspace.writer.flush(fork._workspace.changes)
+            merge_fork(self._workspace, fork.fork_state, on_chunk_conflict)
+
+    # -- commits --------------------------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        message: str,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        rebase_with: ConflictSolver | None = None,
+        rebase_tries: int = 1000,
+        allow_empty: bool = False,
+    ) -> ObjectId:
+        """Make the changes visible to everyone, all at once; returns the id of the new snapshot.
+
+        The session is read-only afterwards, at the new snapshot.
+
+        Parameters
+        ----------
+        metadata
+            Kept with the snapshot, on top of the repository's default commit metadata.
+        rebase_with
+            Solver for the case that the branch moved on: the changes are carried over and tried again, up to
+            `rebase_tries` times. Without one, a branch that moved is a ConflictError.
+        allow_empty
+            Commit also when nothing changed.
+        """
+        return run_blocking(
+            self.commit_async(
+                message, metadata, rebase_with=rebase_with, rebase_tries=rebase_tries, allow_empty=allow_empty
+            )
+        )
+
+    async def commit_async(
+        self,
+        message: str,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        rebase_with: ConflictSolver | None = None,
+        rebase_tries: int = 1000,
+        allow_empty: bool = False,
+    ) -> ObjectId:
+        """`commit`, awaited."""
+        branch, tip = self._commit_target(allow_empty=allow_empty)
+        request = committing.CommitRequest(message, self._metadata(metadata), rebase_with, rebase_tries)
+        snapshot, _ = await committing.commit(self._workspace, branch, tip, request)
+        return self._finish(snapshot)
+
+    def amend(self, message: str, *, metadata: Mapping[str, Any] | None = None, allow_empty: bool = False) -> ObjectId:
+        """Replace the newest commit of the branch by one that also holds these changes."""
+        return run_blocking(self.amend_async(message, metadata=metadata, allow_empty=allow_empty))
+
+    async def amend_async(
+        self, message: str, *, metadata: Mapping[str, Any] | None = None, allow_empty: bool = False
+    ) -> ObjectId:
+        """`amend`, awaited."""
+        branch, tip = self._commit_target(allow_empty=allow_empty)
+        request = committing.CommitRequest(message, self._metadata(metadata))
+        snapshot, _ = await committing.amend(self._workspace, branch, tip, request)
+        return self._finish(snapshot)
+
+    def flush(self, message: str, *, metadata: Mapping[str, Any] | None = None) -> ObjectId:
+        """Save the changes as a snapshot that no branch points at; returns its id."""
+        return run_blocking(self.flush_async(message, metadata=metadata))
+
+    async def flush_async(self, message: str, *, metadata: Mapping[str, Any] | None = None) -> ObjectId:
+        """`flush`, awaited."""
+        self._commit_target(allow_empty=False)
+        await self._workspace.writer.flush(self._workspace.changes)
+        request = committing.CommitRequest(message, self._metadata(metadata))
+        snapshot = await committing.flush_snapshot(self._workspace, request)
+        await self._workspace.engine.ledger.record_detached(snapshot)
+        return self._finish(snapshot)
+
+    def rebase(self, solver: ConflictSolver) -> None:
+        """Carry the changes over to where the branch stands now; RebaseFailedError lists what clashes."""
+        run_blocking(self.rebase_async(solver))
+
+    async def rebase_async(self, solver: ConflictSolver) -> None:
+        """`rebase`, awaited."""
+        self._check_writable()
+        assert self._branch is not None
+        await self._workspace.writer.flush(self._workspace.changes)
+        self._tip = await committing.rebase(self._workspace, self._branch, solver)
+
+    def _commit_target(self, *, allow_empty: bool) -> tuple[str, Tip]:
+        self._check_writable()
+        if self._branch is None or self._tip is None:
+            raise SessionStateError("this session has no branch to commit to")
+        if self._workspace.is_clean() and not allow_empty:
+            raise SessionStateError(
+                "cannot commit: the session has no changes; write something, or pass allow_empty=True", no_changes=True
+            )
+        return self._branch, self._tip
+
+    def _metadata(self, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+        return {**self._default_metadata, **(metadata or {})}
+
+    def _finish(self, snapshot: Snapshot) -> ObjectId:
+        self._workspace.writer.discard()
+        self._workspace.rebase_to(snapshot, ChangeSet())
+        self._mode, self._branch, self._tip = SessionMode.READONLY, None, None
+        return snapshot.id
+
+    def _check_writable(self, *, moves_only: bool = True) -> None:
+        if self.read_only:
+            raise ReadOnlyError("the session is read-only; open one with repo.writable_session(branch)")
+        if self._mode is SessionMode.REARRANGE and not moves_only:
+            raise ReadOnlyError("a rearrange session only moves nodes and chunks; use repo.writable_session(branch)")
+
+
+class ForkSession(Session):
+    """A session for a worker: pickles, takes writes, is merged back; it cannot commit."""
+
+    def __init__(self, fork: Fork, default_metadata: Mapping[str, Any] | None = None) -> None:
+        super().__init__(fork.engine, fork.base, mode=SessionMode.WRITABLE, default_metadata=default_metadata)
+        self.fork_state = fork
+        fork.attach(self._workspace)
+
+    def __getstate__(self) -> dict[str, Any]:
+        run_blocking(self._workspace.writer.flush(self._workspace.changes))
+        return {"fork": self.fork_state, "default_metadata": self._default_metadata}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__init__(state["fork"], state["default_metadata"])  # type: ignore[misc]
+
+    def _commit_target(self, *, allow_empty: bool) -> tuple[str, Tip]:
+        raise SessionStateError("a fork cannot commit: merge it into the session it came from, and commit that one")
+
+
+def _absolute(path: str) -> str:
+    return path if path.startswith("/") else "/" + path
+
+
+__all__ = ["ChunkType", "ForkSession", "Session", "SessionMode"]

@@ -1,0 +1,159 @@
+"""Setting virtual references: one by one, from specifications, or as columns."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from icefloe.errors import InvalidInputError, UnsupportedError, VirtualChunkError
+from icefloe.manifests.columns import code_texts, normalise
+from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable
+from icefloe.model.nodes import ArrayNode
+from icefloe.model.string_column import StringColumn
+from icefloe.model.virtual import VirtualChunkSpec
+from icefloe.session.workspace import Workspace
+
+Checksum = str | dt.datetime | None
+
+
+def virtual_ref(
+    work: Workspace, location: str, offset: int, length: int, checksum: Checksum, *, validate_container: bool
+) -> ChunkRef:
+    """A checked reference to a range of a file."""
+    _check_range(offset, length)
+    text = _checked_location(work, location) if validate_container else location
+    etag, modified = _split_checksum(work, checksum)
+    return ChunkRef(ChunkKind.VIRTUAL, offset, length, location=text, etag=etag, last_modified=modified)
+
+
+def _checked_location(work: Workspace, location: str) -> str:
+    checked: str = work.engine.containers.check_locations([location])[0]
+    return checked
+
+
+def _check_range(offset: int, length: int) -> None:
+    if offset < 0 or length <= 0:
+        raise InvalidInputError(
+            f"offset {offset} and length {length}: a virtual chunk needs offset >= 0 and length > 0"
+        )
+
+
+def _split_checksum(work: Workspace, checksum: Checksum) -> tuple[str | None, int | None]:
+    if checksum is None:
+        return None, None
+    if not work.engine.format.capabilities.checksums:
+        raise UnsupportedError(
+            f"generation {work.engine.format.spec_version.value!r} has no place for checksums of virtual chunks"
+        )
+    if isinstance(checksum, str):
+        return checksum, None
+    if checksum.tzinfo is None:
+        raise InvalidInputError(
+            f"the checksum time {checksum} has no time zone; use datetime(..., tzinfo=timezone.utc)"
+        )
+    return None, int(checksum.timestamp())
+
+
+def set_specs(
+    work: Workspace, array_path: str, chunks: Sequence[VirtualChunkSpec], *, validate_containers: bool
+) -> list[tuple[int, ...]] | None:
+    """Set references from specifications; those no container covers are left out and returned."""
+    node = _array(work, array_path)
+    refused = []
+    for spec in chunks:
+        coords = tuple(int(c) for c in spec.index)
+        work.check_coords(node, coords)
+        try:
+            ref = virtual_ref(
+                work, spec.location, spec.offset, spec.length, spec.etag_checksum or spec.last_updated_at_checksum,
+                validate_container=validate_containers,
+            )  # fmt: skip
+        except VirtualChunkError:
+            refused.append(coords)
+            continue
+        work.set_ref(node, coords, ref)
+    return refused or None
+
+
+def set_columns(
+    work: Workspace,
+    array_path: str,
+    grid_shape: tuple[int, ...],
+    columns: tuple[Any, Any, Any],
+    *,
+    first: tuple[int, ...] | None,
+    checksum: Any,
+    validate_containers: bool,
+) -> list[tuple[int, ...]] | None:
+    """Set the references of a box of chunks from columns in C order; empty locations are left alone."""
+    node = _array(work, array_path)
+    ndim = len(node.shape)
+    corner = tuple(first) if first is not None else (0,) * ndim
+    if len(grid_shape) != ndim or len(corner) != ndim:
+        raise InvalidInputError(f"a box of {grid_shape} chunks at {corner} for {node.path} with {ndim} dimensions")
+    count = int(np.prod(grid_shape, dtype=np.int64))
+    offsets, lengths = _numbers(columns[1], count, "offsets"), _numbers(columns[2], count, "lengths")
+    codes, texts = code_texts(columns[0], count)
+    texts = _without_empty(texts)
+    missing = np.append(np.asarray(texts.arrow.is_null()), True)
+    present = np.flatnonzero(~missing[codes])
+    coords = _box_coords(grid_shape, corner)
+    if len(present) and not lengths[present].all():
+        raise InvalidInputError("a virtual chunk has length 0; leave its location empty to leave the chunk alone")
+    if validate_containers and len(present):
+        texts = work.engine.containers.check_locations(texts)
+    etag, modified = _split_checksum(work, checksum)
+    table = ChunkTable(
+        coords=coords[present],
+        kind=np.full(len(present), ChunkKind.VIRTUAL, dtype=np.uint8),
+        offset=offsets[present],
+        length=lengths[present],
+        location=codes[present],
+        locations=texts,
+        etag=None if etag is None else np.zeros(len(present), dtype=np.int32),
+        etags=() if etag is None else (etag,),
+        last_modified=None if modified is None else np.full(len(present), modified, dtype=np.uint32),
+    )
+    work.set_table(node, table)
+    return None
+
+
+def set_table(work: Workspace, array_path: str, table: ChunkTable, *, validate_containers: bool = True) -> None:
+    """Set references of any kind from a table of columns, in any order; the last of equal coordinates wins."""
+    if validate_containers and table.location is not None and len(table.locations):
+        work.engine.containers.check_locations(table.locations)
+    work.set_table(_array(work, array_path), normalise(table))
+
+
+def _array(work: Workspace, path: str) -> ArrayNode:
+    return work.tree.array(path if path.startswith("/") else "/" + path)
+
+
+def _numbers(values: Any, count: int, name: str) -> npt.NDArray[np.uint64]:
+    column = np.asarray(values).reshape(-1)
+    if len(column) != count:
+        raise InvalidInputError(f"{name} has {len(column)} values for a box of {count} chunks")
+    if column.dtype.kind not in "ui" or (column.dtype.kind == "i" and len(column) and column.min() < 0):
+        raise InvalidInputError(f"{name} must be non-negative whole numbers, got {column.dtype}")
+    return column.astype(np.uint64, copy=False)
+
+
+def _box_coords(shape: tuple[int, ...], corner: tuple[int, ...]) -> npt.NDArray[np.uint32]:
+    count = int(np.prod(shape, dtype=np.int64))
+    coords = np.empty((count, len(shape)), dtype=np.uint32)
+    for axis, grid in enumerate(
+        np.meshgrid(*(np.arange(n, dtype=np.uint32) for n in shape), indexing="ij", copy=False)
+    ):
+        coords[:, axis] = grid.reshape(-1) + np.uint32(corner[axis])
+    return coords
+
+
+def _without_empty(texts: StringColumn) -> StringColumn:
+    """The empty text means no reference, as null does."""
+    return StringColumn(pc.if_else(pc.equal(texts.arrow, ""), pa.scalar(None, texts.arrow.type), texts.arrow))

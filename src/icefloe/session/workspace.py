@@ -1,0 +1,275 @@
+"""Reading and writing nodes and chunks of one session: the hierarchy, its references, and the bytes behind them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from icefloe.errors import InvalidInputError, NodeNotFoundError
+from icefloe.ids import NODE_ID_BYTES, NodeId, new_node_id
+from icefloe.manifests.columns import take
+from icefloe.manifests.edits import EditBuffer
+from icefloe.manifests.merge import merge_edits
+from icefloe.manifests.split import filter_box
+from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords
+from icefloe.model.nodes import ArrayNode, Extents, GroupNode, Node
+from icefloe.model.paths import check_path, document_key
+from icefloe.model.snapshot import Snapshot
+from icefloe.model.zarr_document import join_attributes, parse_array_shape, parse_document
+from icefloe.session.change_set import ChangeSet
+from icefloe.session.chunk_writer import ChunkWriter
+from icefloe.session.engine import Engine
+from icefloe.session.lookup import ChunkLookup
+from icefloe.session.tree import Tree
+from icefloe.storage.contract import Buffer
+
+
+class Workspace:
+    """The state of one session: base, changes, and the chunks on their way to storage."""
+
+    def __init__(self, engine: Engine, base: Snapshot, changes: ChangeSet | None = None) -> None:
+        self.engine = engine
+        self.tree = Tree(base, changes or ChangeSet())
+        self.lookup = ChunkLookup(engine.archive)
+        self.writer = ChunkWriter(engine.storage, engine.format, engine.config)
+        self.reader = engine.reader.for_session(self.writer.unstored)
+        self.inherited_edits: Mapping[NodeId, EditBuffer] = {}
+        """Edits of the session that this one was forked from: read through, not committed from here."""
+        self.merged_forks: dict[str, Mapping[NodeId, npt.NDArray[np.uint32]]] = {}
+        """Coordinates that each merged fork wrote, by fork, so that a chunk of two forks is noticed."""
+        self._next_counter: int | None = None
+
+    @property
+    def base(self) -> Snapshot:
+        return self.tree.base
+
+    @property
+    def changes(self) -> ChangeSet:
+        return self.tree.changes
+
+    def rebase_to(self, base: Snapshot, changes: ChangeSet) -> None:
+        """Stand on another base with other changes."""
+        self.tree = Tree(base, changes)
+
+    def discard(self) -> None:
+        """Forget every change."""
+        self.writer.discard()
+        self.tree = Tree(self.base, ChangeSet())
+
+    def is_clean(self) -> bool:
+        """Whether nothing has changed."""
+        return self.changes.is_empty() and not self.writer.has_pending
+
+    # -- documents ------------------------------------------------------------------------------------------------
+
+    async def fetch_document(self, path: str) -> bytes | None:
+        """The zarr.json at a path, as it was written."""
+        node = self.tree.find(path)
+        if node is None:
+            return None
+        if node.attributes is None:
+            return node.document
+        attributes = await self.engine.archive.fetch_attributes(node.attributes.object_id, node.attributes.row)
+        return join_attributes(node.document, attributes)
+
+    def write_document(self, path: str, document: bytes) -> None:
+        """Create or replace the node at a path."""
+        check_path(path)
+        key = document_key(path)
+        parsed = parse_document(document, key)
+        existing = self.tree.find(path)
+        inside = self.tree.enclosing_array(path)
+        if inside is not None:
+            raise InvalidInputError(f"cannot create {key}: {inside.path} is an array, not a group", path=path)
+        if parsed["node_type"] == "group":
+            group_id = existing.id if isinstance(existing, GroupNode) else self._new_node_id()
+            self._replace(existing, GroupNode(group_id, path, document))
+            return
+        grid = parse_array_shape(parsed, key)
+        self._check_grid(parsed, key)
+        if isinstance(existing, ArrayNode) and len(existing.shape) == len(grid.shape):
+            if any(new < old for new, old in zip(grid.grid, existing.grid, strict=True)):
+                self.writer.settle(self.changes)
+                self.changes.buffer(existing).clip(grid.grid)
+            node = replace(
+                existing, document=document, attributes=None,
+                shape=grid.shape, grid=grid.grid, dimension_names=grid.dimension_names,
+            )  # fmt: skip
+        else:
+            node = ArrayNode(self._new_node_id(), path, document, grid.shape, grid.grid, grid.dimension_names)
+        self._replace(existing, node)
+
+    def _replace(self, existing: Node | None, node: Node) -> None:
+        if existing is not None and existing.id != node.id:
+            self._remove(existing)
+        self.changes.put_node(self.base, node)
+
+    def _check_grid(self, parsed: dict[str, object], key: str) -> None:
+        grid = parsed["chunk_grid"]
+        assert isinstance(grid, dict)
+        if not self.engine.format.capabilities.any_chunk_grid and grid["name"] != "regular":
+            raise InvalidInputError(
+                f"{key} has a {grid['name']!r} chunk grid; repositories of generation "
+                f"{self.engine.format.spec_version.value!r} hold regular grids only"
+            )
+
+    def _new_node_id(self) -> NodeId:
+        if not self.engine.format.capabilities.node_id_is_counter:
+            return new_node_id()
+        if self._next_counter is None:
+            used = [int.from_bytes(node.id, "big") for node in self.tree.nodes()]
+            self._next_counter = max(used, default=0) + 1
+        node_id = self._next_counter.to_bytes(NODE_ID_BYTES, "big")
+        self._next_counter += 1
+        return node_id
+
+    def delete_node(self, path: str) -> bool:
+        """Remove the node at a path (a group with everything below it); False when there is none."""
+        nodes = self.tree.subtree(path)
+        for node in nodes:
+            self._remove(node)
+        return bool(nodes)
+
+    def delete_document(self, path: str) -> bool:
+        """Remove one node and, for an array, its chunks; what lies below a group stays."""
+        node = self.tree.find(path)
+        if node is None:
+            return False
+        self._remove(node)
+        return True
+
+    def _remove(self, node: Node) -> None:
+        self.writer.forget_node(node.id)
+        self.changes.remove_node(self.base, node)
+
+    def move(self, from_path: str, to_path: str) -> None:
+        """Give a node, and what is below it, another path; no chunk or manifest is touched."""
+        source, target = check_path(from_path), check_path(to_path)
+        node = self.tree.node(source)
+        if source == target:
+            return
+        if source == "/" or target.startswith(source + "/"):
+            raise InvalidInputError(f"cannot move {source} into itself ({target})")
+        if self.tree.find(target) is not None:
+            raise InvalidInputError(f"cannot move {source} to {target}: there is a node already; delete it first")
+        parent = self.tree.find(target.rpartition("/")[0] or "/")
+        if not isinstance(parent, GroupNode):
+            raise NodeNotFoundError(f"cannot move {source} to {target}: there is no group above it; create it first")
+        moving = self.tree.subtree(node.path)
+        for each in moving:
+            self.changes.move_node(self.base, each, target + each.path[len(source) :])
+
+    # -- chunks ---------------------------------------------------------------------------------------------------
+
+    async def find_ref(self, node: ArrayNode, coords: Coords) -> ChunkRef | None:
+        """The reference of a chunk as the session sees it, or None; waiting chunks have none yet."""
+        for edits in self._edit_layers(node):
+            ref = edits.find(coords)
+            if ref is not None:
+                return None if ref.kind is ChunkKind.DELETED else ref
+            if not edits.sees_base(coords):
+                return None
+        return await self.lookup.find(node, coords)
+
+    def _edit_layers(self, node: ArrayNode) -> Iterator[EditBuffer]:
+        """Edits of an array, newest layer first."""
+        own = self.changes.edits.get(node.id)
+        if own is not None:
+            yield own
+        inherited = self.inherited_edits.get(node.id)
+        if inherited is not None:
+            yield inherited
+
+    async def fetch_chunk(
+        self, node: ArrayNode, coords: Coords, start: int | None = None, end: int | None = None
+    ) -> Buffer | None:
+        """The bytes [start, end) of a chunk (negative start counts from the end); None when it was never written."""
+        if not _in_grid(node, coords):
+            return None
+        pending = self.writer.find_pending(node.id, coords)
+        if pending is not None:
+            return _slice(pending, start, end)
+        ref = await self.find_ref(node, coords)
+        if ref is None:
+            return None
+        return await self.reader.fetch(ref, start or 0, end, where=f"chunk {list(coords)} of {node.path}")
+
+    async def chunk_length(self, node: ArrayNode, coords: Coords) -> int | None:
+        """How many bytes a chunk has, without reading it."""
+        pending = self.writer.find_pending(node.id, coords)
+        if pending is not None:
+            return len(pending)
+        ref = await self.find_ref(node, coords) if _in_grid(node, coords) else None
+        return None if ref is None else ref.length
+
+    async def write_chunk(self, node: ArrayNode, coords: Coords, data: Buffer) -> None:
+        """Set a chunk."""
+        self.check_coords(node, coords)
+        await self.writer.write(self.changes, node, coords, data)
+
+    def set_ref(self, node: ArrayNode, coords: Coords, ref: ChunkRef) -> None:
+        """Point a chunk at bytes that are elsewhere."""
+        self.check_coords(node, coords)
+        self.writer.record(self.changes, node, coords, ref)
+
+    def set_table(self, node: ArrayNode, table: ChunkTable) -> None:
+        """Set many references at once, as columns."""
+        if table.ndim != len(node.shape):
+            raise InvalidInputError(
+                f"references of rank {table.ndim} for {node.path}, which has {len(node.shape)} dimensions"
+            )
+        if len(table):
+            highest = tuple(int(c) for c in table.coords.max(axis=0))
+            self.check_coords(node, highest)
+        if self.writer.has_pending:
+            self.writer.settle(self.changes)
+        self.changes.buffer(node).add_table(table)
+
+    async def delete_chunk(self, node: ArrayNode, coords: Coords) -> None:
+        """Make a chunk read as fill value again."""
+        if len(coords) != len(node.shape):
+            return
+        waiting = self.writer.find_pending(node.id, coords) is not None
+        if waiting or await self.find_ref(node, coords) is not None:
+            self.writer.record(self.changes, node, coords, ChunkRef(ChunkKind.DELETED, 0, 0))
+
+    async def chunk_table(self, node: ArrayNode, box: Extents | None = None) -> ChunkTable:
+        """Every reference of an array (or of a box of its grid) as the session sees it."""
+        if self.writer.has_pending:
+            self.writer.settle(self.changes)
+        bounds = box if box is not None else tuple((0, n) for n in node.grid)
+        table = await self.lookup.table(node, bounds)
+        for edits in reversed(list(self._edit_layers(node))):
+            if edits.base_box is not None:
+                table = filter_box(table, edits.base_box)
+            table = merge_edits(table, filter_box(edits.to_table(), bounds))
+        return table
+
+    async def chunk_batches(self, node: ArrayNode, batch_size: int) -> AsyncIterator[ChunkTable]:
+        """Every reference of an array, in order, in tables of at most `batch_size` rows."""
+        table = await self.chunk_table(node)
+        for start in range(0, len(table), batch_size):
+            yield take(table, np.arange(start, min(start + batch_size, len(table))))
+
+    def check_coords(self, node: ArrayNode, coords: Sequence[int]) -> None:
+        """Refuse coordinates that the array's grid does not have."""
+        if not _in_grid(node, tuple(coords)):
+            raise InvalidInputError(
+                f"chunk {list(coords)} is outside the grid of {node.path}: {list(node.grid)} chunks for shape "
+                f"{list(node.shape)}",
+                path=node.path,
+            )
+
+
+def _in_grid(node: ArrayNode, coords: Coords) -> bool:
+    grid = node.grid
+    return len(coords) == len(grid) and all(0 <= c < n for c, n in zip(coords, grid, strict=True))
+
+
+def _slice(data: Buffer, start: int | None, end: int | None) -> Buffer:
+    if start is None and end is None:
+        return data
+    return memoryview(data)[start:end]
