@@ -173,10 +173,8 @@ def test_splitting_rules_take_the_first_match_and_survive_a_document() -> None:
     assert config == ManifestSplittingConfig.from_dict(sizes) and hash(config) == hash(config)
     assert config.find_sizes("/a/temperature", ("time", "x", None)) == (12, None, None)
     assert config.find_sizes("/b/temperature", ("time", "x", None)) == (10, 20, 20)
-    whole = ManifestConfig(
-        splitting=config,
-        preload=ManifestPreloadConfig(10, ManifestPreloadCondition.num_refs(1, None) | ManifestPreloadCondition.false()),
-    )
+    condition = ManifestPreloadCondition.num_refs(1, None) | ManifestPreloadCondition.false()
+    whole = ManifestConfig(splitting=config, preload=ManifestPreloadConfig(10, condition))
     assert parse_manifest_config(manifest_config_document(whole)) == whole
     with pytest.raises(InvalidInputError, match="must be at least 1"):
         ManifestSplittingConfig.from_dict({split.AnyArray(): {dim.Any(): 0}})

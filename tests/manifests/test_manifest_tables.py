@@ -28,7 +28,10 @@ def refs(deleted: bool = False) -> st.SearchStrategy[ChunkRef]:
     small = st.integers(0, 50)
     kinds = [
         st.builds(lambda d: ChunkRef(ChunkKind.INLINE, 0, len(d), data=d), st.binary(max_size=6)),
-        st.builds(lambda o, n, i: ChunkRef(ChunkKind.NATIVE, o, n, object_id=i), small, small, st.binary(min_size=12, max_size=12)),
+        st.builds(
+            lambda o, n, i: ChunkRef(ChunkKind.NATIVE, o, n, object_id=i),
+            small, small, st.binary(min_size=12, max_size=12),
+        ),
         st.builds(
             lambda o, n, u, e, m: ChunkRef(ChunkKind.VIRTUAL, o, n, location=u, etag=e, last_modified=m),
             small, small, st.sampled_from(["s3://a/x", "s3://a/y", "file:///z"]),
@@ -69,8 +72,12 @@ def test_merging_edits_equals_updating_a_dict(case: tuple[int, Model, Model]) ->
 
 @given(st.integers(0, 2**32 - 1), refs(deleted=True), st.booleans())
 def test_a_few_edits_are_spliced_into_a_long_table(seed: int, ref: ChunkRef, inline: bool) -> None:
-    base: Model = {(i, j): ChunkRef(ChunkKind.INLINE, 0, 1, data=bytes([i])) if inline
-                   else ChunkRef(ChunkKind.VIRTUAL, i, 1, location=f"s3://{j}") for i in range(12) for j in range(12)}  # fmt: skip
+    def reference(i: int, j: int) -> ChunkRef:
+        if inline:
+            return ChunkRef(ChunkKind.INLINE, 0, 1, data=bytes([i]))
+        return ChunkRef(ChunkKind.VIRTUAL, i, 1, location=f"s3://{j}")
+
+    base: Model = {(i, j): reference(i, j) for i in range(12) for j in range(12)}
     edits: Model = {(seed % 14, seed % 11): ref}
     expected = {k: v for k, v in (base | edits).items() if v.kind is not ChunkKind.DELETED}
     assert as_model(merge_edits(build(base, 2), build(edits, 2))) == expected
@@ -217,7 +224,7 @@ def test_locations_are_taken_in_every_columnar_form() -> None:
         ({"coords": [[2**32]], "kind": ChunkKind.NATIVE, "object_id": [[0] * 12]}, "coords holds 4294967296"),
         ({"coords": [[0.5]], "kind": ChunkKind.NATIVE, "object_id": [[0] * 12]}, "whole numbers"),
         ({"coords": [[0]], "kind": ChunkKind.NATIVE}, "object_id"),
-        ({"coords": [[3]], "kind": ChunkKind.VIRTUAL, "location": pa.array([None], pa.string())}, r"chunk \[3\] has no"),
+        ({"coords": [[3]], "kind": ChunkKind.VIRTUAL, "location": pa.nulls(1, pa.string())}, r"chunk \[3\] has no"),
         ({"coords": [[0]], "kind": ChunkKind.INLINE, "length": 3, "inline": b"ab"}, "outside of the inline bytes"),
         ({"coords": [[0]], "kind": 9}, "no kind"),
         ({"coords": [[0], [1]], "kind": ChunkKind.VIRTUAL, "location": ["a"]}, "1 texts for 2"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from icefloe.errors import InvalidInputError
@@ -41,7 +42,7 @@ def _ids(table: ChunkTable) -> pa.Array:
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(table), [valid, pa.py_buffer(flat)])
 
 
-def _coded(codes: np.ndarray | None, texts: object, count: int) -> pa.Array:  # type: ignore[type-arg]
+def _coded(codes: npt.NDArray[np.int32] | None, texts: object, count: int) -> pa.Array:
     if codes is None:
         return pa.DictionaryArray.from_arrays(pa.nulls(count, pa.int32()), pa.array([], pa.large_string()))
     return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), string_column(texts).arrow)

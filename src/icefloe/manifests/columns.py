@@ -153,8 +153,16 @@ def compact_locations(table: ChunkTable) -> ChunkTable:
 def _compact_coded(
     codes: npt.NDArray[np.int32] | None, texts: Sequence[str]
 ) -> tuple[npt.NDArray[np.int32] | None, Sequence[str]]:
-    if codes is None:
+    if codes is None or len(codes) == 0:
         return None, ()
+    if 8 * len(codes) < len(texts):
+        distinct, inverse = np.unique(codes, return_inverse=True)
+        missing = int(distinct[0] < 0)
+        if missing == len(distinct):
+            return None, ()
+        encoded = string_column(texts).arrow.take(pa.array(distinct[missing:])).dictionary_encode()
+        fewer = np.concatenate([np.full(missing, -1), np.asarray(encoded.indices)]).astype(np.int32)
+        return fewer[inverse], StringColumn(encoded.dictionary)
     used = np.zeros(len(texts) + 1, dtype=bool)
     used[codes] = True  # -1 marks the last, extra entry
     kept = np.flatnonzero(used[:-1])

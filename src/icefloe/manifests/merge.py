@@ -119,7 +119,9 @@ def same_references(a: ChunkTable, b: ChunkTable) -> npt.NDArray[np.bool_]:
     joined = join_columns([a, b])
     count = len(a)
     pointing = (joined.kind == ChunkKind.NATIVE) | (joined.kind == ChunkKind.VIRTUAL)
-    same = (joined.kind[:count] == joined.kind[count:]) & (joined.length[:count] == joined.length[count:])
+    same: npt.NDArray[np.bool_] = (joined.kind[:count] == joined.kind[count:]) & (
+        joined.length[:count] == joined.length[count:]
+    )
     place = np.where(pointing, joined.offset, 0)
     same &= place[:count] == place[count:]
     if joined.object_id is not None:

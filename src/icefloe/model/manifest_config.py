@@ -209,7 +209,9 @@ def _check_no_loop(entry: ManifestSet, config: ManifestConfig) -> None:
     while entry.overflow_to is not None:
         entry = config.find_set(entry.overflow_to)
         if entry.name in seen:
-            raise InvalidInputError(f"chunk-manifests.sets: overflow-to goes in a loop: {' -> '.join([*seen, entry.name])}")
+            raise InvalidInputError(
+                f"chunk-manifests.sets: overflow-to goes in a loop: {' -> '.join([*seen, entry.name])}"
+            )
         seen.append(entry.name)
 
 

@@ -1,0 +1,91 @@
+"""The manifests a plan asks for, made one at a time from fetched manifests and edits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from icefloe.ids import NodeId, ObjectId, new_object_id
+from icefloe.manifests.columns import compact_locations, take
+from icefloe.manifests.merge import merge_edits, overlay
+from icefloe.manifests.pieces import ArrayEdits, Piece
+from icefloe.manifests.plan import ManifestPlan, PlannedManifest
+from icefloe.manifests.split import filter_box, halve
+from icefloe.model.chunk_table import ChunkTable, empty_table
+from icefloe.model.nodes import ManifestRef
+from icefloe.model.snapshot import Manifest
+
+Fetch = Callable[[ObjectId], Manifest]
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltManifest:
+    """A manifest ready to be written, and what each of its arrays says about it."""
+
+    manifest: Manifest
+    refs: Mapping[NodeId, ManifestRef]
+
+
+def build_manifests(
+    plan: ManifestPlan,
+    fetch: Fetch,
+    edits: Mapping[NodeId, ArrayEdits],
+    new_id: Callable[[], ObjectId] = new_object_id,
+) -> Iterator[BuiltManifest]:
+    """All manifests of a plan, one at a time, so that memory holds one; `fetch` returns those in `plan.fetch`."""
+    for output in plan.outputs:
+        yield from build_output(output, fetch, edits, new_id)
+
+
+def build_output(
+    output: PlannedManifest,
+    fetch: Fetch,
+    edits: Mapping[NodeId, ArrayEdits],
+    new_id: Callable[[], ObjectId] = new_object_id,
+) -> Iterator[BuiltManifest]:
+    """The manifests of one output; outputs are independent of each other and can be built at the same time."""
+    together: dict[NodeId, ChunkTable] = {}
+    for piece in output.pieces:
+        table = build_piece(piece, fetch, edits.get(piece.node_id))
+        if len(table) == 0:
+            continue
+        if piece.limit is None or len(table) <= piece.limit:
+            together[piece.node_id] = table
+        else:
+            for part in halve(table, piece.limit):
+                yield _built({piece.node_id: part}, new_id())
+    if together:
+        yield _built(dict(sorted(together.items())), new_id())
+
+
+def build_piece(piece: Piece, fetch: Fetch, change: ArrayEdits | None) -> ChunkTable:
+    """The references of one piece after the edits."""
+    ndim = len(piece.box)
+    layers: list[ChunkTable] = []
+    for source in piece.sources:
+        table = fetch(source.manifest_id).tables.get(piece.node_id)
+        # Early writers left references of other arrays behind; those of another rank cannot be this array's.
+        if table is not None and table.ndim == ndim:
+            layers.append(filter_box(filter_box(table, source.extents), piece.box))
+    base = overlay(*layers) if layers else empty_table(ndim)
+    if piece.rows is None or change is None or change.table is None:
+        return base
+    whole = isinstance(piece.rows, slice) and piece.rows == slice(None)
+    return merge_edits(base, change.table if whole else take(change.table, piece.rows))
+
+
+def _built(tables: dict[NodeId, ChunkTable], manifest_id: ObjectId) -> BuiltManifest:
+    compacted = {key: compact_locations(table) for key, table in tables.items()}
+    refs = {key: ManifestRef(manifest_id, table.extents()) for key, table in tables.items()}
+    return BuiltManifest(Manifest(manifest_id, compacted), refs)
+
+
+def link_manifests(
+    plan: ManifestPlan, built: Iterable[Mapping[NodeId, ManifestRef]]
+) -> dict[NodeId, tuple[ManifestRef, ...]]:
+    """The manifests of every array that the plan changes, from what stays and the `refs` of what was built."""
+    linked = {key: list(refs) for key, refs in plan.kept.items()}
+    for refs in built:
+        for key, ref in refs.items():
+            linked.setdefault(key, []).append(ref)
+    return {key: tuple(sorted(refs, key=lambda ref: (ref.extents, ref.manifest_id))) for key, refs in linked.items()}

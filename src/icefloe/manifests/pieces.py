@@ -1,0 +1,129 @@
+"""The nouns of a manifest plan: edits of an array, the manifests it has, and the pieces new ones are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from icefloe.ids import NodeId, ObjectId
+from icefloe.manifests.boxes import box_array, intersect, overlapping_pairs, volume
+from icefloe.manifests.columns import Rows
+from icefloe.model.chunk_table import ChunkTable
+from icefloe.model.nodes import ArrayNode, Extents, ManifestRef
+from icefloe.model.snapshot import ManifestFileInfo
+
+
+@dataclass(frozen=True, slots=True)
+class PartRef:
+    """A manifest file written elsewhere, by a task of a distributed write, to be linked into the snapshot."""
+
+    manifest_id: ObjectId
+    node_id: NodeId
+    extents: Extents
+    count: int
+    size_bytes: int
+
+    @property
+    def info(self) -> ManifestFileInfo:
+        return ManifestFileInfo(self.manifest_id, self.size_bytes, self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayEdits:
+    """What a change set does to the chunks of one array: parts win over the base, `table` over both.
+
+    `base_box` is the part of the base that is still visible, None for all of it.
+    """
+
+    table: ChunkTable | None = None
+    parts: tuple[PartRef, ...] = ()
+    base_box: Extents | None = None
+
+    def says_something(self) -> bool:
+        return bool(self.parts) or self.base_box is not None or (self.table is not None and len(self.table) > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A manifest to read an array's references from, and the box it speaks for."""
+
+    manifest_id: ObjectId
+    extents: Extents
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The references of one array that go together: those of the sources inside the box, later ones win, then edits.
+
+    With a limit, more references than that are cut into several manifests.
+    """
+
+    node_id: NodeId
+    path: str
+    box: Extents
+    sources: tuple[Source, ...] = ()
+    rows: Rows | None = field(default=None, repr=False, compare=False)
+    limit: int | None = None
+
+    def __str__(self) -> str:
+        where = "x".join(f"[{first},{end})" for first, end in self.box)
+        return f"{self.path}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A manifest of an array as a plan sees it: what it may hold, and whether it must be rewritten."""
+
+    layer: int
+    ref: ManifestRef
+    box: Extents
+    count: int
+    forced: bool
+    part: PartRef | None = None
+
+    @property
+    def source(self) -> Source:
+        return Source(self.ref.manifest_id, self.box)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayItems:
+    """The manifests of an array that still matter; settled when they can all stay linked as they are."""
+
+    items: tuple[Item, ...]
+    settled: bool
+
+
+def full_box(node: ArrayNode) -> Extents:
+    """The whole chunk grid."""
+    return tuple((0, n) for n in node.grid)
+
+
+def list_items(node: ArrayNode, change: ArrayEdits | None, infos: Mapping[ObjectId, ManifestFileInfo]) -> ArrayItems:
+    """The base manifests, clipped to what is still visible, and the parts.
+
+    Readers take the first manifest whose extents hold a chunk, so among base manifests the first one is the top layer.
+    """
+    whole = full_box(node)
+    change = change or ArrayEdits()
+    visible = whole if change.base_box is None else intersect(whole, change.base_box)
+    items: list[Item] = []
+    for index, ref in enumerate(node.manifests):
+        unknown = not ref.extents and bool(node.grid)
+        box = visible if unknown else intersect(ref.extents, visible)
+        if volume(box) == 0:
+            continue
+        info = infos.get(ref.manifest_id)
+        most = volume(box)
+        count = most if info is None else min(most, info.num_chunk_refs)
+        forced = change.base_box is not None if unknown else box != ref.extents
+        items.append(Item(-1 - index, ref, box, count, forced))
+    for index, part in enumerate(change.parts):
+        box = part.extents if part.extents or not node.grid else whole
+        inside = intersect(box, whole)
+        if volume(inside):
+            forced = inside != part.extents
+            items.append(Item(index, ManifestRef(part.manifest_id, box), inside, part.count, forced, part))
+    clear = not any(item.forced for item in items)
+    boxes = box_array([item.box for item in items], len(node.grid))
+    return ArrayItems(tuple(items), clear and len(overlapping_pairs(boxes)) == 0)

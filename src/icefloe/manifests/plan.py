@@ -1,0 +1,233 @@
+"""Which manifests of a snapshot stay, which are rewritten, and what each new one will hold."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from icefloe.ids import NodeId, ObjectId
+from icefloe.manifests.cells import CellShape, configured_cell_shape
+from icefloe.manifests.packing import Package, closure, find_target, pack, topological_order
+from icefloe.manifests.pieces import ArrayEdits, Item, PartRef, Piece, Source, full_box, list_items
+from icefloe.manifests.regions import Cutting, plan_recut, plan_regions
+from icefloe.model.manifest_config import ManifestConfig
+from icefloe.model.nodes import ArrayNode, ManifestRef
+from icefloe.model.snapshot import ManifestFileInfo
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedManifest:
+    """One manifest to be written; a piece with a limit may become several, one with no chunks left none."""
+
+    set_name: str
+    pieces: tuple[Piece, ...]
+
+    @property
+    def fetch(self) -> tuple[ObjectId, ...]:
+        """The manifests that must be at hand to build it."""
+        return tuple(dict.fromkeys(s.manifest_id for piece in self.pieces for s in piece.sources))
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestPlan:
+    """What is to be written, and what each changed array keeps; arrays not named keep all they have."""
+
+    outputs: tuple[PlannedManifest, ...] = ()
+    kept: Mapping[NodeId, tuple[ManifestRef, ...]] = field(default_factory=dict)
+    """For every array whose references change: its manifests that stay linked, linked parts included."""
+    linked_parts: tuple[PartRef, ...] = ()
+
+    @property
+    def fetch(self) -> tuple[ObjectId, ...]:
+        """All manifests that must be read, in the order in which they are first needed."""
+        return tuple(dict.fromkeys(m for output in self.outputs for m in output.fetch))
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.outputs)} manifests to write, {len(self.fetch)} to read, {len(self.linked_parts)} linked"]
+        for output in self.outputs:
+            lines.append(f"  in set {output.set_name}: " + ", ".join(str(piece) for piece in output.pieces))
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where an array belongs: packed by a set, or cut into cells of its own."""
+
+    target: str
+    cutting: Cutting | None
+
+
+def place(node: ArrayNode, initialized: int, config: ManifestConfig) -> Placement:
+    """Follow the rules and, by size, the overflow, until a set takes the array whole or cuts it."""
+    size = math.prod(node.grid)
+    target = find_target(config, node.path, size, initialized)
+    asked = configured_cell_shape(node, config)
+    if asked is not None and any(n < length for n, length in zip(asked, node.grid, strict=True)):
+        return Placement(target, Cutting(asked, None))
+    entry = config.find_set(target)
+    while True:
+        if entry.split_size is not None and size > entry.split_size:
+            return Placement(target, Cutting(None, min(entry.split_size, entry.max_manifest_size or entry.split_size)))
+        if entry.max_manifest_size is None or size <= entry.max_manifest_size:
+            return Placement(target, None)
+        if entry.overflow_to is None:
+            return Placement(target, Cutting(None, entry.max_manifest_size))
+        entry = config.find_set(entry.overflow_to)
+
+
+def choose_cell_shape(node: ArrayNode, config: ManifestConfig) -> CellShape:
+    """The cells an array is cut into; the whole grid when it is not."""
+    from_rules = place(node, math.prod(node.grid), config).cutting
+    return tuple(node.grid) if from_rules is None else from_rules.shape_for(node)
+
+
+def plan_manifests(
+    arrays: Iterable[ArrayNode],
+    infos: Mapping[ObjectId, ManifestFileInfo],
+    edits: Mapping[NodeId, ArrayEdits],
+    config: ManifestConfig,
+) -> ManifestPlan:
+    """Decide how edits become manifests.
+
+    `arrays` are all arrays of the new snapshot with the manifests they had in the base (a new array has none, a deleted
+    one is not listed), `infos` the manifests of the base. An array whose grid became smaller is in `edits`.
+    """
+    return _plan(arrays, infos, edits, config, frozenset())
+
+
+def plan_repack(
+    arrays: Iterable[ArrayNode], infos: Mapping[ObjectId, ManifestFileInfo], config: ManifestConfig
+) -> ManifestPlan:
+    """Decide how everything is packed anew after the configuration; cells that are as they should be stay."""
+    listed = list(arrays)
+    return _plan(listed, infos, {}, config, frozenset(node.id for node in listed if node.manifests))
+
+
+def _plan(
+    arrays: Iterable[ArrayNode],
+    infos: Mapping[ObjectId, ManifestFileInfo],
+    edits: Mapping[NodeId, ArrayEdits],
+    config: ManifestConfig,
+    repacked: frozenset[NodeId],
+) -> ManifestPlan:
+    nodes = {node.id: node for node in arrays}
+    edits = {key: change for key, change in edits.items() if key in nodes and change.says_something()}
+    counts = _initialized(nodes.values(), infos, edits) if any(r.initialized_chunks for r in config.rules) else {}
+    places = {key: place(node, counts.get(key, math.prod(node.grid)), config) for key, node in nodes.items()}
+    shared = _shared_manifests(nodes.values()) if repacked else frozenset()
+
+    outputs: list[PlannedManifest] = []
+    kept: dict[NodeId, tuple[ManifestRef, ...]] = {}
+    linked: list[PartRef] = []
+    modified: set[NodeId] = set()
+    for key in sorted(edits.keys() | repacked, key=lambda k: nodes[k].path):
+        node, change, cutting = nodes[key], edits.get(key, ArrayEdits()), places[key].cutting
+        listed = list_items(node, change, infos)
+        has_rows = change.table is not None and len(change.table) > 0
+        if cutting is None and (has_rows or key in repacked or not listed.settled):
+            modified.add(key)
+            kept[key] = ()
+            continue
+        if key in repacked and cutting is not None:
+            regions = plan_recut(node, listed, cutting, shared)
+        else:
+            regions = plan_regions(node, change, listed, cutting or Cutting(None, None))
+        outputs += [PlannedManifest(places[key].target, (piece,)) for piece in regions.pieces]
+        kept[key] = regions.kept
+        linked += regions.linked
+    small = _plan_small(nodes, places, modified, edits, config, infos)
+    outputs += small
+    for output in small:
+        kept.update({piece.node_id: () for piece in output.pieces})
+    return ManifestPlan(tuple(outputs), kept, tuple(linked))
+
+
+def _shared_manifests(nodes: Iterable[ArrayNode]) -> frozenset[ObjectId]:
+    tenants = Counter(m for node in nodes for m in {ref.manifest_id for ref in node.manifests})
+    return frozenset(m for m, count in tenants.items() if count > 1)
+
+
+def _plan_small(
+    nodes: Mapping[NodeId, ArrayNode],
+    places: Mapping[NodeId, Placement],
+    modified: set[NodeId],
+    edits: Mapping[NodeId, ArrayEdits],
+    config: ManifestConfig,
+    infos: Mapping[ObjectId, ManifestFileInfo],
+) -> list[PlannedManifest]:
+    """Pack the closure of the modified arrays by sets; arrays that are cut into cells take no part in it."""
+    if not modified:
+        return []
+    manifests_of = {
+        key: tuple(dict.fromkeys(ref.manifest_id for ref in node.manifests))
+        for key, node in nodes.items()
+        if places[key].cutting is None
+    }
+    arrays_of: dict[ObjectId, list[NodeId]] = defaultdict(list)
+    for key, manifests in manifests_of.items():
+        for manifest_id in manifests:
+            arrays_of[manifest_id].append(key)
+    dragged = closure(modified, manifests_of, arrays_of)
+    consumed = {m for key in dragged for m in manifests_of[key]}
+    untouched = _count_untouched({m: keys for m, keys in arrays_of.items() if m not in consumed}, places, config, infos)
+    packages = [
+        Package(key, nodes[key].path, math.prod(nodes[key].grid), places[key].target)
+        for key in sorted(dragged, key=lambda k: nodes[k].path)
+    ]
+    return [
+        PlannedManifest(
+            packed.set_name,
+            tuple(_whole_piece(nodes[p.node_id], edits.get(p.node_id), infos) for p in packed.packages),
+        )
+        for packed in pack(packages, config, untouched)
+    ]
+
+
+def _count_untouched(
+    untouched: Mapping[ObjectId, list[NodeId]],
+    places: Mapping[NodeId, Placement],
+    config: ManifestConfig,
+    infos: Mapping[ObjectId, ManifestFileInfo],
+) -> Counter[str]:
+    """The manifests that stay, by the set they belong to.
+
+    Files do not name their set: it is the last one, in overflow order, that a rule sends one of their arrays to, or
+    the next after it that takes a manifest of that size.
+    """
+    rank = {entry.name: i for i, entry in enumerate(topological_order(config.sets))}
+    counted: Counter[str] = Counter()
+    for manifest_id, keys in untouched.items():
+        entry = config.find_set(max((places[key].target for key in keys), key=rank.__getitem__))
+        info = infos.get(manifest_id)
+        size = 0 if info is None else info.num_chunk_refs
+        while entry.overflow_to is not None and entry.max_manifest_size is not None and size > entry.max_manifest_size:
+            entry = config.find_set(entry.overflow_to)
+        counted[entry.name] += 1
+    return counted
+
+
+def _whole_piece(node: ArrayNode, change: ArrayEdits | None, infos: Mapping[ObjectId, ManifestFileInfo]) -> Piece:
+    listed = list_items(node, change, infos)
+    rows = slice(None) if change is not None and change.table is not None else None
+    return Piece(node.id, node.path, full_box(node), _sources(listed.items), rows)
+
+
+def _sources(items: Iterable[Item]) -> tuple[Source, ...]:
+    return tuple(item.source for item in sorted(items, key=lambda item: item.layer))
+
+
+def _initialized(
+    nodes: Iterable[ArrayNode], infos: Mapping[ObjectId, ManifestFileInfo], edits: Mapping[NodeId, ArrayEdits]
+) -> dict[NodeId, int]:
+    """The chunks written per array, at most: those of its manifests inside its extents, and its edits."""
+    counts: dict[NodeId, int] = {}
+    for node in nodes:
+        change = edits.get(node.id)
+        listed = list_items(node, change, infos)
+        total = sum(item.count for item in listed.items)
+        if change is not None and change.table is not None:
+            total += len(change.table)
+        counts[node.id] = min(total, math.prod(node.grid))
+    return counts

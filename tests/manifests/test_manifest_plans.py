@@ -1,0 +1,405 @@
+"""Laws of manifest plans: whatever the configuration and history, the manifests say what a dict would."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from icefloe.manifests.boxes import box_array, overlapping_pairs
+from icefloe.manifests.build import build_manifests, link_manifests
+from icefloe.manifests.cells import cell_shape
+from icefloe.manifests.columns import table_from_columns
+from icefloe.manifests.edits import EditBuffer
+from icefloe.manifests.packing import Package, closure, pack, topological_order
+from icefloe.manifests.pieces import ArrayEdits, PartRef
+from icefloe.manifests.plan import ManifestPlan, choose_cell_shape, plan_manifests, plan_repack
+from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords, table_from_rows
+from icefloe.model.manifest_conditions import ManifestSplitCondition, ManifestSplitDimCondition
+from icefloe.model.manifest_config import ManifestConfig, ManifestRule, ManifestSet, ManifestSplittingConfig
+from icefloe.model.nodes import ArrayNode, Extents, ManifestRef
+from icefloe.model.snapshot import Manifest, ManifestFileInfo
+
+Model = dict[Coords, ChunkRef]
+
+
+class Repo:
+    """A repository in memory that only has arrays and manifests."""
+
+    def __init__(self, config: ManifestConfig) -> None:
+        self.config = config
+        self.nodes: dict[bytes, ArrayNode] = {}
+        self.infos: dict[str, ManifestFileInfo] = {}
+        self.files: dict[str, Manifest] = {}
+        self.models: dict[bytes, Model] = {}
+
+    def create(self, name: str, grid: tuple[int, ...]) -> bytes:
+        key = f"{name:>8}"[:8].encode()
+        self.nodes[key] = ArrayNode(key, f"/{name}", b"", grid, grid)
+        self.models[key] = {}
+        return key
+
+    def write_part(self, key: bytes, model: Model) -> PartRef:
+        table = table_from_rows(list(model.items()), len(self.nodes[key].grid))
+        part_id = f"part{len(self.files)}"
+        self.files[part_id] = Manifest(part_id, {key: table})
+        return PartRef(part_id, key, table.extents(), len(table), 100)
+
+    def commit(self, edits: dict[bytes, ArrayEdits]) -> ManifestPlan:
+        return self.carry_out(plan_manifests(self.nodes.values(), self.infos, edits, self.config), edits)
+
+    def repack(self) -> ManifestPlan:
+        return self.carry_out(plan_repack(self.nodes.values(), self.infos, self.config), {})
+
+    def carry_out(self, plan: ManifestPlan, edits: dict[bytes, ArrayEdits]) -> ManifestPlan:
+        fetchable = set(plan.fetch)
+
+        def fetch(manifest_id: str) -> Manifest:
+            assert manifest_id in fetchable
+            return self.files[manifest_id]
+
+        built = []
+        for number, output in enumerate(build_manifests(plan, fetch, edits)):
+            manifest = output.manifest
+            assert len(manifest) > 0
+            self.files[manifest.id] = manifest
+            self.infos[manifest.id] = ManifestFileInfo(manifest.id, 10 + number, len(manifest))
+            built.append(output.refs)
+        self.infos |= {part.manifest_id: part.info for part in plan.linked_parts}
+        for key, refs in link_manifests(plan, built).items():
+            self.nodes[key] = dataclasses.replace(self.nodes[key], manifests=refs)
+        return plan
+
+    def read(self, key: bytes) -> Model:
+        """As a reader does: the first manifest whose extents hold the chunk, and only that one."""
+        node, found = self.nodes[key], {}
+        for coords in itertools.product(*map(range, node.grid)):
+            for ref in node.manifests:
+                if all(a <= c < b for c, (a, b) in zip(coords, ref.extents, strict=False)):
+                    rows = dict(self.files[ref.manifest_id].tables[key].rows())
+                    if coords in rows:
+                        found[coords] = rows[coords]
+                    break
+        return found
+
+    def check(self) -> None:
+        for key, node in self.nodes.items():
+            assert self.read(key) == self.models[key], node
+            boxes = box_array([ref.extents for ref in node.manifests], len(node.grid))
+            assert len(overlapping_pairs(boxes)) == 0, "extents of one array never overlap"
+
+
+counter = itertools.count(1)
+
+
+def reference() -> ChunkRef:
+    return ChunkRef(ChunkKind.NATIVE, next(counter), 7, object_id=b"x" * 12)
+
+
+@st.composite
+def configurations(draw: st.DrawFn) -> ManifestConfig:
+    names = [f"s{i}" for i in range(draw(st.integers(0, 3)))]
+    sets = []
+    for index, name in enumerate(names):
+        by_size = draw(st.booleans())
+        sets.append(
+            ManifestSet(
+                name,
+                max_manifest_size=draw(st.integers(1, 40)) if by_size else None,
+                arrays_per_manifest=None if by_size else draw(st.integers(1, 4)),
+                overflow_to=draw(st.sampled_from([*names[index + 1 :], "default"])),
+                cardinality=draw(st.sampled_from([None, 1, 2])),
+                split_size=draw(st.sampled_from([None, None, 6])),
+            )
+        )
+    split = draw(st.sampled_from([None, 4, 8, 1000]))
+    sets.append(ManifestSet.default(max_manifest_size=draw(st.sampled_from([6, 30, 1000])), split_size=split))
+    order = draw(st.permutations(sets))
+    rules = [
+        ManifestRule(
+            draw(st.sampled_from([*names, "default"])),
+            path=draw(st.sampled_from([None, "/a.*", "/b.*"])),
+            metadata_chunks=draw(st.sampled_from([None, (0, 10), (3, None)])),
+            initialized_chunks=draw(st.sampled_from([None, None, (2, 9)])),
+        )
+        for _ in range(draw(st.integers(0, 3)))
+    ]
+    splitting = None
+    if draw(st.booleans()):
+        dim = ManifestSplitDimCondition
+        sizes = {draw(st.sampled_from([dim.Axis(0), dim.Axis(1), dim.Any()])): draw(st.integers(1, 4))}
+        splitting = ManifestSplittingConfig.from_dict({ManifestSplitCondition.name_matches("^a"): sizes})
+    return ManifestConfig(sets=tuple(order), rules=tuple(rules), splitting=splitting)
+
+
+grids = st.sampled_from([(), (1,), (9,), (5, 6), (2, 3, 4), (8, 2), (0, 3)])
+
+
+@settings(max_examples=200, deadline=None)
+@given(configurations(), st.data())
+def test_any_history_under_any_configuration_equals_a_dict(config: ManifestConfig, data: st.DataObject) -> None:
+    repo = Repo(config)
+    for _ in range(data.draw(st.integers(1, 6), label="commits")):
+        if data.draw(st.integers(0, 7), label="other configuration") == 0:
+            repo.config = data.draw(configurations())
+        for _ in range(data.draw(st.integers(0 if repo.nodes else 1, 2), label="new arrays")):
+            repo.create(f"{data.draw(st.sampled_from('abc'))}{len(repo.nodes)}", data.draw(grids))
+        if len(repo.nodes) > 2 and data.draw(st.integers(0, 5), label="delete") == 0:
+            gone = data.draw(st.sampled_from(sorted(repo.nodes)))
+            del repo.nodes[gone], repo.models[gone]
+        edits = {}
+        for key in data.draw(st.lists(st.sampled_from(sorted(repo.nodes)), unique=True, max_size=3), label="edited"):
+            edits[key] = _draw_edits(repo, key, data)
+        before = {key: node.manifests for key, node in repo.nodes.items()}
+        plan = repo.commit(edits)
+        for key, node in repo.nodes.items():
+            if key not in plan.kept:
+                assert node.manifests == before[key]
+        repo.check()
+        assert str(plan)
+    repo.repack()
+    repo.check()
+
+
+def _draw_edits(repo: Repo, key: bytes, data: st.DataObject) -> ArrayEdits:
+    node, model = repo.nodes[key], dict(repo.models[key])
+    buffer, parts = EditBuffer(len(node.grid)), []
+    if node.grid and data.draw(st.integers(0, 3), label="resize") == 0:
+        small = tuple(data.draw(st.integers(0, n + 2)) for n in node.grid)
+        buffer.clip(small)
+        model = {k: v for k, v in model.items() if all(c < n for c, n in zip(k, small, strict=True))}
+        grown = tuple(n + data.draw(st.integers(0, 3)) for n in small)
+        repo.nodes[key] = node = dataclasses.replace(node, grid=grown)
+    chunks = list(itertools.product(*map(range, node.grid)))
+    if chunks:
+        for _ in range(data.draw(st.integers(0, 2), label="parts")):
+            part = dict.fromkeys(data.draw(st.lists(st.sampled_from(chunks), min_size=1, max_size=8)))
+            written = {coords: reference() for coords in part}
+            parts.append(repo.write_part(key, written))
+            model |= written
+        for coords in data.draw(st.lists(st.sampled_from(chunks), max_size=12), label="set"):
+            model[coords] = reference()
+            buffer.set(coords, model[coords])
+        for coords in data.draw(st.lists(st.sampled_from(chunks), max_size=4), label="deleted"):
+            model.pop(coords, None)
+            buffer.delete(coords)
+    repo.models[key] = model
+    return ArrayEdits(buffer.to_table(), tuple(parts), buffer.base_box)
+
+
+packages = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 3)), max_size=30)
+
+
+@settings(max_examples=200)
+@given(configurations(), packages, st.data())
+def test_any_configuration_packs_every_array_once_within_sizes_and_cardinality(
+    config: ManifestConfig, sizes: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    names = [s.name for s in config.sets]
+    listed = [Package(bytes([i] * 8), f"/{i}", n, names[t % len(names)]) for i, (n, t) in enumerate(sizes)]
+    untouched = {name: data.draw(st.integers(0, 2)) for name in names}
+    bins = pack(listed, config, untouched)
+    assert Counter(p for b in bins for p in b.packages) == Counter(listed)
+    for packed in bins:
+        entry = config.find_set(packed.set_name)
+        if entry.arrays_per_manifest is not None:
+            assert len(packed.packages) <= entry.arrays_per_manifest
+        elif sum(p.size for p in packed.packages) > (entry.max_manifest_size or 0):
+            assert entry.name == "default" and len(packed.packages) == 1
+    for name, count in Counter(b.set_name for b in bins).items():
+        limit = config.find_set(name).cardinality
+        assert limit is None or count <= max(0, limit - untouched[name])
+    order = [s.name for s in topological_order(config.sets)]
+    assert order[-1] == "default"
+    assert all(s.overflow_to is None or order.index(s.name) < order.index(s.overflow_to) for s in config.sets)
+
+
+def test_the_closure_is_that_of_the_specification() -> None:
+    arrays_of = {1: "ab", 2: "abc", 3: "c"}
+    manifests_of = {"a": [1, 2], "b": [1, 2], "c": [2, 3]}
+    for start in ("a", "ab", "abc", "c"):
+        assert closure(start, manifests_of, arrays_of) == {"a", "b", "c"}
+    assert closure(["new"], manifests_of, arrays_of) == {"new"}
+    assert closure([], manifests_of, arrays_of) == set()
+
+
+@given(
+    st.dictionaries(st.integers(0, 8), st.sets(st.integers(0, 8), min_size=1), max_size=8), st.sets(st.integers(0, 8))
+)
+def test_the_closure_equals_adding_neighbours_until_nothing_is_new(
+    arrays_of: dict[int, set[int]], modified: set[int]
+) -> None:
+    manifests_of = {a: [m for m, arrays in arrays_of.items() if a in arrays] for a in range(9)}
+    expected, before = set(modified), None
+    while expected != before:
+        before = set(expected)
+        for arrays in arrays_of.values():
+            if arrays & expected:
+                expected |= arrays
+    assert closure(modified, manifests_of, arrays_of) == expected
+
+
+def dense(grid: tuple[int, ...], offset: int = 0) -> ChunkTable:
+    count = math.prod(grid)
+    coords = np.stack(np.unravel_index(np.arange(count), grid), axis=1)
+    coords[:, 0] += offset
+    return table_from_columns(coords, kind=ChunkKind.VIRTUAL, offset=np.arange(count), length=5, location="s3://b/f")
+
+
+def test_a_single_chunk_of_a_large_array_rewrites_one_cell() -> None:
+    repo = Repo(ManifestConfig())
+    key = repo.create("temperature", (1000, 100))
+    repo.commit({key: ArrayEdits(dense((1000, 100)))})
+    cells = repo.nodes[key].manifests
+    assert len(cells) == 8
+    assert all(repo.infos[ref.manifest_id].num_chunk_refs <= 16_384 for ref in cells)
+    plan = repo.commit({key: ArrayEdits(table_from_rows([((500, 3), reference())], 2))})
+    assert len(plan.outputs) == len(plan.fetch) == 1
+    assert len(set(repo.nodes[key].manifests) - set(cells)) == 1
+
+
+def test_appending_along_any_dimension_touches_only_the_last_cells() -> None:
+    for axis in (0, 1):
+        repo = Repo(ManifestConfig())
+        key = repo.create("temperature", (256, 256))
+        repo.commit({key: ArrayEdits(dense((256, 256)))})
+        for step in range(6):
+            grid = list(repo.nodes[key].grid)
+            start = grid[axis]
+            grid[axis] += 40
+            repo.nodes[key] = dataclasses.replace(repo.nodes[key], grid=tuple(grid))
+            shape = [256, 256]
+            shape[axis] = 40
+            coords = np.stack(np.unravel_index(np.arange(math.prod(shape)), shape), axis=1)
+            coords[:, axis] += start
+            table = table_from_columns(coords, kind=ChunkKind.VIRTUAL, length=1, location="s3://b/g")
+            before = set(repo.nodes[key].manifests)
+            plan = repo.commit({key: ArrayEdits(table)})
+            rewritten = before - set(repo.nodes[key].manifests)
+            assert all(ref.extents[axis][1] == start for ref in rewritten), (axis, step)
+            assert len(plan.fetch) <= 4
+        assert sum(repo.infos[r.manifest_id].num_chunk_refs for r in repo.nodes[key].manifests) == math.prod(grid)
+
+
+@given(st.integers(1, 5000), st.lists(st.integers(1, 300), min_size=1, max_size=3), st.integers(0, 300))
+def test_cells_stay_where_they_are_when_an_array_grows(limit: int, grid: list[int], growth: int) -> None:
+    shape = cell_shape(grid, limit)
+    assert math.prod(shape) <= limit
+    cells = list(
+        itertools.islice(itertools.product(*[range(-(-n // s)) for n, s in zip(grid, shape, strict=True)]), 500)
+    )
+    boxes: list[Extents] = [
+        tuple((c * s, min((c + 1) * s, n)) for c, s, n in zip(cell, shape, grid, strict=True)) for cell in cells
+    ]
+    grown = [n + growth for n in grid]
+    after = cell_shape(grown, limit, box_array(boxes, len(grid)))
+    assert math.prod(after) <= limit
+    for box in boxes:
+        assert all(first // s == (end - 1) // s for (first, end), s in zip(box, after, strict=True))
+
+
+def test_five_thousand_small_arrays_share_a_handful_of_manifests() -> None:
+    repo = Repo(ManifestConfig())
+    keys = [repo.create(f"a{i}", (3,)) for i in range(5760)]
+    table = table_from_rows([((0,), reference()), ((2,), reference())], 1)
+    plan = repo.commit({key: ArrayEdits(table) for key in keys})
+    assert len(plan.outputs) <= 2
+    changed = repo.commit({keys[7]: ArrayEdits(table)})
+    assert len(changed.outputs) <= 2 and len(changed.fetch) == 1
+
+
+def test_untouched_manifests_count_towards_the_cardinality_of_their_set() -> None:
+    repo = Repo(ManifestConfig())
+    table = table_from_rows([((0,), reference())], 1)
+    first = repo.commit({repo.create("first", (1,)): ArrayEdits(table)})
+    second = repo.commit({repo.create("second", (1,)): ArrayEdits(table)})
+    assert [o.set_name for o in first.outputs] == ["coordinates"]
+    assert [o.set_name for o in second.outputs] == ["default"]
+    assert repo.repack().outputs[0].set_name == "coordinates"
+    assert len({ref.manifest_id for node in repo.nodes.values() for ref in node.manifests}) == 1
+
+
+def test_disjoint_parts_are_linked_and_overlapping_ones_are_merged() -> None:
+    repo = Repo(ManifestConfig())
+    key = repo.create("temperature", (200, 200))
+    parts = []
+    for start in range(0, 200, 50):
+        part_id = f"task{start}"
+        table = dense((50, 200), offset=start)
+        repo.files[part_id] = Manifest(part_id, {key: table})
+        parts.append(PartRef(part_id, key, table.extents(), len(table), 1234))
+    plan = repo.commit({key: ArrayEdits(parts=tuple(parts))})
+    assert plan.outputs == () and plan.fetch == () and len(plan.linked_parts) == 4
+    assert repo.infos["task50"] == ManifestFileInfo("task50", 1234, 10_000)
+    overlapping = repo.write_part(key, {(60, 60): reference()})
+    plan = repo.commit({key: ArrayEdits(parts=(overlapping,))})
+    assert set(plan.fetch) == {"task50", overlapping.manifest_id}
+    assert sum(repo.infos[r.manifest_id].num_chunk_refs for r in repo.nodes[key].manifests) == 40_000
+
+
+@given(st.permutations(range(6)))
+def test_linking_disjoint_parts_does_not_depend_on_their_order(order: list[int]) -> None:
+    def commit(groups: list[list[int]]) -> tuple[ManifestRef, ...]:
+        repo = Repo(ManifestConfig())
+        key = repo.create("temperature", (60, 1000))
+        every = [repo.write_part(key, {(10 * i + j, i): ChunkRef(ChunkKind.NATIVE, j, 1, object_id=b"i" * 12)
+                                       for j in range(10)}) for i in range(6)]  # fmt: skip
+        for group in groups:
+            repo.commit({key: ArrayEdits(parts=tuple(every[i] for i in group))})
+        return repo.nodes[key].manifests
+
+    together = commit([list(order)])
+    assert together == commit([list(range(6))]) == commit([list(order[:2]), list(order[2:])])
+
+
+def test_manifests_without_extents_are_rewritten_with_them() -> None:
+    repo = Repo(ManifestConfig())
+    key = repo.create("temperature", (300, 100))
+    repo.files["theirs"] = Manifest("theirs", {key: dense((300, 100))})
+    repo.infos["theirs"] = ManifestFileInfo("theirs", 1, 30_000)
+    repo.nodes[key] = dataclasses.replace(repo.nodes[key], manifests=(ManifestRef("theirs", ()),))
+    plan = repo.commit({key: ArrayEdits(table_from_rows([((5, 5), reference())], 2))})
+    assert plan.fetch == ("theirs",)
+    assert [r.extents for r in repo.nodes[key].manifests] == [
+        ((0, 128), (0, 100)), ((128, 256), (0, 100)), ((256, 300), (0, 100))
+    ]  # fmt: skip
+
+
+def test_a_sparse_array_does_not_scatter_over_countless_manifests() -> None:
+    repo = Repo(ManifestConfig())
+    key = repo.create("sparse", (1_000_000, 1_000_000))
+    random = np.random.default_rng(1)
+    coords = random.integers(0, 1_000_000, (40_000, 2))
+    table = table_from_columns(coords, kind=ChunkKind.VIRTUAL, length=1, location="s3://b/g")
+    repo.commit({key: ArrayEdits(table)})
+    assert len(repo.nodes[key].manifests) <= 64
+    assert all(repo.infos[r.manifest_id].num_chunk_refs <= 16_384 for r in repo.nodes[key].manifests)
+    plan = repo.commit({key: ArrayEdits(table_from_rows([((5, 5), reference())], 2))})
+    assert len(plan.fetch) <= 2
+
+
+def test_the_cell_shape_follows_splitting_rules_by_dimension_name() -> None:
+    dim = ManifestSplitDimCondition
+    splitting = ManifestSplittingConfig.from_dict({ManifestSplitCondition.AnyArray(): {dim.DimensionName("time"): 3}})
+    node = ArrayNode(b"12345678", "/t", b"", (9, 5), (9, 5), ("time", "x"))
+    shape = choose_cell_shape(node, ManifestConfig(splitting=splitting))
+    assert shape[0] == 3 and shape[1] >= 5
+    repo = Repo(ManifestConfig(splitting=splitting))
+    repo.nodes[node.id] = node
+    repo.commit({node.id: ArrayEdits(dense((9, 5)))})
+    assert [r.extents[0] for r in repo.nodes[node.id].manifests] == [(0, 3), (3, 6), (6, 9)]
+
+
+@pytest.mark.parametrize("name", ["coordinates", "default"])
+def test_a_rule_by_initialized_chunks_sees_what_is_written(name: str) -> None:
+    rules = (ManifestRule("coordinates", initialized_chunks=(0, 1)),)
+    repo = Repo(dataclasses.replace(ManifestConfig(), rules=rules))
+    rows = [((i,), reference()) for i in range(1 if name == "coordinates" else 2)]
+    plan = repo.commit({repo.create("x", (10,)): ArrayEdits(table_from_rows(rows, 1))})
+    assert plan.outputs[0].set_name == name
