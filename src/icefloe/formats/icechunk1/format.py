@@ -30,9 +30,8 @@ class Icechunk1Format(Format):
     def object_metadata(self, file_type: str) -> Mapping[str, str]:
         return files.object_metadata(file_type, SPEC)
 
-    def initial_snapshot(self, written_at: dt.datetime) -> Snapshot:
-        """The snapshot that a new repository starts with, to be flushed before the ledger is created."""
-        return make_initial_snapshot(written_at, ROOT_MARK_1)
+    def initial_snapshot(self, now: dt.datetime) -> Snapshot:
+        return make_initial_snapshot(now, ROOT_MARK_1)
 
     def encode_snapshot(self, snapshot: Snapshot) -> bytes:
         return files.encode_snapshot(snapshot, SPEC)

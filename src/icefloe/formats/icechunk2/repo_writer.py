@@ -27,7 +27,7 @@ def encode_repo(info: RepoInfo) -> bytes:
 def encode_repo_body(info: RepoInfo) -> bytes:
     """The flatbuffer of a repo file; snapshots are numbered in the order of their ids."""
     writer = FlatWriter()
-    fields: dict[int, FieldType] = {0: "u1"} | dict.fromkeys((1, 2, 3, 4, 5, 7), OFFSET)
+    fields: dict[int, FieldType] = {0: "u1", 1: OFFSET, 2: OFFSET, 3: OFFSET, 4: OFFSET, 5: OFFSET, 7: OFFSET}
     if info.metadata:
         fields[6] = OFFSET
     optional = {8: info.updates_before, 9: info.config, 12: info.extra}
@@ -176,7 +176,7 @@ def _named_with(*fields: str) -> Details:
     """A name, then ids in the slots that follow."""
 
     def write(writer: FlatWriter, updates: Sequence[Update]) -> Positions:
-        kinds: dict[int, FieldType] = {0: OFFSET} | dict.fromkeys(range(1, len(fields) + 1), 12)
+        kinds: dict[int, FieldType] = {0: OFFSET, **dict.fromkeys(range(1, len(fields) + 1), 12)}
         block = writer.tables(len(updates), kinds)
         for slot, field in enumerate(fields, start=1):
             block.set(slot, object_ids([getattr(update, field) for update in updates]))
@@ -186,7 +186,8 @@ def _named_with(*fields: str) -> Details:
 
 
 def _detached(writer: FlatWriter, updates: Sequence[Update]) -> Positions:
-    return writer.tables(len(updates), {0: 12}).set(0, object_ids([update.new_id or "" for update in updates])).positions
+    ids = object_ids([update.new_id or "" for update in updates])
+    return writer.tables(len(updates), {0: 12}).set(0, ids).positions
 
 
 def _flag(writer: FlatWriter, updates: Sequence[Update]) -> Positions:

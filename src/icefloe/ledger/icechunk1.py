@@ -1,0 +1,240 @@
+"""Refs and history of the first official generation: one `ref.json` per branch and tag, parents in the snapshots."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from icefloe.archive.files import Archive
+from icefloe.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    FormatError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    RefNotFoundError,
+    StorageError,
+    VersionMismatchError,
+)
+from icefloe.formats.config_yaml import decode_yaml, encode_yaml
+from icefloe.ids import ObjectId
+from icefloe.ledger.contract import Ledger, StoredConfig, Tip
+from icefloe.ledger.names import MAIN, check_name, check_new_name
+from icefloe.model.snapshot import Snapshot, SnapshotInfo
+from icefloe.storage.contract import Storage, Version
+from icefloe.storage.retries import RetryPolicy
+
+CONFIG_KEY = "config.yaml"
+_REFS = "refs/"
+_REF_FILE = "/ref.json"
+_TOMBSTONE = "/ref.json.deleted"
+_MAX_REF_BYTES = 4096
+CONTENTION = RetryPolicy(max_tries=100, initial_backoff_ms=5, max_backoff_ms=1_000)
+"""Under contention somebody lands a commit in every round, so a hundred rounds are many."""
+
+
+class Icechunk1Ledger(Ledger):
+    """The refs of one repository, each an object that is created or swapped on its own."""
+
+    def __init__(self, storage: Storage, archive: Archive) -> None:
+        self.storage = storage
+        self.archive = archive
+
+    async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
+        # Every creator writes these very bytes, so finding them is no proof of having won.
+        await self.storage.create(_branch_key(MAIN), _encode_ref(initial.id), unique=False)
+        if config is not None:
+            await self.save_config(config, None)
+
+    async def fetch_tip(self, branch: str) -> Tip:
+        check_name(branch, "branch")
+        return await self._fetch_ref(_branch_key(branch), "branch", branch)
+
+    async def fetch_tag(self, tag: str) -> ObjectId:
+        check_name(tag, "tag")
+        tip, deleted = await asyncio.gather(
+            self._fetch_ref(_tag_key(tag), "tag", tag), self.storage.exists(_tombstone_key(tag))
+        )
+        if deleted:
+            raise _no_ref("tag", tag, "it was deleted")
+        return tip.snapshot_id
+
+    async def _fetch_ref(self, key: str, kind: str, name: str) -> Tip:
+        try:
+            found = await self.storage.get_versioned(key)
+        except ObjectNotFoundError as error:
+            raise _no_ref(kind, name, "there is none of that name") from error
+        return Tip(_parse_ref(found.data, key), found.version)
+
+    async def list_branches(self) -> set[str]:
+        return {name for kind, name, _ in await self._list_refs() if kind == "branch"}
+
+    async def list_tags(self) -> set[str]:
+        refs = await self._list_refs()
+        deleted = {name for kind, name, is_tombstone in refs if kind == "tag" and is_tombstone}
+        return {name for kind, name, _ in refs if kind == "tag"} - deleted
+
+    async def _list_refs(self) -> list[tuple[str, str, bool]]:
+        """Kind, name, and whether it is a tombstone, of every ref object; other objects are passed over."""
+        found = []
+        async for page in self.storage.list(_REFS):
+            for item in page:
+                folder, _, file = item.key.removeprefix(_REFS).rpartition("/")
+                kind, dot, name = folder.partition(".")
+                if dot and kind in ("branch", "tag") and f"/{file}" in (_REF_FILE, _TOMBSTONE):
+                    found.append((kind, name, f"/{file}" == _TOMBSTONE))
+        return found
+
+    async def advance(self, branch: str, tip: Tip, snapshot: Snapshot, *, amends: ObjectId | None = None) -> Tip:
+        check_name(branch, "branch")
+        key, data = _branch_key(branch), _encode_ref(snapshot.id)
+        current = tip if isinstance(tip.mark, Version) else await self.fetch_tip(branch)
+        tried = False
+        for pause in CONTENTION.pauses():
+            if current.snapshot_id != tip.snapshot_id:
+                # A put whose answer was lost may have landed, and others may have committed on top since.
+                if tried and await self._is_ancestor(snapshot.id, current.snapshot_id, tip.snapshot_id):
+                    return Tip(snapshot.id, None)
+                raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current.snapshot_id)
+            tried = True
+            try:
+                return Tip(snapshot.id, await self.storage.swap(key, data, current.mark))
+            except VersionMismatchError:
+                await asyncio.sleep(pause)
+            except ObjectNotFoundError as error:
+                raise _no_ref("branch", branch, "it was deleted in the meantime") from error
+            current = await self.fetch_tip(branch)
+        raise _contended(branch)
+
+    async def _is_ancestor(self, wanted: ObjectId, start: ObjectId, stop: ObjectId) -> bool:
+        """Whether a snapshot lies between two others, newest first, the older one excluded."""
+        async for info in self.ancestry(start):
+            if info.id in (wanted, stop):
+                return info.id == wanted
+        return False
+
+    async def record_detached(self, snapshot: Snapshot) -> None:
+        """Nothing to do: a snapshot is known by its file."""
+
+    async def create_branch(self, branch: str, snapshot_id: ObjectId) -> None:
+        check_new_name(branch, "branch")
+        try:
+            await self.storage.create(_branch_key(branch), _encode_ref(snapshot_id), unique=False)
+        except AlreadyExistsError as error:
+            raise AlreadyExistsError(f"branch {branch!r} exists already; reset_branch moves it", name=branch) from error
+
+    async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> None:
+        check_name(branch, "branch")
+        for pause in CONTENTION.pauses():
+            current = await self.fetch_tip(branch)
+            if expected is not None and current.snapshot_id not in (expected, snapshot_id):
+                raise ConflictError(expected_parent=expected, actual_parent=current.snapshot_id)
+            if current.snapshot_id == snapshot_id:
+                return
+            try:
+                await self.storage.swap(_branch_key(branch), _encode_ref(snapshot_id), current.mark)
+                return
+            except VersionMismatchError:
+                await asyncio.sleep(pause)
+        raise _contended(branch)
+
+    async def delete_branch(self, branch: str) -> None:
+        check_name(branch, "branch")
+        if branch == MAIN:
+            raise InvalidInputError("the branch main cannot be deleted: it is what makes the place a repository")
+        await self.fetch_tip(branch)
+        await self.storage.delete([_branch_key(branch)])
+
+    async def create_tag(self, tag: str, snapshot_id: ObjectId) -> None:
+        check_new_name(tag, "tag")
+        if await self.storage.exists(_tombstone_key(tag)):
+            raise AlreadyExistsError(f"tag {tag!r} existed and was deleted; its name cannot be used again", name=tag)
+        try:
+            await self.storage.create(_tag_key(tag), _encode_ref(snapshot_id), unique=False)
+        except AlreadyExistsError as error:
+            raise AlreadyExistsError(f"tag {tag!r} exists already; tags never move", name=tag) from error
+
+    async def delete_tag(self, tag: str) -> None:
+        await self.fetch_tag(tag)
+        try:
+            await self.storage.create(_tombstone_key(tag), b"", unique=False)
+        except AlreadyExistsError as error:
+            raise _no_ref("tag", tag, "it was deleted in the meantime") from error
+
+    async def ancestry(self, snapshot_id: ObjectId) -> AsyncIterator[SnapshotInfo]:
+        current: ObjectId | None = snapshot_id
+        seen: set[ObjectId] = set()
+        while current is not None:
+            if current in seen:
+                raise FormatError(f"the history of snapshot {snapshot_id} comes back to {current}")
+            seen.add(current)
+            info = await self.fetch_info(current)
+            yield info
+            current = info.parent_id
+
+    async def fetch_info(self, snapshot_id: ObjectId) -> SnapshotInfo:
+        return (await self.archive.fetch_snapshot(snapshot_id)).info
+
+    async def reparent_snapshot(self, snapshot_id: ObjectId, parent_id: ObjectId) -> None:
+        """Expiry: rewrite a snapshot in place with another parent, all else equal."""
+        self.archive.forget_snapshot(snapshot_id)
+        snapshot = await self.archive.fetch_snapshot(snapshot_id)
+        await self.archive.flush_snapshot(dataclasses.replace(snapshot, parent_id=parent_id))
+        self.archive.forget_snapshot(snapshot_id)
+
+    async def fetch_config(self) -> StoredConfig:
+        try:
+            found = await self.storage.get_versioned(CONFIG_KEY)
+        except ObjectNotFoundError:
+            return StoredConfig(None)
+        return StoredConfig(decode_yaml(found.data), found.version)
+
+    async def save_config(self, document: Mapping[str, Any], mark: Any) -> None:
+        data = encode_yaml(document).encode()
+        try:
+            if mark is None:
+                await self.storage.create(CONFIG_KEY, data, unique=False)
+            else:
+                await self.storage.swap(CONFIG_KEY, data, mark, unique=False)
+        except (AlreadyExistsError, VersionMismatchError, ObjectNotFoundError) as error:
+            raise ConflictError("the stored configuration changed since it was read; fetch and save again") from error
+
+
+def _branch_key(branch: str) -> str:
+    return f"{_REFS}branch.{branch}{_REF_FILE}"
+
+
+def _tag_key(tag: str) -> str:
+    return f"{_REFS}tag.{tag}{_REF_FILE}"
+
+
+def _tombstone_key(tag: str) -> str:
+    return f"{_REFS}tag.{tag}{_TOMBSTONE}"
+
+
+def _encode_ref(snapshot_id: ObjectId) -> bytes:
+    return json.dumps({"snapshot": snapshot_id}, separators=(",", ":")).encode()
+
+
+def _parse_ref(data: bytes, key: str) -> ObjectId:
+    try:
+        parsed = json.loads(data[:_MAX_REF_BYTES])
+        snapshot_id = parsed["snapshot"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FormatError(f'{key} is not a ref: expected {{"snapshot": "<id>"}}, found {data[:80]!r}') from error
+    if not isinstance(snapshot_id, str):
+        raise FormatError(f"{key} is not a ref: the snapshot id is {snapshot_id!r}")
+    return snapshot_id
+
+
+def _no_ref(kind: str, name: str, why: str) -> RefNotFoundError:
+    return RefNotFoundError(f"no {kind} {name!r}: {why}", name=name)
+
+
+def _contended(branch: str) -> StorageError:
+    return StorageError(
+        f"branch {branch!r} was replaced by others in each of {CONTENTION.max_tries} rounds; try again", name=branch
+    )

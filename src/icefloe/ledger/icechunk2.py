@@ -1,0 +1,350 @@
+"""Refs and history of the second official generation: everything is in the `repo` file, and every change swaps it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import datetime as dt
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+from icefloe.archive.files import Archive
+from icefloe.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    FormatError,
+    ObjectNotFoundError,
+    ReadOnlyError,
+    RepositoryNotFoundError,
+    SnapshotNotFoundError,
+    StorageError,
+    VersionMismatchError,
+)
+from icefloe.formats.flat.files import object_metadata
+from icefloe.formats.flat.flexible import decode_flexible
+from icefloe.formats.flat.metadata_items import decode_metadata
+from icefloe.formats.flat.times import from_microseconds, to_microseconds
+from icefloe.formats.icechunk2 import edits
+from icefloe.formats.icechunk2.edits import FLAGS, Edit
+from icefloe.formats.icechunk2.expiry import Expiry, plan_expiry
+from icefloe.formats.icechunk2.operations_log import OVERWRITTEN, new_backup_name, next_update_time, push_update
+from icefloe.formats.icechunk2.repo_info import Availability, RepoInfo, RepoStatus, SnapshotRecord, Update
+from icefloe.formats.icechunk2.repo_reader import decode_repo
+from icefloe.formats.icechunk2.repo_writer import encode_repo
+from icefloe.ids import ObjectId
+from icefloe.ledger.contract import Ledger, StoredConfig, Tip
+from icefloe.ledger.icechunk1 import CONTENTION
+from icefloe.ledger.names import check_name, check_new_name
+from icefloe.model.snapshot import Snapshot, SnapshotInfo
+from icefloe.storage.contract import Storage, Version
+
+REPO_KEY = "repo"
+_SPEC = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SeenRepo:
+    """A repo file as it was read, and the version under which it can be replaced."""
+
+    info: RepoInfo
+    data: bytes
+    version: Version
+
+
+class Icechunk2Ledger(Ledger):
+    """The repo file of one repository. The last one read is kept, so that an unchanged file is decoded once."""
+
+    def __init__(self, storage: Storage, archive: Archive) -> None:
+        self.storage = storage
+        self.archive = archive
+        self._seen: SeenRepo | None = None
+
+    async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
+        info = edits.new_repository(initial, config, _now_us())
+        data = encode_repo(info)
+        try:
+            version = await self.storage.create(REPO_KEY, data, metadata=object_metadata("repo-info", _SPEC))
+        except AlreadyExistsError as error:
+            raise AlreadyExistsError(f"there is a repository at {self.storage.url} already") from error
+        self._seen = SeenRepo(info, data, version)
+
+    async def fetch(self) -> SeenRepo:
+        """The repo file as it is now, in one request."""
+        try:
+            found = await self.storage.get_versioned(REPO_KEY)
+        except ObjectNotFoundError as error:
+            raise RepositoryNotFoundError(f"no repository at {self.storage.url}: there is no `repo` file") from error
+        known = self._seen
+        info = known.info if known is not None and known.data == found.data else decode_repo(found.data)
+        self._seen = SeenRepo(info, found.data, found.version)
+        return self._seen
+
+    async def fetch_repo_info(self) -> RepoInfo:
+        """Everything the repo file says now."""
+        return (await self.fetch()).info
+
+    async def check_writable(self) -> None:
+        _require_online((await self.fetch()).info)
+
+    async def fetch_tip(self, branch: str) -> Tip:
+        check_name(branch, "branch")
+        seen = await self.fetch()
+        return Tip(edits.branch_tip(seen.info, branch), seen.version)
+
+    async def fetch_tag(self, tag: str) -> ObjectId:
+        check_name(tag, "tag")
+        return edits.find_tag(await self.fetch_repo_info(), tag)
+
+    async def list_branches(self) -> set[str]:
+        return set((await self.fetch_repo_info()).branches)
+
+    async def list_tags(self) -> set[str]:
+        return set((await self.fetch_repo_info()).tags)
+
+    async def advance(self, branch: str, tip: Tip, snapshot: Snapshot, *, amends: ObjectId | None = None) -> Tip:
+        check_name(branch, "branch")
+
+        def edit(info: RepoInfo, now_us: int) -> Edit | None:
+            if snapshot.id in info.snapshots and snapshot.id in _history(info, edits.branch_tip(info, branch)):
+                return None  # an earlier try of ours landed and its answer was lost
+            if amends is not None:
+                return edits.add_amendment(info, branch, tip.snapshot_id, snapshot)
+            return edits.add_commit(info, branch, tip.snapshot_id, snapshot)
+
+        known = self._seen
+        start = known if known is not None and known.version == tip.mark else None
+        return Tip(snapshot.id, (await self._apply(edit, start)).version)
+
+    async def record_detached(self, snapshot: Snapshot) -> None:
+        await self._apply(
+            lambda info, now_us: None if snapshot.id in info.snapshots else edits.add_detached(info, snapshot)
+        )
+
+    async def create_branch(self, branch: str, snapshot_id: ObjectId) -> None:
+        check_new_name(branch, "branch")
+        await self._apply(lambda info, now_us: edits.create_branch(info, branch, snapshot_id))
+
+    async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> None:
+        check_name(branch, "branch")
+        await self._apply(lambda info, now_us: edits.reset_branch(info, branch, snapshot_id, expected))
+
+    async def delete_branch(self, branch: str) -> None:
+        check_name(branch, "branch")
+        await self._apply(lambda info, now_us: edits.delete_branch(info, branch))
+
+    async def create_tag(self, tag: str, snapshot_id: ObjectId) -> None:
+        check_new_name(tag, "tag")
+        await self._apply(lambda info, now_us: edits.create_tag(info, tag, snapshot_id))
+
+    async def delete_tag(self, tag: str) -> None:
+        check_name(tag, "tag")
+        await self._apply(lambda info, now_us: edits.delete_tag(info, tag))
+
+    async def ancestry(self, snapshot_id: ObjectId) -> AsyncIterator[SnapshotInfo]:
+        info = await self.fetch_repo_info()
+        _find_record(info, snapshot_id)
+        for ancestor in _history(info, snapshot_id):
+            yield to_snapshot_info(info.snapshots[ancestor])
+
+    async def fetch_info(self, snapshot_id: ObjectId) -> SnapshotInfo:
+        known = self._seen
+        if known is not None and snapshot_id in known.info.snapshots:
+            return to_snapshot_info(known.info.snapshots[snapshot_id])
+        return to_snapshot_info(_find_record(await self.fetch_repo_info(), snapshot_id))
+
+    async def fetch_snapshot_infos(self) -> dict[ObjectId, SnapshotInfo]:
+        """Every snapshot the repository lists, reachable or not."""
+        info = await self.fetch_repo_info()
+        return {key: to_snapshot_info(record) for key, record in info.snapshots.items()}
+
+    async def fetch_pruned_logs(self, snapshot_id: ObjectId) -> tuple[ObjectId, ...]:
+        """Expired ancestors whose logs, oldest first, come before the snapshot's own when it is compared."""
+        return _find_record(await self.fetch_repo_info(), snapshot_id).pruned_logs
+
+    async def fetch_config(self) -> StoredConfig:
+        seen = await self.fetch()
+        if seen.info.config is None:
+            return StoredConfig(None, seen.info.config)
+        document = decode_flexible(seen.info.config)
+        if not isinstance(document, dict):
+            raise FormatError(f"the stored configuration is a {type(document).__name__}, not a map")
+        return StoredConfig(document, seen.info.config)
+
+    async def save_config(self, document: Mapping[str, Any], mark: Any) -> None:
+        def edit(info: RepoInfo, now_us: int) -> Edit:
+            if info.config != mark:
+                raise ConflictError("the stored configuration changed since it was read; fetch it and save again")
+            return edits.set_config(info, document)
+
+        await self._apply(edit)
+
+    async def fetch_status(self) -> RepoStatus:
+        """Whether the repository takes writes, since when, and why not."""
+        return (await self.fetch_repo_info()).status
+
+    async def set_status(self, availability: Availability, reason: str | None = None) -> None:
+        """Let the repository take writes, or not."""
+        await self._apply(
+            lambda info, now_us: edits.set_status(info, availability, reason, now_us), while_offline=True
+        )
+
+    async def fetch_metadata(self) -> dict[str, Any]:
+        """The metadata of the repository as a whole."""
+        return decode_metadata((await self.fetch_repo_info()).metadata, _SPEC)
+
+    async def set_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Replace the metadata of the repository as a whole."""
+        await self._apply(lambda info, now_us: edits.set_metadata(info, metadata))
+
+    async def update_metadata(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Set some keys of the metadata, keep the others; returns all of it."""
+
+        def edit(info: RepoInfo, now_us: int) -> Edit:
+            return edits.set_metadata(info, {**decode_metadata(info.metadata, _SPEC), **changes})
+
+        return decode_metadata((await self._apply(edit)).info.metadata, _SPEC)
+
+    async def fetch_flags(self) -> dict[str, bool | None]:
+        """Feature flags by name: on, off, or None for the default, which is on."""
+        info = await self.fetch_repo_info()
+        return {
+            name: True if flag in info.enabled_flags else False if flag in info.disabled_flags else None
+            for name, flag in FLAGS.items()
+        }
+
+    async def set_flag(self, name: str, value: bool | None) -> None:
+        """Switch a feature on or off, or back to its default."""
+        await self._apply(lambda info, now_us: edits.set_flag(info, name, value))
+
+    async def ops_log(self) -> AsyncIterator[Update]:
+        """What was done to the repository, newest first; it ends where a backup is missing."""
+        info = await self.fetch_repo_info()
+        for update in info.updates:
+            yield update
+        page = info.updates_before
+        seen: set[str] = set()
+        while page is not None and page not in seen:
+            seen.add(page)
+            try:
+                data = await self.storage.get(f"{OVERWRITTEN}{page}")
+            except ObjectNotFoundError:
+                return
+            info = decode_repo(data)
+            yield dataclasses.replace(info.updates[0], backup=page)
+            for update in info.updates[1:]:
+                yield update
+            page = info.updates_before
+
+    async def expire(
+        self, older_than: dt.datetime, *, delete_expired_branches: bool = False, delete_expired_tags: bool = False
+    ) -> Expiry:
+        """Drop old snapshots from history; their files stay until they are collected."""
+        outcome: list[Expiry] = []
+
+        def edit(info: RepoInfo, now_us: int) -> Edit | None:
+            planned = plan_expiry(
+                info,
+                to_microseconds(older_than),
+                delete_branches=delete_expired_branches,
+                delete_tags=delete_expired_tags,
+            )
+            outcome[:] = [planned.expiry]
+            return planned.edit if planned.expiry.changes_anything else None
+
+        await self._apply(edit)
+        return outcome[0]
+
+    async def forget_snapshots(self, ids: Set[ObjectId]) -> frozenset[ObjectId]:
+        """Collection: take unreachable snapshots off the list, before their files go; returns those taken off."""
+        outcome: list[frozenset[ObjectId]] = []
+
+        def edit(info: RepoInfo, now_us: int) -> Edit | None:
+            planned, gone = edits.forget_snapshots(info, ids)
+            outcome[:] = [gone]
+            return planned
+
+        await self._apply(edit)
+        return outcome[0]
+
+    async def _apply(
+        self,
+        edit: Callable[[RepoInfo, int], Edit | None],
+        known: SeenRepo | None = None,
+        *,
+        while_offline: bool = False,
+    ) -> SeenRepo:
+        """Change the repo file as one atomic step; the edit is made anew on whatever others put there."""
+        for number, pause in enumerate(CONTENTION.pauses()):
+            seen = known if number == 0 and known is not None else await self.fetch()
+            if not while_offline:
+                _require_online(seen.info)
+            now_us = next_update_time(seen.info, _now_us())
+            planned = edit(seen.info, now_us)
+            if planned is None:
+                return seen
+            backup = new_backup_name(now_us)
+            info = push_update(planned.info, dataclasses.replace(planned.update, at_us=now_us), backup)
+            data = await asyncio.to_thread(encode_repo, info) if len(seen.data) > 1 << 16 else encode_repo(info)
+            try:
+                await self.storage.copy(REPO_KEY, f"{OVERWRITTEN}{backup}", version=seen.version)
+                version = await self.storage.swap(
+                    REPO_KEY, data, seen.version, metadata=object_metadata("repo-info", _SPEC)
+                )
+            except VersionMismatchError:
+                await asyncio.sleep(pause if number > 2 else 0)
+                continue
+            self._seen = SeenRepo(info, data, version)
+            return self._seen
+        raise StorageError(
+            f"the `repo` file of {self.storage.url} was replaced by others in each of {CONTENTION.max_tries} rounds; "
+            "try again"
+        )
+
+
+def to_snapshot_info(record: SnapshotRecord) -> SnapshotInfo:
+    """A listed snapshot as history shows it; the manifests are in its own file."""
+    return SnapshotInfo(
+        record.id,
+        record.parent_id,
+        from_microseconds(record.flushed_at_us),
+        record.message,
+        decode_metadata(record.metadata, _SPEC),
+    )
+
+
+def _history(info: RepoInfo, snapshot_id: ObjectId) -> list[ObjectId]:
+    """A snapshot and its ancestors, newest first."""
+    found: dict[ObjectId, None] = {}
+    current: ObjectId | None = snapshot_id
+    while current is not None:
+        if current in found:
+            raise FormatError(f"the history of snapshot {snapshot_id} comes back to {current}")
+        found[current] = None
+        current = info.snapshots[current].parent_id
+    return list(found)
+
+
+def _find_record(info: RepoInfo, snapshot_id: ObjectId) -> SnapshotRecord:
+    record = info.snapshots.get(snapshot_id)
+    if record is None:
+        raise SnapshotNotFoundError(
+            f"no snapshot {snapshot_id} in this repository; `icefloe log` lists those of a branch",
+            snapshot_id=snapshot_id,
+        )
+    return record
+
+
+def _require_online(info: RepoInfo) -> None:
+    if info.status.availability is not Availability.ONLINE:
+        word = info.status.availability.name.lower().replace("_", "-")
+        reason = f": {info.status.reason}" if info.status.reason else ""
+        raise ReadOnlyError(
+            f"the repository is {word} since {from_microseconds(info.status.set_at_us):%Y-%m-%d %H:%M}{reason}; "
+            "set its status to online to write"
+        )
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
