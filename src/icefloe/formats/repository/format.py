@@ -14,7 +14,7 @@ from icefloe.formats.repository.manifest_encoding import encode_manifest_body
 from icefloe.formats.repository.snapshot_decoding import decode_snapshot_body
 from icefloe.formats.repository.snapshot_encoding import encode_snapshot_body
 from icefloe.formats.repository.transaction_log import decode_log_body, encode_log_body
-from icefloe.formats.repository.values import decode_or_refuse
+from icefloe.formats.repository.values import MALFORMED, decode_or_refuse
 from icefloe.ids import ObjectId
 from icefloe.model.capabilities import Capabilities, SpecVersion
 from icefloe.model.snapshot import Manifest, Snapshot
@@ -29,7 +29,8 @@ _LIMITS = {
     FileType.ATTRIBUTES: DecompressionLimits(max_bytes=1 << 30),
     FileType.TRANSACTION_LOG: DecompressionLimits(max_bytes=1 << 30),
 }
-_ROWS = msgspec.msgpack.Decoder(list[bytes | str])
+_BYTES_ROWS = msgspec.msgpack.Decoder(list[bytes])
+_TEXT_ROWS = msgspec.msgpack.Decoder(list[str])
 
 
 class RepositoryFormat(Format):
@@ -68,8 +69,11 @@ class RepositoryFormat(Format):
         return _encode(FileType.ATTRIBUTES, msgspec.msgpack.encode(list(attributes)))
 
     def decode_attributes(self, data: bytes) -> Sequence[bytes]:
-        rows = decode_or_refuse(_ROWS, _decode(FileType.ATTRIBUTES, data), "attributes")
-        return [row.encode() if isinstance(row, str) else row for row in rows]
+        body = _decode(FileType.ATTRIBUTES, data)
+        try:
+            return _BYTES_ROWS.decode(body)
+        except MALFORMED:
+            return [row.encode() for row in decode_or_refuse(_TEXT_ROWS, body, "attributes")]
 
 
 def _encode(file_type: FileType, body: bytes | memoryview) -> bytes:

@@ -1,0 +1,100 @@
+"""Which generation is stored at a place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+
+from icefloe.errors import FormatError, ObjectNotFoundError, UnknownFormatError, UnsupportedError
+from icefloe.formats.header import HEADER_BYTES, FileType, has_magic, parse_header
+from icefloe.model.capabilities import SpecVersion
+from icefloe.storage.contract import Storage
+
+_NEWEST_SPEC = 2
+_SEQUENCE = re.compile(r"(?:[0-9A-Z]{8}|[0-9A-Z]{13})\.json")
+
+
+async def detect_generation(storage: Storage) -> SpecVersion | None:
+    """The generation at a place, None when there is none, UnknownFormatError when it is a newer one.
+
+    The three generations in use are recognised by one object each, asked for at the same time.
+    """
+    repo, current, sequence = await asyncio.gather(
+        _find_start(storage, "repo"),
+        _find_start(storage, "refs/branch.main/ref.json"),
+        _find_start(storage, "refs/branch.main/ZZZZZZZZ.json"),
+    )
+    if repo is not None:
+        _check_repo_file(repo, storage.url)
+        return SpecVersion.ICECHUNK2
+    if current is not None:
+        return SpecVersion.ICECHUNK1
+    if sequence is not None:
+        return SpecVersion.REPOSITORY
+    return await _detect_early(storage)
+
+
+async def _detect_early(storage: Storage) -> SpecVersion | None:
+    """The generations and layouts that are seldom met."""
+    dotted, colon, store, early_store, state = await asyncio.gather(
+        _has_sequence(storage, "refs/branch.main/"),
+        _has_sequence(storage, "refs/branch:main/"),
+        _has_sequence(storage, "r/main/"),
+        _has_sequence(storage, "r/branch:main/"),
+        _find_whole(storage, "state.json"),
+    )
+    if dotted or colon:
+        return SpecVersion.REPOSITORY
+    if store or early_store:
+        return SpecVersion.STORE
+    if state is not None and _is_dataset_state(state):
+        return SpecVersion.DATASET
+    return None
+
+
+async def _find_start(storage: Storage, key: str) -> bytes | None:
+    try:
+        return await storage.get_range(key, 0, HEADER_BYTES)
+    except ObjectNotFoundError:
+        return None
+
+
+async def _find_whole(storage: Storage, key: str) -> bytes | None:
+    try:
+        return await storage.get(key)
+    except ObjectNotFoundError:
+        return None
+
+
+async def _has_sequence(storage: Storage, folder: str) -> bool:
+    try:
+        names = await storage.list_names(folder)
+    except UnsupportedError:
+        return False  # a place that cannot be listed holds nothing that is found by listing
+    return any(_SEQUENCE.fullmatch(name) for name in names)
+
+
+def _check_repo_file(start: bytes, url: str) -> None:
+    if not has_magic(start):
+        raise UnknownFormatError(f"the object `repo` of {url} is no repository file: it starts with {start[:12]!r}")
+    try:
+        header = parse_header(start)
+    except FormatError as error:
+        raise UnknownFormatError(f"the object `repo` of {url} is cut short: {error}") from error
+    if header.spec_version > _NEWEST_SPEC:
+        raise UnknownFormatError(
+            f"{url} was written with spec version {header.spec_version} by {header.writer!r}; this library knows up to "
+            f"{_NEWEST_SPEC}: upgrade icefloe",
+            spec_version=header.spec_version,
+        )
+    if header.file_type != FileType.REPO_INFO:
+        raise UnknownFormatError(f"the object `repo` of {url} is of file type {header.file_type}, expected 6")
+
+
+def _is_dataset_state(data: bytes) -> bool:
+    try:
+        state = json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(state, dict) and {"id", "generation", "snapshots"} <= state.keys()

@@ -1,0 +1,341 @@
+"""Refs and history of the `repository` generation: a commit is the creation of the next branch file.
+
+A branch is a folder of files with falling names; the first in order is the newest and says where the branch stands.
+No branch file is ever replaced or removed. A deleted branch ends with a file that says so: were its files removed, a
+writer that is still under way could create a file in the gap, and its commit would be lost or the branch be back.
+The one file is created like a commit, so that of a commit and a deletion at the same time exactly one comes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from icefloe.archive.files import Archive
+from icefloe.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    FormatError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    RefNotFoundError,
+    StorageError,
+    UnsupportedError,
+    VersionMismatchError,
+)
+from icefloe.formats.config_yaml import decode_yaml
+from icefloe.ids import ObjectId
+from icefloe.ledger.contract import Ledger, StoredConfig, Tip
+from icefloe.ledger.history_walk import walk_history
+from icefloe.ledger.names import MAIN, check_name, check_new_name
+from icefloe.ledger.sequence_files import (
+    DOTTED,
+    REFS,
+    STYLES,
+    TAG_FILE,
+    TAG_TOMBSTONE,
+    RefContent,
+    RefStyle,
+    parse_ref,
+    parse_sequence,
+)
+from icefloe.model.snapshot import Snapshot, SnapshotInfo
+from icefloe.storage.contract import Storage
+from icefloe.storage.retries import RetryPolicy
+
+CONFIG_KEY, EARLY_CONFIG_KEY = "config.json", "config.yaml"
+_CONTENTION = RetryPolicy(max_tries=100, initial_backoff_ms=2, max_backoff_ms=500)
+"""In every round that is lost somebody else moved the branch, so a hundred rounds are many."""
+_CONCURRENCY = 32
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Newest:
+    """The newest file of a branch."""
+
+    style: RefStyle
+    sequence: int
+    content: RefContent
+
+
+class SequenceLedger(Ledger):
+    """The refs of one repository. `Tip.mark` is the sequence number of the newest branch file."""
+
+    def __init__(self, storage: Storage, archive: Archive) -> None:
+        self.storage = storage
+        self.archive = archive
+        # Where branches stood when last seen: the newest file is then found without listing all of them.
+        self._seen: dict[str, _Newest] = {}
+
+    async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
+        await self.storage.create(DOTTED.branch_key(MAIN, 0), RefContent(initial.id).encode())
+        if config is not None:
+            await self.save_config(config, None)
+
+    async def fetch_tip(self, branch: str) -> Tip:
+        newest = await self._fetch_newest(check_name(branch, "branch"))
+        if newest is None or newest.content.deleted:
+            raise _no_branch(branch)
+        return Tip(newest.content.snapshot_id, newest.sequence)
+
+    async def _fetch_newest(self, branch: str) -> _Newest | None:
+        """The newest file of a branch, deleted or not; None when there never was one."""
+        seen = self._seen.get(branch)
+        newest = None if seen is None else await self._confirm(branch, seen)
+        if newest is None:
+            newest = await self._search_newest(branch)
+        if newest is None:
+            self._seen.pop(branch, None)
+        else:
+            self._seen[branch] = newest
+        return newest
+
+    async def _confirm(self, branch: str, seen: _Newest) -> _Newest | None:
+        """What was seen before, if it is still there and has no successor."""
+        own, following = await asyncio.gather(
+            self._find_file(branch, seen.style, seen.sequence), self._find_file(branch, seen.style, seen.sequence + 1)
+        )
+        if own is None or following is not None:
+            return None
+        return _Newest(seen.style, seen.sequence, own)
+
+    async def _find_file(self, branch: str, style: RefStyle, sequence: int) -> RefContent | None:
+        key = style.branch_key(branch, sequence)
+        try:
+            return parse_ref(await self.storage.get(key), key)
+        except ObjectNotFoundError:
+            return None
+
+    async def _search_newest(self, branch: str) -> _Newest | None:
+        for style in STYLES:
+            found = await self._first_in_folder(style.branch_folder(branch))
+            if found is None:
+                continue
+            sequence, number_bytes = found
+            own_style = RefStyle(style.separator, number_bytes)
+            content = await self._find_file(branch, own_style, sequence)
+            if content is not None:
+                return _Newest(own_style, sequence, content)
+        return None
+
+    async def _first_in_folder(self, folder: str) -> tuple[int, int] | None:
+        """The newest sequence number in a folder: the first file of it in order."""
+        async for page in self.storage.list(folder):
+            for item in page:
+                found = parse_sequence(item.key.removeprefix(folder))
+                if found is not None:
+                    return found
+        return None
+
+    async def _style(self) -> RefStyle:
+        """How this repository spells its refs, as its main branch shows."""
+        seen = self._seen.get(MAIN) or await self._fetch_newest(MAIN)
+        return DOTTED if seen is None else seen.style
+
+    async def fetch_tag(self, tag: str) -> ObjectId:
+        check_name(tag, "tag")
+        for style in STYLES:
+            folder = style.tag_folder(tag)
+            try:
+                data, deleted = await asyncio.gather(
+                    self.storage.get(folder + TAG_FILE), self.storage.exists(folder + TAG_TOMBSTONE)
+                )
+            except ObjectNotFoundError:
+                continue
+            if not deleted:
+                return parse_ref(data, folder + TAG_FILE).snapshot_id
+            break
+        raise RefNotFoundError(f"no tag {tag!r} in {self.storage.url}", name=tag)
+
+    async def list_branches(self) -> set[str]:
+        async def find(name: str) -> str | None:
+            newest = await self._fetch_newest(name)
+            return None if newest is None or newest.content.deleted else name
+
+        return await self._list_refs("branch", find)
+
+    async def list_tags(self) -> set[str]:
+        async def find(name: str) -> str | None:
+            try:
+                await self.fetch_tag(name)
+            except RefNotFoundError:
+                return None
+            return name
+
+        return await self._list_refs("tag", find)
+
+    async def _list_refs(self, kind: str, find: Any) -> set[str]:
+        folders = await self.storage.list_names(REFS)
+        names = {
+            folder.removeprefix(kind)[1:-1]
+            for folder in folders
+            if folder.endswith("/") and folder[: len(kind) + 1] in (f"{kind}.", f"{kind}:")
+        }
+        found = await _gather_bounded(find(name) for name in sorted(names) if name)
+        return {name for name in found if name is not None}
+
+    async def advance(self, branch: str, tip: Tip, snapshot: Snapshot, *, amends: ObjectId | None = None) -> Tip:
+        check_name(branch, "branch")
+        seen = self._seen.get(branch) or await self._fetch_newest(branch)
+        if seen is None:
+            raise _no_branch(branch)
+        style, mark = seen.style, tip.mark
+        for pause in _CONTENTION.pauses():
+            try:
+                await self._create_file(branch, style, mark + 1, RefContent(snapshot.id))
+                return Tip(snapshot.id, mark + 1)
+            except AlreadyExistsError:
+                current = await self.fetch_tip(branch)
+            if current.snapshot_id != tip.snapshot_id:
+                raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current.snapshot_id)
+            mark = current.mark
+            await asyncio.sleep(pause)
+        raise _contended(branch)
+
+    async def _create_file(self, branch: str, style: RefStyle, sequence: int, content: RefContent) -> None:
+        await self.storage.create(style.branch_key(branch, sequence), content.encode())
+        self._seen[branch] = _Newest(style, sequence, content)
+
+    async def record_detached(self, snapshot: Snapshot) -> None:
+        """Nothing to do: a snapshot is known by its file."""
+
+    async def create_branch(self, branch: str, snapshot_id: ObjectId) -> None:
+        check_new_name(branch, "branch")
+        newest = await self._fetch_newest(branch)
+        if newest is not None and not newest.content.deleted:
+            raise _branch_exists(branch)
+        style = await self._style() if newest is None else newest.style
+        sequence = 0 if newest is None else newest.sequence + 1
+        try:
+            # Two makers of one branch may well write the same bytes.
+            await self.storage.create(
+                style.branch_key(branch, sequence), RefContent(snapshot_id).encode(), unique=False
+            )  # fmt: skip
+        except AlreadyExistsError as error:
+            raise _branch_exists(branch) from error
+
+    async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> None:
+        check_name(branch, "branch")
+        for pause in _CONTENTION.pauses():
+            newest = await self._fetch_newest(branch)
+            if newest is None or newest.content.deleted:
+                raise _no_branch(branch)
+            standing = newest.content.snapshot_id
+            if expected is not None and standing != expected:
+                raise ConflictError(expected_parent=expected, actual_parent=standing)
+            if standing == snapshot_id:
+                return
+            if await self._take_next(branch, newest, RefContent(snapshot_id)):
+                return
+            await asyncio.sleep(pause)
+        raise _contended(branch)
+
+    async def delete_branch(self, branch: str) -> None:
+        check_name(branch, "branch")
+        if branch == MAIN:
+            raise InvalidInputError("the branch main cannot be deleted: it is what makes the place a repository")
+        for pause in _CONTENTION.pauses():
+            newest = await self._fetch_newest(branch)
+            if newest is None or newest.content.deleted:
+                raise _no_branch(branch)
+            if await self._take_next(branch, newest, RefContent(newest.content.snapshot_id, deleted=True)):
+                return
+            await asyncio.sleep(pause)
+        raise _contended(branch)
+
+    async def _take_next(self, branch: str, newest: _Newest, content: RefContent) -> bool:
+        """Create the file after the newest; False when somebody else did."""
+        key = newest.style.branch_key(branch, newest.sequence + 1)
+        try:
+            await self.storage.create(key, content.encode(), unique=False)
+        except AlreadyExistsError:
+            return False
+        return True
+
+    async def create_tag(self, tag: str, snapshot_id: ObjectId) -> None:
+        check_new_name(tag, "tag")
+        folder = (await self._style()).tag_folder(tag)
+        if await self.storage.exists(folder + TAG_TOMBSTONE):
+            raise AlreadyExistsError(f"tag {tag!r} existed and was deleted; its name cannot be used again", name=tag)
+        try:
+            await self.storage.create(folder + TAG_FILE, RefContent(snapshot_id).encode(), unique=False)
+        except AlreadyExistsError as error:
+            raise AlreadyExistsError(f"tag {tag!r} exists already; tags never move", name=tag) from error
+
+    async def delete_tag(self, tag: str) -> None:
+        await self.fetch_tag(tag)
+        raise UnsupportedError(f"tag {tag!r} cannot be deleted: tags of a `repository` repository stay for ever")
+
+    def ancestry(self, snapshot_id: ObjectId) -> AsyncIterator[SnapshotInfo]:
+        return walk_history(self.archive, snapshot_id)
+
+    async def fetch_info(self, snapshot_id: ObjectId) -> SnapshotInfo:
+        return (await self.archive.fetch_snapshot(snapshot_id)).info
+
+    async def fetch_config(self) -> StoredConfig:
+        own, early = await asyncio.gather(
+            _find(self.storage.get_versioned(CONFIG_KEY)), _find(self.storage.get(EARLY_CONFIG_KEY))
+        )
+        if own is not None:
+            return StoredConfig(_parse_config(own.data), own.version)
+        if early is None:
+            return StoredConfig(None)
+        try:
+            return StoredConfig(decode_yaml(early))
+        except InvalidInputError as error:
+            raise FormatError(f"{EARLY_CONFIG_KEY} of {self.storage.url} cannot be read: {error}") from error
+
+    async def save_config(self, document: Mapping[str, Any], mark: Any) -> None:
+        data = json.dumps(document, indent=2).encode()
+        try:
+            if mark is None:
+                await self.storage.create(CONFIG_KEY, data, unique=False)
+            else:
+                await self.storage.swap(CONFIG_KEY, data, mark, unique=False)
+        except (AlreadyExistsError, VersionMismatchError, ObjectNotFoundError) as error:
+            raise ConflictError("the stored configuration changed since it was read; fetch it, then save") from error
+
+
+def _parse_config(data: bytes) -> Mapping[str, Any]:
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{CONFIG_KEY} is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise FormatError(f"{CONFIG_KEY} holds a {type(document).__name__}, expected an object")
+    return document
+
+
+async def _find(request: Any) -> Any:
+    try:
+        return await request
+    except ObjectNotFoundError:
+        return None
+
+
+async def _gather_bounded(requests: Iterable[Any]) -> list[Any]:
+    gate = asyncio.Semaphore(_CONCURRENCY)
+
+    async def run(request: Any) -> Any:
+        async with gate:
+            return await request
+
+    return list(await asyncio.gather(*map(run, requests)))
+
+
+def _no_branch(branch: str) -> RefNotFoundError:
+    return RefNotFoundError(f"no branch {branch!r}; `icefloe branch` lists those there are", name=branch)
+
+
+def _branch_exists(branch: str) -> AlreadyExistsError:
+    return AlreadyExistsError(f"branch {branch!r} exists already; reset_branch moves it", name=branch)
+
+
+def _contended(branch: str) -> StorageError:
+    return StorageError(
+        f"branch {branch!r} was moved by others in each of {_CONTENTION.max_tries} rounds; try again", name=branch
+    )

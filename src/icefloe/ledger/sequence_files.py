@@ -1,0 +1,86 @@
+"""Names and contents of sequence-numbered branch files and of tag files."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from icefloe.errors import FormatError, InvalidInputError
+from icefloe.ids import ObjectId, decode_base32, encode_base32
+
+REFS = "refs/"
+TAG_FILE = "ref.json"
+TAG_TOMBSTONE = "ref.json.deleted"
+_SUFFIX = ".json"
+_NAME = re.compile(r"([0-9A-Z]{8}|[0-9A-Z]{13})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class RefStyle:
+    """How refs are spelled: `branch.main` or, at the very beginning, `branch:main`; numbers of 5 or 8 bytes."""
+
+    separator: str = "."
+    number_bytes: int = 5
+
+    def branch_folder(self, branch: str) -> str:
+        return f"{REFS}branch{self.separator}{branch}/"
+
+    def tag_folder(self, tag: str) -> str:
+        return f"{REFS}tag{self.separator}{tag}/"
+
+    def branch_key(self, branch: str, sequence: int) -> str:
+        return self.branch_folder(branch) + encode_sequence(sequence, self.number_bytes)
+
+
+DOTTED = RefStyle()
+COLON = RefStyle(":")
+STYLES = (DOTTED, COLON)
+
+
+def encode_sequence(sequence: int, number_bytes: int = 5) -> str:
+    """The file name of a sequence number: the newest sorts first."""
+    largest = (1 << 8 * number_bytes) - 1
+    if not 0 <= sequence <= largest:
+        raise InvalidInputError(f"sequence number {sequence} is outside 0..{largest}: the branch is full")
+    return encode_base32((largest - sequence).to_bytes(number_bytes, "big")) + _SUFFIX
+
+
+def parse_sequence(name: str) -> tuple[int, int] | None:
+    """Sequence number and bytes per number of a file name; None for other files."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    number_bytes = 5 if len(match.group(1)) == 8 else 8
+    try:
+        value = int.from_bytes(decode_base32(match.group(1), number_bytes), "big")
+    except InvalidInputError:
+        return None
+    return (1 << 8 * number_bytes) - 1 - value, number_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RefContent:
+    """What a ref file says; a deleted branch ends with one that says so."""
+
+    snapshot_id: ObjectId
+    deleted: bool = False
+
+    def encode(self) -> bytes:
+        document: dict[str, str | bool] = {"snapshot": self.snapshot_id}
+        if self.deleted:
+            document["deleted"] = True
+        return json.dumps(document, separators=(",", ":")).encode()
+
+
+def parse_ref(data: bytes, key: str) -> RefContent:
+    """The content of a ref file."""
+    try:
+        document = json.loads(data)
+        snapshot_id = document["snapshot"]
+        if not isinstance(snapshot_id, str):
+            raise TypeError(f"the snapshot is {snapshot_id!r}")
+        decode_base32(snapshot_id, 12)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise FormatError(f'{key} is not a ref file: {error}; expected {{"snapshot": "<20 characters>"}}') from error
+    return RefContent(snapshot_id, document.get("deleted") is True)
