@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures
 import os
 import threading
 import time
@@ -84,22 +85,29 @@ def run_blocking(work: Coroutine[Any, Any, T]) -> T:
             "a blocking call was made from inside this library's own event loop, where it would wait for itself for "
             "ever; use the `_async` twin of the method and await it"
         )
-    ended = threading.Event()
+    loop = _door.loop()
+    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+    tasks: list[asyncio.Task[T]] = []
 
-    async def to_the_end() -> T:
-        try:
-            return await work
-        finally:
-            ended.set()
+    def start() -> None:
+        tasks.append(loop.create_task(work))
+        tasks[0].add_done_callback(hand_over)
 
-    future = asyncio.run_coroutine_threadsafe(to_the_end(), _door.loop())
+    def hand_over(done: asyncio.Task[T]) -> None:
+        error = asyncio.CancelledError() if done.cancelled() else done.exception()
+        if error is None:
+            outcome.set_result(done.result())
+        else:
+            outcome.set_exception(error)
+
+    loop.call_soon_threadsafe(start)
     try:
-        return future.result()
+        return outcome.result()
     except BaseException:
-        if not future.done():
+        if not outcome.done():
             # An interrupt: nothing of the work may go on behind the caller's back.
-            future.cancel()
-            ended.wait()
+            loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+            concurrent.futures.wait([outcome])
         raise
 
 
@@ -109,26 +117,32 @@ def iterate_blocking(items: AsyncIterator[T]) -> Iterator[T]:
     The first item comes as soon as it is there. Later ones cross the threads in small batches when they come faster
     than a few milliseconds; an item that needed waiting is handed over at once.
     """
-    exhausted = False
+    ended = False
+    failure: Exception | None = None
 
     async def pull(most: int) -> list[T]:
-        nonlocal exhausted
+        nonlocal ended, failure
         batch: list[T] = []
         until = time.monotonic() + _BATCH_SECONDS
         while len(batch) < most and (not batch or time.monotonic() < until):
             try:
                 batch.append(await anext(items))
             except StopAsyncIteration:
-                exhausted = True
+                ended = True
+                break
+            except Exception as error:  # noqa: BLE001 - raised below, after the items that came before it
+                ended, failure = True, error
                 break
         return batch
 
     try:
         most = 1
-        while not exhausted:
+        while not ended:
             yield from run_blocking(pull(most))
             most = _BATCH_ITEMS
+        if failure is not None:
+            raise failure
     finally:
         close = getattr(items, "aclose", None)
-        if close is not None and not exhausted:
+        if close is not None and not ended:
             run_blocking(close())

@@ -17,12 +17,9 @@ from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 
 RELATIVE_SCHEME = "vcc"
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*$")
-# Rows that another spelling is needed for: a scheme with capitals, a file URL with a host, with doubled slashes or
-# with dots as segments, and what is no URL at all (so that the error names it).
-_UNTIDY = (
-    r"^[^:/]*[A-Z][^:/]*:|^file:($|[^/]|/[^/]|//[^/]|////|///.*//|.*/\.\.?(/|$))"
-    r"|^[^:/]*(/|$)|^[^:/]*:($|[^/]|/($|[^/]))"
-)
+_URL = r"^[a-z][a-z0-9+.-]*://."
+_UNTIDY_FILE = r"^file://([^/]|//|/.*//|/(.*/)?\.\.?(/|$))"
+"""A file URL with a host, with doubled slashes, or with dots as segments."""
 
 
 def normalise_location(location: str) -> str:
@@ -51,7 +48,9 @@ def normalise_location(location: str) -> str:
 def normalise_locations(locations: Any) -> StringColumn:
     """A column of distinct locations in one spelling; only rows that need it are touched one by one."""
     column = string_column(locations)
-    untidy = pc.match_substring_regex(column.arrow, _UNTIDY)
+    untidy = pc.or_(
+        pc.invert(pc.match_substring_regex(column.arrow, _URL)), pc.match_substring_regex(column.arrow, _UNTIDY_FILE)
+    )
     if not pc.any(untidy).as_py():
         return column
     fixed = [normalise_location(text) for text in column.arrow.filter(untidy).to_pylist()]

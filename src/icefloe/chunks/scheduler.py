@@ -92,9 +92,7 @@ class RangeScheduler:
         """Many ranges of one object, in the order asked for."""
         desk = self._desk()
         self.counts.ranges += len(starts)
-        plan = list(
-            plan_reads(starts, ends, gap_bytes=self.limits.gap_bytes, most_bytes=self.limits.merged_bytes)
-        )
+        plan = list(plan_reads(starts, ends, gap_bytes=self.limits.gap_bytes, most_bytes=self.limits.merged_bytes))
         bodies = await asyncio.gather(*(desk.submit(source, read.start, read.end) for read in plan))
         result: list[bytes] = [b""] * len(starts)
         for read, body in zip(plan, bodies, strict=True):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
-from urllib.parse import quote
 
 import pyarrow.compute as pc
 
@@ -21,19 +21,20 @@ from icefloe.chunks.locations import (
 )
 from icefloe.chunks.source import Source, source_in
 from icefloe.errors import VirtualChunkError
-from icefloe.model.object_store_config import LocalFileSystemObjectStore, ObjectStoreConfig
+from icefloe.model.object_store_config import AzureObjectStore, LocalFileSystemObjectStore, ObjectStoreConfig
 from icefloe.model.string_column import StringColumn
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 from icefloe.storage.sources import SourceStorage
+from icefloe.storage.virtual import open_object_store
 
 _REMEMBERED = 65_536
 """Locations whose place is remembered; a few hundred bytes each."""
 
 
 class OpenStore(Protocol):
-    """Opens the folder or bucket `url` of the store that a container describes."""
+    """Opens the folder or bucket `prefix` of the store that a container describes."""
 
-    def __call__(self, config: ObjectStoreConfig, credentials: Any, url: str) -> SourceStorage: ...
+    def __call__(self, config: ObjectStoreConfig, credentials: Any, prefix: str) -> SourceStorage: ...
 
 
 class VirtualContainers:
@@ -47,7 +48,7 @@ class VirtualContainers:
         self,
         containers: Mapping[str, VirtualChunkContainer],
         authorized: Mapping[str, Any] | None = None,
-        open_store: OpenStore | None = None,
+        open_store: OpenStore = open_object_store,
     ) -> None:
         self._containers = dict(containers)
         self._authorized = dict(authorized or {})
@@ -116,21 +117,23 @@ class VirtualContainers:
         url = normalise_location(self.absolute(location))
         if not url.startswith(prefix):
             raise _outside(location, prefix)
-        if url.startswith("file://"):
-            folder = _folder_of(container, prefix)
-            root, key = f"file://{quote(folder)}", url_path(url[len(prefix) :])
+        config = container.store
+        if isinstance(config, LocalFileSystemObjectStore):
+            folder = _folder_of(config, prefix)
+            config, root, key = replace(config, path=folder), f"file://{folder}", url_path(url[len(prefix) :])
             _refuse_escape(location, folder, key)
         else:
             root, key = split_url(url)
-            if ".." in key.split("/") and ".." not in url.split("/"):
+            if isinstance(config, AzureObjectStore) and not _names_account(config, root):
+                # az://account/container/key
+                folder, _, key = key.partition("/")
+                root = f"{root}{folder}/"
+            if not key or ".." in key.split("/"):
                 raise _outside(location, prefix)
-        return self._store(prefix, container, credentials, root), key
-
-    def _store(self, prefix: str, container: VirtualChunkContainer, credentials: Any, root: str) -> SourceStorage:
         store = self._stores.get((prefix, root))
         if store is None:
-            store = self._stores[prefix, root] = self._open_store(container.store, credentials, root)
-        return store
+            store = self._stores[prefix, root] = self._open_store(config, credentials, root)
+        return store, key
 
     def _uncovered(self, location: str, others: int = 0) -> VirtualChunkError:
         if location.startswith(f"{RELATIVE_SCHEME}://"):
@@ -141,18 +144,20 @@ class VirtualContainers:
         return VirtualContainers, (self._containers, self._authorized, self._open_store)
 
 
-def _folder_of(container: VirtualChunkContainer, prefix: str) -> str:
+def _folder_of(store: LocalFileSystemObjectStore, prefix: str) -> str:
     """The folder that the prefix of a local container stands for.
 
     A store whose folder contains the prefix's own reads the paths as they are; any other folder takes the place of
     the prefix, so that files that moved keep working.
     """
     own = url_path(prefix.removeprefix("file://"))
-    store = container.store
-    path = store.path if isinstance(store, LocalFileSystemObjectStore) else ""
-    given = os.path.abspath(os.path.expanduser(path)) if path else "/"
+    given = os.path.abspath(os.path.expanduser(store.path)) if store.path else "/"
     inside = given.rstrip("/") + "/"
     return own if own.startswith(inside) else inside
+
+
+def _names_account(store: AzureObjectStore, root: str) -> bool:
+    return "@" in root or "account" in store.opts or "account_name" in store.opts
 
 
 def _refuse_escape(location: str, folder: str, key: str) -> None:

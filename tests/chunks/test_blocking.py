@@ -1,0 +1,155 @@
+"""Async work is run to its end from ordinary code, in every process and thread, and can be interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from icefloe.blocking import blocking_loop, iterate_blocking, run_blocking
+from icefloe.errors import SessionStateError
+
+
+async def double(number: int) -> int:
+    await asyncio.sleep(0)
+    return 2 * number
+
+
+def test_a_coroutine_is_run_to_its_end() -> None:
+    assert run_blocking(double(21)) == 42
+
+
+def test_an_error_comes_out_as_it_was_raised() -> None:
+    async def fail() -> None:
+        raise KeyError("inside")
+
+    with pytest.raises(KeyError, match="inside"):
+        run_blocking(fail())
+
+
+def test_it_works_inside_another_running_loop_and_from_threads() -> None:
+    async def outside() -> int:
+        return run_blocking(double(1))
+
+    assert asyncio.run(outside()) == 2
+    results: list[int] = []
+    threads = [threading.Thread(target=lambda n=n: results.append(run_blocking(double(n)))) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == [2 * n for n in range(8)]
+
+
+def test_a_blocking_call_from_its_own_loop_is_refused_instead_of_hanging() -> None:
+    async def nested() -> int:
+        return run_blocking(double(1))
+
+    with pytest.raises(SessionStateError, match="_async"):
+        run_blocking(nested())
+
+
+async def count(to: int, seen: list[str]) -> AsyncIterator[int]:
+    try:
+        for number in range(to):
+            yield number
+    finally:
+        seen.append("closed")
+
+
+def test_an_async_generator_becomes_an_iterator() -> None:
+    seen: list[str] = []
+    assert list(iterate_blocking(count(1000, seen))) == list(range(1000))
+    assert seen == ["closed"]
+    assert list(iterate_blocking(count(0, seen))) == []
+
+
+def test_leaving_early_closes_the_source() -> None:
+    seen: list[str] = []
+    numbers = iterate_blocking(count(10**9, seen))
+    assert next(numbers) == 0 and next(numbers) == 1
+    numbers.close()  # type: ignore[attr-defined]
+    assert seen == ["closed"]
+
+
+def test_items_before_an_error_are_not_lost() -> None:
+    async def breaking() -> AsyncIterator[int]:
+        yield 1
+        yield 2
+        yield 3
+        raise KeyError("after three")
+
+    numbers = iterate_blocking(breaking())
+    assert [next(numbers) for _ in range(3)] == [1, 2, 3]
+    with pytest.raises(KeyError):
+        next(numbers)
+
+
+def test_a_slow_item_is_handed_over_at_once() -> None:
+    async def slow() -> AsyncIterator[int]:
+        for number in range(3):
+            await asyncio.sleep(0.02)
+            yield number
+
+    times = []
+    started = time.monotonic()
+    for _ in iterate_blocking(slow()):
+        times.append(time.monotonic() - started)
+    assert len(times) == 3 and times[0] < times[1] < times[2]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_has_a_door_of_its_own() -> None:
+    run_blocking(double(1))
+    blocking_loop()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(0 if run_blocking(double(4)) == 8 else 1)
+        finally:
+            os._exit(2)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            assert os.waitstatus_to_exitcode(status) == 0
+            return
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    pytest.fail("the child hangs")
+
+
+def test_an_interrupt_cancels_the_work() -> None:
+    script = textwrap.dedent("""
+        import asyncio
+        from icefloe.blocking import run_blocking
+
+        async def work():
+            print("started", flush=True)
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                print("cancelled", flush=True)
+                raise
+
+        try:
+            run_blocking(work())
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+    """)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "started\n"
+        child.send_signal(signal.SIGINT)
+        assert child.stdout.read() == "cancelled\ninterrupted\n"
+        assert child.wait(20) == 0
