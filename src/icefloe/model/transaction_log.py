@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.ids import NodeId
+from icefloe.model.nodes import Extents
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,11 @@ class TransactionLog:
     updated_chunks: Mapping[NodeId, npt.NDArray[np.uint32]] = field(default_factory=dict)
     """uint32[n, ndim] per array, unique rows in lexicographic order."""
     moves: tuple[Move, ...] = ()
+    updated_boxes: Mapping[NodeId, tuple[Extents, ...]] = field(default_factory=dict)
+    """Boxes of the chunk grid that a distributed write set chunks in: which ones, only its manifests know."""
 
     def is_empty(self) -> bool:
         return not (
             self.new_groups or self.new_arrays or self.deleted_groups or self.deleted_arrays
-            or self.updated_groups or self.updated_arrays or self.updated_chunks or self.moves
+            or self.updated_groups or self.updated_arrays or self.updated_chunks or self.moves or self.updated_boxes
         )  # fmt: skip

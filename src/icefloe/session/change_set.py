@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from icefloe.ids import NodeId
 from icefloe.manifests.edits import EditBuffer
 from icefloe.manifests.pieces import PartRef
-from icefloe.model.nodes import ArrayNode, Node
+from icefloe.model.nodes import ArrayNode, Extents, Node
 from icefloe.model.snapshot import Snapshot
 from icefloe.model.transaction_log import Move, TransactionLog
 
@@ -28,8 +28,8 @@ class ChangeSet:
     removed: set[str] = field(default_factory=set)
     origin: dict[NodeId, str] = field(default_factory=dict)
     edits: dict[NodeId, EditBuffer] = field(default_factory=dict)
-    parts: dict[NodeId, list[PartRef]] = field(default_factory=dict)
-    """Manifests that workers of a distributed write left for this change set."""
+    parts: dict[NodeId, tuple[PartRef, ...]] = field(default_factory=dict)
+    """Manifests that workers of a distributed write left for this change set; edits win over them."""
 
     def is_empty(self) -> bool:
         return not (self.added or self.removed or self.parts or any(self.edits.values()))
@@ -52,6 +52,7 @@ class ChangeSet:
         """A node is no longer there."""
         self._leave(base, node)
         self.edits.pop(node.id, None)
+        self.parts.pop(node.id, None)
 
     def move_node(self, base: Snapshot, node: Node, to_path: str) -> None:
         """A node is at another path from now on; its chunk edits stay with its id."""
@@ -64,6 +65,12 @@ class ChangeSet:
         if here is not None:
             self.origin[here.id] = node.path
             self.removed.add(node.path)
+
+    def add_parts(self, node: ArrayNode, parts: Sequence[PartRef]) -> None:
+        """Take over manifests that workers wrote for an array."""
+        self.parts[node.id] = (*self.parts.get(node.id, ()), *parts)
+        if node.path not in self.added:
+            self.origin[node.id] = node.path
 
     def buffer(self, node: ArrayNode) -> EditBuffer:
         """The chunk edits of an array, made on first use."""
@@ -88,9 +95,8 @@ class ChangeSummary:
     """The path in the base, and the node as it is now."""
     chunks: dict[NodeId, npt.NDArray[np.uint32]]
     """Coordinates that were set, replaced or deleted, in arrays that still exist."""
-
-    def is_empty(self) -> bool:
-        return not (self.new or self.deleted or self.updated or self.moved or self.chunks)
+    boxes: dict[NodeId, tuple[Extents, ...]]
+    """Boxes of the grid in which workers of a distributed write set chunks."""
 
 
 def summarise(base: Snapshot, changes: ChangeSet) -> ChangeSummary:
@@ -120,7 +126,8 @@ def summarise(base: Snapshot, changes: ChangeSet) -> ChangeSummary:
         table = buffer.to_table()
         if len(table):
             chunks[node_id] = table.coords
-    return ChangeSummary(new, deleted, updated, moved, chunks)
+    boxes = {node_id: tuple(part.extents for part in parts) for node_id, parts in changes.parts.items()}
+    return ChangeSummary(new, deleted, updated, moved, chunks, boxes)
 
 
 def transaction_log(summary: ChangeSummary) -> TransactionLog:
@@ -137,6 +144,7 @@ def transaction_log(summary: ChangeSummary) -> TransactionLog:
         updated_groups=ids(summary.updated, arrays=False),
         updated_arrays=ids(summary.updated, arrays=True),
         updated_chunks=summary.chunks,
+        updated_boxes=summary.boxes,
         moves=tuple(_moves(summary)),
     )
 

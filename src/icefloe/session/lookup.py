@@ -56,7 +56,9 @@ class ChunkLookup:
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
-        self._indexed: dict[tuple[ManifestRef, ...], _Boxes] = {}
+        # By identity of the tuple, which its boxes keep alive: hashing thousands of refs per look-up would cost more
+        # than the look-up.
+        self._indexed: dict[int, _Boxes] = {}
 
     async def find(self, node: ArrayNode, coords: tuple[int, ...]) -> ChunkRef | None:
         """The reference of one chunk, or None when it was never written."""
@@ -105,9 +107,9 @@ class ChunkLookup:
             ) from error
 
     def _index(self, node: ArrayNode) -> _Boxes:
-        boxes = self._indexed.get(node.manifests)
-        if boxes is None:
+        boxes = self._indexed.get(id(node.manifests))
+        if boxes is None or boxes.refs is not node.manifests:
             if len(self._indexed) >= _MAX_INDEXED_ARRAYS:
                 self._indexed.clear()
-            boxes = self._indexed[node.manifests] = _boxes(node)
+            boxes = self._indexed[id(node.manifests)] = _boxes(node)
         return boxes

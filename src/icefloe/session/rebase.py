@@ -21,6 +21,7 @@ from icefloe.model.zarr_document import parse_document
 from icefloe.session.change_set import ChangeSet, ChangeSummary, summarise
 from icefloe.session.conflicts import Conflict, ConflictSolver, ConflictType, VersionSelection
 from icefloe.session.tree import Tree
+from icefloe.session.written import Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ def rebase_over(
     """The same changes, on top of `theirs`, a child of `base` that made the changes in `log`."""
     missed = _Missed(base, changes, theirs, log)
     ours = summarise(base, changes)
-    dropped = _solve(list(_find_clashes(ours, missed)), theirs, solver)
+    dropped = _solve(list(_find_clashes(ours, missed)), ours, theirs, solver)
     return _replay(ours, missed, dropped)
 
 
@@ -123,19 +124,23 @@ def _clashes_of_deletes(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash
 
 
 def _clashes_of_chunks(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash]:
-    for node_id, coords in ours.chunks.items():
+    for node_id in ours.chunks.keys() | ours.boxes.keys():
         if node_id in ours.new:
             continue
         was = missed.was(node_id)
+        assert isinstance(was, ArrayNode)
+        written = Written(len(was.shape), ours.chunks.get(node_id), ours.boxes.get(node_id, ()))
         if node_id in missed.deleted:
-            yield _Clash(Conflict(ConflictType.ChunksUpdatedInDeletedArray, was.path, coords), node_id)
+            yield _Clash(Conflict(ConflictType.ChunksUpdatedInDeletedArray, was.path, written.coords), node_id)
             continue
         if node_id in missed.updated:
             now = missed.find(node_id)
             if isinstance(now, ArrayNode) and not _same_layout(was, now):
-                yield _Clash(Conflict(ConflictType.ChunksUpdatedInUpdatedArray, was.path, coords), node_id)
-        both = _common_rows(coords, missed.log.updated_chunks.get(node_id))
-        if both is not None and len(both):
+                yield _Clash(Conflict(ConflictType.ChunksUpdatedInUpdatedArray, was.path, written.coords), node_id)
+        log = missed.log
+        theirs = Written(len(was.shape), log.updated_chunks.get(node_id), log.updated_boxes.get(node_id, ()))
+        both = written.common(theirs)
+        if len(both):
             yield _Clash(Conflict(ConflictType.ChunkDoubleUpdate, was.path, both), node_id)
 
 
@@ -178,17 +183,6 @@ def _layout(node: ArrayNode) -> tuple[object, ...]:
     return parsed.get("chunk_grid"), parsed.get("codecs"), parsed.get("data_type")
 
 
-def _common_rows(ours: npt.NDArray[np.uint32], theirs: npt.NDArray[np.uint32] | None) -> npt.NDArray[np.uint32] | None:
-    if theirs is None or ours.shape[1:] != theirs.shape[1:]:
-        return None
-    if ours.shape[1] == 0:
-        return ours[: min(len(ours), len(theirs))]
-    row = np.dtype((np.void, ours.dtype.itemsize * ours.shape[1]))
-    mine = np.ascontiguousarray(ours).view(row).ravel()
-    other = np.ascontiguousarray(theirs.astype(np.uint32)).view(row).ravel()
-    return ours[np.isin(mine, other)]
-
-
 @dataclass(slots=True)
 class _Dropped:
     """Parts of our changes that gave way to theirs."""
@@ -200,11 +194,15 @@ class _Dropped:
     chunks: dict[NodeId, list[npt.NDArray[np.uint32]]]
 
 
-def _solve(clashes: list[_Clash], theirs: Snapshot, solver: ConflictSolver) -> _Dropped:
+def _solve(clashes: list[_Clash], ours: ChangeSummary, theirs: Snapshot, solver: ConflictSolver) -> _Dropped:
     """Ask the solver; whatever it fails makes the rebase fail as a whole."""
     conflicts = [clash.conflict for clash in clashes]
     answers = solver.resolve_all(conflicts) if conflicts else []
-    unsolved = [c for c, answer in zip(conflicts, answers, strict=True) if not _can(c, answer)]
+    unsolved = [
+        clash.conflict
+        for clash, answer in zip(clashes, answers, strict=True)
+        if not _can(clash.conflict, answer) or (answer is VersionSelection.UseTheirs and _in_parts(clash, ours))
+    ]
     if unsolved:
         raise RebaseFailedError(snapshot=theirs.id, conflicts=unsolved)
     dropped = _Dropped(set(), set(), set(), set(), {})
@@ -212,6 +210,11 @@ def _solve(clashes: list[_Clash], theirs: Snapshot, solver: ConflictSolver) -> _
         if answer is VersionSelection.UseTheirs:
             _drop(clash, dropped)
     return dropped
+
+
+def _in_parts(clash: _Clash, ours: ChangeSummary) -> bool:
+    """Whether single chunks would have to be taken out of manifests that workers wrote."""
+    return clash.conflict.conflict_type is ConflictType.ChunkDoubleUpdate and clash.node_id in ours.boxes
 
 
 def _can(conflict: Conflict, answer: VersionSelection) -> bool:
@@ -271,17 +274,28 @@ def _replay(ours: ChangeSummary, missed: _Missed, dropped: _Dropped) -> ChangeSe
             if existing is not None:
                 result.remove_node(theirs, existing)
             result.put_node(theirs, node)
-    for node_id in ours.chunks:
-        if node_id in dropped.nodes or (node_id not in ours.new and missed.find(node_id) is None):
+    _replay_chunks(ours, missed, dropped, result)
+    return result
+
+
+def _replay_chunks(ours: ChangeSummary, missed: _Missed, dropped: _Dropped, result: ChangeSet) -> None:
+    def is_gone(node_id: NodeId) -> bool:
+        return node_id in dropped.nodes or (node_id not in ours.new and missed.find(node_id) is None)
+
+    for node_id, parts in missed.changes.parts.items():
+        if not is_gone(node_id):
+            result.parts[node_id] = parts
+            if node_id not in ours.new:
+                result.origin.setdefault(node_id, missed.path_of(node_id))
+    for node_id, buffer in missed.changes.edits.items():
+        if is_gone(node_id):
             continue
-        buffer = missed.changes.edits[node_id]
         for coords in dropped.chunks.get(node_id, ()):
             buffer = _without(buffer, coords)
-        if len(buffer):
+        if buffer:
             result.edits[node_id] = buffer
             if node_id not in ours.new:
                 result.origin.setdefault(node_id, missed.path_of(node_id))
-    return result
 
 
 def _with_document(current: Node, ours: Node) -> Node:

@@ -23,6 +23,7 @@ from icefloe.session.conflicts import ConflictSolver, VersionSelection
 from icefloe.session.engine import Engine
 from icefloe.session.fork import Fork, merge_fork
 from icefloe.session.keyspace import KeySpace
+from icefloe.session.parts import WrittenParts, link_parts, write_parts
 from icefloe.session.rearrange import reindex_array, shift_array
 from icefloe.session.status import diff_of_changes
 from icefloe.session.virtual_refs import set_columns, set_specs, virtual_ref
@@ -316,7 +317,7 @@ class Session:
         return ForkSession(Fork.of(self._workspace), default_metadata=self._default_metadata)
 
     def merge(self, *forks: ForkSession, on_chunk_conflict: VersionSelection = VersionSelection.Fail) -> None:
-        """Take over what forks have written.
+        """Take over what forks have written, each with its references in memory; see `link_parts` for many chunks.
 
         Parameters
         ----------
@@ -336,6 +337,15 @@ class Session:
                 raise InvalidInputError(f"merge takes forks of this session, got {type(fork).__name__}")
             await fork._workspace.writer.flush(fork._workspace.changes)
             merge_fork(self._workspace, fork.fork_state, on_chunk_conflict)
+
+    def link_parts(self, written: Sequence[WrittenParts]) -> None:
+        """Take over what workers left in storage with `ForkSession.write_parts`; no reference passes through here."""
+        run_blocking(self.link_parts_async(written))
+
+    async def link_parts_async(self, written: Sequence[WrittenParts]) -> None:
+        """`link_parts`, awaited."""
+        self._check_writable(moves_only=False)
+        await link_parts(self._workspace, written)
 
     # -- commits --------------------------------------------------------------------------------------------------
 
@@ -453,6 +463,20 @@ class ForkSession(Session):
         super().__init__(fork.engine, fork.base, mode=SessionMode.WRITABLE, default_metadata=default_metadata)
         self.fork_state = fork
         fork.attach(self._workspace)
+
+    def write_parts(self, label: str = "") -> WrittenParts:
+        """Store everything written here, references included, and return a small descriptor for `Session.link_parts`.
+
+        Parameters
+        ----------
+        label
+            Who this is, for the error when two workers wrote the same chunk.
+        """
+        return run_blocking(write_parts(self._workspace, label))
+
+    async def write_parts_async(self, label: str = "") -> WrittenParts:
+        """`write_parts`, awaited."""
+        return await write_parts(self._workspace, label)
 
     def __getstate__(self) -> dict[str, Any]:
         run_blocking(self._workspace.writer.flush(self._workspace.changes))

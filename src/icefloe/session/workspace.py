@@ -12,10 +12,11 @@ from icefloe.errors import InvalidInputError, NodeNotFoundError
 from icefloe.ids import NODE_ID_BYTES, NodeId, new_node_id
 from icefloe.manifests.columns import take
 from icefloe.manifests.edits import EditBuffer
-from icefloe.manifests.merge import merge_edits
+from icefloe.manifests.merge import merge_edits, overlay
+from icefloe.manifests.pieces import PartRef
 from icefloe.manifests.split import filter_box
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords
-from icefloe.model.nodes import ArrayNode, Extents, GroupNode, Node
+from icefloe.model.nodes import ArrayNode, Extents, GroupNode, ManifestRef, Node
 from icefloe.model.paths import check_path, document_key
 from icefloe.model.snapshot import Snapshot
 from icefloe.model.zarr_document import join_attributes, parse_array_shape, parse_document
@@ -40,6 +41,7 @@ class Workspace:
         """Edits of the session that this one was forked from: read through, not committed from here."""
         self.merged_forks: dict[str, Mapping[NodeId, npt.NDArray[np.uint32]]] = {}
         """Coordinates that each merged fork wrote, by fork, so that a chunk of two forks is noticed."""
+        self._part_views: dict[NodeId, tuple[tuple[PartRef, ...], ArrayNode]] = {}
         self._next_counter: int | None = None
 
     @property
@@ -172,7 +174,23 @@ class Workspace:
                 return None if ref.kind is ChunkKind.DELETED else ref
             if not edits.sees_base(coords):
                 return None
+        parts = self._parts_of(node)
+        if parts is not None:
+            ref = await self.lookup.find(parts, coords)
+            if ref is not None:
+                return ref
         return await self.lookup.find(node, coords)
+
+    def _parts_of(self, node: ArrayNode) -> ArrayNode | None:
+        """The array as the parts of a distributed write hold it, or None when there are none."""
+        parts = self.changes.parts.get(node.id)
+        if not parts:
+            return None
+        held = self._part_views.get(node.id)
+        if held is None or held[0] is not parts:
+            refs = tuple(ManifestRef(part.manifest_id, part.extents) for part in parts)
+            held = self._part_views[node.id] = (parts, replace(node, manifests=refs))
+        return held[1]
 
     def _edit_layers(self, node: ArrayNode) -> Iterator[EditBuffer]:
         """Edits of an array, newest layer first."""
@@ -242,6 +260,9 @@ class Workspace:
             self.writer.settle(self.changes)
         bounds = box if box is not None else tuple((0, n) for n in node.grid)
         table = await self.lookup.table(node, bounds)
+        parts = self._parts_of(node)
+        if parts is not None:
+            table = overlay(table, await self.lookup.table(parts, bounds))
         for edits in reversed(list(self._edit_layers(node))):
             if edits.base_box is not None:
                 table = filter_box(table, edits.base_box)

@@ -1,0 +1,101 @@
+"""Parts: what a worker of a distributed write leaves in storage, so that only a few bytes travel to the driver."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from icefloe.errors import InvalidInputError, SessionStateError, UnsupportedError
+from icefloe.ids import NodeId, ObjectId, encode_base32, new_object_id
+from icefloe.manifests.boxes import box_array, overlapping_pairs
+from icefloe.manifests.keys import find_rows
+from icefloe.manifests.pieces import PartRef
+from icefloe.manifests.plan import choose_cell_shape
+from icefloe.manifests.split import split_by_cells
+from icefloe.model.chunk_table import ChunkKind
+from icefloe.model.manifest_config import ManifestConfig
+from icefloe.model.nodes import ArrayNode
+from icefloe.model.snapshot import Manifest
+from icefloe.session.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenParts:
+    """The descriptor of one worker's writes: a few dozen bytes per manifest, whatever the number of chunks."""
+
+    snapshot_id: ObjectId
+    parts: tuple[PartRef, ...]
+    label: str = ""
+    """Who wrote them, for messages."""
+    chunks: int = 0
+    attempt: str = field(default_factory=lambda: secrets.token_hex(8))
+
+
+async def write_parts(work: Workspace, label: str = "") -> WrittenParts:
+    """Store the chunks and references of a fork; returns what the driver needs to link them."""
+    await work.writer.flush(work.changes)
+    fresh_id = partial(new_object_id, work.engine.capabilities.object_id_bytes)
+    config = work.engine.config.manifest or ManifestConfig()
+    parts: list[PartRef] = []
+    for node_id, edits in work.changes.edits.items():
+        table = edits.to_table()
+        if not len(table):
+            continue
+        node = _array_of(work, node_id)
+        if (table.kind == ChunkKind.DELETED).any() or edits.base_box is not None:
+            raise UnsupportedError(
+                f"a worker deleted chunks of {node.path} or made it smaller; do that in the session it was forked from"
+            )
+        for cell in split_by_cells(table, choose_cell_shape(node, config)).values():
+            info = await work.engine.archive.flush_manifest(Manifest(fresh_id(), {node_id: cell}))
+            parts.append(PartRef(info.id, node_id, cell.extents(), len(cell), info.size_bytes))
+    return WrittenParts(work.base.id, tuple(parts), label, sum(part.count for part in parts))
+
+
+def _array_of(work: Workspace, node_id: NodeId) -> ArrayNode:
+    origin = work.changes.origin.get(node_id)
+    candidates = [work.tree.find(origin)] if origin is not None else []
+    candidates += [node for node in work.changes.added.values() if node.id == node_id]
+    for node in candidates:
+        if isinstance(node, ArrayNode) and node.id == node_id:
+            return node
+    raise SessionStateError(f"the array {encode_base32(node_id)} of these chunks is not in the session any more")
+
+
+async def link_parts(work: Workspace, written: Sequence[WrittenParts]) -> None:
+    """Take over what workers left; one chunk from two of them is refused, naming both."""
+    for each in written:
+        if each.snapshot_id != work.base.id:
+            raise SessionStateError(
+                f"parts of {each.label or 'a worker'} stand on snapshot {each.snapshot_id}, the session on {work.base.id}"
+            )
+    labels = {part.manifest_id: each.label or each.attempt for each in written for part in each.parts}
+    by_node: dict[NodeId, list[PartRef]] = {}
+    for part in (part for each in written for part in each.parts):
+        by_node.setdefault(part.node_id, []).append(part)
+    for node_id, parts in by_node.items():
+        node = _array_of(work, node_id)
+        await _refuse_doubles(work, node, [*work.changes.parts.get(node_id, ()), *parts], labels)
+        work.changes.add_parts(node, parts)
+
+
+async def _refuse_doubles(
+    work: Workspace, node: ArrayNode, parts: Sequence[PartRef], labels: dict[ObjectId, str]
+) -> None:
+    """Parts whose boxes meet are read and compared; disjoint boxes, the usual case, cost nothing."""
+    boxes = box_array([part.extents for part in parts], len(node.shape))
+    for a, b in overlapping_pairs(boxes).tolist():
+        tables = [(await work.lookup.fetch(parts[i].manifest_id, node)).tables[node.id] for i in (a, b)]
+        rows = find_rows(tables[0], tables[1].coords)
+        double = tables[1].coords[rows >= 0]
+        if len(double):
+            who = [labels.get(parts[i].manifest_id, "an earlier task") for i in (a, b)]
+            raise InvalidInputError(
+                f"{len(double)} chunk(s) of {node.path}, such as {double[:3].tolist()}, were written by both {who[0]} and "
+                f"{who[1]}; give each task chunks of its own",
+                path=node.path,
+                chunks=double.tolist(),
+                tasks=who,
+            )
