@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import obstore
-from obstore.exceptions import NotFoundError as ForeignNotFoundError
 from obstore.exceptions import PreconditionError
 
 from icefloe.errors import (
@@ -28,7 +27,7 @@ from icefloe.storage.ranges import check_range, plan_requests
 from icefloe.storage.retries import NO_RETRIES, RetryPolicy
 from icefloe.storage.settle import ConditionalWrite, Sighting, look_by_content, settle
 from icefloe.storage.sources import SourceStorage, changed, check_unchanged, normal_etag
-from icefloe.storage.translate import Translating
+from icefloe.storage.translate import MISSING, Translating
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -277,7 +276,7 @@ class ObstoreStorage(SourceStorage):
                     put = await obstore.put_async(
                         self._client.once(), path, flat, attributes=attributes or None, mode=mode, use_multipart=False
                     )
-                except ForeignNotFoundError as error:
+                except MISSING as error:
                     if before is None:
                         raise
                     raise VersionMismatchError(f"cannot replace {key!r} in {self.url}: it is gone") from error
@@ -306,7 +305,7 @@ class ObstoreStorage(SourceStorage):
         with Translating("look at", key, self.url):
             try:
                 found = await obstore.get_async(self._client.patient(), self._path(key), options={"head": True})
-            except ForeignNotFoundError:
+            except MISSING:
                 return (Sighting.UNTOUCHED if before is None else Sighting.OTHERS), Version()
             version = _version(found.meta)
             stamp = found.attributes.get(WRITE_ID)
@@ -396,13 +395,13 @@ class ObstoreStorage(SourceStorage):
             try:
                 await obstore.delete_async(self._client.patient(), paths)
                 return
-            except ForeignNotFoundError:
+            except MISSING:
                 pass
             # A missing key ended the batch on this store: the rest is deleted one by one.
             for path in paths:
                 try:
                     await obstore.delete_async(self._client.patient(), path)
-                except ForeignNotFoundError:
+                except MISSING:
                     continue
 
     async def copy(self, source: str, target: str, *, version: Version | None = None) -> None:

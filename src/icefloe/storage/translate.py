@@ -31,7 +31,13 @@ OBSTORE_ERRORS: dict[type[Exception], type[IcefloeError]] = {
     foreign.PermissionDeniedError: PermissionDeniedError,
     foreign.UnauthenticatedError: PermissionDeniedError,
     foreign.UnknownConfigurationKeyError: InvalidInputError,
+    # Some of its errors are Python's own.
+    NotImplementedError: UnsupportedError,
+    ValueError: InvalidInputError,
 }
+
+MISSING = (foreign.NotFoundError, FileNotFoundError)
+"""What obstore raises for a key that is not there: its own error, or Python's, depending on the version."""
 
 _WRITES = ("write ", "create ", "replace ")
 
@@ -43,7 +49,7 @@ _ADVICE: dict[type[IcefloeError], str] = {
 
 def translate_obstore(error: Exception, action: str, url: str) -> IcefloeError:
     """The error of this library for one that obstore raised."""
-    kind = OBSTORE_ERRORS.get(type(error), InvalidInputError if isinstance(error, ValueError) else StorageError)
+    kind = next((OBSTORE_ERRORS[base] for base in type(error).__mro__ if base in OBSTORE_ERRORS), StorageError)
     # The first line is the message; obstore appends a debug print of the source below it.
     found = str(error).partition("\n")[0].strip()
     return kind(f"cannot {action} in {url}: {found}{_ADVICE.get(kind, '')}")
@@ -84,7 +90,7 @@ class Translating:
         if error is None or isinstance(error, IcefloeError):
             return
         action = f"{self._action} {self._key!r}" if self._key else self._action
-        if isinstance(error, foreign.BaseError | ValueError):
+        if isinstance(error, foreign.BaseError | ValueError | NotImplementedError):
             raise translate_obstore(error, action, self._url) from error
         if isinstance(error, OSError):
             raise translate_os_error(error, action, self._url) from error
