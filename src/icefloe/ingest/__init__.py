@@ -1,0 +1,1 @@
+"""Files of many formats in, one consistent repository out; usable without Spark."""

@@ -1,0 +1,176 @@
+"""Regular chunk grids in numbers: coordinates of all chunks, boxes, and tables of references built from columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from icefloe.errors import InvalidInputError
+from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table
+
+Region = tuple[slice, ...]
+
+
+def grid_shape(shape: Sequence[int], chunks: Sequence[int]) -> tuple[int, ...]:
+    """Number of chunks per dimension."""
+    return tuple(-(-n // max(1, c)) if n else 0 for n, c in zip(shape, chunks, strict=True))
+
+
+def all_coords(grid: Sequence[int]) -> npt.NDArray[np.uint32]:
+    """Every chunk coordinate of a grid, in lexicographic order."""
+    if not grid:
+        return np.zeros((1, 0), dtype=np.uint32)
+    return np.indices(tuple(grid), dtype=np.uint32).reshape(len(grid), -1).T.copy()
+
+
+def virtual_table(
+    coords: npt.NDArray[np.unsignedinteger],
+    offsets: npt.NDArray[np.integer],
+    lengths: npt.NDArray[np.integer],
+    location: str,
+    *,
+    etag: str | None = None,
+    last_modified: int | None = None,
+) -> ChunkTable:
+    """A table of references into one file, sorted."""
+    count = len(offsets)
+    order = lexicographic_order(coords)
+    return ChunkTable(
+        coords=np.ascontiguousarray(coords[order], dtype=np.uint32),
+        kind=np.full(count, ChunkKind.VIRTUAL, dtype=np.uint8),
+        offset=offsets[order].astype(np.uint64),
+        length=lengths[order].astype(np.uint64),
+        location=np.zeros(count, dtype=np.int32),
+        locations=[location],
+        etag=np.zeros(count, dtype=np.int32) if etag else None,
+        etags=[etag] if etag else [],
+        last_modified=np.full(count, last_modified, dtype=np.uint32) if last_modified else None,
+    )
+
+
+def lexicographic_order(coords: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[np.intp]:
+    """The permutation that sorts rows of coordinates."""
+    if coords.shape[1] == 0:
+        return np.arange(len(coords))
+    return np.lexsort(coords.T[::-1])
+
+
+def shift_table(table: ChunkTable, chunk_offset: Sequence[int]) -> ChunkTable:
+    """The same references further along in the grid."""
+    if not any(chunk_offset):
+        return table
+    moved = table.coords + np.asarray(chunk_offset, dtype=np.uint32)
+    return _with_columns(table, moved)
+
+
+def expand_table(table: ChunkTable) -> ChunkTable:
+    """The same references with a new first dimension, at index 0."""
+    return _with_columns(table, np.insert(table.coords, 0, 0, axis=1))
+
+
+def _with_columns(table: ChunkTable, coords: npt.NDArray[np.uint32]) -> ChunkTable:
+    return ChunkTable(
+        coords, table.kind, table.offset, table.length, table.object_id, table.location, table.locations,
+        table.etag, table.etags, table.last_modified, table.inline,
+    )  # fmt: skip
+
+
+def concatenate_tables(tables: Sequence[ChunkTable], ndim: int) -> ChunkTable:
+    """One sorted table of several that share no chunk; a shared chunk is an error."""
+    tables = [t for t in tables if len(t)]
+    if not tables:
+        return empty_table(ndim)
+    if len(tables) == 1:
+        return tables[0]
+    if any(t.object_id is not None for t in tables):
+        raise InvalidInputError("tables of sources hold virtual and inline references only")
+    coords = np.concatenate([t.coords for t in tables])
+    order = lexicographic_order(coords)
+    coords = coords[order]
+    clash = np.flatnonzero((coords[1:] == coords[:-1]).all(axis=1))
+    if clash.size:
+        raise InvalidInputError(
+            f"chunk {tuple(int(c) for c in coords[clash[0]])} comes from two sources", coords=coords[clash[0]].tolist()
+        )
+    locations, location = _merge_dictionary([(t.locations, t.location, len(t)) for t in tables])
+    etags, etag = _merge_dictionary([(t.etags, t.etag, len(t)) for t in tables])
+    modified = None
+    if any(t.last_modified is not None for t in tables):
+        columns = [np.zeros(len(t), np.uint32) if t.last_modified is None else t.last_modified for t in tables]
+        modified = np.concatenate(columns)[order]
+    starts = np.cumsum([0] + [len(t.inline) for t in tables[:-1]])
+    offset = np.concatenate(
+        [
+            t.offset + np.where(t.kind == ChunkKind.INLINE, np.uint64(start), np.uint64(0))
+            for t, start in zip(tables, starts, strict=True)
+        ]
+    )
+    return ChunkTable(
+        coords=coords,
+        kind=np.concatenate([t.kind for t in tables])[order],
+        offset=offset[order],
+        length=np.concatenate([t.length for t in tables])[order],
+        location=None if location is None else location[order],
+        locations=locations,
+        etag=None if etag is None else etag[order],
+        etags=etags,
+        last_modified=modified,
+        inline=b"".join(bytes(t.inline) for t in tables),
+    )
+
+
+def _merge_dictionary(
+    parts: Sequence[tuple[Sequence[str], npt.NDArray[np.int32] | None, int]],
+) -> tuple[list[str], npt.NDArray[np.int32] | None]:
+    words: dict[str, int] = {}
+    columns: list[npt.NDArray[np.int32]] = []
+    for entries, column, count in parts:
+        if column is None:
+            columns.append(np.full(count, -1, dtype=np.int32))
+            continue
+        codes = np.array([words.setdefault(word, len(words)) for word in entries] + [-1], dtype=np.int32)
+        columns.append(codes[column])
+    return list(words), np.concatenate(columns) if words else None
+
+
+def chunk_region(coords: Sequence[int], chunks: Sequence[int], shape: Sequence[int]) -> Region:
+    """The cells of one chunk, cut at the array's edge."""
+    return tuple(slice(int(i) * c, min((int(i) + 1) * c, n)) for i, c, n in zip(coords, chunks, shape, strict=True))
+
+
+def region_shape(region: Region) -> tuple[int, ...]:
+    """Lengths of a region with explicit bounds."""
+    return tuple(s.stop - s.start for s in region)
+
+
+def contiguous_references(
+    shape: Sequence[int], chunks: Sequence[int], itemsize: int, begin: int
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
+    """Coords, offsets and lengths of the full chunks of row-major bytes, and coords of the cut ones.
+
+    Chunks must be runs of bytes: whole in every dimension after the first that is longer than one.
+    """
+    shape, chunks = tuple(shape), tuple(chunks)
+    if not is_contiguous_chunking(shape, chunks):
+        raise InvalidInputError(f"chunks {chunks} of row-major values {shape} are not runs of bytes")
+    coords = all_coords(grid_shape(shape, chunks))
+    first = coords.astype(np.int64) * np.asarray(chunks, dtype=np.int64)
+    full = (first + np.asarray(chunks) <= np.asarray(shape)).all(axis=1)
+    strides = np.ones(len(shape), dtype=np.int64)
+    strides[:-1] = np.cumprod(np.asarray(shape[:0:-1], dtype=np.int64))[::-1]
+    offsets = begin + (first @ strides) * itemsize
+    length = int(np.prod(chunks, dtype=np.int64)) * itemsize
+    lengths = np.full(len(coords), length, dtype=np.int64)
+    return coords[full], offsets[full], lengths[full], coords[~full]
+
+
+def is_contiguous_chunking(shape: Sequence[int], chunks: Sequence[int]) -> bool:
+    """Whether every chunk of row-major values is one run of bytes."""
+    cut = False
+    for length, chunk in zip(reversed(shape), reversed(chunks), strict=True):
+        if cut and chunk != 1:
+            return False
+        cut = cut or chunk != length
+    return True

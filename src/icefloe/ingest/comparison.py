@@ -1,0 +1,127 @@
+"""The same variable in many files: what differs, and whether the mode of ingest can deal with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from icefloe.ingest.cf import is_time_units, packing_of
+from icefloe.ingest.members import Member
+from icefloe.ingest.schema_report import SchemaIssue, Severity
+from icefloe.ingest.source_model import SourceVariable
+
+_PACKING = ("scale_factor", "add_offset")
+_MEANING = ("units", "calendar", "_FillValue", "missing_value", *_PACKING)
+
+
+def compare_variable(
+    name: str,
+    reference: SourceVariable,
+    members: Sequence[Member],
+    joined: Sequence[str],
+    *,
+    virtual: bool,
+    unpack: bool,
+) -> Iterator[SchemaIssue]:
+    """Differences of one variable from its reference, over the members that have it."""
+    checked: dict[int, list[tuple[Severity, str, str, str, str]]] = {id(reference): []}
+    for member in members:
+        variable = member.variables.get(name)
+        if variable is None:
+            continue
+        # Alike files share one value: compared once.
+        if id(variable) not in checked:
+            checked[id(variable)] = list(_differences(reference, variable, joined, virtual, unpack))
+        for severity, facet, expected, found, resolution in checked[id(variable)]:
+            yield SchemaIssue(severity, member.file.url, name, facet, expected, found, resolution)
+
+
+def _differences(
+    reference: SourceVariable, variable: SourceVariable, joined: Sequence[str], virtual: bool, unpack: bool
+) -> Iterator[tuple[Severity, str, str, str, str]]:
+    if variable.dims != reference.dims:
+        yield "error", "dimensions", str(reference.dims), str(variable.dims), "leave the file out"
+        return
+    fixed = [(d, n, m) for d, n, m in zip(reference.dims, reference.shape, variable.shape, strict=True) if n != m]
+    for dim, expected, found in fixed:
+        if dim not in joined:
+            yield "error", f"length of {dim}", str(expected), str(found), "files can only differ where they are joined"
+    if variable.dtype != reference.dtype:
+        yield _data_type(reference, variable, virtual)
+    if virtual:
+        yield from _bytes_differ(reference, variable)
+    yield from _attributes_differ(reference, variable, virtual, unpack)
+
+
+def _data_type(
+    reference: SourceVariable, variable: SourceVariable, virtual: bool
+) -> tuple[Severity, str, str, str, str]:
+    facts = ("dtype", reference.dtype, variable.dtype)
+    if virtual:
+        return "error", *facts, "one array has one type: use mode='native'"
+    if "string" in (reference.dtype, variable.dtype):
+        return "error", *facts, "text and numbers cannot be joined"
+    if np.can_cast(np.dtype(variable.dtype), np.dtype(reference.dtype), "same_kind"):
+        return "handled", *facts, f"converted to {reference.dtype}"
+    return "error", *facts, "choose a type for both with dtypes"
+
+
+def _bytes_differ(reference: SourceVariable, variable: SourceVariable) -> Iterator[tuple[Severity, str, str, str, str]]:
+    advice = "chunk bytes stay as they are: use mode='native'"
+    if variable.chunks != reference.chunks and variable.layout == "chunked":
+        yield "error", "chunks", str(reference.chunks), str(variable.chunks), advice
+    if _decoding(variable.codecs) != _decoding(reference.codecs):
+        yield "error", "codecs", _names(reference.codecs), _names(variable.codecs), advice
+
+
+def _decoding(codecs: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Codecs without what only an encoder needs."""
+    free = ("level", "clevel", "cname", "blocksize")
+    return [(c["name"], {k: v for k, v in (c.get("configuration") or {}).items() if k not in free}) for c in codecs]
+
+
+def _names(codecs: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(str(c["name"]) for c in codecs)
+
+
+def _attributes_differ(
+    reference: SourceVariable, variable: SourceVariable, virtual: bool, unpack: bool
+) -> Iterator[tuple[Severity, str, str, str, str]]:
+    ours, theirs = reference.attributes, variable.attributes
+    keys = sorted({k for k in (*ours, *theirs) if ours.get(k) != theirs.get(k)})
+    is_time = is_time_units(ours.get("units")) and is_time_units(theirs.get("units"))
+    for key in keys:
+        facts = (key, str(ours.get(key)), str(theirs.get(key)))
+        if key == "units" and is_time and not virtual:
+            yield "handled", *facts, "times are re-encoded"
+        elif key == "units" and is_time:
+            yield "error", *facts, "times are not re-encoded by reference: use mode='mixed' or 'native'"
+        elif key in _PACKING and unpack:
+            yield "handled", *facts, "values are unpacked"
+        elif key in _PACKING:
+            advice = "unpack=True" if not virtual else "mode='native', unpack=True"
+            yield "error", *facts, f"packed numbers mean different values: use {advice}"
+        elif key in ("_FillValue", "missing_value") and not virtual:
+            yield "handled", *facts, "missing values are re-encoded"
+        elif key in _MEANING:
+            yield "error", *facts, "the numbers do not mean the same"
+        else:
+            yield "note", *facts, "the first file's is kept"
+    if not virtual and packing_of(ours, reference.dtype).is_plain != packing_of(theirs, variable.dtype).is_plain:
+        return
+
+
+def missing_variables(
+    names: Sequence[str], cells: Mapping[str, Mapping[Any, str]], allow_missing: bool
+) -> Iterator[SchemaIssue]:
+    """Variables that some place of the joined grid lacks. `cells` has, per variable, a file by place."""
+    every: dict[Any, str] = {}
+    for name in names:
+        every.update({place: url for place, url in cells[name].items() if place not in every})
+    for name in names:
+        for place in sorted(set(every) - set(cells[name])):
+            severity: Severity = "handled" if allow_missing else "error"
+            resolution = "its region stays fill value" if allow_missing else "use allow_missing to leave fill values"
+            yield SchemaIssue(severity, every[place], name, "missing variable", "present", "absent", resolution)

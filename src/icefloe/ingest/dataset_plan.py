@@ -1,0 +1,371 @@
+"""The plan of one dataset: many members in, arrays with places for every file out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from icefloe.errors import InvalidInputError
+from icefloe.ingest.array_plan import ArrayPlan
+from icefloe.ingest.comparison import compare_variable, missing_variables
+from icefloe.ingest.existing import Existing, find_run
+from icefloe.ingest.members import Member, join_path
+from icefloe.ingest.options import IngestOptions
+from icefloe.ingest.placement import (
+    JoinedDimension,
+    convert_coordinate,
+    find_joined_dims,
+    join_dimension,
+    stack_member,
+    target_units,
+)
+from icefloe.ingest.schema_report import SchemaIssue, SchemaReport
+from icefloe.ingest.source_model import SourceFailure, SourceVariable
+from icefloe.ingest.target_arrays import TargetDimensions, plan_array
+from icefloe.ingest.tasks import Extent, PlacedFile
+
+
+@dataclass(frozen=True, slots=True)
+class ValueWrite:
+    """Values that the plan itself holds, written before the tasks run."""
+
+    path: str
+    start: tuple[int, ...]
+    values: npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetPlan:
+    """One group of the target."""
+
+    group: str
+    attributes: Mapping[str, Any]
+    arrays: tuple[ArrayPlan, ...]
+    files: tuple[PlacedFile, ...]
+    values: tuple[ValueWrite, ...]
+    extent: Extent
+    report: SchemaReport
+    skipped: tuple[str, ...]
+    """URLs whose place was held free."""
+
+
+def plan_dataset(
+    group: str,
+    members: Sequence[Member],
+    failures: Sequence[tuple[int, SourceFailure]],
+    options: IngestOptions,
+    existing: Existing,
+) -> DatasetPlan:
+    """Find the joined dimensions, compare the members, place them, describe the arrays."""
+    asked = _asked_dims(options, members)
+    names = find_joined_dims(members, asked)
+    for name in names:
+        members = [stack_member(m, name) for m in members]
+    absent = [name for name in names if all(name not in m.sizes() for m in members)]
+    if absent:
+        raise InvalidInputError(f"no source has the dimension {absent[0]!r} in group /{group}")
+    joined = {n: _join(group, members, n, names, failures, options, existing) for n in names}
+    dims = TargetDimensions({n: _offset(group, j, options, existing) for n, j in joined.items()}, joined)
+    contributions, duplicates = _contributions(members, joined)
+    issues = [*duplicates, *_issues(members, contributions, joined, options)]
+    arrays: list[ArrayPlan] = []
+    for name in contributions:
+        having = [m for m in members if name in m.variables]
+        array, found = plan_array(join_path(group, name), name, having, dims, options, existing)
+        issues += found
+        if array is not None:
+            arrays.append(array)
+    values = _values(group, arrays, members, dims, options)
+    arrays = [_kind_settled(array, {v.path for v in values}) for array in arrays]
+    issues += _join_notes(joined, failures)
+    written = {a.path: a for a in arrays if a.kind != "values"}
+    return DatasetPlan(
+        group,
+        members[0].attributes,
+        tuple(arrays),
+        _place(group, members, contributions, written, dims),
+        tuple(values),
+        Extent({n: (dims.offset[n], dims.offset[n] + j.size) for n, j in joined.items()}),
+        SchemaReport(tuple(issues)),
+        tuple(f.file.url for _, f in failures),
+    )
+
+
+def _asked_dims(options: IngestOptions, members: Sequence[Member]) -> tuple[str, ...] | None:
+    if options.concat_dims is not None:
+        extra = () if options.append_dim in (None, *options.concat_dims) else (str(options.append_dim),)
+        return (*options.concat_dims, *extra)
+    found = find_joined_dims(members, None) if len(members) > 1 else ()
+    wanted: list[str] = list(found)
+    if options.append_dim is not None and options.append_dim not in wanted:
+        wanted.append(options.append_dim)
+    if options.region is not None:
+        named = () if options.region == "auto" else options.region
+        sizes = {d for m in members for d in m.sizes()}
+        with_coordinate = [d for d in sizes if any(d in m.coordinates for m in members)]
+        wanted += [d for d in (named or sorted(with_coordinate)) if d not in wanted]
+    return tuple(wanted) if wanted else None
+
+
+def _join(
+    group: str,
+    members: Sequence[Member],
+    name: str,
+    names: Sequence[str],
+    failures: Sequence[tuple[int, SourceFailure]],
+    options: IngestOptions,
+    existing: Existing,
+) -> JoinedDimension:
+    asked = options.time_units
+    stored = existing.arrays.get(join_path(group, name))
+    if stored is not None and "units" in stored.document.get("attributes", {}):
+        asked = str(stored.document["attributes"]["units"])
+    units, calendar = target_units(members, name, asked)
+    missing = [(order, failure.file.url) for order, failure in failures]
+    if missing and len(names) > 1:
+        raise InvalidInputError(
+            f"{missing[0][1]} cannot be read and its place is not known: files are joined along {', '.join(names)}; "
+            f"take it out of the sources",
+            url=missing[0][1],
+        )
+    return join_dimension(members, name, units, calendar, missing)
+
+
+def _offset(group: str, joined: JoinedDimension, options: IngestOptions, existing: Existing) -> int:
+    """Where the joined dimension starts in the target."""
+    name = joined.name
+    if options.append_dim == name:
+        return _append_offset(group, joined, existing)
+    if options.region is None:
+        return 0
+    coordinate = existing.coordinate(join_path(group, name))
+    if options.region == "auto" or name not in options.region:
+        whole = [b.coordinate.values for b in joined.blocks if b.coordinate is not None]
+        if coordinate is None or len(whole) != len(joined.blocks) or any(v is None for v in whole):
+            if options.region != "auto":
+                return 0
+            raise InvalidInputError(f"region='auto' needs a coordinate {name} in the repository and in every file")
+        start = find_run(coordinate, np.concatenate(whole))  # type: ignore[arg-type]
+        if start is None:
+            raise InvalidInputError(
+                f"the values of {name} ({joined.blocks[0].coordinate.first} ..) are not a run of the repository's {name}"  # type: ignore[union-attr]
+            )
+        return start
+    bounds = options.region[name]
+    first, end = (bounds.start or 0, bounds.stop) if isinstance(bounds, slice) else bounds
+    if end is not None and end - first != joined.size:
+        raise InvalidInputError(
+            f"the region {first}:{end} along {name} has {end - first} cells, the sources have {joined.size}"
+        )
+    return int(first)
+
+
+def _append_offset(group: str, joined: JoinedDimension, existing: Existing) -> int:
+    stored = existing.coordinate(join_path(group, joined.name))
+    lengths = {
+        int(a.document["shape"][list(a.document.get("dimension_names") or []).index(joined.name)])
+        for a in existing.arrays.values()
+        if a.path.rpartition("/")[0] == group and joined.name in (a.document.get("dimension_names") or [])
+    }
+    if not lengths:
+        return 0
+    if len(lengths) > 1:
+        raise InvalidInputError(
+            f"arrays of /{group} have different lengths along {joined.name}: {sorted(lengths)}; cannot append"
+        )
+    first = joined.blocks[0].coordinate
+    if stored is not None and len(stored) and first is not None and stored.dtype.kind in "iuf":
+        last, before = float(stored[-1]), float(stored[-2]) if len(stored) > 1 else -math.inf
+        sign = 1 if last >= before else -1
+        if sign * (float(first.first) - last) <= 0:
+            raise InvalidInputError(
+                f"cannot append along {joined.name}: the repository ends at {last:g}, {joined.blocks[0].urls[0]} starts "
+                f"at {first.first:g}; use region='auto' to overwrite",
+                dim=joined.name,
+            )
+    return lengths.pop()
+
+
+def _contributions(
+    members: Sequence[Member], joined: Mapping[str, JoinedDimension]
+) -> tuple[dict[str, dict[Any, str]], list[SchemaIssue]]:
+    """Per variable: which file fills which place of the joined grid. The first one fills what all of them hold."""
+    cells: dict[str, dict[Any, str]] = {}
+    duplicates: list[SchemaIssue] = []
+    for member in members:
+        for name, variable in member.variables.items():
+            own = [d for d in joined if d in variable.dims]
+            place = tuple((d, joined[d].index_of[member.file.url]) for d in own)
+            filled = cells.setdefault(name, {})
+            if place not in filled:
+                filled[place] = member.file.url
+            elif len(own) == len(joined) and joined and variable.dims != (name,):
+                duplicates.append(
+                    SchemaIssue(
+                        "error",
+                        member.file.url,
+                        name,
+                        "place",
+                        "one file",
+                        f"also in {filled[place]}",
+                        "leave one of the files out",
+                    )  # fmt: skip
+                )
+    return cells, duplicates
+
+
+def _issues(
+    members: Sequence[Member],
+    cells: Mapping[str, Mapping[Any, str]],
+    joined: Mapping[str, JoinedDimension],
+    options: IngestOptions,
+) -> list[SchemaIssue]:
+    issues: list[SchemaIssue] = []
+    by_rank: dict[tuple[str, ...], list[str]] = {}
+    for name in cells:
+        having = [m for m in members if name in m.variables]
+        reference = having[0].variables[name]
+        virtual = options.mode == "virtual" or (
+            options.mode == "mixed" and name not in having[0].coordinates and reference.not_virtual is None
+        )
+        issues += compare_variable(name, reference, having, list(joined), virtual=virtual, unpack=options.unpack)
+        by_rank.setdefault(tuple(d for d in joined if d in reference.dims), []).append(name)
+    for dims, names in by_rank.items():
+        if dims:
+            issues += missing_variables(names, cells, options.allow_missing)
+    return issues + _static_differ(members, joined)
+
+
+def _static_differ(members: Sequence[Member], joined: Mapping[str, JoinedDimension]) -> list[SchemaIssue]:
+    """Coordinates that are not joined must be the same everywhere."""
+    issues: list[SchemaIssue] = []
+    first: dict[str, tuple[str, str]] = {}
+    for member in members:
+        for name, coordinate in member.coordinates.items():
+            variable = member.variables.get(name)
+            if variable is None or any(d in joined for d in variable.dims):
+                continue
+            digest, url = first.setdefault(name, (coordinate.digest, member.file.url))
+            if digest != coordinate.digest:
+                severity = "error" if variable.dims else "note"
+                issues.append(
+                    SchemaIssue(
+                        severity,
+                        member.file.url,
+                        name,
+                        "values",
+                        f"those of {url}",  # type: ignore[arg-type]
+                        f"{coordinate.first} .. {coordinate.last}",
+                        "join the files along it (concat_dims)" if variable.dims else "the first file's is kept",
+                    )  # fmt: skip
+                )
+    return issues
+
+
+def _values(
+    group: str,
+    arrays: Sequence[ArrayPlan],
+    members: Sequence[Member],
+    dims: TargetDimensions,
+    options: IngestOptions,
+) -> list[ValueWrite]:
+    """Coordinates whose values travelled with the schemas; nothing is read again for them."""
+    writes: list[ValueWrite] = []
+    for array in arrays:
+        name = array.path.rpartition("/")[2]
+        if array.kind == "virtual" or (options.region is not None and not array.is_new):
+            continue
+        if array.dims == (name,) and name in dims.joined:
+            values = _joined_values(array, members, dims.joined[name])
+        elif array.dims in ((), (name,)) and array.is_new:
+            member = next(m for m in members if name in m.variables)
+            coordinate = member.coordinates.get(name)
+            values = None if coordinate is None else coordinate.values
+            if values is not None:
+                values = values.astype(np.dtype(array.dtype)).reshape(array.shape)
+        else:
+            values = None
+        if values is not None:
+            start = tuple(dims.offset.get(d, 0) for d in array.dims)
+            writes.append(ValueWrite(array.path, start, values))
+    return writes
+
+
+def _joined_values(array: ArrayPlan, members: Sequence[Member], joined: JoinedDimension) -> npt.NDArray[Any] | None:
+    by_url = {m.file.url: m for m in members}
+    parts: list[npt.NDArray[Any]] = []
+    units = array.attributes.get("units")
+    for block in joined.blocks:
+        if block.is_missing:
+            if block.coordinate is None or block.coordinate.values is None:
+                return None
+            values = block.coordinate.values
+            parts.append((np.rint(values) if np.dtype(array.dtype).kind in "iu" else values).astype(array.dtype))
+            continue
+        member = next((by_url[u] for u in block.urls if joined.name in by_url[u].variables), None)
+        coordinate = None if member is None else member.coordinates.get(joined.name)
+        if member is None or coordinate is None or coordinate.values is None:
+            return None
+        attributes = member.variables[joined.name].attributes
+        parts.append(
+            convert_coordinate(
+                coordinate.values, attributes, None if units is None else str(units), joined.calendar, array.dtype
+            )
+        )
+    return np.concatenate(parts)
+
+
+def _kind_settled(array: ArrayPlan, with_values: set[str]) -> ArrayPlan:
+    return replace(array, kind="values") if array.path in with_values else array
+
+
+def _join_notes(
+    joined: Mapping[str, JoinedDimension], failures: Sequence[tuple[int, SourceFailure]]
+) -> list[SchemaIssue]:
+    notes = [
+        SchemaIssue("note", "", d.name, "coordinate", "equal steps", note, "the files are joined without filling it")
+        for d in joined.values()
+        for note in d.notes
+    ]
+    for _, failure in failures:
+        notes.append(
+            SchemaIssue(
+                "handled", failure.file.url, "", "file", "readable", failure.reason, "its region stays fill value"
+            )
+        )
+    return notes
+
+
+def _place(
+    group: str,
+    members: Sequence[Member],
+    cells: Mapping[str, Mapping[Any, str]],
+    written: Mapping[str, ArrayPlan],
+    dims: TargetDimensions,
+) -> tuple[PlacedFile, ...]:
+    """Every member with the variables that are taken from it; alike members share one mapping."""
+    fills: dict[str, set[str]] = {}
+    for name, places in cells.items():
+        for url in places.values():
+            fills.setdefault(url, set()).add(name)
+    shared: dict[tuple[Any, ...], dict[str, SourceVariable]] = {}
+    placed: list[PlacedFile] = []
+    for member in members:
+        taken = [n for n in member.variables if n in fills.get(member.file.url, ()) and join_path(group, n) in written]
+        if not taken:
+            continue
+        key = tuple((n, id(member.variables[n])) for n in taken)
+        if key not in shared:
+            shared[key] = {join_path(group, n): member.variables[n] for n in taken}
+        origin = {
+            n: dims.offset[n] + j.blocks[j.index_of[member.file.url]].start
+            for n, j in dims.joined.items()
+            if member.file.url in j.index_of
+        }
+        placed.append(PlacedFile(member.file, member.format, origin, shared[key]))
+    return tuple(placed)

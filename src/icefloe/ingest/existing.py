@@ -1,0 +1,57 @@
+"""What the repository already holds, as far as an ingest needs to know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from icefloe.errors import UnsupportedError
+from icefloe.ingest.parsers.zarr_metadata import variable_of_v3
+from icefloe.ingest.source_model import SourceVariable
+
+
+@dataclass(frozen=True, slots=True)
+class ExistingArray:
+    """An array of the repository; one-dimensional coordinates come with their values."""
+
+    path: str
+    document: Mapping[str, Any]
+    values: npt.NDArray[Any] | None = None
+
+    def variable(self) -> SourceVariable:
+        return variable_of_v3(self.path, self.document)
+
+    def resized(self, shape: tuple[int, ...]) -> bytes:
+        """The document with another shape."""
+        return json.dumps({**self.document, "shape": list(shape)}, indent=2).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Existing:
+    """Arrays and groups of the repository by path; empty for a new one."""
+
+    arrays: Mapping[str, ExistingArray] = field(default_factory=dict)
+    groups: frozenset[str] = frozenset()
+
+    def coordinate(self, path: str) -> npt.NDArray[Any] | None:
+        found = self.arrays.get(path)
+        return None if found is None else found.values
+
+
+def find_run(whole: npt.NDArray[Any], part: npt.NDArray[Any]) -> int | None:
+    """Where `part` stands in `whole` as a run of neighbours; None when it does not."""
+    if len(part) == 0 or len(part) > len(whole):
+        return None
+    if part.dtype.kind not in "iuf":
+        raise UnsupportedError("a region can be found from numeric coordinates only")
+    close = np.isclose(whole.astype(np.float64), float(part[0]), rtol=1e-9, atol=1e-9)
+    for start in np.flatnonzero(close):
+        run = whole[start : start + len(part)]
+        if len(run) == len(part) and np.allclose(run.astype(np.float64), part.astype(np.float64), rtol=1e-9, atol=1e-9):
+            return int(start)
+    return None

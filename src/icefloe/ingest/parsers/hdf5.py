@@ -1,0 +1,247 @@
+"""NetCDF4 and HDF5 files, read with h5py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from icefloe.errors import IcefloeError, UnsupportedError
+from icefloe.ingest.access import SourceAccess, local_errors, local_path
+from icefloe.ingest.chunk_grids import (
+    Region,
+    all_coords,
+    contiguous_references,
+    grid_shape,
+    is_contiguous_chunking,
+    virtual_table,
+)
+from icefloe.ingest.parsers.contract import OpenSource, broken, check_inside
+from icefloe.ingest.parsers.hdf5_dimensions import NOT_A_VARIABLE, name_dimensions
+from icefloe.ingest.parsers.hdf5_filters import codecs_of
+from icefloe.ingest.source_model import (
+    Coordinate,
+    References,
+    SourceFile,
+    SourceSchema,
+    SourceVariable,
+    summarise_coordinate,
+)
+from icefloe.ingest.zarr_documents import attribute_pairs, fill_value_document, json_value
+from icefloe.model.chunk_table import empty_table
+
+HIDDEN_ATTRIBUTES = frozenset(
+    ["CLASS", "NAME", "REFERENCE_LIST", "DIMENSION_LIST", "DIMENSION_LABELS", "_Netcdf4Dimid",
+     "_Netcdf4Coordinates", "_nc3_strict", "_NCProperties"]
+)  # fmt: skip
+
+CONTIGUOUS_CHUNK_BYTES = 64 << 20
+
+
+class Hdf5Source(OpenSource):
+    """A file of groups and datasets, with NetCDF4's dimensions where it has them."""
+
+    format = "hdf5"
+
+    def __init__(self, file: SourceFile, access: SourceAccess) -> None:
+        super().__init__(file, access)
+        path = local_path(file.url)
+        self._handle: Any = None
+        self._schema: SourceSchema | None = None
+        with self._translated():
+            if path is not None:
+                with local_errors(file.url):
+                    path.open("rb").close()
+                # No locks: sources are only read, and many file systems of clusters have none.
+                self._hdf5 = h5py.File(path, "r", locking=False, rdcc_nbytes=8 << 20)
+            else:
+                self._handle = access.open(file)
+                self._hdf5 = h5py.File(self._handle, "r", rdcc_nbytes=8 << 20)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+            if isinstance(error, IcefloeError):
+                raise
+            raise broken(self.file, "NetCDF4/HDF5", error) from error
+
+    def schema(self) -> SourceSchema:
+        if self._schema is None:
+            with self._translated():
+                self._schema = self._read_schema()
+        return self._schema
+
+    def _read_schema(self) -> SourceSchema:
+        groups: dict[str, dict[str, Any]] = {}
+        variables: dict[str, SourceVariable] = {}
+        coordinates: dict[str, Coordinate] = {}
+        skipped: dict[str, str] = {}
+        for group_path, group in _walk(self._hdf5):
+            groups[group_path] = _attributes(group)
+            dimensions = name_dimensions(group)
+            for name, dataset in _datasets(group):
+                path = f"{group_path}/{name}" if group_path else name
+                if _is_only_dimension(dataset):
+                    continue
+                try:
+                    variable = _describe(path, dataset, dimensions.get(name, ()))
+                except UnsupportedError as error:
+                    skipped[path] = str(error)
+                    continue
+                variables[path] = variable
+                if variable.dims in ((), (name,)) and variable.dtype != "string":
+                    coordinates[path] = summarise_coordinate(np.atleast_1d(dataset[()]))
+        return SourceSchema(self.file, self.format, variables, coordinates, groups, skipped)
+
+    def references(self, variable: SourceVariable) -> References:
+        with self._translated():
+            dataset = self._hdf5[variable.path]
+            return self._references(dataset, variable)
+
+    def _references(self, dataset: Any, variable: SourceVariable) -> References:
+        ndim = len(variable.shape)
+        none = np.zeros((0, ndim), dtype=np.uint32)
+        layout = dataset.id.get_create_plist().get_layout()
+        if layout == h5py.h5d.CHUNKED:
+            coords, masks, offsets, lengths = _chunk_index(dataset)
+            check_inside(self.file, "NetCDF4/HDF5", offsets, lengths)
+            # A filter that did not shrink a chunk was left out for it: its bytes do not fit the array's codecs.
+            plain = masks == 0
+            return References(self._table(coords[plain], offsets[plain], lengths[plain]), coords[~plain])
+        begin = dataset.id.get_offset()
+        if layout == h5py.h5d.CONTIGUOUS and begin is None:
+            return References(empty_table(ndim), none)
+        if layout == h5py.h5d.CONTIGUOUS:
+            coords, offsets, lengths, cut = contiguous_references(
+                variable.shape, variable.chunks, dataset.dtype.itemsize, begin
+            )
+            check_inside(self.file, "NetCDF4/HDF5", offsets, lengths)
+            return References(self._table(coords, offsets, lengths), cut)
+        return References(empty_table(ndim), all_coords(grid_shape(variable.shape, variable.chunks)))
+
+    def _table(self, coords: Any, offsets: Any, lengths: Any) -> Any:
+        return virtual_table(
+            coords, offsets, lengths, self.file.url, etag=self.file.etag, last_modified=self.file.last_modified
+        )
+
+    def values(self, variable: SourceVariable, region: Region) -> npt.NDArray[Any]:
+        with self._translated():
+            dataset = self._hdf5[variable.path]
+            if variable.dtype == "string":
+                return np.asarray(dataset.asstr()[region or ()], dtype=object)
+            return np.asarray(dataset[region or ()])
+
+    def close(self) -> None:
+        self._hdf5.close()
+        if self._handle is not None:
+            self._handle.close()
+
+
+def _walk(root: Any) -> Iterator[tuple[str, Any]]:
+    pending = [("", root)]
+    while pending:
+        path, group = pending.pop()
+        yield path, group
+        for name in group:
+            link = group.get(name, getlink=True)
+            if isinstance(link, h5py.HardLink) and isinstance(member := group[name], h5py.Group):
+                pending.append((f"{path}/{name}" if path else name, member))
+
+
+def _datasets(group: Any) -> Iterator[tuple[str, Any]]:
+    for name in group:
+        if group.get(name, getclass=True, getlink=True) is h5py.HardLink and isinstance(
+            member := group[name], h5py.Dataset
+        ):
+            yield name, member
+
+
+def _is_only_dimension(dataset: Any) -> bool:
+    """NetCDF4 writes a dimension without coordinate variable as a dataset with a telling name."""
+    name = dataset.attrs.get("NAME", b"")
+    return isinstance(name, bytes) and name.startswith(NOT_A_VARIABLE)
+
+
+def _attributes(node: Any) -> dict[str, Any]:
+    return {key: json_value(node.attrs[key]) for key in node.attrs if key not in HIDDEN_ATTRIBUTES}
+
+
+def _describe(path: str, dataset: Any, dims: tuple[str, ...]) -> SourceVariable:
+    dtype, not_virtual = _data_type(dataset)
+    raw = {key: dataset.attrs[key] for key in dataset.attrs if key not in HIDDEN_ATTRIBUTES}
+    raw = {key: value for key, value in raw.items() if not isinstance(value, h5py.Empty)}
+    fill = raw.get("_FillValue")
+    if fill is None and dtype != "string" and dataset.fillvalue is not None:
+        fill = dataset.fillvalue
+    elif fill is not None:
+        fill = np.asarray(fill).reshape(-1)[0]
+    plist = dataset.id.get_create_plist()
+    layout = plist.get_layout()
+    shape = tuple(int(n) for n in dataset.shape)
+    codecs, filter_reason = codecs_of(plist, dtype)
+    if layout == h5py.h5d.CHUNKED:
+        chunks, kind = tuple(int(c) for c in dataset.chunks), "chunked"
+    elif layout == h5py.h5d.CONTIGUOUS and plist.get_external_count() == 0:
+        chunks, kind = contiguous_chunks(shape, dataset.dtype.itemsize), "contiguous"
+    elif layout == h5py.h5d.COMPACT:
+        chunks, kind = tuple(max(1, n) for n in shape), "opaque"
+    else:
+        chunks, kind = tuple(max(1, n) for n in shape), "opaque"
+        not_virtual = not_virtual or "its data lie in other files"
+    return SourceVariable(
+        path=path, dims=dims, shape=shape, dtype=dtype, chunks=chunks, attributes=attribute_pairs(raw, dtype),
+        fill_value=fill_value_document(dtype, fill), codecs=codecs, layout=kind,  # type: ignore[arg-type]
+        not_virtual=not_virtual or filter_reason,
+    )  # fmt: skip
+
+
+def _data_type(dataset: Any) -> tuple[str, str | None]:
+    if dataset.shape is None:
+        raise UnsupportedError("a dataset without values (null dataspace)")
+    kind = h5py.check_string_dtype(dataset.dtype)
+    if kind is not None and kind.length is None:
+        return "string", "text of any length is kept apart from its dataset in HDF5"
+    dtype = dataset.dtype
+    enumeration = h5py.check_enum_dtype(dtype)
+    if enumeration is not None and dtype != np.dtype(bool):
+        dtype = np.dtype(dtype.str)
+    if dtype.kind not in "biufcS" or (dtype.itemsize > 16 and dtype.kind != "S"):
+        raise UnsupportedError(f"Zarr v3 has no data type for {dataset.dtype}")
+    if dtype.kind == "f" and dtype.itemsize not in (2, 4, 8):
+        raise UnsupportedError(f"Zarr v3 has no data type for {dataset.dtype}")
+    return dtype.str, None
+
+
+def contiguous_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """One chunk, or runs along the first dimensions where the whole is too large for one."""
+    chunks = [max(1, n) for n in shape]
+    for axis in range(len(chunks)):
+        inner = int(np.prod(chunks[axis + 1 :], dtype=np.int64)) * itemsize
+        if chunks[axis] * inner <= CONTIGUOUS_CHUNK_BYTES:
+            break
+        wanted = max(1, CONTIGUOUS_CHUNK_BYTES // inner)
+        chunks[axis] = next(c for c in range(wanted, 0, -1) if shape[axis] % c == 0)
+        if chunks[axis] > 1:
+            break
+    assert is_contiguous_chunking(shape, chunks) or 0 in shape
+    return tuple(chunks)
+
+
+def _chunk_index(dataset: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+    """Coordinates, filter masks, offsets and lengths of the chunks that were written."""
+    found: list[Any] = []
+    collect: Callable[[Any], None] = found.append
+    dataset.id.chunk_iter(collect)
+    count, ndim = len(found), dataset.ndim
+    starts, masks, offsets, lengths = zip(*found, strict=True) if found else ((), (), (), ())
+    coords = np.array(starts, dtype=np.int64).reshape(count, ndim) // np.array(dataset.chunks, dtype=np.int64)
+    # Chunks beyond the shape stay in the file when a dataset was made smaller.
+    inside = (coords < np.array(grid_shape(dataset.shape, dataset.chunks), dtype=np.int64)).all(axis=1)
+    columns = [np.array(column, dtype=np.int64)[inside] for column in (masks, offsets, lengths)]
+    return coords[inside].astype(np.uint32), columns[0], columns[1], columns[2]

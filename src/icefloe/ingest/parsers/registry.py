@@ -1,0 +1,131 @@
+"""Which format a source has, and its parser."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping
+
+from icefloe.errors import IcefloeError, ObjectNotFoundError, UnknownFormatError, UnsupportedError
+from icefloe.ingest.access import SourceAccess, local_path
+from icefloe.ingest.parsers.contract import OpenSource
+from icefloe.ingest.source_model import ParsedSource, SourceFailure, SourceFile, SourceSchema
+
+# Modules are loaded when a file of their format is met: each needs a library of its own.
+_PARSERS: Mapping[str, tuple[str, str, str]] = {
+    "hdf5": ("icefloe.ingest.parsers.hdf5", "Hdf5Source", "h5py"),
+    "netcdf3": ("icefloe.ingest.parsers.netcdf3", "NetCDF3Source", ""),
+    "zarr": ("icefloe.ingest.parsers.zarr_store", "ZarrSource", ""),
+    "kerchunk": ("icefloe.ingest.parsers.kerchunk", "KerchunkSource", ""),
+    "tiff": ("icefloe.ingest.parsers.geotiff", "GeoTiffSource", "tifffile"),
+    "grib": ("icefloe.ingest.parsers.grib", "GribSource", "eccodes"),
+}
+
+FORMATS = tuple(_PARSERS)
+
+_HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
+_TIFF_MAGICS = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
+
+
+def find_format(file: SourceFile, access: SourceAccess) -> str:
+    """The format of a source by its first bytes, or by what is in its folder."""
+    path = local_path(file.url)
+    if file.url.endswith("/") or (path is not None and path.is_dir()):
+        return _format_of_folder(file, access)
+    try:
+        start = access.read_ranges(file.url, [0], [min(file.size_bytes or 512, 512)])[0]
+    except ObjectNotFoundError:
+        return _format_of_folder(file, access)
+    if start.startswith(_HDF5_MAGIC):
+        return "hdf5"
+    if start[:3] == b"CDF" and start[3:4] in (b"\x01", b"\x02", b"\x05"):
+        return "netcdf3"
+    if start[:4] in _TIFF_MAGICS:
+        return "tiff"
+    if b"GRIB" in start[:64]:
+        return "grib"
+    if start.lstrip()[:1] == b"{":
+        return "kerchunk"
+    if _has_user_block(file, access):
+        return "hdf5"
+    shown = start[:8]
+    raise UnknownFormatError(
+        f"{file.url} starts with {shown!r}: none of the formats {', '.join(FORMATS)}"
+        + ("; the file is empty" if not start else ""),
+        url=file.url, reason="unknown format",
+    )  # fmt: skip
+
+
+def _format_of_folder(file: SourceFile, access: SourceAccess) -> str:
+    root = file.url.rstrip("/")
+    if any(access.exists(f"{root}/{name}") for name in ("zarr.json", ".zgroup", ".zarray")):
+        return "zarr"
+    if access.exists(f"{root}/.zmetadata"):
+        return "kerchunk"
+    raise UnknownFormatError(
+        f"{file.url} is neither a file nor a Zarr store nor a Kerchunk reference set", url=file.url,
+        reason="unknown format",
+    )  # fmt: skip
+
+
+def _has_user_block(file: SourceFile, access: SourceAccess) -> bool:
+    """HDF5 may start behind a block of the user's, at 512 bytes or a doubling of it."""
+    places = [512 << shift for shift in range(8) if (512 << shift) + 8 <= file.size_bytes]
+    if not places:
+        return False
+    return _HDF5_MAGIC in access.read_ranges(file.url, places, [p + 8 for p in places])
+
+
+def open_source(file: SourceFile, access: SourceAccess | None = None, *, format: str | None = None) -> OpenSource:
+    """Open a source with the parser of its format.
+
+    `format` names a parser instead of looking at the bytes: one of FORMATS, or `module:name` of a VirtualiZarr parser.
+    """
+    access = access or SourceAccess()
+    chosen = format or find_format(file, access)
+    if ":" in chosen:
+        module_name, class_name, library = "icefloe.ingest.parsers.virtualizarr", "VirtualiZarrSource", "virtualizarr"
+    elif chosen in _PARSERS:
+        module_name, class_name, library = _PARSERS[chosen]
+    else:
+        raise UnsupportedError(f"there is no parser {chosen!r}; there are {', '.join(FORMATS)}", url=file.url)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UnsupportedError(
+            f"{file.url} is a {chosen} source; reading it needs the package {library}: pip install 'icefloe[ingest]'",
+            url=file.url, format=chosen, reason=f"the package {library} is not installed",
+        ) from error  # fmt: skip
+    opener = getattr(module, class_name)
+    source: OpenSource = opener(file, access, chosen) if ":" in chosen else opener(file, access)
+    return source
+
+
+def parse_schema(file: SourceFile, access: SourceAccess | None = None, *, format: str | None = None) -> SourceSchema:
+    """The schema of one file."""
+    with open_source(file, access, format=format) as source:
+        return source.schema()
+
+
+def parse_source(
+    file: SourceFile,
+    access: SourceAccess | None = None,
+    *,
+    variables: Iterable[str] | None = None,
+    format: str | None = None,
+) -> ParsedSource:
+    """The schema and the chunk references of one file; variables that cannot be referenced have none."""
+    with open_source(file, access, format=format) as source:
+        schema = source.schema()
+        wanted = schema.variables if variables is None else {p: source.find_variable(p) for p in variables}
+        found = {path: source.references(v) for path, v in wanted.items() if v.not_virtual is None}
+        return ParsedSource(schema, found)
+
+
+def try_schema(
+    file: SourceFile, access: SourceAccess | None = None, *, format: str | None = None
+) -> SourceSchema | SourceFailure:
+    """The schema of one file, or why there is none; for first passes over many files."""
+    try:
+        return parse_schema(file, access, format=format)
+    except IcefloeError as error:
+        return SourceFailure(file, str(error), type(error).__name__)

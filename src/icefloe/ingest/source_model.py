@@ -1,0 +1,184 @@
+"""What a source file holds, as values: its variables, coordinates and groups."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from icefloe.model.chunk_table import ChunkTable
+
+Layout: TypeAlias = Literal["chunked", "contiguous", "records", "opaque"]
+"""How a variable's bytes lie in its file; `opaque` ones can only be read by value."""
+
+KEPT_COORDINATE_CELLS = 1 << 16
+"""Longer coordinates travel as a summary and are read from their files again when they are written."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file (or Zarr store, or reference set) to ingest, and which state of it was seen."""
+
+    url: str
+    size_bytes: int = 0
+    etag: str | None = None
+    last_modified: int | None = None
+    """Seconds since 1970."""
+
+    @property
+    def name(self) -> str:
+        return self.url.rstrip("/").rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceVariable:
+    """One array of a source, as its file stores it and as Zarr v3 would describe the same bytes."""
+
+    path: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    """numpy's spelling with byte order, or "string" for text of any length."""
+    chunks: tuple[int, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    fill_value: Any = None
+    """As zarr.json spells it; None asks for the type's zero."""
+    codecs: tuple[Mapping[str, Any], ...] = ()
+    layout: Layout = "chunked"
+    not_virtual: str | None = None
+    """Why its bytes cannot be referenced where they are; None when they can."""
+    is_stacked: bool = False
+    """The first dimension, of length one, is not in the file: files are stacked along it."""
+
+    @property
+    def name(self) -> str:
+        return self.path.rsplit("/", 1)[-1]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the decoded values; texts are guessed at 16 bytes each."""
+        item = 16 if self.dtype == "string" else np.dtype(self.dtype).itemsize
+        return int(np.prod(self.shape, dtype=np.int64)) * item
+
+    def in_file(self) -> SourceVariable:
+        """The variable as the file has it, without the dimension it is stacked along."""
+        if not self.is_stacked:
+            return self
+        return replace(self, dims=self.dims[1:], shape=self.shape[1:], chunks=self.chunks[1:], is_stacked=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinate:
+    """A one-dimensional (or scalar) coordinate: enough to put files in order, and its values when they are few."""
+
+    size: int
+    digest: str
+    first: Any
+    last: Any
+    direction: int
+    """1 ascending, -1 descending, 0 neither (or a single value)."""
+    step: float | None = None
+    """The common difference where the values are equally spaced."""
+    values: npt.NDArray[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSchema:
+    """A source without its chunk references; small, and all a plan needs."""
+
+    file: SourceFile
+    format: str
+    variables: Mapping[str, SourceVariable]
+    coordinates: Mapping[str, Coordinate] = field(default_factory=dict)
+    groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Attributes per group path; the root is the empty path."""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Members of the file that Zarr cannot hold, and why."""
+    referenced: tuple[str, ...] = ()
+    """Folders of the files it refers to, where those are not its own."""
+
+    def dimension_sizes(self) -> dict[str, int]:
+        """The length of every named dimension."""
+        sizes: dict[str, int] = {}
+        for variable in self.variables.values():
+            sizes.update(zip(variable.dims, variable.shape, strict=True))
+        return sizes
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """Where the chunks of a variable lie; chunks that cannot be referenced are named to be written by value."""
+
+    table: ChunkTable
+    by_value: npt.NDArray[np.uint32]
+    """uint32[n, ndim] chunk coordinates."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedSource:
+    """A source with the chunk references of its variables."""
+
+    schema: SourceSchema
+    references: Mapping[str, References]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFailure:
+    """A source that cannot be read, and why."""
+
+    file: SourceFile
+    reason: str
+    error: str
+    """Name of the error's class."""
+
+
+def summarise_coordinate(values: npt.NDArray[Any]) -> Coordinate:
+    """Order, spacing and fingerprint of a coordinate's values."""
+    flat = np.ascontiguousarray(values).reshape(-1)
+    digest = hashlib.blake2b(f"{flat.dtype.str}{flat.shape}".encode(), digest_size=16)
+    digest.update(flat.tobytes() if flat.dtype != object else repr(flat.tolist()).encode())
+    direction, step = 0, None
+    if flat.size > 1 and flat.dtype.kind in "iuf":
+        wide = flat.astype(np.float64) if flat.dtype.kind == "f" else flat.astype(np.int64)
+        differences = np.diff(wide)
+        direction = 1 if bool((differences > 0).all()) else -1 if bool((differences < 0).all()) else 0
+        mean = float(wide[-1] - wide[0]) / (flat.size - 1)
+        if direction and bool((np.abs(differences - mean) <= 1e-3 * abs(mean)).all()):
+            step = mean
+    return Coordinate(
+        size=int(flat.size),
+        digest=digest.hexdigest(),
+        first=flat[0].item() if flat.size else None,
+        last=flat[-1].item() if flat.size else None,
+        direction=direction,
+        step=step,
+        values=flat if flat.size <= KEPT_COORDINATE_CELLS else None,
+    )
+
+
+def intern_schemas(schemas: Iterable[SourceSchema]) -> list[SourceSchema]:
+    """The same schemas, sharing equal variables, coordinates and groups, so that many alike files cost little."""
+    variables: dict[bytes, SourceVariable] = {}
+    coordinates: dict[str, Coordinate] = {}
+    mappings: dict[bytes, Any] = {}
+
+    def share(value: Any) -> Any:
+        return mappings.setdefault(pickle.dumps(value), value)
+
+    shared: list[SourceSchema] = []
+    for schema in schemas:
+        shared.append(
+            replace(
+                schema,
+                variables={p: variables.setdefault(pickle.dumps(v), v) for p, v in schema.variables.items()},
+                coordinates={p: coordinates.setdefault(c.digest, c) for p, c in schema.coordinates.items()},
+                groups=share(dict(schema.groups)),
+                skipped=share(dict(schema.skipped)),
+            )
+        )
+    return shared

@@ -1,0 +1,138 @@
+"""zarr.json documents of groups and arrays, built and checked by zarr's own metadata classes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.metadata.v3 import ArrayV3Metadata
+from zarr.dtype import parse_dtype
+
+from icefloe.errors import InvalidInputError, UnsupportedError
+
+TEXT_CODECS: tuple[Mapping[str, Any], ...] = ({"name": "vlen-utf8"},)
+
+
+def data_type_document(dtype: str) -> Any:
+    """The `data_type` member of zarr.json for a numpy type or "string"."""
+    if dtype == "string":
+        return "string"
+    try:
+        # np.dtype(float128) has no Zarr name; neither do objects and structures.
+        return parse_dtype(np.dtype(dtype), zarr_format=3).to_json(zarr_format=3)
+    except (ValueError, TypeError) as error:
+        raise UnsupportedError(f"Zarr v3 has no data type for {dtype}", dtype=dtype) from error
+
+
+def fill_value_document(dtype: str, value: Any) -> Any:
+    """The `fill_value` member of zarr.json; None becomes the type's zero."""
+    if dtype == "string":
+        return "" if value is None else str(value)
+    numpy_type = np.dtype(dtype)
+    zarr_type = parse_dtype(numpy_type, zarr_format=3)
+    scalar = numpy_type.type() if value is None else np.asarray(value).astype(numpy_type).reshape(())[()]
+    if numpy_type.kind == "M" and value is None:
+        scalar = np.datetime64("NaT")
+    return zarr_type.to_json_scalar(scalar, zarr_format=3)
+
+
+def bytes_codec(dtype: str) -> dict[str, Any]:
+    """The array-to-bytes codec of raw values in the byte order of the type."""
+    numpy_type = np.dtype(dtype)
+    if numpy_type.itemsize == 1 or numpy_type.kind == "S":
+        return {"name": "bytes"}
+    big = numpy_type.byteorder == ">" or (numpy_type.byteorder == "=" and not np.little_endian)
+    return {"name": "bytes", "configuration": {"endian": "big" if big else "little"}}
+
+
+def array_document(
+    *,
+    shape: Sequence[int],
+    dtype: str,
+    chunks: Sequence[int],
+    codecs: Sequence[Mapping[str, Any]],
+    fill_value: Any,
+    attributes: Mapping[str, Any],
+    dims: Sequence[str] | None,
+) -> bytes:
+    """A checked array document. `fill_value` is given as zarr.json spells it."""
+    document = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(shape),
+        "data_type": data_type_document(dtype),
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [max(1, int(c)) for c in chunks]}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": fill_value,
+        "codecs": [dict(codec) for codec in codecs],
+        "attributes": dict(attributes),
+        "dimension_names": None if dims is None else list(dims),
+    }
+    try:
+        metadata = ArrayV3Metadata.from_dict(document)
+        return metadata.to_buffer_dict(default_buffer_prototype())["zarr.json"].to_bytes()
+    except (ValueError, TypeError, KeyError) as error:
+        raise InvalidInputError(f"zarr does not accept the array description: {error}", document=document) from error
+
+
+def group_document(attributes: Mapping[str, Any]) -> bytes:
+    """A group document."""
+    return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}, indent=2).encode()
+
+
+def json_value(value: Any) -> Any:
+    """An attribute's value as JSON can hold it; numbers that JSON lacks become their names."""
+    if isinstance(value, np.ndarray):
+        return json_value(value.reshape(-1)[0]) if value.size == 1 else [json_value(v) for v in value.reshape(-1)]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bytes):
+        return value.rstrip(b"\x00").decode("utf-8", errors="replace")
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, (list, tuple)):
+        return [json_value(v) for v in value]
+    if isinstance(value, Mapping):
+        return {str(k): json_value(v) for k, v in value.items()}
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    return str(value)
+
+
+def fill_attribute(dtype: str, value: Any) -> Any:
+    """`_FillValue` as xarray keeps it beside a Zarr v3 array: floats as base64 of a little-endian double."""
+    numpy_type = np.dtype(dtype) if dtype != "string" else None
+    if numpy_type is None or numpy_type.kind in "SU":
+        text = value if isinstance(value, bytes) else str(value).encode()
+        return base64.standard_b64encode(text).decode()
+    if numpy_type.kind == "f":
+        return base64.standard_b64encode(struct.pack("<d", float(value))).decode()
+    return int(value)
+
+
+def parse_fill_attribute(dtype: str, value: Any) -> Any:
+    """Undo fill_attribute."""
+    if isinstance(value, str) and dtype != "string" and np.dtype(dtype).kind == "f":
+        try:
+            return struct.unpack("<d", base64.standard_b64decode(value))[0]
+        except (ValueError, struct.error) as error:
+            raise InvalidInputError(f"the _FillValue {value!r} is not a number in base64") from error
+    return value
+
+
+def attribute_pairs(attributes: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """A variable's attributes as JSON, with `_FillValue` in xarray's spelling."""
+    pairs = {str(k): json_value(v) for k, v in attributes.items()}
+    if "_FillValue" in attributes:
+        value = np.asarray(attributes["_FillValue"]).reshape(-1)
+        if value.size:
+            pairs["_FillValue"] = fill_attribute(dtype, value[0])
+        else:
+            del pairs["_FillValue"]
+    return pairs

@@ -1,0 +1,154 @@
+"""NetCDF4 and HDF5 files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import netCDF4
+import numpy as np
+import pytest
+
+from icefloe.errors import FormatError, ObjectNotFoundError, UnknownFormatError
+from icefloe.ingest.access import normalise_url
+from icefloe.ingest.parsers.registry import open_source, parse_schema, parse_source, try_schema
+from icefloe.ingest.source_model import SourceFailure, SourceFile
+
+
+def _write_netcdf4(path: Path) -> None:
+    rng = np.random.default_rng(1)
+    with netCDF4.Dataset(path, "w") as file:
+        file.title = "trial"
+        file.createDimension("time", None)
+        file.createDimension("lat", 13)
+        file.createDimension("nv", 2)
+        time = file.createVariable("time", "f8", ("time",))
+        time.units = "hours since 2000-01-01"
+        time[:] = np.arange(10.0)
+        file.createVariable("lat", "f4", ("lat",))[:] = np.linspace(-60, 60, 13)
+        packed = file.createVariable(
+            "packed", "i2", ("time", "lat"), zlib=True, shuffle=True, fletcher32=True, chunksizes=(4, 5), fill_value=-9
+        )
+        packed.set_auto_maskandscale(False)
+        packed.scale_factor = 0.5
+        packed[:] = rng.integers(-100, 100, (10, 13))
+        file.createVariable("zs", "f4", ("time", "lat"), compression="zstd", chunksizes=(3, 13))[:] = rng.random(
+            (10, 13)
+        )
+        file.createVariable("bz", "i4", ("time", "lat"), compression="bzip2", chunksizes=(3, 13))[:] = 7
+        file.createVariable("bounds", "f8", ("lat", "nv"))[:] = rng.random((13, 2))
+        file.createVariable("big", ">f4", ("lat",), endian="big")[:] = rng.random(13)
+        file.createVariable("name", str, ("nv",))[:] = np.array(["north", "söuth"], object)
+        file.createVariable("crs", "i4", ())[...] = 3
+        file.createVariable("never_written", "f4", ("time", "lat"), chunksizes=(5, 5))
+        group = file.createGroup("deep").createGroup("er")
+        group.createVariable("q", "f4", ("lat",), zlib=True)[:] = rng.random(13)
+
+
+def test_references_of_a_netcdf4_file_decode_to_its_values(
+    tmp_path: Path, describe: Any, check_references: Any
+) -> None:
+    _write_netcdf4(tmp_path / "a.nc")
+    schema = check_references(describe(tmp_path / "a.nc"))
+    assert schema.variables["packed"].dims == ("time", "lat")
+    assert schema.variables["packed"].chunks == (4, 5)
+    assert schema.variables["packed"].attributes == {"_FillValue": -9, "scale_factor": 0.5}
+    assert schema.variables["deep/er/q"].dims == ("lat",)
+    assert schema.variables["name"].not_virtual is not None
+    assert set(schema.groups) == {"", "deep", "deep/er"}
+    assert schema.groups[""] == {"title": "trial"}
+    assert schema.coordinates["time"].step == 1.0 and schema.coordinates["time"].direction == 1
+    assert "nv" not in schema.variables
+
+
+def test_a_chunk_that_skipped_its_filter_is_written_by_value(
+    tmp_path: Path, describe: Any, check_references: Any
+) -> None:
+    path = tmp_path / "a.h5"
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64), dtype=np.uint8)
+    noise[:32] = 3
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=noise, chunks=(32, 32), compression="gzip")
+        # A chunk written past the filters carries a mask that says so.
+        file["x"].id.write_direct_chunk((32, 32), noise[32:, 32:].tobytes(), filter_mask=1)
+    check_references(describe(path))
+    found = parse_source(describe(path)).references["x"]
+    assert len(found.table) + len(found.by_value) == 4
+    assert [1, 1] in found.by_value.tolist()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"chunks": (7, 5)}, {"chunks": (7, 5), "compression": "lzf"}, {"chunks": (10, 10), "scaleoffset": 3}],
+)
+def test_plain_hdf5_gets_numbered_dimensions(
+    tmp_path: Path, describe: Any, check_references: Any, options: dict[str, Any]
+) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.arange(200).reshape(10, 20), **options)
+        file.create_dataset("square", data=np.arange(16).reshape(4, 4))
+    schema = check_references(describe(path))
+    assert len(set(schema.variables["square"].dims)) == 2
+    assert (schema.variables["x"].not_virtual is None) == (
+        "compression" not in options and "scaleoffset" not in options
+    )
+
+
+def test_compact_strings_enums_and_odd_types_are_described_or_left_out(
+    tmp_path: Path, describe: Any, check_references: Any
+) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("flags", data=np.array([True, False]))
+        file.create_dataset("codes", data=[0, 1], dtype=h5py.enum_dtype({"A": 0, "B": 1}, basetype="u1"))
+        file.create_dataset("fixed", data=np.array([b"ab", b"c"]))
+        file.create_dataset("wave", data=np.array([1 + 2j], dtype="c8"))
+        file.create_dataset("pair", data=np.zeros(2, dtype=[("a", "i4"), ("b", "f4")]))
+        file.create_dataset("nothing", data=h5py.Empty("f4"))
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_layout(h5py.h5d.COMPACT)
+        space = h5py.h5s.create_simple((5,))
+        h5py.h5d.create(file.id, b"compact", h5py.h5t.NATIVE_INT32, space, plist)
+        file["compact"][:] = np.arange(5)
+    schema = check_references(describe(path))
+    assert set(schema.skipped) == {"pair", "nothing"}
+    assert schema.variables["flags"].dtype == "|b1"
+    assert len(parse_source(describe(path)).references["compact"].by_value) == 1
+
+
+def test_a_truncated_file_is_named_with_its_reason(tmp_path: Path, describe: Any) -> None:
+    _write_netcdf4(tmp_path / "a.nc")
+    data = (tmp_path / "a.nc").read_bytes()
+    (tmp_path / "cut.nc").write_bytes(data[: len(data) // 2])
+    with pytest.raises(FormatError, match=r"cut\.nc.*truncated"):
+        parse_schema(describe(tmp_path / "cut.nc"))
+    failure = try_schema(describe(tmp_path / "cut.nc"))
+    assert isinstance(failure, SourceFailure) and failure.error == "FormatError"
+
+
+def test_files_of_no_format_and_missing_files_are_told_apart(tmp_path: Path, describe: Any) -> None:
+    (tmp_path / "a.nc").write_bytes(b"not a file of data")
+    (tmp_path / "empty.nc").write_bytes(b"")
+    for name in ("a.nc", "empty.nc"):
+        with pytest.raises(UnknownFormatError, match=name):
+            parse_schema(describe(tmp_path / name))
+    with pytest.raises(ObjectNotFoundError, match="gone"):
+        open_source(SourceFile(normalise_url(tmp_path / "gone.nc"), 10), format="hdf5")
+
+
+def test_a_file_behind_a_user_block_is_read(tmp_path: Path, describe: Any, check_references: Any) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w", userblock_size=1024) as file:
+        file.create_dataset("x", data=np.arange(100.0), chunks=(10,), compression="gzip")
+        file.create_dataset("y", data=np.arange(100.0))
+    check_references(describe(path))
+
+
+def test_large_contiguous_data_are_cut_into_runs(tmp_path: Path, describe: Any, check_references: Any) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.arange(20 * 1000 * 1000, dtype="f8").reshape(20, 1000, 1000))
+    schema = check_references(describe(path))
+    assert schema.variables["x"].chunks[0] < 20 and schema.variables["x"].chunks[1:] == (1000, 1000)
