@@ -17,11 +17,11 @@ def dump_json(value: Json) -> bytes:
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except ValueError:
-        text = json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text = json.dumps(finite_json(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     try:
         return text.encode()
     except UnicodeEncodeError:
-        return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False).encode()
+        return json.dumps(finite_json(value), separators=(",", ":"), allow_nan=False).encode()
 
 
 def load_json(data: bytes, what: str) -> Json:
@@ -54,11 +54,12 @@ def load_time(text: Json, what: str) -> dt.datetime:
         raise FormatError(f"{what} is not an RFC 3339 time: {str(text)[:80]!r}") from error
 
 
-def _finite(value: Json) -> Json:
+def finite_json(value: Json) -> Json:
+    """The value with NaN and the infinities as text, as it comes back from dump_json."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite_json(item) for item in value]
     return value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import random
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,12 +35,13 @@ from icefloe.formats.dataset.state import (
 from icefloe.formats.strict_json import dump_json
 from icefloe.ids import ObjectId, new_object_id
 from icefloe.ledger.contract import Ledger, StoredConfig, Tip
+from icefloe.ledger.names import MAIN, check_name, check_new_name
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.storage.contract import Storage, Version
+from icefloe.storage.retries import RetryPolicy
 
-MAIN = "main"
-_ATTEMPTS = 100
-_LONGEST_PAUSE_SECONDS = 1.0
+_CONTENTION = RetryPolicy(max_tries=100, initial_backoff_ms=2, max_backoff_ms=500)
+"""In every round that is lost somebody else changed the state, so a hundred rounds are many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class DatasetLedger(Ledger):
         await self._create_ref(tag, StateRef(snapshot_id, "tag"))
 
     async def _create_ref(self, name: str, ref: StateRef) -> None:
-        check_ref_name(name)
+        check_new_name(name, ref.type)
 
         def plan(state: State) -> State:
             if name in state.refs:
@@ -209,7 +209,7 @@ class DatasetLedger(Ledger):
 
     async def _update(self, plan: Callable[[State], State | None], known: SeenState | None = None) -> SeenState:
         """Replace the state by what `plan` makes of it, again when somebody else was faster; None changes nothing."""
-        for attempt in range(_ATTEMPTS):
+        for pause in _CONTENTION.pauses():
             seen = known or await self.fetch()
             known = None
             planned = plan(seen.state)
@@ -222,11 +222,13 @@ class DatasetLedger(Ledger):
             try:
                 version = await self.storage.swap(STATE_KEY, encode_state(fresh), seen.version)
             except VersionMismatchError:
-                await asyncio.sleep(random.uniform(0, min(_LONGEST_PAUSE_SECONDS, 0.002 * 2**attempt)))
+                await asyncio.sleep(pause)
                 continue
             self._seen = SeenState(fresh, version)
             return self._seen
-        raise StorageError(f"{STATE_KEY} in {self.storage.url} changed {_ATTEMPTS} times while it was to be replaced")
+        raise StorageError(
+            f"{STATE_KEY} in {self.storage.url} changed in each of {_CONTENTION.max_tries} rounds; try again"
+        )
 
 
 def plan_expiry(state: State, dropped: frozenset[ObjectId]) -> State | None:
@@ -253,14 +255,8 @@ def plan_expiry(state: State, dropped: frozenset[ObjectId]) -> State | None:
     return dataclasses.replace(state, snapshots=kept)
 
 
-def check_ref_name(name: str) -> None:
-    """Refuse a name that no ref can have."""
-    if not name or "/" in name or "\0" in name:
-        raise InvalidInputError(f"{name!r} is not a name for a branch or tag: it is empty or holds '/' or a zero byte")
-
-
 def _find_ref(state: State, name: str, kind: RefType) -> ObjectId:
-    ref = state.refs.get(name)
+    ref = state.refs.get(check_name(name, kind))
     if ref is None or ref.type != kind:
         raise RefNotFoundError(
             f"no {kind} named {name!r}; there are: {', '.join(sorted(_names(state, kind))) or 'none'}"

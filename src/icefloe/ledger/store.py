@@ -1,0 +1,229 @@
+"""Refs and history of the generation `store`: a commit is the creation of the next branch file under `r/`.
+
+As in later generations no branch file is ever replaced or removed: a deleted branch ends with a file that says so, created
+like a commit, so that of a commit and a deletion at the same time exactly one comes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from icefloe.archive.files import Archive
+from icefloe.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    RefNotFoundError,
+    StorageError,
+    UnsupportedError,
+    VersionMismatchError,
+)
+from icefloe.formats.store.reference_file import (
+    EXTENSION,
+    Reference,
+    decode_reference,
+    encode_reference,
+    find_sequence,
+    sequence_name,
+)
+from icefloe.formats.strict_json import dump_json, load_object
+from icefloe.ids import ObjectId, new_object_id
+from icefloe.ledger.contract import Ledger, StoredConfig, Tip
+from icefloe.ledger.history_walk import walk_history
+from icefloe.ledger.names import MAIN, check_name, check_new_name
+from icefloe.model.snapshot import Snapshot, SnapshotInfo
+from icefloe.storage.contract import Storage
+from icefloe.storage.retries import RetryPolicy
+
+REFS = "r/"
+CONFIG_KEY = "config.json"
+_DELETED = "icefloe-deleted"
+_UPDATE = "icefloe-update"
+_CONTENTION = RetryPolicy(max_tries=100, initial_backoff_ms=2, max_backoff_ms=500)
+"""In every round that is lost somebody else moved the branch, so a hundred rounds are many."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Newest:
+    """The newest file of a branch."""
+
+    sequence: int
+    reference: Reference
+
+    @property
+    def deleted(self) -> bool:
+        return self.reference.properties.get(_DELETED) is True
+
+
+class StoreLedger(Ledger):
+    """The refs of one store. `Tip.mark` is the sequence number of the newest branch file."""
+
+    def __init__(self, storage: Storage, archive: Archive) -> None:
+        self.storage = storage
+        self.archive = archive
+
+    async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
+        try:
+            await self._create_file(MAIN, 0, initial.id)
+        except AlreadyExistsError as error:
+            raise AlreadyExistsError(f"there is a store at {self.storage.url} already") from error
+        if config is not None:
+            await self.save_config(config, None)
+
+    async def fetch_tip(self, branch: str) -> Tip:
+        newest = await self._require_newest(branch)
+        return Tip(newest.reference.snapshot_id, newest.sequence)
+
+    async def _require_newest(self, branch: str) -> _Newest:
+        newest = await self._find_newest(check_name(branch, "branch"))
+        if newest is None or newest.deleted:
+            raise RefNotFoundError(f"no branch {branch!r}; `icefloe branch` lists those there are", name=branch)
+        return newest
+
+    async def _find_newest(self, branch: str) -> _Newest | None:
+        """The newest file of a branch, deleted or not; None when there never was one."""
+        folder = f"{REFS}{branch}/"
+        async for page in self.storage.list(folder):
+            for item in page:
+                sequence = find_sequence(item.key.removeprefix(folder))
+                if sequence is not None:
+                    return _Newest(sequence, decode_reference(await self.storage.get(item.key)))
+        return None
+
+    async def fetch_tag(self, tag: str) -> ObjectId:
+        try:
+            data = await self.storage.get(_tag_key(check_name(tag, "tag")))
+        except ObjectNotFoundError as error:
+            raise RefNotFoundError(f"no tag {tag!r}; `icefloe tag` lists those there are", name=tag) from error
+        return decode_reference(data).snapshot_id
+
+    async def list_branches(self) -> set[str]:
+        names = [name[:-1] for name in await self.storage.list_names(REFS) if name.endswith("/")]
+        newest = await asyncio.gather(*(self._find_newest(name) for name in names))
+        return {name for name, found in zip(names, newest, strict=True) if found is not None and not found.deleted}
+
+    async def list_tags(self) -> set[str]:
+        names = await self.storage.list_names(REFS)
+        return {name.removesuffix(EXTENSION) for name in names if name.endswith(EXTENSION)}
+
+    async def advance(self, branch: str, tip: Tip, snapshot: Snapshot, *, amends: ObjectId | None = None) -> Tip:
+        check_name(branch, "branch")
+        sequence = tip.mark
+        for pause in _CONTENTION.pauses():
+            try:
+                await self._create_file(branch, sequence + 1, snapshot.id)
+                return Tip(snapshot.id, sequence + 1)
+            except AlreadyExistsError:
+                current = await self.fetch_tip(branch)
+            if current.snapshot_id != tip.snapshot_id:
+                raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current.snapshot_id)
+            sequence = current.mark
+            await asyncio.sleep(pause)
+        raise _contended(branch)
+
+    async def _create_file(self, branch: str, sequence: int, snapshot_id: ObjectId, *, deleted: bool = False) -> None:
+        """Take a sequence number; AlreadyExistsError when somebody else did."""
+        reference = _new_reference(snapshot_id, {_DELETED: True} if deleted else {})
+        await self.storage.create(f"{REFS}{branch}/{sequence_name(sequence)}", encode_reference(reference))
+
+    async def record_detached(self, snapshot: Snapshot) -> None:
+        """Nothing to do: a snapshot is known by its file."""
+
+    async def create_branch(self, branch: str, snapshot_id: ObjectId) -> None:
+        _check_new_branch(branch)
+        newest = await self._find_newest(branch)
+        try:
+            if newest is not None and not newest.deleted:
+                raise AlreadyExistsError(f"the newest file is number {newest.sequence}")
+            await self._create_file(branch, 0 if newest is None else newest.sequence + 1, snapshot_id)
+        except AlreadyExistsError as error:
+            raise AlreadyExistsError(f"branch {branch!r} exists already; reset_branch moves it", name=branch) from error
+
+    async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> None:
+        for pause in _CONTENTION.pauses():
+            newest = await self._require_newest(branch)
+            standing = newest.reference.snapshot_id
+            if expected is not None and standing != expected:
+                raise ConflictError(expected_parent=expected, actual_parent=standing)
+            if standing == snapshot_id:
+                return
+            try:
+                return await self._create_file(branch, newest.sequence + 1, snapshot_id)
+            except AlreadyExistsError:
+                await asyncio.sleep(pause)
+        raise _contended(branch)
+
+    async def delete_branch(self, branch: str) -> None:
+        if branch == MAIN:
+            raise InvalidInputError("the branch main cannot be deleted: it is what makes the place a repository")
+        for pause in _CONTENTION.pauses():
+            newest = await self._require_newest(branch)
+            try:
+                return await self._create_file(
+                    branch, newest.sequence + 1, newest.reference.snapshot_id, deleted=True
+                )  # fmt: skip
+            except AlreadyExistsError:
+                await asyncio.sleep(pause)
+        raise _contended(branch)
+
+    async def create_tag(self, tag: str, snapshot_id: ObjectId) -> None:
+        check_new_name(tag, "tag")
+        try:
+            await self.storage.create(_tag_key(tag), encode_reference(_new_reference(snapshot_id, {})))
+        except AlreadyExistsError as error:
+            raise AlreadyExistsError(f"tag {tag!r} exists already; tags never move", name=tag) from error
+
+    async def delete_tag(self, tag: str) -> None:
+        await self.fetch_tag(tag)
+        raise UnsupportedError(f"tag {tag!r} cannot be deleted: tags of the generation `store` stay for ever")
+
+    def ancestry(self, snapshot_id: ObjectId) -> AsyncIterator[SnapshotInfo]:
+        return walk_history(self.archive, snapshot_id)
+
+    async def fetch_info(self, snapshot_id: ObjectId) -> SnapshotInfo:
+        return (await self.archive.fetch_snapshot(snapshot_id)).info
+
+    async def fetch_config(self) -> StoredConfig:
+        try:
+            found = await self.storage.get_versioned(CONFIG_KEY)
+        except ObjectNotFoundError:
+            return StoredConfig(None)
+        return StoredConfig(load_object(found.data, CONFIG_KEY), found.version)
+
+    async def save_config(self, document: Mapping[str, Any], mark: Any) -> None:
+        data = dump_json(dict(document))
+        try:
+            if mark is None:
+                await self.storage.create(CONFIG_KEY, data, unique=False)
+            else:
+                await self.storage.swap(CONFIG_KEY, data, mark, unique=False)
+        except (AlreadyExistsError, VersionMismatchError, ObjectNotFoundError) as error:
+            raise ConflictError("the stored configuration changed since it was read; fetch it, then save") from error
+
+
+def _tag_key(tag: str) -> str:
+    return f"{REFS}{tag}{EXTENSION}"
+
+
+def _check_new_branch(branch: str) -> None:
+    check_new_name(branch, "branch")
+    if branch.endswith(EXTENSION):
+        raise InvalidInputError(
+            f"{branch!r} is not a branch name: the file of the tag {branch.removesuffix(EXTENSION)!r} has that name"
+        )
+
+
+def _new_reference(snapshot_id: ObjectId, properties: Mapping[str, Any]) -> Reference:
+    # A text of its own makes every file unique, so that a lost answer can be settled by reading back.
+    return Reference(snapshot_id, dt.datetime.now(dt.UTC), {**properties, _UPDATE: new_object_id()})
+
+
+def _contended(branch: str) -> StorageError:
+    return StorageError(
+        f"branch {branch!r} was moved by others in each of {_CONTENTION.max_tries} rounds; try again", name=branch
+    )

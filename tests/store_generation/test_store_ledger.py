@@ -1,0 +1,212 @@
+"""Branch and tag files of `store`: sequence numbers, races, refs, history and configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import datetime as dt
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from icefloe.archive.files import Archive
+from icefloe.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    FormatError,
+    InvalidInputError,
+    RefNotFoundError,
+    SnapshotNotFoundError,
+    UnsupportedError,
+)
+from icefloe.formats.store import FORMAT
+from icefloe.formats.store.schemas import load_schema
+from icefloe.ids import new_object_id
+from icefloe.ledger.store import StoreLedger
+from icefloe.model.snapshot import Snapshot
+from icefloe.storage.contract import Storage
+from icefloe.storage.local import LocalStorage
+from icefloe.storage.memory import MemoryStorage
+
+START = dt.datetime(2024, 9, 18, 12, tzinfo=dt.UTC)
+KEPT = 3
+"""How many ancestors these snapshots quote; the engine quotes more."""
+
+
+@pytest.fixture(params=["memory", "local"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    return MemoryStorage() if request.param == "memory" else LocalStorage(tmp_path / "store")
+
+
+def make_snapshot(parent: Snapshot | None, number: int = 0, **metadata: Any) -> Snapshot:
+    history = () if parent is None else (parent.info, *parent.history)
+    return Snapshot(
+        new_object_id(16), None if parent is None else parent.id, START - dt.timedelta(hours=number), f"commit {number}",
+        metadata, {}, {}, history=history[:KEPT], total_ancestors=0 if parent is None else (parent.total_ancestors or 0) + 1,
+        started_at=START,
+    )  # fmt: skip
+
+
+async def make_ledger(storage: Storage, config: dict[str, Any] | None = None) -> tuple[StoreLedger, Snapshot]:
+    archive = Archive(storage, FORMAT)
+    initial = make_snapshot(None)
+    await archive.flush_snapshot(initial)
+    ledger = StoreLedger(storage, archive)
+    await ledger.create(initial, config)
+    return ledger, initial
+
+
+async def commit(ledger: StoreLedger, branch: str, number: int) -> Snapshot:
+    tip = await ledger.fetch_tip(branch)
+    snapshot = make_snapshot(await ledger.archive.fetch_snapshot(tip.snapshot_id), number, author=number)
+    await ledger.archive.flush_snapshot(snapshot)
+    await ledger.advance(branch, tip, snapshot)
+    return snapshot
+
+
+async def check_schemas(storage: Storage) -> list[str]:
+    """Every file is valid against its schema; their keys."""
+    keys = []
+    async for page in storage.list(""):
+        for item in page:
+            schema = {"r/": "reference", "s/": "snapshot", "m/": "manifest"}.get(item.key[:2])
+            if schema is not None:
+                # Not jsonschema.validate: the specification's own schema has an empty list that draft 7 does not allow.
+                checker = jsonschema.Draft7Validator(load_schema(schema))  # type: ignore[arg-type]
+                checker.validate(json.loads(await storage.get(item.key)))
+            keys.append(item.key)
+    return keys
+
+
+async def test_only_one_creates_a_store_and_files_have_their_names(storage: Storage) -> None:
+    ledger, initial = await make_ledger(storage)
+    with pytest.raises(AlreadyExistsError):
+        await ledger.create(make_snapshot(None), None)
+    first = await commit(ledger, "main", 1)
+    await ledger.create_tag("v1", first.id)
+    keys = await check_schemas(storage)
+    assert sorted(keys) == sorted(
+        ["r/main/ZZZZZZZY.json", "r/main/ZZZZZZZZ.json", "r/v1.json", f"s/{initial.id}.json", f"s/{first.id}.json"]
+    )
+    assert len(initial.id) == 26
+
+
+async def test_history_goes_on_in_the_file_of_the_last_quoted_ancestor(storage: Storage) -> None:
+    ledger, initial = await make_ledger(storage)
+    made = [initial] + [await commit(ledger, "main", n) for n in range(1, 11)]
+    archive = Archive(storage, FORMAT)
+    infos = [info async for info in StoreLedger(storage, archive).ancestry(made[-1].id)]
+    assert infos == [snapshot.info for snapshot in reversed(made)]
+    # Ten ancestors, three in each file.
+    assert archive._snapshots.misses == 4
+    assert await ledger.fetch_info(made[4].id) == made[4].info
+    with pytest.raises(SnapshotNotFoundError):
+        await ledger.fetch_info(new_object_id(16))
+
+
+async def test_a_stale_tip_conflicts_only_when_the_branch_moved(storage: Storage) -> None:
+    ledger, initial = await make_ledger(storage)
+    tip = await ledger.fetch_tip("main")
+    first = await commit(ledger, "main", 1)
+    with pytest.raises(ConflictError) as caught:
+        await ledger.advance("main", tip, make_snapshot(initial, 2))
+    assert (caught.value.expected_parent, caught.value.actual_parent) == (initial.id, first.id)
+    await ledger.reset_branch("main", initial.id, first.id)
+    moved = await ledger.advance("main", tip, make_snapshot(initial, 3))
+    assert moved.mark == 3
+
+
+async def test_racing_writers_lose_no_commit(storage: Storage) -> None:
+    ledger, _ = await make_ledger(storage)
+
+    async def writer(number: int) -> None:
+        own = StoreLedger(storage, ledger.archive)
+        while True:
+            try:
+                await commit(own, "main", number)
+            except ConflictError:
+                await asyncio.sleep(0)
+                continue
+            return
+
+    await asyncio.gather(*(writer(n) for n in range(12)))
+    tip = await ledger.fetch_tip("main")
+    assert tip.mark == 12
+    messages = [info.message async for info in ledger.ancestry(tip.snapshot_id)]
+    assert sorted(messages) == sorted(["commit 0", *(f"commit {n}" for n in range(12))])
+
+
+async def test_refs_are_created_reset_and_deleted_with_clear_errors(storage: Storage) -> None:
+    ledger, initial = await make_ledger(storage)
+    first = await commit(ledger, "main", 1)
+    await ledger.create_branch("dev é%", initial.id)
+    await ledger.create_tag("dev é%", first.id)
+    assert await ledger.list_branches() == {"main", "dev é%"}
+    assert await ledger.list_tags() == {"dev é%"}
+    assert await ledger.fetch_tag("dev é%") == first.id
+    for create in (ledger.create_branch, ledger.create_tag):
+        with pytest.raises(AlreadyExistsError):
+            await create("dev é%", initial.id)
+        with pytest.raises(InvalidInputError):
+            await create("a/b", initial.id)
+    with pytest.raises(InvalidInputError, match="tag"):
+        await ledger.create_branch("v1.json", initial.id)
+    with pytest.raises(ConflictError):
+        await ledger.reset_branch("dev é%", first.id, first.id)
+    await ledger.reset_branch("dev é%", first.id, initial.id)
+    assert (await ledger.fetch_tip("dev é%")).snapshot_id == first.id
+    with pytest.raises(UnsupportedError):
+        await ledger.delete_tag("dev é%")
+    with pytest.raises(RefNotFoundError):
+        await ledger.delete_tag("nothing")
+    with pytest.raises(InvalidInputError):
+        await ledger.delete_branch("main")
+    await check_schemas(storage)
+
+
+async def test_a_deleted_branch_is_gone_until_it_is_made_again(storage: Storage) -> None:
+    ledger, initial = await make_ledger(storage)
+    await ledger.create_branch("dev", initial.id)
+    tip = await ledger.fetch_tip("dev")
+    await ledger.delete_branch("dev")
+    assert await ledger.list_branches() == {"main"}
+    with pytest.raises(RefNotFoundError):
+        await ledger.fetch_tip("dev")
+    with pytest.raises(RefNotFoundError):
+        await ledger.delete_branch("dev")
+    with pytest.raises(RefNotFoundError):
+        await ledger.advance("dev", tip, make_snapshot(initial, 1))
+    await ledger.create_branch("dev", initial.id)
+    assert (await ledger.fetch_tip("dev")).mark == 2
+    await check_schemas(storage)
+
+
+async def test_the_configuration_is_replaced_only_when_it_is_the_one_that_was_read(storage: Storage) -> None:
+    ledger, _ = await make_ledger(storage)
+    assert (await ledger.fetch_config()).document is None
+    await ledger.save_config({"inline": 1}, None)
+    stored = await ledger.fetch_config()
+    await ledger.save_config({"inline": 2}, stored.mark)
+    for mark in (stored.mark, None):
+        with pytest.raises(ConflictError):
+            await ledger.save_config({"inline": 3}, mark)
+    assert (await ledger.fetch_config()).document == {"inline": 2}
+
+
+async def test_an_amended_commit_takes_the_place_of_the_old_one(storage: Storage) -> None:
+    ledger, initial = await make_ledger(storage)
+    old = await commit(ledger, "main", 1)
+    better = dataclasses.replace(make_snapshot(initial, 2), message="better")
+    await ledger.archive.flush_snapshot(better)
+    await ledger.advance("main", await ledger.fetch_tip("main"), better, amends=old.id)
+    assert [info.message async for info in ledger.ancestry(better.id)] == ["better", "commit 0"]
+
+
+async def test_a_broken_branch_file_is_an_error_not_an_older_state(storage: Storage) -> None:
+    ledger, _ = await make_ledger(storage)
+    await storage.create("r/main/ZZZZZZZY.json", b"{")
+    with pytest.raises(FormatError):
+        await ledger.fetch_tip("main")
