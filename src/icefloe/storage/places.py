@@ -327,7 +327,7 @@ class HttpPlace(Place):
         # The scheme of the address was chosen by the caller, who saw it.
         plain = self.base_url.startswith("http://")
         return HTTPStore(
-            self.base_url,
+            self.base_url.rstrip("/"),
             client_options=client_options(allow_http=plain, stream_timeout_seconds=None, headers=self.headers) | client,
             retry_config=retry_config(retries),
         )

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import itertools
-import os
 import secrets
-import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import obstore
-from obstore.exceptions import PreconditionError
+from obstore.exceptions import NotSupportedError, PreconditionError
 
 from icefloe.errors import (
     ReadOnlyError,
@@ -20,17 +18,15 @@ from icefloe.errors import (
     UnsupportedError,
     VersionMismatchError,
 )
+from icefloe.storage.client import Client
 from icefloe.storage.contract import Buffer, ObjectInfo, Version, Versioned
 from icefloe.storage.keys import check_key, check_prefix, decode_key, encode_key, join_prefix
 from icefloe.storage.places import Place
 from icefloe.storage.ranges import check_range, plan_requests
-from icefloe.storage.retries import NO_RETRIES, RetryPolicy
+from icefloe.storage.retries import RetryPolicy
 from icefloe.storage.settle import ConditionalWrite, Sighting, look_by_content, settle
 from icefloe.storage.sources import SourceStorage, changed, check_unchanged, normal_etag
 from icefloe.storage.translate import MISSING, Translating
-
-if TYPE_CHECKING:
-    from obstore.store import ObjectStore
 
 WRITE_ID = "icechunk_write_id"
 """Metadata by which a writer recognises its own object; the official package uses the same name."""
@@ -42,47 +38,6 @@ _PART_BYTES = 16 << 20
 _RANGES_AT_ONCE = 10
 
 _Page: TypeAlias = list[ObjectInfo]
-_used_in_process = 0
-
-
-class _Client:
-    """The connections to a place; made when first used, in each process anew."""
-
-    def __init__(self, place: Place, retries: RetryPolicy) -> None:
-        self.place = place
-        self.retries = retries
-        self._lock = threading.Lock()
-        self._patient: ObjectStore | None = None
-        self._once: ObjectStore | None = None
-        self.unsorted = place.traits.sorts is False
-
-    def patient(self) -> ObjectStore:
-        """Repeats what failed for a moment."""
-        if self._patient is None or _used_in_process != os.getpid():
-            self._connect()
-        assert self._patient is not None
-        return self._patient
-
-    def once(self) -> ObjectStore:
-        """Repeats nothing: a conditional write must know about each of its tries."""
-        if self._once is None or _used_in_process != os.getpid():
-            self._connect()
-        assert self._once is not None
-        return self._once
-
-    def _connect(self) -> None:
-        global _used_in_process
-        with self._lock:
-            if _used_in_process not in (0, os.getpid()):
-                # The threads that carry requests are not there in a forked child, which would wait for ever.
-                raise UnsupportedError(
-                    f"{self.place.url} cannot be used in a process that was forked after its parent had used an object "
-                    "store; start workers with the 'spawn' or 'forkserver' method"
-                )
-            _used_in_process = os.getpid()
-            with Translating("connect", "", self.place.url):
-                self._patient = self.place.connect(self.retries)
-                self._once = self.place.connect(NO_RETRIES)
 
 
 class ObstoreStorage(SourceStorage):
@@ -97,14 +52,14 @@ class ObstoreStorage(SourceStorage):
         prefix: str = "",
         *,
         retries: RetryPolicy | None = None,
-        client: _Client | None = None,
+        client: Client | None = None,
         read_only: bool = False,
         foreign: bool = False,
     ) -> None:
         self._place = place
         self._traits = place.traits
         self._prefix = join_prefix("", prefix)
-        self._client = client or _Client(place, retries or RetryPolicy())
+        self._client = client or Client(place, retries or RetryPolicy())
         self._read_only = read_only or not self._traits.writable
         self._foreign = foreign
         self._encodes = self._traits.encodes_keys and not foreign
@@ -167,7 +122,17 @@ class ObstoreStorage(SourceStorage):
         if start == end:
             return b""
         with Translating("read", key, self.url):
-            return (await obstore.get_range_async(self._client.patient(), path, start=start, end=end)).to_bytes()
+            try:
+                found = await obstore.get_range_async(self._client.patient(), path, start=start, end=end)
+            except NotSupportedError:
+                # A web server without ranges: the whole file holds the part.
+                return self._cut(key, await self.get(key), start, end)
+            return found.to_bytes()
+
+    def _cut(self, key: str, data: bytes, start: int, end: int) -> bytes:
+        if start >= len(data):
+            raise StorageError(f"cannot read {key!r} in {self.url} from byte {start}: it has {len(data)} bytes")
+        return data[start:end]
 
     async def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
         requests = plan_requests(starts, ends)
@@ -205,7 +170,7 @@ class ObstoreStorage(SourceStorage):
             options["if_unmodified_since"] = not_modified_after
         with Translating("read", key, self.url):
             try:
-                found = await obstore.get_async(self._client.patient(), path, options=options)  # type: ignore[arg-type]
+                found, whole = await self._get_with_range(path, options)
             except PreconditionError as error:
                 raise changed(f"{self.url}{key}", "the store says so") from error
             # Web servers are free to leave conditions aside.
@@ -216,7 +181,16 @@ class ObstoreStorage(SourceStorage):
                 not_modified_after=not_modified_after,
                 found_modified=found.meta["last_modified"],
             )
-            return (await found.bytes_async()).to_bytes()
+            data = (await found.bytes_async()).to_bytes()
+        return self._cut(key, data, start, end) if whole else data
+
+    async def _get_with_range(self, path: str, options: Any) -> tuple[obstore.GetResult, bool]:
+        """The answer, and whether it is the whole file because the server knows no ranges."""
+        try:
+            return await obstore.get_async(self._client.patient(), path, options=options), False
+        except NotSupportedError:
+            without = {name: value for name, value in options.items() if name != "range"}
+            return await obstore.get_async(self._client.patient(), path, options=without), True  # type: ignore[arg-type]
 
     async def head(self, key: str) -> ObjectInfo:
         path = self._path(key)

@@ -1,0 +1,209 @@
+"""Constructors, URLs, credentials and translated errors."""
+
+from __future__ import annotations
+
+import datetime as dt
+import inspect
+import pickle
+from pathlib import Path
+
+import pytest
+from obstore import exceptions as foreign
+
+from icefloe.errors import InvalidInputError, PermissionDeniedError, ReadOnlyError, StorageError
+from icefloe.storage import build
+from icefloe.storage import credentials as creds
+from icefloe.storage.build import resolve_storage, storage_from_url
+from icefloe.storage.contract import Storage
+from icefloe.storage.memory import MemoryStorage
+from icefloe.storage.places import AzurePlace, GcsPlace, S3Place
+from icefloe.storage.ranges import plan_requests
+from icefloe.storage.retries import RetryPolicy
+from icefloe.storage.translate import OBSTORE_ERRORS, Translating, translate_obstore
+
+
+def test_every_error_of_obstore_is_translated() -> None:
+    theirs = {
+        member
+        for _, member in inspect.getmembers(foreign, inspect.isclass)
+        if issubclass(member, Exception) and member.__module__.startswith("obstore")
+    }
+    assert len(theirs) >= 12 and theirs <= OBSTORE_ERRORS.keys()
+    for kind in theirs:
+        error = translate_obstore(kind("what went wrong\n\nDebug source: secret"), "read 'k'", "s3://b/")
+        assert type(error) is OBSTORE_ERRORS[kind]
+        assert "s3://b/" in str(error) and "what went wrong" in str(error) and "secret" not in str(error)
+
+
+def test_a_foreign_error_is_the_cause_of_ours_and_ours_passes() -> None:
+    with pytest.raises(PermissionDeniedError) as caught, Translating("read", "k", "s3://b/"):
+        raise foreign.UnauthenticatedError("no")
+    assert isinstance(caught.value.__cause__, foreign.UnauthenticatedError)
+    with pytest.raises(StorageError, match="as it was"), Translating("read", "k", "s3://b/"):
+        raise StorageError("as it was")
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "shown"),
+    [
+        ("s3://bucket/some/prefix", {"region": "eu-central-1"}, "s3://bucket/some/prefix/"),
+        ("s3a://bucket", {"anonymous": True}, "s3://bucket/"),
+        ("gs://bucket/p", {"anonymous": True}, "gs://bucket/p/"),
+        ("az://account/container/p/q", {"access_key": "a2V5"}, "az://account/container/p/q/"),
+        ("az://container/p", {"account": "acc"}, "az://acc/container/p/"),
+        ("abfss://container@acc.dfs.core.windows.net/p", {}, "az://acc/container/p/"),
+        ("https://example.org/data/repo", {}, "https://example.org/data/repo/"),
+        ("memory://shared/inner", {}, None),
+    ],
+)
+def test_a_url_gives_a_storage_that_pickles(url: str, options: dict[str, object], shown: str | None) -> None:
+    storage = storage_from_url(url, **options)
+    assert shown is None or storage.url == shown
+    assert pickle.loads(pickle.dumps(storage)) == storage
+    assert resolve_storage(storage) is storage
+
+
+def test_paths_and_file_urls_give_local_storages(tmp_path: Path) -> None:
+    spaced = tmp_path / "a b"
+    for given in (spaced, str(spaced), spaced.as_uri()):
+        assert resolve_storage(given) == build.local_filesystem_storage(spaced)
+    for bad in ("ftp://host/x", "", "file://other.host/x", "s3:///prefix", "memory:"):
+        if bad == "memory:":
+            continue
+        with pytest.raises(InvalidInputError):
+            storage_from_url(bad)
+    with pytest.raises(InvalidInputError, match="nonsense"):
+        storage_from_url("s3://bucket/p", nonsense=1)
+    with pytest.raises(InvalidInputError):
+        resolve_storage(5)  # type: ignore[arg-type]
+
+
+def test_services_that_speak_s3_have_their_addresses() -> None:
+    r2 = build.r2_storage(prefix="bucket/inner", account_id="abc", anonymous=True)
+    assert r2.url == "s3://bucket/inner/"
+    with pytest.raises(InvalidInputError):
+        build.r2_storage(bucket="b")
+    with pytest.raises(InvalidInputError, match="region"):
+        build.tigris_storage(bucket="b", prefix="p")
+    assert build.tigris_storage(bucket="b", prefix="p", use_weak_consistency=True, anonymous=True).read_only
+    assert not build.tigris_storage(bucket="b", prefix="p", region="iad", anonymous=True).read_only
+    assert build.known_to_sort(None, "b--use1-az4--x-s3") is False
+    assert build.known_to_sort("http://127.0.0.1:9000", "b") is None
+
+
+async def test_a_web_server_is_read_only() -> None:
+    storage = storage_from_url("https://example.org/x")
+    assert storage.read_only
+    for write in (storage.put("a", b""), storage.create("a", b""), storage.delete(["a"]), storage.copy("a", "b")):
+        with pytest.raises(ReadOnlyError):
+            await write
+
+
+def renew() -> creds.S3StaticCredentials:
+    return creds.S3StaticCredentials("new-id", "new-secret", expires_after=dt.datetime(2100, 1, 1, tzinfo=dt.UTC))
+
+
+ALL_CREDENTIALS = [
+    creds.s3_static_credentials(access_key_id="id", secret_access_key="hush", session_token="hush"),
+    creds.s3_credentials(access_key_id="id", secret_access_key="hush"),
+    creds.s3_credentials(anonymous=True),
+    creds.s3_credentials(from_env=True),
+    creds.s3_credentials(get_credentials=renew),
+    creds.s3_refreshable_credentials(renew, scatter_initial_credentials=True),
+    creds.gcs_credentials(bearer_token="hush"),
+    creds.gcs_credentials(service_account_key="hush"),
+    creds.gcs_anonymous_credentials(),
+    creds.azure_credentials(access_key="hush"),
+    creds.azure_credentials(sas_token="hush"),
+    creds.azure_credentials(bearer_token="hush"),
+    creds.azure_from_env_credentials(),
+    creds.LocalFileSystemAccess(),
+    creds.HttpAccess(),
+]
+
+
+@pytest.mark.parametrize("credential", ALL_CREDENTIALS, ids=lambda c: type(c).__name__)
+def test_credentials_pickle_and_show_no_secret(credential: creds.AnyCredential) -> None:
+    assert pickle.loads(pickle.dumps(credential)) == credential
+    assert "hush" not in repr(credential) and "new-secret" not in repr(credential)
+    assert creds.containers_credentials({"s3://b/": credential, "s3://c/": None})["s3://b/"] is credential
+
+
+def test_no_secret_shows_in_a_storage() -> None:
+    for place in (
+        S3Place("b", credentials=creds.S3StaticCredentials("id", "hush"), headers={"x": "hush"}),
+        GcsPlace("b", creds.gcs_credentials(bearer_token="hush")),
+        AzurePlace("a", "c", creds.azure_credentials(access_key="hush")),
+    ):
+        assert "hush" not in repr(place)
+    storage = build.s3_storage(bucket="b", access_key_id="id", secret_access_key="hush")
+    assert "hush" not in repr(storage) + storage.url
+
+
+def test_credentials_are_of_one_kind() -> None:
+    with pytest.raises(InvalidInputError, match="one of"):
+        creds.s3_credentials(anonymous=True, from_env=True)
+    with pytest.raises(InvalidInputError, match="together"):
+        creds.s3_credentials(access_key_id="id")
+    with pytest.raises(InvalidInputError, match="one of"):
+        creds.gcs_credentials(bearer_token="a", service_account_key="b")
+    with pytest.raises(InvalidInputError):
+        creds.azure_static_credentials()
+    with pytest.raises(InvalidInputError, match="container"):
+        creds.containers_credentials({"s3://b/": "secret"})  # type: ignore[dict-item]
+
+
+def test_first_credentials_travel_along_until_they_expire() -> None:
+    asked = []
+
+    def function() -> creds.S3StaticCredentials:
+        asked.append(1)
+        age = dt.timedelta(hours=1 if len(asked) == 1 else 2)
+        return creds.S3StaticCredentials(str(len(asked)), "x", expires_after=dt.datetime.now(dt.UTC) + age)
+
+    kept = creds.s3_refreshable_credentials(function, scatter_initial_credentials=True)
+    assert kept.current().access_key_id == kept.current().access_key_id == "1"
+    kept._initial = creds.S3StaticCredentials("old", "x", expires_after=dt.datetime(2000, 1, 1, tzinfo=dt.UTC))
+    assert kept.current().access_key_id == "2"
+    plain = creds.s3_refreshable_credentials(function)
+    travelled = pickle.loads(pickle.dumps(plain))  # a closure goes by value
+    assert travelled.current().secret_access_key == "x"
+
+
+@pytest.mark.s3
+async def test_refreshable_credentials_are_asked_for(s3_server, tmp_path: Path) -> None:
+    options = s3_server.storage_options(s3_server.make_bucket())
+    key, secret = options.pop("access_key_id"), options.pop("secret_access_key")
+    asked = []
+
+    def function() -> creds.S3StaticCredentials:
+        asked.append(1)
+        return creds.S3StaticCredentials(key, secret, expires_after=dt.datetime.now(dt.UTC) + dt.timedelta(hours=1))
+
+    storage: Storage = build.s3_storage(**options, get_credentials=function)
+    for number in range(5):
+        await storage.put(str(number), b"")
+    assert 1 <= len(asked) <= 2
+
+
+def test_named_memories_are_shared() -> None:
+    assert MemoryStorage.named("x") == MemoryStorage.named("x") != MemoryStorage()
+
+
+def test_pauses_grow_and_are_bounded() -> None:
+    policy = RetryPolicy(max_tries=12, initial_backoff_ms=100, max_backoff_ms=1000)
+    for _ in range(20):
+        pauses = list(policy.pauses())
+        assert len(pauses) == 12 and all(0 <= pause <= min(0.1 * 2**turn, 1.0) for turn, pause in enumerate(pauses))
+    with pytest.raises(InvalidInputError):
+        RetryPolicy(max_tries=0)
+
+
+def test_near_ranges_share_a_request_and_all_are_served() -> None:
+    starts, ends = [100, 0, 5000, 90, 7], [110, 10, 5010, 105, 7]
+    plan = plan_requests(starts, ends, gap_bytes=100, request_bytes=1000)
+    assert [(r.start, r.end) for r in plan] == [(0, 110), (5000, 5010)]
+    assert sorted(i for r in plan for i in r.serves) == [0, 1, 2, 3]
+    apart = plan_requests(starts, ends, gap_bytes=0, request_bytes=1000)
+    assert [(r.start, r.end) for r in apart] == [(0, 10), (90, 110), (5000, 5010)]
+    assert [(r.start, r.end) for r in plan_requests([0, 10], [10, 20], request_bytes=15)] == [(0, 10), (10, 20)]

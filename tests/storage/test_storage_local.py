@@ -1,0 +1,175 @@
+"""What only local files promise: names others find, nothing half written, nothing left over."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from obstore.store import LocalStore
+
+from icefloe.errors import InvalidInputError, PermissionDeniedError, UnsupportedError, VersionMismatchError
+from icefloe.storage import local_files
+from icefloe.storage.contract import Version
+from icefloe.storage.keys import check_key, decode_key, encode_key
+from icefloe.storage.local import LocalStorage
+
+PARTS = st.text(min_size=1, max_size=30).filter(
+    lambda part: part not in (".", "..") and "/" not in part and "\0" not in part and part.isprintable()
+)
+
+
+@given(st.lists(PARTS, min_size=1, max_size=4))
+def test_an_encoded_key_decodes_to_itself_and_has_no_bare_special(parts: list[str]) -> None:
+    key = "/".join(parts)
+    encoded = encode_key(check_key(key))
+    assert decode_key(encoded) == key
+    assert encoded.isascii() and not set(encoded.replace("%", "")) & set('\\{^}`]">[~<#|*?')
+    assert encoded.count("/") == key.count("/")
+
+
+def test_keys_are_encoded_as_the_official_package_does() -> None:
+    assert encode_key("refs/tag.50% #1?/ref.json") == "refs/tag.50%25 %231%3F/ref.json"
+    assert encode_key("a b!:$&'()+,;=@-_.") == "a b!:$&'()+,;=@-_."
+    assert encode_key("é\x7f\x01") == "%C3%A9%7F%01"
+
+
+@given(st.lists(PARTS, min_size=1, max_size=3, unique=True))
+def test_any_name_comes_back_from_a_listing(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
+    storage = LocalStorage(tmp_path_factory.mktemp("names"))
+
+    async def check() -> None:
+        short = [name for name in names if len(encode_key(name)) < 200]
+        for name in short:
+            await storage.put(name, name.encode())
+        assert await storage.list_names("") == sorted(short)
+        assert [info.key async for page in storage.list("") for info in page] == sorted(short)
+
+    asyncio.run(check())
+
+
+async def test_unfinished_files_are_in_no_listing_of_ours_or_of_obstore(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    await storage.put("chunks/one", b"1")
+    (tmp_path / "chunks" / ".new#123").write_bytes(b"half")
+    (tmp_path / "chunks" / "two#4").write_bytes(b"half")
+    (tmp_path / "chunks" / ".lock#0").write_bytes(b"")
+    (tmp_path / "empty" / "deeper").mkdir(parents=True)
+    assert await storage.list_names("chunks/") == ["one"]
+    assert await storage.list_names("") == ["chunks/"]
+    assert [info.key async for page in storage.list("") for info in page] == ["chunks/one"]
+    assert [meta["path"] for meta in LocalStore(tmp_path).list().collect()] == ["chunks/one"]
+    assert await storage.remove_leftovers(dt.timedelta(hours=1)) == 0
+    assert await storage.remove_leftovers(dt.timedelta(seconds=-5)) == 1
+    assert not (tmp_path / "chunks" / ".new#123").exists()
+
+
+async def test_writes_leave_nothing_beside_the_object(tmp_path: Path) -> None:
+    for fsync in (False, True):
+        storage = LocalStorage(tmp_path / str(fsync), fsync=fsync)
+        await storage.put("a/k", b"1")
+        await storage.put("a/k", b"2")
+        version = await storage.create("a/c", b"1")
+        version = await storage.swap("a/c", b"2", version)
+        with pytest.raises(VersionMismatchError):
+            await storage.swap("a/c", b"3", Version(etag="x"))
+        await storage.copy("a/c", "a/d", version=version)
+        assert sorted(os.listdir(tmp_path / str(fsync) / "a")) == ["c", "d", "k"]
+
+
+async def test_a_reader_sees_the_old_or_the_new_file_and_nothing_between(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    size = 200_000
+    await storage.put("k", b"0" * size)
+    done = threading.Event()
+    seen: set[bytes] = set()
+
+    def read() -> None:
+        while not done.is_set():
+            data = (tmp_path / "k").read_bytes()
+            assert len(data) == size
+            seen.add(bytes(set(data)))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    version = (await storage.get_versioned("k")).version
+    for number in range(200):
+        version = await storage.swap("k", str(number % 10).encode() * size, version)
+    done.set()
+    reader.join()
+    assert all(len(values) == 1 for values in seen)
+
+
+async def test_equal_size_time_and_inode_are_not_mistaken_for_the_same_version(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    version = await storage.create("state", b"aaaa")
+    before = os.stat(tmp_path / "state")
+    fd = os.open(tmp_path / "state", os.O_WRONLY)
+    os.write(fd, b"bbbb")
+    os.close(fd)
+    os.utime(tmp_path / "state", ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = os.stat(tmp_path / "state")
+    assert (before.st_ino, before.st_mtime_ns, before.st_size) == (after.st_ino, after.st_mtime_ns, after.st_size)
+    with pytest.raises(VersionMismatchError):
+        await storage.swap("state", b"cccc", version)
+
+
+async def test_without_hard_links_creation_is_still_exclusive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: str, target: str) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(local_files.os, "link", refuse)
+    storage = LocalStorage(tmp_path)
+    await storage.create("a/k", b"1")
+    assert await storage.get("a/k") == b"1"
+    with pytest.raises(FileExistsError):
+        local_files.create_file(str(tmp_path / "a" / "k"), b"2", local_files.Durability())
+    assert os.listdir(tmp_path / "a") == ["k"]
+
+
+async def test_a_file_where_a_folder_should_be_is_a_clear_error(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    await storage.put("a", b"1")
+    for write in (storage.put("a/b", b"2"), storage.create("a/b", b"2")):
+        with pytest.raises(UnsupportedError, match="file or a folder"):
+            await write
+    with pytest.raises(InvalidInputError, match="longer"):
+        await storage.put("x" * 300, b"")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+async def test_a_folder_without_permission_is_a_clear_error(tmp_path: Path) -> None:
+    os.chmod(tmp_path, 0o500)
+    with pytest.raises(PermissionDeniedError):
+        await LocalStorage(tmp_path).put("a", b"1")
+
+
+async def test_the_etag_is_the_one_other_users_of_the_files_see(tmp_path: Path) -> None:
+    await LocalStorage(tmp_path).put("k", b"123")
+    seen = LocalStore(tmp_path).head("k")["e_tag"]
+    assert seen is not None
+    assert (await LocalStorage(tmp_path).head("k")).version == Version(etag=seen.strip('"'))
+
+
+async def test_a_slow_file_system_is_asked_from_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = LocalStorage(tmp_path)
+    await storage.put("k", b"1")
+    asked_from: list[int] = []
+    real = local_files.read_file
+
+    def slow(path: str) -> bytes:
+        import time
+
+        asked_from.append(threading.get_ident())
+        time.sleep(0.02)
+        return real(path)
+
+    monkeypatch.setattr(local_files, "read_file", slow)
+    for _ in range(8):
+        assert await storage.get("k") == b"1"
+    assert asked_from[0] == threading.get_ident() != asked_from[-1]
