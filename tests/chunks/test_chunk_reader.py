@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.servers.s3 import S3Server
 
 from icefloe.chunks.packs import PackBuilder, PackingPolicy
 from icefloe.chunks.reader import ChunkReader, read_limits
@@ -21,6 +22,7 @@ from icefloe.ids import encode_base32
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, table_from_rows
 from icefloe.model.config import CachingConfig, RepositoryConfig
 from icefloe.model.storage_settings import StorageConcurrencySettings, StorageSettings
+from icefloe.storage.build import s3_storage
 from icefloe.storage.contract import Storage
 from icefloe.storage.local import LocalStorage
 from icefloe.storage.memory import MemoryStorage
@@ -209,5 +211,24 @@ def test_four_thousand_scattered_chunks_need_one_request_a_pack(tmp_path: Path) 
         assert reader.counts.requests == 4
         with_rows = dataclasses.replace(table)
         assert await reader.fetch_many(with_rows, np.empty(0, dtype=np.intp)) == []
+
+    asyncio.run(read())
+
+
+@pytest.mark.s3
+def test_a_thousand_neighbours_on_s3_need_one_request(s3_server: S3Server, s3_bucket: str) -> None:
+    storage = s3_storage(**s3_server.storage_options(s3_bucket))
+    chunks = {(i,): i.to_bytes(4, "big") * 256 for i in range(1000)}
+
+    async def read() -> None:
+        table = await write_packs(storage, chunks, 4 << 20)
+        together = ChunkReader(storage, chunk_key)
+        assert await asyncio.gather(*(together.fetch(table.row(i)) for i in range(1000))) == list(chunks.values())
+        assert together.counts.requests == 1
+        one_by_one = ChunkReader(storage, chunk_key)
+        assert [await one_by_one.fetch(table.row(i)) for i in range(1000)] == list(chunks.values())
+        assert one_by_one.counts.requests < 10
+        with pytest.raises(FormatError, match="is missing"):
+            await together.fetch(native(b"\x01" * 12, 0, 5))
 
     asyncio.run(read())

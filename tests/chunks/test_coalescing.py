@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import threading
 
@@ -211,3 +212,11 @@ def test_an_object_that_ends_early_gives_what_it_has(start: int) -> None:
     storage = storage_with(a=BODY)
     source: Source = source_in(storage, "a")
     assert asyncio.run(RangeScheduler().read(source, start, SIZE + 50)) == BODY[start:]
+
+
+def test_a_loop_that_is_gone_leaves_nothing_behind() -> None:
+    storage, scheduler = storage_with(a=BODY), RangeScheduler()
+    for _ in range(3):
+        asyncio.run(scheduler.read(source_in(storage, "a"), 0, 10))
+    gc.collect()
+    assert len(scheduler._desks) == 0

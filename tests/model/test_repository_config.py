@@ -329,6 +329,37 @@ def test_configurations_of_official_releases_are_read(fixtures_folder: Path) -> 
         assert decode_config(encode_config(config)) == config
 
 
+def test_manifest_sets_are_accepted_as_people_write_them() -> None:
+    text = """
+chunk-manifests:
+  sets:
+    - coordinates:                # coordinate arrays go here
+        max-manifest-size: 50000
+        cardinality: 1
+        max-arrays-per-manifest: null
+        overflow-to: default
+    - default:
+        max-manifest-size: 1000000
+        cardinality: null
+        max-arrays-per-manifest: null
+        overflow-to: null
+  rules:
+    - metadata-chunks: [0, 5000]
+      path: .*
+      target: coordinates
+  preload:
+    max-manifest-size: 50000
+    max-manifests: 1
+    arrays:
+      - path: .*/time
+      - path: .*/latitude
+      - path: .*/longitude
+"""
+    assert config_from_yaml(text).manifest == ManifestConfig()
+    changed = config_from_yaml(text.replace("50000", "40000"))
+    assert config_from_yaml(config_to_yaml(changed)) == changed != config_from_yaml(text)
+
+
 @pytest.mark.compat
 def test_the_official_library_reads_what_we_write(tmp_path: Path) -> None:
     icechunk = pytest.importorskip("icechunk")

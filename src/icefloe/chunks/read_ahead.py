@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -13,6 +14,9 @@ _TRACKED_SOURCES = 4096
 _NEAR_BYTES = 64 << 10
 """A range this close behind the last one counts as following it."""
 
+_FRESH_SECONDS = 5.0
+"""Files of others may change: what was read ahead is not used any more after this."""
+
 
 @dataclass(slots=True)
 class _Track:
@@ -23,6 +27,7 @@ class _Track:
     block_start: int = 0
     block: bytes = b""
     served_bytes: int = 0
+    read_at: float = 0.0
 
 
 class ReadAhead:
@@ -44,6 +49,9 @@ class ReadAhead:
         """The bytes of a range that lies in what was read ahead."""
         track = self._tracks.get(source)
         if track is None or not track.block:
+            return None
+        if time.monotonic() - track.read_at > _FRESH_SECONDS:
+            self._drop_block(track)
             return None
         low = start - track.block_start
         high = end - track.block_start
@@ -81,6 +89,7 @@ class ReadAhead:
             return
         self._drop_block(track)
         track.block_start, track.block, track.served_bytes = used_to, body[-rest:], 0
+        track.read_at = time.monotonic()
         self._held_bytes += rest
         for other in list(self._tracks.values()):
             if self._held_bytes <= self._limit_bytes:

@@ -19,6 +19,8 @@ from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable
 from icefloe.model.config import CachingConfig, RepositoryConfig
 from icefloe.storage.contract import Buffer, Storage
 
+_REMEMBERED = 16_384
+"""Objects whose key is remembered, because the chunks of a pack ask for it one after the other."""
 _NOTHING: Mapping[bytes, Buffer] = {}
 
 
@@ -53,6 +55,7 @@ class ChunkReader:
         self._scheduler = RangeScheduler(limits)
         self._cache: ByteCache[tuple[Source, int, int], bytes] = ByteCache(cache_bytes)
         self._local = _NOTHING
+        self._sources: dict[bytes, Source] = {}
 
     @classmethod
     def configured(
@@ -123,7 +126,13 @@ class ChunkReader:
         if ref.location is not None:
             return self._containers.resolve(ref.location, ref.etag, ref.last_modified)
         assert ref.object_id is not None
-        return source_in(self._storage, self._chunk_key(ref.object_id))
+        source = self._sources.get(ref.object_id)
+        if source is None:
+            source = source_in(self._storage, self._chunk_key(ref.object_id))
+            if len(self._sources) >= _REMEMBERED:
+                self._sources.clear()
+            self._sources[ref.object_id] = source
+        return source
 
     async def fetch_many(
         self, table: ChunkTable, rows: npt.NDArray[np.intp] | None = None, *, array_path: str = ""

@@ -107,7 +107,7 @@ class RangeScheduler:
         loop = asyncio.get_running_loop()
         desk = self._desks.get(loop)
         if desk is None:
-            desk = self._desks[loop] = _Desk(loop, self.limits, self.counts)
+            desk = self._desks[loop] = _Desk(self.limits, self.counts)
         return desk
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -115,10 +115,9 @@ class RangeScheduler:
 
 
 class _Desk:
-    """What one event loop has asked for and not yet got."""
+    """What one event loop has asked for and not yet got; it does not hold the loop, which would keep both alive."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, limits: ReadLimits, counts: ReadCounts) -> None:
-        self._loop = loop
+    def __init__(self, limits: ReadLimits, counts: ReadCounts) -> None:
         self._limits = limits
         self._counts = counts
         self._gathering: dict[Source, list[_Waiter]] = {}
@@ -131,19 +130,19 @@ class _Desk:
 
     def gather_tick(self, source: Source, start: int, end: int) -> asyncio.Future[bytes]:
         """Ask for a range together with whatever else is asked for in this turn of the loop."""
-        waiter = _Waiter(start, end, self._loop.create_future())
+        waiter = _Waiter(start, end, asyncio.get_running_loop().create_future())
         for request in self._active.get(source, ()):
             if request.start <= start and end <= request.end:
                 request.waiters.append(waiter)
                 return waiter.future
         if not self._gathering:
-            self._loop.call_soon(self._dispatch)
+            asyncio.get_running_loop().call_soon(self._dispatch)
         self._gathering.setdefault(source, []).append(waiter)
         return waiter.future
 
     def submit(self, source: Source, start: int, end: int) -> asyncio.Future[bytes]:
         """Ask for a range by itself."""
-        waiter = _Waiter(start, end, self._loop.create_future())
+        waiter = _Waiter(start, end, asyncio.get_running_loop().create_future())
         self._ready.append(_Request(source, start, end, [waiter]))
         self._pump()
         return waiter.future
@@ -182,7 +181,7 @@ class _Desk:
             self._active_bytes += size
             self._active.setdefault(request.source, []).append(request)
             self._counts.requests += 1
-            task = self._loop.create_task(request.source.read(request.start, request.end))
+            task = asyncio.get_running_loop().create_task(request.source.read(request.start, request.end))
             self._tasks.add(task)
             task.add_done_callback(partial(self._finish, request))
 

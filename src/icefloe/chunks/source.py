@@ -20,6 +20,14 @@ class Source:
     """Seconds since 1970; the object must not have changed after it."""
     place: int = field(default=0)
     """Tells storages apart, which need not be comparable."""
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        # Sources are looked up several times for every range that is read.
+        object.__setattr__(self, "_hash", hash((self.key, self.etag, self.last_modified, self.place)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     async def read(self, start: int, end: int) -> bytes:
         """Bytes [start, end), fewer where the object ends before."""
