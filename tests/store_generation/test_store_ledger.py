@@ -44,10 +44,18 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
 def make_snapshot(parent: Snapshot | None, number: int = 0, **metadata: Any) -> Snapshot:
     history = () if parent is None else (parent.info, *parent.history)
     return Snapshot(
-        new_object_id(16), None if parent is None else parent.id, START - dt.timedelta(hours=number), f"commit {number}",
-        metadata, {}, {}, history=history[:KEPT], total_ancestors=0 if parent is None else (parent.total_ancestors or 0) + 1,
+        id=new_object_id(16),
+        parent_id=None if parent is None else parent.id,
+        # Later commits have earlier times: clocks of different writers may go that wrong.
+        written_at=START - dt.timedelta(hours=number),
+        message=f"commit {number}",
+        metadata=metadata,
+        nodes={},
+        manifests={},
+        history=history[:KEPT],
+        total_ancestors=0 if parent is None else (parent.total_ancestors or 0) + 1,
         started_at=START,
-    )  # fmt: skip
+    )
 
 
 async def make_ledger(storage: Storage, config: dict[str, Any] | None = None) -> tuple[StoreLedger, Snapshot]:

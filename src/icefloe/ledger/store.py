@@ -1,7 +1,7 @@
 """Refs and history of the generation `store`: a commit is the creation of the next branch file under `r/`.
 
-As in later generations no branch file is ever replaced or removed: a deleted branch ends with a file that says so, created
-like a commit, so that of a commit and a deletion at the same time exactly one comes first.
+As in later generations no branch file is ever replaced or removed: a deleted branch ends with a file that says so,
+created like a commit, so that of a commit and a deletion at the same time exactly one comes first.
 """
 
 from __future__ import annotations

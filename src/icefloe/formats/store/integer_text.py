@@ -34,7 +34,8 @@ class KeyColumns:
 
     def coords(self, rows: npt.NDArray[np.intp], rank: int) -> npt.NDArray[np.uint32]:
         """The coordinates of rows of one rank."""
-        return self.numbers[self.first[rows][:, None] + 1 + np.arange(rank)]
+        found: npt.NDArray[np.uint32] = self.numbers[self.first[rows][:, None] + 1 + np.arange(rank)]
+        return found
 
 
 def parse_keys(keys: Sequence[str]) -> KeyColumns:

@@ -1,7 +1,7 @@
 """Snapshot files of the generation `store`: JSON after the specification's schema.
 
-Members of our own, which the schema leaves room for: `icefloe` at the top (parent, sizes of manifests), `zarr_json` in a
-node whose document the schema cannot express, `parent` and `properties` in entries of the history.
+Members of our own, which the schema leaves room for: `icefloe` at the top (parent, sizes of manifests), `zarr_json` in
+a node whose document the schema cannot express, `parent` and `properties` in entries of the history.
 """
 
 from __future__ import annotations

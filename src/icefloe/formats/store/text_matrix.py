@@ -36,10 +36,10 @@ def decimal(values: npt.NDArray[Any]) -> Piece:
     """Non-negative integers in decimal."""
     largest = int(values.max(initial=0))
     digits = len(str(largest))
-    numbers = values.astype(np.uint32 if largest <= 0xFFFFFFFF else np.uint64)
+    numbers: npt.NDArray[Any] = values.astype(np.uint32 if largest <= 0xFFFFFFFF else np.uint64)
     text = np.empty((len(numbers), digits), dtype=np.uint8)
     for place in range(digits - 1, -1, -1):
-        rest = numbers // 10
+        rest: npt.NDArray[Any] = numbers // 10
         text[:, place] = numbers - rest * 10 + 48
         if place < digits - 1:
             text[numbers == 0, place] = 0
@@ -78,7 +78,8 @@ def join_pieces(pieces: Sequence[Piece]) -> Piece:
 def compress(lines: Piece) -> bytes:
     """The text of all lines, without the holes."""
     flat = lines.reshape(-1)
-    return flat[flat != 0].tobytes()
+    text: bytes = flat[flat != 0].tobytes()
+    return text
 
 
 def escape_json(texts: pa.Array) -> pa.Array:
