@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 _OFFLOAD_BYTES = 1 << 18
 """Bodies above this are decoded in a thread, so that the event loop stays free."""
+_OFFLOAD_REFS = 5000
+"""Manifests above this many references are encoded in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Archive:
                     snapshot_id=snapshot_id,
                 ) from error
             snapshot = await _decode(self.format.decode_snapshot, data)
-            return snapshot, 4 * len(data) + 400 * len(snapshot.nodes)
+            return snapshot, _snapshot_weight(snapshot, len(data))
 
         return await self._snapshots.get(snapshot_id, load)
 
@@ -65,7 +67,7 @@ class Archive:
         async def load() -> tuple[Manifest, int]:
             data = await self.storage.get(self.format.manifest_key(manifest_id))
             manifest = await _decode(self.format.decode_manifest, data)
-            return manifest, sum(table.nbytes for table in manifest.tables.values())
+            return manifest, _manifest_weight(manifest)
 
         return await self._manifests.get(manifest_id, load)
 
@@ -91,14 +93,21 @@ class Archive:
 
     async def flush_snapshot(self, snapshot: Snapshot) -> int:
         """Write a snapshot file; returns its size."""
-        return await self._put(
-            self.format.snapshot_key(snapshot.id), self.format.encode_snapshot(snapshot), "snapshot"
-        )
+        data = self.format.encode_snapshot(snapshot)
+        size = await self._put(self.format.snapshot_key(snapshot.id), data, "snapshot")
+        self._snapshots.put(snapshot.id, snapshot, _snapshot_weight(snapshot, size))
+        return size
 
     async def flush_manifest(self, manifest: Manifest) -> ManifestFileInfo:
         """Write a manifest file; returns what a snapshot records of it."""
-        data = await asyncio.to_thread(self.format.encode_manifest, manifest)
+        if len(manifest) < _OFFLOAD_REFS:
+            data = self.format.encode_manifest(manifest)
+        else:
+            data = await asyncio.to_thread(self.format.encode_manifest, manifest)
         size = await self._put(self.format.manifest_key(manifest.id), data, "manifest")
+        if len(manifest) < _OFFLOAD_REFS:
+            # Whoever wrote a few references goes on with them; a bulk write would only fill the memory.
+            self._manifests.put(manifest.id, manifest, _manifest_weight(manifest))
         return ManifestFileInfo(manifest.id, size, len(manifest))
 
     async def flush_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> None:
@@ -118,6 +127,14 @@ class Archive:
     def forget_snapshot(self, snapshot_id: ObjectId) -> None:
         """Drop a snapshot from the cache, after maintenance rewrote its file."""
         self._snapshots.drop(snapshot_id)
+
+
+def _snapshot_weight(snapshot: Snapshot, size_bytes: int) -> int:
+    return 4 * size_bytes + 400 * len(snapshot.nodes)
+
+
+def _manifest_weight(manifest: Manifest) -> int:
+    return sum(table.nbytes for table in manifest.tables.values())
 
 
 async def _decode(decode: Callable[[bytes], T], data: bytes) -> T:
