@@ -19,7 +19,7 @@ from icefloe.manifests.columns import table_from_columns
 from icefloe.manifests.edits import EditBuffer
 from icefloe.manifests.packing import Package, closure, pack, topological_order
 from icefloe.manifests.pieces import ArrayEdits, PartRef
-from icefloe.manifests.plan import ManifestPlan, choose_cell_shape, plan_manifests, plan_repack
+from icefloe.manifests.plan import ManifestPlan, choose_cell_shape, cut_table, plan_manifests, plan_repack
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords, table_from_rows
 from icefloe.model.manifest_conditions import ManifestSplitCondition, ManifestSplitDimCondition
 from icefloe.model.manifest_config import ManifestConfig, ManifestRule, ManifestSet, ManifestSplittingConfig
@@ -382,6 +382,22 @@ def test_a_sparse_array_does_not_scatter_over_countless_manifests() -> None:
     assert all(repo.infos[r.manifest_id].num_chunk_refs <= 16_384 for r in repo.nodes[key].manifests)
     plan = repo.commit({key: ArrayEdits(table_from_rows([((5, 5), reference())], 2))})
     assert len(plan.fetch) <= 2
+
+
+@settings(deadline=None)
+@given(configurations(), grids, st.data())
+def test_what_a_worker_cuts_is_linked_as_it_is(config: ManifestConfig, grid: Coords, data: st.DataObject) -> None:
+    repo = Repo(config)
+    key = repo.create("a", grid)
+    chunks = list(itertools.product(*map(range, grid)))
+    written = data.draw(st.lists(st.sampled_from(chunks), unique=True)) if chunks else []
+    repo.models[key] = {coords: reference() for coords in written}
+    table = table_from_rows(list(repo.models[key].items()), len(grid))
+    cut = list(cut_table(repo.nodes[key], table, config)) if len(table) else []
+    parts = tuple(repo.write_part(key, dict(part.rows())) for part in cut)
+    plan = repo.commit({key: ArrayEdits(parts=parts)})
+    assert plan.outputs == () and len(plan.linked_parts) == len(parts)
+    repo.check()
 
 
 def test_the_cell_shape_follows_splitting_rules_by_dimension_name() -> None:

@@ -61,17 +61,20 @@ def _power_of_two(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
+def is_sparse(rows: int, cells: int, limit: int) -> bool:
+    """Whether that many rows in that many cells leave the cells next to empty."""
+    return cells > _MANY_CELLS and rows * _SPARSE < cells * limit
+
+
 def coarsen_for(table: ChunkTable, shape: CellShape, limit: int, grid: Sequence[int]) -> CellShape:
-    """Larger cells where the chunks are so sparse that cells of this shape would hold next to nothing."""
+    """Larger cells, so large that the chunks of the table fill them somewhat or that they are few."""
     current = list(shape)
-    while True:
-        cells = _count_cells(table, current)
-        if cells <= _MANY_CELLS or len(table) * _SPARSE >= cells * limit:
-            return tuple(current)
+    while is_sparse(len(table), _count_cells(table, current), limit):
         growing = [axis for axis in range(len(grid)) if current[axis] < grid[axis]]
         if not growing:
-            return tuple(current)
+            break
         current[growing[-1]] = min(current[growing[-1]] * 4, WHOLE)
+    return tuple(current)
 
 
 def _count_cells(table: ChunkTable, shape: Sequence[int]) -> int:

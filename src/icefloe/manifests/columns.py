@@ -40,8 +40,12 @@ def _take_columns(table: ChunkTable, rows: Rows) -> ChunkTable:
 
 
 def concat(tables: Sequence[ChunkTable]) -> ChunkTable:
-    """Tables of disjoint coordinates as one, sorted."""
-    return normalise(join_columns(tables))
+    """Tables as one, sorted; where coordinates are not disjoint the later table wins."""
+    filled = [t for t in tables if len(t)]
+    if len(filled) <= 1:
+        return filled[0] if filled else tables[0]
+    _check_ranks(filled)
+    return join_columns(filled, sort_order(np.concatenate([t.coords for t in filled])))
 
 
 def normalise(table: ChunkTable) -> ChunkTable:
@@ -50,26 +54,38 @@ def normalise(table: ChunkTable) -> ChunkTable:
     return table if order is None else _take_columns(table, order)
 
 
-def join_columns(tables: Sequence[ChunkTable]) -> ChunkTable:
-    """The rows of all tables one after the other, dictionaries unified; sorted only if the tables follow each other."""
+def join_columns(tables: Sequence[ChunkTable], order: npt.NDArray[np.int64] | None = None) -> ChunkTable:
+    """The rows of all tables one after the other, or those named by `order`; dictionaries are unified.
+
+    Each column is joined and ordered by itself, so that memory holds only one of them twice.
+    """
     filled = [t for t in tables if len(t)]
-    if len(filled) <= 1:
+    if order is None and len(filled) <= 1:
         return filled[0] if filled else tables[0]
-    if len({t.ndim for t in filled}) > 1:
-        raise InvalidInputError(f"chunk tables of different ranks: {sorted({t.ndim for t in filled})}")
+    _check_ranks(filled)
+
+    def pick(column: Any) -> Any:
+        return column if column is None or order is None else column[order]
+
     location, locations = _join_coded(filled, lambda t: (t.location, t.locations))
     etag, etags = _join_coded(filled, lambda t: (t.etag, t.etags))
     offset, inline = _join_inline(filled)
+    location, etag, offset = pick(location), pick(etag), pick(offset)
     return ChunkTable(
-        coords=np.concatenate([t.coords for t in filled]),
-        kind=np.concatenate([t.kind for t in filled]),
+        coords=pick(np.concatenate([t.coords for t in filled])),
+        kind=pick(np.concatenate([t.kind for t in filled])),
         offset=offset,
-        length=np.concatenate([t.length for t in filled]),
-        object_id=_join_ids(filled),
+        length=pick(np.concatenate([t.length for t in filled])),
+        object_id=pick(_join_ids(filled)),
         location=location, locations=locations, etag=etag, etags=etags,
-        last_modified=_join_optional(filled, lambda t: t.last_modified, np.uint32),
+        last_modified=pick(_join_optional(filled, lambda t: t.last_modified, np.uint32)),
         inline=inline,
     )  # fmt: skip
+
+
+def _check_ranks(tables: Sequence[ChunkTable]) -> None:
+    if len({t.ndim for t in tables}) > 1:
+        raise InvalidInputError(f"chunk tables of different ranks: {sorted({t.ndim for t in tables})}")
 
 
 def _join_optional(tables: Sequence[ChunkTable], column: Callable[[ChunkTable], Any], dtype: Any) -> Any:
@@ -145,6 +161,8 @@ def _unify(coded: Sequence[tuple[Any, Sequence[str]]]) -> tuple[list[Any], Strin
 
 def compact_locations(table: ChunkTable) -> ChunkTable:
     """The same table with dictionaries that hold only what its rows use, each text once."""
+    if table.location is None and table.etag is None:
+        return table
     location, locations = _compact_coded(table.location, table.locations)
     etag, etags = _compact_coded(table.etag, table.etags)
     return replace(table, location=location, locations=locations, etag=etag, etags=etags)

@@ -91,4 +91,4 @@ def sort_order(coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64] | None:
     keys = keys[order]
     last = np.ones(len(keys), dtype=bool)
     last[:-1] = keys[1:] != keys[:-1]
-    return order[last]
+    return order if bool(last.all()) else order[last]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.errors import InvalidInputError
-from icefloe.manifests.columns import join_columns, normalise, take
+from icefloe.manifests.columns import concat, join_columns, normalise, take
 from icefloe.manifests.keys import common_radix, find_position, find_rows, sort_keys
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, Coords
 
@@ -20,7 +20,7 @@ _UINT32_END = 2**32
 
 def overlay(*tables: ChunkTable) -> ChunkTable:
     """All rows of all tables; where several have the same coordinates the later table wins. Tombstones stay."""
-    return normalise(join_columns(tables))
+    return concat(tables)
 
 
 def drop_tombstones(table: ChunkTable) -> ChunkTable:

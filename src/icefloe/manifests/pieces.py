@@ -115,7 +115,8 @@ def list_items(node: ArrayNode, change: ArrayEdits | None, infos: Mapping[Object
             continue
         info = infos.get(ref.manifest_id)
         most = volume(box)
-        count = most if info is None else min(most, info.num_chunk_refs)
+        # Early generations do not say how many references a manifest holds.
+        count = min(most, info.num_chunk_refs) if info is not None and info.num_chunk_refs else most
         forced = change.base_box is not None if unknown else box != ref.extents
         items.append(Item(-1 - index, ref, box, count, forced))
     for index, part in enumerate(change.parts):
@@ -124,6 +125,7 @@ def list_items(node: ArrayNode, change: ArrayEdits | None, infos: Mapping[Object
         if volume(inside):
             forced = inside != part.extents
             items.append(Item(index, ManifestRef(part.manifest_id, box), inside, part.count, forced, part))
-    clear = not any(item.forced for item in items)
-    boxes = box_array([item.box for item in items], len(node.grid))
-    return ArrayItems(tuple(items), clear and len(overlapping_pairs(boxes)) == 0)
+    settled = not any(item.forced for item in items)
+    if settled and len(items) > 1:
+        settled = len(overlapping_pairs(box_array([item.box for item in items], len(node.grid)))) == 0
+    return ArrayItems(tuple(items), settled)

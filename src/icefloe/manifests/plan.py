@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from icefloe.ids import NodeId, ObjectId
+from icefloe.manifests.boxes import Boxes, box_array
 from icefloe.manifests.cells import CellShape, configured_cell_shape
+from icefloe.manifests.columns import take
 from icefloe.manifests.packing import Package, closure, find_target, pack, topological_order
 from icefloe.manifests.pieces import ArrayEdits, Item, PartRef, Piece, Source, full_box, list_items
-from icefloe.manifests.regions import Cutting, plan_recut, plan_regions
+from icefloe.manifests.regions import Cutting, cut_rows, plan_recut, plan_regions
+from icefloe.manifests.split import halve
+from icefloe.model.chunk_table import ChunkTable
 from icefloe.model.manifest_config import ManifestConfig
 from icefloe.model.nodes import ArrayNode, ManifestRef
 from icefloe.model.snapshot import ManifestFileInfo
@@ -78,9 +82,24 @@ def place(node: ArrayNode, initialized: int, config: ManifestConfig) -> Placemen
 
 
 def choose_cell_shape(node: ArrayNode, config: ManifestConfig) -> CellShape:
-    """The cells an array is cut into; the whole grid when it is not."""
-    from_rules = place(node, math.prod(node.grid), config).cutting
-    return tuple(node.grid) if from_rules is None else from_rules.shape_for(node)
+    """The cells an array is cut into, so that those it has stay; the whole grid when it is not cut."""
+    cutting = place(node, math.prod(node.grid), config).cutting
+    return tuple(node.grid) if cutting is None else cutting.shape_for(node, _known_boxes(node))
+
+
+def cut_table(node: ArrayNode, table: ChunkTable, config: ManifestConfig) -> Iterator[ChunkTable]:
+    """The references a worker wrote, cut into tables for manifests of their own; linked, they are as the plan's."""
+    cutting = place(node, math.prod(node.grid), config).cutting
+    if cutting is None:
+        yield table
+        return
+    _, cells = cut_rows(node, table, cutting.shape_for(node, _known_boxes(node)), cutting)
+    for cell in cells:
+        yield from halve(take(table, cell.rows), cutting.limit or cell.count)
+
+
+def _known_boxes(node: ArrayNode) -> Boxes:
+    return box_array([ref.extents for ref in node.manifests if ref.extents], len(node.grid))
 
 
 def plan_manifests(
@@ -114,8 +133,7 @@ def _plan(
 ) -> ManifestPlan:
     nodes = {node.id: node for node in arrays}
     edits = {key: change for key, change in edits.items() if key in nodes and change.says_something()}
-    counts = _initialized(nodes.values(), infos, edits) if any(r.initialized_chunks for r in config.rules) else {}
-    places = {key: place(node, counts.get(key, math.prod(node.grid)), config) for key, node in nodes.items()}
+    places = _Placements(nodes, infos, edits, config)
     shared = _shared_manifests(nodes.values()) if repacked else frozenset()
 
     outputs: list[PlannedManifest] = []
@@ -142,6 +160,35 @@ def _plan(
     for output in small:
         kept.update({piece.node_id: () for piece in output.pieces})
     return ManifestPlan(tuple(outputs), kept, tuple(linked))
+
+
+class _Placements(dict[NodeId, Placement]):
+    """Where arrays belong, found when asked: a commit to one large array looks at no other."""
+
+    def __init__(
+        self,
+        nodes: Mapping[NodeId, ArrayNode],
+        infos: Mapping[ObjectId, ManifestFileInfo],
+        edits: Mapping[NodeId, ArrayEdits],
+        config: ManifestConfig,
+    ) -> None:
+        super().__init__()
+        self._nodes, self._infos, self._edits, self._config = nodes, infos, edits, config
+        self._counting = any(rule.initialized_chunks for rule in config.rules)
+
+    def __missing__(self, key: NodeId) -> Placement:
+        node = self._nodes[key]
+        written = self._count_written(node) if self._counting else math.prod(node.grid)
+        self[key] = placement = place(node, written, self._config)
+        return placement
+
+    def _count_written(self, node: ArrayNode) -> int:
+        """At most: what the manifests hold inside the array's extents, and its edits."""
+        change = self._edits.get(node.id)
+        total = sum(item.count for item in list_items(node, change, self._infos).items)
+        if change is not None and change.table is not None:
+            total += len(change.table)
+        return min(total, math.prod(node.grid))
 
 
 def _shared_manifests(nodes: Iterable[ArrayNode]) -> frozenset[ObjectId]:
@@ -216,18 +263,3 @@ def _whole_piece(node: ArrayNode, change: ArrayEdits | None, infos: Mapping[Obje
 
 def _sources(items: Iterable[Item]) -> tuple[Source, ...]:
     return tuple(item.source for item in sorted(items, key=lambda item: item.layer))
-
-
-def _initialized(
-    nodes: Iterable[ArrayNode], infos: Mapping[ObjectId, ManifestFileInfo], edits: Mapping[NodeId, ArrayEdits]
-) -> dict[NodeId, int]:
-    """The chunks written per array, at most: those of its manifests inside its extents, and its edits."""
-    counts: dict[NodeId, int] = {}
-    for node in nodes:
-        change = edits.get(node.id)
-        listed = list_items(node, change, infos)
-        total = sum(item.count for item in listed.items)
-        if change is not None and change.table is not None:
-            total += len(change.table)
-        counts[node.id] = min(total, math.prod(node.grid))
-    return counts

@@ -25,12 +25,13 @@ from icefloe.manifests.cells import (
     cells_meeting,
     coarsen_for,
     count_cells_meeting,
+    is_sparse,
 )
 from icefloe.manifests.columns import Rows
 from icefloe.manifests.pieces import ArrayEdits, ArrayItems, Item, PartRef, Piece, full_box
 from icefloe.manifests.split import CellRows, rows_by_cell
-from icefloe.model.chunk_table import Coords
-from icefloe.model.nodes import ArrayNode, ManifestRef
+from icefloe.model.chunk_table import ChunkTable, Coords
+from icefloe.model.nodes import ArrayNode, Extents, ManifestRef
 
 _CELLS_PER_FULL_CELL = 8
 _FEW_CELLS = 64
@@ -69,9 +70,7 @@ def plan_regions(node: ArrayNode, change: ArrayEdits, listed: ArrayItems, cuttin
     shape = cutting.shape_for(node, boxes)
     cells: list[CellRows] = []
     if change.table is not None:
-        if cutting.limit is not None:
-            shape = coarsen_for(change.table, shape, cutting.limit, node.grid)
-        cells = list(rows_by_cell(change.table, shape))
+        shape, cells = cut_rows(node, change.table, shape, cutting)
     if not cells and listed.settled:
         return _regions(items, [])
     groups = _Groups(items, cells, len(node.grid))
@@ -87,6 +86,17 @@ def plan_regions(node: ArrayNode, change: ArrayEdits, listed: ArrayItems, cuttin
     return _regions(untouched, pieces)
 
 
+def cut_rows(
+    node: ArrayNode, table: ChunkTable, shape: CellShape, cutting: Cutting
+) -> tuple[CellShape, list[CellRows]]:
+    """The rows of a table by cells of this shape, or of a larger one where they are sparse."""
+    cells = list(rows_by_cell(table, shape))
+    if cutting.limit is not None and is_sparse(len(table), len(cells), cutting.limit):
+        shape = coarsen_for(table, shape, cutting.limit, node.grid)
+        cells = list(rows_by_cell(table, shape))
+    return shape, cells
+
+
 def plan_recut(node: ArrayNode, listed: ArrayItems, cutting: Cutting, shared: frozenset[ObjectId]) -> Regions:
     """Cut a whole array anew: a manifest that alone fills one cell stays, all others are rewritten cell by cell."""
     shape = cutting.shape_for(node)
@@ -94,9 +104,7 @@ def plan_recut(node: ArrayNode, listed: ArrayItems, cutting: Cutting, shared: fr
     for item in listed.items:
         if not _listable(item.box, item.count, shape, cutting.limit):
             # Too sparse for cells: everything is read once and halved until it fits.
-            rows_limit = cutting.limit
-            sources = tuple(i.source for i in sorted(listed.items, key=lambda i: i.layer))
-            return Regions((), (), (Piece(node.id, node.path, full_box(node), sources, None, rows_limit),))
+            return _regions([], [_piece(node, full_box(node), listed.items, None, cutting.limit)])
         for cell in cells_meeting(item.box, shape):
             meeting[cell].append(item)
     lonely = {id(items[0]) for items in meeting.values() if len(items) == 1}
@@ -121,14 +129,12 @@ def _regions(stays: Iterable[Item], pieces: Sequence[Piece]) -> Regions:
     return Regions(tuple(item.ref for item in ordered), parts, tuple(pieces))
 
 
-def _piece(
-    node: ArrayNode, box: tuple[tuple[int, int], ...], items: Iterable[Item], rows: Rows | None, limit: int | None
-) -> Piece:
+def _piece(node: ArrayNode, box: Extents, items: Iterable[Item], rows: Rows | None, limit: int | None) -> Piece:
     sources = tuple(item.source for item in sorted(items, key=lambda item: item.layer))
     return Piece(node.id, node.path, box, sources, rows, limit)
 
 
-def _listable(box: tuple[tuple[int, int], ...], count: int, shape: CellShape, limit: int | None) -> bool:
+def _listable(box: Extents, count: int, shape: CellShape, limit: int | None) -> bool:
     """Whether a box has few enough cells to be cut by them; a nearly empty one is not worth it."""
     full = 1 if limit is None else -(-count // limit)
     return count_cells_meeting(box, shape) <= max(_FEW_CELLS, _CELLS_PER_FULL_CELL * full, count)
