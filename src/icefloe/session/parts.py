@@ -69,7 +69,8 @@ async def link_parts(work: Workspace, written: Sequence[WrittenParts]) -> None:
     for each in written:
         if each.snapshot_id != work.base.id:
             raise SessionStateError(
-                f"parts of {each.label or 'a worker'} stand on snapshot {each.snapshot_id}, the session on {work.base.id}"
+                f"parts of {each.label or 'a worker'} stand on snapshot {each.snapshot_id}, "
+                f"the session on {work.base.id}"
             )
     labels = {part.manifest_id: each.label or each.attempt for each in written for part in each.parts}
     by_node: dict[NodeId, list[PartRef]] = {}
@@ -93,8 +94,8 @@ async def _refuse_doubles(
         if len(double):
             who = [labels.get(parts[i].manifest_id, "an earlier task") for i in (a, b)]
             raise InvalidInputError(
-                f"{len(double)} chunk(s) of {node.path}, such as {double[:3].tolist()}, were written by both {who[0]} and "
-                f"{who[1]}; give each task chunks of its own",
+                f"{len(double)} chunk(s) of {node.path}, such as {double[:3].tolist()}, were written by both {who[0]} "
+                f"and {who[1]}; give each task chunks of its own",
                 path=node.path,
                 chunks=double.tolist(),
                 tasks=who,

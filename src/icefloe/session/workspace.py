@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from icefloe.errors import InvalidInputError, NodeNotFoundError
 from icefloe.ids import NODE_ID_BYTES, NodeId, new_node_id
@@ -39,8 +38,6 @@ class Workspace:
         self.reader = engine.reader.for_session(self.writer.unstored)
         self.inherited_edits: Mapping[NodeId, EditBuffer] = {}
         """Edits of the session that this one was forked from: read through, not committed from here."""
-        self.merged_forks: dict[str, Mapping[NodeId, npt.NDArray[np.uint32]]] = {}
-        """Coordinates that each merged fork wrote, by fork, so that a chunk of two forks is noticed."""
         self._part_views: dict[NodeId, tuple[tuple[PartRef, ...], ArrayNode]] = {}
         self._next_counter: int | None = None
 
