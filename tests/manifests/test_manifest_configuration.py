@@ -180,3 +180,14 @@ def test_splitting_rules_take_the_first_match_and_survive_a_document() -> None:
         ManifestSplittingConfig.from_dict({split.AnyArray(): {dim.Any(): 0}})
     with pytest.raises(InvalidInputError, match="not a regular expression"):
         ManifestSplittingConfig.from_dict({split.path_matches("["): {dim.Any(): 1}})
+
+
+def test_a_field_that_is_assigned_is_checked_and_kept_only_if_it_is_right() -> None:
+    config = ManifestConfig()
+    config.splitting = ManifestSplittingConfig.from_dict({})
+    config.sets = (ManifestSet("coordinates", max_manifest_size=7),)
+    assert [s.name for s in config.sets] == ["coordinates", "default"]
+    with pytest.raises(InvalidInputError, match="target 'nowhere'"):
+        config.rules = (ManifestRule("nowhere"),)
+    assert config.rules == ManifestConfig().rules
+    assert config != ManifestConfig()

@@ -52,6 +52,10 @@ class ManifestSplitCondition(_Condition):
 
     __slots__ = ()
     AnyArray: ClassVar[type[_SplitAny]]
+    Or: ClassVar[type[_SplitOr]]
+    And: ClassVar[type[_SplitAnd]]
+    PathMatches: ClassVar[type[_SplitPath]]
+    NameMatches: ClassVar[type[_SplitName]]
 
     @staticmethod
     def or_conditions(conditions: Sequence[ManifestSplitCondition]) -> ManifestSplitCondition:
@@ -135,6 +139,9 @@ class ManifestPreloadCondition(_Condition):
 @dataclass(frozen=True, slots=True)
 class _Many(_Condition):
     conditions: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "conditions", tuple(self.conditions))
 
     def check(self, entry: str) -> None:
         for condition in self.conditions:
@@ -235,6 +242,8 @@ class _SplitAny(ManifestSplitCondition):
 
 
 ManifestSplitCondition.AnyArray = _SplitAny
+ManifestSplitCondition.Or, ManifestSplitCondition.And = _SplitOr, _SplitAnd
+ManifestSplitCondition.PathMatches, ManifestSplitCondition.NameMatches = _SplitPath, _SplitName
 
 
 class _PreloadOr(_Or, ManifestPreloadCondition):

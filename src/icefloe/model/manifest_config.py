@@ -93,7 +93,7 @@ class PreloadRules:
         return any(re.fullmatch(pattern, path) for pattern in self.paths)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ManifestPreloadConfig:
     """The preload setting by conditions; where it is given it replaces the preload rules."""
 
@@ -142,9 +142,12 @@ class ManifestSplittingConfig:
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ManifestConfig:
-    """Everything about manifests that a repository can be configured for; the default is that of the specification."""
+    """Everything about manifests that a repository can be configured for; the default is that of the specification.
+
+    Like the other configuration values it can be changed field by field; what cannot be carried out is refused then.
+    """
 
     preload: ManifestPreloadConfig | None = None
     splitting: ManifestSplittingConfig | None = None
@@ -154,11 +157,23 @@ class ManifestConfig:
     virtual_chunk_location_compression: Any = None
     max_concurrent_manifest_fetches_during_commit: int | None = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sets", tuple(self.sets))
+    def __setattr__(self, name: str, value: Any) -> None:
+        before = getattr(self, name, None)
+        object.__setattr__(self, name, value)
+        if not hasattr(self, "max_concurrent_manifest_fetches_during_commit"):
+            return  # the constructor has not set the last field yet
+        try:
+            self._settle()
+        except InvalidInputError:
+            object.__setattr__(self, name, before)
+            raise
+
+    def _settle(self) -> None:
+        sets = tuple(self.sets)
+        if all(s.name != DEFAULT_SET for s in sets):
+            sets = (*sets, ManifestSet.default())
+        object.__setattr__(self, "sets", sets)
         object.__setattr__(self, "rules", tuple(self.rules))
-        if all(s.name != DEFAULT_SET for s in self.sets):
-            object.__setattr__(self, "sets", (*self.sets, ManifestSet.default()))
         validate(self)
 
     def find_set(self, name: str) -> ManifestSet:
