@@ -288,8 +288,11 @@ def _index_texts(
     _, samples, codes = np.unique(hashes[firsts], return_index=True, return_inverse=True)
     if (words[firsts[samples[codes]]] != words[firsts]).any():
         samples, codes = np.unique(texts[firsts].view(f"S{size}"), return_index=True, return_inverse=True)[1:]
-    found = [known.setdefault(texts[row].tobytes(), len(known)) for row in firsts[samples]]
-    result: npt.NDArray[np.int32] = np.array(found, dtype=np.int32)[codes[np.cumsum(changed) - 1]]
+    codes_of_samples = np.empty(len(samples), dtype=np.int32)
+    for sample in np.argsort(samples).tolist():
+        text = texts[firsts[samples[sample]]].tobytes()
+        codes_of_samples[sample] = known.setdefault(text, len(known))
+    result: npt.NDArray[np.int32] = codes_of_samples[codes][np.cumsum(changed) - 1]
     return result
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any, TypeAlias
 
 import msgspec
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.errors import FormatError
+from icefloe.formats.repository.rows import ID_TEXT_BYTES
 from icefloe.formats.repository.values import (
     WireId,
     WireNodeId,
@@ -19,7 +21,7 @@ from icefloe.formats.repository.values import (
     parse_object_id,
     parse_object_id_bytes,
 )
-from icefloe.ids import OBJECT_ID_BYTES, NodeId, ObjectId
+from icefloe.ids import OBJECT_ID_BYTES, NodeId, ObjectId, decode_base32_column
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.snapshot import Manifest
 
@@ -39,12 +41,12 @@ def decode_entries(body: bytes) -> Manifest:
     manifest_id, references = _take_parts(body)
     if _is_flat(references):
         flat = decode_or_refuse(_FLAT, references, "manifest")
-        by_node: dict[NodeId, dict[_Coords, _Payload]] = {}
+        by_wire: dict[WireNodeId, dict[_Coords, _Payload]] = {}
         for (node, coords), payload in flat.items():
-            by_node.setdefault(parse_node_id(node), {})[coords] = payload
+            by_wire.setdefault(node, {})[coords] = payload
     else:
-        nested = decode_or_refuse(_NESTED, references, "manifest")
-        by_node = {parse_node_id(node): entries for node, entries in nested.items()}
+        by_wire = decode_or_refuse(_NESTED, references, "manifest")
+    by_node = {parse_node_id(node): entries for node, entries in by_wire.items()}
     ranks = _choose_ranks(by_node)
     return Manifest(manifest_id, {node: _make_table(by_node[node], rank) for node, rank in ranks.items()})
 
@@ -95,62 +97,84 @@ def _choose_ranks(by_node: Mapping[NodeId, Mapping[_Coords, _Payload]]) -> dict[
 
 def _make_table(entries: Mapping[_Coords, _Payload], rank: int) -> ChunkTable:
     """Columns of the entries of one array, sorted; those of another rank can never be asked for."""
-    keys = sorted(coords for coords in entries if len(coords) == rank)
+    keys = [coords for coords in entries if len(coords) == rank]
+    payloads = list(entries.values()) if len(keys) == len(entries) else [entries[coords] for coords in keys]
     try:
-        coords = np.array(keys, dtype=np.int64).reshape(len(keys), rank)
-        columns = _EntryColumns(len(keys))
-        for index, key in enumerate(keys):
-            columns.add(index, entries[key])
-    except (ValueError, TypeError, OverflowError, IndexError) as error:
+        coords = np.fromiter(chain.from_iterable(keys), dtype=np.int64, count=len(keys) * rank)
+        coords = coords.reshape(len(keys), rank)
+        if coords.size and (int(coords.min()) < 0 or int(coords.max()) > _MAX_COORD):
+            raise FormatError("a manifest holds chunk coordinates outside 0..2^32-1")
+        if rank and not _is_ascending(coords):
+            order = np.lexsort(coords.T[::-1])
+            coords, payloads = coords[order], [payloads[row] for row in order.tolist()]
+        return _EntryColumns(payloads).finish(coords.astype(np.uint32))
+    except (ValueError, TypeError, OverflowError, KeyError, IndexError) as error:
         raise FormatError(f"a manifest holds a reference that cannot be read: {error}") from error
-    if coords.size and (int(coords.min()) < 0 or int(coords.max()) > _MAX_COORD):
-        raise FormatError("a manifest holds chunk coordinates outside 0..2^32-1")
-    return columns.finish(coords.astype(np.uint32))
+
+
+def _is_ascending(coords: npt.NDArray[np.int64]) -> bool:
+    ascending = np.zeros(max(len(coords) - 1, 0), dtype=np.bool_)
+    for dimension in range(coords.shape[1] - 1, -1, -1):
+        column = coords[:, dimension]
+        ascending &= column[1:] == column[:-1]
+        ascending |= column[1:] > column[:-1]
+    return bool(ascending.all())
+
+
+_KINDS = {"Inline": ChunkKind.INLINE, "Ref": ChunkKind.NATIVE, "Virtual": ChunkKind.VIRTUAL}
 
 
 class _EntryColumns:
-    """Columns that grow by entries."""
+    """Columns from payloads, kind by kind; ValueError, TypeError and the like for payloads that are none."""
 
-    def __init__(self, count: int) -> None:
-        self._kind = bytearray(count)
-        self._offset = [0] * count
-        self._length = [0] * count
-        self._ids = bytearray()
-        self._id_rows: list[int] = []
-        self._location = np.full(count, -1, dtype=np.int32)
+    def __init__(self, payloads: list[_Payload]) -> None:
+        count = len(payloads)
+        self._kind = np.fromiter((_KINDS[name] for (name,) in payloads), dtype=np.uint8, count=count)
+        self._offset = np.zeros(count, dtype=np.uint64)
+        self._length = np.zeros(count, dtype=np.uint64)
+        self._object_id: npt.NDArray[np.uint8] | None = None
+        self._location: npt.NDArray[np.int32] | None = None
         self._locations: dict[str, int] = {}
         self._etag = np.full(count, -1, dtype=np.int32)
         self._etags: dict[str, int] = {}
         self._modified = np.zeros(count, dtype=np.uint32)
-        self._inline = bytearray()
+        self._inline = b""
+        takers = {"Inline": self._take_inline, "Ref": self._take_native, "Virtual": self._take_virtual}
+        for name, take in takers.items():
+            rows = np.flatnonzero(self._kind == _KINDS[name])
+            if len(rows):
+                take(rows, [payloads[row][name] for row in rows.tolist()])
 
-    def add(self, row: int, payload: _Payload) -> None:
-        ((name, value),) = payload.items()
-        if name == "Ref":
-            chunk_id, self._offset[row], self._length[row] = value  # type: ignore[assignment]
-            self._kind[row] = ChunkKind.NATIVE
-            self._ids += parse_object_id_bytes(chunk_id)
-            self._id_rows.append(row)
-        elif name == "Virtual":
-            self._add_virtual(row, value)
-        elif name == "Inline" and isinstance(value, bytes):
-            self._kind[row] = ChunkKind.INLINE
-            self._offset[row], self._length[row] = len(self._inline), len(value)
-            self._inline += value
+    def _take_inline(self, rows: npt.NDArray[np.int64], values: list[Any]) -> None:
+        sizes = np.fromiter(map(len, values), dtype=np.uint64, count=len(values))
+        self._inline = b"".join(values)
+        self._offset[rows] = np.cumsum(sizes) - sizes
+        self._length[rows] = sizes
+
+    def _take_native(self, rows: npt.NDArray[np.int64], values: list[Any]) -> None:
+        ids, offsets, lengths = zip(*values, strict=True)
+        self._offset[rows] = np.array(offsets, dtype=np.uint64)
+        self._length[rows] = np.array(lengths, dtype=np.uint64)
+        self._object_id = np.zeros((len(self._kind), OBJECT_ID_BYTES), dtype=np.uint8)
+        if all(isinstance(i, str) and len(i) == ID_TEXT_BYTES for i in ids):
+            text = np.frombuffer("".join(ids).encode("ascii"), dtype=np.uint8).reshape(len(ids), ID_TEXT_BYTES)
+            self._object_id[rows] = decode_base32_column(text, OBJECT_ID_BYTES)
         else:
-            raise ValueError(f"unknown kind of reference {name!r:.40}")
+            joined = b"".join(map(parse_object_id_bytes, ids))
+            self._object_id[rows] = np.frombuffer(joined, dtype=np.uint8).reshape(len(ids), OBJECT_ID_BYTES)
 
-    def _add_virtual(self, row: int, value: Any) -> None:
-        location, self._offset[row], self._length[row], *rest = value
-        if isinstance(location, dict):
-            location = location["Absolute"] if len(location) == 1 and "Absolute" in location else None
-        if not isinstance(location, str):
-            raise ValueError(f"a virtual reference to {value[0]!r:.80}")
-        self._kind[row] = ChunkKind.VIRTUAL
-        self._location[row] = self._locations.setdefault(location, len(self._locations))
-        checksum = rest[0] if rest else None
-        if checksum is None:
-            return
+    def _take_virtual(self, rows: npt.NDArray[np.int64], values: list[Any]) -> None:
+        self._location = np.full(len(self._kind), -1, dtype=np.int32)
+        self._offset[rows] = np.array([value[1] for value in values], dtype=np.uint64)
+        self._length[rows] = np.array([value[2] for value in values], dtype=np.uint64)
+        known = self._locations
+        codes = [known.setdefault(_parse_location(value[0]), len(known)) for value in values]
+        self._location[rows] = np.array(codes, dtype=np.int32)
+        for row, value in zip(rows.tolist(), values, strict=True):
+            if len(value) > 3 and value[3] is not None:
+                self._take_checksum(row, value[3])
+
+    def _take_checksum(self, row: int, checksum: Any) -> None:
         ((name, seal),) = checksum.items()
         if name == "ETag" and isinstance(seal, str):
             self._etag[row] = self._etags.setdefault(seal, len(self._etags))
@@ -160,27 +184,25 @@ class _EntryColumns:
             raise ValueError(f"unknown checksum {name!r:.40}")
 
     def finish(self, coords: npt.NDArray[np.uint32]) -> ChunkTable:
-        object_id = None
-        if self._id_rows:
-            object_id = np.zeros((len(self._kind), OBJECT_ID_BYTES), dtype=np.uint8)
-            object_id[self._id_rows] = np.frombuffer(bytes(self._ids), dtype=np.uint8).reshape(-1, OBJECT_ID_BYTES)
         return ChunkTable(
             coords,
-            np.frombuffer(bytes(self._kind), dtype=np.uint8),
-            _unsigned(self._offset),
-            _unsigned(self._length),
-            object_id,
-            self._location if self._locations else None,
+            self._kind,
+            self._offset,
+            self._length,
+            self._object_id,
+            self._location,
             list(self._locations),
             self._etag if self._etags else None,
             list(self._etags),
             self._modified if self._modified.any() else None,
-            bytes(self._inline),
+            self._inline,
         )
 
 
-def _unsigned(values: list[int]) -> npt.NDArray[np.uint64]:
-    try:
-        return np.array(values, dtype=np.uint64)
-    except (OverflowError, TypeError, ValueError) as error:
-        raise FormatError(f"a manifest holds an offset or length that is no number from 0 on: {error}") from error
+def _parse_location(wire: Any) -> str:
+    """A location, plain or as the earliest writers wrapped it."""
+    if isinstance(wire, dict) and len(wire) == 1:
+        wire = wire["Absolute"]
+    if not isinstance(wire, str):
+        raise ValueError(f"a virtual reference to {wire!r:.80}")
+    return wire
