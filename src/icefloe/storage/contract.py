@@ -13,6 +13,14 @@ from icefloe.errors import ObjectNotFoundError
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
+def flat_bytes(data: Buffer) -> bytes | memoryview:
+    """The bytes of a buffer in one dimension, without a copy."""
+    if isinstance(data, bytes):
+        return data
+    view = memoryview(data)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
 @dataclass(frozen=True, slots=True)
 class Version:
     """Which state of an object was seen; opaque, compared only by the storage itself."""

@@ -2,50 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime as dt
+import functools
 import itertools
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from icefloe.errors import AlreadyExistsError, InvalidInputError, StorageError, VersionMismatchError
 from icefloe.storage import local_files as files
-from icefloe.storage.contract import Buffer, ObjectInfo, Storage, Version, Versioned
+from icefloe.storage.contract import Buffer, ObjectInfo, Storage, Version, Versioned, flat_bytes
 from icefloe.storage.keys import check_key, check_prefix, encode_key, join_prefix
 from icefloe.storage.ranges import check_range
 from icefloe.storage.sources import SourceStorage, check_unchanged
+from icefloe.storage.threads import FILES
 from icefloe.storage.translate import Translating
 
 T = TypeVar("T")
 
 INLINE_BYTES = 1 << 17
 """Up to here, handing the work to a thread takes longer than the work."""
-_PAGE = 1000
+_PAGES = (16, 64, 256, 1000)
+"""Keys a page: the first come at once, whoever wants all soon gets many."""
 _SLOW_SECONDS = 0.002
-
-
-class _Threads:
-    """The threads that wait for the disk; made anew in a forked child, where they are gone."""
-
-    def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
-        os.register_at_fork(after_in_child=self._forget)
-
-    def _forget(self) -> None:
-        self._pool = None
-
-    def pool(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            workers = min(32, 4 + 2 * (os.cpu_count() or 1))
-            self._pool = ThreadPoolExecutor(workers, thread_name_prefix="icefloe-files")
-        return self._pool
-
-
-_THREADS = _Threads()
 
 
 class _Pace:
@@ -112,7 +93,7 @@ class LocalStorage(SourceStorage):
     async def _run(self, pace: _Pace, call: Callable[[], T], size: int = 0) -> T:
         if size <= INLINE_BYTES and pace.quick and not self._durability.fsync:
             return pace.timed(call)
-        return await asyncio.get_running_loop().run_in_executor(_THREADS.pool(), pace.timed, call)
+        return await FILES.run(lambda: pace.timed(call))
 
     async def get(self, key: str) -> bytes:
         path = self.path_of(key)
@@ -206,9 +187,7 @@ class LocalStorage(SourceStorage):
                     )
                 except BlockingIOError:
                     # Another process swaps in this folder: wait where it holds nobody up.
-                    return await asyncio.get_running_loop().run_in_executor(
-                        _THREADS.pool(), lambda: files.swap_file(path, flat, version, self._durability, wait=True)
-                    )
+                    return await FILES.run(lambda: files.swap_file(path, flat, version, self._durability, wait=True))
             except files.ChangedError as error:
                 raise VersionMismatchError(
                     f"cannot replace {key!r} in {self._root}: it changed since it was read"
@@ -221,9 +200,10 @@ class LocalStorage(SourceStorage):
 
     async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[Sequence[ObjectInfo]]:
         walking = files.walk(self._folder_of(prefix), prefix, after or "", encoded=self._encoded)
-        while True:
+        for size in itertools.chain(_PAGES, itertools.repeat(_PAGES[-1])):
+            take = functools.partial(_next_page, walking, size)
             with Translating("list", prefix, self._root):
-                found, ended = await self._run(self._list_pace, lambda: _next_page(walking))
+                found, ended = await self._run(self._list_pace, take)
             if found:
                 yield found
             if ended:
@@ -232,7 +212,7 @@ class LocalStorage(SourceStorage):
     async def delete(self, keys: Sequence[str]) -> None:
         paths = [self.path_of(key) for key in keys]
         with Translating(f"delete {len(keys)} objects, among them", keys[0] if keys else "", self._root):
-            await asyncio.get_running_loop().run_in_executor(_THREADS.pool(), files.delete_files, paths)
+            await FILES.run(lambda: files.delete_files(paths))
 
     async def copy(self, source: str, target: str, *, version: Version | None = None) -> None:
         old, new = self.path_of(source), self.path_of(target)
@@ -251,21 +231,11 @@ class LocalStorage(SourceStorage):
     async def remove_leftovers(self, older_than: dt.timedelta) -> int:
         """Remove the unfinished files of writers that died that long ago; how many they were."""
         with Translating("clean up", "", self._root):
-            return await asyncio.get_running_loop().run_in_executor(
-                _THREADS.pool(), files.remove_leftovers, self._root, older_than.total_seconds(), time.time()
-            )
+            return await FILES.run(lambda: files.remove_leftovers(self._root, older_than.total_seconds(), time.time()))
 
 
 def _rebuild(root: str, fsync: bool, encoded: bool) -> LocalStorage:
     return LocalStorage(root, fsync=fsync, encoded=encoded)
-
-
-def flat_bytes(data: Buffer) -> bytes | memoryview:
-    """The bytes of a buffer in one dimension, without a copy."""
-    if isinstance(data, bytes):
-        return data
-    view = memoryview(data)
-    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
 def _time(found: os.stat_result) -> dt.datetime:
@@ -276,12 +246,12 @@ def _info(key: str, found: os.stat_result) -> ObjectInfo:
     return ObjectInfo(key, found.st_size, _time(found), Version(etag=files.stat_etag(found)))
 
 
-def _next_page(walking: Any) -> tuple[list[ObjectInfo], bool]:
-    page = list(itertools.islice(walking, _PAGE))
+def _next_page(walking: Iterator[tuple[str, str]], size: int) -> tuple[list[ObjectInfo], bool]:
+    page = list(itertools.islice(walking, size))
     found = []
     for key, path in page:
         try:
             found.append(_info(key, os.stat(path)))
         except FileNotFoundError:
             continue  # deleted since the folder was read
-    return found, len(page) < _PAGE
+    return found, len(page) < size

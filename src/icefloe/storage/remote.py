@@ -19,13 +19,15 @@ from icefloe.errors import (
     VersionMismatchError,
 )
 from icefloe.storage.client import Client
-from icefloe.storage.contract import Buffer, ObjectInfo, Version, Versioned
+from icefloe.storage.contract import Buffer, ObjectInfo, Version, Versioned, flat_bytes
 from icefloe.storage.keys import check_key, check_prefix, decode_key, encode_key, join_prefix
 from icefloe.storage.places import Place
 from icefloe.storage.ranges import check_range, plan_requests
+from icefloe.storage.requests import Fetched, delete_all, fetch, write
 from icefloe.storage.retries import RetryPolicy
 from icefloe.storage.settle import ConditionalWrite, Sighting, look_by_content, settle
 from icefloe.storage.sources import SourceStorage, changed, check_unchanged, normal_etag
+from icefloe.storage.threads import REQUESTS
 from icefloe.storage.translate import MISSING, Translating
 
 WRITE_ID = "icechunk_write_id"
@@ -33,8 +35,6 @@ WRITE_ID = "icechunk_write_id"
 
 _PAGE = 1000
 _DELETE_BATCH = 1000
-_MULTIPART_BYTES = 100 << 20
-_PART_BYTES = 16 << 20
 _RANGES_AT_ONCE = 10
 
 _Page: TypeAlias = list[ObjectInfo]
@@ -106,15 +106,17 @@ class ObstoreStorage(SourceStorage):
     async def get(self, key: str) -> bytes:
         path = self._path(key)
         with Translating("read", key, self.url):
-            found = await obstore.get_async(self._client.patient(), path)
-            return (await found.bytes_async()).to_bytes()
+            return (await self._fetch(path)).data
 
     async def get_versioned(self, key: str) -> Versioned:
         path = self._path(key)
         with Translating("read", key, self.url):
-            found = await obstore.get_async(self._client.patient(), path)
-            data = (await found.bytes_async()).to_bytes()
-            return Versioned(data, _version(found.meta), found.meta["last_modified"])
+            found = await self._fetch(path)
+        return Versioned(found.data, _version(found.meta), found.meta["last_modified"])
+
+    async def _fetch(self, path: str, options: Any = None) -> Fetched:
+        store = self._client.patient()
+        return await REQUESTS.run(lambda: fetch(store, path, options))
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
         path = self._path(key)
@@ -122,12 +124,12 @@ class ObstoreStorage(SourceStorage):
         if start == end:
             return b""
         with Translating("read", key, self.url):
+            store = self._client.patient()
             try:
-                found = await obstore.get_range_async(self._client.patient(), path, start=start, end=end)
+                return await REQUESTS.run(lambda: obstore.get_range(store, path, start=start, end=end).to_bytes())
             except NotSupportedError:
                 # A web server without ranges: the whole file holds the part.
                 return self._cut(key, await self.get(key), start, end)
-            return found.to_bytes()
 
     def _cut(self, key: str, data: bytes, start: int, end: int) -> bytes:
         if start >= len(data):
@@ -170,7 +172,7 @@ class ObstoreStorage(SourceStorage):
             options["if_unmodified_since"] = not_modified_after
         with Translating("read", key, self.url):
             try:
-                found, whole = await self._get_with_range(path, options)
+                found, whole = await self._fetch_range(path, options)
             except PreconditionError as error:
                 raise changed(f"{self.url}{key}", "the store says so") from error
             # Web servers are free to leave conditions aside.
@@ -181,41 +183,33 @@ class ObstoreStorage(SourceStorage):
                 not_modified_after=not_modified_after,
                 found_modified=found.meta["last_modified"],
             )
-            data = (await found.bytes_async()).to_bytes()
-        return self._cut(key, data, start, end) if whole else data
+        return self._cut(key, found.data, start, end) if whole else found.data
 
-    async def _get_with_range(self, path: str, options: Any) -> tuple[obstore.GetResult, bool]:
+    async def _fetch_range(self, path: str, options: dict[str, Any]) -> tuple[Fetched, bool]:
         """The answer, and whether it is the whole file because the server knows no ranges."""
         try:
-            return await obstore.get_async(self._client.patient(), path, options=options), False
+            return await self._fetch(path, options), False
         except NotSupportedError:
-            without = {name: value for name, value in options.items() if name != "range"}
-            return await obstore.get_async(self._client.patient(), path, options=without), True  # type: ignore[arg-type]
+            return await self._fetch(path, {name: value for name, value in options.items() if name != "range"}), True
 
     async def head(self, key: str) -> ObjectInfo:
         path = self._path(key)
         with Translating("look at", key, self.url):
-            meta = await obstore.head_async(self._client.patient(), path)
+            store = self._client.patient()
+            meta = await REQUESTS.run(lambda: obstore.head(store, path))
         return ObjectInfo(key, meta["size"], meta["last_modified"], _version(meta))
 
     async def metadata(self, key: str) -> Mapping[str, str]:
         """The user metadata an object was written with, as far as the store kept it."""
         with Translating("look at", key, self.url):
-            found = await obstore.get_async(self._client.patient(), self._path(key), options={"head": True})
-            return dict(found.attributes)
+            return (await self._fetch(self._path(key), {"head": True})).attributes
 
     async def put(self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None) -> None:
         path = self._writing(key)
-        large = len(memoryview(data)) > _MULTIPART_BYTES
+        flat = flat_bytes(data)
         with Translating("write", key, self.url):
-            await obstore.put_async(
-                self._client.patient(),
-                path,
-                _buffer(data),
-                attributes=dict(metadata) if metadata else None,
-                use_multipart=large,
-                chunk_size=_PART_BYTES,
-            )
+            store = self._client.patient()
+            await REQUESTS.run(lambda: write(store, path, flat, dict(metadata or {})))
 
     async def create(
         self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None, unique: bool = True
@@ -237,7 +231,7 @@ class ObstoreStorage(SourceStorage):
         self, key: str, data: Buffer, before: Version | None, metadata: Mapping[str, str] | None, unique: bool
     ) -> Version:
         path, action = self._writing(key), "create" if before is None else "replace"
-        flat = _buffer(data)
+        flat = flat_bytes(data)
         attributes = dict(metadata or {})
         write_id = secrets.token_hex(16)
         if not unique:
@@ -246,10 +240,9 @@ class ObstoreStorage(SourceStorage):
 
         async def attempt() -> Version:
             with Translating(action, key, self.url):
+                store = self._client.once()
                 try:
-                    put = await obstore.put_async(
-                        self._client.once(), path, flat, attributes=attributes or None, mode=mode, use_multipart=False
-                    )
+                    put = await REQUESTS.run(lambda: write(store, path, flat, attributes, mode))
                 except MISSING as error:
                     if before is None:
                         raise
@@ -278,7 +271,7 @@ class ObstoreStorage(SourceStorage):
     async def _look_by_id(self, key: str, write_id: str, before: Version | None) -> tuple[Sighting, Version]:
         with Translating("look at", key, self.url):
             try:
-                found = await obstore.get_async(self._client.patient(), self._path(key), options={"head": True})
+                found = await self._fetch(self._path(key), {"head": True})
             except MISSING:
                 return (Sighting.UNTOUCHED if before is None else Sighting.OTHERS), Version()
             version = _version(found.meta)
@@ -293,7 +286,8 @@ class ObstoreStorage(SourceStorage):
         folder = self._folder(prefix)
         self._check_lists()
         with Translating("list", prefix, self.url):
-            found = await obstore.list_with_delimiter_async(self._client.patient(), folder or None)
+            store = self._client.patient()
+            found = await REQUESTS.run(lambda: obstore.list_with_delimiter(store, folder or None))
         start = len(prefix)
         names = {self._key(meta["path"])[start:] for meta in found["objects"]}
         folders = {self._key(path.rstrip("/"))[start:] + "/" for path in found["common_prefixes"]}
@@ -340,7 +334,7 @@ class ObstoreStorage(SourceStorage):
             offset = encode_key(self._prefix + after) if self._encodes else self._prefix + after
         with Translating("list", prefix, self.url):
             stream = obstore.list(self._client.patient(), folder or None, offset=offset, chunk_size=_PAGE)
-            async for metas in stream:
+            while (metas := await REQUESTS.run(lambda: next(stream, None))) is not None:
                 page = [
                     ObjectInfo(key, meta["size"], meta["last_modified"], _version(meta))
                     for meta in metas
@@ -366,32 +360,20 @@ class ObstoreStorage(SourceStorage):
 
     async def _delete_batch(self, paths: Sequence[str]) -> None:
         with Translating(f"delete {len(paths)} objects, among them", paths[0], self.url):
-            try:
-                await obstore.delete_async(self._client.patient(), paths)
-                return
-            except MISSING:
-                pass
-            # A missing key ended the batch on this store: the rest is deleted one by one.
-            for path in paths:
-                try:
-                    await obstore.delete_async(self._client.patient(), path)
-                except MISSING:
-                    continue
+            store = self._client.patient()
+            await REQUESTS.run(lambda: delete_all(store, paths))
 
     async def copy(self, source: str, target: str, *, version: Version | None = None) -> None:
         old, new = self._path(source), self._writing(target)
         with Translating("copy", source, self.url):
+            store = self._client.patient()
             if version is None:
-                await obstore.copy_async(self._client.patient(), old, new)
+                await REQUESTS.run(lambda: obstore.copy(store, old, new))
                 return
-            found = await obstore.get_async(self._client.patient(), old)
+            found = await self._fetch(old)
             if _version(found.meta) != version:
                 raise VersionMismatchError(f"cannot copy {source!r} in {self.url}: it changed since it was read")
-            attributes = dict(found.attributes)
-            data = await found.bytes_async()
-            await obstore.put_async(
-                self._client.patient(), new, data, attributes=attributes or None, use_multipart=False
-            )
+            await REQUESTS.run(lambda: write(store, new, found.data, found.attributes))
 
     def without_writes(self) -> ObstoreStorage:
         """The same storage, refusing writes."""
@@ -411,13 +393,6 @@ def _rebuild(place: Place, prefix: str, retries: RetryPolicy, read_only: bool, f
 def _version(meta: Any) -> Version:
     etag = meta["e_tag"]
     return Version(etag=None if etag is None else normal_etag(etag), generation=meta["version"])
-
-
-def _buffer(data: Buffer) -> bytes | memoryview:
-    if isinstance(data, bytes):
-        return data
-    view = memoryview(data)
-    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
 async def _collect(pages: AsyncIterator[list[ObjectInfo]], first: Sequence[ObjectInfo] = ()) -> list[list[ObjectInfo]]:
