@@ -1,24 +1,23 @@
-"""A repository as its user sees it: create and open, sessions, branches, tags, history."""
+"""A repository as its user sees it: created, opened, configured, and asked for sessions."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from icefloe.blocking import iterate_blocking, run_blocking
+from icefloe.blocking import run_blocking
 from icefloe.errors import InvalidInputError, RepositoryNotFoundError
-from icefloe.ids import ObjectId
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
-from icefloe.model.diff import Diff
-from icefloe.model.snapshot import ManifestFileInfo, SnapshotInfo
+from icefloe.repository.history import HistoryDoor
+from icefloe.repository.refs import RefsDoor
 from icefloe.session import opening
 from icefloe.session.conflicts import ConflictSolver
 from icefloe.session.engine import Engine
-from icefloe.session.history import RefChoice, ancestry, diff_between, resolve, snapshot_as_of
+from icefloe.session.history import RefChoice, resolve, snapshot_as_of
 from icefloe.session.session import Session, SessionMode
 from icefloe.storage.build import resolve_storage
 from icefloe.storage.contract import Storage
@@ -28,7 +27,7 @@ Place = Storage | str | Path
 Authorization = Mapping[str, Any] | None
 
 
-class Repository:
+class Repository(RefsDoor, HistoryDoor):
     """A versioned store of Zarr hierarchies.
 
     Examples
@@ -312,144 +311,3 @@ class Repository:
         session = self.writable_session(branch)
         yield session.store
         session.commit(message, metadata, rebase_with=rebase_with, rebase_tries=rebase_tries)
-
-    # -- branches and tags ----------------------------------------------------------------------------------------
-
-    def create_branch(self, branch: str, snapshot_id: str) -> None:
-        """A new branch at a snapshot; AlreadyExistsError when the name is taken."""
-        run_blocking(self.create_branch_async(branch, snapshot_id))
-
-    async def create_branch_async(self, branch: str, snapshot_id: str) -> None:
-        """`create_branch`, awaited."""
-        await self._engine.archive.fetch_snapshot(snapshot_id)
-        await self._engine.ledger.create_branch(branch, snapshot_id)
-
-    def list_branches(self) -> set[str]:
-        """Names of all branches."""
-        return run_blocking(self.list_branches_async())
-
-    async def list_branches_async(self) -> set[str]:
-        """`list_branches`, awaited."""
-        return await self._engine.ledger.list_branches()
-
-    def lookup_branch(self, branch: str) -> ObjectId:
-        """The snapshot at which a branch stands."""
-        return run_blocking(self.lookup_branch_async(branch))
-
-    async def lookup_branch_async(self, branch: str) -> ObjectId:
-        """`lookup_branch`, awaited."""
-        return (await self._engine.ledger.fetch_tip(branch)).snapshot_id
-
-    def reset_branch(self, branch: str, snapshot_id: str, *, from_snapshot_id: str | None = None) -> None:
-        """Point a branch at another snapshot, if it is still at `from_snapshot_id` when that is given."""
-        run_blocking(self.reset_branch_async(branch, snapshot_id, from_snapshot_id=from_snapshot_id))
-
-    async def reset_branch_async(self, branch: str, snapshot_id: str, *, from_snapshot_id: str | None = None) -> None:
-        """`reset_branch`, awaited."""
-        await self._engine.archive.fetch_snapshot(snapshot_id)
-        await self._engine.ledger.reset_branch(branch, snapshot_id, from_snapshot_id)
-
-    def delete_branch(self, branch: str) -> None:
-        """Remove a branch; its snapshots stay until they are collected. `main` cannot be removed."""
-        run_blocking(self.delete_branch_async(branch))
-
-    async def delete_branch_async(self, branch: str) -> None:
-        """`delete_branch`, awaited."""
-        await self._engine.ledger.delete_branch(branch)
-
-    def create_tag(self, tag: str, snapshot_id: str) -> None:
-        """A name for a snapshot that never moves."""
-        run_blocking(self.create_tag_async(tag, snapshot_id))
-
-    async def create_tag_async(self, tag: str, snapshot_id: str) -> None:
-        """`create_tag`, awaited."""
-        await self._engine.archive.fetch_snapshot(snapshot_id)
-        await self._engine.ledger.create_tag(tag, snapshot_id)
-
-    def list_tags(self) -> set[str]:
-        """Names of all tags."""
-        return run_blocking(self.list_tags_async())
-
-    async def list_tags_async(self) -> set[str]:
-        """`list_tags`, awaited."""
-        return await self._engine.ledger.list_tags()
-
-    def lookup_tag(self, tag: str) -> ObjectId:
-        """The snapshot a tag names."""
-        return run_blocking(self.lookup_tag_async(tag))
-
-    async def lookup_tag_async(self, tag: str) -> ObjectId:
-        """`lookup_tag`, awaited."""
-        return await self._engine.ledger.fetch_tag(tag)
-
-    def delete_tag(self, tag: str) -> None:
-        """Remove a tag, where the generation allows it; the name cannot be used again."""
-        run_blocking(self.delete_tag_async(tag))
-
-    async def delete_tag_async(self, tag: str) -> None:
-        """`delete_tag`, awaited."""
-        await self._engine.ledger.delete_tag(tag)
-
-    # -- history --------------------------------------------------------------------------------------------------
-
-    def ancestry(
-        self, *, branch: str | None = None, tag: str | None = None, snapshot_id: str | None = None
-    ) -> Iterator[SnapshotInfo]:
-        """A snapshot and its ancestors, newest first, read as far as you iterate."""
-        return iterate_blocking(self.async_ancestry(branch=branch, tag=tag, snapshot_id=snapshot_id))
-
-    async def async_ancestry(
-        self, *, branch: str | None = None, tag: str | None = None, snapshot_id: str | None = None
-    ) -> AsyncIterator[SnapshotInfo]:
-        """`ancestry`, for `async for`."""
-        async for info in ancestry(self._engine, RefChoice(branch, tag, snapshot_id)):
-            yield info
-
-    def lookup_snapshot(self, snapshot_id: str) -> SnapshotInfo:
-        """One commit by its id."""
-        return run_blocking(self.lookup_snapshot_async(snapshot_id))
-
-    async def lookup_snapshot_async(self, snapshot_id: str) -> SnapshotInfo:
-        """`lookup_snapshot`, awaited."""
-        return (await self._engine.archive.fetch_snapshot(snapshot_id)).info
-
-    def list_manifest_files(self, snapshot_id: str) -> list[ManifestFileInfo]:
-        """The manifest files that a snapshot names."""
-        return run_blocking(self.list_manifest_files_async(snapshot_id))
-
-    async def list_manifest_files_async(self, snapshot_id: str) -> list[ManifestFileInfo]:
-        """`list_manifest_files`, awaited."""
-        return list((await self._engine.archive.fetch_snapshot(snapshot_id)).manifests.values())
-
-    def diff(
-        self,
-        *,
-        from_branch: str | None = None,
-        from_tag: str | None = None,
-        from_snapshot_id: str | None = None,
-        to_branch: str | None = None,
-        to_tag: str | None = None,
-        to_snapshot_id: str | None = None,
-    ) -> Diff:
-        """What changed between two points of one history, down to chunk coordinates."""
-        return run_blocking(
-            self.diff_async(
-                from_branch=from_branch, from_tag=from_tag, from_snapshot_id=from_snapshot_id,
-                to_branch=to_branch, to_tag=to_tag, to_snapshot_id=to_snapshot_id,
-            )
-        )  # fmt: skip
-
-    async def diff_async(
-        self,
-        *,
-        from_branch: str | None = None,
-        from_tag: str | None = None,
-        from_snapshot_id: str | None = None,
-        to_branch: str | None = None,
-        to_tag: str | None = None,
-        to_snapshot_id: str | None = None,
-    ) -> Diff:
-        """`diff`, awaited."""
-        old = await resolve(self._engine, RefChoice(from_branch, from_tag, from_snapshot_id))
-        new = await resolve(self._engine, RefChoice(to_branch, to_tag, to_snapshot_id))
-        return await diff_between(self._engine, old, new)

@@ -1,0 +1,79 @@
+"""The history of a repository, as its user sees it: commits, what they changed, what they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+from icefloe.blocking import iterate_blocking, run_blocking
+from icefloe.model.diff import Diff
+from icefloe.model.snapshot import ManifestFileInfo, SnapshotInfo
+from icefloe.session.engine import Engine
+from icefloe.session.history import RefChoice, ancestry, diff_between, resolve
+
+
+class HistoryDoor:
+    """The part of `Repository` that looks back."""
+
+    _engine: Engine
+
+    def ancestry(
+        self, *, branch: str | None = None, tag: str | None = None, snapshot_id: str | None = None
+    ) -> Iterator[SnapshotInfo]:
+        """A snapshot and its ancestors, newest first, read as far as you iterate."""
+        return iterate_blocking(self.async_ancestry(branch=branch, tag=tag, snapshot_id=snapshot_id))
+
+    async def async_ancestry(
+        self, *, branch: str | None = None, tag: str | None = None, snapshot_id: str | None = None
+    ) -> AsyncIterator[SnapshotInfo]:
+        """`ancestry`, for `async for`."""
+        async for info in ancestry(self._engine, RefChoice(branch, tag, snapshot_id)):
+            yield info
+
+    def lookup_snapshot(self, snapshot_id: str) -> SnapshotInfo:
+        """One commit by its id."""
+        return run_blocking(self.lookup_snapshot_async(snapshot_id))
+
+    async def lookup_snapshot_async(self, snapshot_id: str) -> SnapshotInfo:
+        """`lookup_snapshot`, awaited."""
+        return (await self._engine.archive.fetch_snapshot(snapshot_id)).info
+
+    def list_manifest_files(self, snapshot_id: str) -> list[ManifestFileInfo]:
+        """The manifest files that a snapshot names."""
+        return run_blocking(self.list_manifest_files_async(snapshot_id))
+
+    async def list_manifest_files_async(self, snapshot_id: str) -> list[ManifestFileInfo]:
+        """`list_manifest_files`, awaited."""
+        return list((await self._engine.archive.fetch_snapshot(snapshot_id)).manifests.values())
+
+    def diff(
+        self,
+        *,
+        from_branch: str | None = None,
+        from_tag: str | None = None,
+        from_snapshot_id: str | None = None,
+        to_branch: str | None = None,
+        to_tag: str | None = None,
+        to_snapshot_id: str | None = None,
+    ) -> Diff:
+        """What changed between two points of one history, down to chunk coordinates."""
+        return run_blocking(
+            self.diff_async(
+                from_branch=from_branch, from_tag=from_tag, from_snapshot_id=from_snapshot_id,
+                to_branch=to_branch, to_tag=to_tag, to_snapshot_id=to_snapshot_id,
+            )
+        )  # fmt: skip
+
+    async def diff_async(
+        self,
+        *,
+        from_branch: str | None = None,
+        from_tag: str | None = None,
+        from_snapshot_id: str | None = None,
+        to_branch: str | None = None,
+        to_tag: str | None = None,
+        to_snapshot_id: str | None = None,
+    ) -> Diff:
+        """`diff`, awaited."""
+        old = await resolve(self._engine, RefChoice(from_branch, from_tag, from_snapshot_id))
+        new = await resolve(self._engine, RefChoice(to_branch, to_tag, to_snapshot_id))
+        return await diff_between(self._engine, old, new)
