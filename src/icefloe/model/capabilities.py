@@ -26,6 +26,8 @@ class Capabilities:
     attributes_files: bool = False
     transaction_logs: bool = True
     """False: diff and conflicts come from comparing snapshots."""
+    boxes_in_logs: bool = False
+    """Logs can name boxes of chunks; False: every coordinate of a distributed write has to be listed."""
     history_in_snapshot: bool = False
     """Snapshots carry their newest ancestors."""
     deletable_tags: bool = False

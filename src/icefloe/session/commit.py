@@ -119,6 +119,8 @@ async def flush_snapshot(
     engine = work.engine
     summary = summarise(work.base, work.changes)
     log = transaction_log(summary)
+    if log.updated_boxes and engine.capabilities.transaction_logs and not engine.capabilities.boxes_in_logs:
+        log = await _list_boxes(work, log)
     if earlier is not None:
         log = merge_logs(earlier, log)
     if log.moves and engine.format.capabilities.moves_need_own_commit and not _only_moves(log):
@@ -134,6 +136,18 @@ async def flush_snapshot(
         writes.append(engine.archive.flush_transaction_log(snapshot.id, log))
     await asyncio.gather(*writes)
     return snapshot
+
+
+async def _list_boxes(work: Workspace, log: TransactionLog) -> TransactionLog:
+    """The log with every coordinate that workers wrote, for readers that know nothing of boxes."""
+    chunks = dict(log.updated_chunks)
+    for node_id, parts in work.changes.parts.items():
+        manifests = await asyncio.gather(*(work.lookup.fetch(part.manifest_id) for part in parts))
+        written = [manifest.tables[node_id].coords for manifest in manifests]
+        chunks[node_id] = np.unique(
+            np.concatenate([*written, *([chunks[node_id]] if node_id in chunks else [])]), axis=0
+        )
+    return replace(log, updated_chunks=chunks, updated_boxes={})
 
 
 def _only_moves(log: TransactionLog) -> bool:
@@ -220,5 +234,10 @@ def merge_logs(first: TransactionLog, second: TransactionLog) -> TransactionLog:
         updated_groups=(first.updated_groups | second.updated_groups) - gone,
         updated_arrays=(first.updated_arrays | second.updated_arrays) - gone,
         updated_chunks={node_id: coords for node_id, coords in chunks.items() if node_id not in gone},
+        updated_boxes={
+            node_id: first.updated_boxes.get(node_id, ()) + second.updated_boxes.get(node_id, ())
+            for node_id in first.updated_boxes.keys() | second.updated_boxes.keys()
+            if node_id not in gone
+        },
         moves=tuple(m for m in moves.values() if m.from_path != m.to_path and m.node_id not in born | gone),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -60,8 +60,33 @@ async def _changed_chunks(was: Node | None, now: Node, lookup: ChunkLookup) -> n
     return diff_tables(old, new)
 
 
-def diff_from_logs(old: Snapshot, new: Snapshot, logs: Sequence[TransactionLog]) -> Diff:
-    """The net change between two snapshots, from the logs of the commits in between (oldest first)."""
+async def chunks_in_boxes(
+    snapshot: Snapshot, logs: Sequence[TransactionLog], archive: Archive
+) -> dict[NodeId, npt.NDArray[np.uint32]]:
+    """The chunks of a snapshot that lie in boxes its logs name: what distributed writes set, or a little more."""
+    wanted = {node_id for log in logs for node_id in log.updated_boxes}
+    if not wanted:
+        return {}
+    lookup = ChunkLookup(archive)
+    found: dict[NodeId, npt.NDArray[np.uint32]] = {}
+    for node in snapshot.nodes.values():
+        if node.id in wanted and isinstance(node, ArrayNode):
+            boxes = [box for log in logs for box in log.updated_boxes.get(node.id, ())]
+            tables = [await lookup.table(node, box) for box in dict.fromkeys(boxes)]
+            found[node.id] = _union([table.coords for table in tables])
+    return found
+
+
+def diff_from_logs(
+    old: Snapshot,
+    new: Snapshot,
+    logs: Sequence[TransactionLog],
+    boxed: Mapping[NodeId, npt.NDArray[np.uint32]] | None = None,
+) -> Diff:
+    """The net change between two snapshots, from the logs of the commits in between (oldest first).
+
+    `boxed` are the chunks in boxes that logs name instead of coordinates.
+    """
     before = {node.id: node for node in old.nodes.values()}
     after = {node.id: node for node in new.nodes.values()}
     chunks: dict[NodeId, list[npt.NDArray[np.uint32]]] = {}
@@ -73,6 +98,8 @@ def diff_from_logs(old: Snapshot, new: Snapshot, logs: Sequence[TransactionLog])
         touched |= {move.node_id for move in log.moves}
         for node_id, coords in log.updated_chunks.items():
             chunks.setdefault(node_id, []).append(coords)
+    for node_id, coords in (boxed or {}).items():
+        chunks.setdefault(node_id, []).append(coords)
     fresh = [after[i] for i in touched if i in after and i not in before]
     gone = [before[i] for i in touched if i in before and i not in after]
     moved = [(before[i], after[i]) for i in touched if i in before and i in after and before[i].path != after[i].path]

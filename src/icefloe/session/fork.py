@@ -21,6 +21,7 @@ from icefloe.model.snapshot import Snapshot
 from icefloe.session.change_set import ChangeSet
 from icefloe.session.conflicts import VersionSelection
 from icefloe.session.engine import Engine
+from icefloe.session.node_numbers import draw_node_id
 from icefloe.session.workspace import Workspace
 
 
@@ -137,6 +138,7 @@ def _merge_nodes(work: Workspace, fork: Fork) -> dict[NodeId, NodeId]:
     """Take over nodes; returns the ids under which nodes of the fork are known here, where they differ."""
     started = fork.inherited.added
     adopted: dict[NodeId, NodeId] = {}
+    taken = {node.id: path for path, node in work.changes.added.items()}
     for path, node in fork.changes.added.items():
         if started.get(path) == node:
             continue
@@ -147,6 +149,11 @@ def _merge_nodes(work: Workspace, fork: Fork) -> dict[NodeId, NodeId]:
             # Two forks created the same node: the chunks of the later one belong to the node that is there.
             adopted[node.id] = here.id
             continue
+        if node.id not in fork.changes.origin and taken.get(node.id, path) != path:
+            fresh = replace(node, id=draw_node_id({*taken, *(each.id for each in work.base.nodes.values())}))
+            adopted[node.id] = fresh.id
+            node = fresh
+        taken[node.id] = path
         work.changes.put_node(work.base, node)
         if node.id in fork.changes.origin:
             work.changes.origin[node.id] = fork.changes.origin[node.id]
@@ -157,4 +164,5 @@ def _merge_nodes(work: Workspace, fork: Fork) -> dict[NodeId, NodeId]:
     for path, node in started.items():
         if path not in fork.changes.added and work.changes.added.get(path) == node:
             work.changes.remove_node(work.base, node)
+    work.node_numbers.forget()
     return adopted

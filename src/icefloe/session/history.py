@@ -11,7 +11,7 @@ from icefloe.ids import ObjectId
 from icefloe.model.diff import Diff
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.model.transaction_log import TransactionLog
-from icefloe.session.compare import compare_snapshots, diff_from_logs
+from icefloe.session.compare import chunks_in_boxes, compare_snapshots, diff_from_logs
 from icefloe.session.engine import Engine
 
 
@@ -87,7 +87,7 @@ async def diff_between(engine: Engine, old: ObjectId, new: ObjectId) -> Diff:
     if between is None or not engine.capabilities.transaction_logs:
         return diff_from_logs(before, after, [await compare_snapshots(before, after, engine.archive)])
     logs = [await fetch_log(engine, await engine.archive.fetch_snapshot(snapshot_id)) for snapshot_id in between]
-    return diff_from_logs(before, after, logs)
+    return diff_from_logs(before, after, logs, await chunks_in_boxes(after, logs, engine.archive))
 
 
 async def _snapshots_between(engine: Engine, old: ObjectId, new: ObjectId) -> list[ObjectId] | None:

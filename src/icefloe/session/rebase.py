@@ -20,6 +20,7 @@ from icefloe.model.transaction_log import TransactionLog
 from icefloe.model.zarr_document import parse_document
 from icefloe.session.change_set import ChangeSet, ChangeSummary, summarise
 from icefloe.session.conflicts import Conflict, ConflictSolver, ConflictType, VersionSelection
+from icefloe.session.node_numbers import give_way
 from icefloe.session.tree import Tree
 from icefloe.session.written import Written
 
@@ -36,6 +37,7 @@ def rebase_over(
     base: Snapshot, changes: ChangeSet, theirs: Snapshot, log: TransactionLog, solver: ConflictSolver
 ) -> ChangeSet:
     """The same changes, on top of `theirs`, a child of `base` that made the changes in `log`."""
+    changes = give_way(base, changes, theirs, log.new_arrays | log.new_groups)
     missed = _Missed(base, changes, theirs, log)
     ours = summarise(base, changes)
     dropped = _solve(list(_find_clashes(ours, missed)), ours, theirs, solver)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from icefloe.errors import InvalidInputError, NodeNotFoundError
-from icefloe.ids import NODE_ID_BYTES, NodeId, new_node_id
+from icefloe.ids import NodeId, new_node_id
 from icefloe.manifests.columns import take
 from icefloe.manifests.edits import EditBuffer
 from icefloe.manifests.merge import merge_edits, overlay
@@ -23,6 +23,7 @@ from icefloe.session.change_set import ChangeSet
 from icefloe.session.chunk_writer import ChunkWriter
 from icefloe.session.engine import Engine
 from icefloe.session.lookup import ChunkLookup
+from icefloe.session.node_numbers import NodeNumbers
 from icefloe.session.tree import Tree
 from icefloe.storage.contract import Buffer
 
@@ -39,7 +40,7 @@ class Workspace:
         self.inherited_edits: Mapping[NodeId, EditBuffer] = {}
         """Edits of the session that this one was forked from: read through, not committed from here."""
         self._part_views: dict[NodeId, tuple[tuple[PartRef, ...], ArrayNode]] = {}
-        self._next_counter: int | None = None
+        self.node_numbers = NodeNumbers()
 
     @property
     def base(self) -> Snapshot:
@@ -118,12 +119,7 @@ class Workspace:
     def _new_node_id(self) -> NodeId:
         if not self.engine.format.capabilities.node_id_is_counter:
             return new_node_id()
-        if self._next_counter is None:
-            used = [int.from_bytes(node.id, "big") for node in self.tree.nodes()]
-            self._next_counter = max(used, default=0) + 1
-        node_id = self._next_counter.to_bytes(NODE_ID_BYTES, "big")
-        self._next_counter += 1
-        return node_id
+        return self.node_numbers.draw(self.base, self.changes)
 
     def delete_node(self, path: str) -> bool:
         """Remove the node at a path (a group with everything below it); False when there is none."""

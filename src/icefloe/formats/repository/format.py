@@ -37,7 +37,7 @@ class RepositoryFormat(Format):
     """Writes one layout, reads every one that was released under this generation."""
 
     spec_version = SpecVersion.REPOSITORY
-    capabilities = Capabilities(attributes_files=True, history_in_snapshot=True)
+    capabilities = Capabilities(boxes_in_logs=True, attributes_files=True, history_in_snapshot=True)
 
     def object_metadata(self, file_type: str) -> Mapping[str, str]:
         return {

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from icefloe.errors import FormatError
 from icefloe.formats.repository.values import MALFORMED, WireNodeId, decode_or_refuse, parse_node_id
 from icefloe.ids import NodeId, encode_base32
+from icefloe.model.nodes import Extents
 from icefloe.model.transaction_log import Move, TransactionLog
 
 FILE_VERSION = 1
@@ -20,11 +21,12 @@ _IDS = msgspec.msgpack.Decoder(list[WireNodeId])
 _CHUNKS = msgspec.msgpack.Decoder(dict[WireNodeId, msgspec.Raw])
 _COORDS = msgspec.msgpack.Decoder(list[tuple[int, ...]])
 _MOVES = msgspec.msgpack.Decoder(list[tuple[str, str, WireNodeId, bool]])
+_BOXES = msgspec.msgpack.Decoder(dict[WireNodeId, list[tuple[tuple[int, int], ...]]])
 _MAX_COORD = 2**32 - 1
 
 
 def encode_log_body(log: TransactionLog) -> bytes:
-    """The MessagePack body of a transaction log: eight members, and a ninth when nodes were moved."""
+    """The MessagePack body of a log: eight members, a ninth when nodes were moved, a tenth for boxes of chunks."""
     members: list[Any] = [
         FILE_VERSION,
         _encode_ids(log.new_groups),
@@ -36,8 +38,10 @@ def encode_log_body(log: TransactionLog) -> bytes:
         _encode_ids(log.updated_arrays),
         {encode_base32(node): _encode_coords(coords) for node, coords in sorted(log.updated_chunks.items())},
     ]
-    if log.moves:
+    if log.moves or log.updated_boxes:
         members.append([[m.from_path, m.to_path, encode_base32(m.node_id), m.is_array] for m in log.moves])
+    if log.updated_boxes:
+        members.append({encode_base32(node): list(boxes) for node, boxes in sorted(log.updated_boxes.items())})
     return msgspec.msgpack.encode(members)
 
 
@@ -69,14 +73,15 @@ def _coords_record(ndim: int) -> np.dtype[Any]:
 
 
 def decode_log_body(body: bytes) -> TransactionLog:
-    """The log of a MessagePack body: seven members, eight with a version in front, nine with moves behind."""
-    if not body or body[0] not in (0x97, 0x98, 0x99):
+    """The log of a MessagePack body: seven members, eight with a version in front, then moves and boxes if any."""
+    if not body or body[0] not in (0x97, 0x98, 0x99, 0x9A):
         raise FormatError(
             f"not a transaction log: the body starts with {body[:8].hex() or 'nothing'}, "
-            "expected a MessagePack array of 7 to 9"
+            "expected a MessagePack array of 7 to 10"
         )
     parts = decode_or_refuse(_PARTS, body, "transaction log")
-    moves = parts[8] if len(parts) == 9 else None
+    moves = parts[8] if len(parts) > 8 else None
+    boxes = parts[9] if len(parts) > 9 else None
     if len(parts) > 7:
         parts = parts[1:8]
     lists = [decode_or_refuse(_IDS, part, "transaction log") for part in parts[:6]]
@@ -92,7 +97,15 @@ def decode_log_body(body: bytes) -> TransactionLog:
         updated_arrays=sets[5] - sets[0] - sets[1],
         updated_chunks={parse_node_id(node): _decode_coords(memoryview(raw)) for node, raw in chunks.items()},
         moves=() if moves is None else _decode_moves(moves),
+        updated_boxes={} if boxes is None else _decode_boxes(boxes),
     )
+
+
+def _decode_boxes(wire: msgspec.Raw) -> dict[NodeId, tuple[Extents, ...]]:
+    found = decode_or_refuse(_BOXES, wire, "transaction log")
+    if any(not 0 <= first <= end <= _MAX_COORD + 1 for boxes in found.values() for box in boxes for first, end in box):
+        raise FormatError("a transaction log holds a box of chunks outside 0..2^32-1")
+    return {parse_node_id(node): tuple(boxes) for node, boxes in found.items()}
 
 
 def _decode_moves(wire: msgspec.Raw) -> tuple[Move, ...]:
