@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -70,7 +71,7 @@ class SourceAccess:
             with local_errors(url):
                 status = path.stat()
             size = 0 if path.is_dir() else status.st_size
-            return SourceFile(url, size, None, int(status.st_mtime))
+            return SourceFile(url, size, None, math.ceil(status.st_mtime))
         storage, key = self.place(url)
         info = run_blocking(storage.head(key))
         return SourceFile(url, info.size_bytes, info.version.etag, int(info.last_modified.timestamp()))
@@ -123,7 +124,7 @@ class SourceAccess:
                     for root, _, names in os.walk(path, onerror=_raise)
                     for name in names
                 ]
-            files = [SourceFile(normalise_url(p), s.st_size, None, int(s.st_mtime)) for p, s in found]
+            files = [SourceFile(normalise_url(p), s.st_size, None, math.ceil(s.st_mtime)) for p, s in found]
             return sorted(files, key=lambda file: file.url)
         storage, key = self.place(folder)
         infos = run_blocking(_list(storage, key))

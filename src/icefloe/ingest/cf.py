@@ -60,11 +60,13 @@ def parse_time_units(units: str, calendar: str = "standard") -> TimeUnits:
         raise InvalidInputError(f"the instant {match[2]!r} of the time units {units!r} is not understood", units=units)
     year, month, day, hour, minute, second = (int(g or 0) for g in stamp.groups()[:6])
     try:
-        instant = dt.datetime(max(year, 1), month, day, hour, minute, second)
+        instant = dt.datetime(max(year, 1), month, day, hour, minute, second, tzinfo=dt.UTC)
     except ValueError as error:
         raise InvalidInputError(f"the instant of the time units {units!r} does not exist: {error}") from error
     micro = int((stamp[7] or "0").ljust(6, "0")[:6])
-    since = (instant - dt.datetime(1970, 1, 1)) // dt.timedelta(microseconds=1) + micro - _zone_us(stamp[8])
+    since = (
+        (instant - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1) + micro - _zone_us(stamp[8])
+    )
     return TimeUnits(units, calendar or "standard", _UNITS_US[match[1].lower()], since)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,8 +12,9 @@ import numpy.typing as npt
 from icefloe.errors import InvalidInputError
 from icefloe.ingest.array_plan import ArrayPlan
 from icefloe.ingest.comparison import compare_variable, missing_variables
-from icefloe.ingest.existing import Existing, find_run
+from icefloe.ingest.existing import Existing
 from icefloe.ingest.members import Member, join_path
+from icefloe.ingest.offsets import find_offset
 from icefloe.ingest.options import IngestOptions
 from icefloe.ingest.placement import (
     JoinedDimension,
@@ -24,7 +24,7 @@ from icefloe.ingest.placement import (
     stack_member,
     target_units,
 )
-from icefloe.ingest.schema_report import SchemaIssue, SchemaReport
+from icefloe.ingest.schema_report import SchemaIssue, SchemaReport, Severity
 from icefloe.ingest.source_model import SourceFailure, SourceVariable
 from icefloe.ingest.target_arrays import TargetDimensions, plan_array
 from icefloe.ingest.tasks import Extent, PlacedFile
@@ -70,7 +70,7 @@ def plan_dataset(
     if absent:
         raise InvalidInputError(f"no source has the dimension {absent[0]!r} in group /{group}")
     joined = {n: _join(group, members, n, names, failures, options, existing) for n in names}
-    dims = TargetDimensions({n: _offset(group, j, options, existing) for n, j in joined.items()}, joined)
+    dims = TargetDimensions({n: find_offset(group, j, options, existing) for n, j in joined.items()}, joined)
     contributions, duplicates = _contributions(members, joined)
     issues = [*duplicates, *_issues(members, contributions, joined, options)]
     arrays: list[ArrayPlan] = []
@@ -136,61 +136,6 @@ def _join(
     return join_dimension(members, name, units, calendar, missing)
 
 
-def _offset(group: str, joined: JoinedDimension, options: IngestOptions, existing: Existing) -> int:
-    """Where the joined dimension starts in the target."""
-    name = joined.name
-    if options.append_dim == name:
-        return _append_offset(group, joined, existing)
-    if options.region is None:
-        return 0
-    coordinate = existing.coordinate(join_path(group, name))
-    if options.region == "auto" or name not in options.region:
-        whole = [b.coordinate.values for b in joined.blocks if b.coordinate is not None]
-        if coordinate is None or len(whole) != len(joined.blocks) or any(v is None for v in whole):
-            if options.region != "auto":
-                return 0
-            raise InvalidInputError(f"region='auto' needs a coordinate {name} in the repository and in every file")
-        start = find_run(coordinate, np.concatenate(whole))  # type: ignore[arg-type]
-        if start is None:
-            raise InvalidInputError(
-                f"the values of {name} ({joined.blocks[0].coordinate.first} ..) are not a run of the repository's {name}"  # type: ignore[union-attr]
-            )
-        return start
-    bounds = options.region[name]
-    first, end = (bounds.start or 0, bounds.stop) if isinstance(bounds, slice) else bounds
-    if end is not None and end - first != joined.size:
-        raise InvalidInputError(
-            f"the region {first}:{end} along {name} has {end - first} cells, the sources have {joined.size}"
-        )
-    return int(first)
-
-
-def _append_offset(group: str, joined: JoinedDimension, existing: Existing) -> int:
-    stored = existing.coordinate(join_path(group, joined.name))
-    lengths = {
-        int(a.document["shape"][list(a.document.get("dimension_names") or []).index(joined.name)])
-        for a in existing.arrays.values()
-        if a.path.rpartition("/")[0] == group and joined.name in (a.document.get("dimension_names") or [])
-    }
-    if not lengths:
-        return 0
-    if len(lengths) > 1:
-        raise InvalidInputError(
-            f"arrays of /{group} have different lengths along {joined.name}: {sorted(lengths)}; cannot append"
-        )
-    first = joined.blocks[0].coordinate
-    if stored is not None and len(stored) and first is not None and stored.dtype.kind in "iuf":
-        last, before = float(stored[-1]), float(stored[-2]) if len(stored) > 1 else -math.inf
-        sign = 1 if last >= before else -1
-        if sign * (float(first.first) - last) <= 0:
-            raise InvalidInputError(
-                f"cannot append along {joined.name}: the repository ends at {last:g}, {joined.blocks[0].urls[0]} starts "
-                f"at {first.first:g}; use region='auto' to overwrite",
-                dim=joined.name,
-            )
-    return lengths.pop()
-
-
 def _contributions(
     members: Sequence[Member], joined: Mapping[str, JoinedDimension]
 ) -> tuple[dict[str, dict[Any, str]], list[SchemaIssue]]:
@@ -214,7 +159,7 @@ def _contributions(
                         "one file",
                         f"also in {filled[place]}",
                         "leave one of the files out",
-                    )  # fmt: skip
+                    )
                 )
     return cells, duplicates
 
@@ -252,17 +197,17 @@ def _static_differ(members: Sequence[Member], joined: Mapping[str, JoinedDimensi
                 continue
             digest, url = first.setdefault(name, (coordinate.digest, member.file.url))
             if digest != coordinate.digest:
-                severity = "error" if variable.dims else "note"
+                severity: Severity = "error" if variable.dims else "note"
                 issues.append(
                     SchemaIssue(
                         severity,
                         member.file.url,
                         name,
                         "values",
-                        f"those of {url}",  # type: ignore[arg-type]
+                        f"those of {url}",
                         f"{coordinate.first} .. {coordinate.last}",
                         "join the files along it (concat_dims)" if variable.dims else "the first file's is kept",
-                    )  # fmt: skip
+                    )
                 )
     return issues
 

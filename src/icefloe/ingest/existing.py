@@ -37,6 +37,8 @@ class Existing:
 
     arrays: Mapping[str, ExistingArray] = field(default_factory=dict)
     groups: frozenset[str] = frozenset()
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """Coordinates whose values could not be read, and why: virtual ones that the caller did not authorise."""
 
     def coordinate(self, path: str) -> npt.NDArray[Any] | None:
         found = self.arrays.get(path)

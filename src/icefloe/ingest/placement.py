@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -169,7 +170,7 @@ def join_dimension(
     notes: list[str] = []
     steps = [abs(c.step) for c, _ in entries if c.step]
     step = float(np.median(steps)) if steps else _median_distance([c.first for c, _ in entries])
-    for (left, left_members), (right, right_members) in zip(entries, entries[1:], strict=False):
+    for (left, left_members), (right, right_members) in itertools.pairwise(entries):
         pair = f"{left_members[0].file.name} ends at {left.last}, {right_members[0].file.name} starts at {right.first}"
         if sign * _difference(right.first, left.last) <= 0:
             raise InvalidInputError(
@@ -197,18 +198,20 @@ def _comparable(member: Member, dim: str, units: str | None, calendar: str) -> C
     if variable is None or own == units or not is_time_units(own) or units is None:
         return coordinate
     ends = np.array([coordinate.first, coordinate.last])
+    kept = coordinate.values
     try:
         first, last = convert_coordinate(ends, variable.attributes, units, calendar, "<f8").tolist()
+        values = None if kept is None else convert_coordinate(kept, variable.attributes, units, calendar, "<f8")
     except IcefloeError as error:
         raise InvalidInputError(f"{member.file.url}: {error}", url=member.file.url) from error
     scale = parse_time_units(str(own)).unit_us / parse_time_units(units).unit_us
     step = None if coordinate.step is None else coordinate.step * scale
-    return replace(coordinate, first=first, last=last, step=step)
+    return replace(coordinate, first=first, last=last, step=step, values=values)
 
 
 def _difference(right: Any, left: Any) -> float:
     if isinstance(right, (int, float)):
-        return right - left
+        return float(right - left)
     return 1.0 if right > left else 0.0 if right == left else -1.0
 
 
@@ -245,7 +248,7 @@ def _hold_free(
     by_url = {m.file.url: m for m in members}
     orders = [by_url[b.urls[0]].order for b in joined.blocks]
     sizes = {b.size for b in joined.blocks}
-    for order, url in missing:
+    for _, url in missing:
         if len(sizes) != 1:
             raise _unknown_place(url, joined.name, "the files differ in length")
         if orders != sorted(orders):

@@ -81,7 +81,7 @@ def plan_ingest(
     groups = _group_attributes(ordered, datasets)
     documents = {p: group_document(a) for p, a in groups.items() if p not in existing.groups}
     documents.update({a.path: a.document for a in arrays.values()})
-    skipped = SchemaReport(tuple(_skipped_members(ordered)))
+    skipped = SchemaReport((*_skipped_members(ordered), *_unchecked(existing, datasets)))
     tasks = _number(datasets, options)
     return IngestPlan(
         documents=dict(sorted(documents.items())),
@@ -139,6 +139,15 @@ def _skipped_members(schemas: Sequence[SourceSchema]) -> list[SchemaIssue]:
         SchemaIssue("note", schema.file.url, path, "variable", "one that Zarr can hold", reason, "it is left out")
         for schema in schemas
         for path, reason in schema.skipped.items()
+    ]
+
+
+def _unchecked(existing: Existing, datasets: Sequence[DatasetPlan]) -> list[SchemaIssue]:
+    groups = {dataset.group for dataset in datasets}
+    return [
+        SchemaIssue("note", "", path, "repository's values", "readable", reason, "overlaps are not checked against it")
+        for path, reason in existing.unreadable.items()
+        if path.rpartition("/")[0] in groups
     ]
 
 

@@ -54,7 +54,7 @@ def fetch_rows(table: ChunkTable, rows: npt.NDArray[np.intp], access: SourceAcce
 def decode_references(
     variable: SourceVariable, table: ChunkTable, region: Region, access: SourceAccess
 ) -> npt.NDArray[Any]:
-    """The values of a region of a variable whose chunks are referenced; chunks without reference hold the fill value."""
+    """The values of a region, from references; chunks without one hold the fill value."""
     low = np.array([s.start // c for s, c in zip(region, variable.chunks, strict=True)], dtype=np.int64)
     high = np.array([-(-s.stop // c) for s, c in zip(region, variable.chunks, strict=True)], dtype=np.int64)
     coords = table.coords.astype(np.int64)

@@ -124,7 +124,8 @@ def _expand_plain(url: str, access: SourceAccess) -> Sequence[SourceFile]:
     files += [s for store in outer for s in _expand_plain(store, access)]
     if not files:
         raise ObjectNotFoundError(
-            f"the folder {url} has no data files ({', '.join(DATA_ENDINGS)}) and no Zarr stores; name them or use a glob",
+            f"the folder {url} has no data files ({', '.join(DATA_ENDINGS)}) and no Zarr stores; "
+            "name them or use a glob",
             url=url,
         )  # fmt: skip
     return files

@@ -16,7 +16,7 @@ import zarr
 from icefloe.errors import InvalidInputError
 from icefloe.ingest.netcdf3_writer import write_netcdf3
 
-EPOCH = dt.datetime(1970, 1, 1)
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 TIME_UNITS = "hours since 1970-01-01 00:00:00"
 
 _VARIABLES: Mapping[str, tuple[str, str, str]] = {
@@ -135,7 +135,8 @@ def attributes_of(name: str) -> dict[str, Any]:
 def pack(name: str, values: npt.NDArray[np.float32]) -> npt.NDArray[np.int16]:
     """Values as packed 16-bit integers."""
     scale, offset = _PACKING[name]
-    return np.clip(np.rint((values - offset) / scale), -32767, 32767).astype(np.int16)
+    packed: npt.NDArray[np.int16] = np.clip(np.rint((values - offset) / scale), -32767, 32767).astype(np.int16)
+    return packed
 
 
 def write_month(
@@ -159,7 +160,7 @@ def write_month(
     paths: list[Path] = []
     total = days * 24
     for first in range(0, total, hours_per_file):
-        when = dt.datetime.combine(start, dt.time()) + dt.timedelta(hours=first)
+        when = dt.datetime.combine(start, dt.time(), dt.UTC) + dt.timedelta(hours=first)
         count = min(hours_per_file, total - first)
         fields = weather_hours(weather, when, count)
         chosen = {name: fields[name] for name in variables}
@@ -202,7 +203,11 @@ def _write_netcdf4(
     chunks: tuple[int, int, int],
 ) -> None:
     count = len(next(iter(fields.values())))
-    axes = {"time": _times(when, count), "latitude": weather.latitude, "longitude": weather.longitude}
+    axes: dict[str, npt.NDArray[Any]] = {
+        "time": _times(when, count),
+        "latitude": weather.latitude,
+        "longitude": weather.longitude,
+    }
     with h5py.File(path, "w", libver="latest") as file:
         file.attrs.update({"Conventions": "CF-1.8", "title": "Synthetic weather", "source": f"seed {weather.seed}"})
         for name, values in axes.items():
@@ -262,7 +267,11 @@ def _write_zarr(
 ) -> None:
     count = len(next(iter(fields.values())))
     root = zarr.open_group(str(path), mode="w", zarr_format=3, attributes={"Conventions": "CF-1.8"})
-    axes = {"time": _times(when, count), "latitude": weather.latitude, "longitude": weather.longitude}
+    axes: dict[str, npt.NDArray[Any]] = {
+        "time": _times(when, count),
+        "latitude": weather.latitude,
+        "longitude": weather.longitude,
+    }
     of_axes = _coordinate_attributes()
     for name, values in axes.items():
         array = root.create_array(

@@ -19,6 +19,8 @@ from icefloe.ingest.schema_report import SchemaIssue
 from icefloe.ingest.source_model import SourceVariable
 from icefloe.ingest.zarr_documents import array_document, fill_attribute, fill_value_document, parse_fill_attribute
 
+COORDINATE_CHUNK = 1 << 13
+"""Cells in a chunk of a native coordinate: a year of hours, still small when a few more are appended."""
 _PACKING = ("scale_factor", "add_offset", "_FillValue", "missing_value")
 
 
@@ -95,7 +97,7 @@ def _native_array(
         attributes["units"] = units or attributes["units"]
     chunks = choose_chunks(replace(variable, dtype=dtype), shape, joined, options.chunks)
     if variable.dims in ((), (name,)):
-        chunks = tuple(max(1, min(options.chunks.get(d, 1 << 16), 1 << 16)) for d in variable.dims)
+        chunks = tuple(max(1, min(options.chunks.get(d, COORDINATE_CHUNK), COORDINATE_CHUNK)) for d in variable.dims)
         chunks = tuple(min(c, max(1, n)) if not joined else c for c, n in zip(chunks, shape, strict=True))
     fill = fill if fill is not None else fill_value_document(dtype, None)
     document = array_document(

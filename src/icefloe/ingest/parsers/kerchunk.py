@@ -82,8 +82,15 @@ class KerchunkSource(OpenSource):
             for path, v in variables.items()
             if v.dims in ((), (v.name,)) and v.dtype != "string" and v.not_virtual is None
         }
-        self._schema = SourceSchema(self.file, self.format, variables, coordinates, groups, skipped)
+        self._schema = SourceSchema(
+            self.file, self.format, variables, coordinates, groups, skipped, self._referenced(variables)
+        )
         return self._schema
+
+    def _referenced(self, variables: Mapping[str, SourceVariable]) -> tuple[str, ...]:
+        """The folders of the files that the references point into."""
+        places = (url for v in variables.values() for url in self.references(v).table.locations)
+        return tuple(sorted({url.rsplit("/", 1)[0] + "/" for url in places}))
 
     def references(self, variable: SourceVariable) -> References:
         try:

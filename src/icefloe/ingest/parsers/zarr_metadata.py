@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from zarr.dtype import parse_dtype
@@ -97,12 +97,11 @@ def variable_of_v3(path: str, document: Mapping[str, Any]) -> SourceVariable:
     if grid["name"] != "regular":
         raise UnsupportedError(f"the chunk grid {grid['name']!r} cannot be combined with others")
     shape = tuple(int(n) for n in document["shape"])
-    dtype, not_virtual = _v3_type(document["data_type"]), None
+    dtype = _v3_type(document["data_type"])
     dims = document.get("dimension_names")
     codecs = tuple(document["codecs"])
     if dtype != "string":
-        codecs, order = codecs, _byte_order(codecs)
-        dtype = np.dtype(dtype).newbyteorder(order).str
+        dtype = np.dtype(dtype).newbyteorder(_byte_order(codecs)).str
     return SourceVariable(
         path=path,
         dims=_dims(dims, shape),
@@ -112,7 +111,6 @@ def variable_of_v3(path: str, document: Mapping[str, Any]) -> SourceVariable:
         attributes={str(k): json_value(v) for k, v in (document.get("attributes") or {}).items()},
         fill_value=document.get("fill_value"),
         codecs=codecs,
-        not_virtual=not_virtual,
     )
 
 
@@ -131,7 +129,7 @@ def _refuse_type(spelled: Any) -> str:
     raise UnsupportedError(f"arrays of {spelled} cannot be combined")
 
 
-def _byte_order(codecs: tuple[Mapping[str, Any], ...]) -> str:
+def _byte_order(codecs: tuple[Mapping[str, Any], ...]) -> Literal["<", ">"]:
     for codec in codecs:
         if codec["name"] == "bytes" and (codec.get("configuration") or {}).get("endian") == "big":
             return ">"

@@ -1,0 +1,75 @@
+"""Where a joined dimension starts in the target: at its end, in a region, or at zero."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from icefloe.errors import InvalidInputError
+from icefloe.ingest.existing import Existing, find_run
+from icefloe.ingest.members import join_path
+from icefloe.ingest.options import IngestOptions
+from icefloe.ingest.placement import JoinedDimension
+
+
+def find_offset(group: str, joined: JoinedDimension, options: IngestOptions, existing: Existing) -> int:
+    """The first cell of the target that the joined files write along one dimension."""
+    if options.append_dim == joined.name:
+        return _append_offset(group, joined, existing)
+    if options.region is None:
+        return 0
+    if options.region == "auto":
+        return _found_region(group, joined, existing)
+    if joined.name not in options.region:
+        known = existing.coordinate(join_path(group, joined.name)) is not None
+        return _found_region(group, joined, existing) if known else 0
+    bounds = options.region[joined.name]
+    first, end = (bounds.start or 0, bounds.stop) if isinstance(bounds, slice) else bounds
+    if end is not None and end - first != joined.size:
+        raise InvalidInputError(
+            f"the region {first}:{end} along {joined.name} has {end - first} cells, the sources have {joined.size}"
+        )
+    return int(first)
+
+
+def _found_region(group: str, joined: JoinedDimension, existing: Existing) -> int:
+    coordinate = existing.coordinate(join_path(group, joined.name))
+    blocks = [b.coordinate.values for b in joined.blocks if b.coordinate is not None]
+    values = [v for v in blocks if v is not None]
+    if coordinate is None or len(values) != len(joined.blocks):
+        raise InvalidInputError(
+            f"region='auto' needs a coordinate {joined.name} in the repository and in every file; give the bounds"
+        )
+    start = find_run(coordinate, np.concatenate(values))
+    if start is None:
+        ends = f"{values[0][0]} .. {values[-1][-1]}"
+        raise InvalidInputError(f"the values of {joined.name} ({ends}) are not a run of the repository's {joined.name}")
+    return start
+
+
+def _append_offset(group: str, joined: JoinedDimension, existing: Existing) -> int:
+    name = joined.name
+    lengths: set[int] = set()
+    for array in existing.arrays.values():
+        names = list(array.document.get("dimension_names") or [])
+        if array.path.rpartition("/")[0] == group and name in names:
+            lengths.add(int(array.document["shape"][names.index(name)]))
+    if not lengths:
+        return 0
+    if len(lengths) > 1:
+        raise InvalidInputError(
+            f"arrays of /{group} have different lengths along {name}: {sorted(lengths)}; cannot append"
+        )
+    stored = existing.coordinate(join_path(group, name))
+    first = joined.blocks[0].coordinate
+    if stored is not None and len(stored) and first is not None and stored.dtype.kind in "iuf":
+        last, before = float(stored[-1]), float(stored[-2]) if len(stored) > 1 else -math.inf
+        sign = 1 if last >= before else -1
+        if sign * (float(first.first) - last) <= 0:
+            raise InvalidInputError(
+                f"cannot append along {name}: the repository ends at {last:g}, {joined.blocks[0].urls[0]} starts "
+                f"at {first.first:g}; use region='auto' to overwrite",
+                dim=name,
+            )
+    return lengths.pop()
