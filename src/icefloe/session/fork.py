@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from icefloe.model.snapshot import Snapshot
 from icefloe.session.change_set import ChangeSet
 from icefloe.session.conflicts import VersionSelection
 from icefloe.session.engine import Engine
-from icefloe.session.node_numbers import draw_node_id
+from icefloe.session.node_numbers import renumber_fork
 from icefloe.session.workspace import Workspace
 
 
@@ -64,6 +64,8 @@ def merge_fork(work: Workspace, fork: Fork, on_conflict: VersionSelection) -> No
         raise SessionStateError(
             f"the fork stands on snapshot {fork.base.id}, the session on {work.base.id}: fork and merge one session"
         )
+    fork = replace(fork, changes=renumber_fork(work.base, work.changes, fork.changes))
+    work.node_numbers.forget()
     clashes = _chunk_clashes(work, fork)
     if clashes and on_conflict is VersionSelection.Fail:
         raise _double_write(fork, clashes)
@@ -138,7 +140,6 @@ def _merge_nodes(work: Workspace, fork: Fork) -> dict[NodeId, NodeId]:
     """Take over nodes; returns the ids under which nodes of the fork are known here, where they differ."""
     started = fork.inherited.added
     adopted: dict[NodeId, NodeId] = {}
-    taken = {node.id: path for path, node in work.changes.added.items()}
     for path, node in fork.changes.added.items():
         if started.get(path) == node:
             continue
@@ -149,11 +150,6 @@ def _merge_nodes(work: Workspace, fork: Fork) -> dict[NodeId, NodeId]:
             # Two forks created the same node: the chunks of the later one belong to the node that is there.
             adopted[node.id] = here.id
             continue
-        if node.id not in fork.changes.origin and taken.get(node.id, path) != path:
-            fresh = replace(node, id=draw_node_id({*taken, *(each.id for each in work.base.nodes.values())}))
-            adopted[node.id] = fresh.id
-            node = fresh
-        taken[node.id] = path
         work.changes.put_node(work.base, node)
         if node.id in fork.changes.origin:
             work.changes.origin[node.id] = fork.changes.origin[node.id]
@@ -164,5 +160,4 @@ def _merge_nodes(work: Workspace, fork: Fork) -> dict[NodeId, NodeId]:
     for path, node in started.items():
         if path not in fork.changes.added and work.changes.added.get(path) == node:
             work.changes.remove_node(work.base, node)
-    work.node_numbers.forget()
     return adopted

@@ -8,7 +8,7 @@ of early files), and a new node gives its number up where another node has it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import replace
 
 from icefloe.errors import RebaseFailedError
@@ -64,8 +64,22 @@ def give_way(base: Snapshot, changes: ChangeSet, theirs: Snapshot, fresh: Set[No
             snapshot=theirs.id,
             conflicts=[],
         )
-    used = {node.id for snapshot in (base, theirs) for node in snapshot.nodes.values()}
-    used.update(node.id for node in changes.added.values())
+    return _renumber(changes, clashing, {node.id for snapshot in (base, theirs) for node in snapshot.nodes.values()})
+
+
+def renumber_fork(base: Snapshot, ours: ChangeSet, forked: ChangeSet) -> ChangeSet:
+    """What a fork changed, with other ids for new nodes whose id another new node of the session has."""
+    paths = {node.id: path for path, node in ours.added.items()}
+    clashing = {
+        node.id: path
+        for path, node in forked.added.items()
+        if node.id not in forked.origin and paths.get(node.id, path) != path
+    }
+    return _renumber(forked, clashing, {*paths, *(node.id for node in base.nodes.values())}) if clashing else forked
+
+
+def _renumber(changes: ChangeSet, clashing: Mapping[NodeId, str], others: Set[NodeId]) -> ChangeSet:
+    used = {*others, *(node.id for node in changes.added.values())}
     result = replace(changes, added=dict(changes.added), edits=dict(changes.edits))
     for old, path in clashing.items():
         new = draw_node_id(used)
