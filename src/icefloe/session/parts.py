@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from icefloe.errors import InvalidInputError, SessionStateError, UnsupportedError
-from icefloe.ids import NodeId, ObjectId, encode_base32, new_object_id
+from icefloe.ids import NodeId, ObjectId, new_object_id
 from icefloe.manifests.boxes import box_array, overlapping_pairs
 from icefloe.manifests.keys import find_rows
 from icefloe.manifests.pieces import PartRef
-from icefloe.manifests.plan import choose_cell_shape
-from icefloe.manifests.split import split_by_cells
+from icefloe.manifests.plan import cut_table
 from icefloe.model.chunk_table import ChunkKind
 from icefloe.model.manifest_config import ManifestConfig
 from icefloe.model.nodes import ArrayNode
@@ -27,6 +26,8 @@ class WrittenParts:
 
     snapshot_id: ObjectId
     parts: tuple[PartRef, ...]
+    paths: Mapping[NodeId, str]
+    """Where the arrays of the parts are."""
     label: str = ""
     """Who wrote them, for messages."""
     chunks: int = 0
@@ -39,29 +40,31 @@ async def write_parts(work: Workspace, label: str = "") -> WrittenParts:
     fresh_id = partial(new_object_id, work.engine.capabilities.object_id_bytes)
     config = work.engine.config.manifest or ManifestConfig()
     parts: list[PartRef] = []
+    paths: dict[NodeId, str] = {}
     for node_id, edits in work.changes.edits.items():
         table = edits.to_table()
         if not len(table):
             continue
-        node = _array_of(work, node_id)
+        node = _edited_array(work, node_id)
+        paths[node_id] = node.path
         if (table.kind == ChunkKind.DELETED).any() or edits.base_box is not None:
             raise UnsupportedError(
                 f"a worker deleted chunks of {node.path} or made it smaller; do that in the session it was forked from"
             )
-        for cell in split_by_cells(table, choose_cell_shape(node, config)).values():
+        for cell in cut_table(node, table, config):
             info = await work.engine.archive.flush_manifest(Manifest(fresh_id(), {node_id: cell}))
             parts.append(PartRef(info.id, node_id, cell.extents(), len(cell), info.size_bytes))
-    return WrittenParts(work.base.id, tuple(parts), label, sum(part.count for part in parts))
+    return WrittenParts(work.base.id, tuple(parts), paths, label, sum(part.count for part in parts))
 
 
-def _array_of(work: Workspace, node_id: NodeId) -> ArrayNode:
+def _edited_array(work: Workspace, node_id: NodeId) -> ArrayNode:
+    """The array behind edits of this workspace."""
     origin = work.changes.origin.get(node_id)
-    candidates = [work.tree.find(origin)] if origin is not None else []
-    candidates += [node for node in work.changes.added.values() if node.id == node_id]
-    for node in candidates:
-        if isinstance(node, ArrayNode) and node.id == node_id:
-            return node
-    raise SessionStateError(f"the array {encode_base32(node_id)} of these chunks is not in the session any more")
+    node = work.tree.find(origin) if origin is not None else None
+    if node is None or node.id != node_id:
+        node = next((node for node in work.changes.added.values() if node.id == node_id), None)
+    assert isinstance(node, ArrayNode), "edits are dropped together with their array"
+    return node
 
 
 async def link_parts(work: Workspace, written: Sequence[WrittenParts]) -> None:
@@ -72,12 +75,15 @@ async def link_parts(work: Workspace, written: Sequence[WrittenParts]) -> None:
                 f"parts of {each.label or 'a worker'} stand on snapshot {each.snapshot_id}, "
                 f"the session on {work.base.id}"
             )
+    paths = {node_id: path for each in written for node_id, path in each.paths.items()}
     labels = {part.manifest_id: each.label or each.attempt for each in written for part in each.parts}
     by_node: dict[NodeId, list[PartRef]] = {}
     for part in (part for each in written for part in each.parts):
         by_node.setdefault(part.node_id, []).append(part)
     for node_id, parts in by_node.items():
-        node = _array_of(work, node_id)
+        node = work.tree.find(paths[node_id])
+        if not isinstance(node, ArrayNode) or node.id != node_id:
+            raise SessionStateError(f"workers wrote chunks of {paths[node_id]}, which is no longer in the session")
         await _refuse_doubles(work, node, [*work.changes.parts.get(node_id, ()), *parts], labels)
         work.changes.add_parts(node, parts)
 
