@@ -64,7 +64,8 @@ async def test_snapshots_nodes_and_chunks_are_read(golden: tuple[HandMade, dict[
     repo, expected = golden
     for name, wanted in expected["snapshots"].items():
         snapshot = await repo.archive.fetch_snapshot(name)
-        assert (snapshot.id, snapshot.message, snapshot.metadata) == (wanted["id"], wanted["message"], wanted["metadata"])
+        assert (snapshot.id, snapshot.message) == (wanted["id"], wanted["message"])
+        assert snapshot.metadata == wanted["metadata"]
         assert to_microseconds(snapshot.written_at) == wanted["flushed_at_us"]
         if not wanted.get("dangling") and name in {i for h in expected["ancestry"].values() for i in _ids(h)}:
             assert (await repo.ledger.fetch_info(name)).parent_id == wanted["parent_id"]
@@ -149,7 +150,7 @@ async def test_configuration_and_repository_state_are_read(golden: tuple[HandMad
     repo, expected = golden
     stored = await repo.ledger.fetch_config()
     if not isinstance(repo.ledger, Icechunk2Ledger):
-        assert stored.document == expected.get("config_yaml")
+        assert _tags_as_text(stored.document) == expected.get("config_yaml")
         return
     wanted = expected["repo_info"]
     assert stored.document == wanted["config"]
@@ -167,6 +168,16 @@ async def test_configuration_and_repository_state_are_read(golden: tuple[HandMad
         found = info.snapshots[record["id"]]
         assert (found.parent_id, found.flushed_at_us) == (record["parent_id"], record["flushed_at_us"])
         assert list(found.pruned_logs) == (record["pruned_ancestor_tx_logs"] or [])
+
+
+def _tags_as_text(value: Any) -> Any:
+    """Tagged scalars as text: expected.json does not say what `!Axis 0` is, only how it is spelled."""
+    if isinstance(value, dict):
+        return {
+            key: str(item) if key.startswith("!") and isinstance(item, int) else _tags_as_text(item)
+            for key, item in value.items()
+        }
+    return [_tags_as_text(item) for item in value] if isinstance(value, list) else value
 
 
 async def test_the_operations_log_is_read_across_its_pages(golden: tuple[HandMade, dict[str, Any]]) -> None:

@@ -81,7 +81,10 @@ class FlatWriter:
 
     def texts(self, values: Sequence[str]) -> Positions:
         """One string per row."""
-        return self.blobs([value.encode() for value in values], text=True)
+        try:
+            return self.blobs([value.encode() for value in values], text=True)
+        except UnicodeEncodeError as error:
+            raise InvalidInputError(f"text that is not Unicode cannot be stored: {error}") from error
 
     def blobs(self, values: Sequence[bytes], *, text: bool = False) -> Positions:
         """One byte vector per row."""

@@ -1,48 +1,40 @@
-"""FlexBuffers values: how the second official generation stores JSON-like metadata and configuration."""
+"""FlexBuffers values read: how the second official generation stores JSON-like metadata and configuration."""
 
 from __future__ import annotations
 
+import enum
 import struct
 from collections.abc import Mapping
 from typing import Any
 
-from flatbuffers import flexbuffers
+from icefloe.errors import FormatError
 
-from icefloe.errors import FormatError, InvalidInputError
 
-_NULL, _INT, _UINT, _FLOAT, _KEY, _STRING = 0, 1, 2, 3, 4, 5
-_INDIRECT_INT, _INDIRECT_UINT, _INDIRECT_FLOAT, _MAP, _VECTOR = 6, 7, 8, 9, 10
+class Kind(enum.IntEnum):
+    """Types of FlexBuffers values that stand alone; typed vectors are ranges between them."""
+
+    NULL = 0
+    INT = 1
+    UINT = 2
+    FLOAT = 3
+    KEY = 4
+    STRING = 5
+    INDIRECT_INT = 6
+    INDIRECT_UINT = 7
+    INDIRECT_FLOAT = 8
+    MAP = 9
+    VECTOR = 10
+    BLOB = 25
+    BOOL = 26
+    VECTOR_BOOL = 36
+
+
+INTEGERS = {1: "<b", 2: "<h", 4: "<i", 8: "<q"}
+NATURALS = {1: "<B", 2: "<H", 4: "<I", 8: "<Q"}
+FLOATS = {2: "<e", 4: "<f", 8: "<d"}
+MAX_DEPTH = 64
 _TYPED_FIRST, _TYPED_LAST = 11, 15
 _FIXED_FIRST, _FIXED_LAST = 16, 24
-_BLOB, _BOOL, _VECTOR_BOOL = 25, 26, 36
-_INTEGERS = {1: "<b", 2: "<h", 4: "<i", 8: "<q"}
-_NATURALS = {1: "<B", 2: "<H", 4: "<I", 8: "<Q"}
-_FLOATS = {2: "<e", 4: "<f", 8: "<d"}
-_MAX_DEPTH = 64
-
-
-def encode_flexible(value: Any) -> bytes:
-    """A JSON-like value as FlexBuffers."""
-    _check_encodable(value, 0)
-    return bytes(flexbuffers.Dumps(value))
-
-
-def _check_encodable(value: Any, depth: int) -> None:
-    if depth > _MAX_DEPTH:
-        raise InvalidInputError(f"metadata is nested more than {_MAX_DEPTH} levels deep")
-    if isinstance(value, Mapping):
-        for key, member in value.items():
-            if not isinstance(key, str) or "\0" in key:
-                raise InvalidInputError(f"metadata keys must be text without NUL characters, not {key!r}")
-            _check_encodable(member, depth + 1)
-    elif isinstance(value, list | tuple):
-        for member in value:
-            _check_encodable(member, depth + 1)
-    elif isinstance(value, int):
-        if not -(2**63) <= value < 2**63:
-            raise InvalidInputError(f"the integer {value} in metadata does not fit into 64 bits")
-    elif value is not None and not isinstance(value, str | float | bytes):
-        raise InvalidInputError(f"metadata may hold JSON values only, not {type(value).__name__}")
 
 
 def decode_flexible(data: bytes) -> Any:
@@ -50,7 +42,7 @@ def decode_flexible(data: bytes) -> Any:
     if len(data) < 3:
         raise FormatError(f"{len(data)} bytes are not a FlexBuffers value")
     width, packed = data[-1], data[-2]
-    if width not in _NATURALS:
+    if width not in NATURALS:
         raise FormatError(f"a FlexBuffers value has the impossible root width {width}")
     reader = _Reader(data)
     return reader.value(len(data) - 2 - width, width, packed, 0)
@@ -68,7 +60,7 @@ class _Reader:
         return struct.unpack_from(formats[width], self.data, at)[0]
 
     def follow(self, at: int, width: int) -> int:
-        target = at - int(self.number(_NATURALS, at, width))
+        target = at - int(self.number(NATURALS, at, width))
         if target < 0:
             raise FormatError("a FlexBuffers offset points outside its bytes")
         return target
@@ -81,36 +73,36 @@ class _Reader:
     def value(self, at: int, parent_width: int, packed: int, depth: int) -> Any:
         """The value at a position whose own width and type the packed byte tells."""
         self.spend(1)
-        if depth > _MAX_DEPTH:
-            raise FormatError(f"a FlexBuffers value is nested more than {_MAX_DEPTH} levels deep")
+        if depth > MAX_DEPTH:
+            raise FormatError(f"a FlexBuffers value is nested more than {MAX_DEPTH} levels deep")
         kind, width = packed >> 2, 1 << (packed & 3)
-        if kind == _NULL:
+        if kind == Kind.NULL:
             return None
-        if kind == _BOOL:
-            return bool(self.number(_NATURALS, at, parent_width))
-        if kind in (_INT, _UINT, _FLOAT):
-            return self.number((_INTEGERS, _NATURALS, _FLOATS)[kind - _INT], at, parent_width)
+        if kind == Kind.BOOL:
+            return bool(self.number(NATURALS, at, parent_width))
+        if kind in (Kind.INT, Kind.UINT, Kind.FLOAT):
+            return self.number((INTEGERS, NATURALS, FLOATS)[kind - Kind.INT], at, parent_width)
         at = self.follow(at, parent_width)
-        if kind in (_INDIRECT_INT, _INDIRECT_UINT, _INDIRECT_FLOAT):
-            return self.number((_INTEGERS, _NATURALS, _FLOATS)[kind - _INDIRECT_INT], at, width)
-        if kind == _KEY:
+        if kind in (Kind.INDIRECT_INT, Kind.INDIRECT_UINT, Kind.INDIRECT_FLOAT):
+            return self.number((INTEGERS, NATURALS, FLOATS)[kind - Kind.INDIRECT_INT], at, width)
+        if kind == Kind.KEY:
             return self.key(at)
-        if kind in (_STRING, _BLOB):
-            return self.blob(at, width, text=kind == _STRING)
-        if kind == _MAP:
+        if kind in (Kind.STRING, Kind.BLOB):
+            return self.blob(at, width, text=kind == Kind.STRING)
+        if kind == Kind.MAP:
             return self.map(at, width, depth)
-        if kind == _VECTOR:
+        if kind == Kind.VECTOR:
             return self.vector(at, width, depth)
         if _TYPED_FIRST <= kind <= _TYPED_LAST:
-            return self.typed(at, self.length(at, width), width, kind - _TYPED_FIRST + _INT, depth)
+            return self.typed(at, self.length(at, width), width, kind - _TYPED_FIRST + Kind.INT, depth)
         if _FIXED_FIRST <= kind <= _FIXED_LAST:
-            return self.typed(at, (kind - _FIXED_FIRST) // 3 + 2, width, (kind - _FIXED_FIRST) % 3 + _INT, depth)
-        if kind == _VECTOR_BOOL:
-            return self.typed(at, self.length(at, width), width, _BOOL, depth)
+            return self.typed(at, (kind - _FIXED_FIRST) // 3 + 2, width, (kind - _FIXED_FIRST) % 3 + Kind.INT, depth)
+        if kind == Kind.VECTOR_BOOL:
+            return self.typed(at, self.length(at, width), width, Kind.BOOL, depth)
         raise FormatError(f"a FlexBuffers value has the unknown type {kind}")
 
     def length(self, at: int, width: int) -> int:
-        count = int(self.number(_NATURALS, at - width, width))
+        count = int(self.number(NATURALS, at - width, width))
         if at + count > len(self.data):
             raise FormatError("a FlexBuffers vector reaches outside its bytes")
         return count
@@ -144,16 +136,16 @@ class _Reader:
 
     def typed(self, at: int, count: int, width: int, kind: int, depth: int) -> list[Any]:
         packed = kind << 2 | (width.bit_length() - 1)
-        if kind in (_KEY, _STRING):
+        if kind in (Kind.KEY, Kind.STRING):
             packed = kind << 2
         return [self.value(at + i * width, width, packed, depth + 1) for i in range(count)]
 
     def map(self, at: int, width: int, depth: int) -> dict[str, Any]:
-        keys_width = int(self.number(_NATURALS, at - 2 * width, width))
-        if keys_width not in _NATURALS:
+        keys_width = int(self.number(NATURALS, at - 2 * width, width))
+        if keys_width not in NATURALS:
             raise FormatError(f"a FlexBuffers map has keys of the impossible width {keys_width}")
         keys_at = self.follow(at - 3 * width, width)
-        keys = self.typed(keys_at, self.length(keys_at, keys_width), keys_width, _KEY, depth)
+        keys = self.typed(keys_at, self.length(keys_at, keys_width), keys_width, Kind.KEY, depth)
         values = self.vector(at, width, depth)
         if len(keys) != len(values):
             raise FormatError("a FlexBuffers map has another number of keys than of values")

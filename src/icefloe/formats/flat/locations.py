@@ -22,8 +22,11 @@ def decompress_locations(root: Tables, compressed: pa.LargeBinaryArray) -> list[
     if algorithm != _ZSTD or not held.present[0]:
         raise body.corrupt(f"it has compressed locations, but no dictionary for algorithm {algorithm}")
     start, count = int(held.starts[0]), int(held.counts[0])
-    dictionary = zstandard.ZstdCompressionDict(body.data[start : start + count])
-    decompressor = zstandard.ZstdDecompressor(dict_data=dictionary)
+    try:
+        dictionary = zstandard.ZstdCompressionDict(body.data[start : start + count])
+        decompressor = zstandard.ZstdDecompressor(dict_data=dictionary)
+    except (zstandard.ZstdError, ValueError) as error:
+        raise body.corrupt(f"its dictionary of locations is broken: {error}") from error
     return [_decompress(body, decompressor, frame) for frame in compressed.to_pylist()]
 
 

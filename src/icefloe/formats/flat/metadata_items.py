@@ -11,7 +11,8 @@ import numpy as np
 
 from icefloe.errors import FormatError, InvalidInputError
 from icefloe.formats.flat.blocks import OFFSET, FlatWriter, ReferenceBlock
-from icefloe.formats.flat.flexible import decode_flexible, encode_flexible
+from icefloe.formats.flat.flexible import decode_flexible
+from icefloe.formats.flat.flexible_writer import encode_flexible
 from icefloe.formats.flat.ragged import texts_of
 from icefloe.formats.flat.tables import Tables, Vectors
 

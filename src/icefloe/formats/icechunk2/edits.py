@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from icefloe.errors import AlreadyExistsError, ConflictError, InvalidInputError, RefNotFoundError, UnsupportedError
-from icefloe.formats.flat.flexible import encode_flexible
+from icefloe.formats.flat.flexible_writer import encode_flexible
 from icefloe.formats.flat.metadata_items import encode_metadata
 from icefloe.formats.flat.times import to_microseconds
 from icefloe.formats.icechunk2.repo_info import (
