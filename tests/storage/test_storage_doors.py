@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import datetime as dt
 import inspect
+import multiprocessing
 import pickle
 from pathlib import Path
 
 import pytest
 from obstore import exceptions as foreign
 
-from icefloe.errors import InvalidInputError, PermissionDeniedError, ReadOnlyError, StorageError
+from icefloe.errors import (
+    InvalidInputError,
+    PermissionDeniedError,
+    ReadOnlyError,
+    StorageError,
+    UnsupportedError,
+)
+from icefloe.model.object_store_config import S3Options
 from icefloe.storage import build
 from icefloe.storage import credentials as creds
 from icefloe.storage.build import resolve_storage, storage_from_url
 from icefloe.storage.contract import Storage
 from icefloe.storage.memory import MemoryStorage
-from icefloe.storage.places import AzurePlace, GcsPlace, S3Place
+from icefloe.storage.places import AzurePlace, GcsPlace, HttpPlace, Place, S3Place
 from icefloe.storage.ranges import plan_requests
+from icefloe.storage.remote import ObstoreStorage
 from icefloe.storage.retries import RetryPolicy
 from icefloe.storage.translate import OBSTORE_ERRORS, Translating, translate_obstore
 
@@ -207,3 +216,59 @@ def test_near_ranges_share_a_request_and_all_are_served() -> None:
     apart = plan_requests(starts, ends, gap_bytes=0, request_bytes=1000)
     assert [(r.start, r.end) for r in apart] == [(0, 10), (90, 110), (5000, 5010)]
     assert [(r.start, r.end) for r in plan_requests([0, 10], [10, 20], request_bytes=15)] == [(0, 10), (10, 20)]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        S3Place("b", S3Options(region="eu-west-1", requester_pays=True, checksum_algorithm="sha256")),
+        S3Place("b.with.dots", S3Options(endpoint_url="http://127.0.0.1:1", allow_http=True), headers={"x-a": "b"}),
+        S3Place("b", credentials=creds.S3StaticCredentials("id", "hush", "token")),
+        S3Place("b", credentials=creds.s3_refreshable_credentials(renew)),
+        GcsPlace("b"),
+        GcsPlace(
+            "b", creds.gcs_credentials(bearer_token="t"), {"allow_http": "true", "base_url": "http://127.0.0.1:1"}
+        ),
+        GcsPlace("b", creds.gcs_refreshable_credentials(lambda: creds.GcsBearerCredential("t"))),
+        AzurePlace("acc", "c", creds.azure_credentials(access_key="a2V5")),
+        AzurePlace("acc", "c", creds.azure_credentials(sas_token="sig=x")),
+        AzurePlace("acc", "c", creds.azure_credentials(bearer_token="t"), {"timeout": "30s"}),
+        AzurePlace("acc", "c", config={"endpoint": "http://127.0.0.1:1", "allow_http": "true"}),
+        HttpPlace("https://example.org/x/", {"timeout": "10s"}, {"authorization": "hush"}),
+    ],
+    ids=repr,
+)
+def test_every_place_makes_a_client(place: Place) -> None:
+    place.connect(RetryPolicy())
+    assert place.url.endswith("/") and "hush" not in repr(place)
+
+
+def test_wrong_options_of_a_place_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match="nonsense"):
+        HttpPlace("https://example.org", {"nonsense": "1"}).connect(RetryPolicy())
+    with pytest.raises(UnsupportedError, match="crc32"):
+        S3Place("b", S3Options(checksum_algorithm="crc32")).connect(RetryPolicy())
+
+
+def _one_request(place: S3Place) -> None:
+    import asyncio
+
+    asyncio.run(ObstoreStorage(place).put("k", b"x"))
+
+
+@pytest.mark.s3
+def test_a_process_may_exit_right_after_its_last_request(s3_server) -> None:
+    """Threads of the request library must not meet an interpreter that is going away."""
+    options = s3_server.storage_options(s3_server.make_bucket())
+    place = S3Place(
+        options["bucket"],
+        S3Options(region="us-east-1", endpoint_url=options["endpoint_url"], allow_http=True),
+        creds.S3StaticCredentials(options["access_key_id"], options["secret_access_key"]),
+    )
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_one_request, args=(place,)) for _ in range(12)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0] * len(workers)

@@ -243,58 +243,53 @@ def delete_files(paths: Sequence[str]) -> None:
                     os.unlink(path)
 
 
-def is_hidden(name: str) -> bool:
-    """Names of unfinished files, ours and object_store's; a key never has a bare `#`."""
-    return "#" in name
-
-
 def walk(folder: str, prefix: str, after: str, *, encoded: bool) -> Iterator[tuple[str, str]]:
     """Key and path of the files below a folder, in order of their keys, from the first key greater than `after`."""
-    entries: list[tuple[str, str]] = []
+    names, spelling = _read_folder(folder, encoded=encoded)
+    # A folder sorts as its name with the slash: this is the order of the full keys.
+    names.sort()
+    for name in names:
+        key = prefix + name
+        if name[-1] == "/":
+            if key > after or after.startswith(key):
+                yield from walk(f"{folder}/{spelling.get(name, name[:-1])}", key, after, encoded=encoded)
+        elif key > after:
+            yield key, f"{folder}/{spelling.get(name, name)}"
+
+
+def _read_folder(folder: str, *, encoded: bool) -> tuple[list[str], dict[str, str]]:
+    """Names in a folder as keys spell them, with a slash behind folders, and how files spell those that differ."""
+    names: list[str] = []
+    spelling: dict[str, str] = {}
     try:
         with os.scandir(folder) as found:
             for entry in found:
-                name = entry.name
+                spelled = name = entry.name
                 if encoded:
-                    if is_hidden(name):
-                        continue
-                    key = prefix + decode_key(name)
-                else:
-                    key = prefix + name
+                    if "#" in name:
+                        continue  # unfinished files, ours and object_store's; a key never has a bare one
+                    if "%" in name:
+                        name = decode_key(name)
                 if entry.is_dir():
-                    key += "/"
-                    if key > after or after.startswith(key):
-                        entries.append((key, name))
-                elif key > after:
-                    entries.append((key, name))
+                    name += "/"
+                if name != spelled and name[:-1] != spelled:
+                    spelling[name] = spelled
+                names.append(name)
     except (FileNotFoundError, NotADirectoryError):
-        return
-    # A folder sorts as its name with the slash: this is the order of the full keys.
-    entries.sort()
-    for key, name in entries:
-        if key[-1] == "/":
-            yield from walk(f"{folder}/{name}", key, after, encoded=encoded)
-        else:
-            yield key, f"{folder}/{name}"
+        pass
+    return names, spelling
 
 
 def list_folder(folder: str, *, encoded: bool) -> list[str]:
     """Sorted names in a folder; those of folders that hold a file end in `/`."""
-    names = []
-    try:
-        with os.scandir(folder) as found:
-            for entry in found:
-                if encoded and is_hidden(entry.name):
-                    continue
-                name = decode_key(entry.name) if encoded else entry.name
-                if not entry.is_dir():
-                    names.append(name)
-                elif next(walk(entry.path, "", "", encoded=encoded), None) is not None:
-                    names.append(f"{name}/")
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    names, spelling = _read_folder(folder, encoded=encoded)
     names.sort()
-    return names
+    return [name for name in names if name[-1] != "/" or _holds_file(folder, name, spelling, encoded=encoded)]
+
+
+def _holds_file(folder: str, name: str, spelling: dict[str, str], *, encoded: bool) -> bool:
+    inner = f"{folder}/{spelling.get(name, name[:-1])}"
+    return next(walk(inner, "", "", encoded=encoded), None) is not None
 
 
 def remove_leftovers(folder: str, older_than_seconds: float, now: float) -> int:
