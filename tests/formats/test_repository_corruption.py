@@ -116,16 +116,17 @@ def test_a_mutated_body_is_read_or_refused(kind: str, data: st.DataObject) -> No
 @pytest.mark.parametrize("kind", READERS)
 @given(data=st.data())
 @settings(max_examples=200)
-def test_a_mutated_file_is_refused(kind: str, data: st.DataObject) -> None:
+def test_a_mutated_file_never_has_another_content(kind: str, data: st.DataObject) -> None:
     read, files, _ = READERS[kind]
     original = data.draw(st.sampled_from(files))
     mutated = data.draw(mutations(original))
     if mutated == original:
         return
     fails_well(read, mutated)
-    if mutated[HEADER_BYTES:] != original[HEADER_BYTES:] and mutated[:HEADER_BYTES] == original[:HEADER_BYTES]:
-        with pytest.raises(FormatError):  # the checksum of the frame tells
-            read(mutated)
+    if mutated[:HEADER_BYTES] == original[:HEADER_BYTES]:
+        # Some bits of a frame mean nothing; of all others its checksum tells.
+        with contextlib.suppress(FormatError):
+            assert decompress(mutated[HEADER_BYTES:]) == decompress(original[HEADER_BYTES:])
 
 
 def official_files(folder: Path) -> Iterator[tuple[str, bytes]]:

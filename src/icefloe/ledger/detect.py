@@ -22,8 +22,8 @@ async def detect_generation(storage: Storage) -> SpecVersion | None:
     """
     repo, current, sequence = await asyncio.gather(
         _find_start(storage, "repo"),
-        _find_start(storage, "refs/branch.main/ref.json"),
-        _find_start(storage, "refs/branch.main/ZZZZZZZZ.json"),
+        _find_whole(storage, "refs/branch.main/ref.json"),
+        _find_whole(storage, "refs/branch.main/ZZZZZZZZ.json"),
     )
     if repo is not None:
         _check_repo_file(repo, storage.url)

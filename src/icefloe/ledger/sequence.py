@@ -112,7 +112,10 @@ class SequenceLedger(Ledger):
 
     async def _search_newest(self, branch: str) -> _Newest | None:
         for style in STYLES:
-            found = await self._first_in_folder(style.branch_folder(branch))
+            try:
+                found = await self._first_in_folder(style.branch_folder(branch))
+            except UnsupportedError:
+                return await self._probe_newest(branch)
             if found is None:
                 continue
             sequence, number_bytes = found
@@ -121,6 +124,21 @@ class SequenceLedger(Ledger):
             if content is not None:
                 return _Newest(own_style, sequence, content)
         return None
+
+    async def _probe_newest(self, branch: str) -> _Newest | None:
+        """The newest file of a branch on a storage that cannot list: numbers have no gaps, so it is searched for."""
+        newest: RefContent | None = None
+        low, high = -1, 0
+        while (content := await self._find_file(branch, DOTTED, high)) is not None:
+            newest, low, high = content, high, 2 * high + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            content = await self._find_file(branch, DOTTED, middle)
+            if content is None:
+                high = middle
+            else:
+                newest, low = content, middle
+        return None if newest is None else _Newest(DOTTED, low, newest)
 
     async def _first_in_folder(self, folder: str) -> tuple[int, int] | None:
         """The newest sequence number in a folder: the first file of it in order."""
@@ -248,10 +266,12 @@ class SequenceLedger(Ledger):
         raise _contended(branch)
 
     async def _take_next(self, branch: str, newest: _Newest, content: RefContent) -> bool:
-        """Create the file after the newest; False when somebody else did."""
-        key = newest.style.branch_key(branch, newest.sequence + 1)
+        """Create the file after the newest; False when somebody else did.
+
+        Two callers who want the same at the same time may both be told that they did it.
+        """
         try:
-            await self.storage.create(key, content.encode(), unique=False)
+            await self._create_file(branch, newest.style, newest.sequence + 1, content)
         except AlreadyExistsError:
             return False
         return True

@@ -1,0 +1,87 @@
+"""Which generation is stored at a place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from icefloe.errors import UnknownFormatError
+from icefloe.formats.header import FileType, encode_header
+from icefloe.formats.registry import get_format
+from icefloe.ledger.detect import detect_generation
+from icefloe.model.capabilities import SpecVersion
+from icefloe.storage.build import in_memory_storage, local_filesystem_storage
+from icefloe.storage.counting import CountingStorage
+
+REF = b'{"snapshot":"1CECHNKREP0F1RSTCMT0"}'
+REPO = encode_header(FileType.REPO_INFO, 2) + b"..."
+STATE = json.dumps({"id": "x", "generation": 1, "snapshots": []}).encode()
+
+
+@pytest.mark.parametrize(
+    ("files", "generation"),
+    [
+        ({}, None),
+        ({"other": b"x"}, None),
+        ({"repo": REPO}, SpecVersion.ICECHUNK2),
+        ({"repo": REPO, "refs/branch.main/ref.json": REF}, SpecVersion.ICECHUNK2),
+        ({"refs/branch.main/ref.json": REF}, SpecVersion.ICECHUNK1),
+        ({"refs/branch.main/ZZZZZZZZ.json": REF}, SpecVersion.REPOSITORY),
+        ({"refs/branch.main/ZZZZZZZX.json": REF}, SpecVersion.REPOSITORY),
+        ({"refs/branch:main/ZZZZZZZZ.json": REF}, SpecVersion.REPOSITORY),
+        ({"refs/branch:main/ZZZZZZZZZZZZY.json": REF}, SpecVersion.REPOSITORY),
+        ({"refs/branch.main/notes.txt": REF}, None),
+        ({"r/main/ZZZZZZZZ.json": REF}, SpecVersion.STORE),
+        ({"r/branch:main/ZZZZZZZZZZZZY.json": REF}, SpecVersion.STORE),
+        ({"state.json": STATE}, SpecVersion.DATASET),
+        ({"state.json": b"{}"}, None),
+        ({"state.json": b"["}, None),
+    ],
+)
+async def test_a_generation_is_known_by_its_files(files: dict[str, bytes], generation: SpecVersion | None) -> None:
+    storage = in_memory_storage()
+    for key, data in files.items():
+        await storage.put(key, data)
+    assert await detect_generation(storage) is generation
+
+
+@pytest.mark.parametrize(
+    "repo", [b"hello", encode_header(FileType.REPO_INFO, 3), encode_header(FileType.SNAPSHOT, 2), REPO[:30]]
+)
+async def test_something_newer_or_unknown_is_said_to_be_so(repo: bytes) -> None:
+    storage = in_memory_storage()
+    await storage.put("repo", repo)
+    with pytest.raises(UnknownFormatError):
+        await detect_generation(storage)
+
+
+async def test_the_generations_in_use_are_found_in_one_round() -> None:
+    storage = CountingStorage(in_memory_storage())
+    await storage.put("refs/branch.main/ZZZZZZZZ.json", REF)
+    storage.counts.reset()
+    await detect_generation(storage)
+    assert storage.counts.total.requests == 3
+    assert storage.counts.of("list", "list_names").requests == 0
+
+
+@pytest.fixture
+def folders(fixtures_folder: Path) -> list[Path]:
+    return list(fixtures_folder.glob("g*"))
+
+
+async def test_every_fixture_is_recognised(folders: list[Path]) -> None:
+    names = {"g2": SpecVersion.REPOSITORY, "g3": SpecVersion.ICECHUNK1, "g4": SpecVersion.ICECHUNK2}
+    found = {}
+    for folder in folders:
+        expected = SpecVersion.REPOSITORY if "g3-dev" in folder.name else names[folder.name[:2]]
+        found[folder.name] = (await detect_generation(local_filesystem_storage(folder / "repo")), expected)
+    assert found
+    assert {name for name, (seen, expected) in found.items() if seen is not expected} == set()
+
+
+@pytest.mark.parametrize("version", SpecVersion)
+def test_every_generation_has_a_format(version: SpecVersion) -> None:
+    assert get_format(version).spec_version is version
+    assert get_format(version) is get_format(version)
