@@ -30,6 +30,7 @@ from icefloe.formats.dataset.state import (
     StateRef,
     encode_state,
     parse_state,
+    resolve_data_root,
     snapshot_entry,
 )
 from icefloe.formats.strict_json import dump_json
@@ -37,8 +38,10 @@ from icefloe.ids import ObjectId, new_object_id
 from icefloe.ledger.contract import Ledger, StoredConfig, Tip
 from icefloe.ledger.names import MAIN, check_name, check_new_name
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
+from icefloe.storage import storage_from_url
 from icefloe.storage.contract import Storage, Version
 from icefloe.storage.retries import RetryPolicy
+from icefloe.storage.split import SplitStorage
 
 _CONTENTION = RetryPolicy(max_tries=100, initial_backoff_ms=2, max_backoff_ms=500)
 """In every round that is lost somebody else changed the state, so a hundred rounds are many."""
@@ -61,6 +64,18 @@ async def fetch_state(storage: Storage) -> SeenState:
     return SeenState(parse_state(found.data), found.version)
 
 
+async def locate_data(storage: Storage) -> Storage:
+    """The storage of a whole dataset, from the one that holds its state file.
+
+    Where the state names another root, its files are looked for there, with the credentials of the environment; who has
+    other ones opens a SplitStorage.
+    """
+    if isinstance(storage, SplitStorage):
+        return storage
+    root = resolve_data_root((await fetch_state(storage)).state, storage)
+    return storage if root is None else SplitStorage(storage, storage_from_url(root), STATE_KEY)
+
+
 class DatasetLedger(Ledger):
     """The ledger of one dataset; `storage` holds the state file, the archive's storage everything else."""
 
@@ -70,13 +85,15 @@ class DatasetLedger(Ledger):
         self._seen: SeenState | None = None
 
     async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
-        elsewhere = self.archive.storage.url.rstrip("/") != self.storage.url.rstrip("/")
+        root = self.archive.storage
+        root = root.rest if isinstance(root, SplitStorage) else root
+        elsewhere = root.url.rstrip("/") != self.storage.url.rstrip("/")
         state = State(
             id=new_object_id(),
             generation=1,
             snapshots=(snapshot_entry(initial.info),),
             refs={MAIN: StateRef(initial.id, "branch")},
-            store_root=self.archive.storage.url if elsewhere else None,
+            store_root=root.url if elsewhere else None,
             extra={UPDATE_KEY: new_object_id(), **({} if config is None else {CONFIG_KEY: dict(config)})},
         )
         try:

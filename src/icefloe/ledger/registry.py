@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from icefloe.archive.files import Archive
 from icefloe.ledger.contract import Ledger
-from icefloe.ledger.dataset import DatasetLedger
+from icefloe.ledger.dataset import DatasetLedger, locate_data
 from icefloe.ledger.icechunk1 import Icechunk1Ledger
 from icefloe.ledger.icechunk2 import Icechunk2Ledger
 from icefloe.ledger.sequence import SequenceLedger
@@ -26,3 +26,8 @@ _LEDGERS: dict[SpecVersion, Callable[[Storage, Archive], Ledger]] = {
 def make_ledger(spec_version: SpecVersion, storage: Storage, archive: Archive) -> Ledger:
     """The ledger of a repository of that generation."""
     return _LEDGERS[spec_version](storage, archive)
+
+
+async def locate_files(spec_version: SpecVersion, storage: Storage) -> Storage:
+    """The storage of all files of a repository, which may be elsewhere than where it is opened."""
+    return await locate_data(storage) if spec_version is SpecVersion.DATASET else storage

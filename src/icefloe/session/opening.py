@@ -14,7 +14,7 @@ from icefloe.errors import AlreadyExistsError, IcefloeError, InvalidInputError, 
 from icefloe.formats.config_document import decode_config, encode_config
 from icefloe.formats.registry import get_format
 from icefloe.ledger.detect import detect_generation
-from icefloe.ledger.registry import make_ledger
+from icefloe.ledger.registry import locate_files, make_ledger
 from icefloe.manifests.preload import manifests_to_preload
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
@@ -89,6 +89,7 @@ async def open_engine(storage: Storage, config: RepositoryConfig | None, authori
         raise RepositoryNotFoundError(
             f"no repository at {storage.url}; create one with Repository.create(...)", url=storage.url
         )
+    storage = await locate_files(version, storage)
     stored = await _fetch_config(storage, version)
     effective = (stored or RepositoryConfig.default()).merge(config) if config is not None else stored
     return build_engine(storage, version, effective or RepositoryConfig.default(), authorized)
