@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import datetime as dt
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,7 +85,7 @@ async def test_commits_follow_each_other(repo: HandMade) -> None:
     assert await history(repo) == ["c3", "c2", "c1", "c0", "Repository initialized"]
     tip = (await repo.ledger.fetch_tip("main")).snapshot_id
     infos = [info async for info in repo.ledger.ancestry(tip)]
-    assert all(newer.written_at > older.written_at for newer, older in zip(infos, infos[1:], strict=False))
+    assert all(newer.written_at > older.written_at for newer, older in itertools.pairwise(infos))
     assert (await repo.ledger.fetch_info(infos[1].id)).message == "c2"
     with pytest.raises(SnapshotNotFoundError):
         await repo.ledger.fetch_info(new_object_id())
@@ -251,7 +252,7 @@ async def test_every_update_leaves_a_backup_and_a_log_entry(repo2: HandMade) -> 
     log = [update async for update in ledger2(repo2).ops_log()]
     assert [update.name for update in log[:7]] == [f"t{number}" for number in reversed(range(7))]
     assert [update.kind for update in log[7:]] == [UpdateKind.NEW_COMMIT, UpdateKind.REPO_INITIALIZED]
-    assert all(newer.at_us > older.at_us for newer, older in zip(log, log[1:], strict=False))
+    assert all(newer.at_us > older.at_us for newer, older in itertools.pairwise(log))
     info = await ledger2(repo2).fetch_repo_info()
     assert len(info.updates) == 3 and info.updates[0].backup is None and info.updates_before is not None
     assert log[0].backup is None

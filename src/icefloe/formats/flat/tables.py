@@ -192,6 +192,10 @@ def _slot_offsets(
 ) -> npt.NDArray[np.int64]:
     """The field offsets of each vtable, int64[vtables, slots], 0 = absent."""
     offsets = np.zeros((len(vtables), max(slots, 0)), dtype=np.int64)
+    if len(vtables) == 1:
+        start = int(vtables[0]) + 4
+        offsets[0] = np.frombuffer(body.data, dtype="<u2", count=slots, offset=start)
+        return offsets
     for slot in range(slots):
         here = vtable_sizes >= 6 + 2 * slot
         offsets[here, slot] = body.read(vtables[here] + 4 + 2 * slot, "<u2")

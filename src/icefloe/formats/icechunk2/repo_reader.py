@@ -22,13 +22,15 @@ from icefloe.formats.icechunk2.repo_info import (
     Update,
     UpdateKind,
 )
-from icefloe.ids import ObjectId, encode_base32_column
+from icefloe.ids import ObjectId, encode_base32, encode_base32_column
 
 (
     _SPEC, _TAGS, _BRANCHES, _DELETED_TAGS, _SNAPSHOTS, _STATUS, _METADATA, _UPDATES, _UPDATES_BEFORE, _CONFIG,
     _ENABLED, _DISABLED, _EXTRA,
 ) = range(13)  # fmt: skip
 _KNOWN_SPEC = 2
+_FEW = 20
+"""Up to this many ids are quicker spelled one by one."""
 
 
 def decode_repo(data: bytes) -> RepoInfo:
@@ -79,8 +81,8 @@ def _id_texts(tables: Tables, slot: int) -> list[ObjectId]:
 
 
 def _texts(ids: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> list[ObjectId]:
-    if len(ids) == 0:
-        return []
+    if len(ids) <= _FEW:
+        return [encode_base32(row.tobytes()) for row in ids]
     characters = encode_base32_column(ids)
     width = characters.shape[1]
     whole = characters.tobytes().decode("ascii")
