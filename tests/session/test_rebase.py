@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 import zarr
@@ -223,7 +225,12 @@ def test_chunks_shifted_by_whole_chunks_leave_fill_values_behind(repo: icefloe.R
 def test_chunks_reindexed_by_a_function_and_its_inverse(repo: icefloe.Repository) -> None:
     session = repo.writable_session("main")
     open_array(session, "a")[:] = np.arange(64).reshape(8, 8)
-    session.reindex_array("/a", lambda c: [3 - list(c)[0], list(c)[1]], lambda c: [3 - list(c)[0], list(c)[1]])
+
+    def flip(coords: Iterable[int]) -> list[int]:
+        row, column = coords
+        return [3 - row, column]
+
+    session.reindex_array("/a", flip, flip)
     session.commit("flip")
     expected = np.arange(64).reshape(4, 2, 8)[::-1].reshape(8, 8)
     np.testing.assert_array_equal(open_array(repo.readonly_session("main"), "a")[:], expected)

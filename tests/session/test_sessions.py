@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import pickle
 import time
 from pathlib import Path
@@ -65,7 +66,7 @@ def test_an_empty_commit_is_refused_unless_asked_for(repo: icefloe.Repository) -
     with pytest.raises(icefloe.SessionStateError, match="no changes"):
         repo.writable_session("main").commit("nothing")
     repo.writable_session("main").commit("nothing", allow_empty=True)
-    assert [info.message for info in repo.ancestry(branch="main")][0] == "nothing"
+    assert next(repo.ancestry(branch="main")).message == "nothing"
 
 
 def test_history_is_walked_newest_first_with_parents_and_metadata(repo: icefloe.Repository) -> None:
@@ -79,18 +80,18 @@ def test_history_is_walked_newest_first_with_parents_and_metadata(repo: icefloe.
     assert [info.parent_id for info in infos] == [info.id for info in infos[1:]] + [None]
     assert dict(infos[0].metadata) == {"by": "tests", "step": {"n": 2}}
     assert dict(infos[1].metadata) == {"by": "tests"}
-    assert all(a.written_at > b.written_at for a, b in zip(infos, infos[1:], strict=False))
+    assert all(a.written_at > b.written_at for a, b in itertools.pairwise(infos))
 
 
 def test_a_session_as_of_a_time_sees_what_the_branch_was_then(repo: icefloe.Repository) -> None:
     write(repo, 1)
     time.sleep(0.01)
-    between = dt.datetime.now(dt.timezone.utc)
+    between = dt.datetime.now(dt.UTC)
     time.sleep(0.01)
     write(repo, 2)
     assert read(repo.readonly_session("main", as_of=between)) == 1
     with pytest.raises(icefloe.SnapshotNotFoundError):
-        repo.readonly_session("main", as_of=dt.datetime(2001, 1, 1, tzinfo=dt.timezone.utc))
+        repo.readonly_session("main", as_of=dt.datetime(2001, 1, 1, tzinfo=dt.UTC))
 
 
 def test_branches_part_and_tags_stay(repo: icefloe.Repository) -> None:
@@ -208,9 +209,14 @@ def test_diff_names_nodes_and_chunks(repo: icefloe.Repository) -> None:
 def test_a_transaction_commits_when_it_ends_well_and_forgets_when_it_raises(repo: icefloe.Repository) -> None:
     with repo.transaction("main", message="in") as store:
         zarr.group(store).create_group("kept")
-    with pytest.raises(RuntimeError), repo.transaction("main", message="out") as store:
-        zarr.open_group(store).create_group("lost")
-        raise RuntimeError("stop")
+
+    def fail() -> None:
+        with repo.transaction("main", message="out") as store:
+            zarr.open_group(store).create_group("lost")
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        fail()
     assert sorted(zarr.open_group(repo.readonly_session("main").store, mode="r").group_keys()) == ["kept"]
 
 
