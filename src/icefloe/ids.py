@@ -27,6 +27,11 @@ for _value, _symbol in enumerate(ALPHABET):
 for _alias, _meaning in (("O", 0), ("I", 1), ("L", 1)):
     _VALUES[ord(_alias)] = _VALUES[ord(_alias.lower())] = _meaning
 
+# The digits that `int` knows for base 32; "U" stands for nothing.
+_DIGITS = "0123456789abcdefghijklmnopqrstuv"
+_TO_DIGITS = {code: _DIGITS[value] if (value := int(_VALUES[code])) != _INVALID else "!" for code in range(128)}
+_PAIRS = [first + second for first in ALPHABET for second in ALPHABET]
+
 # Two characters at a time: 10 bits to a pair of symbols, and back. Bit 10 of a value marks a pair that is not base32.
 _INVALID_PAIR = np.uint16(1024)
 _PAIR_SYMBOLS = np.stack([np.repeat(_SYMBOLS, 32), np.tile(_SYMBOLS, 32)], axis=1).reshape(-1).view(np.uint16)
@@ -46,22 +51,24 @@ def text_length(byte_count: int) -> int:
 def encode_base32(data: bytes) -> str:
     """Crockford base32 of bytes, zero bits appended on the right."""
     length = text_length(len(data))
-    number = int.from_bytes(data, "big") << (length * 5 - len(data) * 8)
-    return "".join(ALPHABET[(number >> shift) & 31] for shift in range((length - 1) * 5, -5, -5))
+    even = length + length % 2
+    number = int.from_bytes(data, "big") << (even * 5 - len(data) * 8)
+    text = "".join([_PAIRS[(number >> shift) & 1023] for shift in range((even - 2) * 5, -10, -10)])
+    return text[:length]
 
 
 def decode_base32(text: str, byte_count: int) -> bytes:
     """The bytes of a base32 text; lower case and the aliases O, I, L are accepted."""
     if len(text) != text_length(byte_count):
         raise InvalidInputError(
-            f"{text!r} is not an id: {len(text)} characters, expected {text_length(byte_count)}"
+            f"{text!r:.80} is not an id: {len(text)} characters, expected {text_length(byte_count)}"
         )
-    number = 0
-    for symbol in text:
-        value = int(_VALUES[ord(symbol)]) if ord(symbol) < 256 else _INVALID
-        if value == _INVALID:
-            raise InvalidInputError(f"{text!r} is not an id: {symbol!r} is not a base32 character")
-        number = number << 5 | value
+    if not (text.isascii() and text.isalnum()):
+        raise InvalidInputError(f"{text!r:.80} is not an id: only letters and digits are base32 characters")
+    try:
+        number = int(text.translate(_TO_DIGITS), 32)
+    except ValueError as error:
+        raise InvalidInputError(f"{text!r:.80} is not an id: U is not a base32 character") from error
     return (number >> (len(text) * 5 - byte_count * 8)).to_bytes(byte_count, "big")
 
 

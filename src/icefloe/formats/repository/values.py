@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -16,6 +17,9 @@ WireNodeId: TypeAlias = int | str | tuple[bytes, tuple[Any, ...]]
 """A counter in the earliest files, then as WireId."""
 
 T = TypeVar("T")
+
+_CANONICAL_ID = re.compile("[0-9A-HJKMNP-TV-Z]{19}[0G]")
+"""An id as every writer spells it: 20 characters for 96 bits leave four zero bits at the end."""
 
 MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, TypeError, OverflowError)
 """What decoding of hostile MessagePack raises."""
@@ -31,6 +35,8 @@ def decode_or_refuse(decoder: msgspec.msgpack.Decoder[T], data: bytes | msgspec.
 
 def parse_object_id(wire: Any) -> ObjectId:
     """An object id as text, checked."""
+    if isinstance(wire, str) and _CANONICAL_ID.fullmatch(wire):
+        return wire
     return encode_base32(parse_object_id_bytes(wire))
 
 
