@@ -12,12 +12,16 @@ from urllib.parse import urlsplit
 
 @dataclass
 class LossyProxy:
-    """Forwards connections; of requests that start with `method`, the next `lose` answers never arrive."""
+    """Forwards connections; of requests that start with `method`, the next `lose` answers never arrive.
+
+    The next `refuse` ones are not handed on, and the answers of the next `truncate` GETs end in the middle.
+    """
 
     target: str
     endpoint_url: str = ""
     lose: int = 0
     refuse: int = 0
+    truncate: int = 0
     method: bytes = b"PUT"
     seen: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -43,6 +47,11 @@ class LossyProxy:
                     content = b"" if head.startswith(b"HEAD") else await there.readexactly(_length(answer))
                     if met and self.lose > 0:
                         self.lose -= 1
+                        return
+                    if head.startswith(b"GET") and self.truncate > 0:
+                        self.truncate -= 1
+                        writer.write(answer + content[: len(content) // 2])
+                        await writer.drain()
                         return
                     writer.write(answer + content)
                     await writer.drain()

@@ -80,6 +80,19 @@ async def test_a_refused_connection_is_tried_again(lossy: Storage, proxy: LossyP
 
 
 @pytest.mark.s3
+async def test_an_answer_that_breaks_off_is_asked_for_again(lossy: Storage, proxy: LossyProxy) -> None:
+    data = bytes(range(256)) * 4000
+    await lossy.put("a", data)
+    for read, whole in ((lossy.get, data), (lambda key: lossy.get_range(key, 5, 900_000), data[5:900_000])):
+        proxy.truncate = 2
+        assert await read("a") == whole
+        assert proxy.truncate == 0
+    proxy.truncate = 1000
+    with pytest.raises(StorageError):
+        await lossy.get("a")
+
+
+@pytest.mark.s3
 async def test_what_cannot_be_settled_has_its_own_error(lossy: Storage, proxy: LossyProxy) -> None:
     first = await lossy.create("state", b"one")
     proxy.refuse = 1000

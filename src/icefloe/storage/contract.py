@@ -28,6 +28,12 @@ class Version:
     etag: str | None = None
     generation: str | None = None
 
+    def agrees_with(self, other: Version) -> bool:
+        """Whether both may be one state: what both know is equal, and there is something that both know."""
+        pairs = ((self.etag, other.etag), (self.generation, other.generation))
+        known = [(mine, theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
+        return bool(known) and all(mine == theirs for mine, theirs in known)
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:

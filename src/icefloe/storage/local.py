@@ -98,15 +98,16 @@ class LocalStorage(SourceStorage):
     async def get(self, key: str) -> bytes:
         path = self.path_of(key)
         with Translating("read", key, self._root):
-            if not self._pace.quick:
-                return await self._run(self._pace, lambda: files.read_file(path))
-            size = os.stat(path).st_size
-            return await self._run(self._pace, lambda: files.read_file(path), size)
+            return await self._run(self._pace, lambda: files.read_file(path), self._size_of(path))
+
+    def _size_of(self, path: str) -> int:
+        """How large a file is, where asking is cheap and the answer decides who reads it."""
+        return os.stat(path).st_size if self._pace.quick else 0
 
     async def get_versioned(self, key: str) -> Versioned:
         path = self.path_of(key)
         with Translating("read", key, self._root):
-            data, version, found = await self._run(self._pace, lambda: files.read_versioned(path))
+            data, version, found = await self._run(self._pace, lambda: files.read_versioned(path), self._size_of(path))
         return Versioned(data, version, _time(found))
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
@@ -218,7 +219,9 @@ class LocalStorage(SourceStorage):
         old, new = self.path_of(source), self.path_of(target)
         with Translating("copy", source, self._root):
             try:
-                await self._run(self._pace, lambda: files.copy_file(old, new, version, self._durability))
+                await self._run(
+                    self._pace, lambda: files.copy_file(old, new, version, self._durability), self._size_of(old)
+                )
             except files.ChangedError as error:
                 raise VersionMismatchError(
                     f"cannot copy {source!r} in {self._root}: it changed since it was read"

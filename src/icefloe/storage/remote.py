@@ -278,7 +278,7 @@ class ObstoreStorage(SourceStorage):
             stamp = found.attributes.get(WRITE_ID)
         if stamp == write_id:
             return Sighting.OURS, version
-        if before is not None and version == before:
+        if before is not None and version.agrees_with(before):
             return Sighting.UNTOUCHED, version
         return (Sighting.UNCLEAR if stamp is None else Sighting.OTHERS), version
 
@@ -371,7 +371,7 @@ class ObstoreStorage(SourceStorage):
                 await REQUESTS.run(lambda: obstore.copy(store, old, new))
                 return
             found = await self._fetch(old)
-            if _version(found.meta) != version:
+            if not _version(found.meta).agrees_with(version):
                 raise VersionMismatchError(f"cannot copy {source!r} in {self.url}: it changed since it was read")
             await REQUESTS.run(lambda: write(store, new, found.data, found.attributes))
 

@@ -100,4 +100,5 @@ async def look_by_content(
         return (Sighting.UNTOUCHED if before is None else Sighting.OTHERS), Version()
     if found.data == data:
         return Sighting.OURS, found.version
-    return (Sighting.UNTOUCHED if found.version == before else Sighting.OTHERS), found.version
+    is_before = before is not None and found.version.agrees_with(before)
+    return (Sighting.UNTOUCHED if is_before else Sighting.OTHERS), found.version
