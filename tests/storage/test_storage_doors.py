@@ -21,6 +21,7 @@ from icefloe.errors import (
 from icefloe.model.object_store_config import S3Options
 from icefloe.storage import build
 from icefloe.storage import credentials as creds
+from icefloe.storage.aws_profile import read_profile
 from icefloe.storage.build import resolve_storage, storage_from_url
 from icefloe.storage.contract import Storage
 from icefloe.storage.memory import MemoryStorage
@@ -272,3 +273,26 @@ def test_a_process_may_exit_right_after_its_last_request(s3_server) -> None:
     for worker in workers:
         worker.join(60)
     assert [worker.exitcode for worker in workers] == [0] * len(workers)
+
+
+def test_profiles_of_the_aws_tools_are_read(tmp_path: Path) -> None:
+    (tmp_path / "credentials").write_text(
+        "[default]\naws_access_key_id = d\naws_secret_access_key = s%x\n"
+        "[work]\naws_access_key_id=w\naws_secret_access_key=x\naws_session_token=t\n"
+    )
+    (tmp_path / "config").write_text("[default]\nregion = eu-west-1\n[profile work]\nregion=us-west-2\n[profile sso]\n")
+    files = {
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "credentials"),
+        "AWS_CONFIG_FILE": str(tmp_path / "config"),
+    }
+    default = read_profile(files)
+    assert default.credentials == creds.S3StaticCredentials("d", "s%x") and default.region == "eu-west-1"
+    work = read_profile(files | {"AWS_PROFILE": "work"})
+    assert work.credentials == creds.S3StaticCredentials("w", "x", "t") and work.region == "us-west-2"
+    assert read_profile(files | {"AWS_ACCESS_KEY_ID": "a"}).credentials is None
+    with pytest.raises(InvalidInputError, match="sso"):
+        read_profile(files | {"AWS_PROFILE": "sso"})
+    assert read_profile({name: str(tmp_path / "absent") for name in files}).credentials is None
+    (tmp_path / "config").write_text("no section")
+    with pytest.raises(InvalidInputError, match="config"):
+        read_profile(files)

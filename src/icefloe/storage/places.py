@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,11 +13,13 @@ from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
 from icefloe.errors import InvalidInputError, UnsupportedError
 from icefloe.model.object_store_config import S3Options
+from icefloe.storage.aws_profile import read_profile
 from icefloe.storage.credentials import (
     AnonymousCredentials,
     AzureCredentials,
     AzureRefreshableCredentials,
     AzureStaticCredentials,
+    FromEnvCredentials,
     GcsBearerCredential,
     GcsCredentials,
     GcsRefreshableCredentials,
@@ -130,8 +133,14 @@ class S3Place(Place):
     def connect(self, retries: RetryPolicy) -> ObjectStore:
         options = self.options
         config: Any = {"conditional_put": "etag"}
-        if options.region is not None:
-            config["region"] = options.region
+        credentials, region = self.credentials, options.region
+        if isinstance(credentials, FromEnvCredentials):
+            profile = read_profile(os.environ)
+            credentials = profile.credentials or credentials
+            if not os.environ.get("AWS_REGION") and not os.environ.get("AWS_DEFAULT_REGION"):
+                region = region or profile.region
+        if region is not None:
+            config["region"] = region
         if options.endpoint_url is not None:
             config["endpoint"] = options.endpoint_url
         # A custom endpoint is addressed by path: it seldom has a name for each bucket.
@@ -142,11 +151,11 @@ class S3Place(Place):
         if options.checksum_algorithm is not None:
             config["checksum_algorithm"] = _checksum(options.checksum_algorithm)
         provider: Any = None
-        if isinstance(self.credentials, AnonymousCredentials) or options.anonymous:
+        if isinstance(credentials, AnonymousCredentials) or options.anonymous:
             config["skip_signature"] = True
-        elif isinstance(self.credentials, S3StaticCredentials | S3RefreshableCredentials):
+        elif isinstance(credentials, S3StaticCredentials | S3RefreshableCredentials):
             # As a provider, so that a session token of the environment does not get mixed in.
-            provider = S3Provider(self.credentials)
+            provider = S3Provider(credentials)
         return S3Store(
             self.bucket,
             config=config,
