@@ -58,7 +58,7 @@ async def first_commit(repo: HandMade, virtual_file: Path) -> tuple[str, dict[st
     split = array_node("/split", (8,), (2,))
     scalar = array_node("/scalar", (), ())
     empty = array_node("/a-empty", (0, 5), (3, 5))
-    virtual_file.write_bytes(b"header" + int32_bytes(np.full((4, 4), 7)))  # noqa: ASYNC240
+    virtual_file.write_bytes(b"header" + int32_bytes(np.full((4, 4), 7)))
     location = f"file://{virtual_file}"
     together = await repo.flush_manifest(
         {

@@ -15,6 +15,11 @@ MAX_BODY_BYTES = 2**31 - 1
 """Offsets to vtables are signed 32 bit, and official readers stop there too."""
 
 
+def is_flat(body: bytes) -> bool:
+    """Whether a decompressed body is a flatbuffer; MessagePack bodies of spec 1 share the header with it."""
+    return body[4:8] == IDENTIFIER
+
+
 class Body:
     """The bytes of a flatbuffer, with gathers that check every position first."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from icefloe.formats.compression import DecompressionLimits
-from icefloe.formats.flat.body import IDENTIFIER, MAX_BODY_BYTES, Body
+from icefloe.formats.flat.body import MAX_BODY_BYTES, Body
 from icefloe.formats.flat.manifest_reader import decode_manifest_body
 from icefloe.formats.flat.manifest_writer import encode_manifest_body
 from icefloe.formats.flat.snapshot_reader import decode_snapshot_body
@@ -17,14 +17,9 @@ from icefloe.model.snapshot import Manifest, Snapshot
 from icefloe.model.transaction_log import TransactionLog
 
 SPEC_VERSIONS = range(1, 3)
-_LIMITS = DecompressionLimits(max_bytes=MAX_BODY_BYTES)
+_LIMITS = DecompressionLimits(max_bytes=MAX_BODY_BYTES, free_bytes=256 << 20)
 _FAST_LEVEL_BYTES = 8 << 20
 """Bodies above this are mostly random ids, which a higher level would not make smaller."""
-
-
-def is_flat(body: bytes) -> bool:
-    """Whether a decompressed body is a flatbuffer of ours; MessagePack bodies share the header."""
-    return body[4:8] == IDENTIFIER
 
 
 def open_body(data: bytes, file_type: FileType) -> tuple[int, Body]:

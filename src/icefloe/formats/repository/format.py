@@ -8,7 +8,9 @@ import msgspec
 
 from icefloe.formats.compression import ZSTD_MAGIC, DecompressionLimits, compress, decompress, is_believable
 from icefloe.formats.contract import Format
+from icefloe.formats.flat.body import is_flat
 from icefloe.formats.header import WRITER, Compression, FileType, decode_file, encode_header, has_magic
+from icefloe.formats.repository.early_flatbuffers import decode_flat_log, decode_flat_manifest, decode_flat_snapshot
 from icefloe.formats.repository.manifest_decoding import decode_manifest_body
 from icefloe.formats.repository.manifest_encoding import encode_manifest_body
 from icefloe.formats.repository.snapshot_decoding import decode_snapshot_body
@@ -51,19 +53,22 @@ class RepositoryFormat(Format):
         return _encode(FileType.SNAPSHOT, encode_snapshot_body(snapshot))
 
     def decode_snapshot(self, data: bytes) -> Snapshot:
-        return decode_snapshot_body(_decode(FileType.SNAPSHOT, data))
+        body = _decode(FileType.SNAPSHOT, data)
+        return decode_flat_snapshot(body) if is_flat(body) else decode_snapshot_body(body)
 
     def encode_manifest(self, manifest: Manifest) -> bytes:
         return _encode(FileType.MANIFEST, encode_manifest_body(manifest))
 
     def decode_manifest(self, data: bytes) -> Manifest:
-        return decode_manifest_body(_decode(FileType.MANIFEST, data))
+        body = _decode(FileType.MANIFEST, data)
+        return decode_flat_manifest(body) if is_flat(body) else decode_manifest_body(body)
 
     def encode_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> bytes:
         return _encode(FileType.TRANSACTION_LOG, encode_log_body(log))
 
     def decode_transaction_log(self, data: bytes) -> TransactionLog:
-        return decode_log_body(_decode(FileType.TRANSACTION_LOG, data))
+        body = _decode(FileType.TRANSACTION_LOG, data)
+        return decode_flat_log(body) if is_flat(body) else decode_log_body(body)
 
     def encode_attributes(self, attributes: Sequence[bytes]) -> bytes:
         return _encode(FileType.ATTRIBUTES, msgspec.msgpack.encode(list(attributes)))
