@@ -92,6 +92,10 @@ class Ledger(ABC):
     async def fetch_info(self, snapshot_id: ObjectId) -> SnapshotInfo:
         """One snapshot as history shows it; SnapshotNotFoundError."""
 
+    async def fetch_pruned_logs(self, snapshot_id: ObjectId) -> tuple[ObjectId, ...]:
+        """Expired ancestors, oldest first, whose logs belong to the change of this snapshot."""
+        return ()
+
     @abstractmethod
     async def fetch_config(self) -> StoredConfig: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import reduce
 
 from icefloe.errors import InvalidInputError, ObjectNotFoundError, SnapshotNotFoundError
 from icefloe.ids import ObjectId
@@ -13,6 +14,7 @@ from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.model.transaction_log import TransactionLog
 from icefloe.session.compare import chunks_in_boxes, compare_snapshots, diff_from_logs
 from icefloe.session.engine import Engine
+from icefloe.session.logs import merge_logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,10 @@ async def snapshot_as_of(engine: Engine, snapshot_id: ObjectId, time: dt.datetim
 async def fetch_log(engine: Engine, snapshot: Snapshot) -> TransactionLog:
     """What a snapshot changed: its log, or a comparison where the generation or an early writer left none."""
     if engine.capabilities.transaction_logs:
+        pruned = await engine.ledger.fetch_pruned_logs(snapshot.id)
         try:
-            return await engine.archive.fetch_transaction_log(snapshot.id)
+            logs = [await engine.archive.fetch_transaction_log(each) for each in (*pruned, snapshot.id)]
+            return reduce(merge_logs, logs)
         except ObjectNotFoundError:
             pass
     parent_id = (await engine.ledger.fetch_info(snapshot.id)).parent_id

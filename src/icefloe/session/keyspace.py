@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import TypeAlias
 
@@ -10,8 +11,8 @@ import numpy as np
 from icefloe.errors import InvalidInputError, NodeNotFoundError
 from icefloe.model.chunk_keys import KeyEncoding, key_encoding
 from icefloe.model.chunk_table import ChunkRef, Coords, tombstones
-from icefloe.model.nodes import ArrayNode, Node
-from icefloe.model.paths import ChunkKey, DocumentKey, document_key, parse_key
+from icefloe.model.nodes import ArrayNode, Extents, Node
+from icefloe.model.paths import DOCUMENT, ChunkKey, DocumentKey, document_key, parse_key
 from icefloe.session.workspace import Workspace
 from icefloe.storage.contract import Buffer
 
@@ -43,8 +44,7 @@ class KeySpace:
             above = above.rpartition("/")[0] or "/"
             node = self._workspace.tree.find_array(above)
             if node is not None:
-                suffix = key[len(above) :] if above != "/" else key
-                coords = key_encoding(node.document).parse(suffix, len(node.shape))
+                coords = key_encoding(node.document).parse(_below(node, key), len(node.shape))
                 return None if coords is None else (node, coords)
         return None
 
@@ -119,28 +119,18 @@ class KeySpace:
         if self._workspace.delete_node("/" + folder):
             return
         found = self._chunk_folder(folder)
-        if found is None:
-            for name in self._workspace.tree.child_names("/" + folder):
-                self._workspace.delete_node(f"/{folder}/{name}")
-            return
-        node, leading = found
-        table = await self._workspace.chunk_table(node, self._box(node, leading))
-        self._workspace.set_table(node, tombstones(table.coords))
+        if found is not None:
+            node, leading = found
+            table = await self._workspace.chunk_table(node, _box(node, leading))
+            self._workspace.set_table(node, tombstones(table.coords))
 
     def _chunk_folder(self, folder: str) -> Chunk | None:
         """The array and leading coordinates of a folder such as `a/b/c/3`."""
-        parsed = parse_key(folder)
-        if not isinstance(parsed, ChunkKey):
+        node = self._workspace.tree.enclosing_array("/" + folder)
+        if node is None:
             return None
-        node = self._workspace.tree.find_array(parsed.path)
-        if node is None or len(parsed.coords) > len(node.shape) or not key_encoding(node.document).is_default:
-            return None
-        return node, parsed.coords
-
-    @staticmethod
-    def _box(node: ArrayNode, leading: Coords) -> tuple[tuple[int, int], ...]:
-        fixed = tuple((c, c + 1) for c in leading)
-        return fixed + tuple((0, n) for n in node.grid[len(leading) :])
+        leading = key_encoding(node.document).parse_folder(_below(node, folder), len(node.shape))
+        return None if leading is None else (node, leading)
 
     async def names_in(self, prefix: str) -> list[str]:
         """Names directly below a folder."""
@@ -152,23 +142,43 @@ class KeySpace:
                 return await self._coordinate_names(*found)
         names = set(self._workspace.tree.child_names("/" + folder))
         if node is not None:
-            names.add("zarr.json")
+            names.add(DOCUMENT)
         if isinstance(node, ArrayNode):
             names |= await self._chunk_names(node)
         return sorted(names)
 
     async def _coordinate_names(self, node: ArrayNode, leading: Coords) -> list[str]:
-        if len(leading) == len(node.shape):
-            return []
-        table = await self._workspace.chunk_table(node, self._box(node, leading))
+        table = await self._workspace.chunk_table(node, _box(node, leading))
         return [str(value) for value in np.unique(table.coords[:, len(leading)]).tolist()]
 
     async def _chunk_names(self, node: ArrayNode) -> set[str]:
         encoding = key_encoding(node.document)
+        if encoding.separator == "/" and not encoding.lead and node.shape:
+            return set(await self._coordinate_names(node, ()))
         table = await self._workspace.chunk_table(node)
         if encoding.is_default:
-            return {"c"} if len(table) else set()
-        return {encoding.suffix(coords).partition("/")[0] for coords in table.coords.tolist()}
+            return {encoding.lead} if len(table) else set()
+        return {encoding.suffix(coords) for coords in table.coords.tolist()}
+
+    async def size_of(self, prefix: str) -> int:
+        """Bytes of all keys below a folder, from documents and references alone."""
+        folder = prefix.strip("/")
+        nodes = self._workspace.tree.subtree("/" + folder)
+        found = None if nodes else self._chunk_folder(folder)
+        if found is not None:
+            node, leading = found
+            return await self._size_of_chunks(node, _box(node, leading))
+        sizes = await asyncio.gather(*(self._size_of_node(node) for node in nodes))
+        return sum(sizes)
+
+    async def _size_of_node(self, node: Node) -> int:
+        document = await self._workspace.fetch_document(node.path)
+        chunks = await self._size_of_chunks(node) if isinstance(node, ArrayNode) else 0
+        return len(document or b"") + chunks
+
+    async def _size_of_chunks(self, node: ArrayNode, box: Extents | None = None) -> int:
+        table = await self._workspace.chunk_table(node, box)
+        return int(table.length.sum())
 
     async def keys(self, prefix: str = "") -> AsyncIterator[str]:
         """Every key that starts with a prefix."""
@@ -195,8 +205,20 @@ class KeySpace:
         shared = min(len(start), len(prefix))
         if start[:shared] != prefix[:shared]:
             return
-        table = await self._workspace.chunk_table(node)
+        leading = encoding.parse_folder(prefix[len(start) :].rpartition("/")[0], len(node.shape))
+        table = await self._workspace.chunk_table(node, _box(node, leading or ()))
         for coords in table.coords.tolist():
             key = start + encoding.suffix(coords)
             if key.startswith(prefix):
                 yield key
+
+
+def _below(node: ArrayNode, key: str) -> str:
+    """A key, seen from the array it lies in."""
+    return key if node.path == "/" else key[len(node.path) :]
+
+
+def _box(node: ArrayNode, leading: Coords) -> Extents:
+    """The part of an array's grid with these leading coordinates."""
+    fixed = tuple((c, c + 1) for c in leading)
+    return fixed + tuple((0, n) for n in node.grid[len(leading) :])
