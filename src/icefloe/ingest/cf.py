@@ -27,6 +27,7 @@ _STAMP = re.compile(
     r"^(-?\d{1,4})-(\d{1,2})-(\d{1,2})(?:[T\s]+(\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d+))?)?)?"
     r"\s*(Z|UTC|GMT|[+-]\d{1,2}(?::?\d{2})?)?$"
 )
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _STANDARD = ("standard", "gregorian", "proleptic_gregorian", "")
 
 
@@ -64,9 +65,7 @@ def parse_time_units(units: str, calendar: str = "standard") -> TimeUnits:
     except ValueError as error:
         raise InvalidInputError(f"the instant of the time units {units!r} does not exist: {error}") from error
     micro = int((stamp[7] or "0").ljust(6, "0")[:6])
-    since = (
-        (instant - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1) + micro - _zone_us(stamp[8])
-    )
+    since = (instant - _EPOCH) // dt.timedelta(microseconds=1) + micro - _zone_us(stamp[8])
     return TimeUnits(units, calendar or "standard", _UNITS_US[match[1].lower()], since)
 
 

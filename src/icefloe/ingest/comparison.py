@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from icefloe.ingest.cf import is_time_units, packing_of
+from icefloe.ingest.cf import is_time_units
 from icefloe.ingest.members import Member
 from icefloe.ingest.schema_report import SchemaIssue, Severity
 from icefloe.ingest.source_model import SourceVariable
@@ -23,9 +23,13 @@ def compare_variable(
     joined: Sequence[str],
     *,
     virtual: bool,
+    keep_times: bool,
     unpack: bool,
 ) -> Iterator[SchemaIssue]:
-    """Differences of one variable from its reference, over the members that have it."""
+    """Differences of one variable from its reference, over the members that have it.
+
+    `virtual`: its bytes are referenced; `keep_times`: times may not be re-encoded either way.
+    """
     checked: dict[int, list[tuple[Severity, str, str, str, str]]] = {id(reference): []}
     for member in members:
         variable = member.variables.get(name)
@@ -33,13 +37,21 @@ def compare_variable(
             continue
         # Alike files share one value: compared once.
         if id(variable) not in checked:
-            checked[id(variable)] = list(_differences(reference, variable, joined, virtual, unpack))
+            checked[id(variable)] = list(
+                _differences(reference, variable, joined, virtual=virtual, keep_times=keep_times, unpack=unpack)
+            )
         for severity, facet, expected, found, resolution in checked[id(variable)]:
             yield SchemaIssue(severity, member.file.url, name, facet, expected, found, resolution)
 
 
 def _differences(
-    reference: SourceVariable, variable: SourceVariable, joined: Sequence[str], virtual: bool, unpack: bool
+    reference: SourceVariable,
+    variable: SourceVariable,
+    joined: Sequence[str],
+    *,
+    virtual: bool,
+    keep_times: bool,
+    unpack: bool,
 ) -> Iterator[tuple[Severity, str, str, str, str]]:
     if variable.dims != reference.dims:
         yield "error", "dimensions", str(reference.dims), str(variable.dims), "leave the file out"
@@ -52,7 +64,7 @@ def _differences(
         yield _data_type(reference, variable, virtual)
     if virtual:
         yield from _bytes_differ(reference, variable)
-    yield from _attributes_differ(reference, variable, virtual, unpack)
+    yield from _attributes_differ(reference, variable, virtual=virtual, keep_times=keep_times, unpack=unpack)
 
 
 def _data_type(
@@ -87,14 +99,14 @@ def _names(codecs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _attributes_differ(
-    reference: SourceVariable, variable: SourceVariable, virtual: bool, unpack: bool
+    reference: SourceVariable, variable: SourceVariable, *, virtual: bool, keep_times: bool, unpack: bool
 ) -> Iterator[tuple[Severity, str, str, str, str]]:
     ours, theirs = reference.attributes, variable.attributes
     keys = sorted({k for k in (*ours, *theirs) if ours.get(k) != theirs.get(k)})
     is_time = is_time_units(ours.get("units")) and is_time_units(theirs.get("units"))
     for key in keys:
         facts = (key, str(ours.get(key)), str(theirs.get(key)))
-        if key == "units" and is_time and not virtual:
+        if key == "units" and is_time and not (virtual or keep_times):
             yield "handled", *facts, "times are re-encoded"
         elif key == "units" and is_time:
             yield "error", *facts, "times are not re-encoded by reference: use mode='mixed' or 'native'"
@@ -109,8 +121,21 @@ def _attributes_differ(
             yield "error", *facts, "the numbers do not mean the same"
         else:
             yield "note", *facts, "the first file's is kept"
-    if not virtual and packing_of(ours, reference.dtype).is_plain != packing_of(theirs, variable.dtype).is_plain:
-        return
+
+
+def find_byte_difference(reference: SourceVariable, members: Sequence[Member], name: str) -> str | None:
+    """Why the files' bytes cannot be parts of one array; None when they can."""
+    checked = {id(reference)}
+    for member in members:
+        variable = member.variables[name]
+        if id(variable) in checked:
+            continue
+        checked.add(id(variable))
+        found = _differences(reference, variable, variable.dims, virtual=True, keep_times=True, unpack=False)
+        for severity, facet, expected, there, _ in found:
+            if severity == "error":
+                return f"{facet} is {expected} here and {there} in {member.file.url}"
+    return None
 
 
 def missing_variables(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,7 +72,7 @@ def plan_dataset(
     joined = {n: _join(group, members, n, names, failures, options, existing) for n in names}
     dims = TargetDimensions({n: find_offset(group, j, options, existing) for n, j in joined.items()}, joined)
     contributions, duplicates = _contributions(members, joined)
-    issues = [*duplicates, *_issues(members, contributions, joined, options)]
+    issues = duplicates
     arrays: list[ArrayPlan] = []
     for name in contributions:
         having = [m for m in members if name in m.variables]
@@ -80,6 +80,8 @@ def plan_dataset(
         issues += found
         if array is not None:
             arrays.append(array)
+    virtual = {array.path.rpartition("/")[2] for array in arrays if array.kind == "virtual"}
+    issues += _issues(members, contributions, joined, virtual, options)
     values = _values(group, arrays, members, dims, options)
     arrays = [_kind_settled(array, {v.path for v in values}) for array in arrays]
     issues += _join_notes(joined, failures)
@@ -168,6 +170,7 @@ def _issues(
     members: Sequence[Member],
     cells: Mapping[str, Mapping[Any, str]],
     joined: Mapping[str, JoinedDimension],
+    virtual: Set[str],
     options: IngestOptions,
 ) -> list[SchemaIssue]:
     issues: list[SchemaIssue] = []
@@ -175,10 +178,10 @@ def _issues(
     for name in cells:
         having = [m for m in members if name in m.variables]
         reference = having[0].variables[name]
-        virtual = options.mode == "virtual" or (
-            options.mode == "mixed" and name not in having[0].coordinates and reference.not_virtual is None
-        )
-        issues += compare_variable(name, reference, having, list(joined), virtual=virtual, unpack=options.unpack)
+        issues += compare_variable(
+            name, reference, having, list(joined), virtual=name in virtual, keep_times=options.mode == "virtual",
+            unpack=options.unpack,
+        )  # fmt: skip
         by_rank.setdefault(tuple(d for d in joined if d in reference.dims), []).append(name)
     for dims, names in by_rank.items():
         if dims:

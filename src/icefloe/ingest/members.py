@@ -37,12 +37,12 @@ def join_path(*parts: str) -> str:
     return "/".join(part.strip("/") for part in parts if part.strip("/"))
 
 
-def split_datasets(schemas: Sequence[SourceSchema], options: IngestOptions) -> dict[str, list[Member]]:
-    """Members by target group; groups without variables of their own have none."""
-    _check_names(schemas, options)
+def split_datasets(schemas: Sequence[tuple[int, SourceSchema]], options: IngestOptions) -> dict[str, list[Member]]:
+    """Members by target group; groups without variables of their own have none. Schemas come with their position."""
+    _check_names([schema for _, schema in schemas], options)
     datasets: dict[str, list[Member]] = {}
     shared: dict[tuple[int, ...], tuple[Any, dict[str, SourceVariable]]] = {}
-    for order, schema in enumerate(schemas):
+    for order, schema in schemas:
         below = join_path(options.group, _group_of(schema.file, options))
         for group in _groups(schema):
             chosen = _select(schema, group, options)

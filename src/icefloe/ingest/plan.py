@@ -71,10 +71,11 @@ def plan_ingest(
     if not schemas:
         raise InvalidInputError("no source can be read", failures=list(failures))
     existing = existing or Existing()
-    ordered, broken = _order(intern_schemas(schemas), failures)
+    placed, broken = _order(intern_schemas(schemas), failures)
+    ordered = [schema for _, schema in placed]
     datasets = [
         plan_dataset(group, members, broken if _takes_failures(members) else (), options, existing)
-        for group, members in split_datasets(ordered, options).items()
+        for group, members in split_datasets(placed, options).items()
         if any(m.variables for m in members)
     ]
     arrays = {a.path: a for d in datasets for a in d.arrays}
@@ -99,12 +100,12 @@ def plan_ingest(
 
 def _order(
     schemas: Sequence[SourceSchema], failures: Sequence[SourceFailure]
-) -> tuple[list[SourceSchema], list[tuple[int, SourceFailure]]]:
-    """Everything in natural order of URLs; failures keep their position among all sources."""
+) -> tuple[list[tuple[int, SourceSchema]], list[tuple[int, SourceFailure]]]:
+    """Everything in natural order of URLs, with its position among all sources."""
     urls = sorted([*(s.file.url for s in schemas), *(f.file.url for f in failures)], key=natural_key)
     position = {url: index for index, url in enumerate(urls)}
     ordered = sorted(schemas, key=lambda s: position[s.file.url])
-    return ordered, [(position[f.file.url], f) for f in failures]
+    return [(position[s.file.url], s) for s in ordered], [(position[f.file.url], f) for f in failures]
 
 
 def _takes_failures(members: Sequence[Any]) -> bool:

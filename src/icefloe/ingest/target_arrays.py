@@ -11,6 +11,7 @@ import numpy as np
 from icefloe.ingest.array_plan import ArrayKind, ArrayPlan, choose_chunks, native_codecs
 from icefloe.ingest.cf import is_time_units, packing_of, unpacked_dtype
 from icefloe.ingest.chunk_grids import is_contiguous_chunking
+from icefloe.ingest.comparison import find_byte_difference
 from icefloe.ingest.existing import Existing, ExistingArray
 from icefloe.ingest.members import Member
 from icefloe.ingest.options import IngestOptions
@@ -136,6 +137,8 @@ def _choose_kind(
         return "native", variable, []
     template, reason = fit_chunks(variable, name, members, dims, joined)
     reason = next((m.variables[name].not_virtual for m in members if m.variables[name].not_virtual), None) or reason
+    if reason is None and options.mode == "mixed":
+        reason = find_byte_difference(variable, members, name)
     if reason is None:
         return "virtual", template, []
     if is_coordinate:
@@ -220,6 +223,8 @@ def _existing_kind(
         return False, variable, []
     template, reason = fit_chunks(variable, name, members, dims, joined)
     reason = variable.not_virtual or reason
+    if options.mode == "mixed":
+        reason = reason or find_byte_difference(variable, members, name)
     if variable.layout == "contiguous" and is_contiguous_chunking(variable.shape[1:], own.chunks[1:]):
         template = replace(template, chunks=own.chunks)
     for facet, ours, theirs in (

@@ -44,7 +44,7 @@ def _store(prefix: str) -> ObjectStoreConfig:
 
 
 def with_stored_containers(repository: Repository) -> Repository:
-    """The repository with the containers that its stored configuration has by now, added by others since it was opened."""
+    """The repository with the containers that were stored in its configuration since it was opened."""
     stored = Repository.fetch_config(repository.storage)
     containers = (stored.virtual_chunk_containers if stored is not None else None) or {}
     known = repository.config.virtual_chunk_containers or {}
