@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -63,25 +62,6 @@ def mean_temperature(session: icefloe.Session) -> tuple[int, float]:
     return array.shape[0], float(np.mean(np.asarray(array[:])))
 
 
-def history(repository: icefloe.Repository) -> Iterator[str]:
-    """One line per snapshot, newest first, branch by branch; a branch ends where it leaves one that was shown."""
-    names: dict[str, list[str]] = {}
-    for branch in sorted(repository.list_branches()):
-        names.setdefault(repository.lookup_branch(branch), []).append(branch)
-    for tag in sorted(repository.list_tags()):
-        names.setdefault(repository.lookup_tag(tag), []).append(f"tag {tag}")
-    shown: set[str] = set()
-    for branch in sorted(repository.list_branches(), key=lambda name: (name != "main", name)):
-        for snapshot in repository.ancestry(branch=branch):
-            if snapshot.id in shown:
-                yield f"  └─ from {snapshot.id[:8]}  {snapshot.message}"
-                break
-            shown.add(snapshot.id)
-            label = f"   ({', '.join(names[snapshot.id])})" if snapshot.id in names else ""
-            yield f"  ● {snapshot.id[:8]}  {snapshot.message}{label}"
-        yield ""
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build a small repository and travel through its history.")
     parser.add_argument("folder", nargs="?", type=Path, help="where to build it (default: a temporary folder)")
@@ -118,9 +98,9 @@ def show(folder: Path) -> None:
     print(zarr.open_group(repository.readonly_session("main").store, mode="r").tree())
 
     print("History:\n")
-    print("\n".join(history(repository)))
+    print(repository.ancestry_graph())
 
-    print("Mean temperature over the archive, at different times of its history:\n")
+    print("\nMean temperature over the archive, at different times of its history:\n")
     views = {
         "main": repository.readonly_session("main"),
         "experiment": repository.readonly_session("experiment"),

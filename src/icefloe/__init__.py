@@ -1,245 +1,33 @@
-"""Transactional, versioned storage for Zarr arrays on object storage: the public names, nothing else."""
+"""Transactional, versioned storage for Zarr arrays on object storage.
+
+The public names are listed in `icefloe.public` and loaded when the first of them is used: `icefloe --help`, shell
+completion and the modules that need a corner of the library do not wait for all of it.
+"""
 
 from __future__ import annotations
 
-from icefloe.errors import (
-    AlreadyExistsError,
-    ConflictError,
-    ErrorKind,
-    FormatError,
-    IcechunkError,
-    IcefloeError,
-    InvalidInputError,
-    NodeNotFoundError,
-    NotFoundError,
-    ObjectNotFoundError,
-    OutcomeUnknownError,
-    PermissionDeniedError,
-    ReadOnlyError,
-    RebaseFailedError,
-    RefNotFoundError,
-    RepositoryNotFoundError,
-    SessionStateError,
-    SnapshotNotFoundError,
-    StorageError,
-    UnknownFormatError,
-    UnsupportedError,
-    VersionMismatchError,
-    VirtualChunkError,
-)
-from icefloe.model.capabilities import Capabilities, SpecVersion
-from icefloe.model.config import CachingConfig, CompressionAlgorithm, CompressionConfig, RepositoryConfig
-from icefloe.model.diff import Diff
-from icefloe.model.manifest_conditions import (
-    ManifestPreloadCondition,
-    ManifestSplitCondition,
-    ManifestSplitDimCondition,
-)
-from icefloe.model.manifest_config import (
-    ManifestConfig,
-    ManifestPreloadConfig,
-    ManifestRule,
-    ManifestSet,
-    ManifestSplittingConfig,
-    PreloadRules,
-)
-from icefloe.model.object_store_config import (
-    AzureObjectStore,
-    GcsObjectStore,
-    HttpObjectStore,
-    InMemoryObjectStore,
-    LocalFileSystemObjectStore,
-    ObjectStoreConfig,
-    S3CompatibleObjectStore,
-    S3ObjectStore,
-    S3Options,
-    TigrisObjectStore,
-    azure_store,
-    gcs_store,
-    http_store,
-    local_filesystem_store,
-    s3_store,
-)
-from icefloe.model.packing_config import ChunkPackingConfig
-from icefloe.model.snapshot import ManifestFileInfo, SnapshotInfo
-from icefloe.model.storage_settings import (
-    StorageConcurrencySettings,
-    StorageRetriesSettings,
-    StorageSettings,
-    StorageTimeoutSettings,
-)
-from icefloe.model.virtual import VirtualChunkSpec
-from icefloe.model.virtual_chunk_container import VirtualChunkContainer
-from icefloe.repository import Repository
-from icefloe.session.conflicts import (
-    BasicConflictSolver,
-    Conflict,
-    ConflictDetector,
-    ConflictSolver,
-    ConflictType,
-    VersionSelection,
-)
-from icefloe.session.session import ChunkType, ForkSession, Session, SessionMode
-from icefloe.storage.build import (
-    azure_storage,
-    gcs_storage,
-    http_storage,
-    in_memory_storage,
-    known_to_sort,
-    local_filesystem_storage,
-    r2_storage,
-    resolve_storage,
-    s3_storage,
-    storage_from_url,
-    tigris_storage,
-)
-from icefloe.storage.contract import Storage
-from icefloe.storage.credentials import (
-    AnonymousCredentials,
-    AzureRefreshableCredentials,
-    AzureStaticCredentials,
-    FromEnvCredentials,
-    GcsBearerCredential,
-    GcsRefreshableCredentials,
-    GcsStaticCredentials,
-    HttpAccess,
-    LocalFileSystemAccess,
-    S3RefreshableCredentials,
-    S3StaticCredentials,
-    azure_anonymous_credentials,
-    azure_credentials,
-    azure_from_env_credentials,
-    azure_refreshable_credentials,
-    azure_static_credentials,
-    containers_credentials,
-    gcs_anonymous_credentials,
-    gcs_credentials,
-    gcs_from_env_credentials,
-    gcs_refreshable_credentials,
-    gcs_static_credentials,
-    s3_anonymous_credentials,
-    s3_credentials,
-    s3_from_env_credentials,
-    s3_refreshable_credentials,
-    s3_static_credentials,
-)
-from icefloe.store import IcechunkStore
-from icefloe.version import __version__
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "AlreadyExistsError",
-    "AnonymousCredentials",
-    "AzureObjectStore",
-    "AzureRefreshableCredentials",
-    "AzureStaticCredentials",
-    "BasicConflictSolver",
-    "CachingConfig",
-    "Capabilities",
-    "ChunkPackingConfig",
-    "ChunkType",
-    "CompressionAlgorithm",
-    "CompressionConfig",
-    "Conflict",
-    "ConflictDetector",
-    "ConflictError",
-    "ConflictSolver",
-    "ConflictType",
-    "Diff",
-    "ErrorKind",
-    "ForkSession",
-    "FormatError",
-    "FromEnvCredentials",
-    "GcsBearerCredential",
-    "GcsObjectStore",
-    "GcsRefreshableCredentials",
-    "GcsStaticCredentials",
-    "HttpAccess",
-    "HttpObjectStore",
-    "IcechunkError",
-    "IcechunkStore",
-    "IcefloeError",
-    "InMemoryObjectStore",
-    "InvalidInputError",
-    "LocalFileSystemAccess",
-    "LocalFileSystemObjectStore",
-    "ManifestConfig",
-    "ManifestFileInfo",
-    "ManifestPreloadCondition",
-    "ManifestPreloadConfig",
-    "ManifestRule",
-    "ManifestSet",
-    "ManifestSplitCondition",
-    "ManifestSplitDimCondition",
-    "ManifestSplittingConfig",
-    "NodeNotFoundError",
-    "NotFoundError",
-    "ObjectNotFoundError",
-    "ObjectStoreConfig",
-    "OutcomeUnknownError",
-    "PermissionDeniedError",
-    "PreloadRules",
-    "ReadOnlyError",
-    "RebaseFailedError",
-    "RefNotFoundError",
-    "Repository",
-    "RepositoryConfig",
-    "RepositoryNotFoundError",
-    "S3CompatibleObjectStore",
-    "S3ObjectStore",
-    "S3Options",
-    "S3RefreshableCredentials",
-    "S3StaticCredentials",
-    "Session",
-    "SessionMode",
-    "SessionStateError",
-    "SnapshotInfo",
-    "SnapshotNotFoundError",
-    "SpecVersion",
-    "Storage",
-    "StorageConcurrencySettings",
-    "StorageError",
-    "StorageRetriesSettings",
-    "StorageSettings",
-    "StorageTimeoutSettings",
-    "TigrisObjectStore",
-    "UnknownFormatError",
-    "UnsupportedError",
-    "VersionMismatchError",
-    "VersionSelection",
-    "VirtualChunkContainer",
-    "VirtualChunkError",
-    "VirtualChunkSpec",
-    "__version__",
-    "azure_anonymous_credentials",
-    "azure_credentials",
-    "azure_from_env_credentials",
-    "azure_refreshable_credentials",
-    "azure_static_credentials",
-    "azure_storage",
-    "azure_store",
-    "containers_credentials",
-    "gcs_anonymous_credentials",
-    "gcs_credentials",
-    "gcs_from_env_credentials",
-    "gcs_refreshable_credentials",
-    "gcs_static_credentials",
-    "gcs_storage",
-    "gcs_store",
-    "http_storage",
-    "http_store",
-    "in_memory_storage",
-    "known_to_sort",
-    "local_filesystem_storage",
-    "local_filesystem_store",
-    "r2_storage",
-    "resolve_storage",
-    "s3_anonymous_credentials",
-    "s3_credentials",
-    "s3_from_env_credentials",
-    "s3_refreshable_credentials",
-    "s3_static_credentials",
-    "s3_storage",
-    "s3_store",
-    "storage_from_url",
-    "tigris_storage",
-]
+from icefloe.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from icefloe.public import *  # noqa: F403 - the list is there
+
+
+def __getattr__(name: str) -> Any:
+    # Names that start with two underscores are asked for by Python itself, while modules are being loaded.
+    if name.startswith("__") and name != "__all__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    public = importlib.import_module("icefloe.public")
+    if name == "__all__" or name in public.__all__:
+        return getattr(public, name)
+    # Loading the public names binds the rooms they come from (`icefloe.storage`).
+    try:
+        return globals()[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+
+
+def __dir__() -> list[str]:
+    return [*importlib.import_module("icefloe.public").__all__, *globals()]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 
 from icefloe.blocking import iterate_blocking, run_blocking
+from icefloe.display.ancestry_graph import AncestryGraph
 from icefloe.model.diff import Diff
 from icefloe.model.snapshot import ManifestFileInfo, SnapshotInfo
+from icefloe.repository.graph import fetch_graph
 from icefloe.session.engine import Engine
 from icefloe.session.history import RefChoice, ancestry, diff_between, resolve
 
@@ -28,6 +30,46 @@ class HistoryDoor:
         """`ancestry`, for `async for`."""
         async for info in ancestry(self._engine, RefChoice(branch, tag, snapshot_id)):
             yield info
+
+    def ancestry_graph(
+        self,
+        *,
+        branch: str | None = None,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+        plain: bool = False,
+        limit: int | None = None,
+    ) -> AncestryGraph:
+        """A drawing of all branches and tags, or of the history of one of them.
+
+        Parameters
+        ----------
+        plain
+            No colours, neither as text nor as a picture.
+        limit
+            Draw only so many commits, the newest.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> repo.ancestry_graph()
+        <icefloe.AncestryGraph 1 commit, 1 branch, 0 tags>
+        """
+        choice = RefChoice(branch, tag, snapshot_id)
+        return run_blocking(fetch_graph(self._engine, choice, plain=plain, limit=limit))
+
+    async def ancestry_graph_async(
+        self,
+        *,
+        branch: str | None = None,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+        plain: bool = False,
+        limit: int | None = None,
+    ) -> AncestryGraph:
+        """`ancestry_graph`, awaited."""
+        return await fetch_graph(self._engine, RefChoice(branch, tag, snapshot_id), plain=plain, limit=limit)
 
     def lookup_snapshot(self, snapshot_id: str) -> SnapshotInfo:
         """One commit by its id."""
