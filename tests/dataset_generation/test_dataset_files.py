@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.early_generations import manifests, snapshots, tables
+from tests.early_generations import JSON_VALUES, manifests, snapshots, tables
 
 from icefloe.errors import FormatError, InvalidInputError, UnsupportedError
+from icefloe.formats.canonical_document import GroupParts, build_document
 from icefloe.formats.dataset import FORMAT
 from icefloe.formats.dataset.coord import decode_coords, decode_fixed_coords, encode_coord, encode_coords
 from icefloe.formats.dataset.manifest_box import box_filter, read_manifest_box
@@ -242,3 +243,11 @@ def test_documents_as_zarr_writes_them_need_no_copy_beside_the_columns() -> None
     data = FORMAT.encode_snapshot(snapshot)
     assert b"icefloe.documents" not in pq.read_schema(io.BytesIO(data)).metadata
     assert FORMAT.decode_snapshot(data) == snapshot
+
+
+@given(
+    st.dictionaries(st.text(max_size=4), JSON_VALUES | st.floats() | st.just({}) | st.just([[], {}, [{}]]), max_size=4)
+)
+def test_built_documents_are_laid_out_as_the_json_module_does(attributes: dict[str, object]) -> None:
+    expected = {"attributes": attributes, "zarr_format": 3, "node_type": "group"}
+    assert build_document(GroupParts(attributes)) == json.dumps(expected, indent=2).encode()

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from icefloe.errors import FormatError
 
 Json = Any
@@ -95,7 +97,17 @@ def build_document(parts: ArrayParts | GroupParts) -> bytes:
     document["node_type"] = "array" if isinstance(parts, ArrayParts) else "group"
     if isinstance(parts, ArrayParts) and parts.storage_transformers is not None:
         document["storage_transformers"] = [_plain(transformer) for transformer in parts.storage_transformers]
-    return json.dumps(document, indent=2).encode()
+    return _indented(document)
+
+
+def _indented(document: dict[str, Json]) -> bytes:
+    """As json.dumps(document, indent=2), which is slow: written compactly by C, then laid out by C."""
+    compact = json.dumps(document).encode()
+    try:
+        return msgspec.json.format(compact, indent=2)
+    except msgspec.DecodeError:
+        # NaN and Infinity, which zarr-python writes into attributes and strict parsers refuse.
+        return json.dumps(document, indent=2).encode()
 
 
 def store_document(document: bytes) -> Json:
