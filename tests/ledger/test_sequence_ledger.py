@@ -373,3 +373,22 @@ async def test_a_broken_ref_file_is_refused(content: bytes) -> None:
     await storage.put("refs/branch.main/ZZZZZZZY.json", content)
     with pytest.raises(FormatError):
         await open_ledger(storage).fetch_tip("main")
+
+
+async def test_a_new_parent_is_seen_by_every_descendant() -> None:
+    storage = in_memory_storage()
+    ledger, initial = await create(storage)
+    ids = [initial.id]
+    for number in range(50):
+        ids.insert(0, (await commit(ledger, n=number)).id)
+    await ledger.create_branch("side", ids[3])
+    side = await commit(ledger, "side")
+    oldest_kept = ids[5]
+    await ledger.reparent_snapshot(oldest_kept, initial.id)
+    fresh = open_ledger(storage)
+    assert [info.id async for info in fresh.ancestry(ids[0])] == [*ids[:6], initial.id]
+    assert [info.id async for info in fresh.ancestry(side.id)] == [side.id, *ids[3:6], initial.id]
+    assert (await fresh.fetch_info(oldest_kept)).parent_id == initial.id
+    infos = [info async for info in fresh.ancestry(ids[0])]
+    assert [info.parent_id for info in infos] == [*ids[1:6], initial.id, None]
+    assert [info.metadata.get("n") for info in infos] == [49, 48, 47, 46, 45, 44, None]

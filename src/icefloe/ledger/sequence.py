@@ -29,6 +29,7 @@ from icefloe.errors import (
 from icefloe.formats.config_yaml import decode_yaml
 from icefloe.ids import ObjectId
 from icefloe.ledger.contract import Ledger, StoredConfig, Tip
+from icefloe.ledger.history_rewrite import reparent
 from icefloe.ledger.history_walk import walk_history
 from icefloe.ledger.names import MAIN, check_name, check_new_name
 from icefloe.ledger.sequence_files import (
@@ -295,6 +296,12 @@ class SequenceLedger(Ledger):
 
     async def fetch_info(self, snapshot_id: ObjectId) -> SnapshotInfo:
         return (await self.archive.fetch_snapshot(snapshot_id)).info
+
+    async def reparent_snapshot(self, snapshot_id: ObjectId, parent_id: ObjectId) -> None:
+        """Expiry: give a snapshot another parent, in its own file and in those of descendants that quote it."""
+        tips = [(await self.fetch_tip(branch)).snapshot_id for branch in await self.list_branches()]
+        tips += [await self.fetch_tag(tag) for tag in await self.list_tags()]
+        await reparent(self.archive, tips, snapshot_id, parent_id)
 
     async def fetch_config(self) -> StoredConfig:
         own, early = await asyncio.gather(

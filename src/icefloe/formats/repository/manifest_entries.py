@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -39,6 +42,11 @@ _MAX_COORD = 2**32 - 1
 def decode_entries(body: bytes) -> Manifest:
     """The manifest of a body, of whichever shape it is; its id is empty where the shape does not hold one."""
     manifest_id, references = _take_parts(body)
+    with _without_cycle_search():
+        return Manifest(manifest_id, _decode_tables(references))
+
+
+def _decode_tables(references: msgspec.Raw) -> dict[NodeId, ChunkTable]:
     if _is_flat(references):
         flat = decode_or_refuse(_FLAT, references, "manifest")
         by_wire: dict[WireNodeId, dict[_Coords, _Payload]] = {}
@@ -48,7 +56,32 @@ def decode_entries(body: bytes) -> Manifest:
         by_wire = decode_or_refuse(_NESTED, references, "manifest")
     by_node = {parse_node_id(node): entries for node, entries in by_wire.items()}
     ranks = _choose_ranks(by_node)
-    return Manifest(manifest_id, {node: _make_table(by_node[node], rank) for node, rank in ranks.items()})
+    return {node: _make_table(by_node[node], rank) for node, rank in ranks.items()}
+
+
+_pauses = threading.Lock()
+_paused = 0
+
+
+@contextlib.contextmanager
+def _without_cycle_search() -> Iterator[None]:
+    """No search for cycles while millions of values are made that have none: it would take most of the time."""
+    global _paused
+    with _pauses:
+        if _paused == 0 and not gc.isenabled():
+            resume = False
+        else:
+            resume = True
+            _paused += 1
+            gc.disable()
+    try:
+        yield
+    finally:
+        if resume:
+            with _pauses:
+                _paused -= 1
+                if _paused == 0:
+                    gc.enable()
 
 
 def _take_parts(body: bytes) -> tuple[ObjectId, msgspec.Raw]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from icefloe.errors import FormatError, UnknownFormatError
+from icefloe.errors import FormatError
 from icefloe.formats.repository.documents import Kept
 from icefloe.formats.repository.history import (
     DOCUMENTS,
@@ -22,7 +22,6 @@ from icefloe.formats.repository.values import WireId, decode_or_refuse, parse_ob
 from icefloe.ids import ObjectId
 from icefloe.model.snapshot import ManifestFileInfo, Snapshot
 
-_FLATBUFFERS = b"Ichk"
 _PARTS = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _NODES = dict[str, msgspec.Raw]
 _FILES = list[tuple[WireId | int, ...]]
@@ -47,10 +46,6 @@ _LENGTHS = {0x9B: 11, 0x99: 9, 0x98: 8}
 
 def decode_snapshot_body(body: bytes) -> Snapshot:
     """The snapshot of a MessagePack body, of whichever sub-generation it is."""
-    if body[4:8] == _FLATBUFFERS:
-        raise UnknownFormatError(
-            "a flatbuffers snapshot under sequence refs: an unreleased format between `repository` and `icechunk1`"
-        )
     length = _LENGTHS.get(body[0]) if body else None
     if length is None:
         raise FormatError(
