@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 from pathlib import Path
@@ -110,8 +111,8 @@ def test_any_split_into_files_recombines_to_the_same_array(
     source_chunks = data.draw(st.none() | st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 4)))
     names = data.draw(st.permutations(range((len(times) - 1) * (len(lats) - 1))))
     number = iter(names)
-    for t0, t1 in zip(times, times[1:], strict=False):
-        for y0, y1 in zip(lats, lats[1:], strict=False):
+    for t0, t1 in itertools.pairwise(times):
+        for y0, y1 in itertools.pairwise(lats):
             part = cube[t0:t1, y0:y1]
             chunks = source_chunks and tuple(min(c, n) for c, n in zip(source_chunks, part.shape, strict=True))
             write(folder / f"f{next(number)}.h5", part, time=time[t0:t1], lat=lat[y0:y1], chunks=chunks)
