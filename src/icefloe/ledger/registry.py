@@ -11,6 +11,7 @@ from icefloe.ledger.icechunk1 import Icechunk1Ledger
 from icefloe.ledger.icechunk2 import Icechunk2Ledger
 from icefloe.ledger.sequence import SequenceLedger
 from icefloe.ledger.store import StoreLedger
+from icefloe.ledger.store_code_form import locate_code_form
 from icefloe.model.capabilities import SpecVersion
 from icefloe.storage.contract import Storage
 
@@ -30,4 +31,8 @@ def make_ledger(spec_version: SpecVersion, storage: Storage, archive: Archive) -
 
 async def locate_files(spec_version: SpecVersion, storage: Storage) -> Storage:
     """The storage of all files of a repository, which may be elsewhere than where it is opened."""
-    return await locate_data(storage) if spec_version is SpecVersion.DATASET else storage
+    if spec_version is SpecVersion.DATASET:
+        return await locate_data(storage)
+    if spec_version is SpecVersion.STORE:
+        return await locate_code_form(storage)
+    return storage

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from icefloe.errors import FormatError
+from icefloe.formats.store.code_form import is_code_form, read_manifest
 from icefloe.formats.store.integer_text import parse_byte_lists, parse_keys
 from icefloe.formats.store.object_id import ID_BYTES, load_id_bytes, load_object_id
 from icefloe.ids import NODE_ID_BYTES, NodeId
@@ -51,7 +52,12 @@ _DECODER = msgspec.json.Decoder(_File)
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """The manifest of a JSON file; node ids are the node numbers as 8 big-endian bytes."""
+    """The manifest of a JSON file, or of a MessagePack file of early code.
+
+    Node ids are the node numbers as 8 big-endian bytes.
+    """
+    if is_code_form(data):
+        return Manifest("", read_manifest(data))
     try:
         file = _DECODER.decode(data)
         name = "" if file.id is None else load_object_id(file.id)

@@ -19,6 +19,7 @@ from icefloe.formats.canonical_document import (
     store_document,
 )
 from icefloe.formats.store.array_metadata import dump_array_metadata, load_array_metadata
+from icefloe.formats.store.code_form import is_code_form, read_snapshot
 from icefloe.formats.store.object_id import dump_object_id, load_object_id
 from icefloe.formats.strict_json import dump_json, dump_time, finite_json, load_object, load_time
 from icefloe.ids import NODE_ID_BYTES, NodeId
@@ -58,8 +59,8 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """The snapshot of a JSON file."""
-    document = load_object(data, _WHAT)
+    """The snapshot of a JSON file, or of a MessagePack file of early code."""
+    document = read_snapshot(data) if is_code_form(data) else load_object(data, _WHAT)
     try:
         nodes = [_load_node(path, node) for path, node in document["nodes"].items()]
         return _build_snapshot(document, {node.path: node for node in sorted(nodes, key=lambda n: n.path.encode())})
