@@ -296,10 +296,21 @@ async def test_expiry_gives_children_the_nearest_kept_ancestor(storage: Storage)
     await ledger.create_tag("keep", made[1].id)
     with pytest.raises(InvalidInputError, match="keep"):
         await ledger.forget_snapshots([made[1].id])
-    await ledger.forget_snapshots([made[0].id, made[2].id])
+    assert await ledger.forget_snapshots([made[0].id, made[2].id, "NOTHING"]) == {made[0].id, made[2].id}
+    assert await ledger.forget_snapshots([made[0].id]) == frozenset()
     found = [info.id async for info in ledger.ancestry(made[3].id)]
     assert found == [made[3].id, made[1].id, initial.id]
     await check_schema(storage)
+
+
+async def test_a_snapshot_can_be_given_another_parent(storage: Storage) -> None:
+    ledger, initial = await make_ledger(storage)
+    made = [await commit(ledger, "main", n) for n in range(1, 4)]
+    await ledger.reparent_snapshot(made[2].id, initial.id)
+    assert [info.id async for info in ledger.ancestry(made[2].id)] == [made[2].id, initial.id]
+    assert (await ledger.archive.fetch_snapshot(made[2].id)).parent_id == initial.id
+    with pytest.raises(SnapshotNotFoundError):
+        await ledger.reparent_snapshot(made[2].id, "NOTHING")
 
 
 async def test_keys_of_others_survive_our_commits(storage: Storage) -> None:

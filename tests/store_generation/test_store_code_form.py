@@ -94,8 +94,8 @@ async def test_a_repository_of_early_code_is_read_and_not_written() -> None:
     values = await array.getitem(...)
     assert np.array_equal(values, np.concatenate([DATA + 10, DATA]))
     writing = await repository.writable_session_async("main")
+    await zarr.api.asynchronous.group(store=writing.store, path="new")
     with pytest.raises(ReadOnlyError):
-        await zarr.api.asynchronous.group(store=writing.store, path="new")
         await writing.commit_async("refused")
 
 

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import datetime as dt
 import json
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from icefloe.formats.store.schemas import load_schema
 from icefloe.ids import new_object_id
 from icefloe.ledger.store import StoreLedger
 from icefloe.model.snapshot import Snapshot
-from icefloe.storage.contract import Storage
+from icefloe.storage.contract import ObjectInfo, Storage
 from icefloe.storage.local import LocalStorage
 from icefloe.storage.memory import MemoryStorage
 
@@ -211,6 +212,36 @@ async def test_an_amended_commit_takes_the_place_of_the_old_one(storage: Storage
     await ledger.archive.flush_snapshot(better)
     await ledger.advance("main", await ledger.fetch_tip("main"), better, amends=old.id)
     assert [info.message async for info in ledger.ancestry(better.id)] == ["better", "commit 0"]
+
+
+async def test_a_snapshot_can_be_given_another_parent(storage: Storage) -> None:
+    ledger, initial = await make_ledger(storage)
+    made = [await commit(ledger, "main", n) for n in range(1, 8)]
+    await ledger.reparent_snapshot(made[3].id, initial.id)
+    fresh = StoreLedger(storage, Archive(storage, FORMAT))
+    found = [info.id async for info in fresh.ancestry(made[6].id)]
+    assert found == [made[6].id, made[5].id, made[4].id, made[3].id, initial.id]
+    await check_schemas(storage)
+
+
+class Unlisted(MemoryStorage):
+    """A storage that cannot list, as web servers are."""
+
+    async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[Sequence[ObjectInfo]]:
+        raise UnsupportedError("cannot list")
+        yield []
+
+
+@pytest.mark.parametrize("commits", [0, 1, 2, 3, 6, 9])
+async def test_the_newest_file_is_found_without_listing(commits: int) -> None:
+    storage = Unlisted()
+    ledger, tip = await make_ledger(storage)
+    for number in range(1, commits + 1):
+        tip = await commit(ledger, "main", number)
+    found = await StoreLedger(storage, ledger.archive).fetch_tip("main")
+    assert (found.snapshot_id, found.mark) == (tip.id, commits)
+    with pytest.raises(RefNotFoundError):
+        await ledger.fetch_tip("nothing")
 
 
 async def test_a_broken_branch_file_is_an_error_not_an_older_state(storage: Storage) -> None:

@@ -217,12 +217,37 @@ class DatasetLedger(Ledger):
 
         await self._update(plan)
 
-    async def forget_snapshots(self, dropped: Collection[ObjectId]) -> None:
-        """Expire: drop snapshots from the list and give their children the nearest kept ancestor as parent.
+    async def forget_snapshots(self, ids: Collection[ObjectId]) -> frozenset[ObjectId]:
+        """Drop snapshots from the list and give their children the nearest kept ancestor; returns those dropped.
 
         InvalidInputError when a branch or tag points at one of them.
         """
-        await self._update(lambda state: plan_expiry(state, frozenset(dropped)))
+        dropped: list[frozenset[ObjectId]] = []
+
+        def plan(state: State) -> State | None:
+            dropped[:] = [frozenset(ids) & {entry.snapshot_id for entry in state.snapshots}]
+            return plan_expiry(state, frozenset(ids))
+
+        await self._update(plan)
+        return dropped[0]
+
+    async def reparent_snapshot(self, snapshot_id: ObjectId, parent_id: ObjectId) -> None:
+        """Expiry: give a snapshot another parent, in the state and in its own file."""
+
+        def plan(state: State) -> State | None:
+            _require_snapshot(_require_snapshot(state, parent_id), snapshot_id)
+            changed = tuple(
+                dataclasses.replace(entry, parent_id=parent_id) if entry.snapshot_id == snapshot_id else entry
+                for entry in state.snapshots
+            )
+            return None if changed == state.snapshots else dataclasses.replace(state, snapshots=changed)
+
+        await self._update(plan)
+        # History is what the state says; the file repeats it for readers that have nothing else.
+        self.archive.forget_snapshot(snapshot_id)
+        snapshot = await self.archive.fetch_snapshot(snapshot_id)
+        await self.archive.flush_snapshot(dataclasses.replace(snapshot, parent_id=parent_id))
+        self.archive.forget_snapshot(snapshot_id)
 
     async def _update(self, plan: Callable[[State], State | None], known: SeenState | None = None) -> SeenState:
         """Replace the state by what `plan` makes of it, again when somebody else was faster; None changes nothing."""

@@ -34,6 +34,7 @@ from icefloe.formats.store.reference_file import (
 from icefloe.formats.strict_json import dump_json, load_object
 from icefloe.ids import ObjectId, new_object_id
 from icefloe.ledger.contract import Ledger, StoredConfig, Tip
+from icefloe.ledger.history_rewrite import reparent
 from icefloe.ledger.history_walk import walk_history
 from icefloe.ledger.names import MAIN, check_name, check_new_name
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
@@ -88,12 +89,37 @@ class StoreLedger(Ledger):
     async def _find_newest(self, branch: str) -> _Newest | None:
         """The newest file of a branch, deleted or not; None when there never was one."""
         folder = f"{REFS}{branch}/"
-        async for page in self.storage.list(folder):
-            for item in page:
-                sequence = find_sequence(item.key.removeprefix(folder))
-                if sequence is not None:
-                    return _Newest(sequence, decode_reference(await self.storage.get(item.key)))
+        try:
+            async for page in self.storage.list(folder):
+                for item in page:
+                    sequence = find_sequence(item.key.removeprefix(folder))
+                    if sequence is not None:
+                        return _Newest(sequence, decode_reference(await self.storage.get(item.key)))
+        except UnsupportedError:
+            return await self._probe_newest(branch)
         return None
+
+    async def _probe_newest(self, branch: str) -> _Newest | None:
+        """The newest file on a storage that cannot list: numbers have no gaps, so it is searched for."""
+        newest: _Newest | None = None
+        low, high = -1, 0
+        while (found := await self._find_file(branch, high)) is not None:
+            newest, low, high = found, high, 2 * high + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            found = await self._find_file(branch, middle)
+            if found is None:
+                high = middle
+            else:
+                newest, low = found, middle
+        return newest
+
+    async def _find_file(self, branch: str, sequence: int) -> _Newest | None:
+        try:
+            data = await self.storage.get(f"{REFS}{branch}/{sequence_name(sequence)}")
+        except ObjectNotFoundError:
+            return None
+        return _Newest(sequence, decode_reference(data))
 
     async def fetch_tag(self, tag: str) -> ObjectId:
         try:
@@ -187,6 +213,12 @@ class StoreLedger(Ledger):
 
     async def fetch_info(self, snapshot_id: ObjectId) -> SnapshotInfo:
         return (await self.archive.fetch_snapshot(snapshot_id)).info
+
+    async def reparent_snapshot(self, snapshot_id: ObjectId, parent_id: ObjectId) -> None:
+        """Expiry: give a snapshot another parent, in its own file and in those of descendants that quote it."""
+        tips = [(await self.fetch_tip(branch)).snapshot_id for branch in await self.list_branches()]
+        tips += [await self.fetch_tag(tag) for tag in await self.list_tags()]
+        await reparent(self.archive, tips, snapshot_id, parent_id)
 
     async def fetch_config(self) -> StoredConfig:
         try:
