@@ -12,7 +12,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from icefloe.archive.files import Archive
 from icefloe.errors import (
@@ -40,6 +40,7 @@ from icefloe.ledger.sequence_files import (
     TAG_TOMBSTONE,
     RefContent,
     RefStyle,
+    parse_folder,
     parse_ref,
     parse_sequence,
 )
@@ -51,7 +52,6 @@ CONFIG_KEY, EARLY_CONFIG_KEY = "config.json", "config.yaml"
 _CONTENTION = RetryPolicy(max_tries=100, initial_backoff_ms=2, max_backoff_ms=500)
 """In every round that is lost somebody else moved the branch, so a hundred rounds are many."""
 _CONCURRENCY = 32
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,31 +171,26 @@ class SequenceLedger(Ledger):
         raise RefNotFoundError(f"no tag {tag!r} in {self.storage.url}", name=tag)
 
     async def list_branches(self) -> set[str]:
-        async def find(name: str) -> str | None:
-            newest = await self._fetch_newest(name)
-            return None if newest is None or newest.content.deleted else name
-
-        return await self._list_refs("branch", find)
+        folders = await self.storage.list_names(REFS)
+        names = sorted({name for folder in folders if (name := parse_folder("branch", folder))})
+        found = await _gather_bounded(self._fetch_newest(name) for name in names)
+        return {
+            name for name, newest in zip(names, found, strict=True) if newest is not None and not newest.content.deleted
+        }
 
     async def list_tags(self) -> set[str]:
-        async def find(name: str) -> str | None:
-            try:
-                await self.fetch_tag(name)
-            except RefNotFoundError:
-                return None
-            return name
-
-        return await self._list_refs("tag", find)
-
-    async def _list_refs(self, kind: str, find: Any) -> set[str]:
-        folders = await self.storage.list_names(REFS)
-        names = {
-            folder.removeprefix(kind)[1:-1]
-            for folder in folders
-            if folder.endswith("/") and folder[: len(kind) + 1] in (f"{kind}.", f"{kind}:")
-        }
-        found = await _gather_bounded(find(name) for name in sorted(names) if name)
-        return {name for name in found if name is not None}
+        tags: set[str] = set()
+        deleted: set[str] = set()
+        # Branches sort before tags, and their files may be many.
+        async for page in self.storage.list(REFS, after=f"{REFS}tag"):
+            for item in page:
+                folder, _, file = item.key.removeprefix(REFS).rpartition("/")
+                name = parse_folder("tag", f"{folder}/")
+                if name and file == TAG_FILE:
+                    tags.add(name)
+                elif name and file == TAG_TOMBSTONE:
+                    deleted.add(name)
+        return tags - deleted
 
     async def advance(self, branch: str, tip: Tip, snapshot: Snapshot, *, amends: ObjectId | None = None) -> Tip:
         check_name(branch, "branch")

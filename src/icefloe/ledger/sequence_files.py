@@ -38,6 +38,13 @@ COLON = RefStyle(":")
 STYLES = (DOTTED, COLON)
 
 
+def parse_folder(kind: str, folder: str) -> str:
+    """The name of the branch or tag that a folder of `refs/` belongs to; empty for other folders."""
+    if folder[: len(kind)] != kind or folder[len(kind) : len(kind) + 1] not in (".", ":") or folder[-1] != "/":
+        return ""
+    return folder[len(kind) + 1 : -1]
+
+
 def encode_sequence(sequence: int, number_bytes: int = 5) -> str:
     """The file name of a sequence number: the newest sorts first."""
     largest = (1 << 8 * number_bytes) - 1

@@ -148,7 +148,7 @@ def split_tables(columns: Columns) -> dict[NodeId, ChunkTable]:
             locations[0][a:b] if has_virtual else None, locations[1][index],
             etags[0][a:b] if etag_words else None, etag_words,
             modified if modified is not None and modified.any() else None,
-            inline[low:high] if has_inline else b"",
+            bytes(inline[low:high]) if has_inline else b"",
         )  # fmt: skip
     return tables
 
@@ -156,7 +156,7 @@ def split_tables(columns: Columns) -> dict[NodeId, ChunkTable]:
 def _whole_table(columns: Columns) -> ChunkTable:
     return ChunkTable(
         columns.coords[:, : int(columns.ndims[0])], columns.kind, columns.offset, columns.length, columns.object_id,
-        columns.location, columns.locations, columns.etag, columns.etags, columns.last_modified, columns.inline,
+        columns.location, columns.locations, columns.etag, columns.etags, columns.last_modified, bytes(columns.inline),
     )  # fmt: skip
 
 

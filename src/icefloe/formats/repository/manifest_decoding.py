@@ -27,6 +27,9 @@ from icefloe.model.chunk_table import ChunkKind
 from icefloe.model.snapshot import Manifest
 
 _BLOCK_ROWS = 1 << 14
+# A hint beyond these is not followed: laying out absurd classes would take longer than reading the entries.
+_MAX_NDIM = 64
+_MAX_CLASSES = 4096
 # Chosen anew by every process, so that nobody can make texts whose hashes meet.
 _MULTIPLIERS = np.frombuffer(secrets.token_bytes(64 * 8), dtype=np.uint64) | np.uint64(1)
 _HINT = msgspec.msgpack.Decoder(tuple[int, str, bytes, list[tuple[int, int, int, int, int, int, int]], bytes, bytes])
@@ -80,6 +83,7 @@ def _read_plan(body: bytes) -> _Plan:
         raise _HintError from error
     if (
         version != HINT_VERSION
+        or len(classes) > _MAX_CLASSES
         or int(counts.sum()) != count
         or int(run_counts.sum()) != count
         or len(run_classes) != len(run_counts)
@@ -103,8 +107,7 @@ def _is_plausible(row: RowClass, limit: int) -> bool:
     inline = row.kind is ChunkKind.INLINE
     return (
         row.kind is not ChunkKind.DELETED
-        and 0 <= row.ndim < 1 << 16
-        and 5 * row.ndim < limit
+        and 0 <= row.ndim <= _MAX_NDIM
         and 0 <= row.text_bytes < limit
         and 0 <= row.etag_bytes < limit
         and (row.kind is not ChunkKind.NATIVE or row.text_bytes == ID_TEXT_BYTES)

@@ -30,6 +30,7 @@ _NODE = msgspec.msgpack.Decoder(
 )
 _REF = msgspec.msgpack.Decoder(tuple[WireId, int])
 _ANY = msgspec.msgpack.Decoder()
+_MAX_INDEX = 2**32 - 1
 
 
 class NodeMap(Mapping[str, Node]):
@@ -107,6 +108,8 @@ def _decode_array(
     lengths, chunks, names = members[0], members[2], members[7]
     if len(lengths) != len(chunks) or any(n < 0 for n in lengths) or any(c <= 0 < n for n, c in zip(lengths, chunks)):
         raise FormatError(f"the array {path!r:.80} has shape {lengths!s:.80} and chunks {chunks!s:.80}")
+    if any(ref.extents and len(ref.extents) != len(lengths) for ref in manifests):
+        raise FormatError(f"the array {path!r:.80} of rank {len(lengths)} has manifests with extents of another rank")
     document = put_together(attributes, members, kept)
     grid = tuple(-(-n // c) if n else 0 for n, c in zip(lengths, chunks, strict=True))
     return ArrayNode(
@@ -122,6 +125,8 @@ def _decode_attributes(wire: dict[str, msgspec.Raw] | None) -> tuple[Any, Attrib
         return _ANY.decode(value), None
     if name == "Ref":
         object_id, row = _REF.decode(value)
+        if row < 0:
+            raise FormatError(f"attributes in row {row} of a file")
         return {}, AttributesRef(parse_object_id(object_id), row)
     raise FormatError(f"attributes of the unknown kind {name!r:.40}")
 
@@ -137,4 +142,6 @@ def _parse_extents(wire: list[list[int]]) -> Extents:
     if not wire:
         return ()
     firsts, ends = wire
+    if any(not 0 <= first <= end <= _MAX_INDEX + 1 for first, end in zip(firsts, ends, strict=True)):
+        raise FormatError(f"a manifest is said to cover the chunks {wire!s:.120}")
     return tuple(zip(firsts, ends, strict=True))
