@@ -45,7 +45,9 @@ def test_bands_lie_as_the_file_has_them(tmp_path: Path, describe: Any, check_ref
     assert dims in (("band", "y", "x"), ("page", "y", "x"))
 
 
-def test_pixels_have_places_on_the_ground_and_a_fill_value(tmp_path: Path, describe: Any, check_references: Any) -> None:
+def test_pixels_have_places_on_the_ground_and_a_fill_value(
+    tmp_path: Path, describe: Any, check_references: Any
+) -> None:
     tags = [
         (33550, "d", 3, (10.0, 20.0, 0.0), True),
         (33922, "d", 6, (0.0, 0.0, 0.0, 500000.0, 100000.0, 0.0), True),

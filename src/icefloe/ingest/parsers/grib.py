@@ -154,9 +154,7 @@ def _describe_message(handle: Any) -> _Message:
         return eccodes.codes_get(handle, key) if eccodes.codes_is_defined(handle, key) else default
 
     date, clock = int(get("dataDate")), int(get("dataTime"))
-    when = dt.datetime(
-        date // 10000, date // 100 % 100, date % 100, clock // 100, clock % 100, tzinfo=dt.UTC
-    )
+    when = dt.datetime(date // 10000, date // 100 % 100, date % 100, clock // 100, clock % 100, tzinfo=dt.UTC)
     attributes = {"long_name": str(get("name", "")), "units": str(get("units", ""))}
     if get("cfName") not in (None, "unknown"):
         attributes["standard_name"] = str(get("cfName"))
