@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import itertools
+import logging
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -29,6 +30,8 @@ from icefloe.storage.settle import ConditionalWrite, Sighting, look_by_content, 
 from icefloe.storage.sources import SourceStorage, changed, check_unchanged, normal_etag
 from icefloe.storage.threads import REQUESTS
 from icefloe.storage.translate import MISSING, Translating
+
+_LOG = logging.getLogger(__name__)
 
 WRITE_ID = "icechunk_write_id"
 """Metadata by which a writer recognises its own object; the official package uses the same name."""
@@ -317,6 +320,14 @@ class ObstoreStorage(SourceStorage):
                 return
             if not is_sorted or page[0].key <= last:
                 self._client.unsorted = True
+                if self._encodes:
+                    # Encoded names sort otherwise than the names; folders of plain names are not touched by that.
+                    _LOG.warning(
+                        "%s lists %r by encoded names; what follows %r is sorted by itself", self.url, prefix, last
+                    )
+                    for sorted_page in await _collect(pages, page):
+                        yield sorted_page
+                    return
                 raise StorageError(
                     f"{self.url} lists {prefix!r} out of order; give sorted_listing=False where the storage is made"
                 )
