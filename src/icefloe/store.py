@@ -41,6 +41,7 @@ class Keys(Protocol):
     async def delete(self, key: str) -> None: ...
     async def delete_folder(self, prefix: str) -> None: ...
     async def names_in(self, prefix: str) -> list[str]: ...
+    async def size_of(self, prefix: str) -> int: ...
     def keys(self, prefix: str = "") -> AsyncIterator[str]: ...
 
 
@@ -75,15 +76,6 @@ class IcechunkStore(Store):
     def __init__(self, session: StoreSession, read_only: bool | None = None) -> None:
         super().__init__(read_only=session.read_only if read_only is None else read_only)
         self._session = session
-        self._is_open = True
-
-    @classmethod
-    async def open(cls, *args: Any, **kwargs: Any) -> IcechunkStore:
-        """A store is open from the start."""
-        return cls(*args, **kwargs)
-
-    async def _open(self) -> None:
-        self._is_open = True
 
     @property
     def session(self) -> Any:
@@ -152,7 +144,7 @@ class IcechunkStore(Store):
             case SuffixByteRequest(suffix):
                 length = await self._session.keyspace.length(key)
                 return max((length or 0) - suffix, 0), None
-        raise TypeError(f"unexpected byte_range: {byte_range!r}; expected a zarr ByteRequest or None")
+        raise TypeError(f"Unexpected byte_range, got {byte_range!r}; expected a zarr ByteRequest or None")
 
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
@@ -230,11 +222,8 @@ class IcechunkStore(Store):
         return not await self._session.keyspace.names_in(prefix)
 
     async def getsize_prefix(self, prefix: str) -> int:
-        """Bytes of all keys below a prefix."""
-        total = 0
-        async for key in self.list_prefix(prefix):
-            total += await self.getsize(key)
-        return total
+        """Bytes of all keys below a folder."""
+        return await self._session.keyspace.size_of(prefix)
 
     # -- virtual chunks -------------------------------------------------------------------------------------------
 

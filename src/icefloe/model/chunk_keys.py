@@ -46,8 +46,19 @@ class KeyEncoding:
             return () if numbers == "0" else None
         return tuple(map(int, parts)) if len(parts) == ndim else None
 
+    def parse_folder(self, folder: str, ndim: int) -> Coords | None:
+        """The leading coordinates of the chunks in a folder below the array, or None when it can hold none."""
+        if self.separator != "/":
+            return None
+        parts = folder.split("/")
+        if self.lead and parts.pop(0) != self.lead:
+            return None
+        if len(parts) >= ndim or any(_NUMBER.fullmatch(part) is None for part in parts):
+            return None
+        return tuple(map(int, parts))
 
-_NUMBER = re.compile(r"0|[1-9]\d*")
+
+_NUMBER = re.compile(r"0|[1-9][0-9]*")
 DEFAULT_ENCODING = KeyEncoding("c", "/")
 
 

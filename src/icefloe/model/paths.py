@@ -9,7 +9,7 @@ from typing import TypeAlias
 from icefloe.errors import InvalidInputError
 
 DOCUMENT = "zarr.json"
-_DEFAULT_CHUNK_KEY = re.compile(r"(?:(.*)/)?c((?:/(?:0|[1-9]\d*))*)")
+_DEFAULT_CHUNK_KEY = re.compile(r"(?:(.*)/)?c((?:/(?:0|[1-9][0-9]*))*)")
 _V2_NAMES = (".zarray", ".zgroup", ".zattrs", ".zmetadata")
 
 
