@@ -58,10 +58,10 @@ READERS: dict[str, tuple[Callable[[bytes], Any], list[bytes], FileType]] = {
 
 def fails_well(read: Callable[[bytes], Any], data: bytes) -> None:
     """Whatever it is, it is read or refused with a FormatError, soon."""
-    start = time.perf_counter()
+    start = time.process_time()
     with contextlib.suppress(FormatError):
         read(data)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def absurd(body: bytes, at: int, mark: bytes) -> bytes:
@@ -162,10 +162,10 @@ def test_a_decompression_bomb_stops_early(kind: str, content_size: bool) -> None
     read, _, file_type = READERS[kind]
     bomb = zstandard.ZstdCompressor(write_content_size=content_size).compress(bytes(256 << 20))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(FormatError, match="more than"):
         read(encode_header(file_type, 1) + bomb)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
 
 

@@ -192,9 +192,9 @@ def test_deleted_references_are_not_written() -> None:
 
 def test_many_small_arrays_share_a_manifest_quickly() -> None:
     tables = {i.to_bytes(8, "big"): native_table(4, i) for i in range(5760)}
-    start = time.perf_counter()
+    start = time.process_time()
     decoded = FORMAT.decode_manifest(FORMAT.encode_manifest(Manifest("", tables)))
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert len(decoded.tables) == 5760
     assert (decoded.tables[(77).to_bytes(8, "big")].object_id == tables[(77).to_bytes(8, "big")].object_id).all()
     assert sum(t.nbytes for t in decoded.tables.values()) < 5760 * 4 * 100

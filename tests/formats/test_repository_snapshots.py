@@ -195,10 +195,10 @@ def test_a_snapshot_of_5760_arrays_opens_at_once() -> None:
     data = FORMAT.encode_snapshot(example_snapshot(nodes=nodes))
     seconds = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         decoded = FORMAT.decode_snapshot(data)
         assert len(list(decoded.nodes)) == 5760
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     assert min(seconds) < 0.2  # 0.01 on an idle machine
     assert decoded.nodes["/g/77"] == nodes["/g/77"]
 
@@ -240,11 +240,11 @@ def test_logs_of_seven_members_and_unordered_coordinates_are_read() -> None:
 
 def test_a_log_of_a_million_chunks_is_quick() -> None:
     coords = native_table(1_000_000).coords
-    start = time.perf_counter()
+    start = time.process_time()
     log = FORMAT.decode_transaction_log(
         FORMAT.encode_transaction_log("", TransactionLog(updated_chunks={b"x" * 8: coords}))
     )
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert np.array_equal(log.updated_chunks[b"x" * 8], coords)
 
 
