@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 
 from icefloe.errors import FormatError
 from icefloe.ingest.parsers.registry import open_source, parse_schema, parse_source
@@ -119,7 +120,6 @@ def test_grib_fields_are_gathered_into_arrays(tmp_path: Path, describe: Any) -> 
 
 
 def test_grib_files_are_joined_along_time_with_missing_values(tmp_path: Path, combine: Any) -> None:
-    import xarray as xr
 
     first = _write_grib(tmp_path / "a.grib2", [0], [1000, 500], missing=True)
     second = _write_grib(tmp_path / "b.grib2", [6], [1000, 500], missing=True)

@@ -70,8 +70,9 @@ class GeoTiffSource(OpenSource):
         page = self._pages.get(variable.path)
         if page is None:
             return References(empty_table(ndim), all_coords(grid))
-        offsets = np.concatenate([np.asarray(p.dataoffsets, np.int64) for p in self._stacks[variable.path].pages])
-        lengths = np.concatenate([np.asarray(p.databytecounts, np.int64) for p in self._stacks[variable.path].pages])
+        pages = [p for p in self._stacks[variable.path].pages if p is not None]
+        offsets = np.concatenate([np.asarray(p.dataoffsets, np.int64) for p in pages])
+        lengths = np.concatenate([np.asarray(p.databytecounts, np.int64) for p in pages])
         coords = all_coords(grid)
         if len(offsets) != len(coords):
             raise broken(self.file, "TIFF", f"{len(offsets)} segments where {len(coords)} belong")
@@ -115,7 +116,9 @@ def _describe(name: str, page: Any, stack: Any) -> SourceVariable:
     height, width = page.imagelength, page.imagewidth
     rows = page.tilelength if page.is_tiled else min(page.rowsperstrip, height)
     columns = page.tilewidth if page.is_tiled else width
-    shape, chunks, dims = (height, width), (rows, columns), ("y", "x")
+    shape: tuple[int, ...] = (height, width)
+    chunks: tuple[int, ...] = (rows, columns)
+    dims: tuple[str, ...] = ("y", "x")
     if samples > 1 and separate:
         shape, chunks, dims = (samples, *shape), (1, *chunks), ("band", *dims)
     elif samples > 1:

@@ -63,7 +63,7 @@ class GribSource(OpenSource):
             with local_errors(file.url):
                 self._stream: Any = path.open("rb")
         else:
-            self._stream = tempfile.TemporaryFile()
+            self._stream = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the source
             self._stream.write(access.read(file.url))
             self._stream.seek(0)
         self._schema: SourceSchema | None = None

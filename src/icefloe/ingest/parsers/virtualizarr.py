@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
-from obspec_utils.registry import ObjectStoreRegistry
+from obspec_utils.registry import ObjectStoreRegistry  # type: ignore[import-not-found, unused-ignore]
 from zarr.core.buffer import default_buffer_prototype
 
 from icefloe.errors import InvalidInputError, UnsupportedError

@@ -122,7 +122,7 @@ class ZarrSource(OpenSource):
         return References(table, np.zeros((0, coords.shape[1]), dtype=np.uint32))
 
     def close(self) -> None:
-        return None
+        self._keys.clear()
 
 
 def _key_style(document: Mapping[str, Any], is_v3: bool) -> tuple[str, str]:
