@@ -259,6 +259,38 @@ async def test_a_moved_node_is_found_under_its_new_path_by_the_official_package(
     assert list(log.updated_chunks) == [arrays["split"].id]
 
 
+@pytest.mark.parametrize("spec", SPECS)
+async def test_a_commit_that_moves_and_writes_is_understood_by_the_official_package(tmp_path: Path, spec: int) -> None:
+    repo = ours(tmp_path, spec)
+    await repo.create()
+    first, _ = await first_commit(repo, tmp_path / "virtual.bin")
+    base = await repo.archive.fetch_snapshot(first)
+    nodes = dict(base.nodes)
+    group, mixed = nodes.pop("/group"), nodes.pop("/group/mixed")
+    split = nodes["/split"]
+    manifest = await repo.flush_manifest({split.id: [((1,), inline(int32_bytes([7, 8])))]})
+    nodes["/split"] = ref(split, ManifestRef(manifest.id, ((1, 2),)))
+    added = array_node("/added", (2,), (2,))
+    log = TransactionLog(
+        new_arrays=frozenset([added.id]),
+        updated_chunks={split.id: np.array([[0], [1], [2], [3]], dtype=np.uint32)},
+        moves=(Move("/group", "/moved", group.id, False), Move("/group/mixed", "/moved/mixed", mixed.id, True)),
+    )
+    moved = [dataclasses.replace(group, path="/moved"), dataclasses.replace(mixed, path="/moved/mixed")]
+    second = await repo.commit(
+        "both", [*nodes.values(), *moved, added], [*base.manifests.values(), manifest], log
+    )
+    theirs = official(tmp_path)
+    root = zarr.open_group(theirs.readonly_session("main").store, mode="r")
+    assert root["split"][:].tolist() == [0, 0, 7, 8, 0, 0, 0, 0] and root["moved/mixed"][0, 0] == 5
+    changes = theirs.diff(from_snapshot_id=first, to_snapshot_id=second)
+    assert changes.new_arrays == {"/added"} and set(changes.updated_chunks) == {"/split"}
+    if OFFICIAL >= 2:
+        assert {tuple(pair) for pair in changes.moved_nodes} == {
+            ("/group", "/moved"), ("/group/mixed", "/moved/mixed"),
+        }  # fmt: skip
+
+
 @pytest.mark.skipif(OFFICIAL < 2, reason="the repo file belongs to 2.x")
 async def test_status_metadata_flags_and_operations_are_the_official_ones(tmp_path: Path) -> None:
     repo = ours(tmp_path, 2)

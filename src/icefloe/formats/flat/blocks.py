@@ -64,9 +64,19 @@ class FlatWriter:
         return TableBlock(self, count, fields)
 
     def vectors(
-        self, data: Any, counts: npt.NDArray[np.int64], item_bytes: int = 1, alignment: int = 1, *, text: bool = False
+        self,
+        data: Any,
+        counts: npt.NDArray[np.int64],
+        item_bytes: int = 1,
+        alignment: int = 1,
+        *,
+        text: bool = False,
+        sources: Positions | None = None,
     ) -> Positions:
-        """One vector per row, its items taken from the front of `data` in turn; returns where each stands."""
+        """One vector per row; returns where each stands.
+
+        The items are taken from `data` at `sources`, or without them from its front in turn.
+        """
         lengths = counts * item_bytes
         step = max(alignment, 4)
         padded = -(-(4 + lengths + int(text)) // step) * step
@@ -76,7 +86,7 @@ class FlatWriter:
         piece = np.zeros(total, dtype=np.uint8)
         starts = ends - padded
         piece.view("<u4")[starts >> 2] = counts
-        copy_rows(piece, starts + 4, data, np.cumsum(lengths) - lengths, lengths)
+        copy_rows(piece, starts + 4, data, np.cumsum(lengths) - lengths if sources is None else sources, lengths)
         return starts + self.append(piece)
 
     def texts(self, values: Sequence[str]) -> Positions:

@@ -21,6 +21,8 @@ class CoordinateColumns:
     ranks: list[int]
     starts: list[int]
     """Per array, its rank and where its rows begin in the column of that rank."""
+    in_order: bool
+    """Whether the rows of every array increase strictly."""
 
     def of(self, array: int, count: int) -> Coords:
         """The rows of one array, uint32[n, ndim]."""
@@ -35,7 +37,8 @@ def read_coordinates(rows: Tables, slot: int, held: Vectors) -> CoordinateColumn
     bounds = held.bounds()
     counts = vectors.counts
     if len(counts) == 0:
-        return CoordinateColumns({0: np.empty((0, 0), dtype=np.uint32)}, [0] * len(held.counts), [0] * len(held.counts))
+        none = [0] * len(held.counts)
+        return CoordinateColumns({0: np.empty((0, 0), dtype=np.uint32)}, none, none, in_order=True)
     if int(counts.sum()) * 4 > body.size:
         raise body.corrupt("its coordinates overlap")
     filled = held.counts > 0
@@ -45,6 +48,7 @@ def read_coordinates(rows: Tables, slot: int, held: Vectors) -> CoordinateColumn
         raise body.corrupt("chunks of one array differ in their number of dimensions")
     columns: dict[int, Coords] = {}
     starts = np.zeros(len(rank_of), dtype=np.int64)
+    in_order = True
     ranks = np.unique(rank_of).tolist()
     for rank in ranks:
         at = vectors.starts if len(ranks) == 1 else vectors.starts[counts == rank]
@@ -52,7 +56,8 @@ def read_coordinates(rows: Tables, slot: int, held: Vectors) -> CoordinateColumn
         mine = rank_of == rank
         ends = np.cumsum(held.counts[mine])
         starts[mine] = ends - held.counts[mine]
-    return CoordinateColumns(columns, rank_of.tolist(), starts.tolist())
+        in_order = in_order and _is_sorted(columns[rank], ends[:-1])
+    return CoordinateColumns(columns, rank_of.tolist(), starts.tolist(), in_order)
 
 
 def _read_column(body: Body, starts: npt.NDArray[np.int64], rank: int) -> Coords:
@@ -68,10 +73,12 @@ def row_order(coords: Coords) -> npt.NDArray[np.int64] | None:
     return np.lexsort(coords.T[::-1])
 
 
-def _is_sorted(coords: Coords) -> bool:
-    """Strictly increasing rows."""
+def _is_sorted(coords: Coords, edges: npt.NDArray[np.int64] | None = None) -> bool:
+    """Strictly increasing rows; across an edge, where another array begins, any order will do."""
     before, after = coords[:-1], coords[1:]
     equal = np.ones(len(before), dtype=np.bool_)
+    if edges is not None:
+        equal[edges[(edges > 0) & (edges <= len(before))] - 1] = False
     for axis in range(coords.shape[1]):
         a, b = before[:, axis], after[:, axis]
         if bool((equal & (a > b)).any()):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
 import zstandard
 
 from icefloe.formats.flat.body import Body
+from icefloe.formats.flat.ragged import Strings
 from icefloe.formats.flat.tables import Tables
 
 MAX_LOCATION_BYTES = 1024
@@ -14,8 +14,8 @@ _DICTIONARY, _ALGORITHM = 2, 3
 _ZSTD = 1
 
 
-def decompress_locations(root: Tables, compressed: pa.LargeBinaryArray) -> list[bytes]:
-    """The distinct compressed locations of a manifest as bytes of URLs."""
+def decompress_locations(root: Tables, compressed: Strings) -> list[str]:
+    """The distinct compressed locations of a manifest as URLs."""
     body = root.body
     algorithm = int(root.scalar(_ALGORITHM, "u1", default=_ZSTD)[0])
     held = root.vectors(_DICTIONARY, 1, 1, required=False)
@@ -27,13 +27,13 @@ def decompress_locations(root: Tables, compressed: pa.LargeBinaryArray) -> list[
         decompressor = zstandard.ZstdDecompressor(dict_data=dictionary)
     except (zstandard.ZstdError, ValueError) as error:
         raise body.corrupt(f"its dictionary of locations is broken: {error}") from error
-    return [_decompress(body, decompressor, frame) for frame in compressed.to_pylist()]
+    return [_decompress(body, decompressor, frame) for frame in compressed.split()]
 
 
-def _decompress(body: Body, decompressor: zstandard.ZstdDecompressor, frame: bytes) -> bytes:
+def _decompress(body: Body, decompressor: zstandard.ZstdDecompressor, frame: bytes) -> str:
     try:
         if zstandard.frame_content_size(frame) > MAX_LOCATION_BYTES:
             raise body.corrupt(f"a compressed location is longer than {MAX_LOCATION_BYTES} bytes")
-        return decompressor.decompress(frame, max_output_size=MAX_LOCATION_BYTES)
-    except zstandard.ZstdError as error:
+        return decompressor.decompress(frame, max_output_size=MAX_LOCATION_BYTES).decode()
+    except (zstandard.ZstdError, UnicodeDecodeError) as error:
         raise body.corrupt(f"a compressed location cannot be decompressed: {error}") from error

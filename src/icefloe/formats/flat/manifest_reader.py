@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from icefloe.formats.flat.body import Body, Positions
 from icefloe.formats.flat.coordinates import CoordinateColumns, has_duplicates, read_coordinates, row_order
@@ -46,7 +45,7 @@ def decode_manifest_body(body: Body) -> Manifest:
     node_ids = arrays.struct(0, 8)
     refs, held = arrays.tables(1)
     rows = _read_rows(root, refs, held)
-    bounds = held.bounds()
+    bounds = held.bounds().tolist()
     native, virtual, inline = (_count(rows.kind == kind, bounds) for kind in
                                (ChunkKind.NATIVE, ChunkKind.VIRTUAL, ChunkKind.INLINE))  # fmt: skip
     tables: dict[NodeId, ChunkTable] = {}
@@ -54,22 +53,22 @@ def decode_manifest_body(body: Body) -> Manifest:
         node_id = node_ids[array].tobytes()
         if node_id in tables:
             raise body.corrupt(f"array {encode_base32(node_id)} appears twice")
-        here = slice(int(bounds[array]), int(bounds[array + 1]))
+        here = slice(bounds[array], bounds[array + 1])
         table = ChunkTable(
-            rows.coords.of(array, here.stop - here.start), rows.kind[here], rows.offset[here], rows.length[here]
+            rows.coords.of(array, here.stop - here.start),
+            rows.kind[here],
+            rows.offset[here],
+            rows.length[here],
+            object_id=rows.object_id[here] if native[array] and rows.object_id is not None else None,
+            inline=rows.inline if inline[array] else b"",
         )
-        if native[array]:
-            assert rows.object_id is not None
-            table = replace(table, object_id=rows.object_id[here])
         if virtual[array]:
             table = _with_locations(table, rows, here)
-        if inline[array]:
-            table = replace(table, inline=rows.inline)
-        tables[node_id] = _in_order(body, table)
+        tables[node_id] = table if rows.coords.in_order else _in_order(body, table)
     return Manifest(manifest_id, tables)
 
 
-def _count(mask: npt.NDArray[np.bool_], bounds: npt.NDArray[np.int64]) -> list[int]:
+def _count(mask: npt.NDArray[np.bool_], bounds: list[int]) -> list[int]:
     """How many rows of each array a mask marks."""
     if len(bounds) == 2:
         return [int(mask.sum())]
@@ -170,9 +169,8 @@ def _read_locations(
     packed_codes, packed = dictionary_of(body, _where(compressed, virtual))
     locations = decode_texts(body, strings)
     if len(packed):
-        unpacked = pa.array(decompress_locations(root, packed), type=pa.large_binary())
         codes = np.where(packed_codes >= 0, packed_codes + len(locations), codes).astype(np.int32)
-        locations += decode_texts(body, unpacked)
+        locations += decompress_locations(root, packed)
     return codes, locations
 
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from icefloe.errors import InvalidInputError
 from icefloe.formats.flat.blocks import OFFSET, Coordinates, FieldType, FlatWriter, TableBlock
 from icefloe.formats.flat.body import Positions
-from icefloe.formats.flat.ragged import copy_rows
+from icefloe.formats.flat.ragged import join_texts
 from icefloe.ids import NodeId, decode_base32
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.snapshot import Manifest
@@ -98,9 +97,9 @@ def _write_inline(writer: FlatWriter, table: ChunkTable, rows: Rows, count: int)
     block.set_coordinates(_INDEX, table.coords[rows])
     lengths = table.length[rows].astype(np.int64)
     starts = table.offset[rows].astype(np.int64)
-    data = np.empty(int(lengths.sum()), dtype=np.uint8)
-    copy_rows(data, np.cumsum(lengths) - lengths, table.inline, starts, lengths)
-    return block.link(_INLINE, writer.vectors(data, lengths)).positions
+    if len(starts) and int((starts + lengths).max()) > len(table.inline):
+        raise InvalidInputError("an inline reference reaches outside the bytes of its table")
+    return block.link(_INLINE, writer.vectors(table.inline, lengths, sources=starts)).positions
 
 
 def _write_virtual(
@@ -135,11 +134,8 @@ def _write_texts(writer: FlatWriter, texts: _Texts) -> None:
     """Write each string that is used once, and point the rows at it."""
     used = np.flatnonzero(np.bincount(texts.codes, minlength=len(texts.strings)))
     strings = texts.strings if len(used) == len(texts.strings) else [texts.strings[i] for i in used.tolist()]
-    column = pa.array(strings, type=pa.large_string())
-    ends = np.frombuffer(column.buffers()[1], dtype=np.int64)[column.offset : column.offset + len(column) + 1]
-    lengths = np.diff(ends)
-    data = column.buffers()[2]
-    at = writer.vectors(b"" if data is None else data, lengths, text=True)
+    data, lengths = join_texts(strings)
+    at = writer.vectors(data, lengths, text=True)
     place = np.empty(len(texts.strings), dtype=np.int64)
     place[used] = np.arange(len(used))
     which = place[texts.codes]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -67,7 +70,22 @@ def gather_rows(
     return data, ends
 
 
-def dictionary_of(body: Body, held: Vectors) -> tuple[npt.NDArray[np.int32], pa.LargeBinaryArray]:
+@dataclass(frozen=True, slots=True)
+class Strings:
+    """Byte strings laid end to end, and where each begins; one more entry than strings."""
+
+    data: bytes
+    ends: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def split(self) -> list[bytes]:
+        """Each string by itself."""
+        return [self.data[start:end] for start, end in itertools.pairwise(self.ends.tolist())]
+
+
+def dictionary_of(body: Body, held: Vectors) -> tuple[npt.NDArray[np.int32], Strings]:
     """Which distinct byte string each row has, -1 where it has none, and the distinct ones.
 
     Writers may store equal strings once or many times; both come out the same.
@@ -76,26 +94,37 @@ def dictionary_of(body: Body, held: Vectors) -> tuple[npt.NDArray[np.int32], pa.
     here = held.present
     starts = held.starts[here]
     if len(starts) == 0:
-        return codes, pa.array([], type=pa.large_binary())
+        return codes, Strings(b"", np.zeros(1, dtype=np.int64))
     distinct, which = distinct_values(starts)
     lengths = body.read(distinct - 4, "<u4").astype(np.int64)
     data, ends = gather_rows(body, distinct, lengths)
-    strings = pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), len(distinct), [None, pa.py_buffer(ends), pa.py_buffer(data)]
-    )
-    encoded = strings.dictionary_encode()
-    by_position = encoded.indices.to_numpy(zero_copy_only=False)
+    column = pa.Array.from_buffers(pa.large_binary(), len(distinct), [None, pa.py_buffer(ends), pa.py_buffer(data)])
+    encoded = column.dictionary_encode()
+    by_position = np.frombuffer(encoded.indices.buffers()[1], dtype=np.int32, count=len(distinct))
     codes[here] = by_position[0] if which is None else by_position[which]
-    return codes, encoded.dictionary
+    _, found_ends, found_data = encoded.dictionary.buffers()
+    ends = np.frombuffer(found_ends, dtype=np.int64, count=len(encoded.dictionary) + 1)
+    return codes, Strings(b"" if found_data is None else found_data.to_pybytes(), ends)
 
 
-def decode_texts(body: Body, strings: pa.LargeBinaryArray) -> list[str]:
+def decode_texts(body: Body, strings: Strings) -> list[str]:
     """Byte strings as text."""
+    if strings.data.isascii():
+        whole = strings.data.decode("ascii")
+        return [whole[start:end] for start, end in itertools.pairwise(strings.ends.tolist())]
     try:
-        texts: list[str] = strings.cast(pa.large_string()).to_pylist()
-    except pa.ArrowInvalid as error:
+        return [string.decode() for string in strings.split()]
+    except UnicodeDecodeError as error:
         raise body.corrupt("a string is not UTF-8") from error
-    return texts
+
+
+def join_texts(texts: Sequence[str]) -> tuple[bytes, npt.NDArray[np.int64]]:
+    """Texts as bytes laid end to end, and the length of each."""
+    whole = "".join(texts)
+    if whole.isascii():
+        return whole.encode(), np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
+    encoded = [text.encode() for text in texts]
+    return b"".join(encoded), np.fromiter(map(len, encoded), dtype=np.int64, count=len(texts))
 
 
 def _decode_text(body: Body, start: int, count: int) -> str:

@@ -55,7 +55,7 @@ def _read_chunks(root: Tables) -> dict[NodeId, npt.NDArray[np.uint32]]:
             raise root.body.corrupt("an array is listed twice")
         coords = columns.of(array, count)
         # Official writers do not sort across the manifests of a split array.
-        chunks[node_id] = coords if row_order(coords) is None else _unique_rows(coords)
+        chunks[node_id] = coords if columns.in_order or row_order(coords) is None else _unique_rows(coords)
     return chunks
 
 

@@ -19,6 +19,9 @@ SPEC = 2
 class Icechunk2Format(Format):
     """What official 2.x reads and writes.
 
+    Official sessions that move nodes do nothing else, but official readers take a commit that does both: they read it,
+    its diff is right, and rebasing over it is a conflict as over any move.
+
     Snapshot files do not name their parent here: the ledger's `repo` file does. Files of the first generation, which
     a migrated repository keeps, are read by their own spec byte.
     """
@@ -31,7 +34,6 @@ class Icechunk2Format(Format):
         repository_status=True,
         operations_log=True,
         feature_flags=True,
-        moves_need_own_commit=True,
         compressed_locations=True,
     )
 
