@@ -1,0 +1,8 @@
+"""Icefloe on Apache Spark: sessions, distributed jobs, tables. The only room that imports pyspark."""
+
+from __future__ import annotations
+
+from icefloe.spark.connect import connect
+from icefloe.spark.tasks import SparkJob, run_tasks
+
+__all__ = ["SparkJob", "connect", "run_tasks"]

@@ -1,0 +1,121 @@
+"""Running Python work as Spark tasks: one function over many payloads, small results back."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import cloudpickle  # type: ignore[import-untyped]
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from icefloe.errors import ConflictError, FormatError, IcefloeError, InvalidInputError, NotFoundError, StorageError
+from icefloe.spark.connect import is_classic
+from icefloe.spark.progress import job_progress
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_SCHEMA = "task long, outcome binary"
+_FINAL = (InvalidInputError, FormatError, NotFoundError, ConflictError)
+"""Errors that the next attempt of a task would meet again: they travel back as they are instead of being retried."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailure:
+    """An error of a task that trying again would not help."""
+
+    error: IcefloeError
+
+
+@dataclass(frozen=True, slots=True)
+class SparkJob(Generic[T, R]):
+    """One function to be run over payloads, each in a task of its own; both are pickled.
+
+    The function may run more than once for a payload (retries, speculation): it must leave nothing behind that is
+    found by accident.
+    """
+
+    run: Callable[[T], R]
+    description: str
+    shown: bool | None = None
+    """Whether a progress bar is drawn; None: for people only."""
+
+
+def run_tasks(spark: SparkSession, job: SparkJob[T, R], payloads: Sequence[T]) -> list[R]:
+    """The results of a job in the order of its payloads; the first error that no retry helps is raised here."""
+    if not payloads:
+        return []
+    packed = [cloudpickle.dumps(payload) for payload in payloads]
+    work = _worker(cloudpickle.dumps(job.run), packed)
+    group = f"icefloe-{secrets.token_hex(6)}"
+    frame = spark.range(0, len(packed), 1, len(packed)).mapInArrow(work, _SCHEMA)
+    with (
+        _grouped(spark, group, job.description),
+        job_progress(spark, group, job.description, len(packed), shown=job.shown),
+    ):
+        try:
+            # A direct action: anything behind this stage could run its tasks again.
+            table = frame.toArrow()
+        except PySparkException as error:
+            raise StorageError(f"{job.description} failed on Spark: {_reason(error)}") from error
+    outcomes: list[Any] = [None] * len(packed)
+    for task, outcome in zip(table["task"].to_pylist(), table["outcome"].to_pylist(), strict=True):
+        outcomes[task] = pickle.loads(outcome)
+    for outcome in outcomes:
+        if isinstance(outcome, TaskFailure):
+            raise outcome.error
+    return outcomes
+
+
+def _worker(function: bytes, payloads: list[bytes]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        run = pickle.loads(function)
+        for batch in batches:
+            for task in batch.column(0).to_pylist():
+                try:
+                    outcome = run(pickle.loads(payloads[task]))
+                except _FINAL as error:
+                    outcome = TaskFailure(error)
+                yield pa.RecordBatch.from_pydict({"task": [task], "outcome": [cloudpickle.dumps(outcome)]})
+        # The worker's daemon collects garbage after every task; what is alive now stays alive anyway.
+        gc.collect()
+        gc.freeze()
+
+    return work
+
+
+class _JobGroup:
+    """Jobs started in the block belong to a group, which an interrupt cancels."""
+
+    def __init__(self, spark: SparkSession, group: str, description: str) -> None:
+        self._spark, self._group, self._description = spark, group, description
+
+    def __enter__(self) -> None:
+        if is_classic(self._spark):
+            self._spark.sparkContext.setJobGroup(self._group, self._description, interruptOnCancel=True)
+        else:
+            self._spark.addTag(self._group)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        interrupted = kind is not None and not issubclass(kind, Exception)
+        if is_classic(self._spark):
+            if interrupted:
+                self._spark.sparkContext.cancelJobGroup(self._group)
+            self._spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+        else:
+            if interrupted:
+                self._spark.interruptTag(self._group)
+            self._spark.removeTag(self._group)
+
+
+def _reason(error: PySparkException) -> str:
+    """The last line that says something of a Python traceback inside a Spark error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if "Error" in line and not line.startswith(("at ", "File"))]
+    return (told or lines or ["unknown"])[-1]
