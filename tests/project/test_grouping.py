@@ -19,6 +19,7 @@ def test_in_the_group(number):
 """
 
 
+@pytest.mark.slow
 def test_a_group_of_tests_runs_in_one_process(tmp_path: Path) -> None:
     (tmp_path / "test_shared.py").write_text(SHARED)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
