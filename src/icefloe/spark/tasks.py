@@ -56,7 +56,7 @@ def run_tasks(spark: SparkSession, job: SparkJob[T, R], payloads: Sequence[T]) -
     group = f"icefloe-{secrets.token_hex(6)}"
     frame = spark.range(0, len(packed), 1, len(packed)).mapInArrow(work, _SCHEMA)
     with (
-        _grouped(spark, group, job.description),
+        _JobGroup(spark, group, job.description),
         job_progress(spark, group, job.description, len(packed), shown=job.shown),
     ):
         try:
