@@ -43,6 +43,7 @@ from icefloe.formats.dataset.state import (
 from icefloe.ids import new_object_id
 from icefloe.ledger.dataset import DatasetLedger, fetch_state
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
+from icefloe.storage import s3_storage
 from icefloe.storage.contract import Storage
 from icefloe.storage.local import LocalStorage
 from icefloe.storage.memory import MemoryStorage
@@ -55,8 +56,11 @@ def make_snapshot(parent: str | None, number: int = 0, **metadata: Any) -> Snaps
     return Snapshot(new_object_id(), parent, time, f"commit {number}", metadata, {}, {})
 
 
-@pytest.fixture(params=["memory", "local"])
+@pytest.fixture(params=["memory", "local", pytest.param("s3", marks=pytest.mark.s3)])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    if request.param == "s3":
+        server = request.getfixturevalue("s3_server")
+        return s3_storage(**server.storage_options(request.getfixturevalue("s3_bucket")))
     return MemoryStorage() if request.param == "memory" else LocalStorage(tmp_path / "dataset")
 
 

@@ -28,6 +28,7 @@ from icefloe.formats.store.schemas import load_schema
 from icefloe.ids import new_object_id
 from icefloe.ledger.store import StoreLedger
 from icefloe.model.snapshot import Snapshot
+from icefloe.storage import s3_storage
 from icefloe.storage.contract import ObjectInfo, Storage
 from icefloe.storage.local import LocalStorage
 from icefloe.storage.memory import MemoryStorage
@@ -37,8 +38,11 @@ KEPT = 3
 """How many ancestors these snapshots quote; the engine quotes more."""
 
 
-@pytest.fixture(params=["memory", "local"])
+@pytest.fixture(params=["memory", "local", pytest.param("s3", marks=pytest.mark.s3)])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    if request.param == "s3":
+        server = request.getfixturevalue("s3_server")
+        return s3_storage(**server.storage_options(request.getfixturevalue("s3_bucket")))
     return MemoryStorage() if request.param == "memory" else LocalStorage(tmp_path / "store")
 
 
