@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from icefloe.archive.cache import ByteCache
-from icefloe.errors import ObjectNotFoundError, SnapshotNotFoundError
+from icefloe.errors import FormatError, ObjectNotFoundError, SnapshotNotFoundError
 from icefloe.formats.contract import Format
 from icefloe.ids import ObjectId
 from icefloe.model.snapshot import Manifest, ManifestFileInfo, Snapshot
@@ -89,7 +89,10 @@ class Archive:
             rows = await _decode(self.format.decode_attributes, data)
             return rows, sum(len(r) for r in rows)
 
-        return (await self._attributes.get(attributes_id, load))[row]
+        rows = await self._attributes.get(attributes_id, load)
+        if not 0 <= row < len(rows):
+            raise FormatError(f"attributes file {attributes_id} has {len(rows)} rows; a node names row {row}")
+        return rows[row]
 
     async def flush_snapshot(self, snapshot: Snapshot) -> int:
         """Write a snapshot file; returns its size."""
