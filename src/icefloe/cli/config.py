@@ -1,0 +1,140 @@
+"""`icefloe config`: show or change the configuration kept in a repository."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.syntax import Syntax
+
+from icefloe.blocking import run_blocking
+from icefloe.cli.arguments import Json, Place, StorageOptions
+from icefloe.cli.opening import open_repository
+from icefloe.cli.output import print_json, stderr, stdout
+from icefloe.errors import InvalidInputError
+from icefloe.formats.config_document import decode_config, encode_config
+from icefloe.formats.config_yaml import decode_yaml, encode_yaml
+from icefloe.repository import Repository
+
+
+def register(app: typer.Typer) -> None:
+    app.command("config")(config)
+
+
+def config(
+    place: Place,
+    key: Annotated[
+        str | None, typer.Argument(metavar="[KEY]", help="A setting, such as caching.num_bytes_chunks.")
+    ] = None,
+    value: Annotated[str | None, typer.Argument(metavar="[VALUE]", help="Its new value, as YAML.")] = None,
+    unset: Annotated[
+        list[str] | None, typer.Option("--unset", metavar="KEY", help="Go back to the default of a setting.")
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file", exists=True, dir_okay=False, allow_dash=True, metavar="FILE",
+            help="Replace the whole configuration by this YAML; - reads standard input.",
+        ),
+    ] = None,
+    options: StorageOptions = None,
+    json: Json = False,
+) -> None:  # fmt: skip
+    """Show or change the configuration kept in a repository.
+
+    Without a key, all that is set is shown as YAML, in a form that --file takes. What is not shown has its default.
+    """
+    repository = open_repository(place, options)
+    if sum((value is not None, bool(unset), file is not None)) > 1:
+        raise typer.BadParameter("set a value, --unset or --file: one of them at a time")
+    if value is None and not unset and file is None:
+        _show(repository, key, json=json)
+        return
+    document = _changed(repository, key, value, unset or [], file)
+    if json:
+        print_json(document)
+    else:
+        stderr().print(f"[dim]configuration of {repository.storage.url} saved[/]")
+        _print_yaml(document)
+
+
+def _show(repository: Repository, key: str | None, *, json: bool) -> None:
+    found: Any = encode_config(repository.config)
+    for part in key.split(".") if key else ():
+        if not isinstance(found, Mapping) or part not in found:
+            raise InvalidInputError(f"{key!r} is not set in this repository; `icefloe config REPO` shows what is")
+        found = found[part]
+    if json:
+        print_json(found)
+    elif isinstance(found, Mapping):
+        _print_yaml(found)
+    else:
+        stdout().print(yaml.safe_dump(found).removesuffix("...\n").rstrip(), markup=False)
+
+
+def _print_yaml(document: Mapping[str, Any]) -> None:
+    text = encode_yaml(document).rstrip() if document else "# everything has its default"
+    if sys.stdout.isatty():
+        stdout().print(Syntax(text, "yaml", theme="ansi_dark", background_color="default"))
+    else:
+        sys.stdout.write(text + "\n")
+
+
+def _changed(
+    repository: Repository, key: str | None, value: str | None, unset: list[str], file: Path | None
+) -> dict[str, Any]:
+    """Change the stored configuration in one step; somebody else's change in between is a ConflictError."""
+    stored = run_blocking(repository.engine.ledger.fetch_config())
+    before = encode_config(decode_config(stored.document))
+    if file is not None:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text()
+        wanted = decode_yaml(text)
+    elif key is not None and value is not None:
+        wanted = with_setting(before, key, _parse_value(value))
+    else:
+        wanted = before
+        for each in unset:
+            wanted = without_setting(wanted, each)
+    parsed = decode_config(wanted)
+    _refuse_unknown(parsed.unknown, decode_config(stored.document).unknown)
+    document = encode_config(parsed)
+    run_blocking(repository.engine.ledger.save_config(document, stored.mark))
+    return document
+
+
+def _parse_value(text: str) -> Any:
+    return decode_yaml(f"value: {text}")["value"]
+
+
+def with_setting(document: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """The document with one setting changed; `key` names it with dots."""
+    name, dot, rest = key.partition(".")
+    if not dot:
+        return {**document, name: value}
+    inner = document.get(name)
+    return {**document, name: with_setting(inner if isinstance(inner, Mapping) else {}, rest, value)}
+
+
+def without_setting(document: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The document without one setting; InvalidInputError when it is not set."""
+    name, dot, rest = key.partition(".")
+    if name not in document or (dot and not isinstance(document[name], Mapping)):
+        raise InvalidInputError(f"{key!r} is not set, so it has its default already")
+    if not dot:
+        return {other: value for other, value in document.items() if other != name}
+    inner = without_setting(document[name], rest)
+    return {**document, name: inner} if inner else {o: v for o, v in document.items() if o != name}
+
+
+def _refuse_unknown(found: Mapping[str, Any], before: Mapping[str, Any], where: str = "") -> None:
+    """A setting nobody knows is most likely misspelt; those that were there stay."""
+    for name, value in found.items():
+        held = before.get(name)
+        if isinstance(value, Mapping) and (held is None or isinstance(held, Mapping)) and value:
+            _refuse_unknown(value, held or {}, f"{where}{name}.")
+        elif name not in before:
+            raise InvalidInputError(f"there is no setting {where + name!r}; docs/cli.md lists them")

@@ -1,0 +1,39 @@
+"""Every verb of the command: where it lives and what it does, in the order in which help shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+LOOK = "Look"
+CHANGE = "Change"
+DATA = "Bring in and take out"
+CARE = "Take care"
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A verb before its module is loaded."""
+
+    module: str
+    summary: str
+    """The first line of its help; a test holds both together."""
+    heading: str
+
+
+VERBS: Mapping[str, Verb] = {
+    "info": Verb("icefloe.cli.info", "What a repository is and holds, at a glance.", LOOK),
+    "tree": Verb("icefloe.cli.tree", "Groups and arrays as a tree.", LOOK),
+    "ls": Verb("icefloe.cli.ls", "What is in a group, or the chunks of an array.", LOOK),
+    "cat": Verb("icefloe.cli.cat", "Print a key's bytes, a group's document or the values of an array.", LOOK),
+    "log": Verb("icefloe.cli.log", "Commits, newest first; with --graph all branches as a drawing.", LOOK),
+    "show": Verb("icefloe.cli.show", "One commit: who, when, why, and what it changed.", LOOK),
+    "diff": Verb("icefloe.cli.diff", "What changed between two points of history.", LOOK),
+    "stats": Verb("icefloe.cli.stats", "Chunks by kind, objects and bytes, per array.", LOOK),
+    "manifests": Verb("icefloe.cli.manifests", "Which arrays sit in which manifest, with sizes and extents.", LOOK),
+    "create": Verb("icefloe.cli.create", "Make a new repository.", CHANGE),
+    "branch": Verb("icefloe.cli.branch", "List, create or delete branches.", CHANGE),
+    "tag": Verb("icefloe.cli.tag", "List, create or delete tags.", CHANGE),
+    "reset": Verb("icefloe.cli.reset", "Point a branch at another snapshot.", CHANGE),
+    "config": Verb("icefloe.cli.config", "Show or change the configuration kept in a repository.", CHANGE),
+}
