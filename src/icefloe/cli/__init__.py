@@ -23,6 +23,6 @@ What every verb keeps to:
 * Errors are raised, not printed: `app.main` writes one line to standard error and exits with 1. Usage errors exit
   with 2; raise `typer.BadParameter` for them.
 * What a reader may want to pipe goes to standard output, progress and remarks to standard error (`output.stderr`,
-  `output.progress`).
+  `progress.progress`).
 * A verb only asks and shows. Work that others could want from Python belongs in a room below.
 """

@@ -34,5 +34,6 @@ def print_commit(console: Console, info: SnapshotInfo, names: Sequence[str] = ()
     for key, value in sorted(info.metadata.items()):
         told = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
         console.print(Text.assemble((f"{key}:", "dim"), f"  {told}"), soft_wrap=True)
+    console.print()
     for line in info.message.strip().splitlines():
         console.print(Text("    " + line), soft_wrap=True)

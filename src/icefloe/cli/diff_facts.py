@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -30,6 +31,20 @@ def diff_json(diff: Diff, *, chunks: bool) -> dict[str, Any]:
     return document
 
 
+def _highest_moves(moves: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The moves that carry others along: what lies below a moved group went with it."""
+    known = set(moves)
+
+    def goes_along(old: str, new: str) -> bool:
+        while old.rpartition("/")[2] == new.rpartition("/")[2] and old and new:
+            old, new = old.rpartition("/")[0], new.rpartition("/")[0]
+            if (old, new) in known:
+                return True
+        return False
+
+    return [(old, new) for old, new in moves if not goes_along(old, new)]
+
+
 def print_diff(console: Console, diff: Diff, *, chunks: bool) -> None:
     """A diff with one line per path: + new, - deleted, ~ changed, > moved."""
     if diff.is_empty():
@@ -43,7 +58,7 @@ def print_diff(console: Console, diff: Diff, *, chunks: bool) -> None:
         named = [(path, "group") for path in groups] + [(path, "array") for path in arrays]
         for path, kind in sorted(named):
             console.print(Text.assemble((f"{sign} {kind} {path}", style)), soft_wrap=True)
-    for old, new in diff.moved_nodes:
+    for old, new in _highest_moves(diff.moved_nodes):
         console.print(Text.assemble((f"> moved {old} → {new}", "cyan")), soft_wrap=True)
     for path, coords in sorted(diff.chunk_coords.items()):
         line = Text.assemble((f"~ {format_count(len(coords), 'chunk')} of {path}", "yellow"))

@@ -56,15 +56,13 @@ def _list_group(session: Session, start: str, *, json: bool) -> None:
     if json:
         print_json({"path": start, "kind": "group", "children": [facts.as_json() for facts in children]})
         return
-    listing = table("name", "type", "shape", "chunks", right=())
+    listing = table("name", "type", "shape", "chunks")
     for facts in children:
         if facts.kind == "group":
             listing.add_row(Text(facts.name + "/", style="bold blue"), Text("group", style="dim"), "", "")
         else:
-            chunks = "×".join(map(str, facts.chunk_shape or ()))
-            listing.add_row(
-                Text(facts.name), Text(str(facts.data_type), "cyan"), Text(facts.shape_text(), "green"), chunks
-            )
+            shape, chunks = Text(facts.shape_text(), style="green"), "×".join(map(str, facts.chunk_shape or ()))
+            listing.add_row(Text(facts.name), Text(str(facts.data_type), style="cyan"), shape, chunks)
     stdout().print(listing) if children else stdout().print("[dim]empty[/]")
 
 

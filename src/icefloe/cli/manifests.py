@@ -50,12 +50,8 @@ def manifests(
         told = [Text.assemble(path, (f"  {_extent_text(extents)}", "dim")) for path, extents in entries[:_MOST_ARRAYS]]
         if len(entries) > _MOST_ARRAYS:
             told.append(Text(f"… {len(entries) - _MOST_ARRAYS:,} more", style="dim"))
-        listing.add_row(
-            Text(file.id, style="yellow"),
-            format_bytes(file.size_bytes),
-            f"{file.num_chunk_refs:,}",
-            Text("\n").join(told),
-        )
+        size, refs = format_bytes(file.size_bytes), f"{file.num_chunk_refs:,}"
+        listing.add_row(Text(file.id, style="yellow"), size, refs, Text("\n").join(told))
     console.print(listing)
     total_bytes = sum(file.size_bytes for file in files)
     total_refs = sum(file.num_chunk_refs for file in files)

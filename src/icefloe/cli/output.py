@@ -1,4 +1,4 @@
-"""Where a verb writes: people's output, JSON for machines, and progress on standard error."""
+"""Where a verb writes: text for people, JSON for machines, remarks on standard error."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import datetime as dt
 import enum
 import json
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-
-T = TypeVar("T")
 
 _PIPE_WIDTH = 400
 """Columns for output that goes to a file or pipe, where cutting lines to a screen would lose what is searched for."""
@@ -55,14 +52,3 @@ def table(*columns: str, right: Collection[str] = ()) -> Table:
     for name in columns:
         made.add_column(name, justify="right" if name in right else "left", no_wrap=name in right, overflow="fold")
     return made
-
-
-def progress(items: Iterable[T], label: str, total: int) -> Iterator[T]:
-    """The items, with a bar on standard error while it is a terminal."""
-    console = stderr()
-    if not console.is_terminal:
-        yield from items
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        yield from bar.track(items, total=total, description=label)

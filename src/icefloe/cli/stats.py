@@ -12,7 +12,8 @@ from icefloe.blocking import run_blocking
 from icefloe.cli.arguments import AsOf, Branch, Json, Limit, Place, Snapshot, StorageOptions, Tag
 from icefloe.cli.chunk_count import ChunkCount, add_counts, count_chunks
 from icefloe.cli.opening import Point, open_repository
-from icefloe.cli.output import print_json, progress, stdout, table
+from icefloe.cli.output import print_json, stdout, table
+from icefloe.cli.progress import progress
 from icefloe.display.amounts import format_bytes
 from icefloe.model.nodes import ArrayNode
 
