@@ -15,6 +15,7 @@ from tests.early_generations import METADATA, TIMES, manifests, object_ids, snap
 
 from icefloe.errors import FormatError, InvalidInputError, UnsupportedError
 from icefloe.formats.store import FORMAT
+from icefloe.formats.store.native_text import find_native_tables
 from icefloe.formats.store.object_id import load_object_id
 from icefloe.formats.store.reference_file import (
     Reference,
@@ -206,6 +207,45 @@ def test_what_the_generation_cannot_hold_is_refused() -> None:
         FORMAT.encode_manifest(Manifest(NAME, {b"\xff" * 8: short}))
     with pytest.raises(UnsupportedError):
         FORMAT.encode_transaction_log(NAME, TransactionLog())
+
+
+@given(
+    st.dictionaries(
+        st.integers(1, 9),
+        st.integers(0, 2).flatmap(
+            lambda rank: st.dictionaries(
+                st.tuples(*[st.integers(0, 12) | st.integers(0, 2**32 - 1)] * rank),
+                st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2000), st.binary(min_size=16, max_size=16)),
+                min_size=1,
+                max_size=6,
+            ).map(
+                lambda rows: table_from_rows(
+                    [(c, ChunkRef(ChunkKind.NATIVE, o, n, object_id=i)) for c, (o, n, i) in rows.items()],
+                    len(next(iter(rows))),
+                )
+            )
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    st.data(),
+)
+def test_the_fast_and_the_general_decoder_agree(held: dict[int, ChunkTable], data: st.DataObject) -> None:
+    manifest = Manifest(NAME, {number.to_bytes(8, "big"): held[number] for number in sorted(held)})
+    text = FORMAT.encode_manifest(manifest)
+    fast = find_native_tables(text)
+    small = all(int(table.offset.max()) < 10**19 for table in held.values())
+    assert (fast is not None) == small
+    assert FORMAT.decode_manifest(text).tables == manifest.tables
+    spaced = json.dumps(json.loads(text)).encode()
+    assert find_native_tables(spaced) is None
+    assert FORMAT.decode_manifest(spaced).tables == manifest.tables
+    flipped = bytearray(text)
+    flipped[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.sampled_from(b'0123456789"[]{}:,/-e.A'))
+    found = find_native_tables(bytes(flipped))
+    if found is not None:
+        spaced = json.dumps(json.loads(bytes(flipped))).encode()
+        assert FORMAT.decode_manifest(spaced) == Manifest(encode_base32(found[0]), found[1])
 
 
 def test_a_large_manifest_comes_back() -> None:

@@ -53,7 +53,7 @@ def parse_keys(keys: Sequence[str]) -> KeyColumns:
     lengths = ends - starts
     if (lengths == 0).any() or (lengths > _DIGITS_OF_U32).any() or ((lengths > 1) & (text[starts] == _ZERO)).any():
         raise _wrong_key()
-    numbers = _values(text, ends, lengths)
+    numbers = read_integers(text, ends, lengths)
     if (numbers > 0xFFFFFFFF).any():
         raise _wrong_key()
     first = np.zeros(len(keys) + 1, dtype=np.int64)
@@ -95,7 +95,7 @@ def _parse_block(texts: Sequence[bytes]) -> tuple[npt.NDArray[np.uint8], npt.NDA
     return values.astype(np.uint8), np.diff(np.searchsorted(starts, bounds)).astype(np.int64)
 
 
-def _values(
+def read_integers(
     text: npt.NDArray[np.uint8], ends: npt.NDArray[np.intp], lengths: npt.NDArray[np.intp]
 ) -> npt.NDArray[np.uint64]:
     """The numbers whose digits end before `ends`."""

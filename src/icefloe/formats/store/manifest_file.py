@@ -13,8 +13,9 @@ import pyarrow as pa
 from icefloe.errors import FormatError
 from icefloe.formats.store.code_form import is_code_form, read_manifest
 from icefloe.formats.store.integer_text import parse_byte_lists, parse_keys
+from icefloe.formats.store.native_text import find_native_tables, is_increasing
 from icefloe.formats.store.object_id import ID_BYTES, load_id_bytes, load_object_id
-from icefloe.ids import NODE_ID_BYTES, NodeId
+from icefloe.ids import NODE_ID_BYTES, NodeId, encode_base32
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.snapshot import Manifest
 from icefloe.model.string_column import string_column
@@ -58,6 +59,9 @@ def decode_manifest(data: bytes) -> Manifest:
     """
     if is_code_form(data):
         return Manifest("", read_manifest(data))
+    native = find_native_tables(data)
+    if native is not None:
+        return Manifest(encode_base32(native[0]), native[1])
     try:
         file = _DECODER.decode(data)
         name = "" if file.id is None else load_object_id(file.id)
@@ -81,20 +85,11 @@ def _decode_chunks(chunks: dict[str, _Payload]) -> dict[NodeId, ChunkTable]:
         if (ranks[rows] != rank).any():
             raise FormatError(f"{_WHAT} has coordinates of different ranks for node {nodes[rows[0]]}")
         coords = keys.coords(rows, rank)
-        if not _is_sorted(coords):
+        if not is_increasing(coords):
             by_coords = np.lexsort(coords.T[::-1])
             coords, rows = coords[by_coords], rows[by_coords]
         tables[int(nodes[rows[0]]).to_bytes(NODE_ID_BYTES, "big")] = _take_rows(columns, coords, rows)
     return tables
-
-
-def _is_sorted(coords: npt.NDArray[np.uint32]) -> bool:
-    less = np.zeros(max(len(coords) - 1, 0), dtype=bool)
-    equal = ~less
-    for column in coords.T:
-        less |= equal & (column[:-1] < column[1:])
-        equal &= column[:-1] == column[1:]
-    return bool(less.all())
 
 
 def _decode_payloads(payloads: Sequence[_Payload]) -> ChunkTable:
