@@ -81,7 +81,8 @@ from icefloe.session.conflicts import (
     ConflictType,
     VersionSelection,
 )
-from icefloe.session.session import ChunkType, ForkSession, Session, SessionMode
+from icefloe.session.modes import ChunkType, SessionMode
+from icefloe.session.session import ForkSession, Session
 from icefloe.storage.build import (
     azure_storage,
     gcs_storage,

@@ -14,6 +14,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.buffer.core import default_buffer_prototype
 
 from icefloe.blocking import run_blocking
+from icefloe.display.card import Card, Described
 from icefloe.errors import ReadOnlyError
 from icefloe.model.paths import is_v2_key
 from icefloe.model.virtual import VirtualChunkSpec
@@ -65,7 +66,7 @@ class StoreSession(Protocol):
     def chunk_columns(self, array_path: str, batch_size: int) -> AsyncIterator[ChunkBatch]: ...
 
 
-class IcechunkStore(Store):
+class IcechunkStore(Store, Described):
     """A Zarr v3 store over a session; whatever is written is seen by this session and committed with it."""
 
     supports_writes = True
@@ -104,6 +105,11 @@ class IcechunkStore(Store):
 
     def __repr__(self) -> str:
         return f"IcechunkStore({self._session!r}, read_only={self.read_only})"
+
+    def _card(self) -> Card:
+        mode = "read-only" if self.read_only else "writable"
+        session = self._session
+        return Card("Zarr store", mode, session._card().facts if isinstance(session, Described) else ())
 
     def __str__(self) -> str:
         return f"icefloe://{id(self._session):x}"

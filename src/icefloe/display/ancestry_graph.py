@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from icefloe.display.amounts import format_count
+from icefloe.display.card import Card
 from icefloe.display.graph import Commit, Layout, Ref, plan_graph
 from icefloe.display.graph_svg import graph_svg
 from icefloe.display.graph_text import ansi_text, graph_lines, plain_text, rich_markup
-from icefloe.display.html import Html, card
 
 _MOST_ROWS_IN_A_PAGE = 500
 
@@ -75,7 +75,7 @@ class AncestryGraph:
             edges = tuple(edge for edge in shown.edges if edge.parent < _MOST_ROWS_IN_A_PAGE)
             shown = Layout(shown.rows[:_MOST_ROWS_IN_A_PAGE], edges, shown.width)
         picture = graph_svg(shown, self.refs, plain=self.plain, standalone=False)
-        return card("History", self._summary(), (), Html(picture + note))
+        return Card("History", self._summary()).html(picture + note)
 
     def _summary(self) -> str:
         branches = sum(ref.kind == "branch" for ref in self.refs)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from html import escape
 
 from icefloe.display.amounts import first_line, short_length
+from icefloe.display.card import COLOURS
 from icefloe.display.graph import Layout, Line, Ref
-from icefloe.display.html import COLOURS
 
 _ROW_PX, _LANE_PX, _MARGIN_PX, _CHARACTER_PX = 24, 18, 14, 7.3
 _LANE_COLOURS = ("#e5534b", "#2da44e", "#c69026", "#4184e4", "#a371f7", "#1b9ab8")

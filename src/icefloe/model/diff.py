@@ -9,9 +9,12 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from icefloe.display.amounts import format_count
+from icefloe.display.card import Card, Described, Listing
+
 
 @dataclass(frozen=True)
-class Diff:
+class Diff(Described):
     """Paths that were added, removed, changed or moved, and the chunks that were written."""
 
     new_groups: set[str] = field(default_factory=set)
@@ -44,6 +47,20 @@ class Diff:
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
     __hash__ = None  # type: ignore[assignment]
+
+    def _card(self) -> Card:
+        chunks = [f"{path}: {format_count(len(found), 'chunk')}" for path, found in sorted(self.chunk_coords.items())]
+        listings = (
+            Listing("new groups", "added", sorted(self.new_groups)),
+            Listing("new arrays", "added", sorted(self.new_arrays)),
+            Listing("deleted groups", "removed", sorted(self.deleted_groups)),
+            Listing("deleted arrays", "removed", sorted(self.deleted_arrays)),
+            Listing("updated groups", "changed", sorted(self.updated_groups)),
+            Listing("updated arrays", "changed", sorted(self.updated_arrays)),
+            Listing("moved", "tag", [f"{old} → {new}" for old, new in self.moved_nodes]),
+            Listing("updated chunks", "changed", chunks),
+        )
+        return Card("Diff", "no changes" if self.is_empty() else "", (), [each for each in listings if each.entries])
 
     def __repr__(self) -> str:
         lines = []

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from icefloe.display.amounts import format_bytes, format_count, format_time
+from icefloe.display.card import Card, Described, Fact, Styled
 from icefloe.ids import NodeId, ObjectId
 from icefloe.model.chunk_table import ChunkTable
 from icefloe.model.nodes import Node
@@ -22,7 +24,7 @@ class ManifestFileInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotInfo:
+class SnapshotInfo(Described):
     """A commit as history shows it."""
 
     id: ObjectId
@@ -31,6 +33,19 @@ class SnapshotInfo:
     message: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
     manifests: tuple[ManifestFileInfo, ...] = ()
+
+    def _card(self) -> Card:
+        size = sum(manifest.size_bytes for manifest in self.manifests)
+        refs = sum(manifest.num_chunk_refs for manifest in self.manifests)
+        metadata: list[Fact] = [(key, str(value)) for key, value in sorted(self.metadata.items())]
+        told = f"{format_count(len(self.manifests), 'manifest')}, {format_bytes(size)}, {format_count(refs, 'chunk')}"
+        manifests: list[Fact] = [("holds", told)] if self.manifests else []
+        return Card("Snapshot", Styled(self.id, "code"), [
+            ("message", self.message),
+            ("written", format_time(self.written_at)),
+            ("parent", Styled(self.parent_id, "code") if self.parent_id else "none: the first one"),
+            *metadata, *manifests,
+        ])  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from icefloe.blocking import run_blocking
+from icefloe.display.card import Card, Described, Fact, Styled
 from icefloe.errors import InvalidInputError, RepositoryNotFoundError
+from icefloe.formats.config_document import encode_config
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
 from icefloe.repository.history import HistoryDoor
@@ -18,7 +20,8 @@ from icefloe.session import opening
 from icefloe.session.conflicts import ConflictSolver
 from icefloe.session.engine import Engine
 from icefloe.session.history import RefChoice, resolve, snapshot_as_of
-from icefloe.session.session import Session, SessionMode
+from icefloe.session.modes import SessionMode
+from icefloe.session.session import Session
 from icefloe.storage.build import resolve_storage
 from icefloe.storage.contract import Storage
 from icefloe.store import IcechunkStore
@@ -27,7 +30,7 @@ Place = Storage | str | Path
 Authorization = Mapping[str, Any] | None
 
 
-class Repository(RefsDoor, HistoryDoor):
+class Repository(RefsDoor, HistoryDoor, Described):
     """A versioned store of Zarr hierarchies.
 
     Examples
@@ -233,6 +236,16 @@ class Repository(RefsDoor, HistoryDoor):
 
     def __repr__(self) -> str:
         return f"<icefloe.Repository {self.spec_version.value} at {self.storage.url}>"
+
+    def _card(self) -> Card:
+        config = self.config
+        prefixes = sorted(config.virtual_chunk_containers or {})
+        allowed = self.authorized_virtual_container_prefixes
+        facts: list[Fact] = [("generation", self.spec_version.value)]
+        facts += [("container", f"{prefix} ({'authorised' if prefix in allowed else 'locked'})") for prefix in prefixes]
+        settings = sorted(encode_config(config))
+        facts.append(("configured", ", ".join(settings) if settings else "nothing: defaults"))
+        return Card("Repository", Styled(self.storage.url, "code"), facts)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Repository) and other.storage == self.storage and other.config == self.config

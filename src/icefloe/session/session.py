@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from icefloe.blocking import run_blocking
+from icefloe.display.amounts import first_line, format_count, format_time
+from icefloe.display.card import Card, Described, Fact, Styled
 from icefloe.errors import InvalidInputError, ReadOnlyError, SessionStateError
 from icefloe.ids import ObjectId, encode_base32
 from icefloe.ledger.contract import Tip
 from icefloe.model.chunk_table import ChunkKind
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.diff import Diff
+from icefloe.model.nodes import ArrayNode
 from icefloe.model.snapshot import Snapshot
 from icefloe.model.virtual import VirtualChunkSpec
 from icefloe.session import commit as committing
@@ -23,39 +25,13 @@ from icefloe.session.conflicts import ConflictSolver, VersionSelection
 from icefloe.session.engine import Engine
 from icefloe.session.fork import Fork, merge_fork
 from icefloe.session.keyspace import KeySpace
+from icefloe.session.modes import ChunkType, SessionMode
 from icefloe.session.parts import WrittenParts, link_parts, write_parts
 from icefloe.session.rearrange import reindex_array, shift_array
 from icefloe.session.status import diff_of_changes
 from icefloe.session.virtual_refs import set_columns, set_specs, virtual_ref
 from icefloe.session.workspace import Workspace
 from icefloe.store import Checksum, ChunkBatch, IcechunkStore
-
-
-class SessionMode(enum.Enum):
-    """What a session may do."""
-
-    READONLY = 0
-    WRITABLE = 1
-    REARRANGE = 2
-
-    readonly = READONLY
-    writable = WRITABLE
-    rearrange = REARRANGE
-
-
-class ChunkType(enum.Enum):
-    """Where the bytes of a chunk are."""
-
-    UNINITIALIZED = 0
-    NATIVE = 1
-    VIRTUAL = 2
-    INLINE = 3
-
-    uninitialized = UNINITIALIZED
-    native = NATIVE
-    virtual = VIRTUAL
-    inline = INLINE
-
 
 _TYPE_OF_KIND = {
     ChunkKind.NATIVE: ChunkType.NATIVE,
@@ -65,7 +41,7 @@ _TYPE_OF_KIND = {
 _TYPE_CODES = np.array([ChunkType.INLINE.value, ChunkType.NATIVE.value, ChunkType.VIRTUAL.value, 0], dtype=np.uint8)
 
 
-class Session:
+class Session(Described):
     """A view of one snapshot; a writable one also holds changes until they are committed.
 
     Sessions come from `Repository.readonly_session` and `Repository.writable_session`. A read-only session pickles;
@@ -145,6 +121,22 @@ class Session:
     def __repr__(self) -> str:
         where = f"branch={self._branch!r}, " if self._branch else ""
         return f"<icefloe.{type(self).__name__} {self._mode.name.lower()} {where}snapshot={self.snapshot_id}>"
+
+    def _card(self) -> Card:
+        base, nodes = self._workspace.base, list(self._workspace.tree.nodes())
+        arrays = sum(isinstance(node, ArrayNode) for node in nodes)
+        content = f"{format_count(len(nodes) - arrays, 'group')}, {format_count(arrays, 'array')}"
+        facts: list[Fact] = [("branch", Styled(self._branch, "branch"))] if self._branch else []
+        facts += [
+            ("snapshot", Styled(base.id, "code")),
+            ("message", first_line(base.message)),
+            ("written", format_time(base.written_at)),
+            ("content", content),
+            ("repository", Styled(self._workspace.engine.storage.url, "code")),
+        ]
+        if not self.read_only:
+            facts.append(("changes", Styled("uncommitted", "changed") if self.has_uncommitted_changes else "none"))
+        return Card(type(self).__name__, self._mode.name.lower(), facts)
 
     def __getstate__(self) -> dict[str, Any]:
         if not self.read_only:

@@ -1,0 +1,131 @@
+"""Cards of facts: how an object describes itself in a notebook (HTML) and in a terminal (markup of rich)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TypeAlias
+
+# Colours come from the page (inherit, currentColor) or stand in the middle, so that both kinds of page can be read.
+_CARD = (
+    "display:inline-block;max-width:100%;overflow-x:auto;border:1px solid rgba(128,128,128,.4);border-radius:6px;"
+    "padding:.55em .9em .7em;font-size:13px;line-height:1.5;color:inherit;background:transparent"
+)
+_HEAD = "margin-bottom:.35em;white-space:nowrap"
+_DIM = "opacity:.65"
+_LABEL = "text-align:left;vertical-align:top;padding:0 1.2em 0 0;opacity:.65;font-weight:normal;white-space:nowrap"
+_VALUE = "text-align:left;vertical-align:top;padding:0"
+_TABLE = "border:none;border-collapse:collapse;margin:0;background:transparent;color:inherit"
+_ROW = "background:transparent;border:none"
+_CODE = "font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:.95em;background:none;color:inherit"
+_LIST = "margin:.1em 0 .3em 1.2em;padding:0;list-style:none"
+_MOST_ENTRIES = 20
+
+COLOURS = {"branch": "#2da44e", "tag": "#1b9ab8", "added": "#2da44e", "removed": "#e5534b", "changed": "#c69026"}
+_MARKUP = {"branch": "bold green", "tag": "bold cyan", "added": "green", "removed": "red", "changed": "yellow",
+           "code": "yellow", "dim": "dim"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Styled:
+    """Text in a style: `code`, `dim`, `branch`, `tag`, `added`, `removed` or `changed`."""
+
+    text: str
+    style: str
+
+
+Words: TypeAlias = str | Styled
+Fact: TypeAlias = tuple[str, Words]
+"""A label and what is said about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Entries below the facts, folded in a page when they are many."""
+
+    title: str
+    style: str
+    entries: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What an object says of itself: what kind it is, its name, facts, and lists."""
+
+    kind: str
+    name: Words
+    facts: Sequence[Fact] = ()
+    listings: Sequence[Listing] = ()
+
+    def html(self, picture: str = "") -> str:
+        """The card for a page; `picture` is HTML to be shown below the facts."""
+        rows = "".join(
+            f'<tr style="{_ROW}"><th style="{_LABEL}">{escape(label)}</th><td style="{_VALUE}">{_html(words)}</td></tr>'
+            for label, words in self.facts
+        )
+        table = f'<table style="{_TABLE}">{rows}</table>' if rows else ""
+        lists = "".join(_listing_html(listing) for listing in self.listings)
+        return (
+            f'<div class="icefloe-card" style="{_CARD}"><div style="{_HEAD}">'
+            f'<span style="{_DIM}">{escape(self.kind)}</span> <b>{_html(self.name)}</b></div>'
+            f"{table}{lists}{picture}</div>"
+        )
+
+    def markup(self) -> str:
+        """The card for a terminal, in the markup of rich."""
+        width = max((len(label) for label, _ in self.facts), default=0)
+        lines = [f"[dim]{_escaped(self.kind)}[/] [bold]{_markup(self.name)}[/]"]
+        lines += [f"  [dim]{label:<{width}}[/]  {_markup(words)}" for label, words in self.facts]
+        for listing in self.listings:
+            lines.append(f"  {_markup(Styled(listing.title, listing.style))} ({len(listing.entries):,})")
+            lines += [f"    {_escaped(entry)}" for entry in listing.entries[:_MOST_ENTRIES]]
+            if len(listing.entries) > _MOST_ENTRIES:
+                lines.append(f"    … {len(listing.entries) - _MOST_ENTRIES:,} more")
+        return "\n".join(lines)
+
+
+class Described:
+    """An object with a card: notebooks and rich find it by these two methods."""
+
+    __slots__ = ()
+
+    def _card(self) -> Card:
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        return self._card().html()
+
+    def __rich__(self) -> str:
+        return self._card().markup()
+
+
+def _html(words: Words) -> str:
+    if isinstance(words, str):
+        return escape(words)
+    if words.style == "code":
+        return f'<code style="{_CODE}">{escape(words.text)}</code>'
+    style = _DIM if words.style == "dim" else f"color:{COLOURS[words.style]};font-weight:600"
+    return f'<span style="{style}">{escape(words.text)}</span>'
+
+
+def _listing_html(listing: Listing) -> str:
+    entries, colour = listing.entries, COLOURS[listing.style]
+    shown = "".join(f"<li>{_html(Styled(entry, 'code'))}</li>" for entry in entries[:_MOST_ENTRIES])
+    more = f"<li>… {len(entries) - _MOST_ENTRIES:,} more</li>" if len(entries) > _MOST_ENTRIES else ""
+    is_open = " open" if len(entries) <= _MOST_ENTRIES else ""
+    return (
+        f'<details{is_open} style="margin:.2em 0"><summary style="cursor:pointer">'
+        f'<span style="color:{colour}">{escape(listing.title)}</span> ({len(entries):,})</summary>'
+        f'<ul style="{_LIST}">{shown}{more}</ul></details>'
+    )
+
+
+def _markup(words: Words) -> str:
+    if isinstance(words, str):
+        return _escaped(words)
+    return f"[{_MARKUP[words.style]}]{_escaped(words.text)}[/]"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("[", "\\[")
