@@ -22,7 +22,7 @@ class Capabilities:
 
     object_id_bytes: int = 12
     node_id_is_counter: bool = False
-    """Node ids are 1, 2, 3.. (as 8 big-endian bytes), never reused, instead of random."""
+    """Node ids are numbers below 2**32 (as 8 big-endian bytes), small where possible, instead of random bytes."""
     attributes_files: bool = False
     transaction_logs: bool = True
     """False: diff and conflicts come from comparing snapshots."""

@@ -6,6 +6,7 @@ any other form is left to the general decoder.
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import numpy as np
@@ -54,7 +55,7 @@ def find_native_tables(data: bytes) -> tuple[bytes, dict[NodeId, ChunkTable]] | 
 def _runs(values: npt.NDArray[np.intp]) -> list[tuple[int, int]]:
     """Stretches of equal values."""
     edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(itertools.pairwise(edges))
 
 
 def _read_block(text: npt.NDArray[np.uint8], count: int, rank: int) -> npt.NDArray[np.uint64] | None:
