@@ -50,6 +50,10 @@ def ours(path: Path, spec: int) -> HandMade:
     return HandMade.at(local_filesystem_storage(path), spec)
 
 
+def write_virtual_file(path: Path) -> None:
+    path.write_bytes(b"header" + int32_bytes(np.full((4, 4), 7)))
+
+
 async def first_commit(repo: HandMade, virtual_file: Path) -> tuple[str, dict[str, ArrayNode]]:
     """One array with packed native, inline and virtual chunks, one split over two manifests, a scalar, a group."""
     packed = int32_bytes(np.arange(8))
@@ -58,7 +62,7 @@ async def first_commit(repo: HandMade, virtual_file: Path) -> tuple[str, dict[st
     split = array_node("/split", (8,), (2,))
     scalar = array_node("/scalar", (), ())
     empty = array_node("/a-empty", (0, 5), (3, 5))
-    virtual_file.write_bytes(b"header" + int32_bytes(np.full((4, 4), 7)))
+    write_virtual_file(virtual_file)
     location = f"file://{virtual_file}"
     together = await repo.flush_manifest(
         {

@@ -14,7 +14,7 @@ from icefloe.formats.flat.blocks import OFFSET, FlatWriter, ReferenceBlock
 from icefloe.formats.flat.flexible import decode_flexible
 from icefloe.formats.flat.flexible_writer import encode_flexible
 from icefloe.formats.flat.ragged import texts_of
-from icefloe.formats.flat.tables import Tables, Vectors
+from icefloe.formats.flat.tables import Tables
 
 RawMetadata = tuple[tuple[str, bytes], ...]
 """Names and encoded values, in the order of the file."""
@@ -54,20 +54,14 @@ def read_items(tables: Tables, slot: int) -> list[RawMetadata]:
     """The metadata of each row, not yet decoded; nothing where the field is absent."""
     items, held = tables.tables(slot, required=False)
     names = texts_of(tables.body, items.strings(0))
-    values = read_blobs(items.vectors(1, 1, 1))
-    pairs = [(name or "", values(items, row)) for row, name in enumerate(names)]
+    values = items.vectors(1, 1, 1)
+    data = tables.body.data
+    pairs = [
+        (name or "", data[start : start + count])
+        for name, start, count in zip(names, values.starts.tolist(), values.counts.tolist(), strict=True)
+    ]
     bounds = held.bounds().tolist()
     return [tuple(pairs[start:end]) for start, end in itertools.pairwise(bounds)]
-
-
-def read_blobs(held: Vectors) -> Any:
-    """A reader of the bytes of one row."""
-    starts, counts = held.starts.tolist(), held.counts.tolist()
-
-    def read(tables: Tables, row: int) -> bytes:
-        return tables.body.data[starts[row] : starts[row] + counts[row]] if starts[row] >= 0 else b""
-
-    return read
 
 
 def write_items(writer: FlatWriter, rows: list[RawMetadata]) -> ReferenceBlock:
