@@ -236,6 +236,33 @@ def test_times_in_different_units_are_one_coordinate(tmp_path: Path) -> None:
         plan_of(tmp_path, mode="virtual").report.raise_on_errors()
 
 
+def test_time_bounds_are_converted_with_their_coordinate(tmp_path: Path) -> None:
+    for number, unit in enumerate(("hours since 2000-01-01", "hours since 2000-01-02")):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file.create_dataset("time", data=np.arange(24.0)).make_scale("time")
+            file["time"].attrs.update({"units": unit, "bounds": "time_bnds"})
+            file.create_dataset("nv", data=np.arange(2)).make_scale("nv")
+            bounds = file.create_dataset("time_bnds", data=np.stack([np.arange(24.0), np.arange(24.0) + 1], axis=1))
+            for axis, name in enumerate(("time", "nv")):
+                bounds.dims[axis].attach_scale(file[name])
+    sink = carry_out(plan_of(tmp_path))
+    stored = zarr.open_group(sink.store())
+    np.testing.assert_array_equal(stored["time"][...], np.arange(48.0))
+    np.testing.assert_array_equal(stored["time_bnds"][:, 0], np.arange(48.0))
+
+
+def test_a_file_of_constants_beside_the_days_is_kept_as_it_is(tmp_path: Path) -> None:
+    for day in range(2):
+        write(tmp_path / f"{day}.h5", np.full((3, 2, 2), float(day)), time=np.arange(3.0) + 3 * day)
+    with h5py.File(tmp_path / "constants.h5", "w") as file:
+        file.create_dataset("lat", data=np.linspace(-60, 60, 2)).make_scale("lat")
+        file.create_dataset("mask", data=np.array([1, 0])).dims[0].attach_scale(file["lat"])
+    for mode in ("native", "virtual"):
+        result = opened(carry_out(plan_of(tmp_path, mode=mode)))
+        assert result.mask.dims == ("lat",) and result.mask.values.tolist() == [1, 0]
+        assert result.v.shape == (6, 2, 2)
+
+
 @pytest.mark.parametrize(
     ("change", "facet", "severity"),
     [

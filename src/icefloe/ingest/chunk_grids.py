@@ -12,6 +12,8 @@ from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table
 
 Region = tuple[slice, ...]
 
+CONTIGUOUS_CHUNK_BYTES = 64 << 20
+
 
 def grid_shape(shape: Sequence[int], chunks: Sequence[int]) -> tuple[int, ...]:
     """Number of chunks per dimension."""
@@ -174,3 +176,18 @@ def is_contiguous_chunking(shape: Sequence[int], chunks: Sequence[int]) -> bool:
             return False
         cut = cut or chunk != length
     return True
+
+
+def contiguous_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """One chunk, or runs along the first dimensions where the whole is too large for one."""
+    chunks = [max(1, n) for n in shape]
+    for axis in range(len(chunks)):
+        inner = int(np.prod(chunks[axis + 1 :], dtype=np.int64)) * itemsize
+        if chunks[axis] * inner <= CONTIGUOUS_CHUNK_BYTES:
+            break
+        wanted = max(1, CONTIGUOUS_CHUNK_BYTES // inner)
+        chunks[axis] = next(c for c in range(wanted, 0, -1) if shape[axis] % c == 0)
+        if chunks[axis] > 1:
+            break
+    assert is_contiguous_chunking(shape, chunks) or 0 in shape
+    return tuple(chunks)

@@ -65,7 +65,8 @@ def plan_dataset(
     asked = _asked_dims(options, members)
     names = find_joined_dims(members, asked)
     for name in names:
-        members = [stack_member(m, name) for m in members]
+        if all(name not in m.sizes() for m in members):
+            members = [stack_member(m, name) for m in members]
     absent = [name for name in names if all(name not in m.sizes() for m in members)]
     if absent:
         raise InvalidInputError(f"no source has the dimension {absent[0]!r} in group /{group}")

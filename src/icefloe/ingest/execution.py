@@ -27,7 +27,7 @@ from icefloe.ingest.source_model import SourceFile, SourceVariable
 from icefloe.ingest.tasks import IngestTask, PlacedFile
 from icefloe.model.chunk_table import ChunkTable
 
-OPEN_FILES = 64
+OPEN_FILES = 256
 
 
 class BlockSink(Protocol):

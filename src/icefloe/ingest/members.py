@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from icefloe.errors import InvalidInputError
+from icefloe.ingest.cf import is_time_units
 from icefloe.ingest.options import IngestOptions
 from icefloe.ingest.source_model import Coordinate, SourceFile, SourceSchema, SourceVariable
 
@@ -52,12 +53,10 @@ def split_datasets(schemas: Sequence[tuple[int, SourceSchema]], options: IngestO
             # or their ids could come again.
             key = tuple(id(v) for v in chosen.values())
             if key not in shared:
+                names = options.rename
                 shared[key] = (
                     chosen,
-                    {
-                        options.rename.get(name, name): _rename(variable, options.rename)
-                        for name, variable in chosen.items()
-                    },
+                    _inherit_units({names.get(name, name): _rename(v, names) for name, v in chosen.items()}),
                 )
             renamed = shared[key][1]
             member = Member(
@@ -120,6 +119,18 @@ def _rename(variable: SourceVariable, names: Mapping[str, str]) -> SourceVariabl
         if isinstance(attributes.get(key), str):
             attributes[key] = " ".join(names.get(word, word) for word in attributes[key].split())
     return replace(variable, dims=tuple(names.get(d, d) for d in variable.dims), attributes=attributes)
+
+
+def _inherit_units(variables: dict[str, SourceVariable]) -> dict[str, SourceVariable]:
+    """Bounds of a time coordinate count in its units; with them written out they are converted with it."""
+    found = dict(variables)
+    for variable in variables.values():
+        bounds = found.get(str(variable.attributes.get("bounds")))
+        if bounds is not None and is_time_units(variable.attributes.get("units")) and "units" not in bounds.attributes:
+            passed = {k: variable.attributes[k] for k in ("units", "calendar") if k in variable.attributes}
+            name = str(variable.attributes["bounds"])
+            found[name] = replace(bounds, attributes={**bounds.attributes, **passed})
+    return found
 
 
 def _coordinates(

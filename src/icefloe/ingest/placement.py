@@ -94,9 +94,7 @@ def _check_disjoint(members: Sequence[Member]) -> None:
 
 
 def stack_member(member: Member, dim: str) -> Member:
-    """The member with `dim` as the first dimension of its data, where its file does not have it."""
-    if dim in member.sizes():
-        return member
+    """The member with `dim`, which no file has, as the first dimension of its data."""
     variables: dict[str, SourceVariable] = {}
     for name, variable in member.variables.items():
         is_own = name == dim and variable.dims == ()

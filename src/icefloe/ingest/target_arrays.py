@@ -171,7 +171,24 @@ def fit_chunks(
                 return replace(variable, chunks=tuple(chunks)), (
                     f"{block.urls[0]} starts at cell {start} of {dim}, within a chunk of {chunk} cells"
                 )
-    return replace(variable, chunks=tuple(chunks)), None
+    return replace(variable, chunks=tuple(chunks)), _uncuttable(tuple(chunks), members, name)
+
+
+def _uncuttable(chunks: tuple[int, ...], members: Sequence[Member], name: str) -> str | None:
+    """Why some file's unchunked values cannot be cut into these chunks as runs of bytes."""
+    checked: set[int] = set()
+    for member in members:
+        variable = member.variables[name].in_file()
+        own = chunks[len(chunks) - len(variable.shape) :]
+        if id(member.variables[name]) in checked or variable.layout not in ("contiguous", "records"):
+            continue
+        checked.add(id(member.variables[name]))
+        fits = is_contiguous_chunking(variable.shape, own)
+        if variable.layout == "records":
+            fits = own[0] == 1 and is_contiguous_chunking((1, *variable.shape[1:]), own)
+        if not fits:
+            return f"chunks {own} of the {variable.shape} values in {member.file.url} are not runs of bytes"
+    return None
 
 
 def _plan_existing(

@@ -7,6 +7,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,18 @@ from icefloe.errors import InvalidInputError, UnsupportedError
 TEXT_CODECS: tuple[Mapping[str, Any], ...] = ({"name": "vlen-utf8"},)
 
 
+@lru_cache(maxsize=256)
+def _zarr_type(dtype: str) -> Any:
+    return parse_dtype(np.dtype(dtype), zarr_format=3)
+
+
 def data_type_document(dtype: str) -> Any:
     """The `data_type` member of zarr.json for a numpy type or "string"."""
     if dtype == "string":
         return "string"
     try:
         # np.dtype(float128) has no Zarr name; neither do objects and structures.
-        return parse_dtype(np.dtype(dtype), zarr_format=3).to_json(zarr_format=3)
+        return _zarr_type(dtype).to_json(zarr_format=3)
     except (ValueError, TypeError) as error:
         raise UnsupportedError(f"Zarr v3 has no data type for {dtype}", dtype=dtype) from error
 
@@ -35,7 +41,7 @@ def fill_value_document(dtype: str, value: Any) -> Any:
     if dtype == "string":
         return "" if value is None else str(value)
     numpy_type = np.dtype(dtype)
-    zarr_type = parse_dtype(numpy_type, zarr_format=3)
+    zarr_type = _zarr_type(dtype)
     scalar = numpy_type.type() if value is None else np.asarray(value).astype(numpy_type).reshape(())[()]
     if numpy_type.kind == "M" and value is None:
         scalar = np.datetime64("NaT")

@@ -40,6 +40,7 @@ class GeoTiffSource(OpenSource):
         super().__init__(file, access)
         self._stream = access.open(file)
         self._schema: SourceSchema | None = None
+        self._decoded: dict[str, npt.NDArray[Any]] = {}
         try:
             self._tiff = tifffile.TiffFile(self._stream)
             self._pages = {_name(i, len(self._tiff.series)): s.keyframe for i, s in enumerate(self._tiff.series)}
@@ -95,11 +96,14 @@ class GeoTiffSource(OpenSource):
         if variable.path not in self._pages:
             axes = _axes(next(iter(self._pages.values())))
             return axes[variable.path][region[0]]
-        try:
-            image = self._stacks[variable.path].asarray()
-        except (ValueError, RuntimeError, OSError, tifffile.TiffFileError) as error:
-            raise broken(self.file, "TIFF", error) from error
-        return np.asarray(image).reshape(variable.shape)[region]
+        if variable.path not in self._decoded:
+            try:
+                image = self._stacks[variable.path].asarray()
+            except (ValueError, RuntimeError, OSError, tifffile.TiffFileError) as error:
+                raise broken(self.file, "TIFF", error) from error
+            # The windows of a task ask for one image several times.
+            self._decoded = {variable.path: np.asarray(image).reshape(variable.shape)}
+        return self._decoded[variable.path][region]
 
     def close(self) -> None:
         self._tiff.close()

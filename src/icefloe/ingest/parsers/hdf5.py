@@ -15,9 +15,9 @@ from icefloe.ingest.access import SourceAccess, local_errors, local_path
 from icefloe.ingest.chunk_grids import (
     Region,
     all_coords,
+    contiguous_chunks,
     contiguous_references,
     grid_shape,
-    is_contiguous_chunking,
     virtual_table,
 )
 from icefloe.ingest.parsers.contract import OpenSource, broken, check_inside
@@ -38,8 +38,6 @@ HIDDEN_ATTRIBUTES = frozenset(
     ["CLASS", "NAME", "REFERENCE_LIST", "DIMENSION_LIST", "DIMENSION_LABELS", "_Netcdf4Dimid",
      "_Netcdf4Coordinates", "_nc3_strict", "_NCProperties"]
 )  # fmt: skip
-
-CONTIGUOUS_CHUNK_BYTES = 64 << 20
 
 
 class Hdf5Source(OpenSource):
@@ -82,10 +80,10 @@ class Hdf5Source(OpenSource):
         variables: dict[str, SourceVariable] = {}
         coordinates: dict[str, Coordinate] = {}
         skipped: dict[str, str] = {}
-        for group_path, group in _walk(self._hdf5):
+        for group_path, group, datasets in _walk(self._hdf5):
             groups[group_path] = _attributes(group)
-            dimensions = name_dimensions(group)
-            for name, dataset in _datasets(group):
+            dimensions = name_dimensions(datasets)
+            for name, dataset in datasets.items():
                 path = f"{group_path}/{name}" if group_path else name
                 if _is_only_dimension(dataset):
                     continue
@@ -143,23 +141,17 @@ class Hdf5Source(OpenSource):
             self._handle.close()
 
 
-def _walk(root: Any) -> Iterator[tuple[str, Any]]:
+def _walk(root: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Every group with its path and its datasets; each object of the file is opened once."""
     pending = [("", root)]
     while pending:
         path, group = pending.pop()
-        yield path, group
-        for name in group:
-            link = group.get(name, getlink=True)
-            if isinstance(link, h5py.HardLink) and isinstance(member := group[name], h5py.Group):
-                pending.append((f"{path}/{name}" if path else name, member))
-
-
-def _datasets(group: Any) -> Iterator[tuple[str, Any]]:
-    for name in group:
-        if group.get(name, getclass=True, getlink=True) is h5py.HardLink and isinstance(
-            member := group[name], h5py.Dataset
-        ):
-            yield name, member
+        links = group.id.links
+        # Soft and external links would bring the same data in twice, or data of other files.
+        names = [n for n in group if links.get_info(n.encode()).type == h5py.h5l.TYPE_HARD]
+        members = {name: group[name] for name in names}
+        yield path, group, {n: m for n, m in members.items() if isinstance(m, h5py.Dataset)}
+        pending += [(f"{path}/{n}" if path else n, m) for n, m in members.items() if isinstance(m, h5py.Group)]
 
 
 def _is_only_dimension(dataset: Any) -> bool:
@@ -216,21 +208,6 @@ def _data_type(dataset: Any) -> tuple[str, str | None]:
     if dtype.kind == "f" and dtype.itemsize not in (2, 4, 8):
         raise UnsupportedError(f"Zarr v3 has no data type for {dataset.dtype}")
     return dtype.str, None
-
-
-def contiguous_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """One chunk, or runs along the first dimensions where the whole is too large for one."""
-    chunks = [max(1, n) for n in shape]
-    for axis in range(len(chunks)):
-        inner = int(np.prod(chunks[axis + 1 :], dtype=np.int64)) * itemsize
-        if chunks[axis] * inner <= CONTIGUOUS_CHUNK_BYTES:
-            break
-        wanted = max(1, CONTIGUOUS_CHUNK_BYTES // inner)
-        chunks[axis] = next(c for c in range(wanted, 0, -1) if shape[axis] % c == 0)
-        if chunks[axis] > 1:
-            break
-    assert is_contiguous_chunking(shape, chunks) or 0 in shape
-    return tuple(chunks)
 
 
 def _chunk_index(dataset: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:

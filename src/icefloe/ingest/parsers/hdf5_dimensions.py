@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import h5py
@@ -10,15 +11,12 @@ import numpy as np
 NOT_A_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
 
 
-def name_dimensions(group: Any) -> dict[str, tuple[str, ...]]:
-    """Dimension names per dataset of a group."""
+def name_dimensions(datasets: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Dimension names per dataset of one group."""
     names: dict[str, tuple[str, ...]] = {}
     phony: dict[tuple[int, int], str] = {}
-    for name in group:
-        if group.get(name, getclass=True, getlink=True) is not h5py.HardLink:
-            continue
-        dataset = group[name]
-        if isinstance(dataset, h5py.Dataset) and dataset.shape is not None:
+    for name, dataset in datasets.items():
+        if dataset.shape is not None:
             names[name] = _names(name, dataset, phony)
     return names
 

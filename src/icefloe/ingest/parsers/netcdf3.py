@@ -9,9 +9,8 @@ import numpy.typing as npt
 
 from icefloe.errors import FormatError
 from icefloe.ingest.access import SourceAccess
-from icefloe.ingest.chunk_grids import Region, contiguous_references, region_shape, virtual_table
+from icefloe.ingest.chunk_grids import Region, contiguous_chunks, contiguous_references, region_shape, virtual_table
 from icefloe.ingest.parsers.contract import OpenSource, broken
-from icefloe.ingest.parsers.hdf5 import contiguous_chunks
 from icefloe.ingest.parsers.netcdf3_header import ClassicHeader, ClassicVariable, parse_header
 from icefloe.ingest.source_model import References, SourceFile, SourceSchema, SourceVariable, summarise_coordinate
 from icefloe.ingest.zarr_documents import attribute_pairs, bytes_codec, fill_value_document, json_value
