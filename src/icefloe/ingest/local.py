@@ -74,13 +74,12 @@ def read_existing(session: Session) -> Existing:
 
 
 async def _documents(session: Session) -> dict[str, bytes]:
+    """Every zarr.json by path, straight from the tree: chunk keys are not listed for it."""
     found: dict[str, bytes] = {}
-    async for key in session.keyspace.keys(""):
-        path, _, name = key.rpartition("/")
-        if name == "zarr.json":
-            content = await session.keyspace.fetch(key)
-            if content is not None:
-                found[path] = bytes(content)
+    for path in list(session.workspace.tree.paths()):
+        content = await session.workspace.fetch_document(path)
+        if content is not None:
+            found[path.strip("/")] = content
     return found
 
 
