@@ -113,7 +113,7 @@ def _listing_html(listing: Listing) -> str:
     entries, colour = listing.entries, COLOURS[listing.style]
     shown = "".join(f"<li>{_html(Styled(entry, 'code'))}</li>" for entry in entries[:_MOST_ENTRIES])
     more = f"<li>… {len(entries) - _MOST_ENTRIES:,} more</li>" if len(entries) > _MOST_ENTRIES else ""
-    is_open = " open" if len(entries) <= _MOST_ENTRIES else ""
+    is_open = ' open="open"' if len(entries) <= _MOST_ENTRIES else ""
     return (
         f'<details{is_open} style="margin:.2em 0"><summary style="cursor:pointer">'
         f'<span style="color:{colour}">{escape(listing.title)}</span> ({len(entries):,})</summary>'
