@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from icefloe.errors import InvalidInputError
 from icefloe.ingest.existing import Existing, find_run
@@ -16,7 +18,7 @@ from icefloe.ingest.placement import JoinedDimension
 def find_offset(group: str, joined: JoinedDimension, options: IngestOptions, existing: Existing) -> int:
     """The first cell of the target that the joined files write along one dimension."""
     if options.append_dim == joined.name:
-        return _append_offset(group, joined, existing)
+        return _append_offset(group, joined, options, existing)
     if options.region is None:
         return 0
     if options.region == "auto":
@@ -48,7 +50,7 @@ def _found_region(group: str, joined: JoinedDimension, existing: Existing) -> in
     return start
 
 
-def _append_offset(group: str, joined: JoinedDimension, existing: Existing) -> int:
+def _append_offset(group: str, joined: JoinedDimension, options: IngestOptions, existing: Existing) -> int:
     name = joined.name
     lengths: set[int] = set()
     for array in existing.arrays.values():
@@ -62,6 +64,10 @@ def _append_offset(group: str, joined: JoinedDimension, existing: Existing) -> i
             f"arrays of /{group} have different lengths along {name}: {sorted(lengths)}; cannot append"
         )
     stored = existing.coordinate(join_path(group, name))
+    if options.append_order == "any":
+        if stored is not None:
+            _refuse_repeated(joined, stored)
+        return lengths.pop()
     first = joined.blocks[0].coordinate
     if stored is not None and len(stored) and first is not None and stored.dtype.kind in "iuf":
         last, before = float(stored[-1]), float(stored[-2]) if len(stored) > 1 else -math.inf
@@ -73,3 +79,16 @@ def _append_offset(group: str, joined: JoinedDimension, existing: Existing) -> i
                 dim=name,
             )
     return lengths.pop()
+
+
+def _refuse_repeated(joined: JoinedDimension, stored: npt.NDArray[Any]) -> None:
+    """Appended out of order, a value may not be there a second time."""
+    for block in joined.blocks:
+        values = block.coordinate.values if block.coordinate is not None else None
+        again = values[np.isin(values, stored)] if values is not None else ()
+        if len(again):
+            raise InvalidInputError(
+                f"cannot append along {joined.name}: the repository has {len(again)} of the values of {block.urls[0]} "
+                f"already, such as {again[0]}; use region='auto' to overwrite",
+                dim=joined.name,
+            )

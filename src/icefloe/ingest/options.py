@@ -13,6 +13,7 @@ from icefloe.errors import InvalidInputError
 
 Mode: TypeAlias = Literal["native", "virtual", "mixed"]
 OnError: TypeAlias = Literal["fail", "skip"]
+AppendOrder: TypeAlias = Literal["after", "any"]
 Region: TypeAlias = "Mapping[str, tuple[int, int] | slice] | Literal['auto']"
 
 
@@ -24,6 +25,7 @@ class IngestOptions:
                     mixed: coordinates and small arrays native, the rest virtual
     concat_dims     dimensions to join files along; None finds them from the coordinates
     append_dim      extend the repository's arrays along this dimension
+    append_order    after: appended coordinates follow the repository's; any: it is enough that none is there already
     region          write into existing arrays: [first, end) by dimension, or "auto" to find it from coordinates
     group           target group of everything
     group_pattern   regular expression searched in each URL; its first group names a target group below `group`
@@ -47,6 +49,7 @@ class IngestOptions:
     mode: Mode = "native"
     concat_dims: tuple[str, ...] | None = None
     append_dim: str | None = None
+    append_order: AppendOrder = "after"
     region: Region | None = None
     group: str = ""
     group_pattern: str | None = None
@@ -68,6 +71,7 @@ class IngestOptions:
 
     def __post_init__(self) -> None:
         _choose("mode", self.mode, ("native", "virtual", "mixed"))
+        _choose("append_order", self.append_order, ("after", "any"))
         _choose("on_error", self.on_error, ("fail", "skip"))
         if self.append_dim is not None and self.region is not None:
             raise InvalidInputError("append_dim and region exclude each other: a region lies in arrays that exist")

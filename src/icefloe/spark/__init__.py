@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from icefloe.spark.connect import connect
+from icefloe.spark.ingest import IngestOutcome, ingest
 from icefloe.spark.tasks import SparkJob, run_tasks
 
-__all__ = ["SparkJob", "connect", "run_tasks"]
+__all__ = ["IngestOutcome", "SparkJob", "connect", "ingest", "run_tasks"]

@@ -1,4 +1,4 @@
-"""A progress bar for Spark jobs: tasks done, time left; in terminals and notebooks, silent elsewhere."""
+"""A progress bar for Spark jobs: tasks, bytes and time left; in terminals and notebooks, silent elsewhere."""
 
 from __future__ import annotations
 
@@ -6,36 +6,64 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import SparkSession
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from icefloe.spark.connect import is_classic
 
 _POLL_SECONDS = 0.2
 
 
+@dataclass(frozen=True, slots=True)
+class JobMeter:
+    """What is measured: how many tasks, over how many bytes; `shown=None` shows it to people only."""
+
+    description: str
+    tasks: int
+    bytes: int = 0
+    shown: bool | None = None
+
+    def amount(self, done: int) -> str:
+        """The share of the bytes that so many tasks stand for."""
+        if not self.bytes:
+            return ""
+        return f"{self.bytes * done / max(1, self.tasks) / 1e6:,.0f}/{self.bytes / 1e6:,.0f} MB"
+
+
 @contextmanager
-def job_progress(
-    spark: SparkSession, group: str, description: str, total: int, *, shown: bool | None
-) -> Iterator[None]:
-    """Show the progress of the jobs of one group while the block runs; `shown=None` shows it to people only."""
+def job_progress(spark: SparkSession, group: str, meter: JobMeter) -> Iterator[None]:
+    """Show the progress of the jobs of one group while the block runs."""
     console = Console(stderr=True)
-    visible = console.is_terminal or console.is_jupyter if shown is None else shown
+    visible = console.is_terminal or console.is_jupyter if meter.shown is None else meter.shown
     if not visible:
         yield
         return
     bar = Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+        TextColumn("{task.fields[amount]}"), TimeRemainingColumn(), TimeElapsedColumn(),
         console=console, transient=not sys.stderr.isatty(),
     )  # fmt: skip
+
+    def show(done: int) -> None:
+        bar.update(task, completed=done, amount=meter.amount(done))
+
     with bar:
-        task = bar.add_task(description, total=total)
-        with _watching(spark, group, lambda done: bar.update(task, completed=done)):
+        task = bar.add_task(meter.description, total=meter.tasks, amount=meter.amount(0))
+        with _watching(spark, group, show):
             yield
-        bar.update(task, completed=total)
+        show(meter.tasks)
 
 
 @contextmanager

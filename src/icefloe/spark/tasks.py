@@ -14,16 +14,32 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from icefloe.errors import ConflictError, FormatError, IcefloeError, InvalidInputError, NotFoundError, StorageError
+from icefloe.errors import (
+    ConflictError,
+    FormatError,
+    IcefloeError,
+    InvalidInputError,
+    NotFoundError,
+    ReadOnlyError,
+    SessionStateError,
+    StorageError,
+    VirtualChunkError,
+)
 from icefloe.spark.connect import is_classic
-from icefloe.spark.progress import job_progress
+from icefloe.spark.progress import JobMeter, job_progress
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _SCHEMA = "task long, outcome binary"
-_FINAL = (InvalidInputError, FormatError, NotFoundError, ConflictError)
+_FINAL = (
+    InvalidInputError, FormatError, NotFoundError, ConflictError, ReadOnlyError, SessionStateError, VirtualChunkError,
+)  # fmt: skip
 """Errors that the next attempt of a task would meet again: they travel back as they are instead of being retried."""
+
+WAVE_TASKS = 4096
+WAVE_BYTES = 32 << 20
+"""Payloads travel with the function to every task: one Spark job takes at most so many, and so many bytes of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +61,50 @@ class SparkJob(Generic[T, R]):
     description: str
     shown: bool | None = None
     """Whether a progress bar is drawn; None: for people only."""
+    bytes: int = 0
+    """How much data the tasks handle together, for the progress bar; 0 when it is not known."""
 
 
 def run_tasks(spark: SparkSession, job: SparkJob[T, R], payloads: Sequence[T]) -> list[R]:
     """The results of a job in the order of its payloads; the first error that no retry helps is raised here."""
     if not payloads:
         return []
-    packed = [cloudpickle.dumps(payload) for payload in payloads]
-    work = _worker(cloudpickle.dumps(job.run), packed)
+    function = cloudpickle.dumps(job.run)
     group = f"icefloe-{secrets.token_hex(6)}"
-    frame = spark.range(0, len(packed), 1, len(packed)).mapInArrow(work, _SCHEMA)
-    with (
-        _JobGroup(spark, group, job.description),
-        job_progress(spark, group, job.description, len(packed), shown=job.shown),
-    ):
-        try:
-            # A direct action: anything behind this stage could run its tasks again.
-            table = frame.toArrow()
-        except PySparkException as error:
-            raise StorageError(f"{job.description} failed on Spark: {_reason(error)}") from error
+    outcomes: list[Any] = []
+    meter = JobMeter(job.description, len(payloads), job.bytes, job.shown)
+    with _JobGroup(spark, group, job.description), job_progress(spark, group, meter):
+        for wave in _waves(payloads):
+            outcomes += _run_wave(spark, function, wave, job.description)
+            for outcome in outcomes[-len(wave) :]:
+                if isinstance(outcome, TaskFailure):
+                    raise outcome.error
+    return outcomes
+
+
+def _waves(payloads: Sequence[Any]) -> Iterator[list[bytes]]:
+    wave: list[bytes] = []
+    size = 0
+    for payload in payloads:
+        packed = cloudpickle.dumps(payload)
+        if wave and (len(wave) >= WAVE_TASKS or size + len(packed) > WAVE_BYTES):
+            yield wave
+            wave, size = [], 0
+        wave.append(packed)
+        size += len(packed)
+    yield wave
+
+
+def _run_wave(spark: SparkSession, function: bytes, packed: list[bytes], description: str) -> list[Any]:
+    frame = spark.range(0, len(packed), 1, len(packed)).mapInArrow(_worker(function, packed), _SCHEMA)
+    try:
+        # A direct action: anything behind this stage could run its tasks again.
+        table = frame.toArrow()
+    except PySparkException as error:
+        raise StorageError(f"{description} failed on Spark: {_reason(error)}") from error
     outcomes: list[Any] = [None] * len(packed)
     for task, outcome in zip(table["task"].to_pylist(), table["outcome"].to_pylist(), strict=True):
         outcomes[task] = pickle.loads(outcome)
-    for outcome in outcomes:
-        if isinstance(outcome, TaskFailure):
-            raise outcome.error
     return outcomes
 
 
@@ -88,6 +123,14 @@ def _worker(function: bytes, payloads: list[bytes]) -> Callable[[Iterator[pa.Rec
         gc.freeze()
 
     return work
+
+
+def parallelism(spark: SparkSession) -> int:
+    """How many tasks run at the same time, as far as Spark tells."""
+    if is_classic(spark):
+        return max(1, spark.sparkContext.defaultParallelism)
+    told = spark.conf.get("spark.default.parallelism", None)
+    return int(told) if told and told.isdigit() else 8
 
 
 class _JobGroup:

@@ -1,0 +1,192 @@
+"""Many files in, one commit out: ingest on Spark."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from icefloe.errors import InvalidInputError
+from icefloe.ingest.access import SourceAccess
+from icefloe.ingest.existing import Existing
+from icefloe.ingest.ingested import ingested_sources
+from icefloe.ingest.local import read_existing
+from icefloe.ingest.options import IngestOptions, Mode, OnError, Region
+from icefloe.ingest.plan import IngestPlan
+from icefloe.ingest.record import not_ingested
+from icefloe.ingest.source_model import SourceFailure
+from icefloe.ingest.sources import Sources, expand_sources
+from icefloe.ingest.virtual_places import explain_authorisation
+from icefloe.model.virtual_chunk_container import VirtualChunkContainer
+from icefloe.repository import Repository
+from icefloe.session.conflicts import ConflictSolver
+from icefloe.spark.first_pass import fetch_schemas
+from icefloe.spark.landing import IngestJob, land, plan_job
+from icefloe.storage.build import resolve_storage
+
+
+@dataclass(frozen=True, slots=True)
+class IngestOutcome:
+    """What an ingest did; `snapshot_id` is None for a dry run or when there was nothing new."""
+
+    job_id: str
+    plan: IngestPlan | None
+    snapshot_id: str | None = None
+    already_there: int = 0
+    """Sources that earlier commits had ingested."""
+    references: int = 0
+    decoded_bytes: int = 0
+    failures: tuple[SourceFailure, ...] = ()
+    """Sources that were left out because they are broken."""
+    attempts: int = 0
+    """Tries it took to land the commit: more than one when others committed meanwhile."""
+    seconds: float = 0.0
+
+    @property
+    def authorisation(self) -> str:
+        """How a reader opens the repository so that its virtual chunks can be read; empty when it has none."""
+        return explain_authorisation(self.plan.containers) if self.plan is not None else ""
+
+
+def ingest(
+    spark: SparkSession,
+    sources: Any,
+    repo: Repository | str | os.PathLike[str],
+    *,
+    mode: Mode = "native",
+    append_dim: str | None = None,
+    region: Region | None = None,
+    branch: str = "main",
+    message: str | None = None,
+    chunks: Mapping[str, int] | None = None,
+    group: str = "",
+    variables: Sequence[str] | None = None,
+    on_error: OnError = "fail",
+    dry_run: bool = False,
+    skip_ingested: bool = False,
+    rebase_with: ConflictSolver | None = None,
+    containers: Sequence[VirtualChunkContainer] = (),
+    access: SourceAccess | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+    **more: Any,
+) -> IngestOutcome:
+    """Ingest sources into a branch of a repository with one commit, the work done by Spark tasks.
+
+    Parameters
+    ----------
+    spark
+        Any session: `icefloe.spark.connect()`, a notebook's own, one of Spark Connect.
+    sources
+        Paths, globs, folders, URLs, text files of them, or a DataFrame whose first column (or one named `path` or
+        `url`) holds them.
+    repo
+        A repository, or its path or URL; one that is not there is created.
+    mode
+        `native` decodes values and writes new chunks; `virtual` writes references to chunks that stay where they are;
+        `mixed` writes coordinates and small arrays natively and references the rest.
+    append_dim
+        Extend the arrays of the repository along this dimension. Of several jobs that append at the same time, each
+        lands behind those that were faster.
+    region
+        Write into arrays that exist: `{dim: (first, end)}`, or `"auto"` to find the place from coordinates.
+    chunks
+        Native chunk length by dimension.
+    on_error
+        `fail`: a broken file is named and nothing is written; `skip`: its region stays at the fill value.
+    dry_run
+        Only plan; nothing is written, and no repository is created.
+    skip_ingested
+        Leave out sources that earlier commits of the branch ingested in the same state.
+    rebase_with
+        Solver for conflicts with commits that came in between; by default any true conflict fails.
+    containers
+        How readers reach virtual chunks, where the ordinary settings of the store do not do.
+    access
+        Storages for sources that need more than the environment's credentials.
+    more
+        Further options of `icefloe.ingest.options.IngestOptions`: concat_dims, rename, codecs, dtypes, unpack, ...
+
+    Examples
+    --------
+    >>> from icefloe.spark import connect, ingest
+    >>> ingest(connect(), "weather/*.nc", "s3://bucket/weather", append_dim="time")  # doctest: +SKIP
+    """
+    started = time.monotonic()
+    job_id = secrets.token_hex(8)
+    options = _options(
+        {
+            "mode": mode, "append_dim": append_dim, "region": region, "group": group, "on_error": on_error,
+            "chunks": dict(chunks or {}), "variables": tuple(variables) if variables is not None else None,
+        },
+        more,
+    )  # fmt: skip
+    access = access or SourceAccess()
+    files = expand_sources(list_sources(sources), access)
+    repository = _repository(repo, create=not dry_run)
+    known = len(files)
+    if skip_ingested and repository is not None:
+        files = not_ingested(files, ingested_sources(repository, branch))
+        if not files:
+            return IngestOutcome(job_id, None, already_there=known, seconds=time.monotonic() - started)
+    schemas, failures = fetch_schemas(spark, files, access, options.format, progress)
+    # A dry run needs no repository; the job is only planned then.
+    job = IngestJob(
+        job_id, repository, branch, message, options, tuple(files), tuple(schemas), tuple(failures), access,
+        tuple(containers), rebase_with, metadata, progress, fixed_tasks="task_bytes" in more or "files_per_task" in more,
+    )  # type: ignore[arg-type]  # fmt: skip
+    if dry_run or repository is None:
+        existing = Existing() if repository is None else read_existing(repository.readonly_session(branch))
+        plan = plan_job(spark, job, existing, options)
+        return IngestOutcome(
+            job_id, plan, None, known - len(files), failures=tuple(failures), seconds=time.monotonic() - started
+        )
+    landed = land(spark, job)
+    late = {f.file.url: f for report in landed.reports for f in report.failures}
+    return IngestOutcome(
+        job_id=job_id,
+        plan=landed.plan,
+        snapshot_id=landed.snapshot_id,
+        already_there=known - len(files),
+        references=landed.references,
+        decoded_bytes=sum(report.result.bytes for report in landed.reports),
+        failures=(*failures, *late.values()),
+        attempts=landed.attempts,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _options(given: Mapping[str, Any], more: Mapping[str, Any]) -> IngestOptions:
+    allowed = {field.name for field in fields(IngestOptions)}
+    unknown = sorted(set(more) - allowed)
+    if unknown:
+        raise InvalidInputError(f"ingest has no option {unknown[0]!r}; there are {', '.join(sorted(allowed))}")
+    return IngestOptions(**{**given, **more})
+
+
+def list_sources(sources: Any) -> Sources:
+    """Sources as paths and URLs; those of a DataFrame (Spark's or pandas') are taken out of its column."""
+    columns = getattr(sources, "columns", None)
+    if columns is None:
+        return sources  # type: ignore[no-any-return]
+    names = [str(name) for name in columns]
+    if not names:
+        raise InvalidInputError("the DataFrame of sources has no columns")
+    chosen = next((name for name in ("path", "url") if name in names), names[0])
+    column = sources.select(chosen).toArrow()[chosen] if hasattr(sources, "toArrow") else sources[chosen]
+    values: Iterable[Any] = column.to_pylist() if hasattr(column, "to_pylist") else column.tolist()
+    return [str(value) for value in values if value is not None]
+
+
+def _repository(repo: Repository | str | os.PathLike[str], *, create: bool) -> Repository | None:
+    if isinstance(repo, Repository):
+        return repo
+    storage = resolve_storage(os.fspath(repo))
+    if create:
+        return Repository.open_or_create(storage)
+    return Repository.open(storage) if Repository.exists(storage) else None
