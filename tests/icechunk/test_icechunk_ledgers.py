@@ -236,6 +236,19 @@ async def test_expiry_rewrites_a_snapshot_of_the_first_generation_in_place(stora
     assert await history(repo) == ["c", "Repository initialized"]
 
 
+async def test_history_that_was_expired_and_collected_by_others_is_read_anew(storage: Storage) -> None:
+    repo, other = HandMade.at(storage, 1), HandMade.at(storage, 1)
+    await repo.create()
+    first = await commit(repo, "first")
+    second = await commit(repo, "second")
+    assert await history(repo) == ["second", "first", "Repository initialized"]
+    assert isinstance(other.ledger, Icechunk1Ledger)
+    await other.ledger.reparent_snapshot(second, INITIAL_SNAPSHOT_ID)
+    await storage.delete([repo.archive.format.snapshot_key(first)])
+    repo.ledger._history.pop(first)  # type: ignore[attr-defined]
+    assert await history(repo) == ["second", "Repository initialized"]
+
+
 async def test_a_broken_ref_is_a_format_error(storage: Storage) -> None:
     repo = HandMade.at(storage, 1)
     for content in (b"", b"{}", b'{"snapshot": 3}', b"[]", b"\xff"):

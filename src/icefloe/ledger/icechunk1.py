@@ -16,10 +16,12 @@ from icefloe.errors import (
     InvalidInputError,
     ObjectNotFoundError,
     RefNotFoundError,
+    SnapshotNotFoundError,
     StorageError,
     VersionMismatchError,
 )
 from icefloe.formats.config_yaml import decode_yaml, encode_yaml
+from icefloe.formats.flat.files import decode_snapshot_info
 from icefloe.ids import ObjectId
 from icefloe.ledger.contract import Ledger, StoredConfig, Tip
 from icefloe.ledger.names import MAIN, check_name, check_new_name
@@ -32,6 +34,7 @@ _REFS = "refs/"
 _REF_FILE = "/ref.json"
 _TOMBSTONE = "/ref.json.deleted"
 _MAX_REF_BYTES = 4096
+_KNOWN_HISTORY = 50_000
 CONTENTION = RetryPolicy(max_tries=100, initial_backoff_ms=5, max_backoff_ms=1_000)
 """Under contention somebody lands a commit in every round, so a hundred rounds are many."""
 
@@ -42,6 +45,7 @@ class Icechunk1Ledger(Ledger):
     def __init__(self, storage: Storage, archive: Archive) -> None:
         self.storage = storage
         self.archive = archive
+        self._history: dict[ObjectId, SnapshotInfo] = {}
 
     async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
         # Every creator writes these very bytes, so finding them is no proof of having won.
@@ -165,15 +169,43 @@ class Icechunk1Ledger(Ledger):
             raise _no_ref("tag", tag, "it was deleted in the meantime") from error
 
     async def ancestry(self, snapshot_id: ObjectId) -> AsyncIterator[SnapshotInfo]:
-        current: ObjectId | None = snapshot_id
+        info = await self._fetch_history_entry(snapshot_id)
         seen: set[ObjectId] = set()
-        while current is not None:
-            if current in seen:
-                raise FormatError(f"the history of snapshot {snapshot_id} comes back to {current}")
-            seen.add(current)
-            info = await self.fetch_info(current)
+        while True:
+            if info.id in seen:
+                raise FormatError(f"the history of snapshot {snapshot_id} comes back to {info.id}")
+            seen.add(info.id)
             yield info
-            current = info.parent_id
+            if info.parent_id is None:
+                return
+            info = await self._fetch_parent(info, info.parent_id)
+
+    async def _fetch_parent(self, child: SnapshotInfo, parent_id: ObjectId) -> SnapshotInfo:
+        try:
+            return await self._fetch_history_entry(parent_id)
+        except SnapshotNotFoundError:
+            # Expiry, maybe another library's, rewrites a snapshot in place with another parent.
+            self._history.pop(child.id, None)
+            anew = (await self._fetch_history_entry(child.id)).parent_id
+            if anew is None or anew == parent_id:
+                raise
+            return await self._fetch_history_entry(anew)
+
+    async def _fetch_history_entry(self, snapshot_id: ObjectId) -> SnapshotInfo:
+        """As `fetch_info`, but leaves the nodes alone: a walk over history meets many large snapshots."""
+        known = self._history.get(snapshot_id)
+        if known is None:
+            try:
+                data = await self.storage.get(self.archive.format.snapshot_key(snapshot_id))
+            except ObjectNotFoundError as error:
+                raise SnapshotNotFoundError(
+                    f"no snapshot {snapshot_id} in {self.storage.url}", snapshot_id=snapshot_id
+                ) from error
+            known = decode_snapshot_info(data)
+            if len(self._history) >= _KNOWN_HISTORY:
+                self._history.clear()
+            self._history[snapshot_id] = known
+        return known
 
     async def fetch_info(self, snapshot_id: ObjectId) -> SnapshotInfo:
         return (await self.archive.fetch_snapshot(snapshot_id)).info
@@ -181,6 +213,7 @@ class Icechunk1Ledger(Ledger):
     async def reparent_snapshot(self, snapshot_id: ObjectId, parent_id: ObjectId) -> None:
         """Expiry: rewrite a snapshot in place with another parent, all else equal."""
         self.archive.forget_snapshot(snapshot_id)
+        self._history.pop(snapshot_id, None)
         snapshot = await self.archive.fetch_snapshot(snapshot_id)
         await self.archive.flush_snapshot(dataclasses.replace(snapshot, parent_id=parent_id))
         self.archive.forget_snapshot(snapshot_id)

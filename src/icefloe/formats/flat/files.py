@@ -8,12 +8,12 @@ from icefloe.formats.compression import DecompressionLimits
 from icefloe.formats.flat.body import MAX_BODY_BYTES, Body
 from icefloe.formats.flat.manifest_reader import decode_manifest_body
 from icefloe.formats.flat.manifest_writer import encode_manifest_body
-from icefloe.formats.flat.snapshot_reader import decode_snapshot_body
+from icefloe.formats.flat.snapshot_reader import decode_snapshot_body, decode_snapshot_info_body
 from icefloe.formats.flat.snapshot_writer import encode_snapshot_body
 from icefloe.formats.flat.transaction_logs import decode_transaction_log_body, encode_transaction_log_body
 from icefloe.formats.header import WRITER, FileType, decode_file, encode_file
 from icefloe.ids import ObjectId
-from icefloe.model.snapshot import Manifest, Snapshot
+from icefloe.model.snapshot import Manifest, Snapshot, SnapshotInfo
 from icefloe.model.transaction_log import TransactionLog
 
 SPEC_VERSIONS = range(1, 3)
@@ -37,6 +37,12 @@ def decode_snapshot(data: bytes) -> Snapshot:
     """A snapshot file of either generation."""
     spec, body = open_body(data, FileType.SNAPSHOT)
     return decode_snapshot_body(body, spec)
+
+
+def decode_snapshot_info(data: bytes) -> SnapshotInfo:
+    """What history shows of a snapshot file, at a cost that does not grow with its nodes."""
+    spec, body = open_body(data, FileType.SNAPSHOT)
+    return decode_snapshot_info_body(body, spec)
 
 
 def encode_snapshot(snapshot: Snapshot, spec: int) -> bytes:

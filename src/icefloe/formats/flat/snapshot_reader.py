@@ -11,7 +11,7 @@ from icefloe.formats.flat.snapshot_nodes import FlatNodes, NodeColumns
 from icefloe.formats.flat.tables import Tables, item_positions, root_table
 from icefloe.formats.flat.times import from_microseconds
 from icefloe.ids import ObjectId, encode_base32, encode_base32_column
-from icefloe.model.snapshot import ManifestFileInfo, Snapshot
+from icefloe.model.snapshot import ManifestFileInfo, Snapshot, SnapshotInfo
 
 _ID, _PARENT, _NODES, _FLUSHED_AT, _MESSAGE, _METADATA, _MANIFESTS, _MANIFESTS_V2 = range(8)
 
@@ -20,15 +20,32 @@ def decode_snapshot_body(body: Body, spec: int) -> Snapshot:
     """The snapshot of a file; `spec` is the file's own, which may be older than the repository's."""
     root = root_table(body)
     nodes, _ = root.tables(_NODES)
-    message = texts_of(body, root.strings(_MESSAGE))[0]
+    info = _read_info(root, spec)
     return Snapshot(
+        id=info.id,
+        parent_id=info.parent_id,
+        written_at=info.written_at,
+        message=info.message,
+        metadata=info.metadata,
+        nodes=FlatNodes(NodeColumns(nodes)),
+        manifests={manifest.id: manifest for manifest in info.manifests},
+    )
+
+
+def decode_snapshot_info_body(body: Body, spec: int) -> SnapshotInfo:
+    """What history shows of a snapshot, without looking at its nodes."""
+    return _read_info(root_table(body), spec)
+
+
+def _read_info(root: Tables, spec: int) -> SnapshotInfo:
+    message = texts_of(root.body, root.strings(_MESSAGE))[0]
+    return SnapshotInfo(
         id=encode_base32(root.struct(_ID, 12).tobytes()),
         parent_id=_find_parent(root),
         written_at=from_microseconds(int(root.scalar(_FLUSHED_AT, "<u8")[0])),
         message=message or "",
         metadata=decode_metadata(read_items(root, _METADATA)[0], spec),
-        nodes=FlatNodes(NodeColumns(nodes)),
-        manifests=read_manifest_files(root, spec),
+        manifests=tuple(read_manifest_files(root, spec).values()),
     )
 
 
