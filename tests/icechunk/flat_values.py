@@ -76,9 +76,7 @@ def nodes(draw: st.DrawFn, path: str) -> Node:
     names = draw(st.none() | st.lists(st.none() | TEXT.filter(bool), min_size=len(shape), max_size=len(shape)))
     extents = st.tuples(*[st.tuples(U32, U32)] * len(shape)) | st.just(())
     manifests = draw(st.lists(st.builds(ManifestRef, OBJECT_IDS, extents), max_size=3))
-    return ArrayNode(
-        node_id, path, document, shape, grid, None if names is None else tuple(names), tuple(manifests)
-    )
+    return ArrayNode(node_id, path, document, shape, grid, None if names is None else tuple(names), tuple(manifests))
 
 
 @st.composite

@@ -92,9 +92,7 @@ async def first_commit(repo: HandMade, virtual_file: Path) -> tuple[str, dict[st
         },
     )
     metadata = {"author": "hand", "nested": {"a": [1, 2.5, None, True, "x"]}}
-    snapshot = await repo.commit(
-        "first", [*groups, *arrays.values()], [together, rest], log, metadata=metadata
-    )
+    snapshot = await repo.commit("first", [*groups, *arrays.values()], [together, rest], log, metadata=metadata)
     return snapshot, arrays
 
 
@@ -190,9 +188,11 @@ async def test_we_read_what_the_official_package_wrote(tmp_path: Path, spec: int
     assert json.loads(snapshot.nodes["/"].document)["attributes"] == {"title": "é"}
     table = (await repo.archive.fetch_manifest(node.manifests[0].manifest_id)).tables[node.id]
     assert table.coords.tolist() == [[i, j] for i in range(3) for j in range(2)]
-    for coords, chunk in (await repo.archive.fetch_manifest(snapshot.nodes["/a-b"].manifests[0].manifest_id)).tables[
-        snapshot.nodes["/a-b"].id
-    ].rows():
+    for coords, chunk in (
+        (await repo.archive.fetch_manifest(snapshot.nodes["/a-b"].manifests[0].manifest_id))
+        .tables[snapshot.nodes["/a-b"].id]
+        .rows()
+    ):
         assert coords == (0,)
         assert chunk.data == np.full(2, 9, "<i8").tobytes()
     log = await repo.archive.fetch_transaction_log(first)
@@ -281,9 +281,7 @@ async def test_a_commit_that_moves_and_writes_is_understood_by_the_official_pack
         moves=(Move("/group", "/moved", group.id, False), Move("/group/mixed", "/moved/mixed", mixed.id, True)),
     )
     moved = [dataclasses.replace(group, path="/moved"), dataclasses.replace(mixed, path="/moved/mixed")]
-    second = await repo.commit(
-        "both", [*nodes.values(), *moved, added], [*base.manifests.values(), manifest], log
-    )
+    second = await repo.commit("both", [*nodes.values(), *moved, added], [*base.manifests.values(), manifest], log)
     theirs = official(tmp_path)
     root = zarr.open_group(theirs.readonly_session("main").store, mode="r")
     assert root["split"][:].tolist() == [0, 0, 7, 8, 0, 0, 0, 0] and root["moved/mixed"][0, 0] == 5

@@ -186,9 +186,7 @@ class Icechunk2Ledger(Ledger):
 
     async def set_status(self, availability: Availability, reason: str | None = None) -> None:
         """Let the repository take writes, or not."""
-        await self._apply(
-            lambda info, now_us: edits.set_status(info, availability, reason, now_us), while_offline=True
-        )
+        await self._apply(lambda info, now_us: edits.set_status(info, availability, reason, now_us), while_offline=True)
 
     async def fetch_metadata(self) -> dict[str, Any]:
         """The metadata of the repository as a whole."""

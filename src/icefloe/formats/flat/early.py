@@ -54,7 +54,6 @@ def decode_early_snapshot_body(body: Body, documents: EarlyDocuments) -> Snapsho
     )
 
 
-
 def _read_nodes(nodes: Tables, documents: EarlyDocuments) -> dict[str, Node]:
     body = nodes.body
     ids = nodes.struct(_ID, 8)

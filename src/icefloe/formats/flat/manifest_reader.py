@@ -125,9 +125,7 @@ def _read_rows(root: Tables, refs: Tables, held: Vectors) -> _Rows:
         etag, etags = _read_etags(refs, virtual)
         seconds = np.where(virtual, refs.scalar(_LAST_MODIFIED, "<u4"), 0).astype(np.uint32)
         modified = seconds if seconds.any() else None
-    return _Rows(
-        coords, kind, offset, length, _read_ids(refs, chunk_id), codes, locations, etag, etags, modified, data
-    )
+    return _Rows(coords, kind, offset, length, _read_ids(refs, chunk_id), codes, locations, etag, etags, modified, data)
 
 
 def _read_ids(refs: Tables, chunk_id: Positions | None) -> npt.NDArray[np.uint8] | None:

@@ -80,9 +80,7 @@ class NodeColumns:
         if array < 0:
             return GroupNode(self._ids[row], path, document)
         shape, grid = self._shapes.of(array)
-        return ArrayNode(
-            self._ids[row], path, document, shape, grid, self._names.of(array), self._manifests.of(array)
-        )
+        return ArrayNode(self._ids[row], path, document, shape, grid, self._names.of(array), self._manifests.of(array))
 
 
 def _path_order(body: Body, paths: list[str]) -> list[int]:

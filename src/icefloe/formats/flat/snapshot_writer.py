@@ -60,9 +60,7 @@ def object_ids(ids: Sequence[ObjectId]) -> npt.NDArray[np.uint8]:
     return decode_base32_column(np.frombuffer(text, dtype=np.uint8).reshape(len(ids), 20), 12)
 
 
-def _write_manifest_files(
-    writer: FlatWriter, root: TableBlock, infos: Sequence[ManifestFileInfo], spec: int
-) -> None:
+def _write_manifest_files(writer: FlatWriter, root: TableBlock, infos: Sequence[ManifestFileInfo], spec: int) -> None:
     ids = object_ids([info.id for info in infos]) if infos else np.empty((0, 12), dtype=np.uint8)
     sizes = np.array([info.size_bytes for info in infos], dtype=np.uint64)
     counts = np.array([info.num_chunk_refs for info in infos], dtype=np.uint64)

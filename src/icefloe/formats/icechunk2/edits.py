@@ -82,9 +82,7 @@ def add_amendment(info: RepoInfo, branch: str, amended: ObjectId, snapshot: Snap
         raise InvalidInputError("the initial snapshot cannot be amended; make an ordinary commit first")
     after = _with_snapshot(info, make_record(snapshot, replaced.parent_id, replaced.pruned_logs))
     after = dataclasses.replace(after, branches={**info.branches, branch: snapshot.id})
-    return Edit(
-        after, Update(UpdateKind.COMMIT_AMENDED, 0, name=branch, previous_id=amended, new_id=snapshot.id)
-    )
+    return Edit(after, Update(UpdateKind.COMMIT_AMENDED, 0, name=branch, previous_id=amended, new_id=snapshot.id))
 
 
 def add_detached(info: RepoInfo, snapshot: Snapshot) -> Edit:

@@ -59,9 +59,7 @@ def plan_expiry(info: RepoInfo, older_than_us: int, *, delete_branches: bool, de
     return PlannedExpiry(Expiry(gone, branches, tags), Edit(after, Update(UpdateKind.EXPIRATION_RAN, 0)))
 
 
-def _without(
-    snapshots: Mapping[ObjectId, SnapshotRecord], gone: Set[ObjectId]
-) -> dict[ObjectId, SnapshotRecord]:
+def _without(snapshots: Mapping[ObjectId, SnapshotRecord], gone: Set[ObjectId]) -> dict[ObjectId, SnapshotRecord]:
     return {
         key: _on_root(snapshots, record) if record.parent_id in gone else record
         for key, record in snapshots.items()
