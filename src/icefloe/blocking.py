@@ -100,13 +100,19 @@ def run_blocking(work: Coroutine[Any, Any, T]) -> T:
         else:
             outcome.set_exception(error)
 
-    loop.call_soon_threadsafe(start)
+    def stop() -> None:
+        # The interrupt may have come before the work was handed over.
+        if not tasks:
+            start()
+        tasks[0].cancel()
+
     try:
+        loop.call_soon_threadsafe(start)
         return outcome.result()
     except BaseException:
         if not outcome.done():
             # An interrupt: nothing of the work may go on behind the caller's back.
-            loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+            loop.call_soon_threadsafe(stop)
             concurrent.futures.wait([outcome])
         raise
 

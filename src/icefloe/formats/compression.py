@@ -63,7 +63,8 @@ def decompress(data: bytes | memoryview, limits: DecompressionLimits = DEFAULT_L
         declared = zstandard.frame_content_size(data)
         if declared > allowed:
             raise _too_large(len(data), declared, allowed)
-        if declared >= 0:
+        # A frame that claims to be empty is read as a stream: the one-shot call would believe it unseen.
+        if declared > 0:
             return context.decompress(data, max_output_size=declared, allow_extra_data=False)
         return _decompress_stream(context, data, allowed)
     except (zstandard.ZstdError, MemoryError) as error:
