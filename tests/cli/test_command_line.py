@@ -86,6 +86,12 @@ def test_every_verb_has_its_line_and_json() -> None:
         assert command.params[0].name == "place"
 
 
+def test_the_page_about_the_command_tells_of_every_verb(repository_root: Path) -> None:
+    page = (repository_root / "docs" / "cli.md").read_text()
+    told = set(re.findall(r"^\| `([a-z-]+)", page, re.MULTILINE))
+    assert set(VERBS) <= told
+
+
 def test_help_names_every_verb_without_loading_the_library() -> None:
     code = "import sys; from icefloe.cli.app import main; main(['--help']); sys.exit('zarr' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -292,9 +298,10 @@ def test_config_shows_sets_and_unsets(run: Run, ask: Ask, place: str, tmp_path: 
     assert "caching" not in ask("config", place)
     run("config", place, "--file", str(tmp_path / "again.yaml"))
     assert run("config", place) == text
-    assert "no setting 'inline_chunk_treshold_bytes'" in run(
-        "config", place, "inline_chunk_treshold_bytes", "7", code=1
-    )
+    refused = run("config", place, "inline_chunk_treshold_bytes", "7", code=1)
+    assert "no setting 'inline_chunk_treshold_bytes'" in refused
+    assert "inline_chunk_threshold_bytes" in refused
+    assert "num_bytes_chunks" in run("config", place, "caching.num_bytes_chunk", "7", code=1)
     assert "allowed" in run("config", place, "inline_chunk_threshold_bytes", "many", code=1)
     assert "not set" in run("config", place, "--unset", "compression", code=1)
     run("config", place, "a", "1", "--unset", "b", code=2)

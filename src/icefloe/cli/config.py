@@ -18,6 +18,8 @@ from icefloe.cli.output import print_json, stderr, stdout
 from icefloe.errors import InvalidInputError
 from icefloe.formats.config_document import decode_config, encode_config
 from icefloe.formats.config_yaml import decode_yaml, encode_yaml
+from icefloe.model.config import RepositoryConfig
+from icefloe.model.config_value import Nested, settings_of
 from icefloe.repository import Repository
 
 
@@ -137,4 +139,16 @@ def _refuse_unknown(found: Mapping[str, Any], before: Mapping[str, Any], where: 
         if isinstance(value, Mapping) and (held is None or isinstance(held, Mapping)) and value:
             _refuse_unknown(value, held or {}, f"{where}{name}.")
         elif name not in before:
-            raise InvalidInputError(f"there is no setting {where + name!r}; docs/cli.md lists them")
+            known = ", ".join(known_settings(where))
+            raise InvalidInputError(f"there is no setting {where + name!r}; known there are {known}")
+
+
+def known_settings(where: str) -> list[str]:
+    """The names of the settings below a place such as `caching.`."""
+    cls: type[Any] = RepositoryConfig
+    for part in filter(None, where.split(".")):
+        setting = settings_of(cls).get(part)
+        if setting is None or not isinstance(setting.kind, Nested):
+            return []
+        cls = setting.kind.cls
+    return sorted(settings_of(cls))

@@ -10,12 +10,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from icefloe.cli.output import stderr
 
 T = TypeVar("T")
+_WORTH_A_BAR = 16
 
 
 def progress(items: Iterable[T], label: str, total: int) -> Iterator[T]:
-    """The items, with a bar on standard error while it is a terminal."""
+    """The items, with a bar on standard error where it is a terminal and they are many."""
     console = stderr()
-    if not console.is_terminal:
+    if not console.is_terminal or total < _WORTH_A_BAR:
         yield from items
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

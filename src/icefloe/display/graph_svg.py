@@ -9,7 +9,7 @@ from icefloe.display.amounts import first_line, short_length
 from icefloe.display.card import COLOURS
 from icefloe.display.graph import Layout, Line, Ref
 
-_ROW_PX, _LANE_PX, _MARGIN_PX, _CHARACTER_PX = 24, 18, 14, 7.3
+_ROW_PX, _LANE_PX, _MARGIN_PX, _RADIUS_PX, _CHARACTER_PX = 24, 18, 14, 5, 7.3
 _LANE_COLOURS = ("#e5534b", "#2da44e", "#c69026", "#4184e4", "#a371f7", "#1b9ab8")
 _FONT = "font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:12px"
 # A file of its own has no page to take the colour of its text from.
@@ -32,7 +32,7 @@ def graph_svg(layout: Layout, refs: Iterable[Ref], *, plain: bool = False, stand
         when = f"{row.commit.written_at:%Y-%m-%d %H:%M:%S} UTC"
         title = escape(f"{row.commit.id}\n{when}\n{row.commit.message}")
         dots.append(
-            f'<circle cx="{x}" cy="{y}" r="5" fill="{fill}" stroke="{colour}" stroke-width="2">'
+            f'<circle cx="{x}" cy="{y}" r="{_RADIUS_PX}" fill="{fill}" stroke="{colour}" stroke-width="2">'
             f"<title>{title}</title></circle>"
         )
         if row.cut:
@@ -64,12 +64,14 @@ def _colour(line: Line, plain: bool) -> str:
 
 def _edge(layout: Layout, child: int, parent: int, plain: bool) -> str:
     start, end = layout.rows[child].own, layout.rows[parent].own
-    x, y, to_x, to_y = _x(start), _y(child), _x(end), _y(parent)
+    # The first commit is a ring: the line stops at its edge.
+    into = 0 if layout.rows[parent].commit.parent_id is not None else _RADIUS_PX
+    x, y, to_x, to_y = _x(start), _y(child), _x(end), _y(parent) - into
     colour = _colour(start, plain)
     if x == to_x:
         return _stroke(f"M{x} {y}V{to_y}", colour)
-    bend = to_y - _ROW_PX
-    return _stroke(f"M{x} {y}V{bend}C{x} {to_y - 6} {to_x} {bend + 6} {to_x} {to_y}", colour)
+    bend, middle = _y(parent) - _ROW_PX, _y(parent) - _ROW_PX // 2
+    return _stroke(f"M{x} {y}V{bend}C{x} {middle} {to_x} {middle} {to_x} {to_y}", colour)
 
 
 def _stroke(path: str, colour: str, *, dashed: bool = False) -> str:
@@ -80,8 +82,9 @@ def _stroke(path: str, colour: str, *, dashed: bool = False) -> str:
 def _label(short_id: str, refs: list[Ref], message: str, plain: bool) -> tuple[str, int]:
     """The text of a row, and how many characters wide it is."""
     spans, characters = [f'<tspan fill-opacity="0.65">{escape(short_id)}</tspan>'], len(short_id)
-    for ref in refs:
+    for index, ref in enumerate(refs):
         name = ref.name if ref.kind == "branch" else f"tag: {ref.name}"
+        name += "," if index + 1 < len(refs) else ""
         colour = "currentColor" if plain else COLOURS[ref.kind]
         spans.append(f'<tspan fill="{colour}" font-weight="bold"> {escape(name)}</tspan>')
         characters += len(name) + 2
