@@ -85,7 +85,9 @@ def _refuse_repeated(joined: JoinedDimension, stored: npt.NDArray[Any]) -> None:
     """Appended out of order, a value may not be there a second time."""
     for block in joined.blocks:
         values = block.coordinate.values if block.coordinate is not None else None
-        again = values[np.isin(values, stored)] if values is not None else ()
+        if values is None:
+            continue
+        again = values[np.isin(values, stored)]
         if len(again):
             raise InvalidInputError(
                 f"cannot append along {joined.name}: the repository has {len(again)} of the values of {block.urls[0]} "

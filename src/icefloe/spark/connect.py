@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from icefloe.spark.java import ensure_java
 
-LOCAL_MASTER = "local[*]"
+LOCAL_MASTER = "local[*,4]"
+"""Every core; a task that fails is tried again, as on a cluster."""
+_LOGGING = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 _SETTINGS = {
     "spark.ui.enabled": "false",
     # Spark's own bar and ours would write over each other.
@@ -36,7 +39,7 @@ def connect(
     Parameters
     ----------
     master
-        `local[*]` when not given; any master URL of a cluster.
+        `local[*]`, with retries, when not given; any master URL of a cluster.
     remote
         A Spark Connect server, such as `sc://host:15002`; no Java is needed here then.
     settings
@@ -57,12 +60,18 @@ def connect(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.master(master or os.environ.get("SPARK_MASTER", LOCAL_MASTER)).appName(app_name)
-    for key, value in {**_SETTINGS, **(settings or {})}.items():
+    for key, value in _merge_settings(settings or {}).items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    if is_classic(spark):
-        spark.sparkContext.setLogLevel("ERROR")
-    return spark
+    return builder.getOrCreate()
+
+
+def _merge_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {**_SETTINGS, **given}
+    options = str(merged.get("spark.driver.extraJavaOptions", ""))
+    if "log4j2.configurationFile" not in options:
+        # Set from the first line on, where the level of a running context comes too late.
+        merged["spark.driver.extraJavaOptions"] = f"{_LOGGING} {options}".strip()
+    return merged
 
 
 def is_classic(spark: SparkSession) -> bool:

@@ -26,7 +26,7 @@ from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 from icefloe.repository import Repository
 from icefloe.session.conflicts import ConflictSolver
 from icefloe.spark.first_pass import fetch_schemas
-from icefloe.spark.landing import IngestJob, land, plan_job
+from icefloe.spark.landing import FirstPass, IngestJob, land, plan_first_pass
 from icefloe.storage.build import resolve_storage
 
 
@@ -135,17 +135,17 @@ def ingest(
         if not files:
             return IngestOutcome(job_id, None, already_there=known, seconds=time.monotonic() - started)
     schemas, failures = fetch_schemas(spark, files, access, options.format, progress)
-    # A dry run needs no repository; the job is only planned then.
-    job = IngestJob(
-        job_id, repository, branch, message, options, tuple(files), tuple(schemas), tuple(failures), access,
-        tuple(containers), rebase_with, metadata, progress, fixed_tasks="task_bytes" in more or "files_per_task" in more,
-    )  # type: ignore[arg-type]  # fmt: skip
+    fixed = "task_bytes" in more or "files_per_task" in more
+    found = FirstPass(tuple(files), tuple(schemas), tuple(failures), options, fixed)
     if dry_run or repository is None:
         existing = Existing() if repository is None else read_existing(repository.readonly_session(branch))
-        plan = plan_job(spark, job, existing, options)
+        plan = plan_first_pass(spark, found, existing, options)
         return IngestOutcome(
-            job_id, plan, None, known - len(files), failures=tuple(failures), seconds=time.monotonic() - started
+            job_id, plan, None, known - len(files), failures=found.failures, seconds=time.monotonic() - started
         )
+    job = IngestJob(
+        job_id, repository, branch, found, access, message, tuple(containers), rebase_with, metadata, progress
+    )
     landed = land(spark, job)
     late = {f.file.url: f for report in landed.reports for f in report.failures}
     return IngestOutcome(

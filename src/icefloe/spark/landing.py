@@ -37,24 +37,35 @@ _LONGEST_PAUSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
+class FirstPass:
+    """The sources and what the first pass found in them."""
+
+    files: tuple[SourceFile, ...]
+    schemas: tuple[SourceSchema, ...]
+    failures: tuple[SourceFailure, ...]
+    options: IngestOptions
+    fixed_tasks: bool = False
+    """Whether the caller said how large tasks are."""
+
+
+@dataclass(frozen=True, slots=True)
 class IngestJob:
     """Everything that stays the same when an ingest has to be planned again."""
 
     id: str
     repository: Repository
     branch: str
-    message: str | None
-    options: IngestOptions
-    files: tuple[SourceFile, ...]
-    schemas: tuple[SourceSchema, ...]
-    failures: tuple[SourceFailure, ...]
+    first_pass: FirstPass
     access: SourceAccess
+    message: str | None = None
     containers: tuple[VirtualChunkContainer, ...] = ()
     rebase_with: ConflictSolver | None = None
     metadata: Mapping[str, Any] | None = None
     shown: bool | None = None
-    fixed_tasks: bool = False
-    """Whether the caller said how large tasks are."""
+
+    @property
+    def options(self) -> IngestOptions:
+        return self.first_pass.options
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +90,18 @@ class Landed:
     attempts: int
 
 
-def plan_job(spark: SparkSession, job: IngestJob, existing: Existing, options: IngestOptions) -> IngestPlan:
+def plan_first_pass(spark: SparkSession, found: FirstPass, existing: Existing, options: IngestOptions) -> IngestPlan:
     """The plan, with tasks small enough to keep every core busy unless the caller said how large they are."""
-    plan = plan_ingest(job.schemas, options, failures=job.failures, existing=existing)
+    plan = plan_ingest(found.schemas, options, failures=found.failures, existing=existing)
     wanted = parallelism(spark) * _TASKS_PER_CORE
-    if job.fixed_tasks or len(plan.tasks) >= wanted:
+    if found.fixed_tasks or len(plan.tasks) >= wanted:
         return plan
     files = max(1, len(plan.sources) // wanted)
     size = max(_SMALLEST_TASK_BYTES, plan.total_bytes // wanted)
     finer = replace(
         options, task_bytes=min(options.task_bytes, size), files_per_task=min(options.files_per_task, files)
     )
-    return plan_ingest(job.schemas, finer, failures=job.failures, existing=existing)
+    return plan_ingest(found.schemas, finer, failures=found.failures, existing=existing)
 
 
 def land(spark: SparkSession, job: IngestJob) -> Landed:
@@ -159,7 +170,7 @@ def _prepare(spark: SparkSession, job: IngestJob, options: IngestOptions) -> tup
     while True:
         planned = repository.readonly_session(job.branch)
         existing = read_existing(planned)
-        plan = plan_job(spark, job, existing, options)
+        plan = plan_first_pass(spark, job.first_pass, existing, options)
         check_plan(plan, existing)
         repository = store_containers(repository, plan.containers, job.containers)
         session = repository.writable_session(job.branch)
@@ -197,5 +208,5 @@ def _metadata(job: IngestJob, attempt: _Attempt, references: int, number: int) -
     }
     if plan.options.append_order == "any" and job.options.append_order == "after":
         facts["appended_behind_another"] = True
-    record = keep_record(job.repository, ingest_metadata(plan, job.files, **facts))
+    record = keep_record(job.repository, ingest_metadata(plan, job.first_pass.files, **facts))
     return {**record, **(job.metadata or {})}

@@ -1,9 +1,9 @@
-"""Parts of a distributed write brought to another place: after an append that came second, without reading data again."""
+"""Parts of a distributed write brought to other coordinates, for an append that came second; no data is read again."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,8 +106,3 @@ async def _relocate(work: Workspace, written: WrittenParts, offsets: ChunkOffset
         manifest = await work.engine.archive.fetch_manifest(part.manifest_id)
         shifted = shift_table(manifest.tables[part.node_id], offsets[path.lstrip("/")])
         work.set_table(work.tree.array(path), shifted)
-
-
-def total_references(written: Sequence[WrittenParts]) -> int:
-    """How many chunk references the parts hold."""
-    return sum(each.chunks for each in written)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import secrets
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -110,6 +111,7 @@ def _run_wave(spark: SparkSession, function: bytes, packed: list[bytes], descrip
 
 def _worker(function: bytes, payloads: list[bytes]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        warnings.filterwarnings("ignore", message="Numcodecs codecs are not in the Zarr version 3")
         run = pickle.loads(function)
         for batch in batches:
             for task in batch.column(0).to_pylist():
