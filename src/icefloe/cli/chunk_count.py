@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
+from icefloe.model.string_column import string_column
 
 _KINDS = (ChunkKind.NATIVE, ChunkKind.INLINE, ChunkKind.VIRTUAL)
 
@@ -21,7 +23,7 @@ class ChunkCount:
     bytes: dict[str, int]
     objects: npt.NDArray[np.void]
     """Ids of the objects that hold native chunks, each once."""
-    files: npt.NDArray[np.object_]
+    files: pa.Array
     """Locations of virtual chunks, each once."""
 
     @property
@@ -50,12 +52,12 @@ def _objects(table: ChunkTable) -> npt.NDArray[np.void]:
     return np.unique(native.view(f"V{native.shape[1]}").ravel())
 
 
-def _files(table: ChunkTable) -> npt.NDArray[np.object_]:
+def _files(table: ChunkTable) -> pa.Array:
     if table.location is None:
-        return np.empty(0, dtype=object)
+        return pa.array([], type=pa.large_string())
     codes = np.unique(table.location[table.kind == ChunkKind.VIRTUAL])
     # A dictionary may hold a location twice.
-    return np.array(sorted({table.locations[code] for code in codes.tolist()}), dtype=object)
+    return string_column(table.locations).arrow.take(pa.array(codes)).unique()
 
 
 def add_counts(counts: Iterable[ChunkCount]) -> ChunkCount:
@@ -63,10 +65,9 @@ def add_counts(counts: Iterable[ChunkCount]) -> ChunkCount:
     parts = list(counts)
     names = [kind.name.lower() for kind in _KINDS]
     objects = [part.objects for part in parts if len(part.objects)]
-    files = [part.files for part in parts if len(part.files)]
     return ChunkCount(
         {name: sum(part.chunks[name] for part in parts) for name in names},
         {name: sum(part.bytes[name] for part in parts) for name in names},
         np.unique(np.concatenate(objects)) if objects else np.empty(0, dtype="V1"),
-        np.unique(np.concatenate(files)) if files else np.empty(0, dtype=object),
+        pa.chunked_array([part.files for part in parts], type=pa.large_string()).unique(),
     )

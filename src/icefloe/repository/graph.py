@@ -52,8 +52,7 @@ async def newest_commits(engine: Engine, starts: list[ObjectId], limit: int | No
     """The newest commits of several histories, each once; a history is left where another one was there before."""
     walks = [engine.ledger.ancestry(start) for start in starts]
     heads: list[tuple[float, int, SnapshotInfo]] = []
-    for index, walk in enumerate(walks):
-        await _advance(heads, index, walk)
+    await asyncio.gather(*(_advance(heads, index, walk) for index, walk in enumerate(walks)))
     found: dict[ObjectId, SnapshotInfo] = {}
     while heads and (limit is None or len(found) < limit):
         _, index, info = heapq.heappop(heads)
