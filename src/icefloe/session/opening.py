@@ -12,6 +12,7 @@ from icefloe.archive.files import Archive
 from icefloe.blocking import blocking_loop
 from icefloe.errors import AlreadyExistsError, IcefloeError, InvalidInputError, RepositoryNotFoundError
 from icefloe.formats.config_document import decode_config, encode_config
+from icefloe.formats.contract import Format
 from icefloe.formats.registry import get_format
 from icefloe.ledger.detect import detect_generation
 from icefloe.ledger.registry import locate_files, make_ledger
@@ -26,6 +27,8 @@ from icefloe.storage.contract import Storage
 DEFAULT_SPEC_VERSION = SpecVersion.REPOSITORY
 _NUMBERS = {1: SpecVersion.ICECHUNK1, 2: SpecVersion.ICECHUNK2}
 _log = logging.getLogger("icefloe")
+_MOST_LEFTOVERS = 1000
+"""Files of creators that did not finish; a place with more of them is something else."""
 
 
 def parse_spec_version(given: SpecVersion | str | int | None) -> SpecVersion:
@@ -59,7 +62,7 @@ async def create_engine(
     """Make a repository; AlreadyExistsError for all callers but one."""
     if await find_spec_version(storage) is not None:
         raise _taken(storage)
-    if check_clean_root and not await storage.is_empty():
+    if check_clean_root and not await _is_free(storage, get_format(version)):
         raise AlreadyExistsError(
             f"{storage.url} holds other objects; choose an empty place, or pass check_clean_root=False", url=storage.url
         )
@@ -74,6 +77,17 @@ async def create_engine(
     except AlreadyExistsError as error:
         raise _taken(storage) from error
     return engine
+
+
+async def _is_free(storage: Storage, generation: Format) -> bool:
+    """Whether a place holds nothing, or only what creators leave before the first ref: some of them may have died."""
+    folders = (generation.snapshots_folder.rstrip("/"), generation.transactions_folder.rstrip("/"))
+    found = 0
+    async for page in storage.list(""):
+        found += len(page)
+        if found > _MOST_LEFTOVERS or any(item.key.rpartition("/")[0] not in folders for item in page):
+            return False
+    return True
 
 
 def _taken(storage: Storage) -> AlreadyExistsError:
