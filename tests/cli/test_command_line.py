@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from tests.servers.s3 import S3Server
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -325,6 +326,26 @@ def test_every_verb_that_looks_works_on_every_generation(run: Run, ask: Ask, tmp
     assert ask("cat", where, "a", "--slice", "9998:")["values"] == [9998, 9999]
     short = ask("log", where)["commits"][0]["id"][:12]
     assert ask("show", where, short)["message"] == "data"
+
+
+@pytest.mark.compat
+def test_repositories_of_official_releases_are_shown(run: Run, ask: Ask, fixtures_folder: Path) -> None:
+    for where in sorted(str(path) for path in fixtures_folder.glob("*/repo")):
+        for verb in ("info", "tree", "log", "show", "diff", "stats", "manifests", "branch", "tag", "ls"):
+            assert ask(verb, where) is not None
+        assert "Repository initialized" in run("log", where, "--graph")
+
+
+@pytest.mark.s3
+def test_a_repository_on_an_object_store_is_named_by_url(ask: Ask, s3_server: S3Server, s3_bucket: str) -> None:
+    given = {
+        key: value for key, value in s3_server.storage_options(s3_bucket).items() if key not in ("bucket", "prefix")
+    }
+    options = [part for key, value in given.items() for part in ("-o", f"{key}={json.dumps(value)}")]
+    where = f"s3://{s3_bucket}/weather"
+    assert ask("create", where, *options)["url"] == where + "/"
+    assert ask("branch", where, "dev", *options)["created"] == "dev"
+    assert len(ask("log", where, "--graph", *options)["refs"]) == 2
 
 
 def test_colours_are_for_terminals_only(place: str) -> None:
