@@ -18,7 +18,7 @@ from icefloe.ingest import ingested
 from icefloe.ingest.record import METADATA_KEY
 from icefloe.ingest.synthetic import write_month
 from icefloe.spark import ingest, landing
-from icefloe.spark.ingest import IngestOutcome
+from icefloe.spark.ingesting import IngestOutcome
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]
 GRID: dict[str, Any] = {"nlat": 19, "nlon": 36, "variables": ("t2m", "tp")}

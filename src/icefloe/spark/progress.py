@@ -21,7 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from icefloe.spark.connect import is_classic
+from icefloe.spark.connection import is_classic
 
 _POLL_SECONDS = 0.2
 

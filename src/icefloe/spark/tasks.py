@@ -26,7 +26,7 @@ from icefloe.errors import (
     StorageError,
     VirtualChunkError,
 )
-from icefloe.spark.connect import is_classic
+from icefloe.spark.connection import is_classic
 from icefloe.spark.progress import JobMeter, job_progress
 
 T = TypeVar("T")

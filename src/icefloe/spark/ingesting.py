@@ -81,7 +81,7 @@ def ingest(
     Parameters
     ----------
     spark
-        Any session: `icefloe.spark.connect()`, a notebook's own, one of Spark Connect.
+        Any session: `icefloe.spark.connection()`, a notebook's own, one of Spark Connect.
     sources
         Paths, globs, folders, URLs, text files of them, or a DataFrame whose first column (or one named `path` or
         `url`) holds them.

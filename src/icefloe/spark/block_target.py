@@ -1,0 +1,108 @@
+"""The arrays that blocks are written into: made once by the driver, filled by tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import dask.array
+import xarray as xr
+
+from icefloe.errors import AlreadyExistsError, InvalidInputError
+from icefloe.session.session import Session
+from icefloe.spark.blocks import BlockGrid, Window, stored_chunks
+from icefloe.xarray import to_icechunk
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTarget:
+    """A group and the chunk lengths of its arrays by variable."""
+
+    group: str
+    chunks: Mapping[str, tuple[int, ...]]
+
+    def write(self, session: Session, block: xr.Dataset, window: Window) -> None:
+        """Write the result of one block into its place."""
+        block = block.reset_coords([name for name in block.coords if name in self.chunks])
+        region = {dim: part for dim, part in window.items() if dim in block.sizes}
+        chosen = block[[name for name in self.chunks if name in block]].drop_vars(list(block.coords), errors="ignore")
+        missing = [name for name in self.chunks if name not in block]
+        if missing:
+            raise InvalidInputError(f"the function returned no {missing[0]!r} for a block, but did for the first one")
+        for name in chosen.variables:
+            chosen[name].encoding = {}
+        to_icechunk(chosen, session, group=self.group or None, region=region, mode="r+")
+
+
+def plan_target(
+    source: xr.Dataset, sketch: xr.Dataset, grid: BlockGrid, chunks: Mapping[str, int], group: str
+) -> BlockTarget:
+    """Which variables tasks write, and in which chunks; those without a dimension of the source cannot be placed."""
+    stored = stored_chunks(source)
+    found: dict[str, tuple[int, ...]] = {}
+    for name, variable in sketch.variables.items():
+        if name in sketch.sizes or (name in sketch.coords and name in source.coords):
+            continue
+        placed = [str(dim) for dim in variable.dims if dim in grid.sizes]
+        cut = [dim for dim in grid.sizes if dim not in placed and grid.lengths[dim] < grid.sizes[dim]]
+        if cut and name not in sketch.coords:
+            raise InvalidInputError(
+                f"the function drops {cut[0]!r} from {name}, but a block has only {grid.lengths[cut[0]]} of its "
+                f"{grid.sizes[cut[0]]} cells; pass blocks={{{cut[0]!r}: -1}}, or use icefloe.spark.reduce"
+            )
+        if not cut:
+            found[str(name)] = tuple(
+                _chunk(str(dim), length, grid, chunks, stored)
+                for dim, length in zip(variable.dims, variable.shape, strict=True)
+            )
+    if not found:
+        raise InvalidInputError("the function returned no variable to write")
+    return BlockTarget(group.strip("/"), found)
+
+
+def _chunk(dim: str, length: int, grid: BlockGrid, chunks: Mapping[str, int], stored: Mapping[str, int]) -> int:
+    if dim not in grid.sizes:
+        return max(1, min(chunks.get(dim, length), length))
+    block = grid.lengths[dim]
+    if dim in chunks:
+        return min(chunks[dim], grid.sizes[dim])
+    return stored[dim] if dim in stored and block % stored[dim] == 0 else block
+
+
+def create_target(
+    session: Session, target: BlockTarget, source: xr.Dataset, sketch: xr.Dataset, *, overwrite: bool
+) -> None:
+    """Create the arrays, empty, with their coordinates."""
+    _make_room(session, target, overwrite=overwrite)
+    template = xr.Dataset(attrs=sketch.attrs)
+    for name, chunks in target.chunks.items():
+        variable = sketch[name].variable
+        shape = tuple(source.sizes.get(dim, sketch.sizes[dim]) for dim in variable.dims)
+        empty = dask.array.zeros(shape, dtype=variable.dtype, chunks=chunks or -1)
+        template[name] = (variable.dims, empty, variable.attrs)
+    for name, coordinate in sketch.coords.items():
+        if name in target.chunks:
+            continue
+        values: Any = source[name].load() if name in source.coords else coordinate
+        if set(values.dims) <= set(template.dims):
+            template = template.assign_coords({name: values.variable.copy()})
+    encoding: dict[Any, Any] = {name: {"chunks": chunks} for name, chunks in target.chunks.items() if chunks}
+    for coordinate in template.coords.values():
+        kept = ("units", "calendar", "dtype")
+        coordinate.encoding = {key: value for key, value in coordinate.encoding.items() if key in kept}
+    template.to_zarr(
+        session.store, group=target.group or None, mode="a", encoding=encoding, compute=False, consolidated=False,
+        zarr_format=3,
+    )  # fmt: skip
+
+
+def _make_room(session: Session, target: BlockTarget, *, overwrite: bool) -> None:
+    work = session.workspace
+    for name in target.chunks:
+        path = f"/{target.group}/{name}" if target.group else f"/{name}"
+        if work.tree.find(path) is None:
+            continue
+        if not overwrite:
+            raise AlreadyExistsError(f"the array {path} exists; choose another target_group, or pass overwrite=True")
+        work.delete_node(path)

@@ -1,0 +1,133 @@
+"""Functions over blocks, reductions and copies, against xarray doing the same in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from icefloe import Repository
+from icefloe.errors import AlreadyExistsError, InvalidInputError
+from icefloe.spark import map_blocks, reduce
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]
+Open = Callable[..., xr.Dataset]
+
+
+@pytest.fixture(scope="module")
+def weather() -> xr.Dataset:
+    rng = np.random.default_rng(7)
+    values = rng.normal(280, 10, (50, 12, 17)).astype("f4")
+    values[rng.random(values.shape) < 0.1] = np.nan
+    return xr.Dataset(
+        {
+            "t2m": (("time", "lat", "lon"), values, {"units": "K"}),
+            "wind": (("time", "lat", "lon"), rng.normal(0, 5, values.shape)),
+        },
+        coords={
+            "time": np.datetime64("2020-01-01", "ns") + np.arange(50) * np.timedelta64(1, "h"),
+            "lat": np.linspace(-60, 60, 12),
+            "lon": np.arange(17.0),
+        },
+        attrs={"title": "noise"},
+    )
+
+
+@pytest.fixture
+def place(tmp_path: Path, weather: xr.Dataset) -> Path:
+    repository = Repository.create(str(tmp_path / "repo"))
+    session = repository.writable_session("main")
+    encoding = {name: {"chunks": (10, 5, 6)} for name in weather}
+    weather.to_zarr(session.store, consolidated=False, encoding=encoding)
+    session.commit("weather")
+    return tmp_path / "repo"
+
+
+def test_a_function_over_blocks_equals_the_function_over_all(
+    spark: Any, place: Path, weather: xr.Dataset, opened: Open
+) -> None:
+    outcome = map_blocks(
+        spark, place, lambda block: (block[["t2m"]] - 273.15).assign_attrs(unit="C"), place, target_group="celsius",
+        task_bytes=8000, message="to celsius",
+    )  # fmt: skip
+    assert outcome.tasks > 5
+    result = opened(place, group="celsius")
+    xr.testing.assert_allclose(result, weather[["t2m"]] - 273.15)
+    assert result.attrs["unit"] == "C" and result.t2m.encoding["chunks"] == (10, 5, 6)
+    assert next(i.message for i in Repository.open(str(place)).ancestry(branch="main")) == "to celsius"
+
+
+def test_a_halo_makes_moving_windows_whole(spark: Any, place: Path, weather: xr.Dataset, opened: Open) -> None:
+    def smooth(block: xr.Dataset) -> xr.Dataset:
+        return block[["wind"]].rolling(time=5, center=True).mean()
+
+    map_blocks(spark, place, smooth, place, target_group="smooth", halo={"time": 2}, blocks={"time": 20})
+    xr.testing.assert_allclose(opened(place, group="smooth"), smooth(weather))
+
+
+def test_dimensions_are_dropped_and_made_and_chunks_chosen(
+    spark: Any, place: Path, weather: xr.Dataset, opened: Open, tmp_path: Path
+) -> None:
+    def quantiles(block: xr.Dataset) -> xr.Dataset:
+        return block[["wind"]].quantile([0.1, 0.9], dim="time")
+
+    target = tmp_path / "other"
+    map_blocks(spark, place, quantiles, target, blocks={"time": -1, "lat": 6, "lon": 6}, chunks={"lat": 3, "lon": 6})
+    result = opened(target)
+    xr.testing.assert_allclose(result, quantiles(weather))
+    assert result.wind.encoding["chunks"] == (2, 3, 6)
+
+
+def test_mistakes_of_a_function_are_told(spark: Any, place: Path) -> None:
+    def fail(block: xr.Dataset) -> xr.Dataset:
+        if float(block.lat[0]) > 0:
+            raise KeyError("no such thing")
+        return block
+
+    before = Repository.open(str(place)).lookup_branch("main")
+    with pytest.raises(InvalidInputError, match="no such thing"):
+        map_blocks(spark, place, fail, place, target_group="x", task_bytes=8000)
+    with pytest.raises(InvalidInputError, match="drops 'time'"):
+        map_blocks(spark, place, lambda b: b.mean("time"), place, target_group="x", blocks={"time": 10})
+    with pytest.raises(InvalidInputError, match="1 cells of 10"):
+        map_blocks(spark, place, lambda b: b.isel(time=[0]), place, target_group="x", blocks={"time": 10})
+    with pytest.raises(AlreadyExistsError, match="/t2m exists"):
+        map_blocks(spark, place, lambda b: b, place)
+    assert Repository.open(str(place)).lookup_branch("main") == before
+
+
+@pytest.mark.parametrize("how", ["mean", "sum", "min", "max", "count"])
+@pytest.mark.parametrize("dims", ["time", ("lat", "lon"), None])
+def test_a_reduction_equals_that_of_xarray(spark: Any, place: Path, weather: xr.Dataset, how: Any, dims: Any) -> None:
+    result = reduce(spark, place, how, dims, task_bytes=6000)
+    wanted = getattr(weather, how)(dims)
+    xr.testing.assert_allclose(result.drop_attrs(), wanted.drop_attrs(), rtol=1e-5)
+
+
+def test_a_tree_of_several_levels_gives_the_same(
+    spark: Any, place: Path, weather: xr.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("icefloe.spark.reduction.FAN_IN", 3)
+    result = reduce(spark, place, "mean", task_bytes=1000)
+    xr.testing.assert_allclose(result.drop_attrs(), weather.mean().drop_attrs(), rtol=1e-5)
+
+
+def test_quantiles_are_exact_or_close(spark: Any, place: Path, weather: xr.Dataset) -> None:
+    exact = reduce(spark, place, "quantile", "time", q=0.3, variables=["wind"])
+    wanted = weather[["wind"]].quantile(0.3, "time", skipna=True).drop_vars("quantile")
+    xr.testing.assert_allclose(exact.drop_attrs(), wanted.drop_attrs())
+    sketched = reduce(spark, place, "quantile", q=0.9, exact=False, task_bytes=20_000, variables=["wind"])
+    assert abs(float(sketched.wind) - float(weather.wind.quantile(0.9))) < 0.05
+
+
+def test_a_reduction_of_a_region_of_an_older_snapshot(spark: Any, place: Path, weather: xr.Dataset) -> None:
+    repository = Repository.open(str(place))
+    old = repository.readonly_session("main")
+    result = reduce(spark, old, "mean", "time", region={"time": (5, 15), "lat": slice(2, 4)})
+    xr.testing.assert_allclose(result, weather.isel(time=slice(5, 15), lat=slice(2, 4)).mean("time"), rtol=1e-5)
+    with pytest.raises(InvalidInputError, match="no dimension 'depth'"):
+        reduce(spark, old, "mean", "depth")
