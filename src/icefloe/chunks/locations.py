@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from icefloe.errors import InvalidInputError
-from icefloe.model.string_column import StringColumn, string_column
+from icefloe.model.string_column import StringColumn, string_column, text_array
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 
 RELATIVE_SCHEME = "vcc"
@@ -54,7 +53,7 @@ def normalise_locations(locations: Any) -> StringColumn:
     if not pc.any(untidy).as_py():
         return column
     fixed = [normalise_location(text) for text in column.arrow.filter(untidy).to_pylist()]
-    return StringColumn(pc.replace_with_mask(column.arrow, untidy, pa.array(fixed, type=column.arrow.type)))
+    return StringColumn(pc.replace_with_mask(column.arrow, untidy, text_array(fixed)))
 
 
 def container_prefix(url_prefix: str) -> str:

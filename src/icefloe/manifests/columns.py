@@ -13,7 +13,7 @@ import pyarrow as pa
 from icefloe.errors import InvalidInputError
 from icefloe.manifests.keys import sort_order
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table
-from icefloe.model.string_column import StringColumn, string_column
+from icefloe.model.string_column import StringColumn, codes_of, number_array, string_column
 
 Rows = npt.NDArray[Any] | slice
 """Row numbers, a mask, or a slice."""
@@ -149,7 +149,7 @@ def _unify(coded: Sequence[tuple[Any, Sequence[str]]]) -> tuple[list[Any], Strin
         mapping, texts = np.arange(len(joined), dtype=np.int32), joined
     else:
         encoded = joined.dictionary_encode()
-        mapping, texts = np.asarray(encoded.indices, dtype=np.int32), encoded.dictionary
+        mapping, texts = codes_of(encoded.indices), encoded.dictionary
     parts: dict[int, npt.NDArray[np.int32]] = {}
     start = 0
     for key, dictionary in distinct.items():
@@ -178,17 +178,17 @@ def _compact_coded(
         missing = int(distinct[0] < 0)
         if missing == len(distinct):
             return None, ()
-        encoded = string_column(texts).arrow.take(pa.array(distinct[missing:])).dictionary_encode()
-        fewer = np.concatenate([np.full(missing, -1), np.asarray(encoded.indices)]).astype(np.int32)
+        encoded = string_column(texts).arrow.take(number_array(distinct[missing:])).dictionary_encode()
+        fewer = np.concatenate([np.full(missing, -1), codes_of(encoded.indices)]).astype(np.int32)
         return fewer[inverse], StringColumn(encoded.dictionary)
     used = np.zeros(len(texts) + 1, dtype=bool)
     used[codes] = True  # -1 marks the last, extra entry
     kept = np.flatnonzero(used[:-1])
     if len(kept) == 0:
         return None, ()
-    encoded = string_column(texts).arrow.take(pa.array(kept)).dictionary_encode()
+    encoded = string_column(texts).arrow.take(number_array(kept)).dictionary_encode()
     mapping = np.full(len(texts) + 1, -1, dtype=np.int32)
-    mapping[kept] = np.asarray(encoded.indices, dtype=np.int32)
+    mapping[kept] = codes_of(encoded.indices)
     return mapping[codes], StringColumn(encoded.dictionary)
 
 
@@ -232,7 +232,7 @@ def code_texts(values: Any, count: int) -> tuple[npt.NDArray[np.int32], StringCo
         values = string_column(values).arrow.dictionary_encode()
     if len(values) != count:
         raise InvalidInputError(f"{len(values)} texts for {count} chunk references")
-    codes = np.asarray(values.indices.fill_null(-1), dtype=np.int32)
+    codes = codes_of(values.indices)
     return codes, string_column(values.dictionary)
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from icefloe.errors import InvalidInputError
-from icefloe.model.string_column import StringColumn, string_column
+from icefloe.model.string_column import StringColumn, number_array, string_column
 
 Coords = tuple[int, ...]
 
@@ -163,7 +163,7 @@ def _texts(coded: Coded, rows: npt.NDArray[np.bool_]) -> pa.Array:
     if codes is None:
         return pa.nulls(int(rows.sum()), type=pa.large_string())
     chosen = codes[rows]
-    return string_column(texts).arrow.take(pa.array(chosen, mask=chosen < 0))
+    return string_column(texts).arrow.take(number_array(chosen, chosen < 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+
+from icefloe.errors import InvalidInputError
 
 _BATCH = 65_536
 
@@ -61,7 +64,42 @@ def string_column(values: Any) -> StringColumn:
         values = values.combine_chunks()
     if isinstance(values, pa.Array):
         return StringColumn(values if values.type == pa.large_string() else values.cast(pa.large_string()))
-    if isinstance(values, np.ndarray):
-        # Arrow reads object arrays directly; fixed-width and variable-width text goes through them.
-        return StringColumn(pa.array(values.astype(object), type=pa.large_string()))
-    return StringColumn(pa.array(list(values), type=pa.large_string()))
+    return StringColumn(text_array(values.tolist() if isinstance(values, np.ndarray) else list(values)))
+
+
+def text_array(values: Sequence[str | None]) -> pa.Array:
+    """Texts as an Arrow array. `pa.array` would load pandas first, which takes longer than most calls here."""
+    missing = np.array([value is None for value in values], dtype=bool) if None in values else None
+    texts: Sequence[Any] = values if missing is None else ["" if value is None else value for value in values]
+    try:
+        joined = "".join(texts)
+    except TypeError as error:
+        raise InvalidInputError(f"a column of texts holds something else: {error}") from error
+    if joined.isascii():
+        data, lengths = joined.encode(), np.fromiter(map(len, texts), np.int64, len(texts))
+    else:
+        encoded = [text.encode() for text in texts]
+        data, lengths = b"".join(encoded), np.fromiter(map(len, encoded), np.int64, len(encoded))
+    offsets = np.zeros(len(texts) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    buffers = [_validity(missing), pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.large_string(), len(texts), buffers)
+
+
+def number_array(values: npt.NDArray[Any], missing: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+    """A numpy column as an Arrow array over the same memory, null where told; without pandas, as above."""
+    column = np.ascontiguousarray(values)
+    kind = pa.from_numpy_dtype(column.dtype)
+    return pa.Array.from_buffers(kind, len(column), [_validity(missing), pa.py_buffer(column)])
+
+
+def codes_of(indices: pa.Array) -> npt.NDArray[np.int32]:
+    """The indices of a dictionary array as numpy, -1 where null; without pandas, as above."""
+    filled = indices.fill_null(-1) if indices.null_count else indices
+    width = np.dtype(filled.type.to_pandas_dtype())
+    start = filled.offset
+    return np.frombuffer(filled.buffers()[1], dtype=width)[start : start + len(filled)].astype(np.int32, copy=False)
+
+
+def _validity(missing: npt.NDArray[np.bool_] | None) -> pa.Buffer | None:
+    return None if missing is None else pa.py_buffer(np.packbits(~missing, bitorder="little"))

@@ -15,7 +15,7 @@ from icefloe.errors import InvalidInputError, UnsupportedError, VirtualChunkErro
 from icefloe.manifests.columns import code_texts, normalise
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable
 from icefloe.model.nodes import ArrayNode
-from icefloe.model.string_column import StringColumn
+from icefloe.model.string_column import StringColumn, codes_of
 from icefloe.model.virtual import VirtualChunkSpec
 from icefloe.session.workspace import Workspace
 
@@ -101,7 +101,9 @@ def set_columns(
     offsets, lengths = _numbers(columns[1], count, "offsets"), _numbers(columns[2], count, "lengths")
     codes, texts = code_texts(columns[0], count)
     texts = _without_empty(texts)
-    missing = np.append(np.asarray(texts.arrow.is_null()), True)
+    missing = np.zeros(len(texts) + 1, dtype=bool)
+    missing[codes_of(pc.indices_nonzero(texts.arrow.is_null()))] = True
+    missing[-1] = True  # the code of null
     present = np.flatnonzero(~missing[codes])
     coords = _box_coords(grid_shape, corner)
     if len(present) and not lengths[present].all():

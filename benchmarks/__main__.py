@@ -1,0 +1,78 @@
+"""Runs benchmarks and prints one table: `python3 dev.py bench [MODULE ...] [--scale 0.1]`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.harness import Measured, Row, run_workload
+
+MODULES = ["engine", "scale", "requests"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="dev.py bench")
+    parser.add_argument("modules", nargs="*", default=MODULES, help=f"which of {', '.join(MODULES)}")
+    parser.add_argument("--scale", type=float, default=1.0, help="size of the data; 1 is what the table is about")
+    parser.add_argument("--only", default="", help="workloads whose name contains this")
+    arguments = parser.parse_args()
+    console = Console()
+    rows: list[Row] = []
+    for name in arguments.modules:
+        module = importlib.import_module(f"benchmarks.{name}")
+        for workload in module.WORKLOADS:
+            if arguments.only in workload.name:
+                console.print(f"[dim]{workload.name}: {workload.question}")
+                rows += run_workload(name, workload, arguments.scale)
+    console.print(make_table(rows))
+
+
+def make_table(rows: list[Row]) -> Table:
+    """Seconds, memory, objects and bytes of both; ratios are official / ours, so more than 1 is better."""
+    official = importlib.metadata.version("icechunk")
+    table = Table(title=f"official icechunk {official} beside icefloe; ratios are official / ours")
+    for column in ("workload", "step"):
+        table.add_column(column)
+    for column in ("official s", "ours s", "ratio", "peak MB", "ratio", "objects", "MB added", "also"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        if row.step == "prepare":
+            continue
+        table.add_row(
+            row.workload, row.step, _seconds(row.official), _seconds(row.ours), _ratio(row, "seconds"),
+            _pair(row, "peak_mb", "{:.0f}"), _ratio(row, "peak_mb"), _pair(row, "objects", "{:.0f}"),
+            _pair(row, "added_mb", "{:.2f}"), _facts(row),
+        )  # fmt: skip
+    return table
+
+
+def _seconds(measured: Measured | None) -> str:
+    return "-" if measured is None else f"{measured.seconds:.3f}"
+
+
+def _ratio(row: Row, name: str) -> str:
+    if row.official is None or not getattr(row.ours, name):
+        return "-"
+    ratio = getattr(row.official, name) / getattr(row.ours, name)
+    return f"[{'green' if ratio >= 1 else 'red'}]{ratio:.2f}"
+
+
+def _pair(row: Row, name: str, form: str) -> str:
+    official = "-" if row.official is None else form.format(getattr(row.official, name))
+    return f"{official} | {form.format(getattr(row.ours, name))}"
+
+
+def _facts(row: Row) -> str:
+    told = []
+    for name, value in row.ours.facts.items():
+        other = "-" if row.official is None else f"{row.official.facts.get(name, 0):.0f}"
+        told.append(f"{name} {other} | {value:.0f}")
+    return ", ".join(told)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Runs the same steps through both libraries, each in a fresh process, and compares what they took."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+OURS, OFFICIAL = "icefloe", "icechunk"
+
+
+@dataclass
+class Meter:
+    """What one step measures: seconds inside `timed`, peak memory of the process, and counts of its own."""
+
+    seconds: float = 0.0
+    facts: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - started
+
+    def count(self, name: str, value: float) -> None:
+        self.facts[name] = self.facts.get(name, 0) + value
+
+
+Step = Callable[[ModuleType, Path, Meter, float], None]
+"""A step gets the library, the folder that all steps of a workload share, a meter and the scale (1 = full size)."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One question, answered by steps that run one after the other, each in a process of its own."""
+
+    name: str
+    question: str
+    steps: Mapping[str, Step]
+    rounds: int = 1
+    """Times the whole workload is run; the fastest run of each step counts."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one step of one library took; objects and bytes are what it added to the folder."""
+
+    seconds: float
+    peak_mb: float
+    objects: int
+    added_mb: float
+    facts: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One step in both libraries."""
+
+    workload: str
+    step: str
+    official: Measured | None
+    ours: Measured
+
+
+def run_workload(module: str, workload: Workload, scale: float) -> list[Row]:
+    """All steps in both libraries, libraries taking turns."""
+    best: dict[tuple[str, str], Measured] = {}
+    for _ in range(workload.rounds):
+        for library in (OFFICIAL, OURS):
+            with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+                for step in workload.steps:
+                    measured = _run_step(module, workload.name, step, library, Path(folder), scale)
+                    key = (step, library)
+                    if measured is not None and (key not in best or measured.seconds < best[key].seconds):
+                        best[key] = measured
+    return [Row(workload.name, step, best.get((step, OFFICIAL)), best[step, OURS]) for step in workload.steps]
+
+
+def _run_step(module: str, workload: str, step: str, library: str, folder: Path, scale: float) -> Measured | None:
+    before = _usage(folder)
+    command = [sys.executable, "-m", "benchmarks.harness", module, workload, step, library, str(folder), str(scale)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "ICECHUNK_LOG": "error"}
+    )
+    if done.returncode != 0:
+        if library == OFFICIAL:
+            print(f"  {workload}/{step}: the official package failed: {done.stderr.strip().splitlines()[-1:]}")
+            return None
+        raise RuntimeError(f"{workload}/{step} failed:\n{done.stderr}")
+    told = json.loads(done.stdout.strip().splitlines()[-1])
+    after = _usage(folder)
+    return Measured(
+        told["seconds"], told["peak_mb"], after[0] - before[0], (after[1] - before[1]) / 1e6, told["facts"]
+    )
+
+
+def _usage(folder: Path) -> tuple[int, int]:
+    sizes = [p.stat().st_size for p in folder.rglob("*") if p.is_file()]
+    return len(sizes), sum(sizes)
+
+
+def find_workload(module: str, name: str) -> Workload:
+    """A workload of a module of this folder, by name."""
+    loaded = __import__(f"benchmarks.{module}", fromlist=["WORKLOADS"])
+    return next(w for w in loaded.WORKLOADS if w.name == name)
+
+
+def _child(arguments: list[str]) -> None:
+    module, workload, step, library, folder, scale = arguments
+    found = find_workload(module, workload)
+    meter = Meter()
+    found.steps[step](__import__(library), Path(folder), meter, float(scale))
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({"seconds": meter.seconds, "peak_mb": peak_mb, "facts": meter.facts}))
+
+
+def open_repository(library: Any, folder: Path, **options: Any) -> Any:
+    """The repository of a workload, opened."""
+    return library.Repository.open(library.local_filesystem_storage(str(folder / "repo")), **options)
+
+
+def create_repository(library: Any, folder: Path, **options: Any) -> Any:
+    """The repository of a workload, made."""
+    return library.Repository.create(library.local_filesystem_storage(str(folder / "repo")), **options)
+
+
+if __name__ == "__main__":
+    _child(sys.argv[1:])
