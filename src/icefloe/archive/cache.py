@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, Generic, TypeVar
+
+from icefloe.blocking import blocking_loop
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -21,9 +24,9 @@ class ByteCache(Generic[K, V]):
         self.misses = 0
         self._held: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._bytes = 0
-        self._lock = threading.Lock()
-        # Loads in flight, per event loop: a future must not be awaited on another loop than its own.
-        self._loading: dict[tuple[int, K], asyncio.Future[V]] = {}
+        # Reentrant: a load that ends at once is forgotten while it is being noted.
+        self._lock = threading.RLock()
+        self._loading: dict[K, concurrent.futures.Future[V]] = {}
 
     async def get(self, key: K, load: Callable[[], Awaitable[tuple[V, int]]]) -> V:
         """The value of a key; `load` returns it with its size when it is not held."""
@@ -33,20 +36,18 @@ class ByteCache(Generic[K, V]):
                 self._held.move_to_end(key)
                 return self._held[key][0]
             self.misses += 1
-        loop = asyncio.get_running_loop()
-        slot = (id(loop), key)
-        waiting = self._loading.get(slot)
-        if waiting is not None:
-            return await asyncio.shield(waiting)
-        task = asyncio.ensure_future(self._load(key, load))
-        self._loading[slot] = task
-        task.add_done_callback(lambda done: self._forget_load(slot, done))
-        return await asyncio.shield(task)
+            loading = self._loading.get(key)
+            if loading is None:
+                # Loads run on this library's own loop: one that a caller blocks could keep others waiting for ever.
+                loading = asyncio.run_coroutine_threadsafe(self._load(key, load), blocking_loop())
+                self._loading[key] = loading
+                loading.add_done_callback(lambda done: self._forget_load(key, done))
+        return await asyncio.shield(asyncio.wrap_future(loading))
 
-    def _forget_load(self, slot: tuple[int, K], done: asyncio.Future[Any]) -> None:
-        self._loading.pop(slot, None)
-        if not done.cancelled():
-            done.exception()  # every waiter raised it already; a load nobody waits for any more must not warn
+    def _forget_load(self, key: K, done: concurrent.futures.Future[V]) -> None:
+        with self._lock:
+            if self._loading.get(key) is done:
+                del self._loading[key]
 
     async def _load(self, key: K, load: Callable[[], Awaitable[tuple[V, int]]]) -> V:
         value, size = await load()
