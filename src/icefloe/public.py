@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from icefloe.codec_pipeline import disable_fast_pipeline, enable_fast_pipeline, fast_pipeline
 from icefloe.debug import initialize_logs, print_debug_info, set_logs_filter
 from icefloe.display.ancestry_graph import AncestryGraph
 from icefloe.errors import (
@@ -29,7 +30,8 @@ from icefloe.errors import (
     VersionMismatchError,
     VirtualChunkError,
 )
-from icefloe.model.capabilities import Capabilities, SpecVersion
+from icefloe.model.administration import FeatureFlag, RepoAvailability, RepoStatus, Update, UpdateType
+from icefloe.model.capabilities import Capabilities, SpecVersion, supported_spec_versions
 from icefloe.model.config import CachingConfig, CompressionAlgorithm, CompressionConfig, RepositoryConfig
 from icefloe.model.diff import Diff
 from icefloe.model.manifest_conditions import (
@@ -150,6 +152,7 @@ __all__ = [
     "ConflictType",
     "Diff",
     "ErrorKind",
+    "FeatureFlag",
     "ForkSession",
     "FormatError",
     "FromEnvCredentials",
@@ -185,6 +188,8 @@ __all__ = [
     "ReadOnlyError",
     "RebaseFailedError",
     "RefNotFoundError",
+    "RepoAvailability",
+    "RepoStatus",
     "Repository",
     "RepositoryConfig",
     "RepositoryNotFoundError",
@@ -208,6 +213,8 @@ __all__ = [
     "TigrisObjectStore",
     "UnknownFormatError",
     "UnsupportedError",
+    "Update",
+    "UpdateType",
     "VersionMismatchError",
     "VersionSelection",
     "VirtualChunkContainer",
@@ -222,6 +229,9 @@ __all__ = [
     "azure_storage",
     "azure_store",
     "containers_credentials",
+    "disable_fast_pipeline",
+    "enable_fast_pipeline",
+    "fast_pipeline",
     "gcs_anonymous_credentials",
     "gcs_credentials",
     "gcs_from_env_credentials",
@@ -248,5 +258,6 @@ __all__ = [
     "s3_store",
     "set_logs_filter",
     "storage_from_url",
+    "supported_spec_versions",
     "tigris_storage",
 ]

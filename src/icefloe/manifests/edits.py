@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from icefloe.manifests.columns import take
-from icefloe.manifests.keys import find_row
+from icefloe.manifests.keys import Found, find_in, find_row
 from icefloe.manifests.merge import map_coords, overlay, shift_coords
 from icefloe.manifests.split import filter_box
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords, empty_table, table_from_rows
@@ -61,6 +62,23 @@ class EditBuffer:
             if row is not None:
                 return run.row(row)
         return None
+
+    def find_many(
+        self, coords: npt.NDArray[np.uint32], positions: npt.NDArray[np.intp]
+    ) -> tuple[list[Found], npt.NDArray[np.intp]]:
+        """The newest edits of `coords[positions]`, DELETED ones too, and the positions to look up in the base."""
+        self._fold()
+        found = []
+        for run in reversed(self._runs):
+            if not len(positions):
+                break
+            here, positions = find_in(run, coords, positions)
+            found.append(here)
+        if self.base_box is not None and len(positions):
+            low, high = np.array(self.base_box, dtype=np.int64).reshape(self.ndim, 2).T
+            wanted = coords[positions]
+            positions = positions[((wanted >= low) & (wanted < high)).all(axis=1)]
+        return found, positions
 
     def sees_base(self, coords: Coords) -> bool:
         """Whether a chunk this change set says nothing about is to be looked up in the base."""

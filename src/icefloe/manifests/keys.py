@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -74,10 +75,36 @@ def find_rows(table: ChunkTable, coords: npt.NDArray[np.uint32]) -> npt.NDArray[
             row = find_row(table, wanted)
             result[index] = -1 if row is None else row
         return result
-    radix = common_radix(table.coords, coords)
-    keys, wanted_keys = sort_keys(table.coords, radix), sort_keys(coords, radix)
+    own_keys = sort_keys(coords, common_radix(coords))
+    first, _ = find_position(table, coords[own_keys.argmin()].tolist())
+    last, is_there = find_position(table, coords[own_keys.argmax()].tolist())
+    # Only the part of the table that the question spans gets keys: a slab of a large table costs what the slab is.
+    part = table.coords[first : last + is_there]
+    if len(part) == 0:
+        return result
+    radix = common_radix(part, coords)
+    keys, wanted_keys = sort_keys(part, radix), sort_keys(coords, radix)
     positions = np.minimum(np.searchsorted(keys, wanted_keys), len(keys) - 1)
-    return np.where(keys[positions] == wanted_keys, positions, -1).astype(np.int64)
+    return np.where(keys[positions] == wanted_keys, positions + first, -1).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Rows of a table that answer a part of a question about many chunks."""
+
+    table: ChunkTable
+    rows: npt.NDArray[np.intp]
+    positions: npt.NDArray[np.intp]
+    """Which chunks of the question the rows are, ascending."""
+
+
+def find_in(
+    table: ChunkTable, coords: npt.NDArray[np.uint32], positions: npt.NDArray[np.intp]
+) -> tuple[Found, npt.NDArray[np.intp]]:
+    """Look up `coords[positions]` in a table: what is there, and the positions that are not."""
+    rows = find_rows(table, coords[positions])
+    there = rows >= 0
+    return Found(table, rows[there].astype(np.intp), positions[there]), positions[~there]
 
 
 def sort_order(coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64] | None:

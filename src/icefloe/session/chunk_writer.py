@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from icefloe.chunks.packs import PackBuilder, SealedPack, packing_policy
 from icefloe.formats.contract import Format
@@ -30,7 +30,7 @@ class ChunkWriter:
         self._packs = PackBuilder(packing_policy(config), id_bytes=format.capabilities.object_id_bytes)
         self.unstored: dict[bytes, bytes] = {}
         """Packs that are sealed but not known to be stored, by object id."""
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
 
     def find_pending(self, node_id: NodeId, coords: Coords) -> Buffer | None:
         """The bytes of a chunk that waits for its pack."""
@@ -42,7 +42,7 @@ class ChunkWriter:
         if size <= self._inline_bytes:
             self._record(changes, node, coords, ChunkRef(ChunkKind.INLINE, 0, size, data=bytes(data)))
         elif self._packs.policy.takes(size):
-            with self._lock:
+            with self.lock:
                 changes.buffer(node)
                 self._packs.add(node.id, coords, data)
                 full = self._packs.seal_full(self._recorder(changes)) if self._packs.is_full else []
@@ -53,8 +53,21 @@ class ChunkWriter:
             await self._storage.put(self._format.chunk_key(chunk_id), data)
             self._record(changes, node, coords, ChunkRef(ChunkKind.NATIVE, 0, size, object_id=chunk_id))
 
+    async def write_many(
+        self, changes: ChangeSet, node: ArrayNode, coords: Sequence[Coords], data: Sequence[Buffer]
+    ) -> None:
+        """Take many chunks of an array; large ones are stored at the same time."""
+        large = []
+        for each, body in zip(coords, data, strict=True):
+            size = len(body)
+            if size > self._inline_bytes and not self._packs.policy.takes(size):
+                large.append(self.write(changes, node, each, body))
+            else:
+                await self.write(changes, node, each, body)
+        await asyncio.gather(*large)
+
     def _record(self, changes: ChangeSet, node: ArrayNode, coords: Coords, ref: ChunkRef) -> None:
-        with self._lock:
+        with self.lock:
             self._packs.discard(node.id, coords)
             changes.buffer(node).set(coords, ref)
 
@@ -64,12 +77,12 @@ class ChunkWriter:
 
     def forget_node(self, node_id: NodeId) -> None:
         """Drop what waits for an array that is deleted."""
-        with self._lock:
+        with self.lock:
             self._packs.discard_node(node_id)
 
     def settle(self, changes: ChangeSet) -> None:
         """Give every waiting chunk its place in a pack, so that the change set knows all references."""
-        with self._lock:
+        with self.lock:
             self._packs.seal(self._recorder(changes))
 
     async def flush(self, changes: ChangeSet) -> None:
@@ -79,7 +92,7 @@ class ChunkWriter:
 
     def discard(self) -> None:
         """Forget everything that is not stored."""
-        with self._lock:
+        with self.lock:
             self._packs.clear()
             self.unstored.clear()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -13,6 +13,7 @@ from icefloe.model.chunk_keys import KeyEncoding, key_encoding
 from icefloe.model.chunk_table import ChunkRef, Coords, tombstones
 from icefloe.model.nodes import ArrayNode, Extents, Node
 from icefloe.model.paths import DOCUMENT, ChunkKey, DocumentKey, document_key, parse_key
+from icefloe.session.located import LocatedChunks
 from icefloe.session.workspace import Workspace
 from icefloe.storage.contract import Buffer
 
@@ -60,6 +61,39 @@ class KeySpace:
         if document is None or (start is None and end is None):
             return document
         return document[start:end]
+
+    def find_chunks(self, keys: Sequence[str]) -> tuple[ArrayNode, list[Coords]] | None:
+        """The array and the coordinates that keys name, or None unless all are chunks of one array."""
+        first = self.find_chunk(keys[0])
+        if first is None or not first[1]:
+            return None
+        node, _ = first
+        encoding, ndim = key_encoding(node.document), len(node.shape)
+        start = "" if node.path == "/" else node.path[1:] + "/"
+        start += encoding.lead + encoding.separator if encoding.lead else ""
+        cut, separator = len(start), encoding.separator
+        try:
+            coords = [tuple(map(int, key[cut:].split(separator))) for key in keys]
+        except ValueError:
+            return None
+        same = all(key.startswith(start) for key in keys) and {len(each) for each in coords} == {ndim}
+        return (node, coords) if same else None
+
+    async def locate(self, keys: Sequence[str]) -> LocatedChunks | None:
+        """Where the chunks of one array are; None when the keys are anything else."""
+        found = self.find_chunks(keys)
+        if found is None:
+            return None
+        node, coords = found
+        return await self._workspace.locate_chunks(node, np.array(coords, dtype=np.uint32))
+
+    async def write_chunks(self, keys: Sequence[str], data: Sequence[Buffer]) -> bool:
+        """Set many chunks of one array; False, and nothing is done, when the keys are anything else."""
+        found = self.find_chunks(keys) if keys else None
+        if found is not None:
+            node, coords = found
+            await self._workspace.write_chunks(node, coords, data)
+        return found is not None
 
     async def length(self, key: str) -> int | None:
         """How many bytes a key has, without reading them; None when there is nothing."""

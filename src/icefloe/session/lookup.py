@@ -13,7 +13,7 @@ from icefloe.archive.files import Archive
 from icefloe.errors import FormatError, ObjectNotFoundError
 from icefloe.ids import ObjectId
 from icefloe.manifests.columns import concat
-from icefloe.manifests.keys import find_row
+from icefloe.manifests.keys import Found, find_in, find_row
 from icefloe.manifests.split import filter_box
 from icefloe.model.chunk_table import ChunkRef, ChunkTable, empty_table
 from icefloe.model.nodes import ArrayNode, Extents, ManifestRef
@@ -35,6 +35,13 @@ class _Boxes:
         point = np.asarray(coords, dtype=np.int64)
         inside = ((self.first <= point) & (point < self.end)).all(axis=1)
         return [self.refs[i].manifest_id for i in np.flatnonzero(inside)]
+
+    def asked(self, coords: npt.NDArray[np.uint32]) -> list[tuple[ObjectId, npt.NDArray[np.bool_]]]:
+        """Manifests that may hold some of the chunks, each with a mask of those."""
+        low, high = coords.min(axis=0).astype(np.int64), coords.max(axis=0).astype(np.int64)
+        near = np.flatnonzero(((self.first <= high) & (low < self.end)).all(axis=1))
+        masks = [((coords >= self.first[i]) & (coords < self.end[i])).all(axis=1) for i in near]
+        return [(self.refs[i].manifest_id, mask) for i, mask in zip(near, masks, strict=True) if mask.any()]
 
     def meeting(self, box: Extents) -> list[ObjectId]:
         """Manifests whose box meets another box."""
@@ -69,6 +76,23 @@ class ChunkLookup:
                 if row is not None:
                     return table.row(row)
         return None
+
+    async def find_many(
+        self, node: ArrayNode, coords: npt.NDArray[np.uint32], positions: npt.NDArray[np.intp]
+    ) -> tuple[list[Found], npt.NDArray[np.intp]]:
+        """The rows of `coords[positions]`, by manifest, and the positions that were never written."""
+        if not node.manifests or not len(positions):
+            return [], positions
+        asked = self._index(node).asked(coords[positions])
+        tables = await asyncio.gather(*(self._table(node, manifest_id) for manifest_id, _ in asked))
+        found, missing = [], np.ones(len(coords), dtype=bool)
+        for (_, inside), table in zip(asked, tables, strict=True):
+            if table is not None:
+                wanted = positions[inside]
+                here, _ = find_in(table, coords, wanted[missing[wanted]])
+                missing[here.positions] = False
+                found.append(here)
+        return found, positions[missing[positions]]
 
     def manifests_for(self, node: ArrayNode, coords: tuple[int, ...]) -> list[ObjectId]:
         """Manifests that may hold a chunk."""

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from icefloe.errors import InvalidInputError, NodeNotFoundError
 from icefloe.ids import NodeId, new_node_id
@@ -22,6 +23,7 @@ from icefloe.model.zarr_document import join_attributes, parse_array_shape, pars
 from icefloe.session.change_set import ChangeSet
 from icefloe.session.chunk_writer import ChunkWriter
 from icefloe.session.engine import Engine
+from icefloe.session.located import LocatedChunks, gather_located
 from icefloe.session.lookup import ChunkLookup
 from icefloe.session.node_numbers import NodeNumbers
 from icefloe.session.tree import Tree
@@ -208,6 +210,26 @@ class Workspace:
             return None
         return await self.reader.fetch(ref, start or 0, end, where=f"chunk {list(coords)} of {node.path}")
 
+    async def locate_chunks(self, node: ArrayNode, coords: npt.NDArray[np.uint32]) -> LocatedChunks:
+        """Where many chunks of an array are, as the session sees it: what `fetch_chunk` reads, asked for at once."""
+        positions = np.flatnonzero((coords < np.array(node.grid, dtype=np.int64)).all(axis=1))
+        waiting: dict[int, Buffer] = {}
+        pieces = []
+        with self.writer.lock:
+            if self.writer.has_pending:
+                wanted = map(tuple, coords[positions].tolist())
+                held = ((i, self.writer.find_pending(node.id, c)) for i, c in zip(positions.tolist(), wanted))
+                waiting = {position: data for position, data in held if data is not None}
+                positions = positions[~np.isin(positions, list(waiting))] if waiting else positions
+            for edits in self._edit_layers(node):
+                found, positions = edits.find_many(coords, positions)
+                pieces += found
+        parts = self._parts_of(node)
+        for layer in (node,) if parts is None else (parts, node):
+            found, positions = await self.lookup.find_many(layer, coords, positions)
+            pieces += found
+        return gather_located(len(coords), waiting, pieces, self.reader, node.path)
+
     async def chunk_length(self, node: ArrayNode, coords: Coords) -> int | None:
         """How many bytes a chunk has, without reading it."""
         pending = self.writer.find_pending(node.id, coords)
@@ -220,6 +242,12 @@ class Workspace:
         """Set a chunk."""
         self.check_coords(node, coords)
         await self.writer.write(self.changes, node, coords, data)
+
+    async def write_chunks(self, node: ArrayNode, coords: Sequence[Coords], data: Sequence[Buffer]) -> None:
+        """Set many chunks of an array."""
+        for each in coords:
+            self.check_coords(node, each)
+        await self.writer.write_many(self.changes, node, coords, data)
 
     def set_ref(self, node: ArrayNode, coords: Coords, ref: ChunkRef) -> None:
         """Point a chunk at bytes that are elsewhere."""

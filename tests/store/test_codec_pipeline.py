@@ -1,0 +1,199 @@
+"""The batched pipeline reads and writes exactly what zarr's own pipeline does."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from typing import Any
+
+import hypothesis.extra.numpy as npst
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
+from zarr.core.sync import sync
+from zarr.storage import MemoryStore
+from zarr.testing.strategies import basic_indices, orthogonal_indices
+
+import icefloe
+from icefloe import codec_pipeline
+from icefloe.codec_pipeline import BatchedChunkPipeline
+
+DTYPES = ["bool", "int8", "uint16", ">i4", "uint64", "float16", "<f4", ">f8", "complex64", "datetime64[s]"]
+DTYPES += ["timedelta64[ms]", "S5", "U3", "string"]
+FILLS: dict[str, list[Any]] = {"f": [0.0, -0.0, 1.5, float("nan")], "c": [0j, complex("nan")], "i": [0, 7], "u": [0, 7]}
+
+
+def compressors(ndim: int) -> list[dict[str, Any]]:
+    big = {"serializer": BytesCodec(endian="big")}
+    return [
+        {"compressors": None},
+        {"compressors": None, **big},
+        {"compressors": [ZstdCodec()]},
+        {"compressors": [GzipCodec(level=1), Crc32cCodec()]},
+        {"compressors": [BloscCodec(cname="lz4")]},
+        {"compressors": None, "filters": [TransposeCodec(order=tuple(reversed(range(ndim))))]},
+        {"compressors": [Crc32cCodec()], "filters": [TransposeCodec(order=tuple(reversed(range(ndim))))], **big},
+    ]
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
+    """The arguments of `create_array`, and data for all of the array."""
+    shape = draw(npst.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=9))
+    chunks = tuple(draw(st.integers(1, max(1, n))) for n in shape)
+    name = draw(st.sampled_from(DTYPES))
+    options = draw(st.sampled_from(compressors(len(shape))))
+    if name in ("string", "S5", "U3", "bool", "int8"):
+        options = {key: value for key, value in options.items() if key != "serializer"}
+    layout: dict[str, Any] = {"shape": shape, "chunks": chunks, "dtype": name, **options}
+    if draw(st.integers(0, 5)) == 0 and "filters" not in options:
+        layout["shards"] = tuple(c * draw(st.integers(1, 2)) for c in chunks)
+    layout["config"] = {"write_empty_chunks": draw(st.booleans()), "order": draw(st.sampled_from("CF"))}
+    if name == "string":
+        # Zarr 3.1 itself mixes up the elements of text chunks in Fortran order.
+        layout["config"]["order"] = "C"
+        count = int(np.prod(shape))
+        texts = draw(st.lists(st.text(max_size=3), min_size=count, max_size=count))
+        return layout, np.array(texts, dtype=object).reshape(shape)
+    dtype = np.dtype(name)
+    fills = FILLS.get(dtype.kind)
+    if fills is not None:
+        layout["fill_value"] = draw(st.sampled_from(fills))
+    fill = np.zeros((), dtype)[()] if "fill_value" not in layout else layout["fill_value"]
+    data = draw(npst.arrays(dtype, shape, fill=st.just(None).map(lambda _: fill)))
+    return layout, data
+
+
+def same(left: Any, right: Any) -> None:
+    left, right = np.asarray(left), np.asarray(right)
+    assert left.dtype == right.dtype and left.shape == right.shape
+    if left.dtype.kind in "fc":
+        assert left.tobytes() == right.tobytes()
+    else:
+        np.testing.assert_array_equal(left, right)
+
+
+def stored(store: Any) -> dict[str, bytes]:
+    async def collect() -> dict[str, bytes]:
+        prototype = zarr.core.buffer.default_buffer_prototype()
+        return {key: (await store.get(key, prototype)).to_bytes() async for key in store.list()}
+
+    return sync(collect())
+
+
+@given(layout=layouts(), data=st.data(), few=st.sampled_from([0, 2]), round_bytes=st.sampled_from([40, 32 << 20]))
+@settings(max_examples=120, deadline=None)
+def test_it_writes_the_same_bytes_and_reads_the_same_values_as_zarrs_own(
+    layout: Any, data: Any, few: int, round_bytes: int
+) -> None:
+    options, values = layout
+    session = icefloe.Repository.create(icefloe.in_memory_storage()).writable_session("main")
+    plain_store = MemoryStore()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec_pipeline, "_FEW", few)
+        patch.setattr(codec_pipeline, "_ROUND_BYTES", round_bytes)
+        patch.setattr(codec_pipeline, "_INLINE_BYTES", 30)
+        plain = zarr.create_array(plain_store, **options)
+        with icefloe.fast_pipeline():
+            fast = zarr.create_array(session.store, **options)
+        assert type(fast.async_array.codec_pipeline) is BatchedChunkPipeline
+        assert type(plain.async_array.codec_pipeline) is not BatchedChunkPipeline
+        for array in (plain, fast):
+            array[...] = values
+        for _ in range(data.draw(st.integers(0, 3))):
+            if data.draw(st.booleans()):
+                where = data.draw(basic_indices(shape=values.shape))
+                change = data.draw(st.sampled_from([values, values[::-1], np.zeros_like(values)]))[where]
+                change = data.draw(st.sampled_from([change, values.reshape(-1)[0]]))
+                plain[where] = change
+                fast[where] = change
+                same(plain[where], fast[where])
+            else:
+                where, _ = data.draw(orthogonal_indices(shape=values.shape))
+                same(plain.oindex[where], fast.oindex[where])
+                plain.oindex[where] = plain.oindex[where]
+                fast.oindex[where] = fast.oindex[where]
+            same(plain[...], fast[...])
+        assert stored(plain_store) == stored(session.store)
+        if session.has_uncommitted_changes:
+            session.commit("written")
+        with icefloe.fast_pipeline():
+            again, plain = (zarr.open_array(store, mode="r") for store in (session.store, plain_store))
+        same(plain[...], again[...])
+        mask = values == values.reshape(-1)[0] if values.dtype != object else np.ones(values.shape, dtype=bool)
+        same(plain.vindex[mask], again.vindex[mask])
+
+
+def test_missing_chunks_are_told_apart_and_ranges_of_large_arrays_fetch_no_more_than_they_need() -> None:
+    session = icefloe.Repository.create(icefloe.in_memory_storage()).writable_session("main")
+    with icefloe.fast_pipeline():
+        array = zarr.create_array(session.store, shape=(100, 10), chunks=(1, 10), dtype="i4", fill_value=-1)
+        array[10:20] = 7
+    assert (array[5:25].max(axis=1) == [-1] * 5 + [7] * 10 + [-1] * 5).all()
+    assert session.chunk_type("/", [10, 0]) is not icefloe.ChunkType.UNINITIALIZED
+    assert session.chunk_type("/", [9, 0]) is icefloe.ChunkType.UNINITIALIZED
+
+
+def test_arrays_in_other_stores_keep_zarrs_pipeline_and_pickle_without_ours() -> None:
+    with icefloe.fast_pipeline():
+        array = zarr.create_array(MemoryStore(), shape=(8,), chunks=(2,), dtype="i4")
+        array[:] = 3
+    assert type(array.async_array.codec_pipeline).__module__.startswith("zarr.")
+    assert b"icefloe" not in pickle.dumps(array.async_array.codec_pipeline)
+
+
+def test_it_is_switched_on_and_off_again() -> None:
+    before = zarr.config.get("codec_pipeline.path")
+    icefloe.enable_fast_pipeline()
+    assert zarr.config.get("codec_pipeline.path") == codec_pipeline.PIPELINE
+    icefloe.disable_fast_pipeline()
+    assert zarr.config.get("codec_pipeline.path") == before
+
+
+def test_a_read_only_store_refuses_batches_too() -> None:
+    session = icefloe.Repository.create(icefloe.in_memory_storage()).writable_session("main")
+    with icefloe.fast_pipeline():
+        zarr.create_array(session.store, shape=(100,), chunks=(1,), dtype="i4")
+        session.commit("made")
+        array = zarr.open_array(session.store)
+    with pytest.raises(ValueError, match="read-only"):
+        array[:] = 1
+
+
+def test_a_user_may_change_an_array_after_writing_it() -> None:
+    session = icefloe.Repository.create(icefloe.in_memory_storage()).writable_session("main")
+    values = np.arange(64 * 1024, dtype="i4").reshape(16, 4096)
+    with icefloe.fast_pipeline():
+        array = zarr.create_array(session.store, shape=values.shape, chunks=(1, 4096), dtype="i4", compressors=None)
+    array[:] = values
+    kept = values.copy()
+    values[:] = -1
+    np.testing.assert_array_equal(array[:], kept)
+    session.commit("written")
+    np.testing.assert_array_equal(zarr.open_array(session.store)[:], kept)
+
+
+def test_text_in_any_memory_order_comes_back_as_it_was() -> None:
+    values = np.array([[f"{i}{j}" for j in range(6)] for i in range(6)], dtype=object)
+    for order, written in [(o, w) for o in "CF" for w in (values, np.asfortranarray(values))]:
+        session = icefloe.Repository.create(icefloe.in_memory_storage()).writable_session("main")
+        with icefloe.fast_pipeline():
+            array = zarr.create_array(
+                session.store, shape=(6, 6), chunks=(2, 2), dtype="string", config={"order": order}
+            )
+        array[...] = written
+        np.testing.assert_array_equal(array[...], values)
+
+
+async def test_several_reads_at_once_share_nothing_but_the_store() -> None:
+    session = icefloe.Repository.create(icefloe.in_memory_storage()).writable_session("main")
+    with icefloe.fast_pipeline():
+        group = zarr.create_group(session.store)
+        arrays = [group.create_array(f"a{n}", shape=(200,), chunks=(10,), dtype="i8") for n in range(4)]
+    await asyncio.gather(*(a.async_array.setitem(slice(None), np.arange(200) + n) for n, a in enumerate(arrays)))
+    found = await asyncio.gather(*(a.async_array.getitem(slice(None)) for a in arrays))
+    for n, values in enumerate(found):
+        np.testing.assert_array_equal(values, np.arange(200) + n)
