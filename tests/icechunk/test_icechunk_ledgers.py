@@ -20,8 +20,8 @@ from icefloe.errors import (
     ReadOnlyError,
     RefNotFoundError,
     RepositoryNotFoundError,
+    SessionStateError,
     SnapshotNotFoundError,
-    UnsupportedError,
     VersionMismatchError,
 )
 from icefloe.formats.flat.initial_snapshot import INITIAL_SNAPSHOT_ID
@@ -306,7 +306,7 @@ async def test_features_can_be_switched_off_and_back(repo2: HandMade) -> None:
     await repo2.create()
     ledger = ledger2(repo2)
     await ledger.set_flag("create_tag", False)
-    with pytest.raises(UnsupportedError):
+    with pytest.raises(SessionStateError):
         await ledger.create_tag("t", INITIAL_SNAPSHOT_ID)
     await ledger.set_flag("create_tag", True)
     assert await ledger.fetch_flags() == {"move_node": None, "create_tag": True, "delete_tag": None}

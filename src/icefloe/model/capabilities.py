@@ -7,13 +7,67 @@ from dataclasses import dataclass
 
 
 class SpecVersion(enum.Enum):
-    """The on-disk generations, by the name a user gives when creating a repository."""
+    """The on-disk generations, oldest first, by the name a user gives when creating a repository.
+
+    The official package numbers the ones it writes: `SpecVersion.v2`, `SpecVersion(2)` and `spec_version >= 2` mean
+    what they mean there; every earlier generation is below 1.
+    """
 
     DATASET = "dataset"
     STORE = "store"
     REPOSITORY = "repository"
     ICECHUNK1 = "icechunk1"
     ICECHUNK2 = "icechunk2"
+
+    v1 = ICECHUNK1
+    v2 = ICECHUNK2
+
+    @classmethod
+    def _missing_(cls, value: object) -> SpecVersion | None:
+        return next((version for version in cls if version.number == value), None)
+
+    @staticmethod
+    def current() -> SpecVersion:
+        """The newest generation that the official package writes."""
+        return SpecVersion.ICECHUNK2
+
+    @property
+    def number(self) -> int | None:
+        """The number that the official package gives to the generation, if it knows it."""
+        return {"icechunk1": 1, "icechunk2": 2}.get(self.value)
+
+    @property
+    def _order(self) -> int:
+        return list(SpecVersion).index(self) - 2
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, SpecVersion):
+            return self is other
+        return self.number == other if isinstance(other, int) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.value if self.number is None else self.number)
+
+    def __lt__(self, other: object) -> bool:
+        return self._order < _order_of(other) if isinstance(other, SpecVersion | int) else NotImplemented
+
+    def __le__(self, other: object) -> bool:
+        return self._order <= _order_of(other) if isinstance(other, SpecVersion | int) else NotImplemented
+
+    def __gt__(self, other: object) -> bool:
+        return self._order > _order_of(other) if isinstance(other, SpecVersion | int) else NotImplemented
+
+    def __ge__(self, other: object) -> bool:
+        return self._order >= _order_of(other) if isinstance(other, SpecVersion | int) else NotImplemented
+
+
+def _order_of(version: SpecVersion | int) -> int:
+    return version if isinstance(version, int) else version._order
+
+
+def supported_spec_versions() -> list[SpecVersion]:
+    """Every generation that is read and written, newest first."""
+    return list(reversed(SpecVersion))
 
 
 @dataclass(frozen=True, slots=True)

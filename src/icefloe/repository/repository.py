@@ -12,8 +12,10 @@ from icefloe.blocking import run_blocking
 from icefloe.display.card import Card, Described, Fact, Styled
 from icefloe.errors import InvalidInputError, RepositoryNotFoundError
 from icefloe.formats.config_document import encode_config
+from icefloe.ledger.features import check_feature
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
+from icefloe.repository.administration import AdministrationDoor
 from icefloe.repository.history import HistoryDoor
 from icefloe.repository.refs import RefsDoor
 from icefloe.session import opening
@@ -30,7 +32,7 @@ Place = Storage | str | Path
 Authorization = Mapping[str, Any] | None
 
 
-class Repository(RefsDoor, HistoryDoor, Described):
+class Repository(RefsDoor, HistoryDoor, AdministrationDoor, Described):
     """A versioned store of Zarr hierarchies.
 
     Examples
@@ -305,6 +307,8 @@ class Repository(RefsDoor, HistoryDoor, Described):
 
     async def _branch_session(self, branch: str, mode: SessionMode) -> Session:
         await opening.check_writable(self._engine)
+        if mode is SessionMode.REARRANGE:
+            await check_feature(self._engine.ledger, "move_node")
         tip = await self._engine.ledger.fetch_tip(branch)
         base = await self._engine.archive.fetch_snapshot(tip.snapshot_id)
         opening.preload(self._engine, base)

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from icefloe.errors import ConflictError, SessionStateError, UnsupportedError
+from icefloe.formats.flat.times import later_than
 from icefloe.ids import NodeId, ObjectId, new_object_id
 from icefloe.ledger.contract import Tip
+from icefloe.ledger.features import check_feature
 from icefloe.model.nodes import ArrayNode, AttributesRef, Node
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.model.transaction_log import TransactionLog
@@ -129,6 +131,8 @@ async def flush_snapshot(
             f"generation {engine.format.spec_version.value!r} takes moves only in a commit of their own; "
             "commit the other changes first, then move in a new session"
         )
+    if log.moves:
+        await check_feature(engine.ledger, "move_node")
     manifests = await flush_manifests(work)
     attributes = await _flush_attributes(work)
     snapshot = _build_snapshot(work, request, manifests, attributes, onto)
@@ -201,7 +205,7 @@ def _build_snapshot(
     return Snapshot(
         id=new_object_id(capabilities.object_id_bytes),
         parent_id=parent.id,
-        written_at=max(now, base.written_at + dt.timedelta(microseconds=1)),
+        written_at=later_than(base.written_at, now),
         message=request.message,
         metadata=request.metadata,
         nodes=nodes,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-from icefloe.errors import AlreadyExistsError, ConflictError, InvalidInputError, RefNotFoundError, UnsupportedError
+from icefloe.errors import AlreadyExistsError, ConflictError, InvalidInputError, RefNotFoundError, SessionStateError
 from icefloe.formats.flat.flexible_writer import encode_flexible
 from icefloe.formats.flat.metadata_items import encode_metadata
 from icefloe.formats.flat.times import to_microseconds
@@ -170,7 +170,10 @@ def _require_listed(info: RepoInfo, snapshot_id: ObjectId) -> None:
 
 def _require_flag(info: RepoInfo, name: str) -> None:
     if FLAGS[name] in info.disabled_flags:
-        raise UnsupportedError(f"the repository has the feature {name!r} switched off; set_flag switches it on")
+        raise SessionStateError(
+            f"the repository has the feature {name!r} switched off; repo.set_feature_flag({name!r}, None) allows it "
+            "again"
+        )
 
 
 def set_config(info: RepoInfo, document: Mapping[str, Any]) -> Edit:
