@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="size of the data; 1 is what the table is about")
     parser.add_argument("--only", default="", help="workloads whose name contains this")
     arguments = parser.parse_args()
-    console = Console()
+    console = Console(width=max(150, Console().width))
     rows: list[Row] = []
     for name in arguments.modules:
         module = importlib.import_module(f"benchmarks.{name}")

@@ -10,7 +10,7 @@ import pytest
 from icefloe.errors import UnknownFormatError
 from icefloe.formats.header import FileType, encode_header
 from icefloe.formats.registry import get_format
-from icefloe.ledger.detect import detect_generation
+from icefloe.ledger.detect import detect, detect_generation
 from icefloe.model.capabilities import SpecVersion
 from icefloe.storage.build import in_memory_storage, local_filesystem_storage
 from icefloe.storage.counting import CountingStorage
@@ -57,13 +57,34 @@ async def test_something_newer_or_unknown_is_said_to_be_so(repo: bytes) -> None:
         await detect_generation(storage)
 
 
-async def test_the_generations_in_use_are_found_in_one_round() -> None:
+async def test_the_generations_in_use_are_found_in_two_rounds_without_listing() -> None:
     storage = CountingStorage(in_memory_storage())
     await storage.put("refs/branch.main/ZZZZZZZZ.json", REF)
     storage.counts.reset()
     await detect_generation(storage)
-    assert storage.counts.total.requests == 3
+    assert storage.counts.total.requests == 4
     assert storage.counts.of("list", "list_names").requests == 0
+
+
+async def test_a_configuration_that_names_the_generation_tells_all_in_one_request() -> None:
+    storage = CountingStorage(in_memory_storage())
+    await storage.put("config.json", b'{"generation": "repository", "inline_chunk_threshold_bytes": 7}')
+    storage.counts.reset()
+    detected = await detect(storage)
+    assert detected is not None
+    assert detected.spec_version is SpecVersion.REPOSITORY
+    assert detected.config is not None
+    assert detected.config.document == {"inline_chunk_threshold_bytes": 7}
+    assert storage.counts.total.requests == 1
+
+
+@pytest.mark.parametrize("config", [b"", b"[]", b'{"generation": "store"}', b"{}"])
+async def test_a_configuration_that_does_not_name_it_leaves_the_search_to_the_files(config: bytes) -> None:
+    storage = in_memory_storage()
+    await storage.put("config.json", config)
+    assert await detect_generation(storage) is None
+    await storage.put("refs/branch.main/ZZZZZZZZ.json", REF)
+    assert await detect_generation(storage) is SpecVersion.REPOSITORY
 
 
 @pytest.fixture

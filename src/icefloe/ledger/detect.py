@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from dataclasses import dataclass
 
 from icefloe.errors import FormatError, ObjectNotFoundError, UnknownFormatError, UnsupportedError
 from icefloe.formats.header import HEADER_BYTES, FileType, has_magic, parse_header
+from icefloe.ledger.contract import StoredConfig
+from icefloe.ledger.sequence import CONFIG_KEY, names_generation, stored_config
 from icefloe.model.capabilities import SpecVersion
 from icefloe.storage.contract import Storage
 
@@ -15,11 +18,37 @@ _NEWEST_SPEC = 2
 _SEQUENCE = re.compile(r"(?:[0-9A-Z]{8}|[0-9A-Z]{13})\.json")
 
 
-async def detect_generation(storage: Storage) -> SpecVersion | None:
-    """The generation at a place, None when there is none, UnknownFormatError when it is a newer one.
+@dataclass(frozen=True, slots=True)
+class Detected:
+    """The generation at a place, and its stored configuration where that was met on the way."""
 
-    The three generations in use are recognised by one object each, asked for at the same time.
+    spec_version: SpecVersion
+    config: StoredConfig | None = None
+
+
+async def detect(storage: Storage) -> Detected | None:
+    """What is stored at a place, None when there is nothing, UnknownFormatError when it is something newer.
+
+    The default generation says so in its `config.json`: one request. Others are recognised by what they hold.
     """
+    try:
+        found = await storage.get_versioned(CONFIG_KEY)
+    except ObjectNotFoundError:
+        found = None
+    if found is not None and names_generation(found):
+        return Detected(SpecVersion.REPOSITORY, stored_config(found))
+    version = await _recognise(storage)
+    return None if version is None else Detected(version)
+
+
+async def detect_generation(storage: Storage) -> SpecVersion | None:
+    """The generation at a place, None when there is none, UnknownFormatError when it is a newer one."""
+    detected = await detect(storage)
+    return None if detected is None else detected.spec_version
+
+
+async def _recognise(storage: Storage) -> SpecVersion | None:
+    """The three generations in use are recognised by one object each, asked for at the same time."""
     repo, current, sequence = await asyncio.gather(
         _find_start(storage, "repo"),
         _find_whole(storage, "refs/branch.main/ref.json"),

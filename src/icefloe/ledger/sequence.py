@@ -45,10 +45,12 @@ from icefloe.ledger.sequence_files import (
     parse_sequence,
 )
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
-from icefloe.storage.contract import Storage
+from icefloe.storage.contract import Storage, Versioned
 from icefloe.storage.retries import RetryPolicy
 
 CONFIG_KEY, EARLY_CONFIG_KEY = "config.json", "config.yaml"
+GENERATION_KEY, GENERATION = "generation", "repository"
+"""Kept in `config.json`, so that one request tells what is stored at a place and how it is configured."""
 _CONTENTION = RetryPolicy(max_tries=100, initial_backoff_ms=2, max_backoff_ms=500)
 """In every round that is lost somebody else moved the branch, so a hundred rounds are many."""
 _CONCURRENCY = 32
@@ -74,8 +76,12 @@ class SequenceLedger(Ledger):
 
     async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
         await self.storage.create(DOTTED.branch_key(MAIN, 0), RefContent(initial.id).encode())
-        if config is not None:
-            await self.save_config(config, None)
+        # Only the winner of the branch file gets here, so the configuration says truly that there is a repository.
+        try:
+            await self.save_config(config or {}, None)
+        except ConflictError:
+            left = await self.fetch_config()
+            await self.save_config({**(left.document or {}), **(config or {})}, left.mark)
 
     async def fetch_tip(self, branch: str) -> Tip:
         newest = await self._fetch_newest(check_name(branch, "branch"))
@@ -299,11 +305,10 @@ class SequenceLedger(Ledger):
         await reparent(self.archive, tips, snapshot_id, parent_id)
 
     async def fetch_config(self) -> StoredConfig:
-        own, early = await asyncio.gather(
-            _find(self.storage.get_versioned(CONFIG_KEY)), _find(self.storage.get(EARLY_CONFIG_KEY))
-        )
+        own = await _find(self.storage.get_versioned(CONFIG_KEY))
         if own is not None:
-            return StoredConfig(_parse_config(own.data), own.version)
+            return stored_config(own)
+        early = await _find(self.storage.get(EARLY_CONFIG_KEY))
         if early is None:
             return StoredConfig(None)
         try:
@@ -312,7 +317,7 @@ class SequenceLedger(Ledger):
             raise FormatError(f"{EARLY_CONFIG_KEY} of {self.storage.url} cannot be read: {error}") from error
 
     async def save_config(self, document: Mapping[str, Any], mark: Any) -> None:
-        data = json.dumps(document, indent=2).encode()
+        data = json.dumps({GENERATION_KEY: GENERATION, **document}, indent=2).encode()
         try:
             if mark is None:
                 await self.storage.create(CONFIG_KEY, data, unique=False)
@@ -320,6 +325,21 @@ class SequenceLedger(Ledger):
                 await self.storage.swap(CONFIG_KEY, data, mark, unique=False)
         except (AlreadyExistsError, VersionMismatchError, ObjectNotFoundError) as error:
             raise ConflictError("the stored configuration changed since it was read; fetch it, then save") from error
+
+
+def stored_config(found: Versioned) -> StoredConfig:
+    """The configuration in a `config.json`; the generation it names is no part of it."""
+    document = dict(_parse_config(found.data))
+    document.pop(GENERATION_KEY, None)
+    return StoredConfig(document or None, found.version)
+
+
+def names_generation(found: Versioned) -> bool:
+    """Whether a `config.json` says that it belongs to a repository of this generation."""
+    try:
+        return _parse_config(found.data).get(GENERATION_KEY) == GENERATION
+    except FormatError:
+        return False
 
 
 def _parse_config(data: bytes) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from icefloe.errors import AlreadyExistsError, IcefloeError, InvalidInputError, 
 from icefloe.formats.config_document import decode_config, encode_config
 from icefloe.formats.contract import Format
 from icefloe.formats.registry import get_format
-from icefloe.ledger.detect import detect_generation
+from icefloe.ledger.detect import Detected, detect, detect_generation
 from icefloe.ledger.registry import locate_files, make_ledger
 from icefloe.manifests.preload import manifests_to_preload
 from icefloe.model.capabilities import SpecVersion
@@ -98,13 +98,14 @@ def _taken(storage: Storage) -> AlreadyExistsError:
 
 async def open_engine(storage: Storage, config: RepositoryConfig | None, authorized: Mapping[str, Any]) -> Engine:
     """Open the repository in a storage; RepositoryNotFoundError when there is none."""
-    version = await find_spec_version(storage)
-    if version is None:
+    detected = await detect(storage)
+    if detected is None:
         raise RepositoryNotFoundError(
             f"no repository at {storage.url}; create one with Repository.create(...)", url=storage.url
         )
+    version = detected.spec_version
     storage = await locate_files(version, storage)
-    stored = await _fetch_config(storage, version)
+    stored = await _fetch_config(storage, detected)
     effective = (stored or RepositoryConfig.default()).merge(config) if config is not None else stored
     return build_engine(storage, version, effective or RepositoryConfig.default(), authorized)
 
@@ -124,16 +125,18 @@ async def create_or_open_engine(
         return await open_engine(storage, config, authorized)
 
 
-async def _fetch_config(storage: Storage, version: SpecVersion) -> RepositoryConfig | None:
-    ledger = make_ledger(version, storage, Archive(storage, get_format(version)))
-    stored = await ledger.fetch_config()
+async def _fetch_config(storage: Storage, detected: Detected) -> RepositoryConfig | None:
+    stored = detected.config
+    if stored is None:
+        version = detected.spec_version
+        stored = await make_ledger(version, storage, Archive(storage, get_format(version))).fetch_config()
     return None if stored.document is None else decode_config(stored.document)
 
 
 async def fetch_stored_config(storage: Storage) -> RepositoryConfig | None:
     """The configuration kept in a repository, or None."""
-    version = await find_spec_version(storage)
-    return None if version is None else await _fetch_config(storage, version)
+    detected = await detect(storage)
+    return None if detected is None else await _fetch_config(storage, detected)
 
 
 async def save_config(engine: Engine) -> None:
