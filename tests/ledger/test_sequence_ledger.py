@@ -344,7 +344,7 @@ async def test_the_configuration_is_stored_as_json_and_guarded(storage: Storage)
     empty = await ledger.fetch_config()
     assert empty.document is None
     await ledger.save_config({"a": 1}, empty.mark)
-    assert json.loads(await storage.get("config.json")) == {"a": 1}
+    assert json.loads(await storage.get("config.json")) == {"generation": "repository", "a": 1}
     stored = await ledger.fetch_config()
     assert stored.document == {"a": 1}
     with pytest.raises(ConflictError):
@@ -356,6 +356,7 @@ async def test_the_configuration_is_stored_as_json_and_guarded(storage: Storage)
 
 async def test_the_configuration_of_others_is_read_and_then_replaced(storage: Storage) -> None:
     ledger, _ = await create(storage)
+    await storage.delete(["config.json"])
     await storage.put("config.yaml", b"inline_chunk_threshold_bytes: 12\nstore: !S3 {region: x}\n")
     stored = await ledger.fetch_config()
     assert stored.document == {"inline_chunk_threshold_bytes": 12, "store": {"!S3": {"region": "x"}}}
