@@ -249,7 +249,7 @@ def do_test(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 def do_demo(arguments: argparse.Namespace, rest: list[str]) -> int:
     environment = prepare(arguments.python)
-    return attempt([environment.python, ROOT / "examples" / "quickstart.py", *rest], **activated(environment))
+    return attempt([environment.python, "-m", "icefloe.cli.app", "demo", *rest], **activated(environment))
 
 
 def do_bench(arguments: argparse.Namespace, rest: list[str]) -> int:
@@ -300,7 +300,7 @@ def install_uv(folder: Path) -> str:
 
 
 JOBS = {
-    "demo": (do_demo, "set up, then build an example repository and show its tree and history"),
+    "demo": (do_demo, "set up, then ingest a month of synthetic weather on local Spark, branch it, travel back, draw it"),
     "test": (do_test, "set up, then run every check and test (--quick: what one runs all the time)"),
     "lint": (do_lint, "set up, then run ruff, mypy and the import layers (--fix: let ruff mend)"),
     "bench": (do_bench, "set up, then run the benchmarks"),

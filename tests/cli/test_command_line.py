@@ -84,7 +84,7 @@ def test_every_verb_has_its_line_and_json() -> None:
     for name, command in commands.items():
         assert command.help.partition("\n")[0] == VERBS[name].summary
         assert "--json" in [option for parameter in command.params for option in parameter.opts]
-        assert command.params[0].name == "place"
+        assert command.params[0].name == {"ingest": "sources", "demo": "folder"}.get(name, "place")
 
 
 def test_the_page_about_the_command_tells_of_every_verb(repository_root: Path) -> None:

@@ -36,4 +36,8 @@ VERBS: Mapping[str, Verb] = {
     "tag": Verb("icefloe.cli.tag", "List, create or delete tags.", CHANGE),
     "reset": Verb("icefloe.cli.reset", "Point a branch at another snapshot.", CHANGE),
     "config": Verb("icefloe.cli.config", "Show or change the configuration kept in a repository.", CHANGE),
+    "ingest": Verb("icefloe.cli.ingest", "Ingest NetCDF, HDF5, Zarr and other files with one commit, on Spark.", DATA),
+    "demo": Verb(
+        "icefloe.cli.demo", "Make a month of weather, ingest it on Spark, branch, travel back, draw a picture.", DATA
+    ),
 }

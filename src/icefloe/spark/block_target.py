@@ -81,12 +81,12 @@ def create_target(
         shape = tuple(source.sizes.get(dim, sketch.sizes[dim]) for dim in variable.dims)
         empty = dask.array.zeros(shape, dtype=variable.dtype, chunks=chunks or -1)
         template[name] = (variable.dims, empty, variable.attrs)
-    for name, coordinate in sketch.coords.items():
-        if name in target.chunks:
+    for label, coordinate in sketch.coords.items():
+        if label in target.chunks:
             continue
-        values: Any = source[name].load() if name in source.coords else coordinate
+        values: Any = source[label].load() if label in source.coords else coordinate
         if set(values.dims) <= set(template.dims):
-            template = template.assign_coords({name: values.variable.copy()})
+            template = template.assign_coords({label: values.variable.copy()})
     encoding: dict[Any, Any] = {name: {"chunks": chunks} for name, chunks in target.chunks.items() if chunks}
     for coordinate in template.coords.values():
         kept = ("units", "calendar", "dtype")

@@ -60,7 +60,7 @@ class Sums:
         if self.how == "count":
             return count, count
         wide = np.int64 if values.dtype.kind in "iub" else np.float64
-        return np.sum(values, axis=axes, dtype=wide, where=there), count
+        return np.asarray(np.sum(values, axis=axes, dtype=wide, where=there)), count
 
     def merge(self, first: tuple[Values, Values], second: tuple[Values, Values]) -> tuple[Values, Values]:
         return first[0] + second[0], first[1] + second[1]

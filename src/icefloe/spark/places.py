@@ -50,7 +50,7 @@ def open_dataset(session: Session, group: str = "", variables: Sequence[str] | N
     """The arrays of a group as a lazy dataset, decoded by CF rules."""
     path = group.strip("/")
     try:
-        dataset = xr.open_zarr(session.store, group=path or None, consolidated=False, chunks=None)
+        dataset: xr.Dataset = xr.open_zarr(session.store, group=path or None, consolidated=False, chunks=None)
     except (FileNotFoundError, KeyError) as error:
         raise NodeNotFoundError(f"there is no group /{path} in snapshot {session.snapshot_id}", path=path) from error
     if variables is None:

@@ -1,0 +1,151 @@
+"""The story of the demo: what it does, step by step, and how it tells it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xarray as xr
+from rich.console import Console
+
+from icefloe.cli.demo_picture import draw
+from icefloe.display.amounts import format_bytes
+from icefloe.ingest.synthetic import write_month
+from icefloe.repository import Repository
+from icefloe.session.session import Session
+from icefloe.spark.ingesting import ingest
+from icefloe.spark.mapping import map_blocks
+from icefloe.spark.reduction import reduce
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_FIRST_DAY = dt.date(2020, 1, 1)
+_VARIABLES = ("t2m", "msl", "tp")
+_WARMING = 2.0
+
+
+@dataclass
+class _Teller:
+    """Numbers the steps and times them."""
+
+    console: Console
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[None]:
+        number = len(self.seconds) + 1
+        self.console.print(f"\n[bold cyan]{number}. {title}[/]")
+        started = time.monotonic()
+        yield
+        self.seconds[title] = time.monotonic() - started
+        self.console.print(f"   [dim]{self.seconds[title]:.1f} s[/]")
+
+    def say(self, text: str) -> None:
+        self.console.print(f"   {text}")
+
+
+def tell(folder: Path, days: int, start_spark: Callable[[], SparkSession], console: Console) -> dict[str, Any]:
+    """Run the demo in an empty folder; returns what came of it."""
+    # The sources are compressed by a codec that Zarr has not adopted: no news here.
+    warnings.filterwarnings("ignore", message="Numcodecs codecs are not in the Zarr version 3")
+    teller = _Teller(console)
+    say = teller.say
+    files, native, virtual = folder / "files", folder / "native", folder / "virtual"
+    console.print(f"[bold]Icefloe demo[/] in {folder}")
+    with teller.step(f"Make {days} days of hourly weather, one NetCDF file a day"):
+        paths = write_month(files, start=_FIRST_DAY, days=days, variables=_VARIABLES)
+        say(f"{len(paths)} files, {format_bytes(sum(path.stat().st_size for path in paths))}: {', '.join(_VARIABLES)}")
+    with teller.step("Start Spark"):
+        spark = start_spark()
+        say(f"Spark {spark.version}")
+    month, last = [str(path) for path in paths[:-1]], str(paths[-1])
+    with teller.step(
+        f"Ingest {len(month)} files natively: decoded, joined along time, written as new chunks, one commit"
+    ):
+        first = ingest(spark, month, native, message=f"The first {len(month)} days", chunks={"time": 24})
+        say(f"{first.references:,} chunks, {format_bytes(first.decoded_bytes)} decoded, snapshot {first.snapshot_id}")
+    with teller.step("Ingest the same files virtually: references only, the bytes stay in the files"):
+        light = ingest(spark, month, virtual, mode="virtual", message=f"The first {len(month)} days, by reference")
+        say(f"{light.references:,} references, {format_bytes(_size(virtual))} stored")
+        say(f"(the native repository: {format_bytes(_size(native))})")
+        for line in light.authorisation.splitlines():
+            say(f"[dim]{line}[/]")
+    repository = Repository.open(str(native))
+    with teller.step("A new day arrives: append it"):
+        repository.create_tag("before-the-last-day", repository.lookup_branch("main"))
+        day = ingest(spark, last, native, append_dim="time", message=f"Day {days}")
+        say(f"{day.references:,} new chunks, snapshot {day.snapshot_id}; readers saw all of it or nothing")
+    with teller.step(f"Branch, and warm the world by {_WARMING:g} K there: a function over blocks"):
+        repository.create_branch("warmer", repository.lookup_branch("main"))
+        warm = map_blocks(
+            spark, repository, _warmer, repository, branch="warmer", overwrite=True, variables=["t2m"],
+            message=f"{_WARMING:g} K warmer", task_bytes=8 << 20,
+        )  # fmt: skip
+        say(f"{warm.tasks} blocks, {warm.references} chunks; main is as it was")
+    with teller.step("Ask: the mean temperature of each hour, and where it was warmest"):
+        main, warmer = repository.readonly_session("main"), repository.readonly_session("warmer")
+        series = {name: _hourly_mean(spark, session) for name, session in (("main", main), ("warmer", warmer))}
+        mean_map = reduce(spark, main, "mean", "time", variables=["t2m"])["t2m"]
+        warmest = mean_map.where(mean_map == mean_map.max(), drop=True)
+        say(f"mean of {series['main'].mean():.2f} K on main, {series['warmer'].mean():.2f} K on warmer")
+        say(
+            f"warmest at latitude {float(warmest.latitude[0]):.1f}, longitude {float(warmest.longitude[0]):.1f}: "
+            f"{float(mean_map.max()):.2f} K"
+        )
+    with teller.step("Travel back: the archive before the last day"):
+        then = repository.readonly_session(tag="before-the-last-day")
+        hours = {name: _hours(session) for name, session in (("now", main), ("before", then))}
+        say(f"{hours['now']} hours now, {hours['before']} hours at the tag before-the-last-day")
+        same = xr.open_zarr(_open_virtual(virtual, light.plan).store, consolidated=False)["t2m"].isel(time=12).load()
+        equal = bool((same == xr.open_zarr(then.store, consolidated=False)["t2m"].isel(time=12)).all())
+        say(f"the virtual repository gives the same values: {equal}")
+    with teller.step("Draw a map and a time series"):
+        world = {
+            name: xr.open_zarr(session.store, consolidated=False)
+            for name, session in (("main", main), ("warmer", warmer))
+        }
+        point = {
+            name: data["t2m"].sel(latitude=50, longitude=10, method="nearest").load() for name, data in world.items()
+        }
+        picture = draw(folder / "weather.png", mean_map, world["main"]["msl"].isel(time=-1).load() / 100, point)
+        say(f"[bold]{picture}[/]")
+    console.print("\n[bold]History[/]\n")
+    console.print(str(repository.ancestry_graph()), markup=False)
+    console.print(f"\nTry [bold]icefloe log {native} --graph[/], [bold]icefloe info {native}[/]")
+    console.print(f"[dim]{sum(teller.seconds.values()):.0f} s in all[/]")
+    return {
+        "folder": str(folder),
+        "picture": str(picture),
+        "seconds": {title: round(seconds, 2) for title, seconds in teller.seconds.items()},
+        "hours": hours,
+        "virtual_equals_native": equal,
+        "references": {"native": first.references, "virtual": light.references},
+    }
+
+
+def _warmer(block: xr.Dataset) -> xr.Dataset:
+    return block + _WARMING
+
+
+def _hourly_mean(spark: SparkSession, session: Session) -> xr.DataArray:
+    return reduce(spark, session, "mean", ("latitude", "longitude"), variables=["t2m"])["t2m"]
+
+
+def _hours(session: Session) -> int:
+    return int(xr.open_zarr(session.store, consolidated=False).sizes["time"])
+
+
+def _open_virtual(place: Path, plan: Any) -> Session:
+    allowed = dict.fromkeys(plan.containers)
+    return Repository.open(str(place), authorize_virtual_chunk_access=allowed).readonly_session("main")
+
+
+def _size(place: Path) -> int:
+    return sum(path.stat().st_size for path in place.rglob("*") if path.is_file())

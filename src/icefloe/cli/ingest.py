@@ -1,0 +1,152 @@
+"""`icefloe ingest`: files in, one commit out, on Spark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from icefloe.cli.arguments import Json, StorageOptions
+from icefloe.cli.opening import storage_at
+from icefloe.cli.output import print_json, stdout
+from icefloe.cli.spark_session import (
+    Master,
+    Settings,
+    parse_names,
+    parse_numbers,
+    parse_pairs,
+    parse_region,
+    spark_session,
+    without_none,
+)
+from icefloe.display.amounts import format_bytes
+from icefloe.ingest.display import PlanView
+from icefloe.ingest.options import Mode, OnError
+from icefloe.repository import Repository
+
+if TYPE_CHECKING:
+    from icefloe.spark.ingesting import IngestOutcome
+
+Texts = list[str] | None
+
+
+def register(app: typer.Typer) -> None:
+    app.command("ingest")(ingest)
+
+
+def ingest(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCES...", help="Files, folders, globs, URLs, or .txt lists of them.", show_default=False
+        ),
+    ],
+    place: Annotated[
+        str,
+        typer.Argument(metavar="REPO", help="Path or URL of the repository; made when missing.", show_default=False),
+    ],
+    mode: Annotated[Mode, typer.Option("--mode", help="How chunks are stored.")] = "native",
+    append_dim: Annotated[str | None, typer.Option("--append-dim", metavar="DIM", help="Extend along it.")] = None,
+    region: Annotated[
+        Texts, typer.Option("--region", metavar="DIM=FIRST:END", help="Write into existing arrays; 'auto' finds it.")
+    ] = None,
+    branch: Annotated[str, typer.Option("--branch", "-b", metavar="NAME", help="Branch to commit to.")] = "main",
+    message: Annotated[str | None, typer.Option("--message", "-m", help="Message of the commit.")] = None,
+    group: Annotated[str, typer.Option("--group", metavar="PATH", help="Group to put everything in.")] = "",
+    group_pattern: Annotated[
+        str | None, typer.Option("--group-pattern", metavar="REGEX", help="Its first (..) in a URL names a group.")
+    ] = None,
+    variables: Annotated[Texts, typer.Option("--variables", metavar="NAMES", help="Only these, by commas.")] = None,
+    drop: Annotated[Texts, typer.Option("--drop-variables", metavar="NAMES", help="All but these.")] = None,
+    rename: Annotated[Texts, typer.Option("--rename", metavar="OLD=NEW", help="New names, by commas.")] = None,
+    concat: Annotated[
+        Texts, typer.Option("--concat-dims", metavar="DIMS", help="Join along these instead of finding them.")
+    ] = None,
+    chunks: Annotated[Texts, typer.Option("--chunks", metavar="DIM=LENGTH", help="Native chunks.")] = None,
+    unpack: Annotated[bool, typer.Option("--unpack", help="Apply scale_factor and add_offset.")] = False,
+    allow_missing: Annotated[bool, typer.Option("--allow-missing", help="Files may lack variables.")] = False,
+    container: Annotated[
+        str | None, typer.Option("--container", metavar="PREFIX", help="URL prefix of virtual chunks [longest common].")
+    ] = None,
+    parser: Annotated[str | None, typer.Option("--format", metavar="NAME", help="Parser to use.")] = None,
+    on_error: Annotated[OnError, typer.Option("--on-error", help="What a broken file does.")] = "fail",
+    skip_ingested: Annotated[bool, typer.Option("--skip-ingested", help="Leave out what was ingested before.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
+    master: Master = None,
+    conf: Settings = None,
+    options: StorageOptions = None,
+    json: Json = False,
+) -> None:
+    """Ingest NetCDF, HDF5, Zarr and other files with one commit, on Spark."""
+    spark = spark_session(master, conf)
+    from icefloe.spark.ingesting import ingest as run  # noqa: PLC0415 - Spark is an extra
+
+    storage = storage_at(place, options)
+    repository: Any = place
+    if not dry_run or Repository.exists(storage):
+        repository = Repository.open_or_create(storage)
+    more = without_none(
+        {
+            "variables": parse_names(variables), "drop_variables": parse_names(drop), "container_prefix": container,
+            "concat_dims": parse_names(concat), "group_pattern": group_pattern, "format": parser,
+            "rename": parse_pairs(rename, "--rename") or None, "chunks": parse_numbers(chunks, "--chunks") or None,
+            "region": "auto" if region == ["auto"] else parse_region(region) or None,
+        }
+    )  # fmt: skip
+    outcome = run(
+        spark, sources, repository, mode=mode, append_dim=append_dim, branch=branch, message=message,
+        group=group, on_error=on_error, dry_run=dry_run, skip_ingested=skip_ingested, unpack=unpack,
+        allow_missing=allow_missing, **more,
+    )  # fmt: skip
+    if json:
+        print_json(outcome_facts(outcome))
+    else:
+        _show(outcome, dry_run=dry_run)
+
+
+def outcome_facts(outcome: IngestOutcome) -> dict[str, Any]:
+    """An ingest as JSON tells it."""
+    plan = outcome.plan
+    return {
+        "job": outcome.job_id,
+        "snapshot_id": outcome.snapshot_id,
+        "sources": len(plan.sources) if plan is not None else 0,
+        "already_there": outcome.already_there,
+        "tasks": len(plan.tasks) if plan is not None else 0,
+        "references": outcome.references,
+        "decoded_bytes": outcome.decoded_bytes,
+        "attempts": outcome.attempts,
+        "seconds": round(outcome.seconds, 3),
+        "containers": list(plan.containers) if plan is not None else [],
+        "failures": [{"url": failure.file.url, "reason": failure.reason} for failure in outcome.failures],
+        "differences": [list(row) for row in plan.report.rows()] if plan is not None else [],
+        "arrays": {
+            f"/{path}": {"shape": array.shape, "chunks": array.chunks, "dtype": array.dtype, "stored": array.kind}
+            for path, array in (plan.arrays.items() if plan is not None else ())
+        },
+    }
+
+
+def _show(outcome: IngestOutcome, *, dry_run: bool) -> None:
+    console = stdout()
+    plan = outcome.plan
+    if outcome.already_there:
+        console.print(f"{outcome.already_there:,} sources were ingested before")
+    if plan is None:
+        console.print("Nothing is new")
+        return
+    if dry_run:
+        console.print(PlanView(plan))
+        for failure in outcome.failures:
+            console.print(f"cannot be read: {failure.reason}", markup=False)
+        return
+    for failure in outcome.failures:
+        console.print(f"left at the fill value: {failure.file.url}: {failure.reason}", markup=False)
+    what = [f"{len(plan.sources):,} sources", f"{outcome.references:,} chunk references"]
+    if outcome.decoded_bytes:
+        what.append(f"{format_bytes(outcome.decoded_bytes)} decoded")
+    console.print(f"{', '.join(what)} in {outcome.seconds:.1f} s: snapshot [bold]{outcome.snapshot_id}[/]")
+    if outcome.attempts > 1:
+        console.print(f"{outcome.attempts} attempts, because others committed meanwhile")
+    if outcome.authorisation:
+        console.print(outcome.authorisation, markup=False)
