@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.manifests.columns import take
-from icefloe.manifests.keys import Found, find_in, find_row
+from icefloe.manifests.keys import Found, find_in, find_row, find_rows
 from icefloe.manifests.merge import map_coords, overlay, shift_coords
-from icefloe.manifests.split import filter_box
+from icefloe.manifests.split import filter_box, in_box
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords, empty_table, table_from_rows
 from icefloe.model.nodes import Extents
 
@@ -66,7 +66,7 @@ class EditBuffer:
     def find_many(
         self, coords: npt.NDArray[np.uint32], positions: npt.NDArray[np.intp]
     ) -> tuple[list[Found], npt.NDArray[np.intp]]:
-        """The newest edits of `coords[positions]`, DELETED ones too, and the positions to look up in the base."""
+        """The newest edits of `coords[positions]`, DELETED ones too, and the positions nothing is said about."""
         self._fold()
         found = []
         for run in reversed(self._runs):
@@ -74,10 +74,6 @@ class EditBuffer:
                 break
             here, positions = find_in(run, coords, positions)
             found.append(here)
-        if self.base_box is not None and len(positions):
-            low, high = np.array(self.base_box, dtype=np.int64).reshape(self.ndim, 2).T
-            wanted = coords[positions]
-            positions = positions[((wanted >= low) & (wanted < high)).all(axis=1)]
         return found, positions
 
     def sees_base(self, coords: Coords) -> bool:
@@ -85,6 +81,10 @@ class EditBuffer:
         if self.base_box is None:
             return True
         return all(first <= c < end for c, (first, end) in zip(coords, self.base_box, strict=True))
+
+    def seeing_base(self, coords: npt.NDArray[np.uint32], positions: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """Those of the positions whose chunks, if this change set says nothing about them, the base has a say in."""
+        return positions if self.base_box is None else positions[in_box(coords[positions], self.base_box)]
 
     def to_table(self) -> ChunkTable:
         """All edits as one table, tombstones included."""
@@ -98,6 +98,20 @@ class EditBuffer:
         box = tuple((0, int(n)) for n in grid)
         self._rewrite(lambda run: filter_box(run, box))
         self.base_box = box if self.base_box is None else _intersect(self.base_box, box)
+
+    def drop_outside(self, grid: Sequence[int]) -> None:
+        """Forget edits that a grid has no place for."""
+        box = tuple((0, int(n)) for n in grid)
+        self._rewrite(lambda run: filter_box(run, box))
+
+    def discard(self, coords: npt.NDArray[np.uint32]) -> None:
+        """Say nothing more about some chunks: what lies below the edits shows again."""
+
+        def without(run: ChunkTable) -> ChunkTable:
+            rows = find_rows(run, coords)
+            return take(run, np.delete(np.arange(len(run)), rows[rows >= 0]))
+
+        self._rewrite(without)
 
     def clear_box(self, box: Extents) -> None:
         """Forget the edits inside a box."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from icefloe.ids import NodeId, ObjectId
 from icefloe.manifests.boxes import box_array, intersect, overlapping_pairs, volume
@@ -22,6 +22,17 @@ class PartRef:
     extents: Extents
     count: int
     size_bytes: int
+    visible: Extents | None = None
+    """What is left of it after the array became smaller; None for all."""
+
+    @property
+    def box(self) -> Extents:
+        """Where in the grid it speaks."""
+        return self.extents if self.visible is None else intersect(self.extents, self.visible)
+
+    def clipped(self, box: Extents) -> PartRef:
+        """The same part, seen only inside a box."""
+        return replace(self, visible=box if self.visible is None else intersect(self.visible, box))
 
     @property
     def info(self) -> ManifestFileInfo:
@@ -121,7 +132,7 @@ def list_items(node: ArrayNode, change: ArrayEdits | None, infos: Mapping[Object
         items.append(Item(-1 - index, ref, box, count, forced))
     for index, part in enumerate(change.parts):
         box = part.extents if part.extents or not node.grid else whole
-        inside = intersect(box, whole)
+        inside = intersect(box if part.visible is None else intersect(box, part.visible), whole)
         if volume(inside):
             forced = inside != part.extents
             items.append(Item(index, ManifestRef(part.manifest_id, box), inside, part.count, forced, part))

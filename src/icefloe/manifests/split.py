@@ -28,6 +28,13 @@ def filter_box(table: ChunkTable, extents: Extents) -> ChunkTable:
     return take(table, np.flatnonzero(inside) + start)
 
 
+def in_box(coords: npt.NDArray[np.uint32], box: Extents) -> npt.NDArray[np.bool_]:
+    """Which coordinates lie in a box."""
+    low, high = np.array(box, dtype=np.int64).reshape(len(box), 2).T
+    inside: npt.NDArray[np.bool_] = ((coords >= low) & (coords < high)).all(axis=1)
+    return inside
+
+
 def _first_axis_range(table: ChunkTable, span: tuple[int, int]) -> tuple[int, int]:
     column = table.coords[:, 0]
     if span[0] <= int(column[0]) and int(column[-1]) < span[1]:

@@ -72,6 +72,13 @@ class ChangeSet:
         if node.path not in self.added:
             self.origin[node.id] = node.path
 
+    def clip(self, node: ArrayNode, grid: Sequence[int]) -> None:
+        """An array became smaller: chunks outside the grid are gone, whoever wrote them."""
+        self.buffer(node).clip(grid)
+        if node.id in self.parts:
+            box = tuple((0, int(n)) for n in grid)
+            self.parts[node.id] = tuple(part.clipped(box) for part in self.parts[node.id])
+
     def buffer(self, node: ArrayNode) -> EditBuffer:
         """The chunk edits of an array, made on first use."""
         buffer = self.edits.get(node.id)

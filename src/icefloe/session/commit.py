@@ -45,16 +45,18 @@ class CommitRequest:
     rebase_tries: int = 1000
 
 
-async def commit(work: Workspace, branch: str, tip: Tip, request: CommitRequest) -> tuple[Snapshot, Tip]:
+async def commit(work: Workspace, branch: str, request: CommitRequest) -> Snapshot:
     """Land the changes on a branch, rebasing over the commits they missed when a solver is given."""
     await work.writer.flush(work.changes)
     ledger = work.engine.ledger
     for attempt in range(max(request.rebase_tries, 0) + 1):
         if attempt > 0:
-            tip = await rebase(work, branch, _solver(request))
+            await rebase(work, branch, _solver(request))
+        assert work.tip is not None, "a session with a branch knows where it stood"
         snapshot = await flush_snapshot(work, request)
         try:
-            return snapshot, await ledger.advance(branch, tip, snapshot)
+            await ledger.advance(branch, work.tip, snapshot)
+            return snapshot
         except ConflictError:
             if request.rebase_with is None or attempt == request.rebase_tries:
                 raise
@@ -85,15 +87,16 @@ async def amend(work: Workspace, branch: str, tip: Tip, request: CommitRequest) 
     return snapshot, await work.engine.ledger.advance(branch, tip, snapshot, amends=replaced.id)
 
 
-async def rebase(work: Workspace, branch: str, solver: ConflictSolver) -> Tip:
-    """Carry the changes over to where the branch stands now."""
+async def rebase(work: Workspace, branch: str, solver: ConflictSolver) -> None:
+    """Carry the changes over to where the branch stands now; all the way, or not at all."""
     tip = await work.engine.ledger.fetch_tip(branch)
+    base, changes = work.base, work.changes
     for snapshot_id in reversed(await _missed(work, tip)):
         theirs = await work.engine.archive.fetch_snapshot(snapshot_id)
         log = await fetch_log(work.engine, theirs)
-        changes = rebase_over(work.base, work.changes, theirs, log, solver)
-        work.rebase_to(theirs, changes)
-    return tip
+        changes = rebase_over(base, changes, theirs, log, solver)
+        base = theirs
+    work.rebase_to(base, changes, tip)
 
 
 async def _missed(work: Workspace, tip: Tip) -> list[ObjectId]:
@@ -117,8 +120,12 @@ async def flush_snapshot(
     *,
     onto: SnapshotInfo | None = None,
     earlier: TransactionLog | None = None,
+    manifests: FlushedManifests | None = None,
 ) -> Snapshot:
-    """Write manifests, attributes, snapshot and log of the changes; no ref points at them yet."""
+    """Write manifests, attributes, snapshot and log of the changes; no ref points at them yet.
+
+    `manifests` are given by who has written them already.
+    """
     engine = work.engine
     summary = summarise(work.base, work.changes)
     log = transaction_log(summary)
@@ -133,7 +140,8 @@ async def flush_snapshot(
         )
     if log.moves:
         await check_feature(engine.ledger, "move_node")
-    manifests = await flush_manifests(work)
+    if manifests is None:
+        manifests = await flush_manifests(work)
     attributes = await _flush_attributes(work)
     snapshot = _build_snapshot(work, request, manifests, attributes, onto)
     writes: list[Coroutine[Any, Any, object]] = [engine.archive.flush_snapshot(snapshot)]

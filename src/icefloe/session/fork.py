@@ -38,7 +38,10 @@ class Fork:
     def of(cls, work: Workspace) -> Fork:
         """A fork of a session whose chunks are all stored."""
         before = work.changes
-        inherited = ChangeSet(dict(before.added), set(before.removed), dict(before.origin), dict(before.edits))
+        edits = {node_id: buffer.copy() for node_id, buffer in before.edits.items()}
+        inherited = ChangeSet(
+            dict(before.added), set(before.removed), dict(before.origin), edits, dict(before.parts)
+        )  # fmt: skip
         changes = ChangeSet(dict(before.added), set(before.removed), dict(before.origin), {})
         return cls(work.engine, work.base, inherited, changes)
 
@@ -46,6 +49,7 @@ class Fork:
         """Let a workspace write into this fork."""
         work.rebase_to(self.base, self.changes)
         work.inherited_edits = self.inherited.edits
+        work.inherited_parts = self.inherited.parts
 
     def __getstate__(self) -> dict[str, Any]:
         return {

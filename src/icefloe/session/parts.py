@@ -13,6 +13,7 @@ from icefloe.manifests.boxes import box_array, overlapping_pairs
 from icefloe.manifests.keys import find_rows
 from icefloe.manifests.pieces import PartRef
 from icefloe.manifests.plan import cut_table
+from icefloe.manifests.split import filter_box
 from icefloe.model.chunk_table import ChunkKind
 from icefloe.model.manifest_config import ManifestConfig
 from icefloe.model.nodes import ArrayNode
@@ -68,7 +69,7 @@ def _edited_array(work: Workspace, node_id: NodeId) -> ArrayNode:
 
 
 async def link_parts(work: Workspace, written: Sequence[WrittenParts]) -> None:
-    """Take over what workers left; one chunk from two of them is refused, naming both."""
+    """Take over what workers left, in place of what the session held; one chunk from two of them is refused."""
     for each in written:
         if each.snapshot_id != work.base.id:
             raise SessionStateError(
@@ -85,7 +86,21 @@ async def link_parts(work: Workspace, written: Sequence[WrittenParts]) -> None:
         if not isinstance(node, ArrayNode) or node.id != node_id:
             raise SessionStateError(f"workers wrote chunks of {paths[node_id]}, which is no longer in the session")
         await _refuse_doubles(work, node, [*work.changes.parts.get(node_id, ()), *parts], labels)
+        work.writer.settle(work.changes)
+        await _forget_replaced(work, node, parts)
         work.changes.add_parts(node, parts)
+
+
+async def _forget_replaced(work: Workspace, node: ArrayNode, parts: Sequence[PartRef]) -> None:
+    """Drop edits of chunks that workers have written since: edits lie over parts."""
+    buffer = work.changes.edits.get(node.id)
+    if buffer is None or not len(buffer):
+        return
+    for part in parts:
+        coords = filter_box(buffer.to_table(), part.extents).coords
+        if len(coords):
+            table = (await work.lookup.fetch(part.manifest_id, node)).tables[node.id]
+            buffer.discard(coords[find_rows(table, coords) >= 0])
 
 
 async def _refuse_doubles(

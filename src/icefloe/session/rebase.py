@@ -10,9 +10,6 @@ import numpy.typing as npt
 
 from icefloe.errors import RebaseFailedError
 from icefloe.ids import NodeId
-from icefloe.manifests.columns import take
-from icefloe.manifests.edits import EditBuffer
-from icefloe.manifests.keys import find_rows
 from icefloe.model.nodes import ArrayNode, GroupNode, Node
 from icefloe.model.paths import parent_path
 from icefloe.model.snapshot import Snapshot
@@ -55,8 +52,17 @@ class _Missed:
 
     def path_of(self, node_id: NodeId) -> str:
         """The path in the new base of a node of the old one."""
-        origin = self.changes.origin[node_id]
-        return next((move.to_path for move in self.log.moves if move.from_path == origin), origin)
+        return self.moved_path(self.changes.origin[node_id])
+
+    def moved_path(self, path: str) -> str:
+        """Where the commit put what was at a path; others' logs name a moved group only, not what is below it."""
+        moves = {move.from_path: move.to_path for move in self.log.moves}
+        above: str | None = path
+        while moves and above is not None:
+            if above in moves:
+                return moves[above] + path[len(above) :]
+            above = parent_path(above)
+        return path
 
     def find(self, node_id: NodeId) -> Node | None:
         """The node of the same id in the new base, or None when it was deleted there."""
@@ -74,12 +80,18 @@ class _Missed:
     def updated(self) -> frozenset[NodeId]:
         return self.log.updated_arrays | self.log.updated_groups
 
-    def gained_nodes(self, group_path: str) -> bool:
-        """Whether something was created below a group."""
-        fresh = self.log.new_arrays | self.log.new_groups
-        if not fresh:
+    def was_moved(self, node_id: NodeId) -> bool:
+        """Whether a node of the old base is somewhere else in the new one."""
+        return self.path_of(node_id) != self.changes.origin[node_id]
+
+    def gained_nodes(self, node_id: NodeId) -> bool:
+        """Whether something was created in a group, or moved into it."""
+        if not (self.log.new_arrays or self.log.new_groups or self.log.moves):
             return False
-        return any(node.id in fresh for node in Tree(self.theirs, ChangeSet()).subtree(group_path))
+        before = {node.id for node in Tree(self.base, ChangeSet()).subtree(self.changes.origin[node_id])}
+        return any(
+            node.id not in before for node in Tree(self.theirs, ChangeSet()).subtree(self.path_of(node_id))
+        )  # fmt: skip
 
 
 def _find_clashes(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash]:
@@ -118,10 +130,12 @@ def _clashes_of_deletes(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash
     for node_id, node in ours.deleted.items():
         if node_id in missed.deleted:
             continue
-        changed = node_id in missed.updated or node_id in missed.log.updated_chunks
+        log = missed.log
+        changed = node_id in missed.updated or node_id in log.updated_chunks or node_id in log.updated_boxes
+        changed = changed or missed.was_moved(node_id)
         if isinstance(node, ArrayNode) and changed:
             yield _Clash(Conflict(ConflictType.DeleteOfUpdatedArray, node.path), node_id)
-        elif isinstance(node, GroupNode) and (changed or missed.gained_nodes(missed.path_of(node_id))):
+        elif isinstance(node, GroupNode) and (changed or missed.gained_nodes(node_id)):
             yield _Clash(Conflict(ConflictType.DeleteOfUpdatedGroup, node.path), node_id)
 
 
@@ -137,7 +151,7 @@ def _clashes_of_chunks(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash]
             continue
         if node_id in missed.updated:
             now = missed.find(node_id)
-            if isinstance(now, ArrayNode) and not _same_layout(was, now):
+            if isinstance(now, ArrayNode) and (not _same_layout(was, now) or _leaves_grid(written, now)):
                 yield _Clash(Conflict(ConflictType.ChunksUpdatedInUpdatedArray, was.path, written.coords), node_id)
         log = missed.log
         theirs = Written(len(was.shape), log.updated_chunks.get(node_id), log.updated_boxes.get(node_id, ()))
@@ -151,7 +165,10 @@ def _clashes_of_moves(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash]:
         existing = missed.theirs.nodes.get(node.path)
         taken = existing is not None and existing.id != node_id and not _vacated(existing, ours)
         moved_too = missed.path_of(node_id) not in (origin, node.path)
-        if taken or moved_too or node_id in missed.deleted or not _parent_is_group(node.path, ours, missed):
+        gone = node_id in missed.deleted or not _parent_is_group(node.path, ours, missed)
+        # What others put into the group would stay behind where no group is.
+        left_behind = isinstance(node, GroupNode) and not gone and missed.gained_nodes(node_id)
+        if taken or moved_too or gone or left_behind:
             yield _Clash(Conflict(ConflictType.MoveOperationCannotBeRebased, node.path), node_id)
 
 
@@ -168,9 +185,8 @@ def _parent_is_group(path: str, ours: ChangeSummary, missed: _Missed) -> bool:
             here = missed.theirs.nodes.get(above)
         if here is not None:
             return isinstance(here, GroupNode)
-        before = missed.base.nodes.get(above)
-        if before is not None and before.id in missed.deleted:
-            return False
+        if above in missed.base.nodes:
+            return False  # it was deleted or moved away in between
         above = parent_path(above)
     return True
 
@@ -178,6 +194,13 @@ def _parent_is_group(path: str, ours: ChangeSummary, missed: _Missed) -> bool:
 def _same_layout(ours: Node, theirs: ArrayNode) -> bool:
     """Whether chunks written for one document mean the same under the other: only the size may differ."""
     return isinstance(ours, ArrayNode) and len(ours.shape) == len(theirs.shape) and _layout(ours) == _layout(theirs)
+
+
+def _leaves_grid(written: Written, now: ArrayNode) -> bool:
+    """Whether chunks were written that the array, made smaller in between, no longer has."""
+    grid = np.array(now.grid, dtype=np.int64)
+    known = written.known is not None and bool((written.known >= grid).any())
+    return known or any(end > n for box in written.boxes for (_, end), n in zip(box, now.grid, strict=True))
 
 
 def _layout(node: ArrayNode) -> tuple[object, ...]:
@@ -254,9 +277,10 @@ def _replay(ours: ChangeSummary, missed: _Missed, dropped: _Dropped) -> ChangeSe
     tree = Tree(theirs, result)
     for node_id in ours.deleted:
         now = missed.find(node_id)
-        if now is not None and node_id not in dropped.deletes:
-            for node in tree.subtree(now.path):
-                result.remove_node(theirs, node)
+        if now is None or node_id in dropped.deletes:
+            continue
+        for node in tree.subtree(now.path) if _took_all(node_id, ours, missed) else [now]:
+            result.remove_node(theirs, node)
     kept_moves = {node_id: node for node_id, (_, node) in ours.moved.items() if node_id not in dropped.moves}
     moving = [(missed.find(node_id), node.path) for node_id, node in kept_moves.items()]
     for source, _ in moving:
@@ -280,6 +304,12 @@ def _replay(ours: ChangeSummary, missed: _Missed, dropped: _Dropped) -> ChangeSe
     return result
 
 
+def _took_all(node_id: NodeId, ours: ChangeSummary, missed: _Missed) -> bool:
+    """Whether a group was deleted with everything in it, so that what others put into it goes too."""
+    inside = Tree(missed.base, ChangeSet()).subtree(missed.changes.origin[node_id])
+    return all(node.id in ours.deleted or node.id in ours.moved for node in inside)
+
+
 def _replay_chunks(ours: ChangeSummary, missed: _Missed, dropped: _Dropped, result: ChangeSet) -> None:
     def is_gone(node_id: NodeId) -> bool:
         return node_id in dropped.nodes or (node_id not in ours.new and missed.find(node_id) is None)
@@ -292,8 +322,13 @@ def _replay_chunks(ours: ChangeSummary, missed: _Missed, dropped: _Dropped, resu
     for node_id, buffer in missed.changes.edits.items():
         if is_gone(node_id):
             continue
+        if node_id in dropped.chunks or node_id not in ours.new:
+            buffer = buffer.copy()
         for coords in dropped.chunks.get(node_id, ()):
-            buffer = _without(buffer, coords)
+            buffer.discard(coords)
+        now = None if node_id in ours.new else missed.find(node_id)
+        if isinstance(now, ArrayNode) and node_id in missed.updated and node_id not in ours.updated:
+            buffer.drop_outside(now.grid)
         if buffer:
             result.edits[node_id] = buffer
             if node_id not in ours.new:
@@ -305,13 +340,3 @@ def _with_document(current: Node, ours: Node) -> Node:
     if isinstance(current, ArrayNode) and isinstance(ours, ArrayNode):
         return replace(ours, path=current.path, manifests=current.manifests)
     return replace(ours, path=current.path)
-
-
-def _without(buffer: EditBuffer, coords: npt.NDArray[np.uint32]) -> EditBuffer:
-    table = buffer.to_table()
-    rows = find_rows(table, coords)
-    keep = np.ones(len(table), dtype=bool)
-    keep[rows[rows >= 0]] = False
-    result = EditBuffer(table.ndim)
-    result.add_table(take(table, np.flatnonzero(keep)))
-    return result

@@ -29,7 +29,7 @@ from icefloe.session.modes import ChunkType, SessionMode
 from icefloe.session.parts import WrittenParts, link_parts, write_parts
 from icefloe.session.rearrange import reindex_array, shift_array
 from icefloe.session.status import diff_of_changes
-from icefloe.session.virtual_refs import set_columns, set_specs, virtual_ref
+from icefloe.session.virtual_refs import set_columns, set_points, set_specs, virtual_ref
 from icefloe.session.workspace import Workspace
 from icefloe.store import Checksum, ChunkBatch, IcechunkStore
 
@@ -58,10 +58,9 @@ class Session(Described):
         tip: Tip | None = None,
         default_metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        self._workspace = Workspace(engine, base)
+        self._workspace = Workspace(engine, base, tip=tip)
         self._mode = mode
         self._branch = branch
-        self._tip = tip
         self._default_metadata = dict(default_metadata or {})
         self.keyspace = KeySpace(self._workspace)
 
@@ -237,6 +236,14 @@ class Session(Described):
             first=first, checksum=checksum, validate_containers=validate_containers,
         )  # fmt: skip
 
+    def set_virtual_points(
+        self, array_path: str, coords: Any, columns: tuple[Any, Any, Any], *, checksum: Any, validate_containers: bool
+    ) -> list[tuple[int, ...]] | None:
+        """Point chunks anywhere at files, as columns; see `IcechunkStore.set_virtual_refs_columns`."""
+        self._check_writable(moves_only=False)
+        work = self._workspace
+        return set_points(work, array_path, coords, columns, checksum=checksum, validate_containers=validate_containers)
+
     async def all_virtual_chunk_locations_async(self) -> list[str]:
         """URL of every virtual chunk, with repetitions."""
         found: list[str] = []
@@ -380,9 +387,9 @@ class Session(Described):
         allow_empty: bool = False,
     ) -> ObjectId:
         """`commit`, awaited."""
-        branch, tip = self._commit_target(allow_empty=allow_empty)
+        branch, _ = self._commit_target(allow_empty=allow_empty)
         request = committing.CommitRequest(message, self._metadata(metadata), rebase_with, rebase_tries)
-        snapshot, _ = await committing.commit(self._workspace, branch, tip, request)
+        snapshot = await committing.commit(self._workspace, branch, request)
         return self._finish(snapshot)
 
     def amend(self, message: str, *, metadata: Mapping[str, Any] | None = None, allow_empty: bool = False) -> ObjectId:
@@ -420,17 +427,18 @@ class Session(Described):
         self._check_writable()
         assert self._branch is not None
         await self._workspace.writer.flush(self._workspace.changes)
-        self._tip = await committing.rebase(self._workspace, self._branch, solver)
+        await committing.rebase(self._workspace, self._branch, solver)
 
     def _commit_target(self, *, allow_empty: bool) -> tuple[str, Tip]:
         self._check_writable()
-        if self._branch is None or self._tip is None:
+        tip = self._workspace.tip
+        if self._branch is None or tip is None:
             raise SessionStateError("this session has no branch to commit to")
         if self._workspace.is_clean() and not allow_empty:
             raise SessionStateError(
                 "cannot commit: the session has no changes; write something, or pass allow_empty=True", no_changes=True
             )
-        return self._branch, self._tip
+        return self._branch, tip
 
     def _metadata(self, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
         return {**self._default_metadata, **(metadata or {})}
@@ -438,7 +446,7 @@ class Session(Described):
     def _finish(self, snapshot: Snapshot) -> ObjectId:
         self._workspace.writer.discard()
         self._workspace.rebase_to(snapshot, ChangeSet())
-        self._mode, self._branch, self._tip = SessionMode.READONLY, None, None
+        self._mode, self._branch = SessionMode.READONLY, None
         return snapshot.id
 
     def _check_writable(self, *, moves_only: bool = True) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from icefloe.errors import InvalidInputError, NodeNotFoundError
 from icefloe.ids import NodeId, new_node_id
+from icefloe.ledger.contract import Tip
+from icefloe.manifests.boxes import intersect
 from icefloe.manifests.columns import take
 from icefloe.manifests.edits import EditBuffer
 from icefloe.manifests.merge import merge_edits, overlay
 from icefloe.manifests.pieces import PartRef
-from icefloe.manifests.split import filter_box
+from icefloe.manifests.split import filter_box, in_box
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords
 from icefloe.model.nodes import ArrayNode, Extents, GroupNode, ManifestRef, Node
 from icefloe.model.paths import check_path, document_key
@@ -33,15 +35,20 @@ from icefloe.storage.contract import Buffer
 class Workspace:
     """The state of one session: base, changes, and the chunks on their way to storage."""
 
-    def __init__(self, engine: Engine, base: Snapshot, changes: ChangeSet | None = None) -> None:
+    def __init__(
+        self, engine: Engine, base: Snapshot, changes: ChangeSet | None = None, tip: Tip | None = None
+    ) -> None:
         self.engine = engine
+        self.tip = tip
+        """Where the branch stood that a commit goes to, when the base was found there."""
         self.tree = Tree(base, changes or ChangeSet())
         self.lookup = ChunkLookup(engine.archive)
         self.writer = ChunkWriter(engine.storage, engine.format, engine.config)
         self.reader = engine.reader.for_session(self.writer.unstored)
         self.inherited_edits: Mapping[NodeId, EditBuffer] = {}
         """Edits of the session that this one was forked from: read through, not committed from here."""
-        self._part_views: dict[NodeId, tuple[tuple[PartRef, ...], ArrayNode]] = {}
+        self.inherited_parts: Mapping[NodeId, tuple[PartRef, ...]] = {}
+        self._part_views: dict[NodeId, tuple[tuple[PartRef, ...], tuple[_PartView, ...]]] = {}
         self.node_numbers = NodeNumbers()
 
     @property
@@ -52,9 +59,10 @@ class Workspace:
     def changes(self) -> ChangeSet:
         return self.tree.changes
 
-    def rebase_to(self, base: Snapshot, changes: ChangeSet) -> None:
+    def rebase_to(self, base: Snapshot, changes: ChangeSet, tip: Tip | None = None) -> None:
         """Stand on another base with other changes."""
         self.tree = Tree(base, changes)
+        self.tip = tip
 
     def discard(self) -> None:
         """Forget every change."""
@@ -95,7 +103,7 @@ class Workspace:
         if isinstance(existing, ArrayNode) and len(existing.shape) == len(grid.shape):
             if any(new < old for new, old in zip(grid.grid, existing.grid, strict=True)):
                 self.writer.settle(self.changes)
-                self.changes.buffer(existing).clip(grid.grid)
+                self.changes.clip(existing, grid.grid)
             node = replace(
                 existing, document=document, attributes=None,
                 shape=grid.shape, grid=grid.grid, dimension_names=grid.dimension_names,
@@ -163,28 +171,26 @@ class Workspace:
 
     async def find_ref(self, node: ArrayNode, coords: Coords) -> ChunkRef | None:
         """The reference of a chunk as the session sees it, or None; waiting chunks have none yet."""
+        sees_base = True
         for edits in self._edit_layers(node):
             ref = edits.find(coords)
             if ref is not None:
                 return None if ref.kind is ChunkKind.DELETED else ref
-            if not edits.sees_base(coords):
-                return None
-        parts = self._parts_of(node)
-        if parts is not None:
-            ref = await self.lookup.find(parts, coords)
+            sees_base = sees_base and edits.sees_base(coords)
+        for view in self._parts_of(node):
+            ref = await self.lookup.find(view.node, coords) if view.shows(coords) else None
             if ref is not None:
                 return ref
-        return await self.lookup.find(node, coords)
+        return await self.lookup.find(node, coords) if sees_base else None
 
-    def _parts_of(self, node: ArrayNode) -> ArrayNode | None:
-        """The array as the parts of a distributed write hold it, or None when there are none."""
-        parts = self.changes.parts.get(node.id)
+    def _parts_of(self, node: ArrayNode) -> tuple[_PartView, ...]:
+        """The array as the parts of a distributed write hold it."""
+        parts = self.changes.parts.get(node.id) or self.inherited_parts.get(node.id)
         if not parts:
-            return None
+            return ()
         held = self._part_views.get(node.id)
         if held is None or held[0] is not parts:
-            refs = tuple(ManifestRef(part.manifest_id, part.extents) for part in parts)
-            held = self._part_views[node.id] = (parts, replace(node, manifests=refs))
+            held = self._part_views[node.id] = (parts, _view_parts(node, parts))
         return held[1]
 
     def _edit_layers(self, node: ArrayNode) -> Iterator[EditBuffer]:
@@ -224,10 +230,15 @@ class Workspace:
             for edits in self._edit_layers(node):
                 found, positions = edits.find_many(coords, positions)
                 pieces += found
-        parts = self._parts_of(node)
-        for layer in (node,) if parts is None else (parts, node):
-            found, positions = await self.lookup.find_many(layer, coords, positions)
+        for view in self._parts_of(node):
+            found, _ = await self.lookup.find_many(view.node, coords, view.shown(coords, positions))
             pieces += found
+            for each in found:
+                positions = np.setdiff1d(positions, each.positions, assume_unique=True)
+        for edits in self._edit_layers(node):
+            positions = edits.seeing_base(coords, positions)
+        found, _ = await self.lookup.find_many(node, coords, positions)
+        pieces += found
         return gather_located(len(coords), waiting, pieces, self.reader, node.path)
 
     async def chunk_length(self, node: ArrayNode, coords: Coords) -> int | None:
@@ -280,13 +291,14 @@ class Workspace:
         if self.writer.has_pending:
             self.writer.settle(self.changes)
         bounds = box if box is not None else tuple((0, n) for n in node.grid)
+        layers = list(self._edit_layers(node))
         table = await self.lookup.table(node, bounds)
-        parts = self._parts_of(node)
-        if parts is not None:
-            table = overlay(table, await self.lookup.table(parts, bounds))
-        for edits in reversed(list(self._edit_layers(node))):
+        for edits in layers:
             if edits.base_box is not None:
                 table = filter_box(table, edits.base_box)
+        for view in self._parts_of(node):
+            table = overlay(table, await self.lookup.table(view.node, view.clip(bounds)))
+        for edits in reversed(layers):
             table = merge_edits(table, filter_box(edits.to_table(), bounds))
         return table
 
@@ -304,6 +316,32 @@ class Workspace:
                 f"{list(node.shape)}",
                 path=node.path,
             )
+
+
+@dataclass(frozen=True, slots=True)
+class _PartView:
+    """An array as parts of a distributed write hold it, and the box in which they still count; None: everywhere."""
+
+    node: ArrayNode
+    box: Extents | None = None
+
+    def shows(self, coords: Coords) -> bool:
+        return self.box is None or all(a <= c < b for c, (a, b) in zip(coords, self.box, strict=True))
+
+    def shown(self, coords: npt.NDArray[np.uint32], positions: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        return positions if self.box is None else positions[in_box(coords[positions], self.box)]
+
+    def clip(self, bounds: Extents) -> Extents:
+        return bounds if self.box is None else intersect(bounds, self.box)
+
+
+def _view_parts(node: ArrayNode, parts: Sequence[PartRef]) -> tuple[_PartView, ...]:
+    """All parts as one view; one by one where the array became smaller since they were written."""
+    refs = tuple(ManifestRef(part.manifest_id, part.extents) for part in parts)
+    if all(part.visible is None for part in parts):
+        return (_PartView(replace(node, manifests=refs)),)
+    views = zip(refs, parts, strict=True)
+    return tuple(_PartView(replace(node, manifests=(ref,)), part.visible) for ref, part in views)
 
 
 def _in_grid(node: ArrayNode, coords: Coords) -> bool:
