@@ -66,6 +66,9 @@ class StoreSession(Protocol):
         self, array_path: str, grid_shape: tuple[int, ...], locations: Any, offsets: Any, lengths: Any,
         *, first: tuple[int, ...] | None, checksum: Any, validate_containers: bool,
     ) -> Refused: ...  # fmt: skip
+    def set_virtual_points(
+        self, array_path: str, coords: Any, columns: tuple[Any, Any, Any], *, checksum: Any, validate_containers: bool
+    ) -> Refused: ...
     def chunk_columns(self, array_path: str, batch_size: int) -> AsyncIterator[ChunkBatch]: ...
 
 
@@ -310,6 +313,50 @@ class IcechunkStore(Store, Described):
         return self.set_virtual_refs_arr(
             array_path, chunk_grid_shape, locations, offsets, lengths,
             validate_containers=validate_containers, arr_offset=arr_offset, checksum=checksum,
+        )  # fmt: skip
+
+    def set_virtual_refs_columns(
+        self, array_path: str, coords: Any, locations: Any, offsets: Any, lengths: Any, *,
+        validate_containers: bool = True, checksum: Checksum = None,
+    ) -> Refused:  # fmt: skip
+        """Point chunks anywhere in an array's grid at files, given as columns with a row per chunk, in any order.
+
+        No Python object is made per row: a million references are a few numpy or Arrow columns. Where coordinates
+        repeat, the last row wins.
+
+        Parameters
+        ----------
+        coords
+            Chunk coordinates: a matrix with a row per chunk and a column per dimension, or a tuple with one column
+            (numpy or Arrow) per dimension.
+        locations
+            One URL per row, or one for all: a list, a numpy array, or an Arrow string or dictionary array. An empty
+            URL leaves its chunk alone.
+        offsets, lengths
+            Where in its file each chunk lies.
+        checksum
+            ETag of the files, or the time after which they must not have changed; one for all rows.
+
+        Examples
+        --------
+        >>> import icefloe, numpy as np, zarr
+        >>> config = icefloe.RepositoryConfig.default()
+        >>> store = icefloe.s3_store(region="us-east-1")
+        >>> config.set_virtual_chunk_container(icefloe.VirtualChunkContainer("s3://archive/", store))
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage(), config)
+        >>> session = repo.writable_session("main")
+        >>> _ = zarr.create_array(session.store, name="t", shape=(1000, 1000), chunks=(10, 10), dtype="f4")
+        >>> diagonal = np.arange(100)
+        >>> session.store.set_virtual_refs_columns(
+        ...     "t", (diagonal, diagonal), "s3://archive/t.nc", offsets=400 * diagonal, lengths=np.full(100, 400)
+        ... )
+        >>> session.chunk_type("/t", (7, 7))
+        <ChunkType.VIRTUAL: 2>
+        """
+        self._check_writable()
+        return self._session.set_virtual_points(
+            array_path, coords, (locations, offsets, lengths),
+            checksum=checksum, validate_containers=validate_containers,
         )  # fmt: skip
 
     async def array_chunk_iterator(self, array_path: str, batch_size: int = 100_000) -> AsyncIterator[ChunkBatch]:

@@ -97,7 +97,38 @@ def set_columns(
     corner = tuple(first) if first is not None else (0,) * ndim
     if len(grid_shape) != ndim or len(corner) != ndim:
         raise InvalidInputError(f"a box of {grid_shape} chunks at {corner} for {node.path} with {ndim} dimensions")
-    count = int(np.prod(grid_shape, dtype=np.int64))
+    coords = _box_coords(grid_shape, corner)
+    work.set_table(node, _virtual_table(work, coords, columns, checksum, validate_containers=validate_containers))
+    return None
+
+
+def set_points(
+    work: Workspace,
+    array_path: str,
+    coords: Any,
+    columns: tuple[Any, Any, Any],
+    *,
+    checksum: Any,
+    validate_containers: bool,
+) -> list[tuple[int, ...]] | None:
+    """Set the references of chunks anywhere in the grid from columns; the last of equal coordinates wins."""
+    node = _array(work, array_path)
+    where = _point_coords(coords, node)
+    table = _virtual_table(work, where, columns, checksum, validate_containers=validate_containers)
+    work.set_table(node, normalise(table))
+    return None
+
+
+def _virtual_table(
+    work: Workspace,
+    coords: npt.NDArray[np.uint32],
+    columns: tuple[Any, Any, Any],
+    checksum: Any,
+    *,
+    validate_containers: bool,
+) -> ChunkTable:
+    """Checked columns (locations, offsets, lengths) as a table, without the rows that have no location."""
+    count = len(coords)
     offsets, lengths = _numbers(columns[1], count, "offsets"), _numbers(columns[2], count, "lengths")
     codes, texts = code_texts(columns[0], count)
     texts = _without_empty(texts)
@@ -105,13 +136,12 @@ def set_columns(
     missing[codes_of(pc.indices_nonzero(texts.arrow.is_null()))] = True
     missing[-1] = True  # the code of null
     present = np.flatnonzero(~missing[codes])
-    coords = _box_coords(grid_shape, corner)
     if len(present) and not lengths[present].all():
         raise InvalidInputError("a virtual chunk has length 0; leave its location empty to leave the chunk alone")
     if validate_containers and len(present):
         texts = work.engine.containers.check_locations(texts)
     etag, modified = _split_checksum(work, checksum)
-    table = ChunkTable(
+    return ChunkTable(
         coords=coords[present],
         kind=np.full(len(present), ChunkKind.VIRTUAL, dtype=np.uint8),
         offset=offsets[present],
@@ -122,8 +152,6 @@ def set_columns(
         etags=() if etag is None else (etag,),
         last_modified=None if modified is None else np.full(len(present), modified, dtype=np.uint32),
     )
-    work.set_table(node, table)
-    return None
 
 
 def set_table(work: Workspace, array_path: str, table: ChunkTable, *, validate_containers: bool = True) -> None:
@@ -140,10 +168,29 @@ def _array(work: Workspace, path: str) -> ArrayNode:
 def _numbers(values: Any, count: int, name: str) -> npt.NDArray[np.uint64]:
     column = np.asarray(values).reshape(-1)
     if len(column) != count:
-        raise InvalidInputError(f"{name} has {len(column)} values for a box of {count} chunks")
+        raise InvalidInputError(f"{name} has {len(column)} values for {count} chunks")
     if column.dtype.kind not in "ui" or (column.dtype.kind == "i" and len(column) and column.min() < 0):
         raise InvalidInputError(f"{name} must be non-negative whole numbers, got {column.dtype}")
     return column.astype(np.uint64, copy=False)
+
+
+def _point_coords(coords: Any, node: ArrayNode) -> npt.NDArray[np.uint32]:
+    """Coordinates uint32[n, ndim] from a matrix, or from a tuple with one column per dimension."""
+    if isinstance(coords, tuple):
+        columns = [np.asarray(column).reshape(-1) for column in coords]
+        if len({len(column) for column in columns}) > 1:
+            raise InvalidInputError(f"columns of coordinates have different lengths: {[len(c) for c in columns]}")
+        matrix = np.stack(columns, axis=1) if columns else np.empty((0, 0), dtype=np.uint32)
+    else:
+        matrix = np.asarray(coords)
+    if matrix.ndim != 2 or matrix.shape[1] != len(node.shape):
+        raise InvalidInputError(
+            f"chunk coordinates of shape {matrix.shape} for {node.path}, which has {len(node.shape)} dimension(s); "
+            "give a matrix with a row per chunk, or a tuple with a column per dimension"
+        )
+    if matrix.size and (matrix.dtype.kind not in "ui" or matrix.min() < 0 or matrix.max() >= 1 << 32):
+        raise InvalidInputError(f"chunk coordinates must be whole numbers from 0 to {(1 << 32) - 1}")
+    return matrix.astype(np.uint32, copy=False)
 
 
 def _box_coords(shape: tuple[int, ...], corner: tuple[int, ...]) -> npt.NDArray[np.uint32]:
