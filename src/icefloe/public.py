@@ -31,6 +31,8 @@ from icefloe.errors import (
     VirtualChunkError,
 )
 from icefloe.model.administration import FeatureFlag, RepoAvailability, RepoStatus, Update, UpdateType
+from icefloe.maintenance.collect_plan import GCSummary
+from icefloe.maintenance.expire_plan import RetentionRule
 from icefloe.model.capabilities import Capabilities, SpecVersion, supported_spec_versions
 from icefloe.model.config import CachingConfig, CompressionAlgorithm, CompressionConfig, RepositoryConfig
 from icefloe.model.diff import Diff
@@ -156,6 +158,7 @@ __all__ = [
     "ForkSession",
     "FormatError",
     "FromEnvCredentials",
+    "GCSummary",
     "GcsBearerCredential",
     "GcsObjectStore",
     "GcsRefreshableCredentials",
@@ -193,6 +196,7 @@ __all__ = [
     "Repository",
     "RepositoryConfig",
     "RepositoryNotFoundError",
+    "RetentionRule",
     "S3CompatibleObjectStore",
     "S3ObjectStore",
     "S3Options",

@@ -131,6 +131,10 @@ class Archive:
         """Drop a snapshot from the cache, after maintenance rewrote its file."""
         self._snapshots.drop(snapshot_id)
 
+    def forget_transaction_log(self, snapshot_id: ObjectId) -> None:
+        """Drop a transaction log from the cache, after maintenance rewrote its file."""
+        self._logs.drop(snapshot_id)
+
 
 def _snapshot_weight(snapshot: Snapshot, size_bytes: int) -> int:
     return 4 * size_bytes + 400 * len(snapshot.nodes)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Set
+from dataclasses import dataclass, field
 from typing import Any
 
+from icefloe.errors import RefNotFoundError, UnsupportedError
 from icefloe.ids import ObjectId
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 
@@ -27,12 +28,32 @@ class StoredConfig:
     mark: Any = None
 
 
+@dataclass(frozen=True, slots=True)
+class HistoryChange:
+    """What an expiry does to refs and history.
+
+    `parents` gives every kept snapshot whose parent goes its new one; `branches` and `tags` are removed if they still
+    point where they are said to point.
+    """
+
+    expired: frozenset[ObjectId]
+    parents: Mapping[ObjectId, ObjectId] = field(default_factory=dict)
+    branches: Mapping[str, ObjectId] = field(default_factory=dict)
+    tags: Mapping[str, ObjectId] = field(default_factory=dict)
+
+    def is_empty(self) -> bool:
+        return not (self.expired or self.parents or self.branches or self.tags)
+
+
 class Ledger(ABC):
     """Branches, tags, history and stored configuration of one repository.
 
     Names are checked here (`/` is refused, RefNotFoundError, AlreadyExistsError); existence of snapshots is checked
     by the caller. Every method that changes something is one atomic step.
     """
+
+    keeps_pruned_logs = False
+    """Whether a snapshot that lost its parents remembers their logs; else its own log must tell of their changes."""
 
     @abstractmethod
     async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
@@ -95,6 +116,44 @@ class Ledger(ABC):
     async def fetch_pruned_logs(self, snapshot_id: ObjectId) -> tuple[ObjectId, ...]:
         """Expired ancestors, oldest first, whose logs belong to the change of this snapshot."""
         return ()
+
+    async def fetch_all_pruned_logs(self) -> frozenset[ObjectId]:
+        """The logs that `fetch_pruned_logs` names for any snapshot: they outlive their snapshots."""
+        return frozenset()
+
+    async def fetch_listed(self) -> Mapping[ObjectId, SnapshotInfo] | None:
+        """Every snapshot that the repository lists, reachable or not; None where only files tell what there is."""
+        return None
+
+    async def reparent_snapshot(self, snapshot_id: ObjectId, parent_id: ObjectId) -> None:
+        """Give a snapshot another parent, all else equal; doing it twice does no harm."""
+        raise UnsupportedError(f"{type(self).__name__} cannot give snapshot {snapshot_id} another parent")
+
+    async def change_history(self, change: HistoryChange) -> None:
+        """Expiry: carry a change of history out; whoever is interrupted plans and does it again."""
+        for snapshot_id, parent_id in change.parents.items():
+            await self.reparent_snapshot(snapshot_id, parent_id)
+        for branch, standing in change.branches.items():
+            if await self._stands(self.fetch_tip(branch), standing):
+                await self.delete_branch(branch)
+        for tag, target in change.tags.items():
+            if await self._stands(self.fetch_tag(tag), target):
+                await self.delete_tag(tag)
+
+    @staticmethod
+    async def _stands(found: Any, expected: ObjectId) -> bool:
+        try:
+            answer = await found
+        except RefNotFoundError:
+            return False
+        return (answer.snapshot_id if isinstance(answer, Tip) else answer) == expected
+
+    async def forget_snapshots(self, ids: Set[ObjectId]) -> frozenset[ObjectId]:
+        """Collection: take unreachable snapshots off the list, before their files go.
+
+        Returns those that may go; one that became reachable since is not among them.
+        """
+        return frozenset(ids)
 
     @abstractmethod
     async def fetch_config(self) -> StoredConfig: ...

@@ -35,7 +35,7 @@ from icefloe.formats.dataset.state import (
 )
 from icefloe.formats.strict_json import dump_json
 from icefloe.ids import ObjectId, new_object_id
-from icefloe.ledger.contract import Ledger, StoredConfig, Tip
+from icefloe.ledger.contract import HistoryChange, Ledger, StoredConfig, Tip
 from icefloe.ledger.names import MAIN, check_name, check_new_name
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.storage import storage_from_url
@@ -217,6 +217,24 @@ class DatasetLedger(Ledger):
 
         await self._update(plan)
 
+    async def fetch_listed(self) -> Mapping[ObjectId, SnapshotInfo]:
+        return {entry.snapshot_id: entry.info() for entry in (await self.fetch()).state.snapshots}
+
+    async def change_history(self, change: HistoryChange) -> None:
+        """Expiry, as one atomic step; what refs point at by then stays."""
+
+        def plan(state: State) -> State | None:
+            for name, standing in change.branches.items():
+                ref = state.refs.get(name)
+                if ref is not None and ref.snapshot_id == standing and ref.type == "branch" and name != MAIN:
+                    state = state.with_ref(name, None)
+            pointed_at = {ref.snapshot_id for ref in state.refs.values()}
+            return plan_expiry(state, change.expired - pointed_at)
+
+        await self._update(plan)
+        for snapshot_id, parent_id in change.parents.items():
+            await self._rewrite_parent(snapshot_id, parent_id)
+
     async def forget_snapshots(self, ids: Collection[ObjectId]) -> frozenset[ObjectId]:
         """Drop snapshots from the list and give their children the nearest kept ancestor; returns those dropped.
 
@@ -243,6 +261,9 @@ class DatasetLedger(Ledger):
             return None if changed == state.snapshots else dataclasses.replace(state, snapshots=changed)
 
         await self._update(plan)
+        await self._rewrite_parent(snapshot_id, parent_id)
+
+    async def _rewrite_parent(self, snapshot_id: ObjectId, parent_id: ObjectId) -> None:
         # History is what the state says; the file repeats it for readers that have nothing else.
         self.archive.forget_snapshot(snapshot_id)
         snapshot = await self.archive.fetch_snapshot(snapshot_id)

@@ -28,13 +28,13 @@ from icefloe.formats.flat.metadata_items import decode_metadata
 from icefloe.formats.flat.times import from_microseconds, to_microseconds
 from icefloe.formats.icechunk2 import edits
 from icefloe.formats.icechunk2.edits import FLAGS, Edit
-from icefloe.formats.icechunk2.expiry import Expiry, plan_expiry
+from icefloe.formats.icechunk2.expiry import Expiry, plan_expiry, plan_removal
 from icefloe.formats.icechunk2.operations_log import OVERWRITTEN, new_backup_name, next_update_time, push_update
 from icefloe.formats.icechunk2.repo_info import Availability, RepoInfo, RepoStatus, SnapshotRecord, Update
 from icefloe.formats.icechunk2.repo_reader import decode_repo
 from icefloe.formats.icechunk2.repo_writer import encode_repo
 from icefloe.ids import ObjectId
-from icefloe.ledger.contract import Ledger, StoredConfig, Tip
+from icefloe.ledger.contract import HistoryChange, Ledger, StoredConfig, Tip
 from icefloe.ledger.icechunk1 import CONTENTION
 from icefloe.ledger.names import check_name, check_new_name
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
@@ -55,6 +55,8 @@ class SeenRepo:
 
 class Icechunk2Ledger(Ledger):
     """The repo file of one repository. The last one read is kept, so that an unchanged file is decoded once."""
+
+    keeps_pruned_logs = True
 
     def __init__(self, storage: Storage, archive: Archive) -> None:
         self.storage = storage
@@ -154,6 +156,9 @@ class Icechunk2Ledger(Ledger):
             return to_snapshot_info(known.info.snapshots[snapshot_id])
         return to_snapshot_info(_find_record(await self.fetch_repo_info(), snapshot_id))
 
+    async def fetch_listed(self) -> Mapping[ObjectId, SnapshotInfo]:
+        return await self.fetch_snapshot_infos()
+
     async def fetch_snapshot_infos(self) -> dict[ObjectId, SnapshotInfo]:
         """Every snapshot the repository lists, reachable or not."""
         info = await self.fetch_repo_info()
@@ -162,6 +167,10 @@ class Icechunk2Ledger(Ledger):
     async def fetch_pruned_logs(self, snapshot_id: ObjectId) -> tuple[ObjectId, ...]:
         """Expired ancestors whose logs, oldest first, come before the snapshot's own when it is compared."""
         return _find_record(await self.fetch_repo_info(), snapshot_id).pruned_logs
+
+    async def fetch_all_pruned_logs(self) -> frozenset[ObjectId]:
+        info = await self.fetch_repo_info()
+        return frozenset(log for record in info.snapshots.values() for log in record.pruned_logs)
 
     async def fetch_config(self) -> StoredConfig:
         seen = await self.fetch()
@@ -253,6 +262,15 @@ class Icechunk2Ledger(Ledger):
 
         await self._apply(edit)
         return outcome[0]
+
+    async def change_history(self, change: HistoryChange) -> None:
+        """Expiry by a plan, as one atomic step; what refs point at by then stays."""
+
+        def edit(info: RepoInfo, now_us: int) -> Edit | None:
+            planned = plan_removal(info, change.expired, change.branches, change.tags)
+            return planned.edit if planned.expiry.changes_anything else None
+
+        await self._apply(edit)
 
     async def forget_snapshots(self, ids: Set[ObjectId]) -> frozenset[ObjectId]:
         """Collection: take unreachable snapshots off the list, before their files go; returns those taken off."""

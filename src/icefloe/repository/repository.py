@@ -17,12 +17,14 @@ from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
 from icefloe.repository.administration import AdministrationDoor
 from icefloe.repository.history import HistoryDoor
+from icefloe.repository.maintenance import MaintenanceDoor
 from icefloe.repository.refs import RefsDoor
 from icefloe.session import opening
 from icefloe.session.conflicts import ConflictSolver
 from icefloe.session.engine import Engine
 from icefloe.session.history import RefChoice, resolve, snapshot_as_of
 from icefloe.session.modes import SessionMode
+from icefloe.session.running import note_running
 from icefloe.session.session import Session
 from icefloe.storage.build import resolve_storage
 from icefloe.storage.contract import Storage
@@ -32,7 +34,7 @@ Place = Storage | str | Path
 Authorization = Mapping[str, Any] | None
 
 
-class Repository(RefsDoor, HistoryDoor, AdministrationDoor, Described):
+class Repository(RefsDoor, HistoryDoor, MaintenanceDoor, AdministrationDoor, Described):
     """A versioned store of Zarr hierarchies.
 
     Examples
@@ -312,7 +314,11 @@ class Repository(RefsDoor, HistoryDoor, AdministrationDoor, Described):
         tip = await self._engine.ledger.fetch_tip(branch)
         base = await self._engine.archive.fetch_snapshot(tip.snapshot_id)
         opening.preload(self._engine, base)
-        return Session(self._engine, base, mode=mode, branch=branch, tip=tip, default_metadata=self._default_metadata)
+        session = Session(
+            self._engine, base, mode=mode, branch=branch, tip=tip, default_metadata=self._default_metadata
+        )
+        note_running(session, self._engine.storage)
+        return session
 
     @contextmanager
     def transaction(

@@ -82,3 +82,49 @@ def _on_root(snapshots: Mapping[ObjectId, SnapshotRecord], record: SnapshotRecor
         current = ancestor.parent_id
     pruned = [log for ancestor in reversed(chain) for log in (*ancestor.pruned_logs, ancestor.id)]
     return dataclasses.replace(record, parent_id=root, pruned_logs=(*pruned, *record.pruned_logs))
+
+
+def plan_removal(
+    info: RepoInfo,
+    expired: Set[ObjectId],
+    branches: Mapping[str, ObjectId],
+    tags: Mapping[str, ObjectId],
+) -> PlannedExpiry:
+    """Chosen snapshots go, except roots and what refs point at by now; refs go if they still stand as given.
+
+    A kept snapshot whose parent goes is put on its nearest kept ancestor.
+    """
+    gone_branches = frozenset(n for n, tip in branches.items() if n != MAIN and info.branches.get(n) == tip)
+    gone_tags = frozenset(n for n, target in tags.items() if info.tags.get(n) == target)
+    kept_branches = {name: tip for name, tip in info.branches.items() if name not in gone_branches}
+    kept_tags = {name: target for name, target in info.tags.items() if name not in gone_tags}
+    tips = {*kept_branches.values(), *kept_tags.values()}
+    gone = frozenset(
+        key for key, record in info.snapshots.items()
+        if key in expired and key not in tips and record.parent_id is not None
+    )  # fmt: skip
+    after = dataclasses.replace(
+        info,
+        branches=kept_branches,
+        tags=kept_tags,
+        deleted_tags=info.deleted_tags | gone_tags,
+        snapshots={
+            key: _on_kept(info.snapshots, record, gone) if record.parent_id in gone else record
+            for key, record in info.snapshots.items()
+            if key not in gone
+        },
+    )
+    return PlannedExpiry(Expiry(gone, gone_branches, gone_tags), Edit(after, Update(UpdateKind.EXPIRATION_RAN, 0)))
+
+
+def _on_kept(
+    snapshots: Mapping[ObjectId, SnapshotRecord], record: SnapshotRecord, gone: Set[ObjectId]
+) -> SnapshotRecord:
+    """A snapshot on its nearest kept ancestor, with the logs of those in between."""
+    chain: list[SnapshotRecord] = []
+    current = record.parent_id
+    while current is not None and current in gone and len(chain) <= len(snapshots):
+        chain.append(snapshots[current])
+        current = snapshots[current].parent_id
+    pruned = [log for ancestor in reversed(chain) for log in (*ancestor.pruned_logs, ancestor.id)]
+    return dataclasses.replace(record, parent_id=current, pruned_logs=(*pruned, *record.pruned_logs))

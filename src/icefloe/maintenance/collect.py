@@ -1,0 +1,188 @@
+"""Collecting garbage: list, mark, plan, look again, then delete in an order that is safe to die in."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from icefloe.errors import ConflictError, InvalidInputError, SnapshotNotFoundError
+from icefloe.ids import ObjectId
+from icefloe.maintenance.collect_plan import KINDS, AgeLimits, CollectionPlan, GCSummary, plan_collection
+from icefloe.maintenance.listing import Ids, Listed, empty_listing, id_texts, list_folder, microseconds
+from icefloe.maintenance.marking import FetchLimits, Known, Marked, mark
+from icefloe.maintenance.reading import Reading, fetch_all_refs, read_anew, stream_bounded
+from icefloe.maintenance.store_clock import cutoff_time
+from icefloe.session.engine import Engine
+from icefloe.session.running import oldest_running
+from icefloe.storage.local import LocalStorage
+
+DELETE_BATCH = 1000
+_DELETES_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionRequest:
+    """What is asked of a collection."""
+
+    older_than: dt.datetime | dt.timedelta
+    """Objects are judged that were last modified before this time, or longer ago than this, by the store's clock."""
+    created_after: dt.datetime | None = None
+    limits: FetchLimits = field(default_factory=FetchLimits)
+    ignore_running: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Marking:
+    """A plan, and what it was made from."""
+
+    plan: CollectionPlan
+    marked: Marked
+    listings: Mapping[str, Listed]
+
+
+async def collect(engine: Engine, request: CollectionRequest) -> GCSummary:
+    """Delete what no branch or tag leads to and what is old enough."""
+    await engine.ledger.check_writable()
+    reading = read_anew(engine)
+    marking = await plan_collection_of(reading, request)
+    await apply_plan(engine, reading, marking)
+    return marking.plan.summary()
+
+
+async def plan_collection_of(reading: Reading, request: CollectionRequest, known: Known | None = None) -> Marking:
+    """What would be deleted now.
+
+    Objects are listed before refs are read: whatever a commit names that lands in between is seen as named.
+    """
+    cutoff = await cutoff_time(reading.storage, request.older_than)
+    check_running(reading, cutoff, request)
+    listings = await list_all(reading)
+    before = microseconds(cutoff)
+    files = listings["snapshots"]
+    young = frozenset(files.take(files.modified >= before).texts())
+    marked = await mark(reading, young, frozenset(files.texts()), known, request.limits)
+    not_before = None if request.created_after is None else microseconds(request.created_after)
+    plan = plan_collection(listings, marked, AgeLimits(before, not_before), cutoff)
+    return Marking(plan, marked, listings)
+
+
+def check_running(reading: Reading, cutoff: dt.datetime, request: CollectionRequest) -> None:
+    """Refuse a cut-off within the life of a writable session of this process: its chunks would be judged."""
+    started = oldest_running(reading.storage)
+    if started is not None and started < cutoff and not request.ignore_running:
+        raise InvalidInputError(
+            f"a writable session of this process is open since {started.isoformat()} and may have written chunks that "
+            f"it did not commit yet; objects older than {cutoff.isoformat()} would be judged. Commit or discard it, "
+            "choose an earlier time, or pass ignore_running_sessions=True",
+            started=started,
+        )
+
+
+async def list_all(reading: Reading) -> dict[str, Listed]:
+    """Every folder of a repository as columns."""
+    width = reading.format.capabilities.object_id_bytes
+    folders = folders_of(reading)
+
+    async def one(kind: str) -> Listed:
+        if kind not in folders:
+            return empty_listing(width)
+        extension = "" if kind == "chunks" else reading.format.metadata_extension
+        return await list_folder(reading.storage, folders[kind], extension, width)
+
+    return dict(zip(KINDS, await asyncio.gather(*map(one, KINDS)), strict=True))
+
+
+def folders_of(reading: Reading) -> dict[str, str]:
+    """The folders that the repository's generation has, by kind."""
+    layout = reading.format
+    folders = {
+        "snapshots": layout.snapshots_folder,
+        "manifests": layout.manifests_folder,
+        "chunks": layout.chunks_folder,
+    }
+    if layout.capabilities.transaction_logs:
+        folders["transaction_logs"] = layout.transactions_folder
+    if layout.capabilities.attributes_files:
+        folders["attributes"] = layout.attributes_folder
+    return folders
+
+
+async def apply_plan(engine: Engine, reading: Reading, marking: Marking) -> None:
+    """Delete, unless somebody made garbage reachable since it was judged.
+
+    Snapshots go before what they name: whoever dies in between leaves files that nothing names, never a snapshot whose
+    files are gone; the next run finds the rest.
+    """
+    garbage = marking.plan.garbage
+    if marking.plan.is_empty():
+        return
+    doomed = frozenset(garbage["snapshots"].texts())
+    await _check_refs(reading, marking, doomed)
+    await _forget(engine, doomed, marking.marked.listed)
+    for kind in KINDS:
+        await delete_objects(reading, kind, garbage[kind])
+    for snapshot_id in doomed:
+        engine.archive.forget_snapshot(snapshot_id)
+    if isinstance(engine.storage, LocalStorage):
+        age = dt.datetime.now(dt.UTC) - marking.plan.cutoff
+        await engine.storage.remove_leftovers(max(age, dt.timedelta(minutes=5)))
+
+
+async def _check_refs(reading: Reading, marking: Marking, doomed: frozenset[ObjectId]) -> None:
+    """Follow refs that moved since the mark down to a snapshot that stays."""
+    fresh = await fetch_all_refs(reading.ledger)
+    for start in fresh.targets() - marking.marked.refs.targets():
+        try:
+            async for info in reading.ledger.ancestry(start):
+                if info.id in marking.marked.snapshots:
+                    break
+                if info.id in doomed:
+                    raise _resurrected(info.id, fresh.names_of(start))
+        except SnapshotNotFoundError as error:
+            raise _resurrected(start, fresh.names_of(start)) from error
+
+
+async def _forget(engine: Engine, doomed: frozenset[ObjectId], listed: frozenset[ObjectId]) -> None:
+    wanted = doomed & listed if listed else doomed
+    if not wanted:
+        return
+    try:
+        gone = await engine.ledger.forget_snapshots(wanted)
+    except InvalidInputError as error:
+        raise _resurrected(min(wanted), []) from error
+    if wanted - gone:
+        raise _resurrected(min(wanted - gone), [])
+
+
+def _resurrected(snapshot_id: ObjectId, refs: Sequence[str]) -> ConflictError:
+    where = f" ({', '.join(refs)})" if refs else ""
+    return ConflictError(
+        f"snapshot {snapshot_id} became reachable{where} while garbage was judged; nothing was deleted: collect again"
+    )
+
+
+async def delete_objects(reading: Reading, kind: str, listed: Listed) -> None:
+    """Delete objects of one kind, many at a time."""
+    key = key_builder(reading, kind)
+    batches = [listed.ids[low : low + DELETE_BATCH] for low in range(0, len(listed), DELETE_BATCH)]
+
+    async def delete(batch: Ids) -> None:
+        await reading.storage.delete([key(text) for text in id_texts(batch)])
+
+    async for _ in stream_bounded(delete, batches, _DELETES_AT_ONCE):
+        pass
+
+
+def key_builder(reading: Reading, kind: str) -> Callable[[ObjectId], str]:
+    """How the id of an object becomes its key."""
+    layout = reading.format
+    if kind == "chunks":
+        return lambda text: f"{layout.chunks_folder}{text}"
+    return {
+        "snapshots": layout.snapshot_key,
+        "transaction_logs": layout.transaction_log_key,
+        "manifests": layout.manifest_key,
+        "attributes": layout.attributes_key,
+    }[kind]

@@ -1,0 +1,110 @@
+"""Which objects are garbage: those that nothing names and that are older than the cut-off by the store's clock."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from icefloe.display.amounts import format_bytes, format_count
+from icefloe.ids import ObjectId
+from icefloe.maintenance.listing import Ids, Listed, id_keys, is_among, text_ids
+from icefloe.maintenance.marking import Marked
+
+KINDS = ("snapshots", "transaction_logs", "manifests", "attributes", "chunks")
+"""In the order in which they are deleted: what names others goes before what it names."""
+
+
+@dataclass(frozen=True, slots=True)
+class GCSummary:
+    """What a collection deleted, or would delete."""
+
+    bytes_deleted: int = 0
+    chunks_deleted: int = 0
+    manifests_deleted: int = 0
+    snapshots_deleted: int = 0
+    attributes_deleted: int = 0
+    transaction_logs_deleted: int = 0
+
+    def __str__(self) -> str:
+        counts = [
+            (self.snapshots_deleted, "snapshot"), (self.transaction_logs_deleted, "transaction log"),
+            (self.manifests_deleted, "manifest"), (self.attributes_deleted, "attributes file"),
+            (self.chunks_deleted, "chunk object"),
+        ]  # fmt: skip
+        told = ", ".join(format_count(count, name) for count, name in counts if count)
+        return f"{told}; {format_bytes(self.bytes_deleted)}" if told else "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionPlan:
+    """The objects to delete, per kind, and what is left alone."""
+
+    cutoff: dt.datetime
+    garbage: Mapping[str, Listed]
+    live: Mapping[str, int]
+    young: Mapping[str, int]
+    """Objects that nothing names, but that are too young to be judged."""
+
+    def summary(self) -> GCSummary:
+        """What the plan comes to."""
+        return GCSummary(
+            bytes_deleted=sum(int(listed.size.sum()) for listed in self.garbage.values()),
+            **{f"{kind}_deleted": len(self.garbage[kind]) for kind in KINDS},
+        )
+
+    def is_empty(self) -> bool:
+        return not any(len(listed) for listed in self.garbage.values())
+
+    def __str__(self) -> str:
+        lines = [f"to delete, not modified since {self.cutoff:%Y-%m-%d %H:%M:%S}: {self.summary()}"]
+        for kind in KINDS:
+            listed = self.garbage[kind]
+            lines.append(
+                f"  {kind.replace('_', ' '):17}{len(listed):>10,} to delete {format_bytes(int(listed.size.sum())):>10}"
+                f" {self.live.get(kind, 0):>10,} in use {self.young.get(kind, 0):>10,} too young"
+            )
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class AgeLimits:
+    """Which objects may be judged by their age, in microseconds since 1970."""
+
+    before: int
+    not_before: int | None = None
+
+
+def plan_collection(
+    listings: Mapping[str, Listed], marked: Marked, ages: AgeLimits, cutoff: dt.datetime
+) -> CollectionPlan:
+    """Everything listed that nothing names and that is old enough."""
+    garbage, live, young = {}, {}, {}
+    for kind in KINDS:
+        listed = listings[kind]
+        named = is_among(listed.ids, _live_keys(kind, marked, listed.ids.shape[1]))
+        old = listed.modified < ages.before
+        if ages.not_before is not None:
+            old &= listed.modified >= ages.not_before
+        garbage[kind] = listed.take(~named & old)
+        live[kind] = int(np.count_nonzero(named))
+        young[kind] = int(np.count_nonzero(~named & (listed.modified >= ages.before)))
+    return CollectionPlan(cutoff, garbage, live, young)
+
+
+def _live_keys(kind: str, marked: Marked, width: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    if kind == "chunks":
+        return marked.chunks
+    texts: Mapping[str, list[ObjectId]] = {
+        "snapshots": list(marked.snapshots),
+        "transaction_logs": list(marked.logs),
+        "manifests": list(marked.manifests),
+        "attributes": list(marked.attributes),
+    }
+    return np.sort(id_keys(_ids(texts[kind], width)))
+
+
+def _ids(texts: list[ObjectId], width: int) -> Ids:
+    return text_ids(texts, width)

@@ -1,0 +1,140 @@
+"""The objects of a folder as columns: ids, sizes and the times of the store's clock."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from icefloe.ids import ObjectId, decode_base32_column, encode_base32_column, text_length
+from icefloe.storage.contract import ObjectInfo, Storage
+
+Ids = npt.NDArray[np.uint8]
+_VALID = np.zeros(256, dtype=bool)
+_VALID[np.frombuffer(b"0123456789ABCDEFGHJKMNPQRSTVWXYZ", dtype=np.uint8)] = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Listed:
+    """Objects whose name is an id; `foreign` counts the others, which nobody touches.
+
+    ids        uint8[n, width]
+    size       int64[n], bytes
+    modified   int64[n], microseconds since 1970 by the store's clock
+    """
+
+    ids: Ids
+    size: npt.NDArray[np.int64]
+    modified: npt.NDArray[np.int64]
+    foreign: int = 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Listed:
+        """Some of the objects."""
+        return Listed(self.ids[rows], self.size[rows], self.modified[rows])
+
+    def texts(self) -> list[ObjectId]:
+        """The ids as text."""
+        return id_texts(self.ids)
+
+
+def id_texts(ids: Ids) -> list[ObjectId]:
+    """Ids as text, in columns up to the last step."""
+    if not len(ids):
+        return []
+    text = np.ascontiguousarray(encode_base32_column(ids))
+    return text.view(f"S{text.shape[1]}").ravel().astype(str).tolist()
+
+
+def text_ids(texts: Sequence[ObjectId], width: int) -> Ids:
+    """Ids from their texts."""
+    if not texts:
+        return np.empty((0, width), dtype=np.uint8)
+    length = text_length(width)
+    joined = np.frombuffer("".join(texts).encode(), dtype=np.uint8).reshape(len(texts), length)
+    return decode_base32_column(joined, width)
+
+
+def microseconds(time: dt.datetime) -> int:
+    """A time in whole microseconds since 1970, rounded down."""
+    moment = time if time.tzinfo is not None else time.replace(tzinfo=dt.UTC)
+    return (moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
+
+
+def empty_listing(width: int) -> Listed:
+    """No objects."""
+    none = np.empty(0, dtype=np.int64)
+    return Listed(np.empty((0, width), dtype=np.uint8), none, none)
+
+
+async def list_folder(storage: Storage, folder: str, extension: str, width: int) -> Listed:
+    """Everything in a folder; pages become columns as they come."""
+    parts: list[Listed] = []
+    foreign = 0
+    async for page in storage.list(folder):
+        part = columns_of(page, folder, extension, width)
+        foreign += part.foreign
+        parts.append(part)
+    return join_listings(parts, width, foreign)
+
+
+def join_listings(parts: Sequence[Listed], width: int, foreign: int = 0) -> Listed:
+    """Several listings as one."""
+    if not parts:
+        return empty_listing(width)
+    return Listed(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.size for part in parts]),
+        np.concatenate([part.modified for part in parts]),
+        foreign,
+    )
+
+
+def columns_of(page: Sequence[ObjectInfo], folder: str, extension: str, width: int) -> Listed:
+    """One page as columns; names that are no ids are only counted."""
+    length = text_length(width)
+    expected = len(folder) + length + len(extension)
+    fitting = [item for item in page if len(item.key) == expected and item.key.endswith(extension)]
+    if not fitting:
+        return _nothing(width, len(page))
+    names = "".join([item.key[len(folder) : len(folder) + length] for item in fitting])
+    encoded = names.encode()
+    if len(encoded) != len(fitting) * length:  # some name is not ASCII
+        fitting = [item for item in fitting if item.key.isascii()]
+        return columns_of(fitting, folder, extension, width) if len(fitting) < len(page) else _nothing(width, len(page))
+    text = np.frombuffer(encoded, dtype=np.uint8).reshape(len(fitting), length)
+    proper = _VALID[text].all(axis=1)
+    kept = [item for item, good in zip(fitting, proper.tolist(), strict=True) if good]
+    ids = decode_base32_column(text[proper], width) if kept else np.empty((0, width), dtype=np.uint8)
+    return Listed(
+        np.ascontiguousarray(ids),
+        np.fromiter((item.size_bytes for item in kept), dtype=np.int64, count=len(kept)),
+        np.fromiter((microseconds(item.last_modified) for item in kept), dtype=np.int64, count=len(kept)),
+        len(page) - len(kept),
+    )
+
+
+def _nothing(width: int, foreign: int) -> Listed:
+    nothing = empty_listing(width)
+    return Listed(nothing.ids, nothing.size, nothing.modified, foreign)
+
+
+def id_keys(ids: Ids) -> npt.NDArray[np.uint64]:
+    """The first eight bytes of ids as numbers. Ids are random: two that agree here only keep garbage."""
+    return np.ascontiguousarray(ids[:, :8]).view(">u8").ravel().astype(np.uint64)
+
+
+def is_among(ids: Ids, live: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Which ids are among live ones, given as sorted keys."""
+    if not len(live) or not len(ids):
+        return np.zeros(len(ids), dtype=bool)
+    keys = id_keys(ids)
+    places = np.searchsorted(live, keys)
+    places[places == len(live)] = 0
+    found: npt.NDArray[np.bool_] = live[places] == keys
+    return found

@@ -1,0 +1,281 @@
+"""Everything that must stay: what branches and tags lead to, and what is too young to be judged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from icefloe.errors import FormatError, IcefloeError, ObjectNotFoundError, SnapshotNotFoundError
+from icefloe.ids import ObjectId
+from icefloe.maintenance.listing import id_keys
+from icefloe.maintenance.reading import REQUESTS_AT_ONCE, Reading, Refs, fetch_all_refs, stream_bounded
+from icefloe.model.chunk_table import ChunkKind
+from icefloe.model.nodes import ArrayNode
+from icefloe.model.snapshot import Manifest, Snapshot
+
+Keys = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFacts:
+    """What marking needs of a snapshot."""
+
+    id: ObjectId
+    parent_id: ObjectId | None
+    manifests: tuple[ObjectId, ...]
+    attributes: tuple[ObjectId, ...]
+    quoted: tuple[ObjectId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFacts:
+    """What marking needs of a manifest: the chunk objects it names, each once."""
+
+    id: ObjectId
+    objects: npt.NDArray[np.uint8]
+    """uint8[n, width], sorted."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """How much is in flight while marking."""
+
+    at_once: int = REQUESTS_AT_ONCE
+    manifest_bytes: int = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """What stays. Chunk objects are sorted keys, see `id_keys`."""
+
+    refs: Refs
+    snapshots: Mapping[ObjectId, SnapshotFacts]
+    logs: frozenset[ObjectId]
+    manifests: Mapping[ObjectId, ManifestFacts]
+    attributes: frozenset[ObjectId]
+    chunks: Keys
+    listed: frozenset[ObjectId] = field(default=frozenset())
+    """Snapshots that the repository lists, live or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Facts of files that an earlier run read, for those that are still the same."""
+
+    snapshots: Mapping[ObjectId, SnapshotFacts] = field(default_factory=dict)
+    manifests: Mapping[ObjectId, ManifestFacts] = field(default_factory=dict)
+
+
+async def mark(
+    reading: Reading,
+    young: frozenset[ObjectId],
+    existing: frozenset[ObjectId],
+    known: Known | None = None,
+    limits: FetchLimits | None = None,
+) -> Marked:
+    """Find everything that must stay.
+
+    `young` are snapshots whose files are too young to go: they stay with all they name, so that a commit under way and
+    a snapshot that was saved without a branch keep theirs. `existing` are all snapshot files.
+    Whatever a ref leads to must be readable, or this raises.
+    """
+    known, limits = known or Known(), limits or FetchLimits()
+    refs = await fetch_all_refs(reading.ledger)
+    listed = await reading.ledger.fetch_listed()
+    parents = None if listed is None else {key: info.parent_id for key, info in listed.items()}
+    marker = _SnapshotMarker(reading, known, parents, limits)
+    await marker.follow(refs.targets(), must_exist=True)
+    quoted = {each for facts in marker.found.values() for each in facts.quoted}
+    await marker.follow((quoted & existing) | young, must_exist=False)
+    facts = marker.found
+    manifest_ids = dict.fromkeys(each for fact in facts.values() for each in fact.manifests)
+    manifests = await _mark_manifests(reading, list(manifest_ids), marker.sizes, known, limits)
+    return Marked(
+        refs=refs,
+        snapshots=facts,
+        logs=frozenset(facts) | await reading.ledger.fetch_all_pruned_logs(),
+        manifests=manifests,
+        attributes=frozenset(each for fact in facts.values() for each in fact.attributes),
+        chunks=await asyncio.to_thread(live_keys, manifests),
+        listed=frozenset(listed or ()),
+    )
+
+
+def live_keys(manifests: Mapping[ObjectId, ManifestFacts]) -> Keys:
+    """The keys of all chunk objects that manifests name, sorted, each once."""
+    columns = [id_keys(facts.objects) for facts in manifests.values() if len(facts.objects)]
+    return np.unique(np.concatenate(columns)) if columns else np.empty(0, dtype=np.uint64)
+
+
+class _SnapshotMarker:
+    """Follows parents from snapshot to snapshot, with many fetches under way."""
+
+    def __init__(
+        self,
+        reading: Reading,
+        known: Known,
+        parents: Mapping[ObjectId, ObjectId | None] | None,
+        limits: FetchLimits,
+    ) -> None:
+        self.reading = reading
+        self.known = known
+        self.parents = parents
+        self.limits = limits
+        self.found: dict[ObjectId, SnapshotFacts] = {}
+        self.sizes: dict[ObjectId, int] = {}
+
+    async def follow(self, starts: set[ObjectId] | frozenset[ObjectId], *, must_exist: bool) -> None:
+        """Find snapshots and all their ancestors; what is missing is damage when it must exist, else nothing."""
+        waiting = {each for each in starts if each not in self.found}
+        while waiting:
+            following: set[ObjectId] = set()
+            async for facts in stream_bounded(
+                lambda each: self._fetch(each, must_exist), sorted(self._ahead(waiting)), self.limits.at_once
+            ):
+                if facts is None:
+                    continue
+                self.found[facts.id] = facts
+                if facts.parent_id is not None:
+                    following.add(facts.parent_id)
+            waiting = following - self.found.keys()
+
+    def _ahead(self, waiting: set[ObjectId]) -> set[ObjectId]:
+        """The snapshots asked for, and their ancestors as far as the list of the repository tells."""
+        if self.parents is None:
+            return waiting
+        ahead: set[ObjectId] = set()
+        for each in waiting:
+            current: ObjectId | None = each
+            while current is not None and current not in ahead and current not in self.found:
+                ahead.add(current)
+                current = self.parents.get(current)
+        return ahead
+
+    async def _fetch(self, snapshot_id: ObjectId, must_exist: bool) -> SnapshotFacts | None:
+        known = self.known.snapshots.get(snapshot_id)
+        if known is not None:
+            return known if self.parents is None else self._listed(known)
+        try:
+            snapshot = await self.reading.archive.fetch_snapshot(snapshot_id)
+        except SnapshotNotFoundError as error:
+            if not must_exist:
+                return None
+            raise _unreadable(f"snapshot {snapshot_id}", error) from error
+        except FormatError as error:
+            raise _unreadable(f"snapshot {snapshot_id}", error) from error
+        for info in snapshot.manifests.values():
+            self.sizes[info.id] = info.size_bytes
+        facts = snapshot_facts(snapshot)
+        return facts if self.parents is None else self._listed(facts)
+
+    def _listed(self, facts: SnapshotFacts) -> SnapshotFacts:
+        """The parent that the repository lists counts, not the one in the file."""
+        assert self.parents is not None
+        parent = self.parents.get(facts.id)
+        return SnapshotFacts(facts.id, parent, facts.manifests, facts.attributes, facts.quoted)
+
+
+def snapshot_facts(snapshot: Snapshot) -> SnapshotFacts:
+    """What marking needs of a snapshot: its list of manifests, and those that only nodes name."""
+    manifests = dict.fromkeys(snapshot.manifests)
+    attributes = dict.fromkeys(snapshot.attribute_files)
+    for node in snapshot.nodes.values():
+        if node.attributes is not None:
+            attributes[node.attributes.object_id] = None
+        if isinstance(node, ArrayNode):
+            for ref in node.manifests:
+                manifests[ref.manifest_id] = None
+    quoted = tuple(entry.id for entry in snapshot.history)
+    return SnapshotFacts(snapshot.id, snapshot.parent_id, tuple(manifests), tuple(attributes), quoted)
+
+
+async def _mark_manifests(
+    reading: Reading, wanted: list[ObjectId], sizes: Mapping[ObjectId, int], known: Known, limits: FetchLimits
+) -> dict[ObjectId, ManifestFacts]:
+    budget = _Budget(limits.manifest_bytes)
+
+    async def fetch(manifest_id: ObjectId) -> ManifestFacts:
+        held = known.manifests.get(manifest_id)
+        if held is not None:
+            return held
+        async with budget.hold(sizes.get(manifest_id, 1 << 20)):
+            return await fetch_manifest_facts(reading, manifest_id)
+
+    return {facts.id: facts async for facts in stream_bounded(fetch, wanted, limits.at_once)}
+
+
+async def fetch_manifest_facts(reading: Reading, manifest_id: ObjectId) -> ManifestFacts:
+    """The chunk objects of a manifest; whatever keeps it from being read stops the caller."""
+    try:
+        manifest = await reading.archive.fetch_manifest(manifest_id)
+    except (ObjectNotFoundError, FormatError) as error:
+        raise _unreadable(f"manifest {manifest_id}", error) from error
+    return manifest_facts(manifest, reading.format.capabilities.object_id_bytes)
+
+
+def manifest_facts(manifest: Manifest, width: int) -> ManifestFacts:
+    """The chunk objects that a manifest names, each once."""
+    columns = []
+    for table in manifest.tables.values():
+        if table.object_id is not None:
+            native = table.kind == ChunkKind.NATIVE
+            columns.append(table.object_id if native.all() else table.object_id[native])
+    if not columns:
+        return ManifestFacts(manifest.id, np.empty((0, width), dtype=np.uint8))
+    return ManifestFacts(manifest.id, unique_ids(np.concatenate(columns)))
+
+
+def unique_ids(ids: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Ids sorted, each once; equal neighbours go first, because the chunks of a pack follow each other."""
+    width = ids.shape[1]
+    # All ids have one width, so that texts which end in zero bytes still differ where the ids do.
+    values = np.ascontiguousarray(ids).view(f"S{width}").ravel()
+    if len(values) > 1:
+        fresh = np.concatenate([[True], values[1:] != values[:-1]])
+        values = values[fresh]
+    return np.unique(values).view(np.uint8).reshape(-1, width)
+
+
+class _Budget:
+    """Lets work begin while the bytes of what is under way stay within a limit; one piece always fits."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held = 0
+        self._changed = asyncio.Condition()
+
+    def hold(self, size: int) -> _Held:
+        return _Held(self, size)
+
+    async def take(self, size: int) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._held == 0 or self._held + size <= self._limit)
+            self._held += size
+
+    async def give(self, size: int) -> None:
+        async with self._changed:
+            self._held -= size
+            self._changed.notify_all()
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    budget: _Budget
+    size: int
+
+    async def __aenter__(self) -> None:
+        await self.budget.take(self.size)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.budget.give(self.size)
+
+
+def _unreadable(what: str, error: IcefloeError) -> FormatError:
+    return FormatError(
+        f"{what} is reachable from a branch or tag but cannot be read ({error}); nothing was deleted. "
+        "`icefloe verify` shows the damage"
+    )

@@ -1,0 +1,84 @@
+"""Packing the manifests of a branch anew, after the configuration in force."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from icefloe.errors import ConflictError
+from icefloe.ids import ObjectId
+from icefloe.ledger.contract import Tip
+from icefloe.manifests.plan import ManifestPlan, plan_repack
+from icefloe.model.manifest_config import ManifestConfig
+from icefloe.model.nodes import ArrayNode
+from icefloe.session.commit import CommitRequest, flush_snapshot
+from icefloe.session.engine import Engine
+from icefloe.session.history import fetch_log
+from icefloe.session.manifest_flush import apply_plan
+from icefloe.session.workspace import Workspace
+
+_TRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteRequest:
+    """What is asked of a rewrite."""
+
+    branch: str
+    message: str
+    metadata: Mapping[str, Any]
+    amends: bool = False
+    """Whether the newest commit is replaced, instead of one being added."""
+
+
+async def plan_rewrite(engine: Engine, branch: str) -> ManifestPlan:
+    """How the manifests of a branch would be packed now."""
+    return _plan((await _open(engine, branch))[0])
+
+
+async def rewrite_manifests(engine: Engine, request: RewriteRequest) -> ObjectId:
+    """Commit the same chunks under manifests that are packed anew; returns the snapshot.
+
+    Commits that land in between are kept: the rewrite is made again on top of them.
+    """
+    await engine.ledger.check_writable()
+    for attempt in range(_TRIES):
+        work, tip = await _open(engine, request.branch)
+        plan = _plan(work)
+        if not plan.outputs and not plan.kept:
+            return tip.snapshot_id
+        try:
+            return await _apply(work, tip, plan, request)
+        except ConflictError:
+            if attempt == _TRIES - 1:
+                raise
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+async def _open(engine: Engine, branch: str) -> tuple[Workspace, Tip]:
+    tip = await engine.ledger.fetch_tip(branch)
+    return Workspace(engine, await engine.archive.fetch_snapshot(tip.snapshot_id)), tip
+
+
+def _plan(work: Workspace) -> ManifestPlan:
+    arrays = [node for node in work.tree.nodes() if isinstance(node, ArrayNode)]
+    return plan_repack(arrays, work.base.manifests, work.engine.config.manifest or ManifestConfig())
+
+
+async def _apply(work: Workspace, tip: Tip, plan: ManifestPlan, request: RewriteRequest) -> ObjectId:
+    engine = work.engine
+    flushed = await apply_plan(work, plan, {})
+    commit = CommitRequest(request.message, request.metadata)
+    if not request.amends:
+        snapshot = await flush_snapshot(work, commit, manifests=flushed)
+        await engine.ledger.advance(request.branch, tip, snapshot)
+        return snapshot.id
+    parent_id = (await engine.ledger.fetch_info(tip.snapshot_id)).parent_id
+    if parent_id is None:
+        raise ConflictError("the first snapshot of a repository cannot be replaced; rewrite with a new commit")
+    parent = await engine.ledger.fetch_info(parent_id)
+    earlier = await fetch_log(engine, work.base)
+    snapshot = await flush_snapshot(work, commit, onto=parent, earlier=earlier, manifests=flushed)
+    await engine.ledger.advance(request.branch, tip, snapshot, amends=tip.snapshot_id)
+    return snapshot.id

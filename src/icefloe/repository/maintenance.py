@@ -1,0 +1,212 @@
+"""Keeping a repository small and whole, as its user asks for it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from icefloe.blocking import run_blocking
+from icefloe.ids import ObjectId
+from icefloe.maintenance.collect import CollectionRequest, collect, plan_collection_of
+from icefloe.maintenance.collect_plan import CollectionPlan, GCSummary
+from icefloe.maintenance.expire import expire, plan_expiry_of
+from icefloe.maintenance.expire_plan import ExpiryPlan, ExpiryRequest, RetentionRule
+from icefloe.maintenance.marking import FetchLimits
+from icefloe.maintenance.reading import read_anew
+from icefloe.maintenance.rewrite import RewriteRequest, rewrite_manifests
+from icefloe.session.engine import Engine
+
+
+class MaintenanceDoor:
+    """The part of `Repository` that cleans up."""
+
+    _engine: Engine
+    _default_metadata: dict[str, Any]
+
+    def expire_snapshots(
+        self,
+        older_than: dt.datetime | dt.timedelta | None = None,
+        *,
+        delete_expired_branches: bool = False,
+        delete_expired_tags: bool = False,
+        retain_last: int | None = None,
+        rules: Sequence[RetentionRule] = (),
+        snapshots: Iterable[str] = (),
+    ) -> set[ObjectId]:
+        """Take old snapshots out of history; their files stay until `garbage_collect`. Returns their ids.
+
+        What a branch or tag points at stays, and so does the first snapshot. History stays walkable: a kept snapshot
+        whose parent goes gets its nearest kept ancestor.
+
+        Parameters
+        ----------
+        older_than
+            Snapshots written before this time, or longer ago than this, expire.
+        delete_expired_branches, delete_expired_tags
+            Refs whose own snapshot expires go, too; `main` never does.
+        retain_last
+            The newest so many commits of every branch and tag stay, however old.
+        rules
+            What is kept of some branches and tags; refs that no rule matches follow `older_than` and `retain_last`.
+        snapshots
+            Expire exactly these instead.
+
+        Examples
+        --------
+        >>> import icefloe, zarr
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> for number in range(3):
+        ...     with repo.transaction("main", message=f"commit {number}") as store:
+        ...         _ = zarr.create_group(store, path=f"g{number}")
+        >>> len(repo.expire_snapshots(retain_last=1))
+        2
+        >>> [info.message for info in repo.ancestry(branch="main")]
+        ['commit 2', 'Repository initialized']
+        """
+        return run_blocking(
+            self.expire_snapshots_async(
+                older_than, delete_expired_branches=delete_expired_branches, delete_expired_tags=delete_expired_tags,
+                retain_last=retain_last, rules=rules, snapshots=snapshots,
+            )
+        )  # fmt: skip
+
+    async def expire_snapshots_async(
+        self,
+        older_than: dt.datetime | dt.timedelta | None = None,
+        *,
+        delete_expired_branches: bool = False,
+        delete_expired_tags: bool = False,
+        retain_last: int | None = None,
+        rules: Sequence[RetentionRule] = (),
+        snapshots: Iterable[str] = (),
+    ) -> set[ObjectId]:
+        """`expire_snapshots`, awaited."""
+        request = _expiry_request(
+            older_than, retain_last, rules, snapshots, delete_expired_branches, delete_expired_tags
+        )
+        return set((await expire(self._engine, request)).change.expired)
+
+    def plan_expiry(
+        self,
+        older_than: dt.datetime | dt.timedelta | None = None,
+        *,
+        delete_expired_branches: bool = False,
+        delete_expired_tags: bool = False,
+        retain_last: int | None = None,
+        rules: Sequence[RetentionRule] = (),
+        snapshots: Iterable[str] = (),
+    ) -> ExpiryPlan:
+        """What `expire_snapshots` would do now; nothing is changed."""
+        request = _expiry_request(
+            older_than, retain_last, rules, snapshots, delete_expired_branches, delete_expired_tags
+        )
+        return run_blocking(plan_expiry_of(self._engine, request))
+
+    def garbage_collect(
+        self,
+        delete_object_older_than: dt.datetime | dt.timedelta,
+        *,
+        dry_run: bool = False,
+        created_after: dt.datetime | None = None,
+        ignore_running_sessions: bool = False,
+        max_compressed_manifest_mem_bytes: int = 512 << 20,
+        max_concurrent_manifest_fetches: int = 32,
+        **_: Any,
+    ) -> GCSummary:
+        """Delete what no branch or tag leads to and what is old enough.
+
+        Parameters
+        ----------
+        delete_object_older_than
+            Objects modified before this time, or longer ago than this, by the store's clock, are judged. Choose it so
+            that no writer has been under way for longer: chunks of a session are unreachable until it commits.
+        dry_run
+            Say what would be deleted, delete nothing; `plan_garbage_collection` tells more.
+        created_after
+            Leave objects alone that are older than this, because an earlier run judged them.
+        ignore_running_sessions
+            Collect although a writable session of this process is older than the given time.
+
+        Examples
+        --------
+        >>> import datetime, icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> repo.garbage_collect(datetime.timedelta(days=1)).chunks_deleted
+        0
+        """
+        return run_blocking(
+            self.garbage_collect_async(
+                delete_object_older_than, dry_run=dry_run, created_after=created_after,
+                ignore_running_sessions=ignore_running_sessions,
+                max_compressed_manifest_mem_bytes=max_compressed_manifest_mem_bytes,
+                max_concurrent_manifest_fetches=max_concurrent_manifest_fetches,
+            )
+        )  # fmt: skip
+
+    async def garbage_collect_async(
+        self,
+        delete_object_older_than: dt.datetime | dt.timedelta,
+        *,
+        dry_run: bool = False,
+        created_after: dt.datetime | None = None,
+        ignore_running_sessions: bool = False,
+        max_compressed_manifest_mem_bytes: int = 512 << 20,
+        max_concurrent_manifest_fetches: int = 32,
+        **_: Any,
+    ) -> GCSummary:
+        """`garbage_collect`, awaited."""
+        limits = FetchLimits(max(1, min(max_concurrent_manifest_fetches, 256)), max_compressed_manifest_mem_bytes)
+        request = CollectionRequest(delete_object_older_than, created_after, limits, ignore_running_sessions)
+        if dry_run:
+            return (await plan_collection_of(read_anew(self._engine), request)).plan.summary()
+        return await collect(self._engine, request)
+
+    def plan_garbage_collection(
+        self, delete_object_older_than: dt.datetime | dt.timedelta, *, created_after: dt.datetime | None = None
+    ) -> CollectionPlan:
+        """What `garbage_collect` would delete now, object by object; nothing is changed."""
+        request = CollectionRequest(delete_object_older_than, created_after, ignore_running=True)
+        return run_blocking(plan_collection_of(read_anew(self._engine), request)).plan
+
+    def rewrite_manifests(
+        self,
+        message: str,
+        *,
+        branch: str,
+        metadata: Mapping[str, Any] | None = None,
+        commit_method: Literal["new_commit", "amend"] = "new_commit",
+    ) -> ObjectId:
+        """Commit the same data under manifests packed anew after the configuration; returns the snapshot."""
+        return run_blocking(
+            self.rewrite_manifests_async(message, branch=branch, metadata=metadata, commit_method=commit_method)
+        )
+
+    async def rewrite_manifests_async(
+        self,
+        message: str,
+        *,
+        branch: str,
+        metadata: Mapping[str, Any] | None = None,
+        commit_method: Literal["new_commit", "amend"] = "new_commit",
+    ) -> ObjectId:
+        """`rewrite_manifests`, awaited."""
+        merged = {**self._default_metadata, **(metadata or {})}
+        return await rewrite_manifests(
+            self._engine, RewriteRequest(branch, message, merged, amends=commit_method == "amend")
+        )
+
+
+def _expiry_request(
+    older_than: dt.datetime | dt.timedelta | None,
+    retain_last: int | None,
+    rules: Sequence[RetentionRule],
+    snapshots: Iterable[str],
+    delete_branches: bool,
+    delete_tags: bool,
+) -> ExpiryRequest:
+    now = dt.datetime.now(dt.UTC)
+    moment = now - older_than if isinstance(older_than, dt.timedelta) else older_than
+    if moment is not None and moment.tzinfo is None:
+        moment = moment.replace(tzinfo=dt.UTC)
+    return ExpiryRequest(moment, retain_last, tuple(rules), frozenset(snapshots), delete_branches, delete_tags, now)

@@ -1,0 +1,189 @@
+"""Expiry takes exactly what was asked for out of history, and history stays walkable."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.maintenance.histories import GENERATIONS, Past, make_past, messages, now
+
+import icefloe
+from icefloe.maintenance.expire_plan import ExpiryRequest, RetentionRule, plan_expiry
+from icefloe.maintenance.history import History
+from icefloe.maintenance.reading import Refs
+from icefloe.model.snapshot import SnapshotInfo
+
+START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+
+
+@pytest.fixture(params=GENERATIONS)
+def past(request: pytest.FixtureRequest) -> Past:
+    return make_past(icefloe.in_memory_storage(), request.param)
+
+
+def test_the_newest_commits_stay_and_history_leads_to_the_first(past: Past) -> None:
+    expired = past.repo.expire_snapshots(retain_last=2)
+    assert len(expired) == 4
+    for repo in (past.repo, icefloe.Repository.open(past.repo.storage)):
+        assert messages(repo) == ["c 5 on main", "b 4 on main", "Repository initialized"]
+    past.check()
+    assert past.repo.expire_snapshots(retain_last=2) == set()
+
+
+def test_age_decides_and_the_tip_stays(past: Past) -> None:
+    ids = [info.id for info in past.repo.ancestry(branch="main")]
+    cutoff = next(info.written_at for info in past.repo.ancestry(branch="main") if info.id == ids[2])
+    assert past.repo.expire_snapshots(cutoff) == set(ids[3:-1])
+    assert past.repo.expire_snapshots(now()) == set(ids[1:3])
+    assert [info.id for info in past.repo.ancestry(branch="main")] == [ids[0], ids[-1]]
+
+
+def test_tags_and_other_branches_hold_what_they_point_at(past: Past) -> None:
+    repo, ids = past.repo, [info.id for info in past.repo.ancestry(branch="main")]
+    repo.create_tag("old", ids[4])
+    repo.create_branch("dev", ids[3])
+    past.commit("dev", seed=77)
+    repo.expire_snapshots(now())
+    again = icefloe.Repository.open(repo.storage)
+    assert again.lookup_tag("old") == ids[4]
+    assert [info.id for info in again.ancestry(branch="main")] == [ids[0], ids[4], ids[-1]]
+    assert messages(again, "dev")[0] == "a 77 on dev"
+    assert [info.id for info in again.ancestry(tag="old")] == [ids[4], ids[-1]]
+    past.check()
+
+
+def test_expired_branches_go_when_told(past: Past) -> None:
+    repo, ids = past.repo, [info.id for info in past.repo.ancestry(branch="main")]
+    repo.create_branch("dev", ids[3])
+    repo.expire_snapshots(now(), delete_expired_branches=True)
+    assert icefloe.Repository.open(repo.storage).list_branches() == {"main"}
+
+
+def test_expired_tags_go_where_tags_can(past: Past) -> None:
+    repo, ids = past.repo, [info.id for info in past.repo.ancestry(branch="main")]
+    repo.create_tag("old", ids[3])
+    if repo.engine.capabilities.deletable_tags:
+        repo.expire_snapshots(now(), delete_expired_tags=True)
+        assert icefloe.Repository.open(repo.storage).list_tags() == set()
+    else:
+        with pytest.raises(icefloe.UnsupportedError, match="old"):
+            repo.expire_snapshots(now(), delete_expired_tags=True)
+
+
+def test_named_snapshots_expire_but_no_tip_does(past: Past) -> None:
+    ids = [info.id for info in past.repo.ancestry(branch="main")]
+    past.repo.expire_snapshots(snapshots=[ids[2], ids[3]])
+    assert [info.id for info in past.repo.ancestry(branch="main")] == [ids[0], ids[1], *ids[4:]]
+    with pytest.raises(icefloe.InvalidInputError, match="branch main"):
+        past.repo.expire_snapshots(snapshots=[ids[0]])
+    with pytest.raises(icefloe.SnapshotNotFoundError):
+        past.repo.expire_snapshots(snapshots=["0" * len(ids[0])])
+
+
+def test_a_plan_changes_nothing(past: Past) -> None:
+    before = messages(past.repo)
+    plan = past.repo.plan_expiry(retain_last=1)
+    assert len(plan.expired) == 5 and "5 snapshots to expire" in str(plan)
+    assert messages(icefloe.Repository.open(past.repo.storage)) == before
+
+
+def test_what_a_snapshot_changed_can_still_be_told(past: Past) -> None:
+    repo, ids = past.repo, [info.id for info in past.repo.ancestry(branch="main")]
+    old = repo.diff(from_snapshot_id=ids[-1], to_snapshot_id=ids[0])
+    repo.expire_snapshots(retain_last=1)
+    new = icefloe.Repository.open(repo.storage).diff(from_snapshot_id=ids[-1], to_snapshot_id=ids[0])
+    assert new.new_arrays == old.new_arrays == {"/a", "/b", "/c"}
+    assert new.new_groups == old.new_groups
+
+
+def test_a_writer_that_missed_expired_commits_still_meets_their_conflicts(past: Past) -> None:
+    repo = past.repo
+    repo.create_branch("work", repo.lookup_branch("main"))
+    repo.create_tag("base", repo.lookup_branch("work"))
+    late = repo.writable_session("work")
+    zarr.open_array(late.store, path="a", mode="r+")[0] = 1
+    for value in (2, 3):
+        session = repo.writable_session("work")
+        zarr.open_array(session.store, path="a" if value == 2 else "b", mode="r+")[0] = value
+        session.commit(str(value))
+    repo.expire_snapshots(retain_last=1)
+    with pytest.raises(icefloe.RebaseFailedError):
+        late.commit("late", rebase_with=icefloe.ConflictDetector())
+
+
+def test_a_commit_of_a_session_from_before_the_expiry_lands_and_is_walkable(past: Past) -> None:
+    session = past.repo.writable_session("main")
+    zarr.open_group(session.store, mode="a").create_group("late")
+    past.repo.expire_snapshots(retain_last=1)
+    past.repo.garbage_collect(now(), ignore_running_sessions=True)
+    session.commit("late")
+    again = icefloe.Repository.open(past.repo.storage)
+    assert messages(again)[0] == "late" and messages(again)[-1] == "Repository initialized"
+    again.expire_snapshots(retain_last=2)
+    assert messages(icefloe.Repository.open(past.repo.storage)) == ["late", "c 5 on main", "Repository initialized"]
+    again.garbage_collect(now())
+    past.check()
+
+
+def test_long_histories_with_quotes_stay_walkable() -> None:
+    past = make_past(icefloe.in_memory_storage(), "repository", commits=0)
+    for number in range(80):
+        past.commit(seed=number, size=4)
+    past.repo.expire_snapshots(retain_last=40)
+    assert len(messages(icefloe.Repository.open(past.repo.storage))) == 41
+    past.repo.garbage_collect(now())
+    assert len(messages(icefloe.Repository.open(past.repo.storage))) == 41
+    past.check()
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> History:
+    count = draw(st.integers(1, 15))
+    infos: dict[str, SnapshotInfo] = {}
+    for number in range(count):
+        parent = None if number == 0 else f"s{draw(st.integers(0, number - 1))}"
+        infos[f"s{number}"] = SnapshotInfo(f"s{number}", parent, START + dt.timedelta(days=number), "")
+    ids = st.sampled_from(sorted(infos))
+    branches = {"main": draw(ids), **draw(st.dictionaries(st.sampled_from(["dev", "rel-1", "rel-2"]), ids))}
+    history = History(Refs(branches, draw(st.dictionaries(st.sampled_from(["v1", "v2"]), ids))), infos)
+    reachable = {info.id for start in history.refs.targets() for info in history.chain(start)}
+    return History(history.refs, {key: infos[key] for key in infos if key in reachable})
+
+
+RULES = st.lists(
+    st.builds(
+        RetentionRule,
+        pattern=st.sampled_from(["*", "branch:*", "tag:v*", "rel-*", "main"]),
+        keep_for=st.none() | st.integers(0, 15).map(lambda days: dt.timedelta(days=days)),
+        keep_last=st.integers(1, 5),
+        forever=st.booleans(),
+    ),
+    max_size=2,
+)
+
+
+@given(histories(), st.integers(0, 16), st.none() | st.integers(1, 5), RULES, st.booleans())
+def test_any_expiry_leaves_a_history_in_which_every_ref_leads_to_a_root(
+    history: History, days: int, last: int | None, rules: list[RetentionRule], delete: bool
+) -> None:
+    cutoff = START + dt.timedelta(days=days)
+    request = ExpiryRequest(cutoff, last, rules, delete_branches=delete, delete_tags=delete, now=START)
+    plan = plan_expiry(history, request)
+    expired = plan.change.expired
+    kept = {**{n: s for n, s in history.refs.branches.items() if n not in plan.change.branches}}
+    kept |= {f"tag {n}": s for n, s in history.refs.tags.items() if n not in plan.change.tags}
+    assert "main" in kept
+    assert expired.isdisjoint(kept.values()) and expired.isdisjoint(history.roots())
+    for start in kept.values():
+        ancestors = [info.id for info in history.chain(start)]
+        current: str | None = start
+        walked = []
+        while current is not None:
+            walked.append(current)
+            current = plan.change.parents.get(current, history.snapshots[current].parent_id)
+        assert walked == [each for each in ancestors if each not in expired]
+    for info in plan.expired:
+        assert info.written_at < cutoff or rules
