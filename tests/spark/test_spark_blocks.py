@@ -12,7 +12,9 @@ import xarray as xr
 
 from icefloe import Repository
 from icefloe.errors import AlreadyExistsError, InvalidInputError
-from icefloe.spark import map_blocks, reduce
+from icefloe.spark import copy, export, map_blocks, rechunk, reduce, write_audit_publish
+from icefloe.spark.checks import ExpectedSizes, Holds, MissingShare, Monotone, ValueRange
+from icefloe.spark.publishing import AUDIT_KEY
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]
 Open = Callable[..., xr.Dataset]
@@ -131,3 +133,71 @@ def test_a_reduction_of_a_region_of_an_older_snapshot(spark: Any, place: Path, w
     xr.testing.assert_allclose(result, weather.isel(time=slice(5, 15), lat=slice(2, 4)).mean("time"), rtol=1e-5)
     with pytest.raises(InvalidInputError, match="no dimension 'depth'"):
         reduce(spark, old, "mean", "depth")
+
+
+def test_arrays_get_other_chunks_in_place(spark: Any, place: Path, weather: xr.Dataset, opened: Open) -> None:
+    outcome = rechunk(spark, place, {"time": -1, "lat": 4, "lon": 4}, task_bytes=8000)
+    result = opened(place)
+    xr.testing.assert_identical(result, weather)
+    assert result.t2m.encoding["chunks"] == (50, 4, 4) and outcome.tasks > 5
+    old = next(iter(list(Repository.open(str(place)).ancestry(branch="main"))[1:])).id
+    before = xr.open_zarr(Repository.open(str(place)).readonly_session(snapshot_id=old).store, consolidated=False)
+    xr.testing.assert_identical(before.load(), weather)
+
+
+@pytest.mark.parametrize("region", [None, {"time": (10, 30), "lat": (5, 12)}, {"time": (3, 18), "lon": slice(1, 9)}])
+def test_a_copy_of_a_part_equals_the_part(
+    spark: Any, place: Path, weather: xr.Dataset, opened: Open, tmp_path: Path, region: Any
+) -> None:
+    part = weather[["t2m"]]
+    if region is not None:
+        part = part.isel({d: b if isinstance(b, slice) else slice(*b) for d, b in region.items()})
+    copy(spark, place, tmp_path / "copy", variables=["t2m"], region=region, target_group="a/b", task_bytes=8000)
+    xr.testing.assert_identical(opened(tmp_path / "copy", group="a/b"), part)
+    with pytest.raises(AlreadyExistsError):
+        copy(spark, place, tmp_path / "copy", variables=["t2m"], target_group="a/b")
+
+
+@pytest.mark.parametrize("chunks", [None, {"time": 7}])
+def test_an_export_is_plain_zarr(spark: Any, place: Path, weather: xr.Dataset, tmp_path: Path, chunks: Any) -> None:
+    outcome = export(spark, place, tmp_path / "plain", chunks=chunks, task_bytes=8000)
+    assert outcome.objects > 10
+    xr.testing.assert_identical(xr.open_zarr(str(tmp_path / "plain"), consolidated=True).load(), weather)
+    with pytest.raises(AlreadyExistsError, match="not empty"):
+        export(spark, place, tmp_path / "plain")
+
+
+def test_an_export_to_parquet_is_a_row_a_cell(spark: Any, place: Path, weather: xr.Dataset, tmp_path: Path) -> None:
+    part = weather.isel(time=slice(0, 20))
+    export(spark, place, tmp_path / "table", format="parquet", region={"time": (0, 20)}, task_bytes=8000)
+    frame = spark.read.parquet(str(tmp_path / "table"))
+    assert frame.count() == part.t2m.size and set(frame.columns) == {"time", "lat", "lon", "t2m", "wind"}
+    mean = frame.selectExpr("avg(t2m) as m", "count(t2m) as n").first()
+    assert mean["n"] == int(part.t2m.count()) and abs(mean["m"] - float(part.t2m.mean())) < 1e-3
+
+
+def test_only_what_passes_its_checks_is_published(spark: Any, place: Path, opened: Open) -> None:
+    repository = Repository.open(str(place))
+
+    def add(staging: str) -> None:
+        map_blocks(spark, repository, lambda b: b[["wind"]] * 2, repository, target_group="twice", branch=staging)
+
+    before = repository.lookup_branch("main")
+    checks = [
+        MissingShare("t2m", 0.2),
+        Monotone("time"),
+        ExpectedSizes({"lat": 12}),
+        ValueRange("wind", -1, 1, "twice"),
+    ]
+    report = write_audit_publish(spark, repository, add, checks, staging="stage")
+    assert [f.passed for f in report.findings] == [True, True, True, False] and not report.published
+    assert repository.lookup_branch("main") == before and "stage" in repository.list_branches()
+    assert repository.lookup_snapshot(report.snapshot_id).metadata[AUDIT_KEY]["passed"] is False
+
+    checks[-1] = ValueRange("wind", -100, 100, "twice")
+    checks.append(Holds("has a title", lambda dataset: (dataset.attrs.get("title") == "noise", "title")))
+    report = write_audit_publish(spark, repository, add, checks)
+    assert report.passed and report.published and "published" in str(report)
+    assert "wind" in opened(place, group="twice") and repository.list_branches() == {"main", "stage"}
+    newest = next(iter(repository.ancestry(branch="main")))
+    assert len(newest.metadata[AUDIT_KEY]["findings"]) == 5

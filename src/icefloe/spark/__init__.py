@@ -7,24 +7,49 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from icefloe.spark.connection import connect
+    from icefloe.spark.copying import copy, rechunk
+    from icefloe.spark.exporting import ExportOutcome, export
     from icefloe.spark.ingesting import IngestOutcome, ingest
     from icefloe.spark.mapping import map_blocks
+    from icefloe.spark.places import JobOutcome
+    from icefloe.spark.publishing import AuditReport, write_audit_publish
     from icefloe.spark.reduction import reduce
     from icefloe.spark.tasks import SparkJob, run_tasks
 
 _HOMES = {
+    "AuditReport": "publishing",
+    "ExportOutcome": "exporting",
     "IngestOutcome": "ingesting",
+    "JobOutcome": "places",
     "SparkJob": "tasks",
     "connect": "connection",
+    "copy": "copying",
+    "export": "exporting",
     "ingest": "ingesting",
     "map_blocks": "mapping",
+    "rechunk": "copying",
     "reduce": "reduction",
     "run_tasks": "tasks",
+    "write_audit_publish": "publishing",
 }
 """The module of each public name. They load when used: workers start with what their task needs."""
 
-__all__ = ["IngestOutcome", "SparkJob", "connect", "ingest", "map_blocks", "reduce", "run_tasks"]
-
+__all__ = [
+    "AuditReport",
+    "ExportOutcome",
+    "IngestOutcome",
+    "JobOutcome",
+    "SparkJob",
+    "connect",
+    "copy",
+    "export",
+    "ingest",
+    "map_blocks",
+    "rechunk",
+    "reduce",
+    "run_tasks",
+    "write_audit_publish",
+]
 
 if not TYPE_CHECKING:
     # A type checker that saw this function would believe in any name.

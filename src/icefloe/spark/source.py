@@ -1,0 +1,118 @@
+"""The Spark data source `icefloe`: repositories as DataFrames, and DataFrames into repositories."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from icefloe.tables.metadata_tables import SCHEMAS, MetadataPart, metadata_batches, plan_parts
+from icefloe.tables.options import TableOptions, is_from_catalog, normalise_options, parse_options
+from icefloe.tables.places import open_place, session_at
+from icefloe.tables.reading import layout_schema, scan_batches
+from icefloe.tables.scans import Scan, plan_scan
+from icefloe.tables.selection import BlockPart
+
+_KEPT = "icefloe"
+"""Key in a schema's metadata under which planning finds what the schema was made from."""
+
+
+class IcefloeDataSource(DataSource):
+    """`spark.read.format("icefloe")`.
+
+    The schema carries the options and, unless a catalog keeps it, the snapshot: Spark plans a query in another process
+    than it asks for the schema in, and gives the options of a catalog's table to the latter only.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "icefloe"
+
+    def schema(self) -> StructType:
+        options = normalise_options(self.options)
+        parsed = parse_options(options)
+        session = parsed.pin()
+        if not is_from_catalog(self.options):
+            options = {key: value for key, value in options.items() if key not in ("branch", "tag", "as_of")}
+            options["snapshot_id"] = session.snapshot_id
+        columns = _table_schema(parsed)
+        return keep_options(from_arrow_schema(columns, prefer_timestamp_ntz=False), options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = kept_options(schema) or normalise_options(self.options)
+        return TableReader(parse_options(options))
+
+
+def keep_options(schema: StructType, options: Mapping[str, str]) -> StructType:
+    """A schema that carries options in the metadata of its first column."""
+    if schema.fields:
+        schema.fields[0].metadata = {_KEPT: json.dumps(dict(options))}
+    return schema
+
+
+def kept_options(schema: StructType) -> dict[str, str] | None:
+    """Options that a schema carries."""
+    for field in schema.fields:
+        if _KEPT in (field.metadata or {}):
+            kept: dict[str, str] = json.loads(field.metadata[_KEPT])
+            return kept
+    return None
+
+
+def _table_schema(options: TableOptions) -> pa.Schema:
+    if options.table is not None:
+        return SCHEMAS[options.table]
+    return layout_schema(plan_scan(options).scan)
+
+
+class _Share(InputPartition):
+    """One task's share of a table."""
+
+    def __init__(self, value: BlockPart | MetadataPart) -> None:
+        super().__init__(value)
+
+    def __repr__(self) -> str:
+        return "icefloe share"
+
+
+class TableReader(DataSourceReader):
+    """Reads cells, rows of cells, chunks or metadata as Arrow batches.
+
+    Planned when it is made: Spark ships the reader to tasks before it asks for partitions. It must not take filters
+    from Spark (`pushFilters`): all scans of one DataFrame share one planned reader there.
+    """
+
+    def __init__(self, options: TableOptions) -> None:
+        self._options = options
+        self._shares: list[InputPartition] = []
+        self._scan: Scan | None = None
+        if options.table is None:
+            plan = plan_scan(options)
+            self._scan = plan.scan
+            self._shares = [_Share(part) for part in plan.parts]
+        else:
+            session = options.pin()
+            self._snapshot_id = session.snapshot_id
+            self._shares = [_Share(part) for part in plan_parts(options.table, session)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_shares": []}
+
+    def partitions(self) -> list[InputPartition]:
+        return self._shares
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        part = partition.value
+        options = self._options
+        if isinstance(part, BlockPart) and self._scan is not None:
+            return scan_batches(self._scan, part)
+        if isinstance(part, MetadataPart) and options.table is not None:
+            session = session_at(options.place, self._snapshot_id)
+            return metadata_batches(options.table, open_place(options.place), session, part, options.from_snapshot_id)
+        # Spark asks for one partition where there are none.
+        return iter(())
