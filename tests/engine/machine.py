@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from unittest import mock
 
 import hypothesis.strategies as st
@@ -56,6 +56,9 @@ CONFIG = icefloe.RepositoryConfig(
     attributes_threshold_bytes=200,
     chunk_packing=icefloe.ChunkPackingConfig(threshold_bytes=400, target_bytes=1000),
 )
+KINDS = ("create", "array", "group", "chunks", "chunks", "unset", "shift", "delete", "move", "move", "workers")
+Edit: TypeAlias = tuple[str, int, int, Coords, int, bool]
+EDITS = st.tuples(st.sampled_from(KINDS), INDEX, INDEX, SHAPES, st.sampled_from(SIZES), st.booleans())
 FAULTS = st.tuples(
     st.sampled_from([FaultKind.FAIL_BEFORE, FaultKind.LOSE_ANSWER]), st.integers(1, 12), st.sampled_from([1, 2, 4, 50])
 )
@@ -172,7 +175,9 @@ class RepositoryMachine(RuleBasedStateMachine):
 
     # -- choosing -------------------------------------------------------------------------------------------------
 
-    def pick(self, index: int) -> Work:
+    def pick(self, index: int | Work) -> Work:
+        if isinstance(index, Work):
+            return index
         if not self.works:
             self.open_session(index)
         return self.works[index % len(self.works)]
@@ -219,12 +224,12 @@ class RepositoryMachine(RuleBasedStateMachine):
     def open_session(self, index: int) -> None:
         if len(self.works) >= MOST_SESSIONS:
             return
-        branch = sorted(self.branches)[index % len(self.branches)]
+        branch = sorted(self.branches)[index % len(self.branches)] if index % 4 == 0 else "main"
         tip = self.branches[branch]
         self.works.append(Work(self.repo.writable_session(branch), branch, tip, self.snapshots[tip]))
 
     @rule(who=INDEX, where=INDEX, shape=st.none() | SHAPES, text=st.sampled_from(["", "x" * 300]))
-    def create_node(self, who: int, where: int, shape: Coords | None, text: str) -> None:
+    def create_node(self, who: int | Work, where: int, shape: Coords | None, text: str) -> None:
         work = self.pick(who)
         path = self.free_path(work, where)
         if path is None:
@@ -236,7 +241,7 @@ class RepositoryMachine(RuleBasedStateMachine):
         self.check(work)
 
     @rule(who=INDEX, which=INDEX, shape=SHAPES, text=st.sampled_from(["", "y", "y" * 300]))
-    def change_array(self, who: int, which: int, shape: Coords, text: str) -> None:
+    def change_array(self, who: int | Work, which: int, shape: Coords, text: str) -> None:
         """Another shape or other attributes; another rank makes it another array."""
         work = self.pick(who)
         found = self.array(work, which)
@@ -252,7 +257,7 @@ class RepositoryMachine(RuleBasedStateMachine):
         self.check(work)
 
     @rule(who=INDEX, which=INDEX, text=st.sampled_from(["z", "z" * 300]))
-    def change_group(self, who: int, which: int, text: str) -> None:
+    def change_group(self, who: int | Work, which: int, text: str) -> None:
         work = self.pick(who)
         path = self.choose(self.groups(work), which)
         if path is None:
@@ -270,7 +275,7 @@ class RepositoryMachine(RuleBasedStateMachine):
         fill=st.integers(1, 255),
         count=st.integers(1, 4),
     )
-    def write_chunks(self, who: int, which: int, where: int, size: int, fill: int, count: int) -> None:
+    def write_chunks(self, who: int | Work, which: int, where: int, size: int, fill: int, count: int) -> None:
         work = self.pick(who)
         found = self.array(work, which)
         if found is None:
@@ -283,7 +288,7 @@ class RepositoryMachine(RuleBasedStateMachine):
         self.check(work)
 
     @rule(who=INDEX, which=INDEX, offset=st.integers(0, 1000), size=st.integers(1, 50))
-    def write_virtual_columns(self, who: int, which: int, offset: int, size: int) -> None:
+    def write_virtual_columns(self, who: int | Work, which: int, offset: int, size: int) -> None:
         """References of a box of chunks into a file."""
         work = self.pick(who)
         found = self.array(work, which)
@@ -307,7 +312,7 @@ class RepositoryMachine(RuleBasedStateMachine):
         self.check(work)
 
     @rule(who=INDEX, which=INDEX, where=INDEX)
-    def delete_chunk(self, who: int, which: int, where: int) -> None:
+    def delete_chunk(self, who: int | Work, which: int, where: int) -> None:
         work = self.pick(who)
         found = self.array(work, which)
         if found is None:
@@ -320,7 +325,7 @@ class RepositoryMachine(RuleBasedStateMachine):
         self.check(work)
 
     @rule(who=INDEX, which=INDEX, by=st.integers(-2, 2))
-    def shift_array(self, who: int, which: int, by: int) -> None:
+    def shift_array(self, who: int | Work, which: int, by: int) -> None:
         work = self.pick(who)
         found = self.array(work, which)
         if found is None:
@@ -337,7 +342,7 @@ class RepositoryMachine(RuleBasedStateMachine):
         self.check(work)
 
     @rule(who=INDEX, which=INDEX, folder=st.booleans())
-    def delete_node(self, who: int, which: int, folder: bool) -> None:
+    def delete_node(self, who: int | Work, which: int, folder: bool) -> None:
         """A node with all below it, or its document alone."""
         work = self.pick(who)
         path = self.choose([path for path in work.tree if path != "/"], which)
@@ -353,7 +358,7 @@ class RepositoryMachine(RuleBasedStateMachine):
         self.check(work)
 
     @rule(who=INDEX, which=INDEX, where=INDEX)
-    def move(self, who: int, which: int, where: int) -> None:
+    def move(self, who: int | Work, which: int, where: int) -> None:
         work = self.pick(who)
         source = self.choose([path for path in work.tree if path != "/"], which)
         target = self.free_path(work, where)
@@ -365,7 +370,7 @@ class RepositoryMachine(RuleBasedStateMachine):
         self.check(work)
 
     @rule(who=INDEX)
-    def discard(self, who: int) -> None:
+    def discard(self, who: int | Work) -> None:
         work = self.pick(who)
         work.session.discard_changes()
         work.tree, work.operations = self.snapshots[work.base], []
@@ -414,7 +419,7 @@ class RepositoryMachine(RuleBasedStateMachine):
             self.plan.faults, self.plan._seen = (), []
 
     @rule(who=INDEX, faults=st.none() | FAULTS, amend=st.booleans())
-    def commit(self, who: int, faults: tuple[FaultKind, int, int] | None, amend: bool) -> None:
+    def commit(self, who: int | Work, faults: tuple[FaultKind, int, int] | None, amend: bool) -> None:
         """A commit or an amendment, with or without faults: it lands whole, or nothing happened."""
         work = self.pick(who)
         standing = self.branches.get(work.branch)
@@ -454,7 +459,7 @@ class RepositoryMachine(RuleBasedStateMachine):
             self.landed(work, found, parent, work.tree)
 
     @rule(who=INDEX, ours=st.booleans(), faults=st.none() | FAULTS, land=st.booleans())
-    def rebase(self, who: int, ours: bool, faults: tuple[FaultKind, int, int] | None, land: bool) -> None:
+    def rebase(self, who: int | Work, ours: bool, faults: tuple[FaultKind, int, int] | None, land: bool) -> None:
         """A rebase, alone or as part of a commit: what was done here is done again on what is there."""
         work = self.pick(who)
         standing = self.branches.get(work.branch)
@@ -535,16 +540,70 @@ class RepositoryMachine(RuleBasedStateMachine):
         )
 
     @rule(who=INDEX)
-    def flush(self, who: int) -> None:
+    def flush(self, who: int | Work) -> None:
         """A snapshot that no branch points at."""
         work = self.pick(who)
         if work.session.has_uncommitted_changes:
             self.landed(work, work.session.flush("aside"), work.base, work.tree)
 
+    @rule(
+        who=INDEX,
+        ours=st.lists(EDITS, min_size=1, max_size=4),
+        theirs=st.lists(EDITS, min_size=1, max_size=3),
+        solver=st.booleans(),
+        faults=st.none() | FAULTS,
+        land=st.booleans(),
+    )
+    def race(
+        self,
+        who: int,
+        ours: list[Edit],
+        theirs: list[Edit],
+        solver: bool,
+        faults: tuple[FaultKind, int, int] | None,
+        land: bool,
+    ) -> None:
+        """Two sessions start from one snapshot; one commits, the other rebases over it."""
+        work = self.pick(who)
+        if self.branches.get(work.branch) != work.base:
+            self.works.remove(work)
+            return
+        other = Work(self.repo.writable_session(work.branch), work.branch, work.base, self.snapshots[work.base])
+        self.works.append(other)
+        for edit in ours:
+            self.edit(work, edit)
+        for edit in theirs:
+            self.edit(other, edit)
+        self.commit(other, None, False)
+        if other in self.works:
+            self.works.remove(other)
+        self.rebase(work, solver, faults, land)
+
+    def edit(self, work: Work, edit: Edit) -> None:
+        kind, which, where, shape, size, flag = edit
+        if kind == "create":
+            self.create_node(work, where, shape if flag else None, "")
+        elif kind == "array":
+            self.change_array(work, which, shape, "y" if flag else "")
+        elif kind == "group":
+            self.change_group(work, which, "z" * size)
+        elif kind == "chunks":
+            self.write_chunks(work, which, where, size, 1 + where % 255, 1 + flag)
+        elif kind == "unset":
+            self.delete_chunk(work, which, where)
+        elif kind == "shift":
+            self.shift_array(work, which, 1 if flag else -1)
+        elif kind == "delete":
+            self.delete_node(work, which, flag)
+        elif kind == "move":
+            self.move(work, which, where)
+        else:
+            self.write_by_workers(work, which, size, flag, 1 + where % 255)
+
     # -- workers --------------------------------------------------------------------------------------------------
 
     @rule(who=INDEX, which=INDEX, size=st.sampled_from(SIZES), parts=st.booleans(), fill=st.integers(1, 255))
-    def write_by_workers(self, who: int, which: int, size: int, parts: bool, fill: int) -> None:
+    def write_by_workers(self, who: int | Work, which: int, size: int, parts: bool, fill: int) -> None:
         """Forks write a chunk each, and come back merged or as parts."""
         work = self.pick(who)
         found = self.array(work, which)

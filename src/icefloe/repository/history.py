@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 from icefloe.blocking import iterate_blocking, run_blocking
 from icefloe.display.ancestry_graph import AncestryGraph
@@ -77,7 +78,10 @@ class HistoryDoor:
 
     async def lookup_snapshot_async(self, snapshot_id: str) -> SnapshotInfo:
         """`lookup_snapshot`, awaited."""
-        return (await self._engine.archive.fetch_snapshot(snapshot_id)).info
+        # The ledger knows the parent where files do not name it; the file knows the manifests.
+        known = await self._engine.ledger.fetch_info(snapshot_id)
+        own = await self._engine.archive.fetch_snapshot(snapshot_id)
+        return replace(known, manifests=own.info.manifests)
 
     def list_manifest_files(self, snapshot_id: str) -> list[ManifestFileInfo]:
         """The manifest files that a snapshot names."""
