@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,10 +35,13 @@ Item: TypeAlias = tuple[Any, ArraySpec, Any, Any, bool]
 _ZARRS_DEFAULT = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 _FEW = 4
 """Below this many chunks, zarr's own way is as quick."""
-_ROUND_BYTES = 32 << 20
+_ROUND_BYTES = 8 << 20
 """Chunks are fetched and decoded in rounds of this many bytes, so that a large read holds few encoded chunks."""
+_ROUNDS = 4
+"""Rounds under way at once: some wait while others compute."""
 _INLINE_BYTES = 1 << 20
 """Up to here, handing the work to a thread takes longer than the work."""
+_LARGE_CHUNK_BYTES = 64 << 10
 _WORKERS = min(8, os.cpu_count() or 1)
 _CODERS = Threads("codecs", _WORKERS)
 
@@ -254,7 +258,7 @@ def _is_empty(chunk: Array, spec: ArraySpec) -> bool:
 
 
 def _chunk_bytes(spec: ArraySpec) -> int:
-    return int(np.prod(spec.shape)) * spec.dtype.to_native_dtype().itemsize
+    return math.prod(spec.shape) * spec.dtype.to_native_dtype().itemsize
 
 
 async def _existing(keyspace: Any, batch: Sequence[Item], first: int) -> dict[int, Bytes]:
@@ -270,9 +274,9 @@ async def _existing(keyspace: Any, batch: Sequence[Item], first: int) -> dict[in
 
 
 async def _in_rounds(sizes: npt.NDArray[np.int64], work: Callable[[int, int], Any]) -> None:
-    """Do the work in rounds of about `_ROUND_BYTES`, two at a time: one waits while the other computes."""
+    """Do the work in rounds of about `_ROUND_BYTES`, a few at a time."""
     ends = np.cumsum(sizes)
-    turns = asyncio.Semaphore(2)
+    turns = asyncio.Semaphore(_ROUNDS)
 
     async def one(first: int, end: int) -> None:
         async with turns:
@@ -292,11 +296,12 @@ async def _in_rounds(sizes: npt.NDArray[np.int64], work: Callable[[int, int], An
 
 
 async def _spread(work: Sequence[T], is_plain: bool, size_bytes: int, do: Callable[[Sequence[T]], None]) -> None:
-    """Do the work here when there is little, in one thread when it only copies, in several when it computes."""
+    """Do the work here when there is little, else in threads: several, unless it is many tiny copies."""
     if size_bytes <= _INLINE_BYTES:
         do(work)
         return
-    parts = 1 if is_plain else min(_WORKERS, len(work))
+    # Copies of a few kilobytes hold Python's lock most of the time: more threads would only wait for one another.
+    parts = 1 if is_plain and size_bytes < len(work) * _LARGE_CHUNK_BYTES else min(_WORKERS, len(work))
     edges = np.linspace(0, len(work), parts + 1).astype(int).tolist()
     await asyncio.gather(*(_run(do, work[a:b]) for a, b in pairwise(edges)))
 

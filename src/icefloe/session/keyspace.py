@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -20,21 +21,38 @@ from icefloe.storage.contract import Buffer
 Chunk: TypeAlias = tuple[ArrayNode, Coords]
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The array whose chunk was last asked for, and the part of its keys before `/c/`."""
+
+    start: str
+    node: ArrayNode
+
+
 class KeySpace:
     """Zarr's view of a workspace: documents and chunks by key."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
+        self._known: _Known | None = None
 
     def find_chunk(self, key: str) -> Chunk | None:
         """The array and coordinates that a key names, or None when it names no chunk of an existing array."""
+        # Zarr asks for chunk after chunk of one array: what stands before the coordinates is looked up once.
+        start, _, rest = key.partition("/c/")
+        known = self._known
+        if known is not None and known.start == start and known.node is self._workspace.tree.find(known.node.path):
+            parts = rest.split("/")
+            if len(parts) == len(known.node.shape) and all(map(_is_number, parts)):
+                return known.node, tuple(map(int, parts))
         parsed = parse_key(key)
         if isinstance(parsed, DocumentKey):
             return None
-        tree = self._workspace.tree
         if isinstance(parsed, ChunkKey):
-            node = tree.find_array(parsed.path)
+            node = self._workspace.tree.find_array(parsed.path)
             if node is not None and len(parsed.coords) == len(node.shape) and key_encoding(node.document).is_default:
+                if "/" + start == node.path:
+                    self._known = _Known(start, node)
                 return node, parsed.coords
         return self._find_other_chunk(key)
 
@@ -245,6 +263,11 @@ class KeySpace:
             key = start + encoding.suffix(coords)
             if key.startswith(prefix):
                 yield key
+
+
+def _is_number(text: str) -> bool:
+    """Whether a part of a key is a coordinate as Zarr writes it."""
+    return text.isascii() and text.isdigit() and (text[0] != "0" or len(text) == 1)
 
 
 def _below(node: ArrayNode, key: str) -> str:

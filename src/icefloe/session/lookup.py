@@ -96,7 +96,7 @@ class ChunkLookup:
 
     def manifests_for(self, node: ArrayNode, coords: tuple[int, ...]) -> list[ObjectId]:
         """Manifests that may hold a chunk."""
-        if len(node.manifests) == 1 and not node.manifests[0].extents:
+        if len(node.manifests) == 1:
             return [node.manifests[0].manifest_id]
         if not node.manifests:
             return []
