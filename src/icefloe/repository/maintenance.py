@@ -14,7 +14,10 @@ from icefloe.maintenance.expire import expire, plan_expiry_of
 from icefloe.maintenance.expire_plan import ExpiryPlan, ExpiryRequest, RetentionRule
 from icefloe.maintenance.marking import FetchLimits
 from icefloe.maintenance.reading import read_anew
+from icefloe.maintenance.repair import repair as repair_damage
 from icefloe.maintenance.rewrite import RewriteRequest, rewrite_manifests
+from icefloe.maintenance.verify import VerifyRequest, verify
+from icefloe.maintenance.verify_report import VerifyReport
 from icefloe.session.engine import Engine
 
 
@@ -195,6 +198,34 @@ class MaintenanceDoor:
         return await rewrite_manifests(
             self._engine, RewriteRequest(branch, message, merged, amends=commit_method == "amend")
         )
+
+    def verify(self, *, logs: bool = True, decode: bool = False, repair: bool = False) -> VerifyReport:
+        """Check that everything branches and tags lead to is there and is what it should be.
+
+        Parameters
+        ----------
+        logs
+            Compare transaction logs with what their snapshots changed.
+        decode
+            Read and decode every chunk at the tips of branches and tags.
+        repair
+            Repair what needs no guess (logs, sizes, quotes of history), and report what is left.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> repo.verify().is_clean
+        True
+        """
+        return run_blocking(self.verify_async(logs=logs, decode=decode, repair=repair))
+
+    async def verify_async(self, *, logs: bool = True, decode: bool = False, repair: bool = False) -> VerifyReport:
+        """`verify`, awaited."""
+        request = VerifyRequest(logs, decode)
+        if not repair:
+            return await verify(self._engine, request)
+        return (await repair_damage(self._engine, request))[1]
 
 
 def _expiry_request(

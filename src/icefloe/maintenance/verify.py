@@ -1,0 +1,269 @@
+"""Whether everything that refs lead to is there and is what it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from icefloe.errors import FormatError, ObjectNotFoundError, SnapshotNotFoundError
+from icefloe.ids import ObjectId
+from icefloe.maintenance.collect import list_all
+from icefloe.maintenance.listing import Listed, id_keys, is_among, text_ids
+from icefloe.maintenance.reading import Reading, Refs, fetch_all_refs, read_anew, stream_bounded
+from icefloe.maintenance.verify_chunks import ChunkObjects, ManifestUse, check_manifest, undecodable_chunks
+from icefloe.maintenance.verify_logs import check_log
+from icefloe.maintenance.verify_report import Damage, DamageKind, VerifyReport
+from icefloe.model.nodes import ArrayNode
+from icefloe.model.snapshot import Manifest, ManifestFileInfo, Snapshot
+from icefloe.session.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRequest:
+    """How deep to look."""
+
+    logs: bool = True
+    """Compare transaction logs with what their snapshots changed."""
+    decode: bool = False
+    """Read and decode every native chunk that refs lead to now (branches and tags, not their history)."""
+
+
+async def verify(engine: Engine, request: VerifyRequest | None = None) -> VerifyReport:
+    """Check the whole repository; objects are listed first, so that later commits do not look like damage."""
+    reading = read_anew(engine)
+    listings = await list_all(reading)
+    work = _Verification(engine, reading, listings, request or VerifyRequest())
+    await work.run()
+    return work.report()
+
+
+class _Verification:
+    """One pass over refs, snapshots, manifests and logs, gathering damage."""
+
+    def __init__(
+        self, engine: Engine, reading: Reading, listings: Mapping[str, Listed], request: VerifyRequest
+    ) -> None:
+        self.engine, self.reading, self.listings, self.request = engine, reading, listings, request
+        self.damages: list[Damage] = []
+        self.parents: dict[ObjectId, ObjectId | None] = {}
+        self.manifests: dict[ObjectId, ManifestFileInfo | None] = {}
+        self.named_by: dict[ObjectId, ObjectId] = {}
+        """A snapshot that names a manifest or attributes file."""
+        self.uses: dict[ObjectId, dict[ManifestUse, ObjectId]] = {}
+        self.attributes: dict[ObjectId, tuple[int, ObjectId]] = {}
+        self.objects = ChunkObjects.of(listings["chunks"])
+        self.live_chunks: list[np.ndarray[tuple[int], np.dtype[np.uint64]]] = []
+        self.refs = Refs({}, {})
+        self.checked = dict.fromkeys(("refs", "snapshots", "transaction_logs", "manifests", "attributes", "chunks"), 0)
+
+    async def run(self) -> None:
+        self.refs = await fetch_all_refs(self.reading.ledger)
+        self.checked["refs"] = len(self.refs.branches) + len(self.refs.tags)
+        listed = await self.reading.ledger.fetch_listed()
+        await self._snapshots({key: info.parent_id for key, info in listed.items()} if listed is not None else None)
+        await self._attributes()
+        await self._manifests()
+        if self.request.logs and self.engine.capabilities.transaction_logs:
+            await self._logs()
+        if self.request.decode:
+            for start in sorted(self.refs.targets() & self.parents.keys()):
+                self.damages += await undecodable_chunks(self.engine, start)
+
+    # -- snapshots ------------------------------------------------------------------------------------------------
+
+    async def _snapshots(self, listed: Mapping[ObjectId, ObjectId | None] | None) -> None:
+        existing = set(self.listings["snapshots"].texts())
+        waiting = {(start, start) for start in self.refs.targets()}
+        quotes: dict[ObjectId, tuple[ObjectId, ...]] = {}
+        while waiting:
+            following: set[tuple[ObjectId, ObjectId]] = set()
+            async for snapshot_id, snapshot in stream_bounded(self._fetch_snapshot, sorted(waiting)):
+                if snapshot is None:
+                    self.parents[snapshot_id] = None
+                    continue
+                parent = snapshot.parent_id if listed is None else listed.get(snapshot_id)
+                self.parents[snapshot_id] = parent
+                self.checked["snapshots"] += 1
+                quotes[snapshot_id] = tuple(entry.id for entry in snapshot.history if entry.parent_id is not None)
+                self._note_snapshot(snapshot)
+                if parent is not None:
+                    following.add((parent, snapshot_id))
+            waiting = {(each, child) for each, child in following if each not in self.parents}
+            waiting = {(each, child) for each, child in dict(waiting).items()}
+        for snapshot_id, quoted in quotes.items():
+            gone = [each for each in quoted if each not in existing and each not in self.parents]
+            if gone:
+                self._add(
+                    DamageKind.MISQUOTED, "snapshot", self.reading.format.snapshot_key(snapshot_id),
+                    f"it quotes {len(gone)} ancestors that were collected, {gone[0]} among them",
+                    snapshot_id, repairable=True,
+                )  # fmt: skip
+
+    async def _fetch_snapshot(self, wanted: tuple[ObjectId, ObjectId]) -> tuple[ObjectId, Snapshot | None]:
+        snapshot_id, child = wanted
+        key = self.reading.format.snapshot_key(snapshot_id)
+        try:
+            snapshot = await self.reading.archive.fetch_snapshot(snapshot_id)
+        except SnapshotNotFoundError:
+            why = "a ref points at it" if child == snapshot_id else f"it is the parent of {child}"
+            self._add(DamageKind.MISSING, "snapshot", key, why, child)
+            return snapshot_id, None
+        except FormatError as error:
+            self._add(DamageKind.UNREADABLE, "snapshot", key, str(error), child)
+            return snapshot_id, None
+        if snapshot.id != snapshot_id:
+            self._add(DamageKind.WRONG_ID, "snapshot", key, f"it says that it is {snapshot.id}", child)
+        return snapshot_id, snapshot
+
+    def _note_snapshot(self, snapshot: Snapshot) -> None:
+        for info in snapshot.manifests.values():
+            known = self.manifests.get(info.id)
+            if known is not None and known != info:
+                self._wrong_size(snapshot.id, info, known.size_bytes, known.num_chunk_refs)
+            self.manifests.setdefault(info.id, info)
+            self.named_by.setdefault(info.id, snapshot.id)
+        for node in snapshot.nodes.values():
+            if node.attributes is not None:
+                row, _ = self.attributes.get(node.attributes.object_id, (-1, ""))
+                self.attributes[node.attributes.object_id] = (max(row, node.attributes.row), snapshot.id)
+            if isinstance(node, ArrayNode):
+                for ref in node.manifests:
+                    self.manifests.setdefault(ref.manifest_id, None)
+                    self.named_by.setdefault(ref.manifest_id, snapshot.id)
+                    use = ManifestUse(node.id, node.path, ref.extents, node.grid)
+                    self.uses.setdefault(ref.manifest_id, {}).setdefault(use, snapshot.id)
+
+    # -- attributes -----------------------------------------------------------------------------------------------
+
+    async def _attributes(self) -> None:
+        for attributes_id, (row, snapshot_id) in sorted(self.attributes.items()):
+            key = self.reading.format.attributes_key(attributes_id)
+            self.checked["attributes"] += 1
+            try:
+                await self.reading.archive.fetch_attributes(attributes_id, row)
+            except ObjectNotFoundError:
+                self._add(DamageKind.MISSING, "attributes", key, "nodes keep their attributes in it", snapshot_id)
+            except FormatError as error:
+                self._add(DamageKind.UNREADABLE, "attributes", key, str(error), snapshot_id)
+
+    # -- manifests and chunks -------------------------------------------------------------------------------------
+
+    async def _manifests(self) -> None:
+        sizes = _sizes(self.listings["manifests"], list(self.manifests))
+        async for manifest_id, manifest in stream_bounded(self._fetch_manifest, sorted(self.manifests)):
+            if manifest is None:
+                continue
+            self.checked["manifests"] += 1
+            self.checked["chunks"] += len(manifest)
+            snapshot_id = self.named_by[manifest_id]
+            info, size = self.manifests[manifest_id], sizes.get(manifest_id)
+            if info is not None and _differs(info, size, len(manifest)):
+                self._wrong_size(snapshot_id, info, size, len(manifest))
+            key = self.reading.format.manifest_key(manifest_id)
+            if manifest.id != manifest_id:
+                self._add(DamageKind.WRONG_ID, "manifest", key, f"it says that it is {manifest.id}", snapshot_id)
+            found, live = check_manifest(manifest, self.uses.get(manifest_id, {}), self.objects, self.engine, key)
+            self.live_chunks.append(live)
+            self.damages += found
+
+    async def _fetch_manifest(self, manifest_id: ObjectId) -> tuple[ObjectId, Manifest | None]:
+        key, snapshot_id = self.reading.format.manifest_key(manifest_id), self.named_by[manifest_id]
+        arrays = ", ".join(sorted({use.path for use in self.uses.get(manifest_id, {})})[:3])
+        try:
+            return manifest_id, await self.reading.archive.fetch_manifest(manifest_id)
+        except ObjectNotFoundError:
+            self._add(DamageKind.MISSING, "manifest", key, "the snapshot names it", snapshot_id, arrays)
+        except FormatError as error:
+            self._add(DamageKind.UNREADABLE, "manifest", key, str(error), snapshot_id, arrays)
+        return manifest_id, None
+
+    def _wrong_size(self, snapshot_id: ObjectId, info: ManifestFileInfo, size: int | None, refs: int) -> None:
+        self._add(
+            DamageKind.WRONG_SIZE, "manifest", self.reading.format.manifest_key(info.id),
+            f"the snapshot says {info.size_bytes} bytes and {info.num_chunk_refs} chunks; it has {size} and {refs}",
+            snapshot_id, repairable=True,
+        )  # fmt: skip
+
+    # -- logs -----------------------------------------------------------------------------------------------------
+
+    async def _logs(self) -> None:
+        pairs = [(child, parent) for child, parent in self.parents.items() if parent is not None]
+
+        async def check(pair: tuple[ObjectId, ObjectId]) -> Damage | None:
+            return await check_log(self.reading, *pair)
+
+        async for damage in stream_bounded(check, sorted(pairs), 8):
+            self.checked["transaction_logs"] += 1
+            if damage is not None:
+                self.damages.append(damage)
+
+    # -- the result -----------------------------------------------------------------------------------------------
+
+    def _add(
+        self,
+        kind: DamageKind,
+        what: str,
+        key: str,
+        detail: str,
+        snapshot_id: ObjectId,
+        array: str | None = None,
+        *,
+        repairable: bool = False,
+    ) -> None:
+        self.damages.append(Damage(kind, what, key, detail, snapshot_id, array or None, repairable=repairable))
+
+    def _refs_of(self, snapshot_id: ObjectId | None) -> tuple[str, ...]:
+        """Refs that point at a snapshot or at a descendant of it."""
+        if snapshot_id is None:
+            return ()
+        return tuple(
+            name
+            for start in sorted(self.refs.targets())
+            if snapshot_id in self._ancestors(start)
+            for name in self.refs.names_of(start)
+        )[:5]
+
+    def _ancestors(self, start: ObjectId) -> set[ObjectId]:
+        found: set[ObjectId] = set()
+        current: ObjectId | None = start
+        while current is not None and current not in found:
+            found.add(current)
+            current = self.parents.get(current)
+        return found
+
+    def report(self) -> VerifyReport:
+        width = self.engine.capabilities.object_id_bytes
+        chunks = np.unique(np.concatenate(self.live_chunks)) if self.live_chunks else np.empty(0, dtype=np.uint64)
+        live = {
+            "snapshots": _keys(self.parents, width),
+            "transaction_logs": _keys(self.parents, width),
+            "manifests": _keys(self.manifests, width),
+            "attributes": _keys(self.attributes, width),
+            "chunks": chunks,
+        }
+        orphans = {kind: ~is_among(listed.ids, live[kind]) for kind, listed in self.listings.items()}
+        if self.reading.ledger.keeps_pruned_logs:
+            orphans["transaction_logs"][:] = False
+        return VerifyReport(
+            tuple(replace(damage, refs=self._refs_of(damage.snapshot_id)) for damage in self.damages),
+            self.checked,
+            {kind: int(np.count_nonzero(rows)) for kind, rows in orphans.items()},
+            sum(int(self.listings[kind].size[rows].sum()) for kind, rows in orphans.items()),
+        )
+
+
+def _differs(info: ManifestFileInfo, size: int | None, refs: int) -> bool:
+    """Whether a manifest is not as a snapshot says; early snapshots say nothing of some numbers."""
+    wrong_size = size is not None and info.size_bytes not in (0, size)
+    return wrong_size or info.num_chunk_refs not in (0, refs)
+
+
+def _keys(texts: Iterable[ObjectId], width: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    return np.sort(id_keys(text_ids(list(texts), width)))
+
+
+def _sizes(listed: Listed, wanted: list[ObjectId]) -> dict[ObjectId, int]:
+    chosen = listed.take(is_among(listed.ids, _keys(wanted, listed.ids.shape[1])))
+    return dict(zip(chosen.texts(), chosen.size.tolist(), strict=True))

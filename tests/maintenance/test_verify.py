@@ -1,0 +1,198 @@
+"""Verification finds every kind of damage, says where it is, and repairs what needs no guess."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import zarr
+from tests.maintenance.histories import GENERATIONS, Past, make_past, messages, now
+
+import icefloe
+from icefloe.blocking import run_blocking
+from icefloe.ids import new_chunk_id
+from icefloe.maintenance.verify_report import DamageKind
+from icefloe.model.chunk_table import ChunkKind
+from icefloe.model.nodes import ArrayNode, ManifestRef
+from icefloe.model.snapshot import ManifestFileInfo, Snapshot
+from icefloe.model.transaction_log import TransactionLog
+from icefloe.storage.contract import Storage
+
+
+@pytest.fixture(params=GENERATIONS)
+def past(request: pytest.FixtureRequest) -> Past:
+    made = make_past(icefloe.in_memory_storage(), request.param)
+    session = made.repo.writable_session("main")
+    zarr.open_group(session.store, mode="r+").create_group("g", attributes={"text": "x" * 50_000})
+    made.values[session.commit("attributes")] = dict(made.values[list(made.values)[-1]])
+    made.repo.create_tag("v1", list(made.repo.ancestry(branch="main"))[2].id)
+    return made
+
+
+def kinds(repo: icefloe.Repository, **options: bool) -> set[tuple[str, str]]:
+    report = icefloe.Repository.open(repo.storage).verify(**options)
+    return {(damage.what, damage.kind.value) for damage in report.damages}
+
+
+def put(storage: Storage, key: str, data: bytes | None) -> None:
+    run_blocking(storage.delete([key]))
+    if data is not None:
+        run_blocking(storage.put(key, data))
+
+
+def tip(repo: icefloe.Repository) -> Snapshot:
+    return run_blocking(repo.engine.archive.fetch_snapshot(repo.lookup_branch("main")))
+
+
+def rewrite(repo: icefloe.Repository, snapshot: Snapshot) -> None:
+    run_blocking(repo.engine.archive.flush_snapshot(snapshot))
+
+
+def test_a_whole_repository_is_clean(past: Past) -> None:
+    report = past.repo.verify(decode=True)
+    assert report.is_clean, str(report)
+    assert report.checked["snapshots"] == 8 and report.checked["chunks"] > 5
+    assert sum(report.orphans.values()) == 0
+    assert "clean" in str(report)
+
+
+def test_it_stays_clean_through_maintenance(past: Past) -> None:
+    past.repo.expire_snapshots(retain_last=2)
+    assert past.repo.verify().is_clean
+    past.repo.garbage_collect(now())
+    past.repo.rewrite_manifests("again", branch="main")
+    report = icefloe.Repository.open(past.repo.storage).verify()
+    assert report.is_clean, str(report)
+
+
+@pytest.mark.parametrize("damage", ["missing", "unreadable"])
+def test_snapshots(past: Past, damage: str) -> None:
+    third = list(past.repo.ancestry(branch="main"))[3].id
+    put(past.repo.storage, past.repo.engine.format.snapshot_key(third), None if damage == "missing" else b"junk" * 50)
+    found = icefloe.Repository.open(past.repo.storage).verify(logs=False).damages
+    assert ("snapshot", damage) in {(each.what, each.kind.value) for each in found}
+    assert any("branch main" in each.refs and "tag v1" in each.refs for each in found)
+
+
+@pytest.mark.parametrize("damage", ["missing", "unreadable"])
+def test_manifests(past: Past, damage: str) -> None:
+    manifest = next(iter(tip(past.repo).manifests))
+    put(past.repo.storage, past.repo.engine.format.manifest_key(manifest), None if damage == "missing" else b"junk" * 9)
+    assert ("manifest", damage) in kinds(past.repo)
+
+
+@pytest.mark.parametrize("damage", ["missing", "unreadable"])
+def test_attributes(past: Past, damage: str) -> None:
+    files = tip(past.repo).attribute_files
+    if not files:
+        pytest.skip("the generation keeps attributes in snapshots")
+    put(past.repo.storage, past.repo.engine.format.attributes_key(files[0]), None if damage == "missing" else b"junk")
+    assert ("attributes", damage) in kinds(past.repo)
+
+
+def _native(repo: icefloe.Repository, path: str = "/a") -> str:
+    session = repo.readonly_session("main")
+    node = session.workspace.tree.array(path)
+    table = run_blocking(session.workspace.chunk_table(node))
+    assert table.object_id is not None and table.kind[0] == ChunkKind.NATIVE
+    return repo.engine.format.chunk_key(table.object_id[0].tobytes())
+
+
+def test_chunks_that_are_missing_or_short(past: Past) -> None:
+    key = _native(past.repo)
+    data = run_blocking(past.repo.storage.get(key))
+    put(past.repo.storage, key, data[: len(data) // 2])
+    report = past.repo.verify()
+    assert [each.key for each in report.of_kind(DamageKind.TOO_SHORT)] == [key]
+    put(past.repo.storage, key, None)
+    damage = past.repo.verify().of_kind(DamageKind.MISSING)[0]
+    assert (damage.key, damage.array) == (key, "/a") and "branch main" in damage.refs
+
+
+def test_chunks_whose_bytes_do_not_decode() -> None:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    session = repo.writable_session("main")
+    zarr.create_array(session.store, name="z", shape=(90_000,), chunks=(90_000,), dtype="i8")[:] = (
+        np.random.default_rng(0).integers(0, 1 << 60, 90_000)
+    )
+    session.commit("compressed")
+    key = _native(repo, "/z")
+    put(repo.storage, key, b"\xff" * len(run_blocking(repo.storage.get(key))))
+    assert repo.verify().is_clean
+    assert ("chunk", "undecodable") in kinds(repo, decode=True)
+
+
+def test_wrong_sizes_are_found_and_repaired(past: Past) -> None:
+    snapshot = tip(past.repo)
+    infos = {
+        key: ManifestFileInfo(key, info.size_bytes + 7, info.num_chunk_refs) for key, info in snapshot.manifests.items()
+    }
+    rewrite(past.repo, dataclasses.replace(snapshot, manifests=infos))
+    if (
+        run_blocking(icefloe.Repository.open(past.repo.storage).engine.archive.fetch_snapshot(snapshot.id)).manifests
+        != infos
+    ):
+        pytest.skip("the generation does not keep the sizes of manifests")
+    assert ("manifest", "wrong size") in kinds(past.repo)
+    assert icefloe.Repository.open(past.repo.storage).verify(repair=True).is_clean
+    assert kinds(past.repo) == set()
+
+
+def test_extents_that_hide_chunks(past: Past) -> None:
+    snapshot = tip(past.repo)
+    node = snapshot.nodes["/a"]
+    assert isinstance(node, ArrayNode)
+    if not node.manifests[0].extents:
+        pytest.skip("the generation keeps no extents")
+    moved = tuple(ManifestRef(ref.manifest_id, ((50, 53),)) for ref in node.manifests)
+    nodes = {**snapshot.nodes, "/a": dataclasses.replace(node, manifests=moved)}
+    rewrite(past.repo, dataclasses.replace(snapshot, nodes=nodes))
+    assert ("manifest", "wrong extents") in kinds(past.repo, logs=False)
+
+
+@pytest.mark.parametrize("damage", ["missing", "unreadable", "log differs"])
+def test_transaction_logs_are_found_and_repaired(past: Past, damage: str) -> None:
+    engine = past.repo.engine
+    if not engine.capabilities.transaction_logs:
+        pytest.skip("the generation has no logs")
+    snapshot_id = list(past.repo.ancestry(branch="main"))[3].id
+    if damage == "log differs":
+        run_blocking(engine.archive.flush_transaction_log(snapshot_id, TransactionLog()))
+    else:
+        put(
+            engine.storage, engine.format.transaction_log_key(snapshot_id), None if damage == "missing" else b"junk" * 9
+        )
+    assert ("transaction log", damage) in kinds(past.repo)
+    assert icefloe.Repository.open(engine.storage).verify(repair=True).is_clean
+    assert kinds(past.repo) == set()
+
+
+@pytest.mark.parametrize("version", ["store", "repository"])
+def test_quotes_of_collected_ancestors_are_found_and_repaired(version: str) -> None:
+    past = make_past(icefloe.in_memory_storage(), version)
+    session = past.repo.writable_session("main")
+    zarr.open_group(session.store, mode="a").create_group("late")
+    past.repo.expire_snapshots(retain_last=1)
+    past.repo.garbage_collect(now(), ignore_running_sessions=True)
+    session.commit("late")
+    assert ("snapshot", "misquoted") in kinds(past.repo)
+    assert icefloe.Repository.open(past.repo.storage).verify(repair=True).is_clean
+    assert messages(icefloe.Repository.open(past.repo.storage)) == ["late", "c 5 on main", "Repository initialized"]
+
+
+def test_orphans_are_counted(past: Past) -> None:
+    layout = past.repo.engine.format
+    key = layout.chunk_key(new_chunk_id(past.repo.engine.capabilities.object_id_bytes))
+    run_blocking(past.repo.storage.put(key, b"left behind"))
+    report = past.repo.verify()
+    assert report.is_clean and report.orphans["chunks"] == 1 and report.orphan_bytes == 11
+
+
+def test_virtual_chunks_without_a_container_are_told() -> None:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    session = repo.writable_session("main")
+    zarr.create_array(session.store, name="v", shape=(4,), chunks=(4,), dtype="i4")
+    session.store.set_virtual_ref("v/c/0", "s3://nowhere/file", offset=0, length=16, validate_container=False)
+    session.commit("virtual")
+    assert ("chunk", "no container") in kinds(repo)
