@@ -121,7 +121,9 @@ def _child(arguments: list[str]) -> None:
     module, workload, step, library, folder, scale = arguments
     found = find_workload(module, workload)
     meter = Meter()
-    found.steps[step](__import__(library), Path(folder), meter, float(scale))
+    loaded = __import__(library)
+    loaded.Repository.exists  # noqa: B018 - whatever is loaded on first use is loaded now, as the other library is
+    found.steps[step](loaded, Path(folder), meter, float(scale))
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps({"seconds": meter.seconds, "peak_mb": peak_mb, "facts": meter.facts}))
 
