@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tests.scale.journal import JournalStorage
 
 import icefloe
-from tests.scale.journal import JournalStorage
 
 
 @pytest.fixture

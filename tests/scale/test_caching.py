@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import zarr
+from tests.scale.journal import JournalStorage
 
 import icefloe
 from icefloe import CachingConfig, ManifestConfig, PreloadRules, RepositoryConfig
 from icefloe.archive.files import Archive
-from tests.scale.journal import JournalStorage
 
 ARRAYS, CHUNKS = 6, 150
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 import zarr
+from tests.scale.journal import JournalStorage
 
 import icefloe
 from icefloe import (
@@ -20,7 +21,6 @@ from icefloe import (
 from icefloe.errors import InvalidInputError
 from icefloe.formats.config_yaml import config_from_yaml
 from icefloe.model.nodes import ArrayNode
-from tests.scale.journal import JournalStorage
 
 PREFIX = "s3://archive/"
 

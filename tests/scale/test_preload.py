@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import zarr
+from tests.scale.journal import Journal, JournalStorage
 
 import icefloe
 from icefloe import ManifestConfig, ManifestPreloadCondition, ManifestPreloadConfig, PreloadRules, RepositoryConfig
@@ -15,7 +16,6 @@ from icefloe.errors import StorageError
 from icefloe.formats.config_yaml import config_from_yaml
 from icefloe.manifests.preload import manifests_to_preload
 from icefloe.storage.faulty import Fault, FaultKind, FaultPlan, FaultyStorage
-from tests.scale.journal import Journal, JournalStorage
 
 SEPARATE = """
 chunk-manifests:
