@@ -37,13 +37,25 @@ def make_table(rows: list[Row]) -> Table:
     table = Table(title=f"official icechunk {official} beside icefloe; ratios are official / ours")
     for column in ("workload", "step"):
         table.add_column(column)
-    for column in ("official s", "ours s", "ratio", "peak MB", "ratio", "objects", "MB added", "also"):
+    for column in (
+        "official s",
+        "ours s",
+        "ratio",
+        "CPU s",
+        "ratio",
+        "peak MB",
+        "ratio",
+        "objects",
+        "MB added",
+        "also",
+    ):
         table.add_column(column, justify="right")
     for row in rows:
         if row.step == "prepare":
             continue
         table.add_row(
             row.workload, row.step, _seconds(row.official), _seconds(row.ours), _ratio(row, "seconds"),
+            _pair(row, "cpu_seconds", "{:.2f}"), _ratio(row, "cpu_seconds"),
             _pair(row, "peak_mb", "{:.0f}"), _ratio(row, "peak_mb"), _pair(row, "objects", "{:.0f}"),
             _pair(row, "added_mb", "{:.2f}"), _facts(row),
         )  # fmt: skip

@@ -21,18 +21,20 @@ OURS, OFFICIAL = "icefloe", "icechunk"
 
 @dataclass
 class Meter:
-    """What one step measures: seconds inside `timed`, peak memory of the process, and counts of its own."""
+    """What one step measures: seconds inside `timed`, by the clock and of all cores, and counts of its own."""
 
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     facts: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        started = time.perf_counter()
+        started, worked = time.perf_counter(), time.process_time()
         try:
             yield
         finally:
             self.seconds += time.perf_counter() - started
+            self.cpu_seconds += time.process_time() - worked
 
     def count(self, name: str, value: float) -> None:
         self.facts[name] = self.facts.get(name, 0) + value
@@ -58,6 +60,7 @@ class Measured:
     """What one step of one library took; objects and bytes are what it added to the folder."""
 
     seconds: float
+    cpu_seconds: float
     peak_mb: float
     objects: int
     added_mb: float
@@ -102,7 +105,12 @@ def _run_step(module: str, workload: str, step: str, library: str, folder: Path,
     told = json.loads(done.stdout.strip().splitlines()[-1])
     after = _usage(folder)
     return Measured(
-        told["seconds"], told["peak_mb"], after[0] - before[0], (after[1] - before[1]) / 1e6, told["facts"]
+        told["seconds"],
+        told["cpu_seconds"],
+        told["peak_mb"],
+        after[0] - before[0],
+        (after[1] - before[1]) / 1e6,
+        told["facts"],
     )
 
 
@@ -125,7 +133,11 @@ def _child(arguments: list[str]) -> None:
     loaded.Repository.exists  # noqa: B018 - whatever is loaded on first use is loaded now, as the other library is
     found.steps[step](loaded, Path(folder), meter, float(scale))
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"seconds": meter.seconds, "peak_mb": peak_mb, "facts": meter.facts}))
+    print(
+        json.dumps(
+            {"seconds": meter.seconds, "cpu_seconds": meter.cpu_seconds, "peak_mb": peak_mb, "facts": meter.facts}
+        )
+    )
 
 
 def open_repository(library: Any, folder: Path, **options: Any) -> Any:

@@ -15,9 +15,7 @@ PREFIX = "s3://bucket/"
 
 def _config(library: Any) -> Any:
     config = library.RepositoryConfig.default()
-    config.set_virtual_chunk_container(
-        library.VirtualChunkContainer(PREFIX, library.s3_store(region="us-east-1"))
-    )
+    config.set_virtual_chunk_container(library.VirtualChunkContainer(PREFIX, library.s3_store(region="us-east-1")))
     return config
 
 
