@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from icefloe.spark.cells import table
     from icefloe.spark.connection import connect
     from icefloe.spark.copying import copy, rechunk
     from icefloe.spark.exporting import ExportOutcome, export
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from icefloe.spark.places import JobOutcome
     from icefloe.spark.publishing import AuditReport, write_audit_publish
     from icefloe.spark.reduction import reduce
+    from icefloe.spark.registration import register
     from icefloe.spark.tasks import SparkJob, run_tasks
 
 _HOMES = {
@@ -29,7 +31,9 @@ _HOMES = {
     "map_blocks": "mapping",
     "rechunk": "copying",
     "reduce": "reduction",
+    "register": "registration",
     "run_tasks": "tasks",
+    "table": "cells",
     "write_audit_publish": "publishing",
 }
 """The module of each public name. They load when used: workers start with what their task needs."""
@@ -47,7 +51,9 @@ __all__ = [
     "map_blocks",
     "rechunk",
     "reduce",
+    "register",
     "run_tasks",
+    "table",
     "write_audit_publish",
 ]
 

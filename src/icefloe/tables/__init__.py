@@ -1,0 +1,1 @@
+"""Arrays as tables: grids, selections, scans and metadata as Arrow columns, without any engine that runs them."""

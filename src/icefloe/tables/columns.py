@@ -1,0 +1,159 @@
+"""How the stored values of an array become the values of a table column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from icefloe.errors import InvalidInputError, UnsupportedError
+from icefloe.ingest.cf import Packing, TimeUnits, is_time_units, packing_of, parse_time_units, unpack, unpacked_dtype
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+_WIDENED = {"u1": pa.int16(), "u2": pa.int32(), "u4": pa.int64(), "u8": pa.decimal128(20, 0), "f2": pa.float32()}
+"""Numbers that Spark has no type for, and the narrowest one that holds them all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnCoding:
+    """The type of a column, and what turns stored values into it."""
+
+    dtype: str
+    """The stored numpy type, or "string"."""
+    type: pa.DataType
+    times: TimeUnits | None = None
+    packing: Packing | None = None
+    raw: bool = False
+
+    def decode(self, values: npt.NDArray[Any]) -> pa.Array:
+        """Stored values (any shape) as a flat column; missing ones are null unless the column is raw."""
+        flat = np.ascontiguousarray(values).reshape(-1)
+        if flat.dtype.kind in "OTU":
+            return pa.array([_text(value) for value in flat.tolist()], type=self.type)
+        if flat.dtype.kind == "S":
+            return pa.array(flat.tolist(), type=self.type)
+        if flat.dtype.byteorder == ">":
+            flat = flat.astype(flat.dtype.newbyteorder("="))
+        if flat.dtype.kind in "Mm":
+            return _instants(flat, self.type)
+        if self.times is not None:
+            return _times(flat, self.times, self._fill(flat))
+        if self.packing is not None and not self.packing.is_plain:
+            flat = unpack(flat, self.packing, unpacked_dtype(self.dtype, _packing_attributes(self.packing)))
+        elif (missing := self._fill(flat)) is not None:
+            if flat.dtype.kind == "f":
+                flat = np.where(missing, flat.dtype.type(np.nan), flat)
+            else:
+                return pa.array(_plain(flat), mask=missing).cast(self.type)
+        return self._finish(flat)
+
+    def decode_tensor(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Stored values as numbers of the same shape: unpacked, missing floats as NaN; little-endian."""
+        if values.dtype.kind in "OTUS":
+            raise UnsupportedError("values of texts and bytes have no tensor; read them as lists or cells")
+        if self.packing is not None and not self.raw and self.times is None:
+            if not self.packing.is_plain:
+                values = unpack(values, self.packing, unpacked_dtype(self.dtype, _packing_attributes(self.packing)))
+            elif values.dtype.kind == "f" and (missing := self._fill(values)) is not None:
+                values = np.where(missing, values.dtype.type(np.nan), values)
+        return np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
+
+    def _fill(self, flat: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None:
+        if self.packing is None or self.packing.fill is None or flat.dtype.kind not in "iufb":
+            return None
+        missing: npt.NDArray[np.bool_] = flat == flat.dtype.type(self.packing.fill)
+        return missing if missing.any() else None
+
+    def _finish(self, flat: npt.NDArray[Any]) -> pa.Array:
+        mask = None
+        if flat.dtype.kind == "f" and not self.raw:
+            missing = np.isnan(flat)
+            mask = missing if missing.any() else None
+        made = pa.array(_plain(flat), mask=mask)
+        return made if made.type == self.type else made.cast(self.type)
+
+
+def _plain(flat: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return flat.astype(np.float32) if flat.dtype == np.float16 else flat
+
+
+def _text(value: Any) -> str | None:
+    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
+
+
+def _packing_attributes(packing: Packing) -> Mapping[str, Any]:
+    return {} if packing.offset == 0.0 else {"add_offset": packing.offset}
+
+
+def _instants(flat: npt.NDArray[Any], type: pa.DataType) -> pa.Array:
+    missing = np.isnat(flat)
+    unit = "datetime64[us]" if flat.dtype.kind == "M" else "timedelta64[us]"
+    micro = flat.astype(unit).view(np.int64)
+    return pa.array(micro, mask=missing if missing.any() else None).cast(pa.int64()).view(type)
+
+
+def _times(flat: npt.NDArray[Any], units: TimeUnits, missing: npt.NDArray[np.bool_] | None) -> pa.Array:
+    """CF times as instants; whole numbers exactly, others to the nearest microsecond."""
+    if flat.dtype.kind in "iu":
+        micro = flat.astype(np.int64) * units.unit_us + units.reference_us
+        return pa.array(micro, mask=missing).view(TIMESTAMP)
+    wrong = ~np.isfinite(flat)
+    if missing is not None:
+        wrong |= missing
+    numbers = np.where(wrong, 0, flat).astype(np.float64)
+    whole = np.floor(numbers)
+    # The whole part is scaled as an integer: a product of doubles is off by microseconds after some decades.
+    rest = np.rint((numbers - whole) * units.unit_us).astype(np.int64)
+    micro = whole.astype(np.int64) * units.unit_us + rest + units.reference_us
+    return pa.array(micro, mask=wrong if wrong.any() else None).view(TIMESTAMP)
+
+
+def coding_of(dtype: np.dtype[Any], attributes: Mapping[str, Any], *, raw: bool = False) -> ColumnCoding:
+    """The coding of an array by its type and CF attributes; `raw` keeps stored values."""
+    kind = dtype.kind
+    if kind in "OTU":
+        return ColumnCoding("string", pa.string(), raw=raw)
+    if kind == "S":
+        return ColumnCoding(dtype.str, pa.binary(), raw=raw)
+    if kind == "M":
+        return ColumnCoding(dtype.str, TIMESTAMP, raw=raw)
+    if kind == "m":
+        return ColumnCoding(dtype.str, pa.duration("us"), raw=raw)
+    if kind not in "biuf":
+        raise UnsupportedError(f"arrays of type {dtype} have no place in a table")
+    plain = _column_type(dtype)
+    if raw:
+        return ColumnCoding(dtype.str, plain, raw=True)
+    packing = packing_of(attributes, dtype.str) if kind in "iuf" else None
+    times = _time_units(attributes) if kind in "iuf" else None
+    if times is not None:
+        return ColumnCoding(dtype.str, TIMESTAMP, times, packing)
+    if packing is not None and not packing.is_plain:
+        unpacked = np.dtype(unpacked_dtype(dtype.str, _packing_attributes(packing)))
+        return ColumnCoding(dtype.str, _column_type(unpacked), None, packing)
+    return ColumnCoding(dtype.str, plain, None, packing if packing is not None and packing.fill is not None else None)
+
+
+def _time_units(attributes: Mapping[str, Any]) -> TimeUnits | None:
+    units = attributes.get("units")
+    if not is_time_units(units):
+        return None
+    try:
+        return parse_time_units(str(units), str(attributes.get("calendar", "standard")))
+    except InvalidInputError:
+        # Units without a fixed length and calendars without a civil date stay the numbers they are.
+        return None
+
+
+def _column_type(dtype: np.dtype[Any]) -> pa.DataType:
+    code = f"{dtype.kind}{dtype.itemsize}"
+    if code in _WIDENED:
+        return _WIDENED[code]
+    try:
+        return pa.from_numpy_dtype(dtype.newbyteorder("="))
+    except (pa.ArrowNotImplementedError, TypeError) as error:
+        raise UnsupportedError(f"arrays of type {dtype} have no place in a table") from error

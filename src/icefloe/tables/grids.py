@@ -1,0 +1,236 @@
+"""Which arrays of a group form one table: those with the same dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import zarr
+
+from icefloe.blocking import run_blocking
+from icefloe.errors import InvalidInputError, NodeNotFoundError
+from icefloe.model.nodes import ArrayNode, GroupNode
+from icefloe.model.zarr_document import parse_document
+from icefloe.session.session import Session
+from icefloe.tables.columns import ColumnCoding, coding_of
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """A dimension: its length, and the array that holds its coordinate (None: the index is the coordinate)."""
+
+    name: str
+    length: int
+    path: str | None
+    coding: ColumnCoding | None
+
+    @property
+    def type(self) -> pa.DataType:
+        return self.coding.type if self.coding is not None else pa.int64()
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """An array as a column: where it is, how it is cut into chunks, how its values are decoded."""
+
+    name: str
+    path: str
+    chunks: tuple[int, ...]
+    coding: ColumnCoding
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Variables over the same dimensions, cut into blocks that follow the chunks of the largest of them."""
+
+    dimensions: tuple[Dimension, ...]
+    variables: tuple[Variable, ...]
+    block: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(dimension.length for dimension in self.dimensions)
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        return tuple(dimension.name for dimension in self.dimensions)
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Number of blocks per dimension."""
+        return tuple(-(-n // b) for n, b in zip(self.shape, self.block, strict=True))
+
+    @property
+    def cell_bytes(self) -> int:
+        """Decoded size of one cell of every variable, for estimates."""
+        return sum(_width(variable.coding.type) for variable in self.variables) or 8
+
+    def schema(self) -> pa.Schema:
+        """Columns of the table of cells: dimensions, then variables."""
+        fields = [pa.field(dimension.name, dimension.type) for dimension in self.dimensions]
+        return pa.schema([*fields, *(pa.field(v.name, v.coding.type) for v in self.variables)])
+
+
+def _width(type: pa.DataType) -> int:
+    return type.bit_width // 8 or 1 if pa.types.is_primitive(type) or pa.types.is_decimal(type) else 24
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    name: str
+    node: ArrayNode
+    document: Mapping[str, Any]
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        names = self.node.dimension_names or (None,) * len(self.node.shape)
+        return tuple(name if name is not None else f"dim_{axis}" for axis, name in enumerate(names))
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        return self.document.get("attributes") or {}
+
+    @property
+    def is_coordinate(self) -> bool:
+        return self.dims == (self.name,)
+
+
+def find_grid(session: Session, group: str = "/", variables: Sequence[str] | None = None, *, raw: bool = False) -> Grid:
+    """The grid of the named variables of a group, or of all of them; an error says which go together."""
+    arrays = _arrays(session, group)
+    chosen = _choose(arrays, group, variables)
+    grids: dict[tuple[Any, ...], list[_Found]] = {}
+    for found in chosen:
+        grids.setdefault((found.dims, found.node.shape), []).append(found)
+    if len(grids) > 1:
+        listed = "; ".join(
+            f"{', '.join(sorted(f.name for f in each))} over ({_describe(each[0])})" for each in grids.values()
+        )
+        raise InvalidInputError(
+            f"the variables of {group} are on {len(grids)} grids, and a table has one: {listed}. "
+            "Choose some that go together with the option `variables`",
+            grids=[[f.name for f in each] for each in grids.values()],
+        )
+    return _make_grid(session, arrays, chosen, raw=raw)
+
+
+def list_grids(session: Session, group: str = "/") -> list[tuple[str, ...]]:
+    """Names of the variables of a group that form tables together."""
+    grids: dict[tuple[Any, ...], list[str]] = {}
+    for found in _arrays(session, group).values():
+        if not found.is_coordinate:
+            grids.setdefault((found.dims, found.node.shape), []).append(found.name)
+    return [tuple(names) for names in grids.values()]
+
+
+def _describe(found: _Found) -> str:
+    return ", ".join(f"{dim}: {length}" for dim, length in zip(found.dims, found.node.shape, strict=True))
+
+
+def _arrays(session: Session, group: str) -> dict[str, _Found]:
+    tree = session.workspace.tree
+    start = "/" + group.strip("/")
+    if not isinstance(tree.find(start), GroupNode):
+        # A repository without a root group still has its arrays.
+        tree.node(start) if start != "/" else None
+        if start != "/":
+            raise InvalidInputError(f"{start} is an array; give its group as `group` and its name in `variables`")
+    below = start.rstrip("/") + "/"
+    found = {}
+    for node in tree.subtree(start):
+        name = node.path[len(below) :]
+        if isinstance(node, ArrayNode) and "/" not in name:
+            document = run_blocking(session.workspace.fetch_document(node.path))
+            assert document is not None
+            found[name] = _Found(name, node, parse_document(document))
+    return found
+
+
+def _choose(arrays: Mapping[str, _Found], group: str, variables: Sequence[str] | None) -> list[_Found]:
+    if variables is not None:
+        missing = [name for name in variables if name not in arrays]
+        if missing:
+            raise NodeNotFoundError(
+                f"there is no array {missing[0]!r} in group {group}; there are {_names(arrays)}", variables=missing
+            )
+        if not variables:
+            raise InvalidInputError(f"the option `variables` names nothing; there are {_names(arrays)}")
+        return [arrays[name] for name in dict.fromkeys(variables)]
+    aside = _auxiliary(arrays.values())
+    data = [f for f in arrays.values() if not f.is_coordinate and f.node.shape and f.name not in aside]
+    data = data or [f for f in arrays.values() if not f.is_coordinate] or list(arrays.values())
+    if not data:
+        raise NodeNotFoundError(f"there are no arrays in group {group}")
+    return data
+
+
+def _auxiliary(arrays: Iterable[_Found]) -> set[str]:
+    """Arrays that others name as bounds or further coordinates: part of a table only when asked for."""
+    aside: set[str] = set()
+    for found in arrays:
+        for key in ("bounds", "coordinates", "grid_mapping", "ancillary_variables"):
+            value = found.attributes.get(key)
+            if isinstance(value, str):
+                aside |= set(value.split())
+    return aside
+
+
+def _names(arrays: Mapping[str, _Found]) -> str:
+    return ", ".join(sorted(arrays)) or "none"
+
+
+def _make_grid(session: Session, arrays: Mapping[str, _Found], chosen: Sequence[_Found], *, raw: bool) -> Grid:
+    first = chosen[0]
+    if len(set(first.dims)) < len(first.dims):
+        raise InvalidInputError(
+            f"{first.node.path} has the dimension names {list(first.dims)}; a table needs unique ones"
+        )
+    variables = tuple(_variable(session, found, raw=raw) for found in chosen)
+    dimensions = tuple(
+        _dimension(session, arrays, name, length, raw=raw)
+        for name, length in zip(first.dims, first.node.shape, strict=True)
+    )
+    columns = [name.lower() for name in (*first.dims, *(found.name for found in chosen))]
+    double = sorted({name for name in columns if columns.count(name) > 1})
+    if double and not (len(chosen) == 1 and chosen[0].is_coordinate):
+        raise InvalidInputError(f"two columns would be named {double[0]!r}; choose others with the option `variables`")
+    if len(chosen) == 1 and chosen[0].is_coordinate:
+        dimensions = (Dimension("index", first.node.shape[0], None, None),)
+    largest = max(variables, key=lambda variable: int(np.prod(variable.chunks, dtype=np.int64)))
+    return Grid(dimensions, variables, largest.chunks)
+
+
+def _variable(session: Session, found: _Found, *, raw: bool) -> Variable:
+    array = open_array(session, found.node.path)
+    chunks = tuple(max(1, int(c)) for c in (array.shards or array.chunks))
+    return Variable(found.name, found.node.path, chunks, coding_of(_dtype(array), found.attributes, raw=raw))
+
+
+def _dimension(session: Session, arrays: Mapping[str, _Found], name: str, length: int, *, raw: bool) -> Dimension:
+    found = arrays.get(name)
+    if found is None or found.dims != (name,) or found.node.shape != (length,):
+        return Dimension(name, length, None, None)
+    array = open_array(session, found.node.path)
+    return Dimension(name, length, found.node.path, coding_of(_dtype(array), found.attributes, raw=raw))
+
+
+def _dtype(array: zarr.Array[Any]) -> np.dtype[Any]:
+    return array.dtype
+
+
+def open_array(session: Session, path: str) -> zarr.Array[Any]:
+    """An array of a session, for reading."""
+    mode: Any = "r" if session.read_only else "r+"
+    return zarr.open_array(session.store, path=path.lstrip("/"), mode=mode, zarr_format=3)
+
+
+def read_coordinate(session: Session, dimension: Dimension) -> pa.Array:
+    """The coordinate values of a dimension, decoded; its indices where it has no coordinate."""
+    if dimension.path is None or dimension.coding is None:
+        return pa.array(np.arange(dimension.length, dtype=np.int64))
+    values: npt.NDArray[Any] = np.asarray(open_array(session, dimension.path)[:])
+    return dimension.coding.decode(values)

@@ -1,0 +1,214 @@
+"""The options of a table, checked: where it is, which point of history, which part, in which shape."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from icefloe.errors import InvalidInputError
+from icefloe.repository import Repository
+from icefloe.session.session import Session
+from icefloe.tables.instants import parse_instant
+from icefloe.tables.places import Place, open_place, session_at
+
+LAYOUTS = ("cells", "rows", "chunks")
+METADATA_TABLES = ("snapshots", "refs", "nodes", "manifests", "chunks", "files", "history", "changes")
+READ_OPTIONS: Mapping[str, str] = {
+    "path": "path or URL of the repository (also as the argument of load())",
+    "url": "the same, for tables whose path Spark would resolve itself",
+    "branch": "a branch, at its tip when the query is planned",
+    "tag": "a tag",
+    "snapshot_id": "a snapshot",
+    "as_of": "the branch as it was at this time, such as 2024-05-01T12:00:00Z",
+    "group": "the group that holds the arrays",
+    "variables": "arrays, separated by commas",
+    "region": "ranges of coordinates, ends included: time=2020-01-01:2020-02-01,lat=-10:10",
+    "region_index": "ranges of positions, ends excluded: time=0:24,lat=10:20",
+    "where": "an SQL condition on columns; one that is not understood is an error here",
+    "layout": "one of " + ", ".join(LAYOUTS),
+    "tensor": "bytes or list: how the layout `chunks` holds values",
+    "decode": "true: times, packed and missing values as they are meant; false: as they are stored",
+    "statistics": "true: skip chunks by their ranges of values where they are known",
+    "partition_bytes": "how much decoded data one task reads",
+    "table": "a table of metadata: " + ", ".join(METADATA_TABLES),
+    "from_snapshot_id": "for the table `changes`: the older snapshot",
+    "authorize": "prefixes of virtual chunk containers that may be read, separated by commas",
+}
+STREAM_OPTIONS: Mapping[str, str] = {
+    "starting_snapshot": "earliest (everything there is, then changes), latest, or a snapshot id",
+    "max_commits_per_batch": "how many commits one batch takes at most",
+    "max_chunks_per_batch": "how many changed chunks one batch takes, unless a single commit has more",
+    "emit": "chunks: every cell of changed chunks; new_cells: only cells beyond the former shape",
+}
+WRITE_OPTIONS: Mapping[str, str] = {
+    "message": "message of the commit",
+    "metadata": "JSON object kept with the snapshot",
+    "dims": "columns that are dimensions, in order, separated by commas",
+    "append_dim": "dimension that new coordinates extend",
+    "chunks": "chunk lengths of new arrays: time=24,lat=180",
+    "coordinates": "JSON object: coordinates of new arrays by dimension",
+    "duplicates": "error, any, min, max, sum or mean: what happens to several rows for one cell",
+    "off_grid": "error or drop: what happens to rows beyond the grid",
+    "create": "true: make a repository that is not there",
+    "query": "name of a stream in the commits it makes; its checkpoint by default",
+    "checkpointlocation": "Spark's own",
+    "queryname": "Spark's own",
+}
+_OF_CATALOGS = ("location", "owner", "provider", "external", "is_managed_location", "comment", "transient_lastddltime")
+_YES_NO = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A point of history as options name it."""
+
+    branch: str | None = None
+    tag: str | None = None
+    snapshot_id: str | None = None
+    as_of: dt.datetime | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("branch", "tag", "snapshot_id") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise InvalidInputError(f"the options {' and '.join(given)} name two points of history; give one")
+        if self.as_of is not None and (self.tag or self.snapshot_id):
+            raise InvalidInputError("the option as_of goes with a branch: a tag or snapshot is a point in time already")
+
+    def session(self, repository: Repository) -> Session:
+        return repository.readonly_session(self.branch, tag=self.tag, snapshot_id=self.snapshot_id, as_of=self.as_of)
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """Everything a read says."""
+
+    place: Place
+    point: Point
+    group: str = "/"
+    variables: tuple[str, ...] | None = None
+    region: str = ""
+    region_index: str = ""
+    where: str | None = None
+    layout: str = "cells"
+    tensor: str = "bytes"
+    raw: bool = False
+    statistics: bool = True
+    partition_bytes: int = 64 << 20
+    table: str | None = None
+    from_snapshot_id: str | None = None
+
+    def pin(self) -> Session:
+        """A session at the point the options name."""
+        if self.point.snapshot_id is not None:
+            return session_at(self.place, self.point.snapshot_id)
+        return self.point.session(open_place(self.place))
+
+
+def normalise_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Options in lower case, without what catalogs of Spark add to them."""
+    kept = {key.lower(): value for key, value in options.items() if not key.lower().startswith("option.")}
+    return {key: value for key, value in kept.items() if key not in _OF_CATALOGS}
+
+
+def is_from_catalog(options: Mapping[str, str]) -> bool:
+    """Whether these are the options of a table that a catalog of Spark is about to keep."""
+    return "provider" in {key.lower() for key in options}
+
+
+def parse_place(options: Mapping[str, str]) -> Place:
+    """Where the repository is, from normalised options."""
+    url = options.get("url") or options.get("path")
+    if not url:
+        raise InvalidInputError("the option `path` is missing: the path or URL of the repository")
+    if url.startswith("file:") and not url.startswith("file://"):
+        url = url[len("file:") :]
+    storage = tuple(
+        sorted(
+            (key[len("storage.") :], yaml.safe_load(value))
+            for key, value in options.items()
+            if key.startswith("storage.")
+        )
+    )
+    return Place(url, storage, split_names(options.get("authorize", "")))
+
+
+def parse_options(options: Mapping[str, str], further: Mapping[str, str] | None = None) -> TableOptions:
+    """Check normalised options; the error names the option and what is allowed."""
+    check_names(options, {**READ_OPTIONS, **(further or {})})
+    return TableOptions(
+        place=parse_place(options),
+        point=parse_point(options),
+        group="/" + options.get("group", "/").strip("/"),
+        variables=split_names(options["variables"]) if "variables" in options else None,
+        region=options.get("region", ""),
+        region_index=options.get("region_index", ""),
+        where=options.get("where"),
+        layout=choose(options, "layout", LAYOUTS),
+        tensor=choose(options, "tensor", ("bytes", "list")),
+        raw=not parse_flag(options, "decode", True),
+        statistics=parse_flag(options, "statistics", True),
+        partition_bytes=parse_number(options, "partition_bytes", 64 << 20),
+        table=choose(options, "table", METADATA_TABLES) if "table" in options else None,
+        from_snapshot_id=options.get("from_snapshot_id"),
+    )
+
+
+def parse_point(options: Mapping[str, str]) -> Point:
+    """The point of history that normalised options name."""
+    as_of = None
+    if "as_of" in options:
+        moment = parse_instant(options["as_of"])
+        if moment is None:
+            raise InvalidInputError(
+                f"the option as_of is {options['as_of']!r}; it takes an ISO time such as 2024-05-01T12:00:00Z"
+            )
+        as_of = moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)
+    return Point(options.get("branch"), options.get("tag"), options.get("snapshot_id"), as_of)
+
+
+def check_names(options: Mapping[str, str], allowed: Mapping[str, str]) -> None:
+    """Refuse options that do not exist, naming those that do."""
+    for name in options:
+        if name not in allowed and not name.startswith("storage."):
+            listed = "; ".join(f"{key}: {text}" for key, text in allowed.items())
+            raise InvalidInputError(f"icefloe has no option {name!r}; there are {listed}; storage.NAME: of the storage")
+
+
+def choose(options: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:
+    value = options.get(name, allowed[0]).lower()
+    if value not in allowed:
+        raise InvalidInputError(f"the option {name} is {value!r}; it takes {', '.join(allowed)}")
+    return value
+
+
+def parse_flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+    value = _YES_NO.get(options.get(name, str(default)).lower())
+    if value is None:
+        raise InvalidInputError(f"the option {name} is {options[name]!r}; it takes true or false")
+    return value
+
+
+def parse_number(options: Mapping[str, str], name: str, default: int) -> int:
+    text = options.get(name)
+    if text is None:
+        return default
+    if not text.isdigit() or int(text) < 1:
+        raise InvalidInputError(f"the option {name} is {text!r}; it takes a whole number above 0")
+    return int(text)
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Names separated by commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def options_document(options: Mapping[str, Any]) -> dict[str, str]:
+    """Options as texts, for those who pass Python values."""
+    return {
+        key: value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in options.items()
+    }

@@ -1,0 +1,58 @@
+"""How a task reaches a repository: an address with options, or a repository that was opened elsewhere."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from icefloe.errors import InvalidInputError
+from icefloe.repository import Repository
+from icefloe.session.session import Session
+from icefloe.storage.build import storage_from_url
+
+_SECRETS = ("secret", "token", "password", "access_key", "account_key", "service_account_key", "bearer")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What opens a repository in another process; never shows credentials."""
+
+    url: str
+    storage_options: tuple[tuple[str, Any], ...] = ()
+    authorize: tuple[str, ...] = ()
+    packed: bytes | None = None
+    """A pickled repository, whose credentials travel with it."""
+
+    def __repr__(self) -> str:
+        return f"Place({self.url!r})"
+
+    def __post_init__(self) -> None:
+        for name, _ in self.storage_options:
+            if any(word in name.lower() for word in _SECRETS):
+                raise InvalidInputError(
+                    f"the option storage.{name} would be shown in query plans and kept in tables; let every process "
+                    "find its credentials in the environment, or pass an opened repository to icefloe.spark.table"
+                )
+
+
+def place_of(repository: Repository) -> Place:
+    """The place of an opened repository, with everything it was opened with."""
+    return Place(repository.storage.url, packed=pickle.dumps(repository))
+
+
+@lru_cache(maxsize=8)
+def open_place(place: Place) -> Repository:
+    """The repository; opened once per process."""
+    if place.packed is not None:
+        repository: Repository = pickle.loads(place.packed)
+        return repository
+    storage = storage_from_url(place.url, **dict(place.storage_options))
+    return Repository.open(storage, authorize_virtual_chunk_access=dict.fromkeys(place.authorize))
+
+
+@lru_cache(maxsize=8)
+def session_at(place: Place, snapshot_id: str) -> Session:
+    """A read-only session at a snapshot; opened once per process."""
+    return open_place(place).readonly_session(snapshot_id=snapshot_id)

@@ -1,0 +1,182 @@
+"""Reading one share of a scan: blocks of arrays as Arrow batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import zarr
+
+from icefloe.tables.exact import exact_rows
+from icefloe.tables.grids import open_array
+from icefloe.tables.layouts import RowsLayout, chunks_schema, rows_schema
+from icefloe.tables.scans import Scan
+from icefloe.tables.selection import BlockPart
+
+CELLS_PER_BATCH = 100_000
+LISTED_CELLS_PER_BATCH = 1 << 20
+_READ_AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block as it was read: where its cells are, and their stored values."""
+
+    coordinates: tuple[int, ...]
+    indices: tuple[npt.NDArray[np.int64], ...]
+    """Positions of its cells per dimension."""
+    values: tuple[npt.NDArray[Any], ...]
+    """Of every variable."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(len(each) for each in self.indices)
+
+    @property
+    def cells(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+def read_blocks(scan: Scan, part: BlockPart) -> Iterator[Block]:
+    """The blocks of a share without the cells that masks leave out, the next ones being read while one is in use."""
+    session = scan.session()
+    arrays = [open_array(session, variable.path) for variable in scan.grid.variables]
+
+    def read(coordinates: list[int]) -> Block:
+        indices = tuple(_indices(scan, axis, c) for axis, c in enumerate(coordinates))
+        if any(not len(each) for each in indices):
+            empty = tuple(np.empty(tuple(len(each) for each in indices), dtype=array.dtype) for array in arrays)
+            return Block(tuple(coordinates), indices, empty)
+        return Block(tuple(coordinates), indices, tuple(_read(array, indices) for array in arrays))
+
+    todo = iter(part.coordinates().tolist())
+    with ThreadPoolExecutor(_READ_AHEAD) as pool:
+        ahead: list[Future[Block]] = [pool.submit(read, each) for each in islice(todo, _READ_AHEAD)]
+        while ahead:
+            block = ahead.pop(0).result()
+            ahead += [pool.submit(read, each) for each in islice(todo, 1)]
+            yield block
+
+
+def _indices(scan: Scan, axis: int, block: int) -> npt.NDArray[np.int64]:
+    length = scan.grid.block[axis]
+    first, end = block * length, min((block + 1) * length, scan.grid.shape[axis])
+    mask = scan.masks[axis]
+    if mask is None:
+        return np.arange(first, end)
+    return np.flatnonzero(mask[first:end]) + first
+
+
+def _read(array: zarr.Array[Any], indices: tuple[npt.NDArray[np.int64], ...]) -> npt.NDArray[Any]:
+    window = tuple(slice(int(each[0]), int(each[-1]) + 1) for each in indices)
+    values = np.asarray(array[window] if window else array[()])
+    if any(len(each) != size for each, size in zip(indices, values.shape, strict=True)):
+        values = values[np.ix_(*(each - each[0] for each in indices))]
+    return values
+
+
+def read_cells(scan: Scan, part: BlockPart) -> Iterator[pa.RecordBatch]:
+    """One row per cell."""
+    schema = scan.grid.schema()
+    for block in read_blocks(scan, part):
+        values = [v.coding.decode(stored) for v, stored in zip(scan.grid.variables, block.values, strict=True)]
+        for first in range(0, block.cells, CELLS_PER_BATCH):
+            end = min(first + CELLS_PER_BATCH, block.cells)
+            places = np.unravel_index(np.arange(first, end), block.shape) if block.shape else ()
+            columns = [
+                scan.coordinate(axis).take(pa.array(block.indices[axis][place])) for axis, place in enumerate(places)
+            ]
+            columns += [each.slice(first, end - first) for each in values]
+            batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+            kept = exact_rows(batch, scan.exact)
+            if len(kept):
+                yield kept
+
+
+def read_rows(scan: Scan, part: BlockPart, layout: RowsLayout | None = None) -> Iterator[pa.RecordBatch]:
+    """One row per run of cells along the last dimensions, as lists."""
+    schema = rows_schema(scan.grid, layout)
+    rank = len(scan.grid.shape)
+    folded = min(rank, 1) if layout is None else layout.folded
+    for block in read_blocks(scan, part):
+        outer, inner = block.shape[: rank - folded], block.shape[rank - folded :]
+        length, count = int(np.prod(inner, dtype=np.int64)), int(np.prod(outer, dtype=np.int64))
+        if not length:
+            continue
+        values = [v.coding.decode(stored) for v, stored in zip(scan.grid.variables, block.values, strict=True)]
+        step = max(1, LISTED_CELLS_PER_BATCH // length)
+        for first in range(0, count, step):
+            rows = min(step, count - first)
+            columns = _outer_columns(scan, block, np.arange(first, first + rows), outer)
+            columns += _folded_columns(scan, block, rows, rank - folded, layout)
+            columns += [_lists(each.slice(first * length, rows * length), rows, length) for each in values]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _outer_columns(scan: Scan, block: Block, rows: npt.NDArray[np.int64], outer: tuple[int, ...]) -> list[pa.Array]:
+    places = np.unravel_index(rows, outer) if outer else ()
+    return [scan.coordinate(axis).take(pa.array(block.indices[axis][place])) for axis, place in enumerate(places)]
+
+
+def _folded_columns(scan: Scan, block: Block, rows: int, first_axis: int, layout: RowsLayout | None) -> list[pa.Array]:
+    inner = block.shape[first_axis:]
+    length = int(np.prod(inner, dtype=np.int64))
+    columns = []
+    for axis in range(first_axis, len(block.shape)):
+        indices = block.indices[axis]
+        if layout is not None and axis in layout.looked_up:
+            columns.append(pa.array(np.full(rows, indices[0], dtype=np.int32)))
+        else:
+            shape = tuple(len(indices) if a == axis - first_axis else 1 for a in range(len(inner)))
+            once = np.broadcast_to(indices.reshape(shape), inner).reshape(-1)
+            columns.append(_lists(scan.coordinate(axis).take(pa.array(np.tile(once, rows))), rows, length))
+        if layout is not None:
+            columns.append(pa.array(np.full(rows, len(indices), dtype=np.int32)))
+    return columns
+
+
+def _lists(values: pa.Array, rows: int, length: int) -> pa.Array:
+    offsets = pa.array(np.arange(0, rows * length + 1, length, dtype=np.int32))
+    return pa.ListArray.from_arrays(offsets, values).cast(pa.list_(pa.field("element", values.type)))
+
+
+def read_chunks(scan: Scan, part: BlockPart) -> Iterator[pa.RecordBatch]:
+    """One row per block, with its values as a tensor."""
+    schema = chunks_schema(scan.grid, scan.tensor)
+    for block in read_blocks(scan, part):
+        if block.cells:
+            yield pa.RecordBatch.from_arrays(_chunk_columns(scan, block, schema), schema=schema)
+
+
+def _chunk_columns(scan: Scan, block: Block, schema: pa.Schema) -> list[pa.Array]:
+    starts = [int(each[0]) for each in block.indices]
+    columns: list[Any] = [[list(block.coordinates)], [starts], [list(block.shape)]]
+    for axis, indices in enumerate(block.indices):
+        ends = scan.coordinate(axis).take(pa.array(indices[[0, -1]]))
+        columns += [ends.slice(0, 1), ends.slice(1, 1)]
+    for variable, stored in zip(scan.grid.variables, block.values, strict=True):
+        if scan.tensor == "list":
+            columns.append(_lists(variable.coding.decode(stored), 1, block.cells))
+        else:
+            tensor = variable.coding.decode_tensor(stored)
+            columns += [[tensor.tobytes()], [tensor.dtype.str]]
+    return [each if isinstance(each, pa.Array) else pa.array(each, type=f.type) for each, f in zip(columns, schema)]
+
+
+def scan_batches(scan: Scan, part: BlockPart) -> Iterator[pa.RecordBatch]:
+    """A share in the layout of its scan."""
+    readers = {"cells": read_cells, "rows": read_rows, "chunks": read_chunks}
+    return readers[scan.layout](scan, part)
+
+
+def layout_schema(scan: Scan) -> pa.Schema:
+    """The columns that `scan_batches` yields."""
+    if scan.layout == "cells":
+        return scan.grid.schema()
+    return rows_schema(scan.grid) if scan.layout == "rows" else chunks_schema(scan.grid, scan.tensor)

@@ -1,0 +1,156 @@
+"""The plan of reading a table: a grid at a snapshot, the blocks that can match, and how they are shared out."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+
+from icefloe.errors import InvalidInputError
+from icefloe.session.session import Session
+from icefloe.tables.grids import Dimension, Grid, find_grid, read_coordinate
+from icefloe.tables.matching import Mask
+from icefloe.tables.options import TableOptions
+from icefloe.tables.places import Place, session_at
+from icefloe.tables.predicates import And, Predicate, columns_of, find_unknown
+from icefloe.tables.regions import parse_region
+from icefloe.tables.selection import BlockPart, Selection, Surroundings, select
+from icefloe.tables.sql_predicates import parse_predicate
+from icefloe.tables.statistics import load_ranges
+from icefloe.tables.value_ranges import ValueRanges
+
+log = logging.getLogger("icefloe.tables")
+_SMALLEST_PART_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Everything a task needs to read its share of a table; pickles."""
+
+    place: Place
+    snapshot_id: str
+    grid: Grid
+    masks: tuple[Mask | None, ...]
+    layout: str = "cells"
+    tensor: str = "bytes"
+    exact: Predicate | None = None
+    """A condition that cells must satisfy before they leave the task."""
+
+    def session(self) -> Session:
+        return session_at(self.place, self.snapshot_id)
+
+    def coordinate(self, axis: int) -> pa.Array:
+        return coordinate_at(self.place, self.snapshot_id, self.grid.dimensions[axis])
+
+
+@dataclass(frozen=True, slots=True)
+class ScanPlan:
+    """A scan and its shares."""
+
+    scan: Scan
+    parts: tuple[BlockPart, ...]
+    chunks: int
+    total_chunks: int
+
+    def describe(self) -> str:
+        """What is read, in one line."""
+        names = ", ".join(variable.name for variable in self.scan.grid.variables)
+        return (
+            f"{names} at {self.scan.snapshot_id}: {self.chunks:,} of {self.total_chunks:,} chunks "
+            f"in {len(self.parts):,} partitions"
+        )
+
+
+@lru_cache(maxsize=64)
+def coordinate_at(place: Place, snapshot_id: str, dimension: Dimension) -> pa.Array:
+    """The coordinate of a dimension; read once per process."""
+    return read_coordinate(session_at(place, snapshot_id), dimension)
+
+
+def plan_scan(
+    options: TableOptions, *, zone: dt.tzinfo | None = dt.UTC, loose: Predicate | None = None, tasks: int = 1
+) -> ScanPlan:
+    """Pin the snapshot and find what must be read.
+
+    `where` and the regions of the options hold exactly; `loose` only leaves out what cannot match, for those who
+    filter again. There are at least `tasks` parts unless they would be tiny.
+    """
+    session = options.pin()
+    grid = find_grid(session, options.group, options.variables, raw=options.raw)
+    coordinates = [coordinate_at(options.place, session.snapshot_id, dimension) for dimension in grid.dimensions]
+    region = parse_region(grid, options.region, options.region_index)
+    exact = _exact(grid, options)
+    given = [part for part in (region, exact, loose) if part is not None]
+    predicate = And(tuple(given)) if given else None
+    ranges = _ranges(session, grid, predicate, options)
+    selection = select(grid, predicate, Surroundings(coordinates, ranges, zone))
+    scan = Scan(
+        options.place, session.snapshot_id, grid, selection.masks, options.layout, options.tensor,
+        And(tuple(p for p in (region, exact) if p is not None)) if region or exact else None,
+    )  # fmt: skip
+    plan = share_out(scan, selection, options.partition_bytes, tasks)
+    log.info("reading %s", plan.describe())
+    return plan
+
+
+def _exact(grid: Grid, options: TableOptions) -> Predicate | None:
+    if options.where is None:
+        return None
+    predicate = parse_predicate(options.where)
+    unknown = find_unknown(predicate)
+    if unknown is not None:
+        raise InvalidInputError(
+            f"the option where has {unknown!r}, which only SQL understands; compare columns with constants here and "
+            "put the rest into WHERE, or use icefloe.spark.table(..., where=...)"
+        )
+    check_columns(grid, predicate)
+    return predicate
+
+
+def check_columns(grid: Grid, predicate: Predicate) -> None:
+    """Refuse conditions on columns that the table does not have."""
+    known = {name.lower() for name in grid.schema().names}
+    wrong = sorted(columns_of(predicate) - known)
+    if wrong:
+        raise InvalidInputError(f"there is no column {wrong[0]!r}; there are {', '.join(grid.schema().names)}")
+
+
+def _ranges(
+    session: Session, grid: Grid, predicate: Predicate | None, options: TableOptions
+) -> Mapping[str, ValueRanges]:
+    if predicate is None or options.raw or not options.statistics:
+        return {}
+    asked = columns_of(predicate)
+    wanted = [v for v in grid.variables if v.name.lower() in asked and v.chunks == grid.block]
+    found = {variable.name: load_ranges(session, variable) for variable in wanted}
+    return {name: ranges for name, ranges in found.items() if ranges is not None}
+
+
+def share_out(scan: Scan, selection: Selection, partition_bytes: int, tasks: int = 1) -> ScanPlan:
+    """Parts of about the wanted size, each of whole blocks."""
+    count = len(selection.blocks)
+    cells = _selected_cells(scan.grid, selection)
+    total_bytes = cells * scan.grid.cell_bytes
+    size = max(_SMALLEST_PART_BYTES, -(-total_bytes // tasks)) if tasks > 1 else partition_bytes
+    wanted = max(1, -(-total_bytes // min(partition_bytes, size)))
+    parts = min(count, wanted)
+    bounds = np.linspace(0, count, parts + 1).astype(np.int64).tolist() if parts else [0]
+    made = tuple(selection.blocks.part(a, b) for a, b in zip(bounds, bounds[1:]) if b > a)
+    return ScanPlan(scan, made, count, selection.total_blocks)
+
+
+def _selected_cells(grid: Grid, selection: Selection) -> int:
+    """About how many cells the selected blocks leave after cropping."""
+    per_block = 1.0
+    for axis, (length, block) in enumerate(zip(grid.shape, grid.block, strict=True)):
+        mask = selection.masks[axis]
+        first, end = selection.blocks.box[axis]
+        cells = length if mask is None else int(mask.sum())
+        held = min(length, end * block) - first * block if mask is None else cells
+        per_block *= max(1, held) / max(1, end - first)
+    return int(per_block * len(selection.blocks))

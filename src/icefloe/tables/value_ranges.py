@@ -1,0 +1,83 @@
+"""Whether a block can hold values that satisfy a condition, by the range of its values."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from decimal import Decimal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from icefloe.tables.instants import parse_instant, to_microseconds
+from icefloe.tables.predicates import Comparison, Instant, Leaf, Membership, NullTest, Operator, Value
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRanges:
+    """Per block of a grid: bounds of its values, how many cells it has and how many are missing.
+
+    Bounds are doubles that are never tighter than the values; instants count in microseconds. Where `known` is
+    false nothing is said.
+    """
+
+    known: Mask
+    low: npt.NDArray[np.float64]
+    high: npt.NDArray[np.float64]
+    count: npt.NDArray[np.int64]
+    missing: npt.NDArray[np.int64]
+
+
+def match_ranges(ranges: ValueRanges, leaf: Leaf, type: pa.DataType, zone: dt.tzinfo | None) -> Mask | None:
+    """Blocks that can hold a match; None where the condition cannot be held against ranges."""
+    present = ranges.missing < ranges.count
+    if isinstance(leaf, NullTest):
+        return ~ranges.known | (present if leaf.negated else ranges.missing > 0)
+    if isinstance(leaf, Comparison):
+        found = _possible(ranges, leaf.operator, leaf.value, type, zone)
+        return None if found is None else ~ranges.known | (present & found)
+    if isinstance(leaf, Membership):
+        if leaf.negated:
+            return ~ranges.known | present
+        each = [_possible(ranges, "=", value, type, zone) for value in leaf.values]
+        if any(found is None for found in each):
+            return None
+        return ~ranges.known | (present & np.logical_or.reduce([f for f in each if f is not None]))
+    return None
+
+
+def _possible(
+    ranges: ValueRanges, operator: Operator, value: Value, type: pa.DataType, zone: dt.tzinfo | None
+) -> Mask | None:
+    number = _number(value, type, zone)
+    if number is None:
+        return None
+    # A literal that is not a double exactly may lie on either side of it.
+    below, above = np.nextafter(number, -np.inf), np.nextafter(number, np.inf)
+    if operator in ("<", "<="):
+        return np.asarray(ranges.low <= above)
+    if operator in (">", ">="):
+        return np.asarray(ranges.high >= below)
+    if operator == "=":
+        return np.asarray((ranges.low <= above) & (ranges.high >= below))
+    return np.ones(ranges.low.shape, dtype=bool)
+
+
+def _number(value: Value, type: pa.DataType, zone: dt.tzinfo | None) -> float | None:
+    if pa.types.is_timestamp(type):
+        moment = (
+            value.moment if isinstance(value, Instant) else parse_instant(value) if isinstance(value, str) else None
+        )
+        if moment is None or (moment.tzinfo is None and zone is None):
+            return None
+        return float(to_microseconds(moment, zone or dt.UTC))
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        return None
+    if not (pa.types.is_integer(type) or pa.types.is_floating(type)):
+        return None
+    if type == pa.float32() and isinstance(value, int) and abs(value) > 2**24:
+        return None
+    return float(value)
