@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from icefloe.codec_pipeline import disable_fast_pipeline, enable_fast_pipeline, fast_pipeline
+from icefloe.conversion.convert import convert, upgrade
+from icefloe.conversion.losses import LossKind
+from icefloe.conversion.official import upgrade_icechunk_repository
+from icefloe.conversion.running import Conversion
 from icefloe.debug import initialize_logs, print_debug_info, set_logs_filter
 from icefloe.display.ancestry_graph import AncestryGraph
 from icefloe.errors import (
@@ -30,9 +34,9 @@ from icefloe.errors import (
     VersionMismatchError,
     VirtualChunkError,
 )
-from icefloe.model.administration import FeatureFlag, RepoAvailability, RepoStatus, Update, UpdateType
 from icefloe.maintenance.collect_plan import GCSummary
 from icefloe.maintenance.expire_plan import RetentionRule
+from icefloe.model.administration import FeatureFlag, RepoAvailability, RepoStatus, Update, UpdateType
 from icefloe.model.capabilities import Capabilities, SpecVersion, supported_spec_versions
 from icefloe.model.config import CachingConfig, CompressionAlgorithm, CompressionConfig, RepositoryConfig
 from icefloe.model.diff import Diff
@@ -152,6 +156,7 @@ __all__ = [
     "ConflictError",
     "ConflictSolver",
     "ConflictType",
+    "Conversion",
     "Diff",
     "ErrorKind",
     "FeatureFlag",
@@ -172,6 +177,7 @@ __all__ = [
     "InvalidInputError",
     "LocalFileSystemAccess",
     "LocalFileSystemObjectStore",
+    "LossKind",
     "ManifestConfig",
     "ManifestFileInfo",
     "ManifestPreloadCondition",
@@ -233,6 +239,7 @@ __all__ = [
     "azure_storage",
     "azure_store",
     "containers_credentials",
+    "convert",
     "disable_fast_pipeline",
     "enable_fast_pipeline",
     "fast_pipeline",
@@ -264,4 +271,6 @@ __all__ = [
     "storage_from_url",
     "supported_spec_versions",
     "tigris_storage",
+    "upgrade",
+    "upgrade_icechunk_repository",
 ]
