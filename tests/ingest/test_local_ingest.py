@@ -172,3 +172,11 @@ def test_the_same_seed_makes_the_same_weather(tmp_path: Path, describe: Any) -> 
             found.append(source.values(source.find_variable("t2m"), (slice(0, 24), slice(0, 19), slice(0, 36))))
     assert np.array_equal(found[0], found[1]) and not np.array_equal(found[0], found[2])
     assert found[0].min() > 200 and found[0].max() < 330
+
+
+def test_arrays_that_exist_are_not_written_over_unasked(tmp_path: Path) -> None:
+    write_month(tmp_path / "a", days=2, **GRID)
+    repository = Repository.create(in_memory_storage())
+    ingest_local(tmp_path / "a", repository)
+    with pytest.raises(InvalidInputError, match="exists; use append_dim"):
+        ingest_local(tmp_path / "a", repository)

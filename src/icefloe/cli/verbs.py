@@ -37,6 +37,9 @@ VERBS: Mapping[str, Verb] = {
     "reset": Verb("icefloe.cli.reset", "Point a branch at another snapshot.", CHANGE),
     "config": Verb("icefloe.cli.config", "Show or change the configuration kept in a repository.", CHANGE),
     "ingest": Verb("icefloe.cli.ingest", "Ingest NetCDF, HDF5, Zarr and other files with one commit, on Spark.", DATA),
+    "export": Verb(
+        "icefloe.cli.export", "Write a snapshot, or a part of it, as plain Zarr, Parquet or another repository.", DATA
+    ),
     "demo": Verb(
         "icefloe.cli.demo", "Make a month of weather, ingest it on Spark, branch, travel back, draw a picture.", DATA
     ),

@@ -11,13 +11,13 @@ import numpy as np
 import zarr
 
 from icefloe.blocking import run_blocking
-from icefloe.errors import InvalidInputError, VirtualChunkError
+from icefloe.errors import VirtualChunkError
 from icefloe.ingest.access import SourceAccess
 from icefloe.ingest.execution import TaskResult, run_task
 from icefloe.ingest.existing import Existing, ExistingArray
 from icefloe.ingest.options import IngestOptions
 from icefloe.ingest.parsers.registry import try_schema
-from icefloe.ingest.plan import IngestPlan, plan_ingest
+from icefloe.ingest.plan import IngestPlan, check_plan, plan_ingest
 from icefloe.ingest.record import ingest_metadata, ingested_before, not_ingested
 from icefloe.ingest.session_sink import SessionSink
 from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema
@@ -133,10 +133,7 @@ def ingest_local(
     plan = plan_ingest(schemas, options, failures=failures, existing=existing)
     if dry_run:
         return IngestResult(plan, None, already_there=known - len(files))
-    plan.report.raise_on_errors()
-    clash = [path for path in plan.arrays if path in existing.arrays and plan.arrays[path].is_new]
-    if clash:
-        raise InvalidInputError(f"the array {clash[0]} exists; use append_dim, region, or another group")
+    check_plan(plan, existing)
     writer = store_containers(repository, plan.containers, containers)
     session = writer.writable_session(branch)
     sink = SessionSink(session)

@@ -98,6 +98,17 @@ def plan_ingest(
     )
 
 
+def check_plan(plan: IngestPlan, existing: Existing) -> None:
+    """Refuse what cannot be carried out, before anything is written."""
+    plan.report.raise_on_errors()
+    taken = sorted(path for path in plan.arrays if path in existing.arrays)
+    if taken and plan.options.append_dim is None and plan.options.region is None:
+        raise InvalidInputError(
+            f"the array /{taken[0]} exists; use append_dim to extend it, region to write into it, or another group",
+            path=taken[0],
+        )
+
+
 def _order(
     schemas: Sequence[SourceSchema], failures: Sequence[SourceFailure]
 ) -> tuple[list[tuple[int, SourceSchema]], list[tuple[int, SourceFailure]]]:

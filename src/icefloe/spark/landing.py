@@ -10,13 +10,13 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from icefloe.errors import ConflictError, InvalidInputError, RebaseFailedError
+from icefloe.errors import ConflictError, RebaseFailedError
 from icefloe.ingest.access import SourceAccess
 from icefloe.ingest.existing import Existing
 from icefloe.ingest.ingested import keep_record
 from icefloe.ingest.local import read_existing
 from icefloe.ingest.options import IngestOptions
-from icefloe.ingest.plan import IngestPlan, plan_ingest
+from icefloe.ingest.plan import IngestPlan, check_plan, plan_ingest
 from icefloe.ingest.record import ingest_metadata
 from icefloe.ingest.session_sink import SessionSink
 from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema
@@ -176,16 +176,6 @@ def _prepare(spark: SparkSession, job: IngestJob, options: IngestOptions) -> tup
         session = repository.writable_session(job.branch)
         if session.snapshot_id == planned.snapshot_id:
             return plan, existing, session
-
-
-def check_plan(plan: IngestPlan, existing: Existing) -> None:
-    """Refuse what cannot be carried out, before anything is written."""
-    plan.report.raise_on_errors()
-    clash = [path for path, array in plan.arrays.items() if path in existing.arrays and array.is_new]
-    if clash:
-        raise InvalidInputError(
-            f"the array /{clash[0]} exists; use append_dim to extend it, region to write into it, or another group"
-        )
 
 
 def _failures(reports: Sequence[IngestReport]) -> tuple[SourceFailure, ...]:

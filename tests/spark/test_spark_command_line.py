@@ -1,0 +1,56 @@
+"""The verbs that run on Spark, as a person types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xarray as xr
+
+from icefloe.cli.app import main
+from icefloe.ingest.synthetic import write_month
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]
+GRID: dict[str, Any] = {"nlat": 19, "nlon": 36, "variables": ("t2m", "tp")}
+
+
+def test_files_are_planned_ingested_appended_and_exported(
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [str(path) for path in write_month(tmp_path / "a", days=3, **GRID)]
+    place = str(tmp_path / "repo")
+
+    def run(*arguments: str, code: int = 0) -> str:
+        assert main(arguments) == code
+        told = capsys.readouterr()
+        return told.out if code == 0 else told.err
+
+    plan = run("ingest", *paths[:2], place, "--dry-run", "--chunks", "time=12")
+    assert "48 × 19 × 36" in plan and not Path(place).exists()
+    first = json.loads(run("ingest", *paths[:2], place, "--chunks", "time=12", "-m", "two days", "--json"))
+    assert first["sources"] == 2 and first["arrays"]["/t2m"]["chunks"][0] == 12
+    assert "snapshot" in run("ingest", *paths, place, "--append-dim", "time", "--skip-ingested")
+    assert "Nothing is new" in run("ingest", *paths, place, "--append-dim", "time", "--skip-ingested")
+    virtual = run("ingest", *paths, str(tmp_path / "virtual"), "--mode", "virtual")
+    assert "authorize_virtual_chunk_access" in virtual
+
+    plain = str(tmp_path / "plain")
+    told = json.loads(run("export", place, plain, "--variables", "t2m", "--region", "time=24:72", "--json"))
+    assert told["objects"] > 5
+    expected = xr.open_dataset(paths[2], engine="netcdf4").t2m.values
+    assert (xr.open_zarr(plain).t2m.values[24:] == expected).all()
+    assert "snapshot" in run("export", place, str(tmp_path / "copy"), "--to", "repository")
+
+    assert "exists; use append_dim" in run("ingest", *paths, place, code=1)
+    assert "NAME=VALUE" in run("ingest", *paths, place, "--rename", "x", code=2)
+
+
+@pytest.mark.slow
+def test_the_demo_tells_its_story(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", str(tmp_path / "demo"), "--days", "4", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["hours"] == {"now": 96, "before": 72} and told["virtual_equals_native"] is True
+    assert Path(told["picture"]).stat().st_size > 10_000
+    assert main(["demo", str(tmp_path / "demo")]) == 1
