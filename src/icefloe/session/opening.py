@@ -10,7 +10,7 @@ from typing import Any
 
 from icefloe.archive.files import Archive
 from icefloe.blocking import blocking_loop
-from icefloe.errors import AlreadyExistsError, IcefloeError, InvalidInputError, RepositoryNotFoundError
+from icefloe.errors import AlreadyExistsError, FormatError, IcefloeError, InvalidInputError, RepositoryNotFoundError
 from icefloe.formats.config_document import decode_config, encode_config
 from icefloe.formats.contract import Format
 from icefloe.formats.registry import get_format
@@ -121,16 +121,21 @@ async def create_or_open_engine(
     """Make a repository, or open the one that somebody else made in the meantime."""
     try:
         return await create_engine(storage, version, config, authorized, check_clean_root=check_clean_root)
-    except AlreadyExistsError:
-        return await open_engine(storage, config, authorized)
+    except AlreadyExistsError as taken:
+        try:
+            return await open_engine(storage, config, authorized)
+        except RepositoryNotFoundError:
+            raise taken from None  # by something that is no repository
 
 
 async def _fetch_config(storage: Storage, detected: Detected) -> RepositoryConfig | None:
-    stored = detected.config
-    if stored is None:
-        version = detected.spec_version
-        stored = await make_ledger(version, storage, Archive(storage, get_format(version))).fetch_config()
-    return None if stored.document is None else decode_config(stored.document)
+    stored, version = detected.config, detected.spec_version
+    try:
+        if stored is None:
+            stored = await make_ledger(version, storage, Archive(storage, get_format(version))).fetch_config()
+        return None if stored.document is None else decode_config(stored.document)
+    except InvalidInputError as error:
+        raise FormatError(f"the stored configuration of {storage.url} cannot be used: {error}") from error
 
 
 async def fetch_stored_config(storage: Storage) -> RepositoryConfig | None:
