@@ -34,6 +34,7 @@ from icefloe.errors import (
     VersionMismatchError,
     VirtualChunkError,
 )
+from icefloe.formats.config_yaml import config_from_yaml, config_to_yaml
 from icefloe.maintenance.collect_plan import GCSummary
 from icefloe.maintenance.expire_plan import RetentionRule
 from icefloe.model.administration import FeatureFlag, RepoAvailability, RepoStatus, Update, UpdateType
@@ -70,7 +71,7 @@ from icefloe.model.object_store_config import (
     local_filesystem_store,
     s3_store,
 )
-from icefloe.model.packing_config import ChunkPackingConfig
+from icefloe.model.packing_config import ChunkPackingConfig, PackBy
 from icefloe.model.snapshot import ManifestFileInfo, SnapshotInfo
 from icefloe.model.storage_settings import (
     StorageConcurrencySettings,
@@ -192,6 +193,7 @@ __all__ = [
     "ObjectNotFoundError",
     "ObjectStoreConfig",
     "OutcomeUnknownError",
+    "PackBy",
     "PermissionDeniedError",
     "PreloadRules",
     "ReadOnlyError",
@@ -238,6 +240,8 @@ __all__ = [
     "azure_static_credentials",
     "azure_storage",
     "azure_store",
+    "config_from_yaml",
+    "config_to_yaml",
     "containers_credentials",
     "convert",
     "disable_fast_pipeline",

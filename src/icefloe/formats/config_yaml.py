@@ -46,7 +46,22 @@ def encode_yaml(document: Mapping[str, Any]) -> str:
 
 
 def config_from_yaml(text: str | bytes) -> RepositoryConfig:
-    """A configuration from the YAML text of a person."""
+    """A configuration from the YAML text of a person; what it does not set has its default.
+
+    Examples
+    --------
+    >>> config = config_from_yaml('''
+    ...     inline_chunk_threshold_bytes: 1024
+    ...     chunk-manifests:
+    ...       sets:
+    ...         - coordinates: {max-manifest-size: 10000}
+    ...       rules:
+    ...         - path: .*/(latitude|longitude|time)
+    ...           target: coordinates
+    ... ''')
+    >>> config.inline_chunk_threshold_bytes, [entry.name for entry in config.manifest.sets]
+    (1024, ['coordinates', 'default'])
+    """
     return decode_config(decode_yaml(text))
 
 
