@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
+import numpy.typing as npt
 
 from icefloe.errors import FormatError, NotFoundError, ObjectNotFoundError
-from icefloe.ids import ObjectId
+from icefloe.ids import NodeId, ObjectId
 from icefloe.maintenance.reading import Reading
 from icefloe.maintenance.verify_report import Damage, DamageKind
+from icefloe.model.nodes import ArrayNode
+from icefloe.model.snapshot import Snapshot
 from icefloe.model.transaction_log import TransactionLog
 from icefloe.session.compare import compare_snapshots
 from icefloe.session.logs import merge_logs
@@ -39,7 +44,20 @@ async def true_log(reading: Reading, snapshot_id: ObjectId, parent_id: ObjectId)
     """What a snapshot changed against its parent, by comparing both."""
     archive = reading.archive
     old, new = await archive.fetch_snapshot(parent_id), await archive.fetch_snapshot(snapshot_id)
-    return await compare_snapshots(old, new, archive)
+    log = await compare_snapshots(old, new, archive)
+    return replace(log, updated_chunks=_in_grid(log.updated_chunks, new))
+
+
+def _in_grid(
+    chunks: Mapping[NodeId, npt.NDArray[np.uint32]], snapshot: Snapshot
+) -> dict[NodeId, npt.NDArray[np.uint32]]:
+    """Without the chunks that an array lost by becoming smaller: its document tells of them."""
+    grids = {node.id: node.grid for node in snapshot.nodes.values() if isinstance(node, ArrayNode)}
+    inside = {
+        node_id: coords[(coords < np.array(grids[node_id], dtype=np.int64)).all(axis=1)]
+        for node_id, coords in chunks.items()
+    }
+    return {node_id: coords for node_id, coords in inside.items() if len(coords)}
 
 
 def find_untold(told: TransactionLog, true: TransactionLog) -> str | None:

@@ -18,6 +18,7 @@ from icefloe.model.config import RepositoryConfig
 from icefloe.repository.administration import AdministrationDoor
 from icefloe.repository.history import HistoryDoor
 from icefloe.repository.maintenance import MaintenanceDoor
+from icefloe.repository.merging import MergingDoor
 from icefloe.repository.refs import RefsDoor
 from icefloe.session import opening
 from icefloe.session.conflicts import ConflictSolver
@@ -34,7 +35,7 @@ Place = Storage | str | Path
 Authorization = Mapping[str, Any] | None
 
 
-class Repository(RefsDoor, HistoryDoor, MaintenanceDoor, AdministrationDoor, Described):
+class Repository(RefsDoor, HistoryDoor, MaintenanceDoor, MergingDoor, AdministrationDoor, Described):
     """A versioned store of Zarr hierarchies.
 
     Examples

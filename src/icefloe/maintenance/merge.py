@@ -1,0 +1,199 @@
+"""Bringing changes of one branch to another: merge, cherry-pick, revert, fast-forward, squash."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any
+
+from icefloe.errors import ConflictError, InvalidInputError, RebaseFailedError, SnapshotNotFoundError
+from icefloe.ids import ObjectId, new_object_id
+from icefloe.maintenance.merge_plan import MergePlan
+from icefloe.maintenance.transplant import Transplant, transplant
+from icefloe.model.diff import Diff
+from icefloe.model.snapshot import Snapshot
+from icefloe.model.transaction_log import TransactionLog
+from icefloe.session.commit import HISTORY_LENGTH, CommitRequest, flush_snapshot
+from icefloe.session.conflicts import ConflictDetector, ConflictSolver
+from icefloe.session.engine import Engine
+from icefloe.session.history import diff_between, fetch_log
+from icefloe.session.logs import merge_logs
+from icefloe.session.status import diff_of_changes
+from icefloe.session.workspace import Workspace
+
+_TRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class MergeRequest:
+    """A change, from one snapshot to another, that shall come to a branch."""
+
+    branch: str
+    old: ObjectId
+    new: ObjectId
+    message: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    solver: ConflictSolver = field(default_factory=ConflictDetector)
+    may_fast_forward: bool = False
+
+
+async def plan_change(engine: Engine, request: MergeRequest) -> MergePlan:
+    """What would come to the branch now."""
+    shortcut = await _shortcut(engine, request)
+    if shortcut is not None:
+        return shortcut
+    moved = await transplant(engine, request.old, request.new, request.branch, request.solver)
+    return _plan(request, moved)
+
+
+async def apply_change(engine: Engine, request: MergeRequest) -> ObjectId:
+    """Bring a change to a branch; returns where the branch stands then. RebaseFailedError lists all conflicts."""
+    await engine.ledger.check_writable()
+    for attempt in range(_TRIES):
+        shortcut = await _shortcut(engine, request)
+        try:
+            if shortcut is not None:
+                return await _apply_shortcut(engine, shortcut)
+            moved = await transplant(engine, request.old, request.new, request.branch, request.solver)
+            return await _land(engine, request, moved)
+        except ConflictError:
+            if attempt == _TRIES - 1:
+                raise
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+async def _land(engine: Engine, request: MergeRequest, moved: Transplant) -> ObjectId:
+    if moved.conflicts:
+        raise RebaseFailedError(snapshot=moved.target.id, conflicts=list(moved.conflicts))
+    if moved.changes.is_empty():
+        return moved.target.id
+    work = Workspace(engine, moved.target, moved.changes, moved.tip)
+    snapshot = await flush_snapshot(work, CommitRequest(request.message, request.metadata))
+    await engine.ledger.advance(request.branch, moved.tip, snapshot)
+    return snapshot.id
+
+
+def _plan(request: MergeRequest, moved: Transplant) -> MergePlan:
+    diff = diff_of_changes(moved.target, moved.changes)
+    return MergePlan(
+        request.branch, moved.target.id, request.new, request.old, diff, moved.conflicts,
+        up_to_date=not moved.conflicts and moved.changes.is_empty(),
+    )  # fmt: skip
+
+
+async def _shortcut(engine: Engine, request: MergeRequest) -> MergePlan | None:
+    """A plan without a commit, where the branch may simply be moved or holds the change already."""
+    if not request.may_fast_forward:
+        return None
+    tip = (await engine.ledger.fetch_tip(request.branch)).snapshot_id
+    if tip != request.old and request.new != request.old:
+        return None
+    up_to_date = request.new == request.old
+    diff = Diff() if up_to_date else await diff_between(engine, tip, request.new)
+    return MergePlan(
+        request.branch, tip, request.new, request.old, diff, fast_forward=not up_to_date, up_to_date=up_to_date
+    )
+
+
+async def _apply_shortcut(engine: Engine, plan: MergePlan) -> ObjectId:
+    if plan.up_to_date:
+        return plan.target
+    await engine.ledger.reset_branch(plan.branch, plan.source, plan.target)
+    return plan.source
+
+
+async def find_merge_base(engine: Engine, one: ObjectId, other: ObjectId) -> ObjectId:
+    """The newest snapshot that two histories share."""
+    known = {info.id async for info in engine.ledger.ancestry(one)}
+    async for info in engine.ledger.ancestry(other):
+        if info.id in known:
+            return info.id
+    raise InvalidInputError(f"the histories of {one} and {other} have nothing in common; they cannot be merged")
+
+
+async def fetch_parent(engine: Engine, snapshot_id: ObjectId) -> ObjectId:
+    """The parent of a snapshot that has one."""
+    parent = (await engine.ledger.fetch_info(snapshot_id)).parent_id
+    if parent is None:
+        raise InvalidInputError(f"snapshot {snapshot_id} is the first one: it changed nothing that could be taken over")
+    return parent
+
+
+async def fast_forward(engine: Engine, branch: str, snapshot_id: ObjectId) -> ObjectId:
+    """Move a branch to a descendant of where it stands; ConflictError when it has commits of its own."""
+    await engine.ledger.check_writable()
+    tip = (await engine.ledger.fetch_tip(branch)).snapshot_id
+    if tip == snapshot_id:
+        return tip
+    async for info in engine.ledger.ancestry(snapshot_id):
+        if info.id == tip:
+            await engine.ledger.reset_branch(branch, snapshot_id, tip)
+            return snapshot_id
+    raise ConflictError(
+        f"branch {branch!r} is at {tip}, which is no ancestor of {snapshot_id}: merge instead, or reset the branch",
+        expected_parent=tip,
+        actual_parent=snapshot_id,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SquashPlan:
+    """Commits of a branch that become one."""
+
+    branch: str
+    tip: ObjectId
+    onto: ObjectId
+    commits: tuple[ObjectId, ...]
+    """Newest first."""
+
+    def __str__(self) -> str:
+        return f"{len(self.commits)} commits of branch {self.branch}, from {self.tip} down, become one on {self.onto}"
+
+
+async def plan_squash(engine: Engine, branch: str, onto: ObjectId) -> SquashPlan:
+    """Which commits a squash would join."""
+    tip = (await engine.ledger.fetch_tip(branch)).snapshot_id
+    commits: list[ObjectId] = []
+    async for info in engine.ledger.ancestry(tip):
+        if info.id == onto:
+            return SquashPlan(branch, tip, onto, tuple(commits))
+        commits.append(info.id)
+    raise SnapshotNotFoundError(f"snapshot {onto} is not in the history of branch {branch!r}", snapshot_id=onto)
+
+
+async def squash(engine: Engine, plan: SquashPlan, message: str, metadata: Mapping[str, Any]) -> ObjectId:
+    """Replace the commits of a plan by one; ConflictError when the branch moved since."""
+    await engine.ledger.check_writable()
+    if len(plan.commits) < 2:
+        return plan.tip
+    newest = await engine.archive.fetch_snapshot(plan.tip)
+    parent = await engine.archive.fetch_snapshot(plan.onto)
+    logs = [await fetch_log(engine, await engine.archive.fetch_snapshot(each)) for each in reversed(plan.commits)]
+    snapshot = _squashed(engine, newest, parent, message, metadata)
+    await engine.archive.flush_snapshot(snapshot)
+    if engine.capabilities.transaction_logs:
+        await engine.archive.flush_transaction_log(snapshot.id, reduce(merge_logs, logs, TransactionLog()))
+    await engine.ledger.record_detached(snapshot)
+    await engine.ledger.reset_branch(plan.branch, snapshot.id, plan.tip)
+    return snapshot.id
+
+
+def _squashed(
+    engine: Engine, newest: Snapshot, parent: Snapshot, message: str, metadata: Mapping[str, Any]
+) -> Snapshot:
+    capabilities = engine.capabilities
+    above = (replace(parent.info, manifests=()), *parent.history)[:HISTORY_LENGTH]
+    now = dt.datetime.now(dt.UTC)
+    return replace(
+        newest,
+        id=new_object_id(capabilities.object_id_bytes),
+        parent_id=parent.id,
+        written_at=max(now, newest.written_at + dt.timedelta(microseconds=1)),
+        message=message,
+        metadata=metadata,
+        history=above if capabilities.history_in_snapshot else (),
+        total_ancestors=None if parent.total_ancestors is None else parent.total_ancestors + 1,
+        started_at=now,
+    )
