@@ -31,6 +31,7 @@ VERBS: Mapping[str, Verb] = {
     "diff": Verb("icefloe.cli.diff", "What changed between two points of history.", LOOK),
     "stats": Verb("icefloe.cli.stats", "Chunks by kind, objects and bytes, per array.", LOOK),
     "manifests": Verb("icefloe.cli.manifests", "Which arrays sit in which manifest, with sizes and extents.", LOOK),
+    "sql": Verb("icefloe.cli.sql", "Query arrays and metadata with Spark SQL.", LOOK),
     "create": Verb("icefloe.cli.create", "Make a new repository.", CHANGE),
     "branch": Verb("icefloe.cli.branch", "List, create or delete branches.", CHANGE),
     "tag": Verb("icefloe.cli.tag", "List, create or delete tags.", CHANGE),
@@ -42,5 +43,10 @@ VERBS: Mapping[str, Verb] = {
     ),
     "demo": Verb(
         "icefloe.cli.demo", "Make a month of weather, ingest it on Spark, branch, travel back, draw a picture.", DATA
+    ),
+    "convert": Verb(
+        "icefloe.cli.convert",
+        "Make a repository of another generation, with all its history, elsewhere or in its place.",
+        CARE,
     ),
 }

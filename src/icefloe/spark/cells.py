@@ -14,14 +14,16 @@ from icefloe.repository import Repository
 from icefloe.spark.tasks import parallelism
 from icefloe.tables.instants import session_zone
 from icefloe.tables.layouts import LENGTH, START, RowsLayout, chunks_schema, plan_rows, rows_schema
+from icefloe.tables.metadata_tables import SCHEMAS, MetadataPart, metadata_batches, plan_parts
 from icefloe.tables.options import TableOptions, choose, parse_point
-from icefloe.tables.places import Place, place_of
+from icefloe.tables.places import Place, open_place, place_of, session_at
 from icefloe.tables.reading import read_chunks, read_rows
 from icefloe.tables.scans import Scan, ScanPlan, plan_scan
 from icefloe.tables.selection import BlockPart
 from icefloe.tables.sql_literals import sql_array, sql_name
 from icefloe.tables.sql_predicates import parse_predicate
 
+MOST_METADATA_TASKS = 64
 _TASKS_PER_CORE = 3
 _POSITION = "__position"
 _FIRST_VALUE = "__value"
@@ -133,6 +135,32 @@ class _ReadShares:
 
     def _read(self, part: BlockPart) -> Iterator[pa.RecordBatch]:
         return read_chunks(self.scan, part) if self.layout is None else read_rows(self.scan, part, self.layout)
+
+
+def metadata_frame(spark: SparkSession, options: TableOptions) -> DataFrame:
+    """A table of metadata as a DataFrame, at the point that the options name now."""
+    assert options.table is not None
+    session = options.pin()
+    parts = plan_parts(options.table, session)
+    read = _ReadMetadata(options, session.snapshot_id, tuple(parts))
+    schema = from_arrow_schema(SCHEMAS[options.table], prefer_timestamp_ntz=False)
+    return spark.range(0, len(parts), 1, min(len(parts), MOST_METADATA_TASKS)).mapInArrow(read, schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadMetadata:
+    options: TableOptions
+    snapshot_id: str
+    parts: tuple[MetadataPart, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        table, place = self.options.table, self.options.place
+        assert table is not None
+        session = session_at(place, self.snapshot_id)
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                part = self.parts[number]
+                yield from metadata_batches(table, open_place(place), session, part, self.options.from_snapshot_id)
 
 
 def _expand(rows: DataFrame, scan: Scan, layout: RowsLayout) -> DataFrame:

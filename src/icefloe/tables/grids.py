@@ -134,11 +134,9 @@ def _describe(found: _Found) -> str:
 def _arrays(session: Session, group: str) -> dict[str, _Found]:
     tree = session.workspace.tree
     start = "/" + group.strip("/")
-    if not isinstance(tree.find(start), GroupNode):
-        # A repository without a root group still has its arrays.
-        tree.node(start) if start != "/" else None
-        if start != "/":
-            raise InvalidInputError(f"{start} is an array; give its group as `group` and its name in `variables`")
+    # A repository without a root group still has its arrays.
+    if start != "/" and not isinstance(tree.node(start), GroupNode):
+        raise InvalidInputError(f"{start} is an array; give its group as `group` and its name in `variables`")
     below = start.rstrip("/") + "/"
     found = {}
     for node in tree.subtree(start):

@@ -18,9 +18,8 @@ def parse_instant(text: str, *, date_only: bool = False) -> dt.datetime | None:
     match = _STAMP.match(text.strip())
     if match is None or (date_only and match[4] is not None):
         return None
-    year, month, day, hour, minute, second = (
-        int(part) for part in (match[1], match[2], match[3] or 1, match[4] or 0, match[5] or 0, match[6] or 0)
-    )
+    given = zip(match.groups()[:6], (1, 1, 1, 0, 0, 0), strict=True)
+    year, month, day, hour, minute, second = (int(part) if part else default for part, default in given)
     micro = int((match[7] or "0").ljust(6, "0"))
     try:
         moment = dt.datetime(year, month, day, hour, minute, second, micro)  # noqa: DTZ001 - the zone follows

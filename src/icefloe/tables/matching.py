@@ -62,28 +62,29 @@ def _nulls(values: pa.Array) -> Mask:
 
 
 def _compare(values: pa.Array, operator: Operator, value: Value, zone: dt.tzinfo | None) -> Mask | None:
-    type = values.type
-    if pa.types.is_timestamp(type):
-        micro = _microseconds(value, zone)
+    kind = values.type
+    if pa.types.is_timestamp(kind):
+        micro = value_microseconds(value, zone)
         return None if micro is None else _apply(_COMPARE[operator], values.view(pa.int64()), micro)
     if isinstance(value, bool):
-        same = pa.types.is_boolean(type) and operator in ("=", "!=")
+        same = pa.types.is_boolean(kind) and operator in ("=", "!=")
         return _apply(_COMPARE[operator], values.cast(pa.int8()), int(value)) if same else None
     if isinstance(value, str):
-        return _compare_texts(values, operator, value) if pa.types.is_string(type) else None
+        return _compare_texts(values, operator, value) if pa.types.is_string(kind) else None
     if isinstance(value, Instant):
         return None
-    if pa.types.is_integer(type):
+    if pa.types.is_integer(kind):
         return _compare_integers(values, operator, value)
-    if pa.types.is_floating(type):
-        exact = _EXACT_SINGLE if type == pa.float32() else _EXACT_DOUBLE
+    if pa.types.is_floating(kind):
+        exact = _EXACT_SINGLE if kind == pa.float32() else _EXACT_DOUBLE
         if isinstance(value, int) and abs(value) > exact:
             return None
         return _apply(_COMPARE[operator], values.cast(pa.float64()), float(value), nan_is_largest=True)
     return None
 
 
-def _microseconds(value: Value, zone: dt.tzinfo | None) -> int | None:
+def value_microseconds(value: Value, zone: dt.tzinfo | None) -> int | None:
+    """A constant as an instant, as SQL would cast it; None when that is not known."""
     moment = value.moment if isinstance(value, Instant) else parse_instant(value) if isinstance(value, str) else None
     if moment is None or (moment.tzinfo is None and zone is None):
         return None

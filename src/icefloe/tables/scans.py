@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -140,7 +141,7 @@ def share_out(scan: Scan, selection: Selection, partition_bytes: int, tasks: int
     wanted = max(1, -(-total_bytes // min(partition_bytes, size)))
     parts = min(count, wanted)
     bounds = np.linspace(0, count, parts + 1).astype(np.int64).tolist() if parts else [0]
-    made = tuple(selection.blocks.part(a, b) for a, b in zip(bounds, bounds[1:]) if b > a)
+    made = tuple(selection.blocks.part(a, b) for a, b in pairwise(bounds) if b > a)
     return ScanPlan(scan, made, count, selection.total_blocks)
 
 

@@ -10,10 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from icefloe.tables.instants import parse_instant, to_microseconds
-from icefloe.tables.predicates import Comparison, Instant, Leaf, Membership, NullTest, Operator, Value
-
-Mask = npt.NDArray[np.bool_]
+from icefloe.tables.matching import Mask, value_microseconds
+from icefloe.tables.predicates import Comparison, Leaf, Membership, NullTest, Operator, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,8 @@ def match_ranges(ranges: ValueRanges, leaf: Leaf, type: pa.DataType, zone: dt.tz
         each = [_possible(ranges, "=", value, type, zone) for value in leaf.values]
         if any(found is None for found in each):
             return None
-        return ~ranges.known | (present & np.logical_or.reduce([f for f in each if f is not None]))
+        anywhere: Mask = np.logical_or.reduce([found for found in each if found is not None])
+        return ~ranges.known | (present & anywhere)
     return None
 
 
@@ -68,12 +67,8 @@ def _possible(
 
 def _number(value: Value, type: pa.DataType, zone: dt.tzinfo | None) -> float | None:
     if pa.types.is_timestamp(type):
-        moment = (
-            value.moment if isinstance(value, Instant) else parse_instant(value) if isinstance(value, str) else None
-        )
-        if moment is None or (moment.tzinfo is None and zone is None):
-            return None
-        return float(to_microseconds(moment, zone or dt.UTC))
+        micro = value_microseconds(value, zone)
+        return None if micro is None else float(micro)
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         return None
     if not (pa.types.is_integer(type) or pa.types.is_floating(type)):
