@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from icefloe.ids import NodeId, ObjectId, new_object_id
+from icefloe.manifests.boxes import intersect
 from icefloe.manifests.columns import compact_locations, take
 from icefloe.manifests.merge import merge_edits, overlay
 from icefloe.manifests.pieces import ArrayEdits, Piece
@@ -66,8 +67,11 @@ def build_piece(piece: Piece, fetch: Fetch, change: ArrayEdits | None) -> ChunkT
         table = fetch(source.manifest_id).tables.get(piece.node_id)
         # Early writers left references of other arrays behind; those of another rank cannot be this array's.
         if table is not None and table.ndim == ndim:
-            layers.append(filter_box(filter_box(table, source.extents), piece.box))
-    base = overlay(*layers) if layers else empty_table(ndim)
+            layers.append(filter_box(table, intersect(source.extents, piece.box)))
+    if len(layers) == 1:
+        base = layers[0]
+    else:
+        base = overlay(*layers) if layers else empty_table(ndim)
     if piece.rows is None or change is None or change.table is None:
         return base
     whole = isinstance(piece.rows, slice) and piece.rows == slice(None)

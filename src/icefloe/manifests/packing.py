@@ -6,16 +6,24 @@ import bisect
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from icefloe.ids import NodeId
 from icefloe.model.manifest_config import DEFAULT_SET, ManifestConfig, ManifestSet
 
 A = TypeVar("A")
 M = TypeVar("M")
+A_contra = TypeVar("A_contra", contravariant=True)
+M_co = TypeVar("M_co", covariant=True)
 
 
-def closure(modified: Iterable[A], manifests_of: Mapping[A, Iterable[M]], arrays_of: Mapping[M, Iterable[A]]) -> set[A]:
+class Dragging(Protocol[A_contra, M_co]):
+    """The manifests of arrays, asked for one array at a time."""
+
+    def get(self, key: A_contra, default: tuple[()] = (), /) -> Iterable[M_co]: ...
+
+
+def closure(modified: Iterable[A], manifests_of: Dragging[A, M], arrays_of: Mapping[M, Iterable[A]]) -> set[A]:
     """All arrays whose manifests would be rewritten if these arrays were; a new array has none and drags nobody."""
     found = set(modified)
     waiting = list(found)

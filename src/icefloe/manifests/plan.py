@@ -207,18 +207,18 @@ def _plan_small(
     """Pack the closure of the modified arrays by sets; arrays that are cut into cells take no part in it."""
     if not modified:
         return []
-    manifests_of = {
-        key: tuple(dict.fromkeys(ref.manifest_id for ref in node.manifests))
-        for key, node in nodes.items()
-        if places[key].cutting is None
-    }
     arrays_of: dict[ObjectId, list[NodeId]] = defaultdict(list)
-    for key, manifests in manifests_of.items():
-        for manifest_id in manifests:
+    for key, node in nodes.items():
+        for manifest_id in _manifests_of(node):
             arrays_of[manifest_id].append(key)
-    dragged = closure(modified, manifests_of, arrays_of)
-    consumed = {m for key in dragged for m in manifests_of[key]}
-    untouched = _count_untouched({m: keys for m, keys in arrays_of.items() if m not in consumed}, places, config, infos)
+    reached = closure(modified, _PackedManifests(nodes, places), arrays_of)
+    dragged = [key for key in reached if places[key].cutting is None]
+    consumed = {m for key in dragged for m in _manifests_of(nodes[key])}
+    untouched: Mapping[str, int] = {}
+    if any(entry.cardinality is not None for entry in config.sets):
+        kept = {m: [key for key in keys if places[key].cutting is None] for m, keys in arrays_of.items()}
+        left = {m: keys for m, keys in kept.items() if m not in consumed and keys}
+        untouched = _count_untouched(left, places, config, infos)
     packages = [
         Package(key, nodes[key].path, math.prod(nodes[key].grid), places[key].target)
         for key in sorted(dragged, key=lambda k: nodes[k].path)
@@ -230,6 +230,22 @@ def _plan_small(
         )
         for packed in pack(packages, config, untouched)
     ]
+
+
+def _manifests_of(node: ArrayNode) -> tuple[ObjectId, ...]:
+    if len(node.manifests) == 1:
+        return (node.manifests[0].manifest_id,)
+    return tuple(dict.fromkeys(ref.manifest_id for ref in node.manifests))
+
+
+class _PackedManifests:
+    """The manifests by which an array drags others along; one that is cut into cells drags nobody."""
+
+    def __init__(self, nodes: Mapping[NodeId, ArrayNode], places: Mapping[NodeId, Placement]) -> None:
+        self._nodes, self._places = nodes, places
+
+    def get(self, key: NodeId, default: tuple[ObjectId, ...] = ()) -> tuple[ObjectId, ...]:
+        return _manifests_of(self._nodes[key]) if self._places[key].cutting is None else default
 
 
 def _count_untouched(
@@ -256,6 +272,10 @@ def _count_untouched(
 
 
 def _whole_piece(node: ArrayNode, change: ArrayEdits | None, infos: Mapping[ObjectId, ManifestFileInfo]) -> Piece:
+    if change is None and len(node.manifests) == 1:
+        ref = node.manifests[0]
+        box = full_box(node)
+        return Piece(node.id, node.path, box, (Source(ref.manifest_id, ref.extents or box),))
     listed = list_items(node, change, infos)
     rows = slice(None) if change is not None and change.table is not None else None
     return Piece(node.id, node.path, full_box(node), _sources(listed.items), rows)

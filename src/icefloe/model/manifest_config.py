@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,7 +91,13 @@ class PreloadRules:
 
     def matches(self, path: str) -> bool:
         """Whether the manifests of an array are to be preloaded."""
-        return any(re.fullmatch(pattern, path) for pattern in self.paths)
+        return _matches_any(self.paths, path)
+
+
+@functools.lru_cache(1 << 16)
+def _matches_any(patterns: tuple[str, ...], path: str) -> bool:
+    """Every session asks the same of mostly the same paths."""
+    return any(re.fullmatch(pattern, path) for pattern in patterns)
 
 
 @dataclass(slots=True)

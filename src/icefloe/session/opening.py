@@ -27,6 +27,8 @@ from icefloe.storage.contract import Storage
 DEFAULT_SPEC_VERSION = SpecVersion.REPOSITORY
 _NUMBERS = {1: SpecVersion.ICECHUNK1, 2: SpecVersion.ICECHUNK2}
 _log = logging.getLogger("icefloe")
+_FEW_NODES = 200
+"""Up to here, looking at every node takes less time than handing the work to a thread."""
 _MOST_LEFTOVERS = 1000
 """Files of creators that did not finish; a place with more of them is something else."""
 
@@ -168,7 +170,11 @@ def preload(engine: Engine, base: Snapshot) -> None:
 
 
 async def _preload(engine: Engine, base: Snapshot) -> None:
-    for manifest_id in await asyncio.to_thread(manifests_to_preload, base, engine.config.manifest):
+    if len(base.nodes) <= _FEW_NODES:
+        chosen = manifests_to_preload(base, engine.config.manifest)
+    else:
+        chosen = await asyncio.to_thread(manifests_to_preload, base, engine.config.manifest)
+    for manifest_id in chosen:
         try:
             await engine.archive.fetch_manifest(manifest_id)
         except IcefloeError as error:

@@ -58,10 +58,9 @@ class Session(Described):
         tip: Tip | None = None,
         default_metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        self._workspace = Workspace(engine, base)
+        self._workspace = Workspace(engine, base, tip=tip)
         self._mode = mode
         self._branch = branch
-        self._tip = tip
         self._default_metadata = dict(default_metadata or {})
         self.keyspace = KeySpace(self._workspace)
 
@@ -388,9 +387,9 @@ class Session(Described):
         allow_empty: bool = False,
     ) -> ObjectId:
         """`commit`, awaited."""
-        branch, tip = self._commit_target(allow_empty=allow_empty)
+        branch, _ = self._commit_target(allow_empty=allow_empty)
         request = committing.CommitRequest(message, self._metadata(metadata), rebase_with, rebase_tries)
-        snapshot, _ = await committing.commit(self._workspace, branch, tip, request)
+        snapshot = await committing.commit(self._workspace, branch, request)
         return self._finish(snapshot)
 
     def amend(self, message: str, *, metadata: Mapping[str, Any] | None = None, allow_empty: bool = False) -> ObjectId:
@@ -428,17 +427,18 @@ class Session(Described):
         self._check_writable()
         assert self._branch is not None
         await self._workspace.writer.flush(self._workspace.changes)
-        self._tip = await committing.rebase(self._workspace, self._branch, solver)
+        await committing.rebase(self._workspace, self._branch, solver)
 
     def _commit_target(self, *, allow_empty: bool) -> tuple[str, Tip]:
         self._check_writable()
-        if self._branch is None or self._tip is None:
+        tip = self._workspace.tip
+        if self._branch is None or tip is None:
             raise SessionStateError("this session has no branch to commit to")
         if self._workspace.is_clean() and not allow_empty:
             raise SessionStateError(
                 "cannot commit: the session has no changes; write something, or pass allow_empty=True", no_changes=True
             )
-        return self._branch, self._tip
+        return self._branch, tip
 
     def _metadata(self, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
         return {**self._default_metadata, **(metadata or {})}
@@ -446,7 +446,7 @@ class Session(Described):
     def _finish(self, snapshot: Snapshot) -> ObjectId:
         self._workspace.writer.discard()
         self._workspace.rebase_to(snapshot, ChangeSet())
-        self._mode, self._branch, self._tip = SessionMode.READONLY, None, None
+        self._mode, self._branch = SessionMode.READONLY, None
         return snapshot.id
 
     def _check_writable(self, *, moves_only: bool = True) -> None:

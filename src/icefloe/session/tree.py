@@ -64,6 +64,9 @@ class Tree:
 
     def nodes(self) -> Iterator[Node]:
         """Every node, in order of path."""
+        if not self.changes.added and not self.changes.removed:
+            yield from self.base.nodes.values()
+            return
         for path in self.paths():
             yield self.node(path)
 
