@@ -1,0 +1,140 @@
+"""What the pages say is true: their code runs, their links lead somewhere, their tables name what there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.docs.pages import ROOT, Block, anchors, blocks, links, name_of, pages, prose
+
+import icefloe
+from icefloe.errors import IcefloeError
+from icefloe.model.config import RepositoryConfig
+from icefloe.model.config_value import ConfigValue, Nested, settings_of
+from icefloe.model.manifest_config import ManifestConfig
+
+NEVER = "no-run"
+SPARK = "spark"
+
+
+def python_blocks(page: Path, *, spark: bool) -> list[Block]:
+    found = [block for block in blocks(page) if block.language == "python" and NEVER not in block.words]
+    return found if spark else [block for block in found if SPARK not in block.words]
+
+
+def runs() -> list[Any]:
+    """A run for each page with code; a second one where some of it needs Spark."""
+    listed = []
+    for page in pages():
+        name = name_of(page)
+        plain, every = python_blocks(page, spark=False), python_blocks(page, spark=True)
+        if plain:
+            listed.append(pytest.param(page, plain, id=name))
+        if len(every) > len(plain):
+            listed.append(pytest.param(page, every, id=f"{name} with Spark", marks=pytest.mark.spark))
+    return listed
+
+
+@pytest.mark.parametrize(("page", "code"), runs())
+def test_the_code_of_a_page_runs(
+    page: Path, code: list[Block], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in code:
+        # Lines are counted as in the page, so that an error points at them.
+        source = "\n" * (block.line - 1) + block.text
+        exec(compile(source, name_of(page), "exec"), names)
+
+
+def test_every_fence_says_its_language() -> None:
+    known = {"python", "sh", "yaml", "text", "json", "mermaid", "sql"}
+    missing = [f"{name_of(p)}:{b.line}" for p in pages() for b in blocks(p) if b.language not in known]
+    # Drawings of the README carry no language.
+    assert [place for place in missing if not place.startswith("README.md")] == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in links(page):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), f"{name_of(page)} links to {target}, which is not there"
+        if anchor:
+            assert anchor in anchors(found), f"{name_of(page)} links to {target}; {found.name} has no such heading"
+
+
+def test_every_page_can_be_reached_from_the_index() -> None:
+    seen: set[Path] = set()
+    waiting = [ROOT / "docs" / "index.md"]
+    while waiting:
+        page = waiting.pop()
+        if page in seen or page.suffix != ".md":
+            continue
+        seen.add(page)
+        local = [target.partition("#")[0] for target in links(page) if not re.match(r"[a-z]+:", target)]
+        waiting += [(page.parent / target).resolve() for target in local if target]
+    assert [name_of(page) for page in pages() if page not in seen] == []
+
+
+def settings(cls: type[ConfigValue], prefix: str = "") -> dict[str, Any]:
+    """Every setting below a configuration value, by its dotted name, with its default."""
+    found: dict[str, Any] = {}
+    for name, setting in settings_of(cls).items():
+        if isinstance(setting.kind, Nested) and issubclass(setting.kind.cls, ConfigValue):
+            found |= settings(setting.kind.cls, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = setting.default
+    return found
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| ([^|]+?) \|", text, re.MULTILINE))
+    for name, default in settings(RepositoryConfig).items():
+        if name == "manifest":
+            continue
+        assert name in rows, f"configuration.md does not tell of {name}"
+        if isinstance(default, bool):
+            assert rows[name] == str(default).lower(), name
+        elif isinstance(default, int):
+            assert int(rows[name].replace(",", "").split(" ")[0]) == default, name
+
+
+def test_the_documented_default_layout_is_the_default() -> None:
+    page = ROOT / "docs" / "configuration.md"
+    (text,) = (block.text for block in blocks(page) if block.language == "yaml" and "default" in block.words)
+    assert icefloe.config_from_yaml(text).manifest == ManifestConfig()
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_yaml_on_pages_is_accepted(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "yaml" and NEVER not in block.words:
+            icefloe.config_from_yaml(block.text)
+
+
+def error_classes(root: type[Exception] = IcefloeError) -> set[str]:
+    return {root.__name__}.union(*(error_classes(child) for child in root.__subclasses__()))
+
+
+def test_every_error_is_documented() -> None:
+    text = (ROOT / "docs" / "errors.md").read_text()
+    public = {name for name in error_classes() if name in icefloe.__all__}
+    assert {name for name in public if f"`{name}`" not in text} == set()
+
+
+def test_public_names_on_pages_exist() -> None:
+    for page in pages():
+        text = page.read_text()
+        for name in set(re.findall(r"\bicefloe\.([A-Z]\w+)", text)):
+            assert hasattr(icefloe, name), f"{name_of(page)} speaks of icefloe.{name}"
+
+
+def test_pages_speak_of_no_machine() -> None:
+    for page in pages():
+        assert not re.search(r"/tmp/|/home/|/root/|/work/", prose(page)), name_of(page)
