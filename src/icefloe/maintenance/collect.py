@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from icefloe.errors import ConflictError, InvalidInputError, SnapshotNotFoundError
+from icefloe.errors import ConflictError, InvalidInputError, ReadOnlyError, SnapshotNotFoundError
 from icefloe.ids import ObjectId
 from icefloe.maintenance.collect_plan import KINDS, AgeLimits, CollectionPlan, GCSummary, plan_collection
+from icefloe.maintenance.incremental import list_candidates, next_mark
 from icefloe.maintenance.listing import Ids, Listed, empty_listing, id_texts, list_folder, microseconds
 from icefloe.maintenance.marking import FetchLimits, Known, Marked, mark
 from icefloe.maintenance.reading import Reading, fetch_all_refs, read_anew, stream_bounded
-from icefloe.maintenance.store_clock import cutoff_time
+from icefloe.maintenance.saved_mark import fetch_mark, save_mark
+from icefloe.maintenance.store_clock import cutoff_time, fetch_store_time
 from icefloe.session.engine import Engine
 from icefloe.session.running import oldest_running
 from icefloe.storage.local import LocalStorage
@@ -31,6 +33,8 @@ class CollectionRequest:
     created_after: dt.datetime | None = None
     limits: FetchLimits = field(default_factory=FetchLimits)
     ignore_running: bool = False
+    incremental: bool = False
+    """Begin where the mark of the last incremental run ends, and leave one for the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +43,32 @@ class Marking:
 
     plan: CollectionPlan
     marked: Marked
-    listings: Mapping[str, Listed]
+    listings: dict[str, Listed]
 
 
 async def collect(engine: Engine, request: CollectionRequest) -> GCSummary:
     """Delete what no branch or tag leads to and what is old enough."""
     await engine.ledger.check_writable()
     reading = read_anew(engine)
+    if reading.storage.read_only:
+        raise ReadOnlyError(f"{reading.storage.url} takes no writes; garbage cannot be collected")
     marking = await plan_collection_of(reading, request)
     await apply_plan(engine, reading, marking)
+    if request.incremental:
+        now = microseconds(await fetch_store_time(reading.storage))
+        mark = next_mark(reading.format, marking.marked, marking.plan, marking.listings, now)
+        await save_mark(reading.storage, mark)
     return marking.plan.summary()
 
 
-async def plan_collection_of(reading: Reading, request: CollectionRequest, known: Known | None = None) -> Marking:
+async def plan_collection_of(reading: Reading, request: CollectionRequest) -> Marking:
     """What would be deleted now.
 
     Objects are listed before refs are read: whatever a commit names that lands in between is seen as named.
     """
     cutoff = await cutoff_time(reading.storage, request.older_than)
     check_running(reading, cutoff, request)
-    listings = await list_all(reading)
+    known, listings = await _list(reading, request)
     before = microseconds(cutoff)
     files = listings["snapshots"]
     young = frozenset(files.take(files.modified >= before).texts())
@@ -66,6 +76,17 @@ async def plan_collection_of(reading: Reading, request: CollectionRequest, known
     not_before = None if request.created_after is None else microseconds(request.created_after)
     plan = plan_collection(listings, marked, AgeLimits(before, not_before), cutoff)
     return Marking(plan, marked, listings)
+
+
+async def _list(reading: Reading, request: CollectionRequest) -> tuple[Known, dict[str, Listed]]:
+    """What is to be judged: everything, or what a saved mark names."""
+    if request.incremental:
+        width = reading.format.capabilities.object_id_bytes
+        mark = await fetch_mark(reading.storage, reading.format.spec_version.value, width)
+        if mark is not None:
+            candidates = await list_candidates(reading, mark)
+            return candidates.known, candidates.listings
+    return Known(), await list_all(reading)
 
 
 def check_running(reading: Reading, cutoff: dt.datetime, request: CollectionRequest) -> None:

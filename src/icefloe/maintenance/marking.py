@@ -38,6 +38,8 @@ class ManifestFacts:
     id: ObjectId
     objects: npt.NDArray[np.uint8]
     """uint8[n, width], sorted."""
+    sizes: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """int64[n]: where the last reference into each object ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,25 +221,32 @@ async def fetch_manifest_facts(reading: Reading, manifest_id: ObjectId) -> Manif
 
 def manifest_facts(manifest: Manifest, width: int) -> ManifestFacts:
     """The chunk objects that a manifest names, each once."""
-    columns = []
+    columns, ends = [], []
     for table in manifest.tables.values():
         if table.object_id is not None:
             native = table.kind == ChunkKind.NATIVE
-            columns.append(table.object_id if native.all() else table.object_id[native])
+            columns.append(table.object_id[native])
+            ends.append((table.offset[native] + table.length[native]).astype(np.int64))
     if not columns:
         return ManifestFacts(manifest.id, np.empty((0, width), dtype=np.uint8))
-    return ManifestFacts(manifest.id, unique_ids(np.concatenate(columns)))
+    return ManifestFacts(manifest.id, *_distinct(np.concatenate(columns), np.concatenate(ends)))
 
 
-def unique_ids(ids: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Ids sorted, each once; equal neighbours go first, because the chunks of a pack follow each other."""
+def _distinct(
+    ids: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Ids sorted, each once, with the largest end; chunks of a pack mostly follow each other, so runs go first."""
+    if not len(ids):
+        return ids, ends
     width = ids.shape[1]
     # All ids have one width, so that texts which end in zero bytes still differ where the ids do.
     values = np.ascontiguousarray(ids).view(f"S{width}").ravel()
-    if len(values) > 1:
-        fresh = np.concatenate([[True], values[1:] != values[:-1]])
-        values = values[fresh]
-    return np.unique(values).view(np.uint8).reshape(-1, width)
+    heads = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
+    values, ends = values[heads], np.maximum.reduceat(ends, heads)
+    order = np.argsort(values, kind="stable")
+    values, ends = values[order], ends[order]
+    heads = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
+    return np.ascontiguousarray(values[heads]).view(np.uint8).reshape(-1, width), np.maximum.reduceat(ends, heads)
 
 
 class _Budget:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from icefloe.errors import FormatError, NotFoundError, ObjectNotFoundError
 from icefloe.ids import NodeId, ObjectId
+from icefloe.maintenance.compact import REWRITTEN
 from icefloe.maintenance.reading import Reading
 from icefloe.maintenance.verify_report import Damage, DamageKind
 from icefloe.model.nodes import ArrayNode
@@ -34,6 +35,8 @@ async def check_log(reading: Reading, snapshot_id: ObjectId, parent_id: ObjectId
         return _damage(DamageKind.UNREADABLE, key, str(error), snapshot_id)
     try:
         true = await true_log(reading, snapshot_id, parent_id)
+        if REWRITTEN in (await reading.archive.fetch_snapshot(snapshot_id)).metadata:
+            true = replace(true, updated_chunks={})
     except (NotFoundError, FormatError):
         return None
     missing = find_untold(told, true)

@@ -7,9 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from icefloe.blocking import run_blocking
+from icefloe.errors import InvalidInputError
 from icefloe.ids import ObjectId
 from icefloe.maintenance.collect import CollectionRequest, collect, plan_collection_of
 from icefloe.maintenance.collect_plan import CollectionPlan, GCSummary
+from icefloe.maintenance.compact import CompactSummary, compact, plan_compaction
+from icefloe.maintenance.compact_plan import ChunkOrder, CompactionPlan, CompactRequest, Layout
 from icefloe.maintenance.expire import expire, plan_expiry_of
 from icefloe.maintenance.expire_plan import ExpiryPlan, ExpiryRequest, RetentionRule
 from icefloe.maintenance.marking import FetchLimits
@@ -113,6 +116,7 @@ class MaintenanceDoor:
         dry_run: bool = False,
         created_after: dt.datetime | None = None,
         ignore_running_sessions: bool = False,
+        incremental: bool = False,
         max_compressed_manifest_mem_bytes: int = 512 << 20,
         max_concurrent_manifest_fetches: int = 32,
         **_: Any,
@@ -128,6 +132,10 @@ class MaintenanceDoor:
             Say what would be deleted, delete nothing; `plan_garbage_collection` tells more.
         created_after
             Leave objects alone that are older than this, because an earlier run judged them.
+        incremental
+            Begin with what the last incremental run learnt (a small file in the repository), so that only new commits
+            are read and nothing is listed but snapshots. What dead writers left in between stays until the next full
+            run.
         ignore_running_sessions
             Collect although a writable session of this process is older than the given time.
 
@@ -142,6 +150,7 @@ class MaintenanceDoor:
             self.garbage_collect_async(
                 delete_object_older_than, dry_run=dry_run, created_after=created_after,
                 ignore_running_sessions=ignore_running_sessions,
+                incremental=incremental,
                 max_compressed_manifest_mem_bytes=max_compressed_manifest_mem_bytes,
                 max_concurrent_manifest_fetches=max_concurrent_manifest_fetches,
             )
@@ -154,13 +163,16 @@ class MaintenanceDoor:
         dry_run: bool = False,
         created_after: dt.datetime | None = None,
         ignore_running_sessions: bool = False,
+        incremental: bool = False,
         max_compressed_manifest_mem_bytes: int = 512 << 20,
         max_concurrent_manifest_fetches: int = 32,
         **_: Any,
     ) -> GCSummary:
         """`garbage_collect`, awaited."""
         limits = FetchLimits(max(1, min(max_concurrent_manifest_fetches, 256)), max_compressed_manifest_mem_bytes)
-        request = CollectionRequest(delete_object_older_than, created_after, limits, ignore_running_sessions)
+        request = CollectionRequest(
+            delete_object_older_than, created_after, limits, ignore_running_sessions, incremental
+        )
         if dry_run:
             return (await plan_collection_of(read_anew(self._engine), request)).plan.summary()
         return await collect(self._engine, request)
@@ -198,6 +210,99 @@ class MaintenanceDoor:
         return await rewrite_manifests(
             self._engine, RewriteRequest(branch, message, merged, amends=commit_method == "amend")
         )
+
+    def compact(
+        self,
+        branch: str = "main",
+        *,
+        arrays: str = "*",
+        region: Sequence[tuple[int, int]] | None = None,
+        order: Literal["chunk", "hilbert"] = "chunk",
+        unpack: bool = False,
+        message: str | None = None,
+        **settings: Any,
+    ) -> CompactSummary:
+        """Write small chunks that are alone, or in packs with dead bytes, into packs; or chunks out of packs.
+
+        Nobody's data changes: writers beside it keep what they wrote, and do not clash with it. Every batch is
+        committed on its own, so that an interrupted run keeps what it did.
+
+        Parameters
+        ----------
+        arrays
+            Which arrays, as a pattern of paths.
+        region
+            Only chunks in this box of the chunk grid, [first, end) per dimension.
+        order
+            How chunks lie in packs: in the order of their coordinates, or along a Hilbert curve, where neighbours in
+            every dimension are near each other.
+        unpack
+            Make chunks in packs objects of their own instead.
+        settings
+            `threshold_bytes`, `target_bytes`, `dead_share`, `batch_bytes`.
+        """
+        return run_blocking(
+            self.compact_async(
+                branch, arrays=arrays, region=region, order=order, unpack=unpack, message=message, **settings
+            )
+        )
+
+    async def compact_async(
+        self,
+        branch: str = "main",
+        *,
+        arrays: str = "*",
+        region: Sequence[tuple[int, int]] | None = None,
+        order: Literal["chunk", "hilbert"] = "chunk",
+        unpack: bool = False,
+        message: str | None = None,
+        **settings: Any,
+    ) -> CompactSummary:
+        """`compact`, awaited."""
+        layout = Layout.UNPACK if unpack else Layout.PACK
+        request = _compact_request(branch, layout, arrays, region, order, message, settings)
+        return await compact(self._engine, await plan_compaction(self._engine, request))
+
+    def plan_compaction(
+        self,
+        branch: str = "main",
+        *,
+        arrays: str = "*",
+        region: Sequence[tuple[int, int]] | None = None,
+        order: Literal["chunk", "hilbert"] = "chunk",
+        unpack: bool = False,
+        materialize: bool = False,
+        **settings: Any,
+    ) -> CompactionPlan:
+        """What `compact` (or `materialize`) would write anew now; nothing is changed."""
+        layout = Layout.MATERIALIZE if materialize else Layout.UNPACK if unpack else Layout.PACK
+        request = _compact_request(branch, layout, arrays, region, order, None, settings)
+        return run_blocking(plan_compaction(self._engine, request))
+
+    def materialize(
+        self,
+        branch: str = "main",
+        *,
+        arrays: str = "*",
+        region: Sequence[tuple[int, int]] | None = None,
+        message: str | None = None,
+        **settings: Any,
+    ) -> CompactSummary:
+        """Copy virtual chunks into the repository, so that it no longer needs the files they lie in."""
+        return run_blocking(self.materialize_async(branch, arrays=arrays, region=region, message=message, **settings))
+
+    async def materialize_async(
+        self,
+        branch: str = "main",
+        *,
+        arrays: str = "*",
+        region: Sequence[tuple[int, int]] | None = None,
+        message: str | None = None,
+        **settings: Any,
+    ) -> CompactSummary:
+        """`materialize`, awaited."""
+        request = _compact_request(branch, Layout.MATERIALIZE, arrays, region, "chunk", message, settings)
+        return await compact(self._engine, await plan_compaction(self._engine, request))
 
     def verify(self, *, logs: bool = True, decode: bool = False, repair: bool = False) -> VerifyReport:
         """Check that everything branches and tags lead to is there and is what it should be.
@@ -241,3 +346,24 @@ def _expiry_request(
     if moment is not None and moment.tzinfo is None:
         moment = moment.replace(tzinfo=dt.UTC)
     return ExpiryRequest(moment, retain_last, tuple(rules), frozenset(snapshots), delete_branches, delete_tags, now)
+
+
+def _compact_request(
+    branch: str,
+    layout: Layout,
+    arrays: str,
+    region: Sequence[tuple[int, int]] | None,
+    order: str,
+    message: str | None,
+    settings: Mapping[str, Any],
+) -> CompactRequest:
+    allowed = ("threshold_bytes", "target_bytes", "dead_share", "batch_bytes")
+    unknown = settings.keys() - set(allowed)
+    if unknown:
+        raise InvalidInputError(f"unknown settings {', '.join(sorted(unknown))}; there are: {', '.join(allowed)}")
+    try:
+        chosen = ChunkOrder(order)
+    except ValueError as error:
+        raise InvalidInputError(f"order={order!r}: expected 'chunk' or 'hilbert'") from error
+    box = None if region is None else tuple((int(first), int(end)) for first, end in region)
+    return CompactRequest(branch, layout, arrays, box, chosen, message=message, **settings)
