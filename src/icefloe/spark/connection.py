@@ -14,7 +14,7 @@ from icefloe.spark.java import ensure_java
 
 LOCAL_MASTER = "local[*,4]"
 """Every core; a task that fails is tried again, as on a cluster."""
-_LOGGING = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
+_LOGGING = Path(__file__).with_name("log4j2.properties")
 _SETTINGS = {
     "spark.ui.enabled": "false",
     # Spark's own bar and ours would write over each other.
@@ -68,9 +68,10 @@ def connect(
 def _merge_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     merged = {**_SETTINGS, **given}
     options = str(merged.get("spark.driver.extraJavaOptions", ""))
-    if "log4j2.configurationFile" not in options:
+    # Inside an archive, as executors may have the package, there is no file for the JVM to read.
+    if "log4j2.configurationFile" not in options and _LOGGING.exists():
         # Set from the first line on, where the level of a running context comes too late.
-        merged["spark.driver.extraJavaOptions"] = f"{_LOGGING} {options}".strip()
+        merged["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_LOGGING.resolve().as_uri()} {options}"
     return merged
 
 

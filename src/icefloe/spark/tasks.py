@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -101,7 +102,9 @@ def _run_wave(spark: SparkSession, function: bytes, packed: list[bytes], descrip
     try:
         # A direct action: anything behind this stage could run its tasks again.
         table = frame.toArrow()
-    except PySparkException as error:
+    except (PySparkException, Py4JError) as error:
+        if _is_interrupt(error):
+            raise KeyboardInterrupt from error
         raise StorageError(f"{description} failed on Spark: {_reason(error)}") from error
     outcomes: list[Any] = [None] * len(packed)
     for task, outcome in zip(table["task"].to_pylist(), table["outcome"].to_pylist(), strict=True):
@@ -159,7 +162,15 @@ class _JobGroup:
             self._spark.removeTag(self._group)
 
 
-def _reason(error: PySparkException) -> str:
+def _is_interrupt(error: BaseException) -> bool:
+    """Whether an error only came up while pyspark cleaned up after an interrupt."""
+    context = error.__context__
+    while context is not None and not isinstance(context, KeyboardInterrupt):
+        context = context.__context__
+    return context is not None
+
+
+def _reason(error: Exception) -> str:
     """The last line that says something of a Python traceback inside a Spark error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if "Error" in line and not line.startswith(("at ", "File"))]

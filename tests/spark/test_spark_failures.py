@@ -1,0 +1,94 @@
+"""Processes that die in the middle of an ingest, on executors of their own."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xarray as xr
+
+from icefloe import Repository
+from icefloe.ingest.synthetic import write_month
+from icefloe.spark import ingest
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(400)]
+GRID: dict[str, Any] = {"nlat": 37, "nlon": 72, "variables": ("t2m",)}
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+Open = Callable[..., xr.Dataset]
+
+
+def _start(**arguments: str) -> subprocess.Popen[str]:
+    """A driver in a process group of its own, without this checkout on its Python path."""
+    script = Path(__file__).with_name("cluster_ingest.py")
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_MASTER")}
+    arguments = {"source": str(SOURCE), **arguments}
+    if not arguments.get("package"):
+        environment["PYTHONPATH"] = str(SOURCE)
+    return subprocess.Popen(
+        [sys.executable, str(script), json.dumps(arguments)], env=environment, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def _package(folder: Path) -> Path:
+    """The package as a file that Spark hands to its executors."""
+    target = folder / "icefloe.zip"
+    with zipfile.ZipFile(target, "w") as archive:
+        for path in (SOURCE / "icefloe").rglob("*"):
+            if path.suffix in (".py", ".properties"):
+                archive.write(path, path.relative_to(SOURCE))
+    return target
+
+
+def test_an_ingest_survives_the_death_of_an_executor(tmp_path: Path, opened: Open, expected: Open) -> None:
+    write_month(tmp_path / "files", days=24, **GRID)
+    driver = _start(
+        master="local-cluster[2,1,1024]", files=str(tmp_path / "files"), repo=str(tmp_path / "repo"), kill="executor",
+        package=str(_package(tmp_path)),
+    )  # fmt: skip
+    out, err = driver.communicate(timeout=380)
+    assert driver.returncode == 0, err[-3000:]
+    told = json.loads(out.splitlines()[-1])
+    assert len(told["killed"]) == 1 and told["tasks"] >= 24
+    assert "icefloe.zip" in told["package"]
+    xr.testing.assert_equal(
+        opened(tmp_path / "repo").drop_vars("orography"), expected(tmp_path / "files").drop_vars("orography")
+    )
+
+
+def test_a_driver_that_dies_leaves_the_branch_as_it_was(
+    spark: Any, tmp_path: Path, opened: Open, expected: Open
+) -> None:
+    write_month(tmp_path / "files", days=24, **GRID)
+    place = tmp_path / "repo"
+    repository = Repository.create(str(place))
+    before = repository.lookup_branch("main")
+    driver = _start(master="local[2]", files=str(tmp_path / "files"), repo=str(place))
+    try:
+        deadline = time.monotonic() + 200
+        while not any(path.is_file() for path in (place / "chunks").rglob("*")):
+            assert time.monotonic() < deadline and driver.poll() is None
+            time.sleep(0.01)
+    finally:
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.communicate()
+    assert repository.lookup_branch("main") == before
+    left = {path for path in (place / "chunks").rglob("*") if path.is_file()}
+    assert left
+    ingest(spark, tmp_path / "files", repository, chunks={"time": 24})
+    xr.testing.assert_equal(opened(place).drop_vars("orography"), expected(tmp_path / "files").drop_vars("orography"))
+    time.sleep(1.1)
+    repository.garbage_collect(dt.timedelta(seconds=0), ignore_running_sessions=True)
+    kept = {path for path in (place / "chunks").rglob("*") if path.is_file()}
+    assert not left & kept
+    xr.testing.assert_equal(opened(place).drop_vars("orography"), expected(tmp_path / "files").drop_vars("orography"))
