@@ -23,6 +23,7 @@ from icefloe.errors import (
 from icefloe.formats.config_yaml import decode_yaml, encode_yaml
 from icefloe.formats.flat.files import decode_snapshot_info
 from icefloe.ids import ObjectId
+from icefloe.ledger.config_file import save_config_file
 from icefloe.ledger.contract import Ledger, StoredConfig, Tip
 from icefloe.ledger.names import MAIN, check_name, check_new_name
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
@@ -227,13 +228,7 @@ class Icechunk1Ledger(Ledger):
 
     async def save_config(self, document: Mapping[str, Any], mark: Any) -> None:
         data = encode_yaml(document).encode()
-        try:
-            if mark is None:
-                await self.storage.create(CONFIG_KEY, data, unique=False)
-            else:
-                await self.storage.swap(CONFIG_KEY, data, mark, unique=False)
-        except (AlreadyExistsError, VersionMismatchError, ObjectNotFoundError) as error:
-            raise ConflictError("the stored configuration changed since it was read; fetch and save again") from error
+        await save_config_file(self.storage, CONFIG_KEY, data, mark)
 
 
 def _branch_key(branch: str) -> str:

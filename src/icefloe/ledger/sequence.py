@@ -24,10 +24,10 @@ from icefloe.errors import (
     RefNotFoundError,
     StorageError,
     UnsupportedError,
-    VersionMismatchError,
 )
 from icefloe.formats.config_yaml import decode_yaml
 from icefloe.ids import ObjectId
+from icefloe.ledger.config_file import save_config_file
 from icefloe.ledger.contract import Ledger, StoredConfig, Tip
 from icefloe.ledger.history_rewrite import reparent
 from icefloe.ledger.history_walk import walk_history
@@ -318,13 +318,7 @@ class SequenceLedger(Ledger):
 
     async def save_config(self, document: Mapping[str, Any], mark: Any) -> None:
         data = json.dumps({GENERATION_KEY: GENERATION, **document}, indent=2).encode()
-        try:
-            if mark is None:
-                await self.storage.create(CONFIG_KEY, data, unique=False)
-            else:
-                await self.storage.swap(CONFIG_KEY, data, mark, unique=False)
-        except (AlreadyExistsError, VersionMismatchError, ObjectNotFoundError) as error:
-            raise ConflictError("the stored configuration changed since it was read; fetch it, then save") from error
+        await save_config_file(self.storage, CONFIG_KEY, data, mark)
 
 
 def stored_config(found: Versioned) -> StoredConfig:

@@ -21,7 +21,6 @@ from icefloe.errors import (
     RefNotFoundError,
     StorageError,
     UnsupportedError,
-    VersionMismatchError,
 )
 from icefloe.formats.store.reference_file import (
     EXTENSION,
@@ -33,6 +32,7 @@ from icefloe.formats.store.reference_file import (
 )
 from icefloe.formats.strict_json import dump_json, load_object
 from icefloe.ids import ObjectId, new_object_id
+from icefloe.ledger.config_file import save_config_file
 from icefloe.ledger.contract import Ledger, StoredConfig, Tip
 from icefloe.ledger.history_rewrite import reparent
 from icefloe.ledger.history_walk import walk_history
@@ -229,13 +229,7 @@ class StoreLedger(Ledger):
 
     async def save_config(self, document: Mapping[str, Any], mark: Any) -> None:
         data = dump_json(dict(document))
-        try:
-            if mark is None:
-                await self.storage.create(CONFIG_KEY, data, unique=False)
-            else:
-                await self.storage.swap(CONFIG_KEY, data, mark, unique=False)
-        except (AlreadyExistsError, VersionMismatchError, ObjectNotFoundError) as error:
-            raise ConflictError("the stored configuration changed since it was read; fetch it, then save") from error
+        await save_config_file(self.storage, CONFIG_KEY, data, mark)
 
 
 def _tag_key(tag: str) -> str:
