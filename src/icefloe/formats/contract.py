@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 from icefloe.ids import ObjectId, encode_base32, new_object_id
 from icefloe.model.capabilities import Capabilities, SpecVersion
@@ -26,6 +28,16 @@ class Format(ABC):
     metadata_extension = ""
     logs_initial_snapshot = False
     """Whether the first snapshot, too, has a transaction log."""
+    compression_level: int | None = None
+    """Of the files it writes, where their compression has levels; None is the generation's own choice."""
+
+    def compressed_at(self, level: int | None) -> Self:
+        """The same generation, writing its files with another compression level."""
+        if level == self.compression_level:
+            return self
+        twin = copy.copy(self)
+        twin.compression_level = level
+        return twin
 
     def snapshot_key(self, snapshot_id: ObjectId) -> str:
         return f"{self.snapshots_folder}{snapshot_id}{self.metadata_extension}"

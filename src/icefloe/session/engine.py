@@ -16,6 +16,7 @@ from icefloe.ledger.registry import make_ledger
 from icefloe.model.capabilities import Capabilities, SpecVersion
 from icefloe.model.config import CachingConfig, RepositoryConfig
 from icefloe.storage.contract import Storage
+from icefloe.storage.settings import configured_storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,9 @@ def build_engine(
     storage: Storage, spec_version: SpecVersion, config: RepositoryConfig, authorized: Mapping[str, Any]
 ) -> Engine:
     """The parts of a repository of a known generation; touches no storage."""
-    generation = get_format(spec_version)
+    storage = configured_storage(storage, config.storage)
+    level = None if config.compression is None else config.compression.level
+    generation = get_format(spec_version).compressed_at(level)
     caching = config.caching or CachingConfig()
     limits = CacheLimits(
         snapshots=caching.snapshots_limit_bytes,

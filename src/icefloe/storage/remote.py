@@ -87,6 +87,11 @@ class ObstoreStorage(SourceStorage):
     def read_only(self) -> bool:
         return self._read_only
 
+    @property
+    def retries(self) -> RetryPolicy:
+        """How failed requests are tried again."""
+        return self._client.retries
+
     def _path(self, key: str) -> str:
         path = self._prefix + check_key(key)
         return encode_key(path) if self._encodes else path
@@ -389,6 +394,10 @@ class ObstoreStorage(SourceStorage):
     def without_writes(self) -> ObstoreStorage:
         """The same storage, refusing writes."""
         return self._twin(self._prefix, read_only=True)
+
+    def with_retries(self, retries: RetryPolicy) -> ObstoreStorage:
+        """The same storage, which tries failed requests again as another policy says."""
+        return _rebuild(self._place, self._prefix, retries, self._read_only, self._foreign)
 
     def child(self, prefix: str) -> ObstoreStorage:
         return self._twin(join_prefix(self._prefix, prefix), read_only=self._read_only)

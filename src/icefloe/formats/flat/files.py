@@ -28,9 +28,9 @@ def open_body(data: bytes, file_type: FileType) -> tuple[int, Body]:
     return header.spec_version, Body(body, file_type.name.lower().replace("_", " "))
 
 
-def seal_body(body: bytes, file_type: FileType, spec: int) -> bytes:
+def seal_body(body: bytes, file_type: FileType, spec: int, level: int | None = None) -> bytes:
     """A whole file."""
-    return encode_file(file_type, spec, body, level=1 if len(body) > _FAST_LEVEL_BYTES else 3)
+    return encode_file(file_type, spec, body, level=level or (1 if len(body) > _FAST_LEVEL_BYTES else 3))
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
@@ -45,9 +45,9 @@ def decode_snapshot_info(data: bytes) -> SnapshotInfo:
     return decode_snapshot_info_body(body, spec)
 
 
-def encode_snapshot(snapshot: Snapshot, spec: int) -> bytes:
+def encode_snapshot(snapshot: Snapshot, spec: int, level: int | None = None) -> bytes:
     """A snapshot file."""
-    return seal_body(encode_snapshot_body(snapshot, spec), FileType.SNAPSHOT, spec)
+    return seal_body(encode_snapshot_body(snapshot, spec), FileType.SNAPSHOT, spec, level)
 
 
 def decode_manifest(data: bytes) -> Manifest:
@@ -55,9 +55,9 @@ def decode_manifest(data: bytes) -> Manifest:
     return decode_manifest_body(open_body(data, FileType.MANIFEST)[1])
 
 
-def encode_manifest(manifest: Manifest, spec: int) -> bytes:
+def encode_manifest(manifest: Manifest, spec: int, level: int | None = None) -> bytes:
     """A manifest file."""
-    return seal_body(encode_manifest_body(manifest, spec), FileType.MANIFEST, spec)
+    return seal_body(encode_manifest_body(manifest, spec), FileType.MANIFEST, spec, level)
 
 
 def decode_transaction_log(data: bytes) -> TransactionLog:
@@ -65,10 +65,10 @@ def decode_transaction_log(data: bytes) -> TransactionLog:
     return decode_transaction_log_body(open_body(data, FileType.TRANSACTION_LOG)[1])
 
 
-def encode_transaction_log(snapshot_id: ObjectId, log: TransactionLog, spec: int) -> bytes:
+def encode_transaction_log(snapshot_id: ObjectId, log: TransactionLog, spec: int, level: int | None = None) -> bytes:
     """A transaction log file."""
     body = encode_transaction_log_body(snapshot_id, log, with_moves=spec >= 2)
-    return seal_body(body, FileType.TRANSACTION_LOG, spec)
+    return seal_body(body, FileType.TRANSACTION_LOG, spec, level)
 
 
 def object_metadata(file_type: str, spec: int) -> Mapping[str, str]:

@@ -34,19 +34,19 @@ class Icechunk1Format(Format):
         return make_initial_snapshot(now, ROOT_MARK_1)
 
     def encode_snapshot(self, snapshot: Snapshot) -> bytes:
-        return files.encode_snapshot(snapshot, SPEC)
+        return files.encode_snapshot(snapshot, SPEC, self.compression_level)
 
     def decode_snapshot(self, data: bytes) -> Snapshot:
         return files.decode_snapshot(data)
 
     def encode_manifest(self, manifest: Manifest) -> bytes:
-        return files.encode_manifest(manifest, SPEC)
+        return files.encode_manifest(manifest, SPEC, self.compression_level)
 
     def decode_manifest(self, data: bytes) -> Manifest:
         return files.decode_manifest(data)
 
     def encode_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> bytes:
-        return files.encode_transaction_log(snapshot_id, log, SPEC)
+        return files.encode_transaction_log(snapshot_id, log, SPEC, self.compression_level)
 
     def decode_transaction_log(self, data: bytes) -> TransactionLog:
         return files.decode_transaction_log(data)

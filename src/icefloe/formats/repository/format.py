@@ -50,28 +50,28 @@ class RepositoryFormat(Format):
         }
 
     def encode_snapshot(self, snapshot: Snapshot) -> bytes:
-        return _encode(FileType.SNAPSHOT, encode_snapshot_body(snapshot))
+        return self._encode(FileType.SNAPSHOT, encode_snapshot_body(snapshot))
 
     def decode_snapshot(self, data: bytes) -> Snapshot:
         body = _decode(FileType.SNAPSHOT, data)
         return decode_flat_snapshot(body) if is_flat(body) else decode_snapshot_body(body)
 
     def encode_manifest(self, manifest: Manifest) -> bytes:
-        return _encode(FileType.MANIFEST, encode_manifest_body(manifest))
+        return self._encode(FileType.MANIFEST, encode_manifest_body(manifest))
 
     def decode_manifest(self, data: bytes) -> Manifest:
         body = _decode(FileType.MANIFEST, data)
         return decode_flat_manifest(body) if is_flat(body) else decode_manifest_body(body)
 
     def encode_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> bytes:
-        return _encode(FileType.TRANSACTION_LOG, encode_log_body(log))
+        return self._encode(FileType.TRANSACTION_LOG, encode_log_body(log))
 
     def decode_transaction_log(self, data: bytes) -> TransactionLog:
         body = _decode(FileType.TRANSACTION_LOG, data)
         return decode_flat_log(body) if is_flat(body) else decode_log_body(body)
 
     def encode_attributes(self, attributes: Sequence[bytes]) -> bytes:
-        return _encode(FileType.ATTRIBUTES, msgspec.msgpack.encode(list(attributes)))
+        return self._encode(FileType.ATTRIBUTES, msgspec.msgpack.encode(list(attributes)))
 
     def decode_attributes(self, data: bytes) -> Sequence[bytes]:
         body = _decode(FileType.ATTRIBUTES, data)
@@ -80,13 +80,12 @@ class RepositoryFormat(Format):
         except MALFORMED:
             return [row.encode() for row in decode_or_refuse(_TEXT_ROWS, body, "attributes")]
 
-
-def _encode(file_type: FileType, body: bytes | memoryview) -> bytes:
-    compressed = compress(body, _LEVEL)
-    if is_believable(len(body), len(compressed), _LIMITS[file_type]):
-        return encode_header(file_type, SPEC_VERSION) + compressed
-    # So repetitive that a reader would take it for a bomb.
-    return encode_header(file_type, SPEC_VERSION, Compression.NONE) + bytes(body)
+    def _encode(self, file_type: FileType, body: bytes | memoryview) -> bytes:
+        compressed = compress(body, self.compression_level or _LEVEL)
+        if is_believable(len(body), len(compressed), _LIMITS[file_type]):
+            return encode_header(file_type, SPEC_VERSION) + compressed
+        # So repetitive that a reader would take it for a bomb.
+        return encode_header(file_type, SPEC_VERSION, Compression.NONE) + bytes(body)
 
 
 def _decode(file_type: FileType, data: bytes) -> bytes:
