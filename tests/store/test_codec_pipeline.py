@@ -114,8 +114,9 @@ def test_it_writes_the_same_bytes_and_reads_the_same_values_as_zarrs_own(
             else:
                 where, _ = data.draw(orthogonal_indices(shape=values.shape))
                 same(plain.oindex[where], fast.oindex[where])
-                plain.oindex[where] = plain.oindex[where]
-                fast.oindex[where] = fast.oindex[where]
+                if "shards" not in options:  # zarr 3.1 itself cannot write such selections into shards
+                    plain.oindex[where] = np.flip(plain.oindex[where])
+                    fast.oindex[where] = np.flip(fast.oindex[where])
             same(plain[...], fast[...])
         assert stored(plain_store) == stored(session.store)
         if session.has_uncommitted_changes:
