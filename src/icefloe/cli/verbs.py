@@ -49,4 +49,18 @@ VERBS: Mapping[str, Verb] = {
         "Make a repository of another generation, with all its history, elsewhere or in its place.",
         CARE,
     ),
+    "merge": Verb("icefloe.cli.merge", "Merge a branch into another; pick, revert or squash commits.", CHANGE),
+    "expire": Verb("icefloe.cli.expire", "Take old snapshots out of history; `gc` then frees their files.", CARE),
+    "gc": Verb("icefloe.cli.gc", "Delete what no branch or tag leads to and what is old enough.", CARE),
+    "compact": Verb(
+        "icefloe.cli.compact", "Pack small chunks together, drop dead bytes, or undo that; data stay as they are.", CARE
+    ),
+    "rewrite-manifests": Verb(
+        "icefloe.cli.rewrite", "Pack the manifests of a branch anew, after the configuration.", CARE
+    ),
+    "verify": Verb(
+        "icefloe.cli.verify",
+        "Check that all a repository holds is there and is whole; exits with 1 when it is not.",
+        CARE,
+    ),
 }

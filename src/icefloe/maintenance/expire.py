@@ -7,7 +7,7 @@ from functools import reduce
 from icefloe.errors import ObjectNotFoundError
 from icefloe.ids import ObjectId
 from icefloe.maintenance.expire_plan import ExpiryPlan, ExpiryRequest, plan_expiry
-from icefloe.maintenance.history import History, fetch_history
+from icefloe.maintenance.history import fetch_history
 from icefloe.maintenance.reading import Reading, read_anew
 from icefloe.model.transaction_log import TransactionLog
 from icefloe.session.compare import compare_snapshots
@@ -23,30 +23,28 @@ async def plan_expiry_of(engine: Engine, request: ExpiryRequest) -> ExpiryPlan:
 
 async def expire(engine: Engine, request: ExpiryRequest) -> ExpiryPlan:
     """Take old snapshots out of history; their files stay until garbage is collected."""
+    return await apply_expiry(engine, await plan_expiry_of(engine, request))
+
+
+async def apply_expiry(engine: Engine, plan: ExpiryPlan) -> ExpiryPlan:
+    """Carry a plan out."""
     await engine.ledger.check_writable()
-    reading = read_anew(engine)
-    history = await fetch_history(reading)
-    plan = plan_expiry(history, request, tags_can_go=engine.capabilities.deletable_tags)
     if plan.change.is_empty():
         return plan
     if engine.capabilities.transaction_logs and not engine.ledger.keeps_pruned_logs:
         # Before the parents change: a log that tells of too much is a needless conflict, one of too little a lost one.
-        for child in plan.change.parents:
-            await _extend_log(engine, reading, history, child, plan.change.parents[child])
+        reading = read_anew(engine)
+        for child, skipped in plan.skipped.items():
+            await _extend_log(engine, reading, child, skipped, plan.change.parents[child])
     await engine.ledger.change_history(plan.change)
     return plan
 
 
-async def _extend_log(engine: Engine, reading: Reading, history: History, child: ObjectId, parent: ObjectId) -> None:
+async def _extend_log(
+    engine: Engine, reading: Reading, child: ObjectId, skipped: tuple[ObjectId, ...], parent: ObjectId
+) -> None:
     """Make the log of a snapshot tell of everything since its new parent."""
-    since: list[ObjectId] = []
-    current: ObjectId | None = history.snapshots[child].parent_id
-    while current is not None and current != parent:
-        since.append(current)
-        current = history.snapshots[current].parent_id
-    if not since:
-        return
-    log = await _log_since(reading, [*reversed(since), child], parent)
+    log = await _log_since(reading, [*reversed(skipped), child], parent)
     await engine.archive.flush_transaction_log(child, log)
     engine.archive.forget_transaction_log(child)
 

@@ -86,6 +86,8 @@ class ExpiryPlan:
     expired: tuple[SnapshotInfo, ...]
     """Newest first."""
     kept: int
+    skipped: Mapping[ObjectId, tuple[ObjectId, ...]] = field(default_factory=dict)
+    """For kept snapshots with a new parent: the ancestors in between, newest first."""
 
     def __str__(self) -> str:
         lines = [f"{format_count(len(self.expired), 'snapshot')} to expire, {self.kept:,} stay"]
@@ -170,19 +172,24 @@ def _finish(
     history: History, expired: frozenset[ObjectId], branches: Mapping[str, ObjectId], tags: Mapping[str, ObjectId]
 ) -> ExpiryPlan:
     parents = {child: parent for child, parent in history.misquoted.items() if child not in expired}
+    skipped: dict[ObjectId, tuple[ObjectId, ...]] = {}
     for info in history.snapshots.values():
         if info.id not in expired and info.parent_id in expired:
-            parents[info.id] = _nearest_kept(history, info.parent_id, expired)
+            skipped[info.id] = _skipped(history, info.parent_id, expired)
+            nearest = history.snapshots[skipped[info.id][-1]].parent_id
+            assert nearest is not None  # roots never expire
+            parents[info.id] = nearest
     everything = {**history.detached, **history.snapshots}
     listed = sorted((everything[key] for key in expired), key=lambda info: info.written_at, reverse=True)
     change = HistoryChange(expired, parents, dict(branches), dict(tags))
-    return ExpiryPlan(change, tuple(listed), len(everything) - len(expired))
+    return ExpiryPlan(change, tuple(listed), len(everything) - len(expired), skipped)
 
 
-def _nearest_kept(history: History, start: ObjectId, expired: frozenset[ObjectId]) -> ObjectId:
-    current = start
-    while current in expired:
-        parent = history.snapshots[current].parent_id
-        assert parent is not None  # roots never expire
-        current = parent
-    return current
+def _skipped(history: History, start: ObjectId, expired: frozenset[ObjectId]) -> tuple[ObjectId, ...]:
+    """Expired snapshots from one down to the nearest kept ancestor, which is not among them."""
+    found: list[ObjectId] = []
+    current: ObjectId | None = start
+    while current is not None and current in expired:
+        found.append(current)
+        current = history.snapshots[current].parent_id
+    return tuple(found)

@@ -13,7 +13,7 @@ from icefloe.maintenance.collect import CollectionRequest, collect, plan_collect
 from icefloe.maintenance.collect_plan import CollectionPlan, GCSummary
 from icefloe.maintenance.compact import CompactSummary, compact, plan_compaction
 from icefloe.maintenance.compact_plan import ChunkOrder, CompactionPlan, CompactRequest, Layout
-from icefloe.maintenance.expire import expire, plan_expiry_of
+from icefloe.maintenance.expire import apply_expiry, expire, plan_expiry_of
 from icefloe.maintenance.expire_plan import ExpiryPlan, ExpiryRequest, RetentionRule
 from icefloe.maintenance.marking import FetchLimits
 from icefloe.maintenance.reading import read_anew
@@ -108,6 +108,10 @@ class MaintenanceDoor:
             older_than, retain_last, rules, snapshots, delete_expired_branches, delete_expired_tags
         )
         return run_blocking(plan_expiry_of(self._engine, request))
+
+    def apply_expiry(self, plan: ExpiryPlan) -> set[ObjectId]:
+        """Carry out what `plan_expiry` planned; what refs point at by now stays."""
+        return set(run_blocking(apply_expiry(self._engine, plan)).change.expired)
 
     def garbage_collect(
         self,

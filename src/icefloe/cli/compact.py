@@ -1,0 +1,64 @@
+"""`icefloe compact`: write chunks into packs, out of them, or out of foreign files."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from icefloe.blocking import run_blocking
+from icefloe.cli.arguments import Json, Place, StorageOptions
+from icefloe.cli.care import DryRun
+from icefloe.cli.opening import open_repository
+from icefloe.cli.output import print_json, stdout
+from icefloe.maintenance.compact import compact as carry_out
+
+
+def register(app: typer.Typer) -> None:
+    app.command("compact")(compact)
+
+
+def compact(
+    place: Place,
+    branch: Annotated[str, typer.Option("--branch", "-b", metavar="NAME", help="The branch to work on.")] = "main",
+    arrays: Annotated[str, typer.Option("--arrays", metavar="PATTERN", help="Paths of arrays; * is anything.")] = "*",
+    region: Annotated[
+        str | None, typer.Option("--region", metavar="0:4,2:8", help="Chunks in this box of the chunk grid.")
+    ] = None,
+    hilbert: Annotated[bool, typer.Option("--hilbert", help="Lay chunks out along a Hilbert curve.")] = False,
+    unpack: Annotated[bool, typer.Option("--unpack", help="Make packed chunks objects of their own.")] = False,
+    materialize: Annotated[bool, typer.Option("--materialize", help="Copy virtual chunks in instead.")] = False,
+    dry_run: DryRun = False,
+    options: StorageOptions = None,
+    json: Json = False,
+) -> None:
+    """Pack small chunks together, drop dead bytes, or undo that; data stay as they are."""
+    repository = open_repository(place, options)
+    plan = repository.plan_compaction(
+        branch,
+        arrays=arrays,
+        region=None if region is None else _parse_region(region),
+        order="hilbert" if hilbert else "chunk",
+        unpack=unpack,
+        materialize=materialize,
+    )
+    if dry_run:
+        if json:
+            print_json({"dry_run": True, "chunks": plan.chunks, "bytes": plan.size_bytes})
+        else:
+            stdout().print(str(plan), markup=False)
+        return
+    summary = run_blocking(carry_out(repository.engine, plan))
+    if json:
+        print_json({"dry_run": False, **dataclasses.asdict(summary)})
+    else:
+        stdout().print(f"Wrote {summary}", markup=False)
+
+
+def _parse_region(text: str) -> list[tuple[int, int]]:
+    try:
+        pairs = [each.split(":") for each in text.split(",")]
+        return [(int(first), int(end)) for first, end in pairs]
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not FIRST:END per dimension", param_hint="--region") from error

@@ -1,0 +1,46 @@
+"""`icefloe rewrite-manifests`: pack the manifests of a branch anew."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from icefloe.blocking import run_blocking
+from icefloe.cli.arguments import Json, Place, StorageOptions
+from icefloe.cli.care import DryRun
+from icefloe.cli.opening import open_repository
+from icefloe.cli.output import print_json, stdout
+from icefloe.maintenance.rewrite import plan_rewrite
+
+
+def register(app: typer.Typer) -> None:
+    app.command("rewrite-manifests")(rewrite_manifests)
+
+
+def rewrite_manifests(
+    place: Place,
+    branch: Annotated[str, typer.Option("--branch", "-b", metavar="NAME", help="The branch to work on.")] = "main",
+    message: Annotated[
+        str, typer.Option("--message", "-m", metavar="TEXT", help="Of the commit.")
+    ] = "Rewrite manifests",
+    amend: Annotated[bool, typer.Option("--amend", help="Replace the newest commit instead of adding one.")] = False,
+    dry_run: DryRun = False,
+    options: StorageOptions = None,
+    json: Json = False,
+) -> None:
+    """Pack the manifests of a branch anew, after the configuration."""
+    repository = open_repository(place, options)
+    if dry_run:
+        plan = run_blocking(plan_rewrite(repository.engine, branch))
+        if json:
+            print_json({"dry_run": True, "to_write": len(plan.outputs), "to_read": len(plan.fetch)})
+        else:
+            stdout().print(str(plan), markup=False)
+        return
+    method = "amend" if amend else "new_commit"
+    snapshot_id = repository.rewrite_manifests(message, branch=branch, commit_method=method)  # type: ignore[arg-type]
+    if json:
+        print_json({"dry_run": False, "snapshot_id": snapshot_id})
+    else:
+        stdout().print(f"Branch {branch} at {snapshot_id}", markup=False)

@@ -1,0 +1,128 @@
+"""Maintenance that dies at any storage operation leaves a whole repository, and a second run finishes the work."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from tests.engine.forked import run_child
+from tests.maintenance.histories import GENERATIONS, LARGE, Past, count, now
+
+import icefloe
+from icefloe.storage.build import local_filesystem_storage
+from icefloe.storage.faulty import KILLED, Fault, FaultKind, FaultPlan, FaultyStorage
+from icefloe.storage.wrapped import WRITES
+
+LOOSE = icefloe.RepositoryConfig(chunk_packing=icefloe.ChunkPackingConfig(enabled=False))
+
+
+def _expire(repo: icefloe.Repository) -> None:
+    repo.expire_snapshots(retain_last=2, delete_expired_branches=False)
+
+
+def _collect(repo: icefloe.Repository) -> None:
+    repo.garbage_collect(now())
+
+
+def _compact(repo: icefloe.Repository) -> None:
+    repo.compact(batch_bytes=3000)
+
+
+def _merge(repo: icefloe.Repository) -> None:
+    repo.merge("dev", "main", fast_forward=False)
+
+
+VERBS: dict[str, Callable[[icefloe.Repository], None]] = {
+    "expire": _expire,
+    "collect": _collect,
+    "compact": _compact,
+    "merge": _merge,
+}
+BOTH = [
+    pytest.param(version, verb, marks=[] if version == "repository" else [pytest.mark.slow])
+    for version in GENERATIONS
+    for verb in VERBS
+]
+
+
+def make(path: Path, version: str, verb: str) -> Past:
+    """A repository on which the verb has something to do."""
+    past = Past(icefloe.Repository.create(local_filesystem_storage(path), LOOSE, spec_version=version))
+    for number in range(4):
+        past.commit(seed=number, size=500, name="ab"[number % 2])
+    past.repo.create_branch("dev", past.repo.lookup_branch("main"))
+    past.commit("dev", seed=10, size=500, name="d")
+    past.commit("main", seed=11, size=LARGE, name="e")
+    if verb == "collect":
+        past.repo.expire_snapshots(retain_last=1)
+        session = past.repo.writable_session("main")
+        zarr.open_array(session.store, path="e", mode="r+")[:] = 3
+        session.commit("replaced")
+        past.values[past.repo.lookup_branch("main")] = {
+            **list(past.values.values())[-1], "e": np.full(3 * LARGE, 3)
+        }  # fmt: skip
+        past.repo.expire_snapshots(retain_last=1)
+    return past
+
+
+def _act(path: Path, verb: str, fault: Fault) -> None:
+    plan = FaultPlan((fault,), enabled=False)
+    repo = icefloe.Repository.open(FaultyStorage(local_filesystem_storage(path), plan))
+    plan.enabled = True
+    VERBS[verb](repo)
+    os._exit(0)
+
+
+def _state(repo: icefloe.Repository) -> tuple[object, ...]:
+    return (len(list(repo.ancestry(branch="main"))), len(list(repo.ancestry(branch="dev"))))
+
+
+@pytest.mark.parametrize(("version", "verb"), BOTH)
+def test_a_death_at_every_operation_is_survived(version: str, verb: str, tmp_path: Path) -> None:
+    template = tmp_path / "template"
+    past = make(template, version, verb)
+    finished = tmp_path / "finished"
+    shutil.copytree(template, finished)
+    VERBS[verb](icefloe.Repository.open(finished))
+    done = icefloe.Repository.open(finished)
+    deaths = 0
+    for number in itertools.count(1):
+        codes = []
+        for kind in (FaultKind.KILL_BEFORE, FaultKind.KILL_AFTER):
+            copy = tmp_path / f"{kind.name}-{number}"
+            shutil.copytree(template, copy)
+            # Deaths at reads change nothing that the next death at a write does not.
+            codes.append(run_child(_act, copy, verb, Fault(kind, at=number, methods=WRITES)))
+            assert codes[-1] in (0, KILLED)
+            if codes[-1] == KILLED:
+                deaths += 1
+                _check(past, copy, verb, done, f"write {number}: {kind.value}")
+            shutil.rmtree(copy)
+        if codes[0] == 0:
+            break
+    assert deaths >= 2
+
+
+def _check(past: Past, path: Path, verb: str, done: icefloe.Repository, what: str) -> None:
+    repo = icefloe.Repository.open(path)
+    report = repo.verify()
+    assert report.is_clean, f"{what}: {report}"
+    past.check(repo)
+    VERBS[verb](icefloe.Repository.open(path))
+    again = icefloe.Repository.open(path)
+    assert again.verify().is_clean, what
+    past.check(again)
+    if verb in ("expire", "merge"):
+        messages = [info.message for info in again.ancestry(branch="main")]
+        assert messages == [info.message for info in done.ancestry(branch="main")], what
+    if verb == "collect":
+        assert count(again) == count(done), what
+        assert again.garbage_collect(now()) == icefloe.GCSummary(), what
+    if verb == "compact":
+        assert again.plan_compaction().chunks == done.plan_compaction().chunks, what
