@@ -68,7 +68,7 @@ class IcefloeScan:
 def _options(args: tuple[AnalyzeArgument, ...], kwargs: dict[str, AnalyzeArgument]) -> TableOptions:
     if len(args) > len(_POSITIONAL):
         raise InvalidInputError(
-            f"icefloe_scan takes {', '.join(_POSITIONAL)} by position, further options by name: {', '.join(READ_OPTIONS)}"
+            f"icefloe_scan takes {', '.join(_POSITIONAL)} by position, others by name: {', '.join(READ_OPTIONS)}"
         )
     given = dict(zip(_POSITIONAL, args)) | kwargs
     values: dict[str, Any] = {}

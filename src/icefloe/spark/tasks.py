@@ -34,7 +34,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _SCHEMA = "task long, outcome binary"
-_FINAL = (
+FINAL_ERRORS = (
     InvalidInputError, FormatError, NotFoundError, ConflictError, ReadOnlyError, SessionStateError, VirtualChunkError,
 )  # fmt: skip
 """Errors that the next attempt of a task would meet again: they travel back as they are instead of being retried."""
@@ -105,7 +105,7 @@ def _run_wave(spark: SparkSession, function: bytes, packed: list[bytes], descrip
     except (PySparkException, Py4JError) as error:
         if _is_interrupt(error):
             raise KeyboardInterrupt from error
-        raise StorageError(f"{description} failed on Spark: {_reason(error)}") from error
+        raise StorageError(f"{description} failed on Spark: {reason_of(error)}") from error
     outcomes: list[Any] = [None] * len(packed)
     for task, outcome in zip(table["task"].to_pylist(), table["outcome"].to_pylist(), strict=True):
         outcomes[task] = pickle.loads(outcome)
@@ -120,7 +120,7 @@ def _worker(function: bytes, payloads: list[bytes]) -> Callable[[Iterator[pa.Rec
             for task in batch.column(0).to_pylist():
                 try:
                     outcome = run(pickle.loads(payloads[task]))
-                except _FINAL as error:
+                except FINAL_ERRORS as error:
                     outcome = TaskFailure(error)
                 yield pa.RecordBatch.from_pydict({"task": [task], "outcome": [cloudpickle.dumps(outcome)]})
         # The worker's daemon collects garbage after every task; what is alive now stays alive anyway.
@@ -170,7 +170,7 @@ def _is_interrupt(error: BaseException) -> bool:
     return context is not None
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """The last line that says something of a Python traceback inside a Spark error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if "Error" in line and not line.startswith(("at ", "File"))]

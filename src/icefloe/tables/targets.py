@@ -1,0 +1,348 @@
+"""Where rows go: the grid they are written to, made or extended as they need it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import zarr
+
+from icefloe.errors import AlreadyExistsError, InvalidInputError
+from icefloe.model.nodes import ArrayNode
+from icefloe.session.session import Session
+from icefloe.tables.columns import TIMESTAMP, ColumnCoding
+from icefloe.tables.encoding import ArrayKind, encode_column, kind_of_column
+from icefloe.tables.grids import Grid, Variable, find_grid, read_coordinate
+
+MODES = ("append", "upsert", "overwrite", "error")
+DUPLICATES = ("error", "any", "min", "max", "sum", "mean")
+OFF_GRID = ("error", "drop")
+_CELLS_PER_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How rows become cells."""
+
+    group: str = "/"
+    dims: tuple[str, ...] | None = None
+    mode: str = "append"
+    append_dim: str | None = None
+    chunks: Mapping[str, int] = field(default_factory=dict)
+    coordinates: Mapping[str, Any] = field(default_factory=dict)
+    duplicates: str = "error"
+    off_grid: str = "error"
+    any_order: bool = False
+    """Whether new coordinates may lie before those that are there."""
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("mode", MODES), ("duplicates", DUPLICATES), ("off_grid", OFF_GRID)):
+            value = getattr(self, name)
+            if value not in allowed:
+                raise InvalidInputError(f"{name} is {value!r}; it takes {', '.join(allowed)}")
+
+
+@dataclass(frozen=True, slots=True)
+class TargetVariable:
+    """An array that receives a column."""
+
+    name: str
+    path: str
+    chunks: tuple[int, ...]
+    coding: ColumnCoding
+    fill_value: Any
+    made: ArrayKind | None = None
+    """Set for arrays that do not exist yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetDimension:
+    """A dimension: its coordinate values after the write, and how many of them were there before."""
+
+    name: str
+    values: pa.Array
+    known: int
+    made: ArrayKind | None = None
+    coding: ColumnCoding | None = None
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The grid of a write."""
+
+    group: str
+    dimensions: tuple[TargetDimension, ...]
+    variables: tuple[TargetVariable, ...]
+    block: tuple[int, ...]
+    """Cells that one task writes together: whole chunks of every variable."""
+    replaces: tuple[str, ...] = ()
+    """Arrays that are removed first."""
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        return tuple(dimension.name for dimension in self.dimensions)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(len(dimension.values) for dimension in self.dimensions)
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        return tuple(-(-n // b) for n, b in zip(self.shape, self.block, strict=True))
+
+
+def write_dims(session: Session, options: WriteOptions, columns: Sequence[str]) -> tuple[str, ...]:
+    """The dimensions of a write: as told, or those of the arrays that its columns name."""
+    if options.dims:
+        missing = [name for name in options.dims if name not in columns]
+        if missing:
+            raise InvalidInputError(f"the dimension {missing[0]!r} is no column; there are {', '.join(columns)}")
+        return options.dims
+    base = options.group.rstrip("/") + "/"
+    found: dict[tuple[str | None, ...], str] = {}
+    for name in columns:
+        node = session.workspace.tree.find_array(base + name)
+        if node is not None and node.dimension_names is not None and node.dimension_names != (name,):
+            found[node.dimension_names] = name
+    if len(found) != 1:
+        told = "their arrays have several" if found else "none of them has an array yet"
+        raise InvalidInputError(
+            f"the dimensions of the columns {', '.join(columns)} are not known: {told}; name the columns that are "
+            "dimensions, in order, with `dims`"
+        )
+    names = next(iter(found))
+    missing = [str(name) for name in names if name not in columns]
+    if missing:
+        raise InvalidInputError(
+            f"the dimension {missing[0]!r} of {next(iter(found.values()))} is no column of the rows"
+        )
+    return tuple(str(name) for name in names)
+
+
+def plan_target(session: Session, options: WriteOptions, schema: pa.Schema, incoming: Mapping[str, pa.Array]) -> Target:
+    """Decide what is made, extended or replaced; `incoming` holds the distinct coordinates of the rows."""
+    dims = write_dims(session, options, schema.names)
+    base = options.group.rstrip("/") + "/"
+    names = [name for name in schema.names if name not in dims]
+    if not names:
+        raise InvalidInputError(f"every column ({', '.join(schema.names)}) is a dimension; there is no value to write")
+    existing = [name for name in names if session.workspace.tree.find_array(base + name) is not None]
+    if options.mode == "error" and existing:
+        raise AlreadyExistsError(f"the array {base + existing[0]} exists; choose the mode append, upsert or overwrite")
+    fresh = options.mode == "overwrite" or not existing
+    grid = None if fresh else find_grid(session, options.group, existing)
+    if grid is not None and grid.dims != dims:
+        raise InvalidInputError(f"{base + existing[0]} has the dimensions {grid.dims}, the rows have {dims}")
+    dimensions = tuple(_dimension(session, options, grid, name, schema, incoming) for name in dims)
+    shape = tuple(len(dimension.values) for dimension in dimensions)
+    chunks = _chunk_shape(dims, shape, options.chunks, grid)
+    variables = tuple(_variable(session, base, schema, name, grid, chunks) for name in names)
+    replaced = _replaced(session, options, base, dims, names) if options.mode == "overwrite" else ()
+    return Target(options.group, dimensions, variables, _common_block(shape, variables), replaced)
+
+
+def _replaced(
+    session: Session, options: WriteOptions, base: str, dims: Sequence[str], names: Sequence[str]
+) -> tuple[str, ...]:
+    """Arrays that an overwrite removes: those it writes, and all others that live on the dimensions it replaces."""
+    doomed = []
+    for node in session.workspace.tree.subtree(options.group):
+        if isinstance(node, ArrayNode) and node.path.startswith(base) and "/" not in node.path[len(base) :]:
+            name = node.path[len(base) :]
+            if name in names or name in dims or set(node.dimension_names or ()) & set(dims):
+                doomed.append(node.path)
+    return tuple(doomed)
+
+
+def _dimension(
+    session: Session,
+    options: WriteOptions,
+    grid: Grid | None,
+    name: str,
+    schema: pa.Schema,
+    incoming: Mapping[str, pa.Array],
+) -> TargetDimension:
+    base = options.group.rstrip("/") + "/"
+    arriving = _instants(incoming[name])
+    if arriving.null_count:
+        raise InvalidInputError(f"the dimension column {name} has nulls; every row needs its place on the grid")
+    if grid is None:
+        return _new_dimension(name, options, arriving, base)
+    known = next(dimension for dimension in grid.dimensions if dimension.name == name)
+    values = read_coordinate(session, known)
+    arriving = arriving.cast(values.type, safe=False) if arriving.type != values.type else arriving
+    off = arriving.filter(pc.invert(pc.is_in(arriving, value_set=values)))
+    if not len(off) or (options.off_grid == "drop" and name != _append_dim(options, grid)):
+        return TargetDimension(name, values, len(values), None, known.coding, known.path or "")
+    if options.mode != "append" or name != _append_dim(options, grid):
+        told = "" if options.mode == "append" else f"; mode={options.mode!r} does not extend arrays"
+        raise InvalidInputError(
+            f"{len(off)} value(s) of {name}, such as {off[0]}, are not on the grid{told}; drop such rows with "
+            f"off_grid='drop', or extend along one dimension with append_dim"
+        )
+    if known.path is None:
+        raise InvalidInputError(f"the dimension {name} has no coordinate to extend; its values are positions")
+    return TargetDimension(
+        name, _extend(name, values, off, any_order=options.any_order), len(values), None, known.coding, known.path
+    )
+
+
+def _append_dim(options: WriteOptions, grid: Grid) -> str:
+    if options.append_dim is not None and options.append_dim not in grid.dims:
+        raise InvalidInputError(f"append_dim is {options.append_dim!r}; the dimensions are {', '.join(grid.dims)}")
+    return options.append_dim or grid.dims[0]
+
+
+def _extend(name: str, values: pa.Array, off: pa.Array, *, any_order: bool) -> pa.Array:
+    ascending = len(values) < 2 or values[0].as_py() < values[-1].as_py()
+    ordered = off.take(pc.sort_indices(off, sort_keys=[("", "ascending" if ascending else "descending")]))
+    if len(values) and not any_order:
+        last, first = values[-1].as_py(), ordered[0].as_py()
+        if first < last if ascending else first > last:
+            raise InvalidInputError(
+                f"new values of {name} begin at {first}, before the last one that is there, {last}; the grid grows at "
+                "its end only (any_order=True puts them there all the same)"
+            )
+    return pa.concat_arrays([values, ordered])
+
+
+def _new_dimension(name: str, options: WriteOptions, arriving: pa.Array, base: str) -> TargetDimension:
+    given = options.coordinates.get(name)
+    if given is None:
+        values = arriving.take(pc.sort_indices(arriving))
+    else:
+        values = _instants(given if isinstance(given, pa.Array) else pa.array(given)).cast(arriving.type)
+        outside = arriving.filter(pc.invert(pc.is_in(arriving, value_set=values)))
+        if len(outside) and options.off_grid == "error":
+            raise InvalidInputError(
+                f"{len(outside)} value(s) of {name}, such as {outside[0]}, are not on the given grid"
+            )
+    if len(pc.unique(values)) < len(values):
+        raise InvalidInputError(f"the coordinates of {name} repeat values")
+    whole = pa.types.is_timestamp(values.type) and not bool((values.view(pa.int64()).to_numpy() % 1_000_000).any())
+    kind = kind_of_column(name, values.type, is_coordinate=True, whole_seconds=whole)
+    return TargetDimension(name, values, 0, kind, kind.coding(), base + name)
+
+
+def _instants(values: pa.Array) -> pa.Array:
+    """Times as instants in UTC; others as they are."""
+    if pa.types.is_timestamp(values.type):
+        return values.cast(pa.timestamp("us", tz=values.type.tz)).cast(pa.int64()).view(TIMESTAMP)
+    return values
+
+
+def _chunk_shape(
+    dims: Sequence[str], shape: tuple[int, ...], wanted: Mapping[str, int], grid: Grid | None
+) -> tuple[int, ...]:
+    unknown = sorted(set(wanted) - set(dims))
+    if unknown:
+        raise InvalidInputError(f"chunks names {unknown[0]!r}, which is no dimension; there are {', '.join(dims)}")
+    if grid is not None:
+        return grid.block
+    chunks = [max(1, wanted.get(dim, length)) for dim, length in zip(dims, shape, strict=True)]
+    free = [axis for axis, dim in enumerate(dims) if dim not in wanted]
+    while math.prod(chunks) > _CELLS_PER_CHUNK and any(chunks[axis] > 1 for axis in free):
+        axis = max(free, key=lambda each: chunks[each])
+        chunks[axis] = -(-chunks[axis] // 2)
+    return tuple(chunks)
+
+
+def _variable(
+    session: Session, base: str, schema: pa.Schema, name: str, grid: Grid | None, chunks: tuple[int, ...]
+) -> TargetVariable:
+    known: Variable | None = None
+    if grid is not None:
+        known = next((variable for variable in grid.variables if variable.name == name), None)
+    if known is not None:
+        array = zarr.open_array(session.store, path=known.path.lstrip("/"), mode="r", zarr_format=3)
+        return TargetVariable(name, known.path, known.chunks, known.coding, array.fill_value)
+    kind = kind_of_column(name, schema.field(name).type)
+    return TargetVariable(name, base + name, chunks, kind.coding(), kind.fill_value, kind)
+
+
+def _common_block(shape: tuple[int, ...], variables: Sequence[TargetVariable]) -> tuple[int, ...]:
+    """Whole chunks of every variable: the least common multiple of their lengths, or the whole dimension."""
+    multiples = [math.lcm(*(variable.chunks[axis] for variable in variables)) for axis in range(len(shape))]
+    return tuple(min(multiple, max(length, 1)) for multiple, length in zip(multiples, shape, strict=True))
+
+
+def apply_target(session: Session, target: Target) -> None:
+    """Make, extend and remove arrays in a session, coordinates included; values come later."""
+    for path in target.replaces:
+        session.workspace.delete_node(path)
+    group = zarr.open_group(session.store, path=target.group.strip("/"), mode="a", zarr_format=3)
+    for axis, dimension in enumerate(target.dimensions):
+        _write_coordinate(group, session, target, axis, dimension)
+    for variable in target.variables:
+        if variable.made is not None:
+            _create(group, variable.name, variable.made, target.shape, variable.chunks, target.dims)
+    if any(dimension.known != len(dimension.values) for dimension in target.dimensions):
+        _resize_all(session, target)
+
+
+def _write_coordinate(
+    group: zarr.Group, session: Session, target: Target, axis: int, dimension: TargetDimension
+) -> None:
+    if dimension.made is not None and dimension.coding is not None:
+        array = _create(
+            group,
+            dimension.name,
+            dimension.made,
+            (len(dimension.values),),
+            (max(1, len(dimension.values)),),
+            (dimension.name,),
+        )
+        array[:] = encode_column(dimension.name, dimension.coding, dimension.values, None)
+    elif len(dimension.values) > dimension.known and dimension.coding is not None:
+        array = zarr.open_array(session.store, path=dimension.path.lstrip("/"), mode="r+", zarr_format=3)
+        array.resize((len(dimension.values),))
+        fresh = dimension.values.slice(dimension.known)
+        array[dimension.known :] = encode_column(dimension.name, dimension.coding, fresh, None)
+
+
+def _create(
+    group: zarr.Group,
+    name: str,
+    kind: ArrayKind,
+    shape: tuple[int, ...],
+    chunks: tuple[int, ...],
+    dims: tuple[str, ...],
+) -> zarr.Array[Any]:
+    dtype: Any = str if kind.dtype == "string" else np.dtype(kind.dtype)
+    made: zarr.Array[Any] = group.create_array(
+        name, shape=shape, chunks=tuple(max(1, c) for c in chunks), dtype=dtype, fill_value=kind.fill_value,
+        dimension_names=dims, attributes=dict(kind.attributes),
+    )  # fmt: skip
+    return made
+
+
+def _resize_all(session: Session, target: Target) -> None:
+    """Every array of the group that has an extended dimension grows with it, written or not."""
+    lengths = {dimension.name: len(dimension.values) for dimension in target.dimensions}
+    base = target.group.rstrip("/") + "/"
+    for node in session.workspace.tree.subtree(target.group):
+        if not isinstance(node, ArrayNode) or "/" in node.path[len(base) :] or node.dimension_names is None:
+            continue
+        shape = tuple(
+            max(length, lengths.get(str(name), length))
+            for name, length in zip(node.dimension_names, node.shape, strict=True)
+        )
+        if shape != node.shape:
+            array = zarr.open_array(session.store, path=node.path.lstrip("/"), mode="r+", zarr_format=3)
+            array.resize(shape)
+
+
+def positions(values: pa.Array, coordinate: pa.Array) -> npt.NDArray[np.int64]:
+    """Where values are on a coordinate; -1 where they are not."""
+    wanted = _instants(values)
+    wanted = wanted.cast(coordinate.type, safe=False) if wanted.type != coordinate.type else wanted
+    found = pc.index_in(wanted, value_set=coordinate)
+    result: npt.NDArray[np.int64] = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return result

@@ -1,0 +1,261 @@
+"""Tables read from repositories hold what xarray reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import icefloe
+from icefloe.errors import InvalidInputError, NodeNotFoundError
+from icefloe.tables.assembly import write_rows
+from icefloe.tables.layouts import plan_rows
+from icefloe.tables.options import Point, TableOptions, normalise_options, parse_options
+from icefloe.tables.places import Place, place_of
+from icefloe.tables.reading import read_rows, scan_batches
+from icefloe.tables.scans import plan_scan
+from icefloe.tables.targets import WriteOptions
+from icefloe.xarray import to_icechunk
+
+
+@st.composite
+def datasets(draw: st.DrawFn) -> tuple[xr.Dataset, dict[str, Any]]:
+    """A dataset with one grid, and how it is stored."""
+    sizes = {dim: draw(st.integers(1, 6)) for dim in draw(st.sampled_from([("t",), ("t", "y"), ("t", "y", "x")]))}
+    rng = np.random.default_rng(draw(st.integers(0, 9999)))
+    coords: dict[str, Any] = {"t": pd.date_range("2001-02-27T18:00", periods=sizes["t"], freq="6h")}
+    if "y" in sizes and draw(st.booleans()):
+        coords["y"] = np.round(np.sort(rng.uniform(-90, 90, sizes["y"])), 2).astype(draw(st.sampled_from(["f4", "f8"])))
+    if "x" in sizes and draw(st.booleans()):
+        coords["x"] = [f"s{i}é" for i in range(sizes["x"])]
+    shape = tuple(sizes.values())
+    chunks = tuple(draw(st.integers(1, n)) for n in shape)
+    variables, encoding = {}, {}
+    for number in range(draw(st.integers(1, 2))):
+        kind = draw(st.sampled_from(["f4", "f8", "i2", "u4", "u1", "?", "packed", "time", "f2"]))
+        name = f"v{number}"
+        values = rng.uniform(-100, 100, shape)
+        encoding[name] = {"chunks": chunks if draw(st.booleans()) else shape}
+        if kind == "packed":
+            values = np.round(values, 1)
+            values[rng.uniform(size=shape) < 0.2] = np.nan
+            encoding[name] |= {"dtype": "i2", "scale_factor": 0.1, "add_offset": 5.0, "_FillValue": -32768}
+        elif kind == "time":
+            values = np.datetime64("1999-12-31", "ns") + (np.abs(values) * 1e6).astype("i8") * np.timedelta64(
+                1000, "ns"
+            )
+        elif kind in ("f4", "f8", "f2"):
+            values[rng.uniform(size=shape) < 0.2] = np.nan
+            values = values.astype(kind)
+        else:
+            values = np.abs(values).astype(kind)
+        variables[name] = (tuple(sizes), values)
+    return xr.Dataset(variables, coords={k: v for k, v in coords.items() if k in sizes}), encoding
+
+
+def repository_of(dataset: xr.Dataset, encoding: dict[str, Any] | None = None) -> icefloe.Repository:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    session = repo.writable_session("main")
+    to_icechunk(dataset, session, encoding=encoding or {})
+    session.commit("data")
+    return repo
+
+
+def read(repo: icefloe.Repository, **options: Any) -> pd.DataFrame:
+    """Cells as the data source yields them, ordered by position."""
+    plan = plan_scan(TableOptions(place_of(repo), Point(), **options))
+    batches = [batch for part in plan.parts for batch in scan_batches(plan.scan, part)]
+    table = pa.Table.from_batches(batches, schema=plan.scan.grid.schema())
+    frame = table.to_pandas()
+    return frame.sort_values(list(plan.scan.grid.dims)).reset_index(drop=True) if plan.scan.grid.dims else frame
+
+
+def as_frame(dataset: xr.Dataset) -> pd.DataFrame:
+    dims = list(dataset.dims)
+    frame = dataset.to_dataframe(dim_order=[str(d) for d in dims]).reset_index()
+    for name in dims:
+        if name not in dataset.coords:
+            frame[name] = frame[name].astype("i8")
+    return frame.sort_values(dims).reset_index(drop=True)
+
+
+def same(ours: pd.DataFrame, theirs: pd.DataFrame) -> None:
+    assert list(ours.columns) == [*(c for c in theirs.columns)]
+    assert len(ours) == len(theirs)
+    for name in ours.columns:
+        a, b = ours[name], theirs[name]
+        if pd.api.types.is_datetime64_any_dtype(b):
+            gap = (a.dt.tz_localize(None) - b).abs().fillna(pd.Timedelta(0))
+            assert (gap <= pd.Timedelta("1us")).all() and (a.isna() == b.isna()).all()
+        elif pd.api.types.is_numeric_dtype(b):
+            np.testing.assert_allclose(a.astype("f8"), b.astype("f8"), rtol=1e-6, equal_nan=True)
+        else:
+            assert a.tolist() == b.tolist()
+
+
+@settings(max_examples=40)
+@given(given_data=datasets())
+def test_cells_are_what_xarray_reads(given_data: Any) -> None:
+    dataset, encoding = given_data
+    repo = repository_of(dataset, encoding)
+    expected = xr.open_zarr(repo.readonly_session("main").store, consolidated=False).load()
+    same(read(repo), as_frame(expected[list(dataset.data_vars)].reset_coords(drop=True)))
+
+
+@settings(max_examples=40)
+@given(given_data=datasets(), data=st.data())
+def test_regions_are_what_xarray_selects(given_data: Any, data: st.DataObject) -> None:
+    dataset, encoding = given_data
+    repo = repository_of(dataset, encoding)
+    times = pd.DatetimeIndex(dataset.t.values)
+    low, high = sorted(data.draw(st.tuples(st.sampled_from(list(times)), st.sampled_from(list(times)))))
+    chosen = dataset.sel(t=slice(low, high))
+    region = f"t={low.isoformat()}:{high.isoformat()}"
+    index = ""
+    if "y" in dataset.dims:
+        first = data.draw(st.integers(0, dataset.sizes["y"] - 1))
+        index = f"y={first}:{first + 2}"
+        chosen = chosen.isel(y=slice(first, first + 2))
+        if "y" not in dataset.coords:
+            chosen = chosen.assign_coords(y=np.arange(dataset.sizes["y"])[first : first + 2])
+    same(read(repo, region=region, region_index=index), as_frame(chosen))
+
+
+@settings(max_examples=30)
+@given(given_data=datasets())
+def test_rows_of_lists_hold_every_cell_once(given_data: Any) -> None:
+    dataset, encoding = given_data
+    repo = repository_of(dataset, encoding)
+    plan = plan_scan(TableOptions(place_of(repo), Point(), layout="rows"))
+    layout = plan_rows(plan.scan.grid, plan.scan.masks)
+    lists = [batch for part in plan.parts for batch in read_rows(plan.scan, part, layout)]
+    assert sum(len(batch.column("v0").flatten()) for batch in lists) == dataset["v0"].size
+    plain = [batch for part in plan.parts for batch in scan_batches(plan.scan, part)]
+    assert sum(len(batch.column("v0").flatten()) for batch in plain) == dataset["v0"].size
+
+
+@settings(max_examples=40)
+@given(given_data=datasets(), share=st.floats(0.2, 1.0))
+def test_rows_that_are_written_are_read_back(given_data: Any, share: float) -> None:
+    dataset, _ = given_data
+    source = repository_of(dataset)
+    plan = plan_scan(TableOptions(place_of(source), Point()))
+    batches = [batch for part in plan.parts for batch in scan_batches(plan.scan, part)]
+    table = pa.Table.from_batches(batches)
+    rows = np.random.default_rng(len(table)).permutation(len(table))[: max(1, int(len(table) * share))]
+    table = table.take(pa.array(rows))
+    repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    session = repo.writable_session("main")
+    nullable = [
+        name
+        for name in table.column_names
+        if table.column(name).null_count and table.schema.field(name).type == pa.bool_()
+    ]
+    assert not nullable
+    written = write_rows(session, table, WriteOptions(dims=plan.scan.grid.dims, chunks={"t": 2}))
+    session.commit("rows")
+    assert written == len(table)
+    dims = list(plan.scan.grid.dims)
+    back = read(repo).set_index(dims)
+    wanted = table.to_pandas().set_index(dims)
+    pd.testing.assert_frame_equal(back.loc[wanted.index], wanted, check_dtype=False)
+    rest = back.drop(wanted.index)
+    for name in rest.columns:
+        if table.schema.field(name).type != pa.bool_():
+            assert rest[name].isna().all()
+
+
+def rows(**columns: Any) -> pa.Table:
+    return pa.table(columns)
+
+
+def test_appended_rows_extend_the_grid_and_keep_the_rest() -> None:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    session = repo.writable_session("main")
+    write_rows(session, rows(t=[1, 1, 2], y=[0.5, 1.5, 0.5], v=[1.0, 2.0, 3.0]), WriteOptions(dims=("t", "y")))
+    session.commit("first")
+    session = repo.writable_session("main")
+    write_rows(session, rows(t=[2, 4], y=[1.5, 0.5], v=[4.0, 5.0]), WriteOptions())
+    session.commit("second")
+    frame = read(repo)
+    assert frame.t.tolist() == [1, 1, 2, 2, 4, 4]
+    assert frame.v.fillna(-1).tolist() == [1, 2, 3, 4, 5, -1]
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "told"),
+    [
+        (rows(t=[0], y=[0.5], v=[1.0]), WriteOptions(), "before the last one"),
+        (rows(t=[3], y=[9.0], v=[1.0]), WriteOptions(), "not on the grid"),
+        (rows(t=[3], y=[0.5], v=[1.0]), WriteOptions(mode="upsert"), "does not extend"),
+        (rows(t=[1, 1], y=[0.5, 0.5], v=[1.0, 2.0]), WriteOptions(), "several rows"),
+        (rows(t=[1], y=[None], v=[1.0]), WriteOptions(), "has nulls"),
+        (rows(t=[1], v=[1.0]), WriteOptions(), "no column"),
+        (rows(t=[1], y=[0.5], v=["x"]), WriteOptions(), "does not fit"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(table: pa.Table, options: WriteOptions, told: str) -> None:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    session = repo.writable_session("main")
+    write_rows(session, rows(t=[1, 2], y=[0.5, 1.5], v=[1.0, 2.0]), WriteOptions(dims=("t", "y")))
+    session.commit("first")
+    with pytest.raises(InvalidInputError, match=told):
+        write_rows(repo.writable_session("main"), table, options)
+
+
+@pytest.mark.parametrize(("how", "value"), [("min", 1.0), ("max", 4.0), ("sum", 5.0), ("mean", 2.5)])
+def test_several_rows_for_a_cell_are_settled_as_told(how: str, value: float) -> None:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    session = repo.writable_session("main")
+    write_rows(session, rows(t=[1, 1, 2], v=[1.0, 4.0, 7.0]), WriteOptions(dims=("t",), duplicates=how))
+    session.commit("x")
+    assert read(repo).v.tolist() == [value, 7.0]
+
+
+def test_overwriting_replaces_the_grid() -> None:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    for table in (rows(t=[1, 2, 3], v=[1.0, 2.0, 3.0]), rows(t=[7], v=[9.0])):
+        session = repo.writable_session("main")
+        write_rows(session, table, WriteOptions(dims=("t",), mode="overwrite"))
+        session.commit("x")
+    assert read(repo).values.tolist() == [[7.0, 9.0]]
+
+
+def test_variables_of_two_grids_are_named_apart() -> None:
+    dataset = xr.Dataset({"a": (("x",), np.zeros(3)), "b": (("x",), np.zeros(3)), "c": (("x", "y"), np.zeros((3, 2)))})
+    repo = repository_of(dataset)
+    with pytest.raises(InvalidInputError, match=r"2 grids.*a, b over \(x: 3\); c over \(x: 3, y: 2\)"):
+        read(repo)
+    assert len(read(repo, variables=("a", "b"))) == 3
+    with pytest.raises(NodeNotFoundError, match="there are a, b, c"):
+        read(repo, variables=("d",))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"path": "/x", "foo": "1"}, "no option 'foo'"),
+        ({}, "`path` is missing"),
+        ({"path": "/x", "layout": "wide"}, "layout is 'wide'; it takes cells, rows, chunks"),
+        ({"path": "/x", "branch": "a", "tag": "b"}, "branch and tag"),
+        ({"path": "/x", "as_of": "yesterday"}, "as_of"),
+        ({"path": "/x", "partition_bytes": "many"}, "partition_bytes"),
+        ({"path": "/x", "decode": "maybe"}, "decode"),
+        ({"path": "/x", "table": "chunk"}, "table is 'chunk'"),
+        ({"path": "/x", "storage.secret_access_key": "abc"}, "shown in query plans"),
+    ],
+)
+def test_options_are_checked_by_name(options: dict[str, str], told: str) -> None:
+    with pytest.raises(InvalidInputError, match=told) as caught:
+        parse_options(normalise_options(options))
+    assert "abc" not in str(caught.value)
+
+
+def test_a_place_never_shows_what_it_carries() -> None:
+    assert repr(Place("s3://b/p", packed=b"secret")) == "Place('s3://b/p')"
