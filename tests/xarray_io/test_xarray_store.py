@@ -1,0 +1,178 @@
+"""xarray and Dask write into sessions in every way they know, from threads, processes and forks."""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+import zarr
+
+import icefloe
+from icefloe.dask import store_dask
+from icefloe.distributed import merge_sessions
+from icefloe.xarray import to_icechunk
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> icefloe.Repository:
+    return icefloe.Repository.create(icefloe.local_filesystem_storage(str(tmp_path / "r")))
+
+
+def weather(days: int = 6, start: str = "2020-01-01", *, lazy: bool = False) -> xr.Dataset:
+    times = pd.date_range(start, periods=days, name="time")
+    values = np.random.default_rng(days).normal(size=(days, 4, 5)).astype("f4")
+    values[0, 0, 0] = np.nan
+    dataset = xr.Dataset(
+        {
+            "t2m": (("time", "lat", "lon"), values, {"units": "K"}),
+            "name": (("lat",), np.array(["a", "bb", "ccc", ""], dtype=object)),
+            "scalar": ((), 3),
+        },
+        coords={"time": times, "lat": np.linspace(50, 53, 4), "lon": np.arange(5.0)},
+        attrs={"title": "Größe", "levels": [1, 2]},
+    )
+    return dataset.chunk({"time": 2}) if lazy else dataset
+
+
+def read(repository: icefloe.Repository, **options: Any) -> xr.Dataset:
+    store = icefloe.Repository.open(repository.storage).readonly_session("main").store
+    return xr.open_zarr(store, consolidated=False, **options)
+
+
+def committed(repository: icefloe.Repository, write: Any) -> xr.Dataset:
+    session = repository.writable_session("main")
+    write(session)
+    session.commit("written")
+    return read(repository)
+
+
+def test_a_dataset_is_written_and_read_by_xarray_itself(repository: icefloe.Repository) -> None:
+    dataset = weather()
+    found = committed(repository, lambda s: dataset.to_zarr(s.store, consolidated=False))
+    xr.testing.assert_identical(found.load(), dataset)
+    assert xr.open_dataset(repository.readonly_session("main").store, engine="zarr", consolidated=False).equals(dataset)
+
+
+def test_appending_and_regions_change_only_what_they_say(repository: icefloe.Repository) -> None:
+    first, second = weather(4), weather(3, "2020-01-05")
+    committed(repository, lambda s: first.to_zarr(s.store, consolidated=False))
+    found = committed(repository, lambda s: second.to_zarr(s.store, append_dim="time", consolidated=False))
+    whole = xr.concat([first, second], "time", data_vars="minimal")
+    xr.testing.assert_equal(found.load(), whole)
+    part = whole[["t2m"]].isel(time=slice(2, 4)).drop_vars(["lat", "lon"]) * 0
+    found = committed(
+        repository, lambda s: part.drop_vars("time").to_zarr(s.store, region={"time": slice(2, 4)}, consolidated=False)
+    )
+    assert (found.t2m.isel(time=slice(2, 4)) == 0).all() and found.t2m.isel(time=1).equals(whole.t2m.isel(time=1))
+    found = committed(repository, lambda s: (part + 1).to_zarr(s.store, region="auto", consolidated=False, mode="r+"))
+    assert (found.t2m.isel(time=slice(2, 4)) == 1).all() and found.t2m.isel(time=6).equals(whole.t2m.isel(time=6))
+
+
+@pytest.mark.parametrize("scheduler", ["threads", "synchronous", pytest.param("processes", marks=pytest.mark.slow)])
+def test_to_icechunk_writes_appends_and_fills_regions(repository: icefloe.Repository, scheduler: str) -> None:
+    first, second = weather(6, lazy=True), weather(4, "2020-01-07", lazy=True)
+    options = {"chunkmanager_store_kwargs": {"scheduler": scheduler}}
+    found = committed(repository, lambda s: to_icechunk(first, s, **options))
+    xr.testing.assert_identical(found.load(), first.compute())
+    found = committed(repository, lambda s: to_icechunk(second, s, append_dim="time", **options))
+    whole = xr.concat([first.compute(), second.compute()], "time", data_vars="minimal")
+    xr.testing.assert_equal(found.load(), whole)
+    part = (second[["t2m"]].isel(time=slice(0, 2)) * 0).drop_vars(["lat", "lon"])
+    found = committed(repository, lambda s: to_icechunk(part, s, region="auto", **options))
+    assert (found.t2m.isel(time=slice(6, 8)).fillna(0) == 0).all()
+    assert found.t2m.isel(time=9).equals(whole.t2m.isel(time=9))
+
+
+def test_modes_are_those_of_to_zarr(repository: icefloe.Repository) -> None:
+    committed(repository, lambda s: to_icechunk(weather(), s))
+    session = repository.writable_session("main")
+    with pytest.raises((FileExistsError, ValueError)):
+        to_icechunk(weather(), session)
+    to_icechunk(weather(3), session, mode="w")
+    to_icechunk(weather(3)[["t2m"]].rename(t2m="other"), session, mode="a")
+    to_icechunk(weather(3), session, group="deep/down", encoding={"t2m": {"chunks": (1, 4, 5)}})
+    session.commit("replaced")
+    found = read(repository)
+    assert found.sizes["time"] == 3 and {"t2m", "other"} <= set(found)
+    assert read(repository, group="deep/down").t2m.encoding["chunks"] == (1, 4, 5)
+
+
+def test_packed_encodings_come_back(repository: icefloe.Repository) -> None:
+    encoding = {"t2m": {"dtype": "i2", "scale_factor": 0.001, "add_offset": 0.0, "_FillValue": -32768}}
+    found = committed(repository, lambda s: to_icechunk(weather(), s, encoding=encoding))
+    np.testing.assert_allclose(found.t2m.values, weather().t2m.values, atol=0.001)
+    assert np.isnan(found.t2m.values[0, 0, 0])
+
+
+def test_a_tree_of_datasets_is_written_and_read(repository: icefloe.Repository) -> None:
+    tree = xr.DataTree.from_dict({"/": weather(2), "/a": weather(2), "/a/b": weather(2)[["scalar"]]})
+    session = repository.writable_session("main")
+    tree.to_zarr(session.store, consolidated=False, zarr_format=3)
+    session.commit("a tree")
+    found = xr.open_datatree(repository.readonly_session("main").store, engine="zarr", consolidated=False)
+    xr.testing.assert_equal(found.load(), tree)
+
+
+@pytest.mark.parametrize("scheduler", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
+def test_dask_arrays_are_stored_where_they_are_computed(repository: icefloe.Repository, scheduler: str) -> None:
+    session = repository.writable_session("main")
+    group = zarr.create_group(session.store)
+    group.create_array("a", shape=(40, 10), chunks=(5, 10), dtype="f8")
+    group.create_array("b", shape=(60,), chunks=(10,), dtype="i8")
+    fork = session.fork()
+    inside = zarr.open_group(fork.store)
+    sources = [da.ones((40, 10), chunks=(10, 10)) * 3, da.arange(20, chunks=10)]
+    merged = store_dask(
+        sources=sources, targets=[inside["a"], inside["b"]], regions=[None, (slice(20, 40),)], scheduler=scheduler
+    )
+    session.merge(merged)
+    session.commit("stored")
+    found = zarr.open_group(repository.readonly_session("main").store, mode="r")
+    assert (found["a"][...] == 3).all()
+    np.testing.assert_array_equal(found["b"][...], np.pad(np.arange(20), 20))
+
+
+def test_blocks_that_share_a_chunk_are_refused(repository: icefloe.Repository) -> None:
+    session = repository.writable_session("main")
+    array = zarr.create_array(session.store, shape=(40,), chunks=(10,), dtype="f8")
+    with pytest.raises(icefloe.InvalidInputError, match="rechunk"):
+        store_dask(sources=[da.ones(40, chunks=15)], targets=[array])
+
+
+def fill_row(fork: icefloe.ForkSession, row: int, value: int) -> icefloe.ForkSession:
+    zarr.open_array(fork.store, path="a")[row] = value
+    return fork
+
+
+@pytest.mark.slow
+def test_spawned_processes_write_forks_that_are_merged(repository: icefloe.Repository) -> None:
+    session = repository.writable_session("main")
+    zarr.create_group(session.store).create_array("a", shape=(6, 1000), chunks=(1, 1000), dtype="i8")
+    fork = session.fork()
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        written = list(pool.map(fill_row, [fork] * 6, range(6), range(10, 16)))
+    session.merge(merge_sessions(written))
+    session.commit("merged")
+    found = zarr.open_array(repository.readonly_session("main").store, path="a", mode="r")
+    assert found[:, 0].tolist() == list(range(10, 16)) and (found[...] == found[:, :1]).all()
+
+
+def test_two_forks_with_one_chunk_are_refused_unless_told_who_wins(repository: icefloe.Repository) -> None:
+    for choice, expected in [(icefloe.VersionSelection.UseOurs, 1), (icefloe.VersionSelection.UseTheirs, 2)]:
+        session = repository.writable_session("main")
+        array = zarr.create_array(session.store, name="a", shape=(2, 9), chunks=(1, 9), dtype="i4", overwrite=True)
+        forks = [fill_row(session.fork(), 0, 1), fill_row(session.fork(), 0, 2)]
+        with pytest.raises(icefloe.IcefloeError, match="chunk"):
+            session.merge(*forks)
+        session.discard_changes()
+        array = zarr.create_array(session.store, name="a", shape=(2, 9), chunks=(1, 9), dtype="i4", overwrite=True)
+        forks = [fill_row(session.fork(), 0, 1), fill_row(session.fork(), 0, 2)]
+        session.merge(*forks, on_chunk_conflict=choice)
+        assert (array[0] == expected).all() and (array[1] == 0).all()
