@@ -32,6 +32,7 @@ class ConvertedManifest:
 
 
 def convert_manifest(
+    manifest_id: ObjectId,
     manifest: Manifest,
     users: Mapping[NodeId, Grid],
     identities: Identities,
@@ -41,6 +42,7 @@ def convert_manifest(
     """The references of the arrays that use a manifest, and the box each of them fills.
 
     Early writers left references of other arrays behind: those of the wrong rank or outside of the grid are not taken.
+    Nor did they write the id into the file.
     """
     tables: dict[NodeId, ChunkTable] = {}
     extents: dict[NodeId, Extents] = {}
@@ -50,12 +52,12 @@ def convert_manifest(
             continue
         table = filter_box(table, tuple((0, n) for n in grid)) if grid else table
         if absolute is not None:
-            table = _spell_out(table, absolute)
+            table = spell_out(table, absolute)
         if len(table) == 0:
             continue
         extents[node_id] = table.extents()
         tables[identities.node(node_id)] = _convert_table(table, identities, drops)
-    return Manifest(identities.file(manifest.id), dict(sorted(tables.items()))), extents
+    return Manifest(identities.file(manifest_id), dict(sorted(tables.items()))), extents
 
 
 def _convert_table(table: ChunkTable, identities: Identities, drops: frozenset[LossKind]) -> ChunkTable:
@@ -67,7 +69,7 @@ def _convert_table(table: ChunkTable, identities: Identities, drops: frozenset[L
     return replace(table, object_id=ids)
 
 
-def _spell_out(table: ChunkTable, absolute: Callable[[str], str | None]) -> ChunkTable:
+def spell_out(table: ChunkTable, absolute: Callable[[str], str | None]) -> ChunkTable:
     """Locations by name as URLs; references whose container nobody knows are left out."""
     if table.location is None or not any(text.startswith(RELATIVE) for text in table.locations):
         return table

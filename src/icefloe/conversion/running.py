@@ -13,7 +13,7 @@ from icefloe.conversion.transfer import Transfer, Work
 from icefloe.conversion.verification import Verification, Verify
 from icefloe.errors import AlreadyExistsError, ConflictError, FormatError, InvalidInputError, UnsupportedError
 from icefloe.formats.config_document import encode_config
-from icefloe.ledger.retirement import comes_first, find_marks, retire
+from icefloe.ledger.retirement import comes_first, find_marks, retire, step_back
 from icefloe.ledger.whole_history import WholeHistory, adopt, keeps_deleted_tags
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
@@ -138,6 +138,8 @@ async def _land(request: ConversionRequest, work: Work, transfer: Transfer) -> N
     except AlreadyExistsError:
         if await find_spec_version(request.place) is not request.version:
             raise
+    if request.in_place:
+        await step_back(request.place, request.present)
     if request.in_place and not request.options.keep_source:
         await retire(request.place, request.present, request.version)
     opened = await open_engine(request.place, None, request.engine.authorized)

@@ -109,9 +109,9 @@ class Transfer:
         survey, target = self.work.survey, self.work.target
         manifest = await survey.engine.archive.fetch_manifest(manifest_id)
         users = survey.manifests[manifest_id]
-        absolute = self._absolute if expands_locations(target.format) else None
+        absolute = self.absolute if expands_locations(target.format) else None
         converted, extents = await asyncio.to_thread(
-            convert_manifest, manifest, users, self.work.identities, self.work.drops, absolute
+            convert_manifest, manifest_id, manifest, users, self.work.identities, self.work.drops, absolute
         )
         if not converted.tables:
             return None
@@ -123,7 +123,8 @@ class Transfer:
             return ConvertedManifest(ManifestFileInfo(converted.id, written[key], len(converted)), extents)
         return ConvertedManifest(await target.archive.flush_manifest(converted), extents)
 
-    def _absolute(self, location: str) -> str | None:
+    def absolute(self, location: str) -> str | None:
+        """The URL of a location by name; None when nobody knows the container."""
         try:
             return self.work.survey.engine.containers.absolute(location)
         except VirtualChunkError:

@@ -13,14 +13,13 @@ from icefloe.archive.files import Archive
 from icefloe.conversion.chunk_objects import ChunkCopies, SeenIds, native_ids
 from icefloe.conversion.losses import LossKind, expands_locations
 from icefloe.conversion.progress import Progress
-from icefloe.conversion.rewriting import ROOT_MARKS, is_kept
+from icefloe.conversion.rewriting import ROOT_MARKS, is_kept, spell_out
 from icefloe.conversion.transfer import Transfer
 from icefloe.errors import FormatError
 from icefloe.ids import encode_base32
 from icefloe.model.chunk_table import ChunkTable
 from icefloe.model.nodes import ArrayNode, Node
 from icefloe.model.snapshot import Snapshot
-from icefloe.model.string_column import string_column
 from icefloe.model.zarr_document import join_attributes
 from icefloe.session.lookup import ChunkLookup
 
@@ -45,6 +44,7 @@ class Verification:
     def __init__(self, transfer: Transfer, how: Verify, progress: Progress) -> None:
         self._work = transfer.work
         self._chunks = transfer.chunks
+        self._absolute = transfer.absolute
         self._how = how
         self._progress = progress
         self._source = ChunkLookup(self._work.survey.engine.archive)
@@ -122,10 +122,8 @@ class Verification:
             table = replace(table, object_id=ids.chunks(table.object_id))
         if LossKind.CHECKSUMS in self._work.drops:
             table = replace(table, etag=None, etags=(), last_modified=None)
-        if expands_locations(self._work.target.format) and table.location is not None:
-            containers = self._work.survey.engine.containers
-            if LossKind.LOCATIONS not in self._work.drops:
-                table = replace(table, locations=string_column([containers.absolute(t) for t in table.locations]))
+        if expands_locations(self._work.target.format):
+            table = spell_out(table, self._absolute)
         return table
 
     def _choose_objects(self, table: ChunkTable) -> None:

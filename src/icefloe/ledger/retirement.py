@@ -1,16 +1,19 @@
-"""How the refs of a generation are taken away, after another one took their place under the same root.
+"""How a generation makes way for another one under the same root, and how its refs are taken away.
 
 As long as one object marks the old generation it opens with all its refs as they were; that object goes in one step.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 
+from icefloe.errors import ObjectNotFoundError
 from icefloe.formats.dataset.state import STATE_KEY
 from icefloe.formats.icechunk2.operations_log import OVERWRITTEN, new_backup_name
 from icefloe.ledger.icechunk2 import REPO_KEY
+from icefloe.ledger.sequence import CONFIG_KEY, names_generation, stored_config
 from icefloe.ledger.sequence_files import parse_sequence
 from icefloe.model.capabilities import SpecVersion
 from icefloe.storage.contract import Storage
@@ -46,7 +49,29 @@ async def find_marks(storage: Storage) -> set[SpecVersion]:
             found.add(SpecVersion.STORE if folder.startswith("r/") else SpecVersion.REPOSITORY)
     if await storage.exists(STATE_KEY):
         found.add(SpecVersion.DATASET)
+    if await storage.exists(CONFIG_KEY) and names_generation(await storage.get_versioned(CONFIG_KEY)):
+        found.add(SpecVersion.REPOSITORY)
     return found
+
+
+async def step_back(storage: Storage, version: SpecVersion) -> None:
+    """Let a generation be found only by its refs, not by what its configuration says.
+
+    Where the other generation comes first this is the step that lets it be found.
+    """
+    if version is not SpecVersion.REPOSITORY:
+        return
+    try:
+        found = await storage.get_versioned(CONFIG_KEY)
+    except ObjectNotFoundError:
+        return
+    if not names_generation(found):
+        return
+    document = stored_config(found).document
+    if document is None:
+        await storage.delete([CONFIG_KEY])
+    else:
+        await storage.swap(CONFIG_KEY, json.dumps(document, indent=2).encode(), found.version, unique=False)
 
 
 async def retire(storage: Storage, version: SpecVersion, successor: SpecVersion) -> None:

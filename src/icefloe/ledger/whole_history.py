@@ -6,6 +6,7 @@ all: until then nobody finds a repository of the new generation, from then on ev
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,11 +26,13 @@ from icefloe.formats.icechunk2.migration import Migrated, migrated_repository
 from icefloe.formats.icechunk2.repo_info import RepoStatus
 from icefloe.formats.icechunk2.repo_writer import encode_repo
 from icefloe.ids import ObjectId, new_object_id
+from icefloe.ledger.config_file import save_config_file
 from icefloe.ledger.contract import Ledger
 from icefloe.ledger.dataset import DatasetLedger
 from icefloe.ledger.icechunk1 import Icechunk1Ledger
 from icefloe.ledger.icechunk2 import REPO_KEY, Icechunk2Ledger
 from icefloe.ledger.names import MAIN
+from icefloe.ledger.sequence import CONFIG_KEY as SEQUENCE_CONFIG
 from icefloe.ledger.sequence import SequenceLedger
 from icefloe.ledger.sequence_files import DOTTED, REFS, TAG_TOMBSTONE, parse_folder
 from icefloe.model.snapshot import SnapshotInfo
@@ -109,7 +112,13 @@ async def _create_state(ledger: DatasetLedger, history: WholeHistory) -> None:
         refs=refs,
         extra={UPDATE_KEY: new_object_id(), **config},
     )
-    await ledger.storage.create(STATE_KEY, encode_state(state))
+    data = encode_state(state)
+    try:
+        await ledger.storage.create(STATE_KEY, data)
+    except AlreadyExistsError:
+        # Of an interrupted run: another generation beside it is still the one that is found.
+        found = await ledger.storage.get_versioned(STATE_KEY)
+        await ledger.storage.swap(STATE_KEY, data, found.version)
 
 
 async def _create_repo(ledger: Icechunk2Ledger, history: WholeHistory) -> None:
@@ -142,9 +151,7 @@ async def _create_refs(ledger: Ledger, history: WholeHistory) -> None:
     for name in history.deleted_tags:
         await _put_tombstone(ledger, name)
     if history.config is not None:
-        stored = await ledger.fetch_config()
-        if stored.document != history.config:
-            await ledger.save_config(history.config, stored.mark)
+        await _put_config(ledger, history.config)
     tip = history.branches[MAIN]
     snapshot = await ledger.archive.fetch_snapshot(tip)  # type: ignore[attr-defined]
     try:
@@ -152,6 +159,20 @@ async def _create_refs(ledger: Ledger, history: WholeHistory) -> None:
     except AlreadyExistsError:
         if (await ledger.fetch_tip(MAIN)).snapshot_id != tip:
             raise
+        if isinstance(ledger, SequenceLedger):
+            left = await ledger.fetch_config()
+            await ledger.save_config(left.document or {}, left.mark)
+
+
+async def _put_config(ledger: Ledger, document: Mapping[str, Any]) -> None:
+    stored = await ledger.fetch_config()
+    if stored.document == document:
+        return
+    if isinstance(ledger, SequenceLedger):
+        # Without the name of the generation, which says that there is a repository: there is none before `main`.
+        await save_config_file(ledger.storage, SEQUENCE_CONFIG, json.dumps(document, indent=2).encode(), stored.mark)
+    else:
+        await ledger.save_config(document, stored.mark)
 
 
 async def _put_branch(ledger: Ledger, name: str, tip: ObjectId) -> None:
