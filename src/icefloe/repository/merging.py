@@ -39,6 +39,8 @@ class MergingDoor:
         --------
         >>> import icefloe, zarr
         >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> with repo.transaction("main", message="a group") as store:
+        ...     _ = zarr.create_group(store)
         >>> repo.create_branch("dev", repo.lookup_branch("main"))
         >>> for branch in ("dev", "main"):
         ...     with repo.transaction(branch, message=f"on {branch}") as store:
