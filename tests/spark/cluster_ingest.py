@@ -16,8 +16,17 @@ def main(arguments: dict[str, str]) -> None:
     sys.path.insert(0, arguments["source"])
     import pyspark
 
-    from icefloe.spark import SparkJob, connect, ingest, run_tasks
+    from icefloe.spark import SparkJob, connect, ingest, run_tasks, ship_package
 
+    if arguments["master"] == "connect":
+        # A server of its own in another process, which has none of this checkout.
+        spark = connect(remote="local[2]")
+        ship_package(spark)
+        [found] = run_tasks(spark, SparkJob(_where, "where"), [None])
+        outcome = ingest(spark, arguments["files"], arguments["repo"], task_bytes=1, chunks={"time": 24})
+        sys.stdout.write(json.dumps({"package": found, "snapshot": outcome.snapshot_id}) + "\n")
+        spark.stop()
+        return
     settings = {"spark.executor.memory": "512m", "spark.driver.memory": "512m"}
     if "package" in arguments:
         settings["spark.submit.pyFiles"] = arguments["package"]

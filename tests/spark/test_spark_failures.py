@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import xarray as xr
 from icefloe import Repository
 from icefloe.ingest.synthetic import write_month
 from icefloe.spark import ingest
+from icefloe.spark.shipping import pack_package
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(400)]
 GRID: dict[str, Any] = {"nlat": 37, "nlon": 72, "variables": ("t2m",)}
@@ -32,7 +32,7 @@ def _start(**arguments: str) -> subprocess.Popen[str]:
     script = Path(__file__).with_name("cluster_ingest.py")
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_MASTER")}
     arguments = {"source": str(SOURCE), **arguments}
-    if not arguments.get("package"):
+    if "package" not in arguments:
         environment["PYTHONPATH"] = str(SOURCE)
     return subprocess.Popen(
         [sys.executable, str(script), json.dumps(arguments)], env=environment, text=True, start_new_session=True,
@@ -40,27 +40,29 @@ def _start(**arguments: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def _package(folder: Path) -> Path:
-    """The package as a file that Spark hands to its executors."""
-    target = folder / "icefloe.zip"
-    with zipfile.ZipFile(target, "w") as archive:
-        for path in (SOURCE / "icefloe").rglob("*"):
-            if path.suffix in (".py", ".properties"):
-                archive.write(path, path.relative_to(SOURCE))
-    return target
+def test_an_ingest_runs_behind_spark_connect(tmp_path: Path, opened: Open, expected: Open) -> None:
+    pytest.importorskip("grpc_status")
+    write_month(tmp_path / "files", days=2, **GRID)
+    driver = _start(master="connect", files=str(tmp_path / "files"), repo=str(tmp_path / "repo"), package="shipped")
+    out, err = driver.communicate(timeout=380)
+    assert driver.returncode == 0, err[-3000:]
+    assert "icefloe-" in json.loads(out.splitlines()[-1])["package"]
+    xr.testing.assert_equal(
+        opened(tmp_path / "repo").drop_vars("orography"), expected(tmp_path / "files").drop_vars("orography")
+    )
 
 
 def test_an_ingest_survives_the_death_of_an_executor(tmp_path: Path, opened: Open, expected: Open) -> None:
     write_month(tmp_path / "files", days=24, **GRID)
     driver = _start(
         master="local-cluster[2,1,1024]", files=str(tmp_path / "files"), repo=str(tmp_path / "repo"), kill="executor",
-        package=str(_package(tmp_path)),
+        package=str(pack_package(tmp_path)),
     )  # fmt: skip
     out, err = driver.communicate(timeout=380)
     assert driver.returncode == 0, err[-3000:]
     told = json.loads(out.splitlines()[-1])
     assert len(told["killed"]) == 1 and told["tasks"] >= 24
-    assert "icefloe.zip" in told["package"]
+    assert ".zip" in told["package"]
     xr.testing.assert_equal(
         opened(tmp_path / "repo").drop_vars("orography"), expected(tmp_path / "files").drop_vars("orography")
     )

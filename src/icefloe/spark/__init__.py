@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from icefloe.spark.publishing import AuditReport, write_audit_publish
     from icefloe.spark.reduction import reduce
     from icefloe.spark.registration import register
+    from icefloe.spark.shipping import ship_package
     from icefloe.spark.tasks import SparkJob, run_tasks
 
 _HOMES = {
@@ -33,6 +34,7 @@ _HOMES = {
     "reduce": "reduction",
     "register": "registration",
     "run_tasks": "tasks",
+    "ship_package": "shipping",
     "table": "cells",
     "write_audit_publish": "publishing",
 }
@@ -53,6 +55,7 @@ __all__ = [
     "reduce",
     "register",
     "run_tasks",
+    "ship_package",
     "table",
     "write_audit_publish",
 ]
