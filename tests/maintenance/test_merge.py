@@ -180,3 +180,12 @@ def test_unrelated_work_merges_beside_concurrent_commits(repo: icefloe.Repositor
     ledger.advance = contended  # type: ignore[method-assign, assignment]
     repo.merge("dev")
     assert read(repo)["a"][0] == 10 and messages(repo)[1] == "in between"
+
+
+def test_a_branch_can_be_merged_again_and_again(repo: icefloe.Repository) -> None:
+    for turn in range(3):
+        write(repo, "dev", a={turn: 10 + turn})
+        write(repo, "main", b={turn: 20 + turn})
+        repo.merge("dev")
+        assert repo.plan_merge("dev").up_to_date and repo.plan_merge("dev", fast_forward=False).up_to_date
+    assert read(repo) == {"a": [10, 11, 12, 1, 1, 1], "b": [20, 21, 22, 2, 2, 2]}

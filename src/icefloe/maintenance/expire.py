@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
 
 from icefloe.errors import ObjectNotFoundError
@@ -31,22 +32,35 @@ async def apply_expiry(engine: Engine, plan: ExpiryPlan) -> ExpiryPlan:
     await engine.ledger.check_writable()
     if plan.change.is_empty():
         return plan
-    if engine.capabilities.transaction_logs and not engine.ledger.keeps_pruned_logs:
-        # Before the parents change: a log that tells of too much is a needless conflict, one of too little a lost one.
-        reading = read_anew(engine)
-        for child, skipped in plan.skipped.items():
-            await _extend_log(engine, reading, child, skipped, plan.change.parents[child])
+    seams = {} if engine.ledger.keeps_pruned_logs or not engine.capabilities.transaction_logs else plan.skipped
+    reading = read_anew(engine)
+    exact = {}
+    for child, skipped in seams.items():
+        # Until the parents change, the log tells of both: one that tells of too little would hide a conflict.
+        own = await _log_since(reading, [child], skipped[0])
+        exact[child] = await _log_since(reading, [*reversed(skipped), child], plan.change.parents[child])
+        await _write_log(engine, child, _union(own, exact[child]))
     await engine.ledger.change_history(plan.change)
+    for child, log in exact.items():
+        await _write_log(engine, child, log)
     return plan
 
 
-async def _extend_log(
-    engine: Engine, reading: Reading, child: ObjectId, skipped: tuple[ObjectId, ...], parent: ObjectId
-) -> None:
-    """Make the log of a snapshot tell of everything since its new parent."""
-    log = await _log_since(reading, [*reversed(skipped), child], parent)
-    await engine.archive.flush_transaction_log(child, log)
-    engine.archive.forget_transaction_log(child)
+async def _write_log(engine: Engine, snapshot_id: ObjectId, log: TransactionLog) -> None:
+    await engine.archive.flush_transaction_log(snapshot_id, log)
+    engine.archive.forget_transaction_log(snapshot_id)
+
+
+def _union(one: TransactionLog, other: TransactionLog) -> TransactionLog:
+    """Everything that either log tells; what one created and the other deleted is told twice."""
+    joined = merge_logs(one, other)
+    return replace(
+        joined,
+        new_groups=one.new_groups | other.new_groups,
+        new_arrays=one.new_arrays | other.new_arrays,
+        deleted_groups=one.deleted_groups | other.deleted_groups,
+        deleted_arrays=one.deleted_arrays | other.deleted_arrays,
+    )
 
 
 async def _log_since(reading: Reading, snapshots: list[ObjectId], parent: ObjectId) -> TransactionLog:

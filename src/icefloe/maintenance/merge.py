@@ -23,6 +23,8 @@ from icefloe.session.logs import merge_logs
 from icefloe.session.status import diff_of_changes
 from icefloe.session.workspace import Workspace
 
+MERGED = "merged_snapshot"
+"""Metadata of a merge: the snapshot whose changes it brought."""
 _TRIES = 20
 
 
@@ -85,12 +87,10 @@ def _plan(request: MergeRequest, moved: Transplant) -> MergePlan:
 
 async def _shortcut(engine: Engine, request: MergeRequest) -> MergePlan | None:
     """A plan without a commit, where the branch may simply be moved or holds the change already."""
-    if not request.may_fast_forward:
-        return None
     tip = (await engine.ledger.fetch_tip(request.branch)).snapshot_id
-    if tip != request.old and request.new != request.old:
-        return None
     up_to_date = request.new == request.old
+    if not up_to_date and not (request.may_fast_forward and tip == request.old):
+        return None
     diff = Diff() if up_to_date else await diff_between(engine, tip, request.new)
     return MergePlan(
         request.branch, tip, request.new, request.old, diff, fast_forward=not up_to_date, up_to_date=up_to_date
@@ -104,13 +104,18 @@ async def _apply_shortcut(engine: Engine, plan: MergePlan) -> ObjectId:
     return plan.source
 
 
-async def find_merge_base(engine: Engine, one: ObjectId, other: ObjectId) -> ObjectId:
-    """The newest snapshot that two histories share."""
-    known = {info.id async for info in engine.ledger.ancestry(one)}
-    async for info in engine.ledger.ancestry(other):
+async def find_merge_base(engine: Engine, source: ObjectId, target: ObjectId) -> ObjectId:
+    """The newest snapshot of the source's history that the target has, in its own history or by an earlier merge."""
+    known: set[ObjectId] = set()
+    async for info in engine.ledger.ancestry(target):
+        known.add(info.id)
+        merged = info.metadata.get(MERGED)
+        if isinstance(merged, str):
+            known.add(merged)
+    async for info in engine.ledger.ancestry(source):
         if info.id in known:
             return info.id
-    raise InvalidInputError(f"the histories of {one} and {other} have nothing in common; they cannot be merged")
+    raise InvalidInputError(f"the histories of {source} and {target} have nothing in common; they cannot be merged")
 
 
 async def fetch_parent(engine: Engine, snapshot_id: ObjectId) -> ObjectId:

@@ -73,7 +73,8 @@ def find_untold(told: TransactionLog, true: TransactionLog, present: frozenset[N
         expected, found = getattr(true, name), getattr(told, name)
         if expected - found:
             return f"{len(expected - found)} {name.replace('_', ' ')} are not in the log"
-        wrong = found - expected - present if name.startswith("new") else found & present
+        gone = present | told.deleted_arrays | told.deleted_groups
+        wrong = found - expected - gone if name.startswith("new") else found & present
         if wrong:
             return f"the log tells of {len(wrong)} {name.replace('_', ' ')} that there are not"
     updated = told.updated_arrays | told.updated_groups

@@ -90,7 +90,7 @@ class MergingDoor:
         ledger = self._engine.ledger
         ours, theirs = await ledger.fetch_tip(source), await ledger.fetch_tip(into)
         base = await merging.find_merge_base(self._engine, ours.snapshot_id, theirs.snapshot_id)
-        told = {**self._default_metadata, "merged_branch": source, "merged_snapshot": ours.snapshot_id}
+        told = {**self._default_metadata, "merged_branch": source, merging.MERGED: ours.snapshot_id}
         return MergeRequest(
             into, base, ours.snapshot_id, message or f"Merge branch {source!r}", {**told, **(metadata or {})},
             solver or ConflictDetector(), fast_forward,

@@ -17,6 +17,7 @@ from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
 from icefloe.repository.administration import AdministrationDoor
 from icefloe.repository.history import HistoryDoor
+from icefloe.repository.inspection import InspectionDoor
 from icefloe.repository.maintenance import MaintenanceDoor
 from icefloe.repository.merging import MergingDoor
 from icefloe.repository.refs import RefsDoor
@@ -35,7 +36,7 @@ Place = Storage | str | Path
 Authorization = Mapping[str, Any] | None
 
 
-class Repository(RefsDoor, HistoryDoor, MaintenanceDoor, MergingDoor, AdministrationDoor, Described):
+class Repository(RefsDoor, HistoryDoor, MaintenanceDoor, MergingDoor, InspectionDoor, AdministrationDoor, Described):
     """A versioned store of Zarr hierarchies.
 
     Examples

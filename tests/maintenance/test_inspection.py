@@ -1,0 +1,58 @@
+"""What a repository is made of can be asked for, and the official package counts the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import zarr
+from tests.maintenance.histories import GENERATIONS, INLINE, LARGE, PACKED, Past, make_past
+
+import icefloe
+
+
+@pytest.mark.parametrize("version", GENERATIONS)
+def test_files_are_shown_as_plain_data(version: str) -> None:
+    past = make_past(icefloe.in_memory_storage(), version)
+    tip = past.repo.lookup_branch("main")
+    shown = past.repo.inspect_snapshot(tip)
+    assert shown["id"] == tip and {node["path"] for node in shown["nodes"]} == {"/", "/a", "/b", "/c"}
+    manifest = past.repo.inspect_manifest(shown["manifests"][0]["id"])
+    assert manifest["total_chunk_refs"] > 0 and manifest["size_bytes"] > 0
+    if past.repo.engine.capabilities.transaction_logs:
+        log = past.repo.inspect_transaction_log(tip)
+        assert len(log["new_arrays"]) == 1 and log["updated_chunks"][0]["num_chunks"] == 3
+
+
+@pytest.mark.parametrize("version", GENERATIONS)
+def test_bytes_are_counted_once(version: str) -> None:
+    repo = make_past(icefloe.in_memory_storage(), version, commits=3).repo
+    stats = repo.chunk_storage_stats()
+    assert stats.native_bytes == repo.total_chunks_storage() == 3 * 8 * (40_000 + 500)
+    assert stats.inlined_bytes > 0 and stats.virtual_bytes == 0
+    repo.create_branch("same", repo.lookup_branch("main"))
+    assert repo.chunk_storage_stats() == stats
+    assert stats.total_bytes == stats.non_virtual_bytes
+
+
+@pytest.mark.compat
+def test_the_official_package_counts_the_same(tmp_path: Path) -> None:
+    icechunk = pytest.importorskip("icechunk")
+    # The official package counts an object with several chunks as large as the first of them.
+    loose = icefloe.RepositoryConfig(chunk_packing=icefloe.ChunkPackingConfig(enabled=False))
+    place = icefloe.local_filesystem_storage(str(tmp_path))
+    past = Past(icefloe.Repository.create(place, loose, spec_version="icechunk1"))
+    for number, size in enumerate((LARGE, PACKED, INLINE)):
+        past.commit(seed=number, size=size, name="abc"[number])
+    repo = past.repo
+    session = repo.writable_session("main")
+    zarr.create_array(session.store, name="v", shape=(4,), chunks=(2,), dtype="i4")
+    for number in range(2):
+        session.store.set_virtual_ref(
+            f"v/c/{number}", "s3://bucket/file", offset=8 * number, length=8, validate_container=False
+        )
+    session.commit("virtual")
+    theirs = icechunk.Repository.open(icechunk.local_filesystem_storage(str(tmp_path))).chunk_storage_stats()
+    ours = repo.chunk_storage_stats()
+    assert (ours.native_bytes, ours.virtual_bytes) == (theirs.native_bytes, theirs.virtual_bytes)
+    assert ours.inlined_bytes == theirs.inlined_bytes
