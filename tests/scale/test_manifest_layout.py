@@ -267,3 +267,44 @@ def test_a_read_of_a_coordinate_fetches_only_its_manifest(
     assert sum(entry.received_bytes for entry in storage.journal.reads("manifests/")) < 20_000
     session.chunk_type("/v", (999, 99))
     assert len(storage.journal.reads("manifests/")) == 2
+
+
+def test_a_read_touches_only_the_cells_it_meets(
+    storage: JournalStorage, reopen: Callable[..., icefloe.Repository]
+) -> None:
+    time_by_hundreds = {ManifestSplitCondition.AnyArray(): {ManifestSplitDimCondition.DimensionName("time"): 100}}
+    config = RepositoryConfig(
+        manifest=ManifestConfig(
+            splitting=ManifestSplittingConfig.from_dict(time_by_hundreds), preload_rules=PreloadRules(paths=())
+        )
+    )
+    repo = icefloe.Repository.create(storage, config)
+    with repo.transaction("main", message="days") as store:
+        array = zarr.create_array(
+            store, name="v", shape=(1000,), chunks=(1,), dtype="i4", dimension_names=["time"], compressors=None
+        )
+        array[:] = np.arange(1, 1001)
+    assert len(manifests_of(repo, "/v")) == 10
+    session = reopen().readonly_session("main")
+    read = zarr.open_array(session.store, path="v", mode="r")
+    for window, cells in ((slice(0, 50), 1), (slice(60, 99), 1), (slice(350, 460), 3), (slice(900, 1000), 4)):
+        np.testing.assert_array_equal(read[window], np.arange(1, 1001)[window])
+        assert len(storage.journal.reads("manifests/")) == cells
+
+
+def test_a_branch_is_packed_anew_after_its_configuration_in_one_commit() -> None:
+    storage = icefloe.in_memory_storage()
+    grids = {f"/a{index}": (30 + index,) for index in range(6)} | {"/v": (300, 100)}
+    repo = icefloe.Repository.create(storage, with_container(RepositoryConfig.default()))
+    fill(repo, grids)
+    assert len(layout(repo)) == 4
+    alone = config_from_yaml(
+        "chunk-manifests: {sets: [{alone: {arrays-per-manifest: 1, cardinality: null}}], rules: [{target: alone}]}"
+    )
+    changed = icefloe.Repository.open(storage, alone)
+    tips = len(list(changed.ancestry(branch="main")))
+    changed.rewrite_manifests("one manifest each", branch="main")
+    assert layout(changed) == [{path} for path in sorted(grids)]
+    assert len(list(changed.ancestry(branch="main"))) == tips + 1
+    session = changed.readonly_session("main")
+    assert all(session.chunk_type(path, [n - 1 for n in grid]).name == "VIRTUAL" for path, grid in grids.items())
