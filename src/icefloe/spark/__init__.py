@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from icefloe.spark.analysis import Analysis, analyze
     from icefloe.spark.cells import table
     from icefloe.spark.connection import connect
     from icefloe.spark.copying import copy, rechunk
@@ -17,14 +18,20 @@ if TYPE_CHECKING:
     from icefloe.spark.reduction import reduce
     from icefloe.spark.registration import register
     from icefloe.spark.shipping import ship_package
+    from icefloe.spark.streaming import write_stream
     from icefloe.spark.tasks import SparkJob, run_tasks
+    from icefloe.spark.views import register_views
+    from icefloe.spark.writing import WriteOutcome, write
 
 _HOMES = {
+    "Analysis": "analysis",
     "AuditReport": "publishing",
     "ExportOutcome": "exporting",
     "IngestOutcome": "ingesting",
     "JobOutcome": "places",
     "SparkJob": "tasks",
+    "WriteOutcome": "writing",
+    "analyze": "analysis",
     "connect": "connection",
     "copy": "copying",
     "export": "exporting",
@@ -33,19 +40,25 @@ _HOMES = {
     "rechunk": "copying",
     "reduce": "reduction",
     "register": "registration",
+    "register_views": "views",
     "run_tasks": "tasks",
     "ship_package": "shipping",
     "table": "cells",
+    "write": "writing",
     "write_audit_publish": "publishing",
+    "write_stream": "streaming",
 }
 """The module of each public name. They load when used: workers start with what their task needs."""
 
 __all__ = [
+    "Analysis",
     "AuditReport",
     "ExportOutcome",
     "IngestOutcome",
     "JobOutcome",
     "SparkJob",
+    "WriteOutcome",
+    "analyze",
     "connect",
     "copy",
     "export",
@@ -54,10 +67,13 @@ __all__ = [
     "rechunk",
     "reduce",
     "register",
+    "register_views",
     "run_tasks",
     "ship_package",
     "table",
+    "write",
     "write_audit_publish",
+    "write_stream",
 ]
 
 if not TYPE_CHECKING:

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from icefloe.spark.change_stream import ChangesReader
+from icefloe.spark.sink import RowsWriter, StreamRowsWriter, parse_sink_options
 from icefloe.tables.metadata_tables import SCHEMAS, MetadataPart, metadata_batches, plan_parts
-from icefloe.tables.options import TableOptions, is_from_catalog, normalise_options, parse_options
+from icefloe.tables.options import (
+    STREAM_OPTIONS,
+    Point,
+    TableOptions,
+    is_from_catalog,
+    normalise_options,
+    parse_options,
+)
 from icefloe.tables.places import open_place, session_at
 from icefloe.tables.reading import layout_schema, scan_batches
 from icefloe.tables.scans import Scan, plan_scan
 from icefloe.tables.selection import BlockPart
 
+PINNED = "icefloe.pinned"
 _KEPT = "icefloe"
 """Key in a schema's metadata under which planning finds what the schema was made from."""
 
@@ -35,17 +46,29 @@ class IcefloeDataSource(DataSource):
 
     def schema(self) -> StructType:
         options = normalise_options(self.options)
-        parsed = parse_options(options)
+        parsed = parse_options(options, STREAM_OPTIONS)
         session = parsed.pin()
         if not is_from_catalog(self.options):
-            options = {key: value for key, value in options.items() if key not in ("branch", "tag", "as_of")}
-            options["snapshot_id"] = session.snapshot_id
+            options[PINNED] = session.snapshot_id
         columns = _table_schema(parsed)
         return keep_options(from_arrow_schema(columns, prefer_timestamp_ntz=False), options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = kept_options(schema) or normalise_options(self.options)
-        return TableReader(parse_options(options))
+        pinned = options.pop(PINNED, None)
+        parsed = parse_options(options, STREAM_OPTIONS)
+        return TableReader(parsed if pinned is None else replace(parsed, point=Point(snapshot_id=pinned)))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        options = kept_options(schema) or normalise_options(self.options)
+        options.pop(PINNED, None)
+        return ChangesReader(parse_options(options, STREAM_OPTIONS), options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> RowsWriter:
+        return RowsWriter(parse_sink_options(self.options, overwrite=overwrite), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamRowsWriter:  # noqa: N802 - Spark's name
+        return StreamRowsWriter(parse_sink_options(self.options, overwrite=overwrite), schema)
 
 
 def keep_options(schema: StructType, options: Mapping[str, str]) -> StructType:

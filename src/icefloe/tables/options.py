@@ -53,6 +53,7 @@ WRITE_OPTIONS: Mapping[str, str] = {
     "coordinates": "JSON object: coordinates of new arrays by dimension",
     "duplicates": "error, any, min, max, sum or mean: what happens to several rows for one cell",
     "off_grid": "error or drop: what happens to rows beyond the grid",
+    "any_order": "true: new coordinates may lie before those that are there",
     "create": "true: make a repository that is not there",
     "query": "name of a stream in the commits it makes; its checkpoint by default",
     "checkpointlocation": "Spark's own",

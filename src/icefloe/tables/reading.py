@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -94,9 +94,18 @@ def read_cells(scan: Scan, part: BlockPart) -> Iterator[pa.RecordBatch]:
             ]
             columns += [each.slice(first, end - first) for each in values]
             batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+            if scan.beyond is not None:
+                batch = batch.filter(pa.array(_is_beyond(block, places, scan.beyond)))
             kept = exact_rows(batch, scan.exact)
             if len(kept):
                 yield kept
+
+
+def _is_beyond(block: Block, places: Sequence[npt.NDArray[np.int64]], shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    outside: npt.NDArray[np.bool_] = np.logical_or.reduce(
+        [block.indices[axis][place] >= length for axis, (place, length) in enumerate(zip(places, shape, strict=True))]
+    )
+    return outside
 
 
 def read_rows(scan: Scan, part: BlockPart, layout: RowsLayout | None = None) -> Iterator[pa.RecordBatch]:

@@ -41,6 +41,8 @@ class Scan:
     tensor: str = "bytes"
     exact: Predicate | None = None
     """A condition that cells must satisfy before they leave the task."""
+    beyond: tuple[int, ...] | None = None
+    """Only cells outside of this former shape are read, where the layout is one of cells."""
 
     def session(self) -> Session:
         return session_at(self.place, self.snapshot_id)

@@ -1,0 +1,255 @@
+"""Rows into arrays: one shuffle brings the rows of a block together, tasks write whole chunks, one commit."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from icefloe.errors import StorageError
+from icefloe.repository import Repository
+from icefloe.session.conflicts import ConflictDetector, ConflictSolver
+from icefloe.session.session import ForkSession, Session
+from icefloe.spark.places import writing_repository
+from icefloe.spark.tasks import FINAL_ERRORS, TaskFailure, parallelism, reason_of
+from icefloe.tables.assembly import gather_tables, merge_uniques, unique_values, write_fragments
+from icefloe.tables.fragments import Fragment, split_rows, unpack_fragment
+from icefloe.tables.targets import Target, WriteOptions, apply_target, plan_target, positions, write_dims
+
+ROWS_PER_FRAGMENTS = 1 << 19
+"""Rows that are sorted into blocks together before they travel."""
+_TASK_BYTES = 64 << 20
+_TASKS_PER_CORE = 2
+_OUTCOME = "outcome binary"
+_FRAGMENTS = "task int, block long, data binary"
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOutcome:
+    """What a write did; `snapshot_id` is None when there was nothing to write."""
+
+    snapshot_id: str | None
+    cells: int
+    chunks: int
+    tasks: int
+    seconds: float
+
+
+def write(
+    df: DataFrame,
+    repo: Repository | str | os.PathLike[str],
+    *,
+    group: str = "/",
+    dims: Sequence[str] | None = None,
+    mode: str = "append",
+    append_dim: str | None = None,
+    chunks: Mapping[str, int] | None = None,
+    coordinates: Mapping[str, Any] | None = None,
+    duplicates: str = "error",
+    off_grid: str = "error",
+    any_order: bool = False,
+    branch: str = "main",
+    message: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    rebase_with: ConflictSolver | None = None,
+) -> WriteOutcome:
+    """Write rows to cells of arrays, with one commit.
+
+    Every column is a dimension or a variable. The DataFrame is read twice: once for the coordinates, once for the
+    values; cache it if it is costly to compute.
+
+    Parameters
+    ----------
+    repo
+        A repository, or its path or URL; one that is not there is created.
+    dims
+        Columns that are dimensions, in order. Not needed where the arrays exist.
+    mode
+        `append`: new coordinates along `append_dim` extend the arrays, other rows set cells that exist; `upsert`: rows
+        only set cells that exist; `overwrite`: the arrays and their coordinates are replaced; `error`: the arrays must
+        not exist.
+    append_dim
+        The dimension that grows; the first one when not given.
+    chunks
+        Chunk lengths of new arrays by dimension.
+    coordinates
+        The coordinates of new arrays by dimension; those of the rows, sorted, when not given.
+    duplicates
+        What happens to several rows for one cell: `error`, `any` of them, `min`, `max`, `sum` or `mean`.
+    off_grid
+        What happens to rows beyond the grid: `error` or `drop`.
+    any_order
+        Let new coordinates come before those that are there; they are put at the end all the same.
+
+    Examples
+    --------
+    >>> from icefloe.spark import write
+    >>> write(df, "s3://bucket/weather", dims=["time", "lat", "lon"], chunks={"time": 24})  # doctest: +SKIP
+    """
+    started = time.monotonic()
+    options = WriteOptions(
+        "/" + group.strip("/"), tuple(dims) if dims is not None else None, mode, append_dim, dict(chunks or {}),
+        dict(coordinates or {}), duplicates, off_grid, any_order,
+    )  # fmt: skip
+    repository = writing_repository(repo)
+    session = repository.writable_session(branch)
+    outcome = write_to_session(df, session, options)
+    if not session.has_uncommitted_changes:
+        return WriteOutcome(None, 0, 0, outcome.tasks, time.monotonic() - started)
+    text = message or f"Write {outcome.cells:,} cells"
+    snapshot_id = session.commit(text, metadata, rebase_with=rebase_with or ConflictDetector())
+    return WriteOutcome(str(snapshot_id), outcome.cells, outcome.chunks, outcome.tasks, time.monotonic() - started)
+
+
+def write_to_session(df: DataFrame, session: Session, options: WriteOptions) -> WriteOutcome:
+    """Write rows into a session that is committed by the caller."""
+    started = time.monotonic()
+    spark = df.sparkSession
+    schema = to_arrow_schema(df.schema, timezone="UTC")
+    dims = write_dims(session, options, df.columns)
+    incoming = fetch_coordinates(df, dims, schema)
+    if not len(incoming[dims[0]]):
+        return WriteOutcome(None, 0, 0, 0, time.monotonic() - started)
+    target = plan_target(session, options, schema, incoming)
+    apply_target(session, target)
+    routing = plan_routing(target, incoming, parallelism(spark))
+    frame = df.select(*[_quoted(name) for name in df.columns])
+    fragments = frame.mapInArrow(_Split(target, routing, options.off_grid == "drop"), _FRAGMENTS)
+    routed = fragments.repartitionById(routing.tasks, "task").sortWithinPartitions("block")
+    written = _run(routed.mapInArrow(_Assemble(pickle.dumps(session.fork()), target, options.duplicates), _OUTCOME))
+    session.link_parts([parts for parts, _ in written])
+    cells = sum(count for _, count in written)
+    return WriteOutcome(None, cells, sum(p.chunks for p, _ in written), routing.tasks, time.monotonic() - started)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def fetch_coordinates(df: DataFrame, dims: Sequence[str], schema: pa.Schema) -> dict[str, pa.Array]:
+    """The distinct values of dimension columns, found in one pass."""
+    frame = df.select(*[_quoted(name) for name in dims])
+    found = _run(frame.mapInArrow(_find_uniques, _OUTCOME))
+    empty = {name: pa.array([], type=schema.field(name).type) for name in dims}
+    return merge_uniques([empty, *found])
+
+
+def _find_uniques(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    held: dict[str, pa.Array] | None = None
+    for table in gather_tables(batches, ROWS_PER_FRAGMENTS):
+        found = {name: unique_values(table.column(name)) for name in table.column_names}
+        held = found if held is None else merge_uniques([held, found])
+    if held is not None:
+        yield pa.RecordBatch.from_pydict({"outcome": [pickle.dumps(held)]})
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Which task assembles a block: touched blocks, ranked per dimension, in equal runs."""
+
+    ranks: tuple[npt.NDArray[np.int64], ...]
+    """Per dimension: the rank of every block among those that rows touch."""
+    touched: tuple[int, ...]
+    tasks: int
+
+    def task_of(self, block: int, blocks: tuple[int, ...]) -> int:
+        rank = 0
+        for axis, coordinate in enumerate(np.unravel_index(block, blocks)):
+            rank = rank * self.touched[axis] + int(self.ranks[axis][coordinate])
+        return rank * self.tasks // max(1, int(np.prod(self.touched, dtype=np.int64)))
+
+
+def plan_routing(target: Target, incoming: Mapping[str, pa.Array], cores: int) -> Routing:
+    """Share the blocks that rows can touch among tasks."""
+    ranks, touched = [], []
+    for dimension, length, count in zip(target.dimensions, target.block, target.blocks, strict=True):
+        place = positions(incoming[dimension.name], dimension.values)
+        hit = np.zeros(count, dtype=bool)
+        hit[place[place >= 0] // length] = True
+        ranks.append(np.maximum(np.cumsum(hit) - 1, 0))
+        touched.append(max(1, int(hit.sum())))
+    blocks = int(np.prod(touched, dtype=np.int64))
+    cell_bytes = 8 * len(target.variables)
+    wanted = max(
+        cores * _TASKS_PER_CORE, blocks * int(np.prod(target.block, dtype=np.int64)) * cell_bytes // _TASK_BYTES
+    )
+    return Routing(tuple(ranks), tuple(touched), max(1, min(blocks, wanted)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """Sorts rows into fragments of blocks."""
+
+    target: Target
+    routing: Routing
+    drop_off_grid: bool
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for table in gather_tables(batches, ROWS_PER_FRAGMENTS):
+            try:
+                fragments = list(split_rows(self.target, table, drop_off_grid=self.drop_off_grid))
+            except FINAL_ERRORS as error:
+                # It travels on as a fragment of no block, so that the driver raises it as it is.
+                yield _fragment_batch([0], [-1], [pickle.dumps(error)])
+                return
+            tasks = [self.routing.task_of(fragment.block, self.target.blocks) for fragment in fragments]
+            yield _fragment_batch(tasks, [f.block for f in fragments], [f.pack() for f in fragments])
+
+
+def _fragment_batch(tasks: list[int], blocks: list[int], data: list[bytes]) -> pa.RecordBatch:
+    arrays = [pa.array(tasks, type=pa.int32()), pa.array(blocks, type=pa.int64()), pa.array(data, type=pa.binary())]
+    return pa.RecordBatch.from_arrays(arrays, names=["task", "block", "data"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Assemble:
+    """Writes the blocks of one task; fragments come sorted by block."""
+
+    fork: bytes
+    target: Target
+    duplicates: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        first = next(batches, None)
+        if first is None:
+            return
+        try:
+            fork: ForkSession = pickle.loads(self.fork)
+            cells = write_fragments(fork, self.target, self._fragments(first, batches), self.duplicates)
+            outcome: Any = (fork.write_parts("a task of rows"), cells)
+        except FINAL_ERRORS as error:
+            outcome = TaskFailure(error)
+            for _ in batches:
+                pass
+        yield pa.RecordBatch.from_pydict({"outcome": [pickle.dumps(outcome)]})
+
+    def _fragments(self, first: pa.RecordBatch, batches: Iterator[pa.RecordBatch]) -> Iterator[Fragment]:
+        for batch in chain([first], batches):
+            for block, data in zip(batch.column(1).to_pylist(), batch.column(2), strict=True):
+                if block < 0:
+                    raise pickle.loads(data.as_py())
+                yield unpack_fragment(block, data.as_py())
+
+
+def _run(frame: DataFrame) -> list[Any]:
+    """The pickled outcomes of a stage, collected directly: anything behind it could run its tasks again."""
+    try:
+        table = frame.toArrow()
+    except PySparkException as error:
+        raise StorageError(f"writing rows failed on Spark: {reason_of(error)}") from error
+    outcomes = [pickle.loads(data) for data in table.column("outcome").to_pylist()]
+    for outcome in outcomes:
+        if isinstance(outcome, TaskFailure):
+            raise outcome.error
+    return outcomes
