@@ -138,3 +138,11 @@ def test_public_names_on_pages_exist() -> None:
 def test_pages_speak_of_no_machine() -> None:
     for page in pages():
         assert not re.search(r"/tmp/|/home/|/root/|/work/", prose(page)), name_of(page)
+
+
+def test_every_room_is_described() -> None:
+    source = ROOT / "src" / "icefloe"
+    rooms = {path.stem for path in source.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    table = re.findall(r"^\| (`[^|]+) \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
+    described = set(re.findall(r"`(\w+)`", " ".join(table)))
+    assert rooms - {"__init__"} - described == set()
