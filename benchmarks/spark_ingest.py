@@ -1,0 +1,174 @@
+"""How long do many NetCDF files take? Ours on local Spark beside xarray + Dask + the official `to_icechunk`.
+
+Run with `python -m benchmarks.spark_ingest [--files 1000] [--cores 2]`. Each way runs in a process of its own, with
+sources in the page cache. Virtual ingest is compared with VirtualiZarr where it is installed. Start-up of Spark is told
+apart: a pipeline pays it once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+HOURS, NLAT, NLON = 24, 73, 144
+CHUNKS = (4, 25, 36)
+"""A few hundred chunks a file: 6 x 3 x 4 for each of five variables."""
+
+
+def make_files(folder: Path, count: int) -> None:
+    """One file a day."""
+    from icefloe.ingest.synthetic import write_month
+
+    write_month(folder, days=count, nlat=NLAT, nlon=NLON, chunks=CHUNKS)
+
+
+def ours(mode: str) -> Callable[[Path, Path, int], dict[str, float]]:
+    def run(files: Path, target: Path, cores: int) -> dict[str, float]:
+        from icefloe.spark import SparkJob, connect, ingest, run_tasks
+
+        started = time.perf_counter()
+        spark = connect(f"local[{cores},4]")
+        run_tasks(spark, SparkJob(_warm, "starting workers"), list(range(cores)))
+        ready = time.perf_counter()
+        outcome = ingest(spark, files, target / "repo", mode=mode, chunks={"time": HOURS} if mode == "native" else None)
+        done = time.perf_counter()
+        spark.stop()
+        return {"seconds": done - ready, "start": ready - started, "references": outcome.references}
+
+    return run
+
+
+def _warm(_: int) -> None:
+    import icefloe.ingest.parsers.hdf5
+    import icefloe.spark.ingest_work  # noqa: F401
+
+
+def dask_native(files: Path, target: Path, cores: int) -> dict[str, float]:
+    import dask
+    import xarray as xr
+    from icechunk.xarray import to_icechunk
+
+    import icechunk
+
+    started = time.perf_counter()
+    with dask.config.set(scheduler="processes", num_workers=cores):
+        data = xr.open_mfdataset(
+            sorted(str(path) for path in files.glob("*.nc")), engine="netcdf4", chunks={"time": HOURS}, parallel=True,
+            data_vars="minimal", coords="minimal", compat="override",
+        )  # fmt: skip
+        for variable in data.variables.values():
+            variable.encoding = {}
+        repository = icechunk.Repository.create(icechunk.local_filesystem_storage(str(target / "repo")))
+        session = repository.writable_session("main")
+        fork = session.fork()
+        to_icechunk(data, fork)
+        session.merge(fork)
+        session.commit("files")
+    return {"seconds": time.perf_counter() - started}
+
+
+def virtualizarr(files: Path, target: Path, cores: int) -> dict[str, float]:
+    from concurrent.futures import ProcessPoolExecutor
+
+    import xarray as xr
+
+    import icechunk
+
+    started = time.perf_counter()
+    paths = sorted(str(path) for path in files.glob("*.nc"))
+    with ProcessPoolExecutor(cores) as pool:
+        parts = list(pool.map(_virtual_dataset, paths, chunksize=16))
+    data = xr.concat(parts, dim="time", data_vars="minimal", coords="minimal", compat="override")
+    config = icechunk.RepositoryConfig.default()
+    store = icechunk.local_filesystem_store(str(files))
+    config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(f"file://{files}/", store))
+    repository = icechunk.Repository.create(icechunk.local_filesystem_storage(str(target / "repo")), config)
+    session = repository.writable_session("main")
+    data.virtualize.to_icechunk(session.store)
+    session.commit("files")
+    return {"seconds": time.perf_counter() - started}
+
+
+def _virtual_dataset(path: str) -> object:
+    from obspec_utils.registry import ObjectStoreRegistry
+    from obstore.store import LocalStore
+    from virtualizarr import open_virtual_dataset
+    from virtualizarr.parsers import HDFParser
+
+    registry = ObjectStoreRegistry({"file://": LocalStore()})
+    return open_virtual_dataset(
+        f"file://{path}", registry=registry, parser=HDFParser(), loadable_variables=["time", "latitude", "longitude"]
+    )
+
+
+WAYS: dict[str, Callable[[Path, Path, int], dict[str, float]]] = {
+    "native: xarray + Dask + official": dask_native,
+    "native: icefloe on Spark": ours("native"),
+    "virtual: VirtualiZarr + official": virtualizarr,
+    "virtual: icefloe on Spark": ours("virtual"),
+}
+
+
+def check(files: Path, target: Path, *, sample: int) -> bool:
+    """Whether cells of some files are in the repository as they are in the files."""
+    import numpy as np
+    import xarray as xr
+
+    import icefloe
+
+    allowed = {f"file://{files}/": None}
+    repository = icefloe.Repository.open(str(target / "repo"), authorize_virtual_chunk_access=allowed)
+    data = xr.open_zarr(repository.readonly_session("main").store, consolidated=False)
+    paths = sorted(files.glob("*.nc"))
+    for index in np.linspace(0, len(paths) - 1, sample).astype(int):
+        with xr.open_dataset(paths[index], engine="netcdf4") as source:
+            part = data.isel(time=slice(index * HOURS, (index + 1) * HOURS))
+            if not all(np.array_equal(part[n].values, source[n].values, equal_nan=True) for n in ("t2m", "tp", "time")):
+                return False
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--files", type=int, default=1000)
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--check", type=int, default=10, help="files to compare cell by cell")
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        way, files, target = arguments.child
+        print(json.dumps(WAYS[way](Path(files), Path(target), arguments.cores)))
+        return
+    print(f"{'way':<36} {'seconds':>9} {'Spark start':>12} {'equal':>6}")
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        files = Path(folder) / "files"
+        make_files(files, arguments.files)
+        for way in WAYS:
+            if "VirtualiZarr" in way and importlib.util.find_spec("virtualizarr") is None:
+                print(f"{way:<36} {'-':>9}  (virtualizarr is not installed)")
+                continue
+            with tempfile.TemporaryDirectory(prefix="bench-") as target:
+                command = [sys.executable, "-m", "benchmarks.spark_ingest", "--cores", str(arguments.cores)]
+                command += ["--child", way, str(files), target]
+                done = subprocess.run(
+                    command, capture_output=True, text=True, check=False, env={**os.environ, "ICECHUNK_LOG": "error"}
+                )
+                if done.returncode:
+                    print(f"{way:<36} failed: {done.stderr.strip().splitlines()[-1]}")
+                    continue
+                told = json.loads(done.stdout.strip().splitlines()[-1])
+                equal = check(files, Path(target), sample=min(arguments.check, arguments.files))
+                start = f"{told['start']:.1f}" if "start" in told else "-"
+                print(f"{way:<36} {told['seconds']:>9.1f} {start:>12} {equal!s:>6}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
