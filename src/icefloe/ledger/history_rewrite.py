@@ -15,14 +15,15 @@ from icefloe.model.snapshot import Snapshot
 async def reparent(archive: Archive, tips: Iterable[ObjectId], snapshot_id: ObjectId, parent_id: ObjectId) -> None:
     """Rewrite a snapshot, and descendants below the tips that quote its ancestors, in place.
 
-    The snapshot itself comes last: as long as it has its old parent, whoever repeats this does all of it again.
+    The snapshot itself comes first: as long as a descendant still quotes the old parent, history as it is walked shows
+    that parent, and whoever expires it again does all of this again.
     """
     parent = await archive.fetch_snapshot(parent_id)
     quoting: dict[ObjectId, Snapshot] = {}
     for tip in tips:
         for descendant in await _find_quoting(archive, tip, snapshot_id):
             quoting[descendant.id] = descendant
-    for descendant in [*quoting.values(), await archive.fetch_snapshot(snapshot_id)]:
+    for descendant in [await archive.fetch_snapshot(snapshot_id), *quoting.values()]:
         archive.forget_snapshot(descendant.id)
         await archive.flush_snapshot(plan_reparented(descendant, snapshot_id, parent))
         archive.forget_snapshot(descendant.id)

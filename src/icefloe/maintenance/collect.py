@@ -54,6 +54,9 @@ async def collect(engine: Engine, request: CollectionRequest) -> GCSummary:
         raise ReadOnlyError(f"{reading.storage.url} takes no writes; garbage cannot be collected")
     marking = await plan_collection_of(reading, request)
     await apply_plan(engine, reading, marking)
+    if not request.incremental and isinstance(engine.storage, LocalStorage):
+        age = dt.datetime.now(dt.UTC) - marking.plan.cutoff
+        await engine.storage.remove_leftovers(max(age, dt.timedelta(minutes=5)))
     if request.incremental:
         now = microseconds(await fetch_store_time(reading.storage))
         mark = next_mark(reading.format, marking.marked, marking.plan, marking.listings, now)
@@ -140,18 +143,15 @@ async def apply_plan(engine: Engine, reading: Reading, marking: Marking) -> None
     if marking.plan.is_empty():
         return
     doomed = frozenset(garbage["snapshots"].texts())
-    await _check_refs(reading, marking, doomed)
+    await check_refs(reading, marking, doomed)
     await _forget(engine, doomed, marking.marked.listed)
     for kind in KINDS:
         await delete_objects(reading, kind, garbage[kind])
     for snapshot_id in doomed:
         engine.archive.forget_snapshot(snapshot_id)
-    if isinstance(engine.storage, LocalStorage):
-        age = dt.datetime.now(dt.UTC) - marking.plan.cutoff
-        await engine.storage.remove_leftovers(max(age, dt.timedelta(minutes=5)))
 
 
-async def _check_refs(reading: Reading, marking: Marking, doomed: frozenset[ObjectId]) -> None:
+async def check_refs(reading: Reading, marking: Marking, doomed: frozenset[ObjectId]) -> None:
     """Follow refs that moved since the mark down to a snapshot that stays."""
     fresh = await fetch_all_refs(reading.ledger)
     for start in fresh.targets() - marking.marked.refs.targets():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Container, Mapping
+from collections.abc import AsyncIterator, Container, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -65,7 +65,24 @@ async def fetch_history(reading: Reading) -> History:
                     break
                 found[info.id] = info
                 previous = info.id
-    return History(refs, found, misquoted=misquoted if existing is not None else {})
+    if existing is None:
+        return History(refs, found)
+    for start in refs.targets():
+        quoted = (await reading.archive.fetch_snapshot(start)).history
+        misquoted.update(_find_contradictions(quoted, found))
+    return History(refs, found, misquoted=misquoted)
+
+
+def _find_contradictions(
+    quoted: Sequence[SnapshotInfo], found: Mapping[ObjectId, SnapshotInfo]
+) -> dict[ObjectId, ObjectId]:
+    """Snapshots that are quoted with another parent: somebody died while changing it."""
+    contradicted = {}
+    for entry in quoted:
+        known = found[entry.id].parent_id if entry.id in found else None
+        if known is not None and entry.parent_id is not None and known != entry.parent_id:
+            contradicted[entry.id] = known
+    return contradicted
 
 
 def _follow_listed(refs: Refs, listed: Mapping[ObjectId, SnapshotInfo], found: dict[ObjectId, SnapshotInfo]) -> None:

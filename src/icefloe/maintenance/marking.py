@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -79,30 +79,47 @@ async def mark(
     known: Known | None = None,
     limits: FetchLimits | None = None,
 ) -> Marked:
-    """Find everything that must stay.
+    """Find everything that must stay, down to chunk objects; see `mark_snapshots`."""
+    known, limits = known or Known(), limits or FetchLimits()
+    sizes: dict[ObjectId, int] = {}
+    marked = await mark_snapshots(reading, young, existing, known, limits, sizes)
+    manifests = await _mark_manifests(reading, list(marked.manifests), sizes, known, limits)
+    return replace(marked, manifests=manifests, chunks=await asyncio.to_thread(live_keys, manifests))
+
+
+async def mark_snapshots(
+    reading: Reading,
+    young: frozenset[ObjectId],
+    existing: frozenset[ObjectId],
+    known: Known | None = None,
+    limits: FetchLimits | None = None,
+    sizes: dict[ObjectId, int] | None = None,
+) -> Marked:
+    """Find everything that must stay, except chunk objects: of manifests only the names.
 
     `young` are snapshots whose files are too young to go: they stay with all they name, so that a commit under way and
-    a snapshot that was saved without a branch keep theirs. `existing` are all snapshot files.
-    Whatever a ref leads to must be readable, or this raises.
+    a snapshot that was saved without a branch keep theirs. `existing` are all snapshot files. `sizes` takes the bytes
+    of manifests. Whatever a ref leads to must be readable, or this raises.
     """
-    known, limits = known or Known(), limits or FetchLimits()
     refs = await fetch_all_refs(reading.ledger)
     listed = await reading.ledger.fetch_listed()
     parents = None if listed is None else {key: info.parent_id for key, info in listed.items()}
-    marker = _SnapshotMarker(reading, known, parents, limits)
+    marker = _SnapshotMarker(reading, known or Known(), parents, limits or FetchLimits())
     await marker.follow(refs.targets(), must_exist=True)
     quoted = {each for facts in marker.found.values() for each in facts.quoted}
     await marker.follow((quoted & existing) | young, must_exist=False)
     facts = marker.found
-    manifest_ids = dict.fromkeys(each for fact in facts.values() for each in fact.manifests)
-    manifests = await _mark_manifests(reading, list(manifest_ids), marker.sizes, known, limits)
+    nothing = np.empty((0, reading.format.capabilities.object_id_bytes), dtype=np.uint8)
+    names = dict.fromkeys(each for fact in facts.values() for each in fact.manifests)
+    if sizes is not None:
+        sizes.update(marker.sizes)
     return Marked(
         refs=refs,
         snapshots=facts,
         logs=frozenset(facts) | await reading.ledger.fetch_all_pruned_logs(),
-        manifests=manifests,
+        manifests={name: ManifestFacts(name, nothing) for name in names},
         attributes=frozenset(each for fact in facts.values() for each in fact.attributes),
-        chunks=await asyncio.to_thread(live_keys, manifests),
+        chunks=np.empty(0, dtype=np.uint64),
         listed=frozenset(listed or ()),
     )
 

@@ -1,0 +1,65 @@
+"""Collection and compaction on Spark do what they do alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from tests.maintenance.histories import count, make_past, now
+
+import icefloe
+from icefloe.blocking import run_blocking
+from icefloe.maintenance.compact_plan import CompactRequest, Layout
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+def test_a_collection_on_spark_deletes_what_one_alone_would(spark, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    from icefloe.spark import maintenance
+
+    past = make_past(icefloe.local_filesystem_storage(str(tmp_path)), "repository")
+    assert len(maintenance.expire(spark, past.repo, retain_last=1).expired) == 5
+    expected = past.repo.garbage_collect(now(), dry_run=True)
+    assert maintenance.collect_garbage(spark, past.repo, now(), dry_run=True) == expected
+    assert maintenance.collect_garbage(spark, past.repo, now()) == expected
+    assert past.repo.garbage_collect(now()) == icefloe.GCSummary()
+    assert maintenance.verify(spark, past.repo).is_clean
+    past.check()
+
+
+def test_an_inventory_replaces_the_listing(spark, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    from icefloe.spark import maintenance
+
+    past = make_past(icefloe.local_filesystem_storage(str(tmp_path)), "repository")
+    past.repo.expire_snapshots(retain_last=1)
+    expected = past.repo.garbage_collect(now(), dry_run=True)
+
+    async def everything() -> list[tuple[str, int, object]]:
+        return [
+            (item.key, item.size_bytes, item.last_modified)
+            async for page in past.repo.storage.list("")
+            for item in page
+        ]
+
+    rows = run_blocking(everything())
+    table = pa.table({
+        "key": [row[0] for row in rows],
+        "size": [row[1] for row in rows],
+        "last_modified": pa.array([row[2] for row in rows], pa.timestamp("us", tz="UTC")),
+    })  # fmt: skip
+    inventory = maintenance.inventory_from_frame(past.repo, table)
+    assert maintenance.collect_garbage(spark, past.repo, now(), inventory=inventory) == expected
+    past.check()
+
+
+def test_arrays_are_compacted_in_tasks(spark, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    from icefloe.spark import maintenance
+
+    past = make_past(icefloe.local_filesystem_storage(str(tmp_path)), "repository")
+    done = maintenance.compact(spark, past.repo, CompactRequest(layout=Layout.UNPACK))
+    assert sum(each.chunks for each in done) == 3  # type: ignore[union-attr]
+    past.repo.expire_snapshots(retain_last=1)
+    past.repo.garbage_collect(now())
+    assert count(past.repo)["chunks"] == 6
+    past.check()
