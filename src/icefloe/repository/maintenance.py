@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from icefloe.blocking import run_blocking
@@ -16,12 +17,15 @@ from icefloe.maintenance.compact_plan import ChunkOrder, CompactionPlan, Compact
 from icefloe.maintenance.expire import apply_expiry, expire, plan_expiry_of
 from icefloe.maintenance.expire_plan import ExpiryPlan, ExpiryRequest, RetentionRule
 from icefloe.maintenance.marking import FetchLimits
+from icefloe.maintenance.mirror import MirrorPlan, mirror, plan_mirror
 from icefloe.maintenance.reading import read_anew
 from icefloe.maintenance.repair import repair as repair_damage
 from icefloe.maintenance.rewrite import RewriteRequest, rewrite_manifests
 from icefloe.maintenance.verify import VerifyRequest, verify
 from icefloe.maintenance.verify_report import VerifyReport
 from icefloe.session.engine import Engine
+from icefloe.storage.build import resolve_storage
+from icefloe.storage.contract import Storage
 
 
 class MaintenanceDoor:
@@ -307,6 +311,21 @@ class MaintenanceDoor:
         """`materialize`, awaited."""
         request = _compact_request(branch, Layout.MATERIALIZE, arrays, region, "chunk", message, settings)
         return await compact(self._engine, await plan_compaction(self._engine, request))
+
+    def mirror(self, target: Storage | str | Path) -> MirrorPlan:
+        """Make another storage a copy of this repository; again, only what is new is copied.
+
+        Readers of the copy see the old state or the new one. Nobody may commit to the copy.
+        """
+        return run_blocking(self.mirror_async(target))
+
+    async def mirror_async(self, target: Storage | str | Path) -> MirrorPlan:
+        """`mirror`, awaited."""
+        return await mirror(self._engine, resolve_storage(target))
+
+    def plan_mirror(self, target: Storage | str | Path) -> MirrorPlan:
+        """What `mirror` would copy now; nothing is changed."""
+        return run_blocking(plan_mirror(self._engine, resolve_storage(target)))
 
     def verify(self, *, logs: bool = True, decode: bool = False, repair: bool = False) -> VerifyReport:
         """Check that everything branches and tags lead to is there and is what it should be.

@@ -1,0 +1,136 @@
+"""Copying a repository to another storage, object by object, again and again at the cost of what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from icefloe.display.amounts import format_bytes, format_count
+from icefloe.errors import InvalidInputError, ObjectNotFoundError
+from icefloe.ledger.detect import detect_generation
+from icefloe.maintenance.collect import folders_of
+from icefloe.maintenance.reading import Reading, read_anew, stream_bounded
+from icefloe.maintenance.store_clock import FOLDER
+from icefloe.session.engine import Engine
+from icefloe.storage.contract import ObjectInfo, Storage
+
+_COPIES_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorPlan:
+    """What is copied: data first, then what names it, refs last; `removed` are refs that the source no longer has."""
+
+    copied: tuple[ObjectInfo, ...]
+    removed: tuple[str, ...]
+    unchanged: int
+
+    def __str__(self) -> str:
+        size = sum(item.size_bytes for item in self.copied)
+        return (
+            f"{format_count(len(self.copied), 'object')} ({format_bytes(size)}) to copy, {self.unchanged:,} are there, "
+            f"{len(self.removed)} to remove"
+        )
+
+
+async def plan_mirror(engine: Engine, target: Storage) -> MirrorPlan:
+    """What a mirror would copy now."""
+    return (await _prepare(engine, target))[0]
+
+
+async def _prepare(engine: Engine, target: Storage) -> tuple[MirrorPlan, dict[str, bytes]]:
+    """The plan, and the bytes of refs as they were before anything else was listed.
+
+    What refs name is there by then, so that it is listed and copied. An object whose name is random is the same
+    wherever it has the same size; what can change in place is compared by time, too, and copied when in doubt.
+    """
+    await _check_target(engine, target)
+    reading = read_anew(engine)
+    order = _folders(reading)
+    theirs = {item.key: item async for page in target.list("") for item in page}
+    mutable = [item for item in await _list(reading.storage) if _rank(item.key, order) > len(order)]
+    changed = [item for item in mutable if _differs(item, theirs.get(item.key), ())]
+    captured: dict[str, bytes] = {}
+    async for key, data in stream_bounded(lambda item: _capture(reading.storage, item), changed, _COPIES_AT_ONCE):
+        if data is not None:
+            captured[key] = data
+    files = [item for item in await _list(reading.storage) if _rank(item.key, order) < len(order)]
+    copied = [item for item in files if _differs(item, theirs.get(item.key), tuple(order[:-1]))]
+    copied += [item for item in changed if item.key in captured]
+    copied.sort(key=lambda item: (_rank(item.key, order), item.key))
+    present = {item.key for item in mutable}
+    removed = [key for key in theirs if key not in present and _rank(key, order) > len(order)]
+    unchanged = len(files) + len(mutable) - len(copied)
+    return MirrorPlan(tuple(copied), tuple(sorted(removed)), unchanged), captured
+
+
+async def _list(storage: Storage) -> list[ObjectInfo]:
+    return [item async for page in storage.list("") for item in page if not item.key.startswith(FOLDER)]
+
+
+async def _capture(storage: Storage, item: ObjectInfo) -> tuple[str, bytes | None]:
+    try:
+        return item.key, await storage.get(item.key)
+    except ObjectNotFoundError:
+        return item.key, None
+
+
+def _folders(reading: Reading) -> list[str]:
+    folders = folders_of(reading)
+    return [
+        folders[kind]
+        for kind in ("chunks", "attributes", "manifests", "transaction_logs", "snapshots")
+        if kind in folders
+    ]
+
+
+def _rank(key: str, order: Sequence[str]) -> int:
+    for rank, folder in enumerate(order):
+        if key.startswith(folder):
+            return rank
+    return len(order) + 1
+
+
+def _differs(ours: ObjectInfo, theirs: ObjectInfo | None, immutable: tuple[str, ...]) -> bool:
+    if theirs is None or theirs.size_bytes != ours.size_bytes:
+        return True
+    if ours.key.startswith(immutable):
+        return False
+    return theirs.last_modified < ours.last_modified
+
+
+async def _check_target(engine: Engine, target: Storage) -> None:
+    there = await detect_generation(target)
+    if there is not None and there is not engine.format.spec_version:
+        raise InvalidInputError(
+            f"{target.url} holds a repository of generation {there.value!r}; mirror to another place"
+        )
+    if there is None and not await target.is_empty():
+        raise InvalidInputError(f"{target.url} holds objects that are no repository; mirror to an empty place")
+
+
+async def mirror(engine: Engine, target: Storage) -> MirrorPlan:
+    """Make the target a copy of the repository; whoever reads there meanwhile sees the old state or the new one.
+
+    Nobody else may write to the target. Objects that the source no longer has stay until garbage is collected there.
+    """
+    plan, captured = await _prepare(engine, target)
+    reading = read_anew(engine)
+    order = _folders(reading)
+
+    async def copy(key: str) -> None:
+        data = captured.get(key)
+        if data is None:
+            try:
+                data = await reading.storage.get(key)
+            except ObjectNotFoundError:
+                return  # collected since it was listed: nothing that is copied names it
+        await target.put(key, data)
+
+    for rank in sorted({_rank(item.key, order) for item in plan.copied}):
+        batch = [item.key for item in plan.copied if _rank(item.key, order) == rank]
+        async for _ in stream_bounded(copy, batch, _COPIES_AT_ONCE):
+            pass
+    if plan.removed:
+        await target.delete(plan.removed)
+    return plan
