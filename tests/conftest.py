@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from icefloe.storage.build import in_memory_storage, local_filesystem_storage, s3_storage
+from icefloe.storage.contract import Storage
 from tests.servers.java import spark_missing
 from tests.servers.ministack import ministack_missing, ministack_server
 from tests.servers.s3 import S3Server
@@ -82,3 +84,14 @@ def seaweed_server(seaweedfs: S3Server) -> S3Server:
 def s3_bucket(s3_server: S3Server) -> str:
     """A fresh bucket on `s3_server`."""
     return s3_server.make_bucket()
+
+
+@pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.s3)])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    """An empty place of every kind that promises hold on."""
+    if request.param == "local":
+        return local_filesystem_storage(tmp_path / "repo")
+    if request.param == "memory":
+        return in_memory_storage()
+    server: S3Server = request.getfixturevalue("ministack")
+    return s3_storage(**server.storage_options(server.make_bucket()))
