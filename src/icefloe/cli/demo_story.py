@@ -24,7 +24,7 @@ from icefloe.spark.mapping import map_blocks
 from icefloe.spark.reduction import reduce
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from icefloe.spark.connection import SparkSession
 
 _FIRST_DAY = dt.date(2020, 1, 1)
 _VARIABLES = ("t2m", "msl", "tp")

@@ -10,7 +10,7 @@ import typer
 from icefloe.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from icefloe.spark.connection import SparkSession
 
 Master = Annotated[
     str | None,
