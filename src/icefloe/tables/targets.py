@@ -179,9 +179,10 @@ def _dimension(
     values = read_coordinate(session, known)
     arriving = arriving.cast(values.type, safe=False) if arriving.type != values.type else arriving
     off = arriving.filter(pc.invert(pc.is_in(arriving, value_set=values)))
-    if not len(off) or (options.off_grid == "drop" and name != _append_dim(options, grid)):
+    extends = options.mode == "append" and name == _append_dim(options, grid)
+    if not len(off) or (options.off_grid == "drop" and not extends):
         return TargetDimension(name, values, len(values), None, known.coding, known.path or "")
-    if options.mode != "append" or name != _append_dim(options, grid):
+    if not extends:
         told = "" if options.mode == "append" else f"; mode={options.mode!r} does not extend arrays"
         raise InvalidInputError(
             f"{len(off)} value(s) of {name}, such as {off[0]}, are not on the grid{told}; drop such rows with "
