@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from icefloe.archive.cache import ByteCache
 from icefloe.errors import FormatError, ObjectNotFoundError, SnapshotNotFoundError
@@ -126,6 +126,16 @@ class Archive:
         metadata: Mapping[str, str] = self.format.object_metadata(file_type)
         await self.storage.put(key, data, metadata=metadata)
         return len(data)
+
+    def cache_counts(self) -> dict[str, tuple[int, int]]:
+        """Hits and misses of the caches, per kind of file."""
+        caches: dict[str, ByteCache[ObjectId, Any]] = {
+            "snapshots": self._snapshots,
+            "manifests": self._manifests,
+            "transaction_logs": self._logs,
+            "attributes": self._attributes,
+        }
+        return {name: (cache.hits, cache.misses) for name, cache in caches.items()}
 
     def forget_snapshot(self, snapshot_id: ObjectId) -> None:
         """Drop a snapshot from the cache, after maintenance rewrote its file."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import datetime as dt
+import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +22,8 @@ from icefloe.session.session import Session
 from icefloe.storage.build import storage_from_url
 from icefloe.storage.contract import Storage
 
+METRICS = "ICEFLOE_METRICS"
+"""Names a file to which a command appends what it took, as a line of JSON."""
 _MOST_CANDIDATES = 5
 
 
@@ -42,7 +47,21 @@ def open_repository(
     place: str, options: Sequence[str] | None = None, authorize: Mapping[str, Any] | None = None
 ) -> Repository:
     """The repository at a path or URL."""
-    return Repository.open(storage_at(place, options), authorize_virtual_chunk_access=authorize)
+    repository = Repository.open(storage_at(place, options), authorize_virtual_chunk_access=authorize)
+    return report_metrics(repository) if os.environ.get(METRICS) else repository
+
+
+def report_metrics(repository: Repository) -> Repository:
+    """The repository under observation; what the command took is appended to the file that ICEFLOE_METRICS names."""
+    observed: Repository = repository.observed()
+    before, path = observed.metrics, os.environ[METRICS]
+
+    def report() -> None:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps((observed.metrics - before).as_dict()) + "\n")
+
+    atexit.register(report)
+    return observed
 
 
 @dataclass(frozen=True, slots=True)

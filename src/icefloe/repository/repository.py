@@ -20,6 +20,7 @@ from icefloe.repository.history import HistoryDoor
 from icefloe.repository.inspection import InspectionDoor
 from icefloe.repository.maintenance import MaintenanceDoor
 from icefloe.repository.merging import MergingDoor
+from icefloe.repository.observation import ObservationDoor
 from icefloe.repository.refs import RefsDoor
 from icefloe.session import opening
 from icefloe.session.conflicts import ConflictSolver
@@ -36,7 +37,16 @@ Place = Storage | str | Path
 Authorization = Mapping[str, Any] | None
 
 
-class Repository(RefsDoor, HistoryDoor, MaintenanceDoor, MergingDoor, InspectionDoor, AdministrationDoor, Described):
+class Repository(
+    RefsDoor,
+    HistoryDoor,
+    MaintenanceDoor,
+    MergingDoor,
+    InspectionDoor,
+    ObservationDoor,
+    AdministrationDoor,
+    Described,
+):
     """A versioned store of Zarr hierarchies.
 
     Examples
