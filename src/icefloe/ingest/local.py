@@ -15,10 +15,11 @@ from icefloe.errors import VirtualChunkError
 from icefloe.ingest.access import SourceAccess
 from icefloe.ingest.execution import TaskResult, run_task
 from icefloe.ingest.existing import Existing, ExistingArray
+from icefloe.ingest.ingested import ingested_sources, keep_record
 from icefloe.ingest.options import IngestOptions
 from icefloe.ingest.parsers.registry import try_schema
 from icefloe.ingest.plan import IngestPlan, check_plan, plan_ingest
-from icefloe.ingest.record import ingest_metadata, ingested_before, not_ingested
+from icefloe.ingest.record import ingest_metadata, not_ingested
 from icefloe.ingest.session_sink import SessionSink
 from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema
 from icefloe.ingest.sources import Sources, expand_sources
@@ -123,8 +124,7 @@ def ingest_local(
     files = expand_sources(sources, access)
     known = len(files)
     if skip_ingested:
-        history = (info.metadata for info in repository.ancestry(branch=branch))
-        files = not_ingested(files, ingested_before(history))
+        files = not_ingested(files, ingested_sources(repository, branch))
         if not files:
             return IngestResult(None, None, already_there=known)
     schemas, failures = read_schemas(files, access, options.format)
@@ -143,6 +143,6 @@ def ingest_local(
         results.append(run_task(task, plan.arrays, sink, access=access, format=options.format))
         if progress is not None:
             progress(results[-1])
-    facts = {**ingest_metadata(plan, files), **(metadata or {})}
+    facts = {**keep_record(repository, ingest_metadata(plan, files)), **(metadata or {})}
     snapshot_id = session.commit(message or f"Ingest {len(plan.sources)} sources", facts)
     return IngestResult(plan, str(snapshot_id), tuple(results), known - len(files))
