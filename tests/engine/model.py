@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -146,10 +146,45 @@ def apply(tree: Hierarchy, operation: Operation) -> dict[str, ModelNode]:
     return result
 
 
-def replay(tree: Hierarchy, operations: Iterable[Operation]) -> Hierarchy:
-    for operation in operations:
-        tree = apply(tree, operation)
-    return tree
+def carry_over(
+    base: Hierarchy, done: Hierarchy, theirs: Hierarchy, operations: Sequence[Operation]
+) -> dict[str, ModelNode]:
+    """What `operations` made of `base` (that is `done`), made of `theirs`, which others made of `base` meanwhile.
+
+    What counts is where our nodes ended, not the way there; chunks are set and removed in the order in which they were.
+    """
+    old, ours, new = ({n.uid: (path, n) for path, n in tree.items()} for tree in (base, done, theirs))
+    gone = {uid for uid in old if uid not in ours}
+    moved = {uid for uid in old.keys() & ours.keys() if old[uid][0] != ours[uid][0]}
+    for each in operations:
+        if isinstance(each, Delete) and each.folder in gone and each.folder in new:
+            gone |= {theirs[path].uid for path in subtree(theirs, new[each.folder][0])} - moved
+    result = {path: node for path, node in theirs.items() if node.uid not in gone and node.uid not in ours}
+    for uid, (path, node) in ours.items():
+        if uid in gone:
+            continue
+        if uid not in old:
+            result[path] = node
+            continue
+        was_path, was = old[uid]
+        own = [each for each in operations if not isinstance(each, Delete) and each.uid == uid]
+        if uid not in new:
+            if path != was_path or node != was:
+                raise ReplayError(f"node {uid} is gone")
+            continue
+        their_path, their_node = new[uid]
+        changed = node if node.document != was.document else their_node
+        chunks = dict(their_node.chunks)
+        for each in own:
+            if isinstance(each, Chunk):
+                chunks.pop(each.coords, None)
+                if each.data is not None:
+                    chunks[each.coords] = each.data
+            elif isinstance(each, Document) and each.grid is not None:
+                chunks = {coords: data for coords, data in chunks.items() if inside(each.grid, coords)}
+        chunks = {coords: data for coords, data in chunks.items() if changed.grid and inside(changed.grid, coords)}
+        result[path if path != was_path else their_path] = replace(changed, chunks=chunks)
+    return result
 
 
 def new_uid() -> int:
@@ -165,12 +200,24 @@ class Difference:
     paths: frozenset[str]
     """Paths at which such nodes are or were."""
 
+    def widened(self, touched: frozenset[int], before: Hierarchy) -> Difference:
+        """With nodes that were touched and came out as they were."""
+        paths = {path for path, node in before.items() if node.uid in touched}
+        return Difference(self.uids | touched, self.paths | paths)
+
     def may_clash(self, other: Difference) -> bool:
         return bool(self.uids & other.uids) or any(
             a == b or a.startswith(b.rstrip("/") + "/") or b.startswith(a.rstrip("/") + "/")
             for a in self.paths
             for b in other.paths
         )
+
+
+def touched_by(operations: Iterable[Operation]) -> frozenset[int]:
+    """The nodes that operations were about."""
+    return frozenset(
+        uid for each in operations for uid in (each.uids if isinstance(each, Delete) else frozenset([each.uid]))
+    )
 
 
 def difference(before: Hierarchy, after: Hierarchy) -> Difference:

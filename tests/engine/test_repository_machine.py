@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tests.engine.machine import RepositoryMachine
 
-from icefloe import SpecVersion
 
 EFFORT = int(os.environ.get("ICEFLOE_MACHINE_EFFORT", "1"))
 """How many times more examples than a usual run; for long searches."""
@@ -31,4 +30,3 @@ TestIcechunk2 = pytest.mark.slow(_machine("icechunk2", 20))
 TestIcechunk1 = pytest.mark.slow(_machine("icechunk1", 20))
 TestStore = pytest.mark.slow(_machine("store", 15))
 TestDataset = pytest.mark.slow(_machine("dataset", 15))
-GENERATIONS = {version.value for version in SpecVersion}

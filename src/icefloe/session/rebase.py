@@ -11,7 +11,7 @@ import numpy.typing as npt
 from icefloe.errors import RebaseFailedError
 from icefloe.ids import NodeId
 from icefloe.model.nodes import ArrayNode, GroupNode, Node
-from icefloe.model.paths import parent_path
+from icefloe.model.paths import parent_path, subtree_bounds
 from icefloe.model.snapshot import Snapshot
 from icefloe.model.transaction_log import TransactionLog
 from icefloe.model.zarr_document import parse_document
@@ -306,7 +306,11 @@ def _replay(ours: ChangeSummary, missed: _Missed, dropped: _Dropped) -> ChangeSe
 
 def _took_all(node_id: NodeId, ours: ChangeSummary, missed: _Missed) -> bool:
     """Whether a group was deleted with everything in it, so that what others put into it goes too."""
-    inside = Tree(missed.base, ChangeSet()).subtree(missed.changes.origin[node_id])
+    origin = missed.changes.origin[node_id]
+    first, end = subtree_bounds(origin)
+    if any(first <= path < end for path in missed.changes.added):
+        return False
+    inside = Tree(missed.base, ChangeSet()).subtree(origin)
     return all(node.id in ours.deleted or node.id in ours.moved for node in inside)
 
 
