@@ -300,7 +300,7 @@ def install_uv(folder: Path) -> str:
 
 
 JOBS = {
-    "demo": (do_demo, "set up, then ingest a month of synthetic weather on local Spark, branch it, travel back, draw it"),
+    "demo": (do_demo, "set up, then ingest a month of synthetic weather on local Spark, branch it, draw it"),
     "test": (do_test, "set up, then run every check and test (--quick: what one runs all the time)"),
     "lint": (do_lint, "set up, then run ruff, mypy and the import layers (--fix: let ruff mend)"),
     "bench": (do_bench, "set up, then run the benchmarks"),

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import zarr
+from tests.servers.ministack import ministack_server
 
 from benchmarks.harness import Meter, Workload
-from tests.servers.ministack import ministack_server
 
 _REQUEST = re.compile(rb"(GET|PUT|HEAD|POST|DELETE) \S+ HTTP/1\.1\r\n")
 

@@ -100,7 +100,8 @@ def _check_alignment(source: da.Array, target: zarr.Array[Any], start: tuple[int
         if (inner % width).any():
             raise InvalidInputError(
                 f"along axis {axis} the blocks {sizes[:5]} of the source do not end at the chunks of "
-                f"{target.name or '/'} (every {width} elements): two tasks would write one chunk; rechunk the source first"
+                f"{target.name or '/'} (every {width} elements): two tasks would write one chunk; rechunk the source "
+                "first"
             )
 
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tests.engine.machine import RepositoryMachine
 
-
 EFFORT = int(os.environ.get("ICEFLOE_MACHINE_EFFORT", "1"))
 """How many times more examples than a usual run; for long searches."""
 

@@ -108,7 +108,7 @@ def columns_of(page: Sequence[ObjectInfo], folder: str, extension: str, width: i
         fitting = [item for item in fitting if item.key.isascii()]
         return columns_of(fitting, folder, extension, width) if len(fitting) < len(page) else _nothing(width, len(page))
     text = np.frombuffer(encoded, dtype=np.uint8).reshape(len(fitting), length)
-    proper = _VALID[text].all(axis=1)
+    proper = np.asarray(_VALID[text].all(axis=1), dtype=bool)
     kept = [item for item, good in zip(fitting, proper.tolist(), strict=True) if good]
     ids = decode_base32_column(text[proper], width) if kept else np.empty((0, width), dtype=np.uint8)
     return Listed(

@@ -75,7 +75,7 @@ def _check_extents(table: ChunkTable, use: ManifestUse, snapshot_id: ObjectId, k
         return []
     low = np.array([first for first, _ in use.extents], dtype=np.int64)
     high = np.array([end for _, end in use.extents], dtype=np.int64)
-    inside_grid = (table.coords < np.array(use.grid, dtype=np.int64)).all(axis=1)
+    inside_grid = np.asarray((table.coords < np.array(use.grid, dtype=np.int64)).all(axis=1), dtype=bool)
     outside = inside_grid & ~((table.coords >= low) & (table.coords < high)).all(axis=1)
     # A manifest whose box was cut, because another one took the rest over, still has rows inside the box.
     inside = inside_grid & ~outside

@@ -31,8 +31,7 @@ def filter_box(table: ChunkTable, extents: Extents) -> ChunkTable:
 def in_box(coords: npt.NDArray[np.uint32], box: Extents) -> npt.NDArray[np.bool_]:
     """Which coordinates lie in a box."""
     low, high = np.array(box, dtype=np.int64).reshape(len(box), 2).T
-    inside: npt.NDArray[np.bool_] = ((coords >= low) & (coords < high)).all(axis=1)
-    return inside
+    return np.asarray(((coords >= low) & (coords < high)).all(axis=1), dtype=bool)
 
 
 def _first_axis_range(table: ChunkTable, span: tuple[int, int]) -> tuple[int, int]:
