@@ -146,7 +146,7 @@ async def upgrade_async(
         raise UnsupportedError(
             f"the files of {place.url} are in several places or in an early form; convert it to another place"
         )
-    finished = None if dry_run else await finish_interrupted(place, engine.format.spec_version)
+    finished = None if dry_run else await finish_interrupted(place, engine.format.spec_version, options)
     if engine.format.spec_version is version:
         if finished is None:
             raise InvalidInputError(f"{place.url} is of generation {version.value!r} already")

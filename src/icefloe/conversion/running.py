@@ -134,7 +134,7 @@ async def _land(request: ConversionRequest, work: Work, transfer: Transfer) -> N
     """Let the new generation be found, and take the refs of the old one away."""
     history = _whole_history(work, transfer)
     try:
-        await adopt(work.target.ledger, history)
+        await adopt(work.target.ledger, history, beside=request.in_place)
     except AlreadyExistsError:
         if await find_spec_version(request.place) is not request.version:
             raise
@@ -169,12 +169,12 @@ def _whole_history(work: Work, transfer: Transfer) -> WholeHistory:
     )
 
 
-async def finish_interrupted(place: Storage, present: SpecVersion) -> Conversion | None:
+async def finish_interrupted(place: Storage, present: SpecVersion, options: ConversionOptions) -> Conversion | None:
     """Tidy up after a run in place that ended between its last step and the tidying."""
     journal = await find_journal(place)
     if journal is None or journal.target is not present:
         return None
-    if journal.source is not present and journal.source in await find_marks(place):
+    if not options.keep_source:
         await retire(place, journal.source, journal.target)
     await end_journal(place)
     engine = await open_engine(place, None, {})

@@ -88,20 +88,34 @@ async def fetch_administration(ledger: Ledger) -> Administration | None:
     return Administration(await ledger.fetch_metadata(), await ledger.fetch_flags(), await ledger.fetch_status())
 
 
-async def adopt(ledger: Ledger, history: WholeHistory) -> None:
+async def adopt(ledger: Ledger, history: WholeHistory, *, beside: bool = False) -> None:
     """Make a repository of files that are there; doing it again after an interruption finishes it.
 
-    AlreadyExistsError when there is another repository.
+    `beside` says that another generation at the same place is still the one that is found: what an interrupted run left
+    is replaced. Otherwise AlreadyExistsError when there is another repository.
     """
     if isinstance(ledger, DatasetLedger):
-        await _create_state(ledger, history)
+        await _put_whole(ledger, STATE_KEY, _plan_state(history), {}, beside)
     elif isinstance(ledger, Icechunk2Ledger):
-        await _create_repo(ledger, history)
+        await _put_whole(ledger, REPO_KEY, _plan_repo(history), object_metadata("repo-info", 2), beside)
     else:
         await _create_refs(ledger, history)
 
 
-async def _create_state(ledger: DatasetLedger, history: WholeHistory) -> None:
+async def _put_whole(
+    ledger: DatasetLedger | Icechunk2Ledger, key: str, data: bytes, metadata: Mapping[str, str], beside: bool
+) -> None:
+    """The one file that holds refs and history."""
+    try:
+        await ledger.storage.create(key, data, metadata=metadata)
+    except AlreadyExistsError:
+        if not beside:
+            raise
+        found = await ledger.storage.get_versioned(key)
+        await ledger.storage.swap(key, data, found.version, metadata=metadata)
+
+
+def _plan_state(history: WholeHistory) -> bytes:
     refs = {name: StateRef(tip, "branch") for name, tip in history.branches.items()}
     refs |= {name: StateRef(target, "tag") for name, target in history.tags.items()}
     config = {} if history.config is None else {CONFIG_KEY: dict(history.config)}
@@ -112,16 +126,10 @@ async def _create_state(ledger: DatasetLedger, history: WholeHistory) -> None:
         refs=refs,
         extra={UPDATE_KEY: new_object_id(), **config},
     )
-    data = encode_state(state)
-    try:
-        await ledger.storage.create(STATE_KEY, data)
-    except AlreadyExistsError:
-        # Of an interrupted run: another generation beside it is still the one that is found.
-        found = await ledger.storage.get_versioned(STATE_KEY)
-        await ledger.storage.swap(STATE_KEY, data, found.version)
+    return encode_state(state)
 
 
-async def _create_repo(ledger: Icechunk2Ledger, history: WholeHistory) -> None:
+def _plan_repo(history: WholeHistory) -> bytes:
     administration = history.administration or Administration()
     info = migrated_repository(
         Migrated(
@@ -136,7 +144,7 @@ async def _create_repo(ledger: Icechunk2Ledger, history: WholeHistory) -> None:
             from_version=history.migrated_from,
         )
     )
-    await ledger.storage.create(REPO_KEY, encode_repo(info), metadata=object_metadata("repo-info", 2))
+    return encode_repo(info)
 
 
 async def _create_refs(ledger: Ledger, history: WholeHistory) -> None:
