@@ -95,16 +95,28 @@ def dictionary_of(body: Body, held: Vectors) -> tuple[npt.NDArray[np.int32], Str
     starts = held.starts[here]
     if len(starts) == 0:
         return codes, Strings(b"", np.zeros(1, dtype=np.int64))
-    distinct, which = distinct_values(starts)
+    # Strings that are all stored by themselves stand in the order of their rows, one way or the other.
+    apart = len(starts) > 1 and _one_way(starts)
+    distinct, which = (starts, None) if apart else distinct_values(starts)
     lengths = body.read(distinct - 4, "<u4").astype(np.int64)
     data, ends = gather_rows(body, distinct, lengths)
     column = pa.Array.from_buffers(pa.large_binary(), len(distinct), [None, pa.py_buffer(ends), pa.py_buffer(data)])
     encoded = column.dictionary_encode()
     by_position = np.frombuffer(encoded.indices.buffers()[1], dtype=np.int32, count=len(distinct))
-    codes[here] = by_position[0] if which is None else by_position[which]
+    if apart:
+        codes[here] = by_position
+    else:
+        codes[here] = by_position[0] if which is None else by_position[which]
     _, found_ends, found_data = encoded.dictionary.buffers()
     ends = np.frombuffer(found_ends, dtype=np.int64, count=len(encoded.dictionary) + 1)
     return codes, Strings(b"" if found_data is None else found_data.to_pybytes(), ends)
+
+
+def _one_way(positions: npt.NDArray[np.int64]) -> bool:
+    """Whether positions only rise, or only fall."""
+    if positions[0] < positions[1]:
+        return bool((positions[1:] > positions[:-1]).all())
+    return bool((positions[1:] < positions[:-1]).all())
 
 
 def decode_texts(body: Body, strings: Strings) -> list[str]:
