@@ -105,7 +105,7 @@ def test_a_repository_survives_a_death_at_every_operation(
         again = icefloe.Repository.open(path)
         assert again.lookup_branch("main") == snapshot_id, what
         assert zarr.open_array(again.readonly_session("main").store, path="packed", mode="r")[3] == 1234
-        assert time.monotonic() - started < 20, f"{what}: something waits for the dead"
+        assert time.monotonic() - started < 120, f"{what}: something waits for the dead"
     if scenario not in ("flush",):
         assert not outcomes[0], "the first operation already showed the change"
         assert outcomes[-1], "the last operation did not show the change"
