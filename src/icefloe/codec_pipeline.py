@@ -314,6 +314,12 @@ PIPELINE = f"{BatchedChunkPipeline.__module__}.{BatchedChunkPipeline.__qualname_
 register_pipeline(BatchedChunkPipeline)
 
 
+class _Choice:
+    """Whether somebody has said if the pipeline is to be used."""
+
+    by_default = os.environ.get("ICEFLOE_FAST_PIPELINE", "1").strip().lower() not in ("0", "false", "no", "off")
+
+
 def enable_fast_pipeline() -> None:
     """Let zarr read and write our chunks in bulk: arrays opened from now on use `BatchedChunkPipeline`.
 
@@ -323,9 +329,16 @@ def enable_fast_pipeline() -> None:
 
 
 def disable_fast_pipeline() -> None:
-    """Undo `enable_fast_pipeline`."""
+    """Let zarr read and write chunk by chunk: arrays opened from now on use zarr's own pipeline."""
+    _Choice.by_default = False
     if zarr.config.get("codec_pipeline.path") == PIPELINE:
         zarr.config.set({"codec_pipeline.path": _ZARRS_DEFAULT})
+
+
+def prefer_fast_pipeline() -> None:
+    """Use the pipeline unless somebody chose another, or none."""
+    if _Choice.by_default and zarr.config.get("codec_pipeline.path") == _ZARRS_DEFAULT:
+        enable_fast_pipeline()
 
 
 @contextlib.contextmanager
@@ -335,4 +348,11 @@ def fast_pipeline() -> Iterator[None]:
         yield
 
 
-__all__ = ["PIPELINE", "BatchedChunkPipeline", "disable_fast_pipeline", "enable_fast_pipeline", "fast_pipeline"]
+__all__ = [
+    "PIPELINE",
+    "BatchedChunkPipeline",
+    "disable_fast_pipeline",
+    "enable_fast_pipeline",
+    "fast_pipeline",
+    "prefer_fast_pipeline",
+]

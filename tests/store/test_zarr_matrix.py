@@ -15,7 +15,7 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.sync import sync
 
 import icefloe
-from icefloe import Repository
+from icefloe import Repository, codec_pipeline
 
 Make = Callable[..., Repository]
 RECTILINEAR = "rectilinear_chunks" in zarr.config.get("array")
@@ -131,8 +131,10 @@ def codec_chains() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("pipeline", ["zarr", "icefloe"])
-def test_every_codec_comes_back(make_repository: Make, pipeline: str) -> None:
-    settings = {"codec_pipeline.path": icefloe.codec_pipeline.PIPELINE} if pipeline == "icefloe" else {}
+def test_every_codec_comes_back(make_repository: Make, pipeline: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec_pipeline._Choice, "by_default", False)
+    path = codec_pipeline.PIPELINE if pipeline == "icefloe" else "zarr.core.codec_pipeline.BatchedCodecPipeline"
+    settings = {"codec_pipeline.path": path}
     repository = make_repository()
     session = repository.writable_session("main")
     values = sample("int32", (13, 9))

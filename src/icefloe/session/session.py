@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from icefloe.blocking import run_blocking
+from icefloe.codec_pipeline import prefer_fast_pipeline
 from icefloe.display.amounts import first_line, format_count, format_time
 from icefloe.display.card import Card, Described, Fact, Styled
 from icefloe.errors import InvalidInputError, ReadOnlyError, SessionStateError
@@ -98,7 +99,8 @@ class Session(Described):
 
     @property
     def store(self) -> IcechunkStore:
-        """The session as a Zarr store."""
+        """The session as a Zarr store; zarr reads and writes it in bulk unless told otherwise."""
+        prefer_fast_pipeline()
         return IcechunkStore(self)
 
     @property
