@@ -54,6 +54,23 @@ def test_what_is_in_a_group_whose_document_alone_was_deleted_survives_a_rebase(r
     assert (zarr.open_array(session.store, path="g/a", mode="r")[:] == 1).all()
 
 
+def clear_tail(session: icefloe.Session) -> None:
+    """Make an array smaller and larger again: its last chunks are gone, its document is as it was."""
+    array = zarr.open_array(session.store, path="b", mode="r+")
+    array.resize((2,))
+    array.resize((4,))
+
+
+def test_chunks_that_an_array_lost_for_a_while_are_in_the_diff(repo: icefloe.Repository) -> None:
+    before = repo.lookup_branch("main")
+    session = repo.writable_session("main")
+    clear_tail(session)
+    session.commit("cleared")
+    np.testing.assert_array_equal(zarr.open_array(session.store, path="b", mode="r")[:], [1, 1, 0, 0])
+    diff = repo.diff(from_snapshot_id=before, to_branch="main")
+    assert diff.updated_chunks == {"/b": [[2], [3]]}
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -63,8 +80,21 @@ def test_what_is_in_a_group_whose_document_alone_was_deleted_survives_a_rebase(r
         (lambda s: root(s).__delitem__("g"), lambda s: s.move("/b", "/g/b")),
         (lambda s: root(s).__delitem__("b"), lambda s: s.move("/b", "/g/b")),
         (lambda s: root(s)["b"].__setitem__(3, 5), lambda s: root(s)["b"].resize((2,))),
+        (lambda s: root(s)["b"].resize((2,)), lambda s: root(s)["b"].__setitem__(3, 5)),
+        (clear_tail, lambda s: root(s)["b"].__setitem__(3, 5)),
+        (lambda s: root(s)["b"].__setitem__(3, 5), clear_tail),
     ],
-    ids=["into moved", "move of filled", "move of entered", "delete of entered", "delete of moved", "outside"],
+    ids=[
+        "into moved",
+        "move of filled",
+        "move of entered",
+        "delete of entered",
+        "delete of moved",
+        "outside",
+        "cut off",
+        "cleared",
+        "clearing",
+    ],
 )
 def test_changes_that_would_lose_or_orphan_something_are_conflicts(
     repo: icefloe.Repository,

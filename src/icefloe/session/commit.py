@@ -16,6 +16,8 @@ from icefloe.formats.flat.times import later_than
 from icefloe.ids import NodeId, ObjectId, new_object_id
 from icefloe.ledger.contract import Tip
 from icefloe.ledger.features import check_feature
+from icefloe.manifests.boxes import contains
+from icefloe.manifests.split import in_box
 from icefloe.model.nodes import ArrayNode, AttributesRef, Node
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.model.transaction_log import TransactionLog
@@ -131,6 +133,7 @@ async def flush_snapshot(
     log = transaction_log(summary)
     if log.updated_boxes and engine.capabilities.transaction_logs and not engine.capabilities.boxes_in_logs:
         log = await _list_boxes(work, log)
+    log = await _list_cleared(work, log)
     if earlier is not None:
         log = merge_logs(earlier, log)
     if log.moves and engine.format.capabilities.moves_need_own_commit and not _only_moves(log):
@@ -161,6 +164,28 @@ async def _list_boxes(work: Workspace, log: TransactionLog) -> TransactionLog:
             np.concatenate([*written, *([chunks[node_id]] if node_id in chunks else [])]), axis=0
         )
     return replace(log, updated_chunks=chunks, updated_boxes={})
+
+
+async def _list_cleared(work: Workspace, log: TransactionLog) -> TransactionLog:
+    """The log with the chunks that an array lost when it was made smaller and then larger again."""
+    chunks = dict(log.updated_chunks)
+    for node_id, edits in work.changes.edits.items():
+        if edits.base_box is None:
+            continue
+        path = work.changes.origin.get(node_id)
+        base = work.base.nodes.get(path) if path is not None else None
+        now = next((n for n in work.changes.added.values() if n.id == node_id), base)
+        if not isinstance(base, ArrayNode) or not isinstance(now, ArrayNode):
+            continue
+        grid = tuple((0, n) for n in now.grid)
+        if contains(edits.base_box, grid):
+            continue
+        held = (await work.lookup.table(base, grid)).coords
+        cleared = held[~in_box(held, edits.base_box)]
+        if len(cleared):
+            known = chunks.get(node_id)
+            chunks[node_id] = cleared if known is None else np.unique(np.concatenate([known, cleared]), axis=0)
+    return replace(log, updated_chunks=chunks)
 
 
 def _only_moves(log: TransactionLog) -> bool:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from icefloe.errors import RebaseFailedError
 from icefloe.ids import NodeId
-from icefloe.model.nodes import ArrayNode, GroupNode, Node
+from icefloe.model.nodes import ArrayNode, Extents, GroupNode, Node
 from icefloe.model.paths import parent_path, subtree_bounds
 from icefloe.model.snapshot import Snapshot
 from icefloe.model.transaction_log import TransactionLog
@@ -37,7 +37,7 @@ def rebase_over(
     changes = give_way(base, changes, theirs, log.new_arrays | log.new_groups)
     missed = _Missed(base, changes, theirs, log)
     ours = summarise(base, changes)
-    dropped = _solve(list(_find_clashes(ours, missed)), ours, theirs, solver)
+    dropped = _solve(list(_find_clashes(ours, missed)), ours, missed, solver)
     return _replay(ours, missed, dropped)
 
 
@@ -71,6 +71,11 @@ class _Missed:
 
     def was(self, node_id: NodeId) -> Node:
         return self.base.nodes[self.changes.origin[node_id]]
+
+    @property
+    def clipped(self) -> dict[NodeId, Extents]:
+        """Arrays that we made smaller, if only for a while, and what is still visible of their base."""
+        return {key: box for key, edits in self.changes.edits.items() if (box := edits.base_box) is not None}
 
     @property
     def deleted(self) -> frozenset[NodeId]:
@@ -140,8 +145,8 @@ def _clashes_of_deletes(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash
 
 
 def _clashes_of_chunks(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash]:
-    for node_id in ours.chunks.keys() | ours.boxes.keys():
-        if node_id in ours.new:
+    for node_id in ours.chunks.keys() | ours.boxes.keys() | missed.clipped.keys():
+        if node_id in ours.new or node_id in ours.deleted:
             continue
         was = missed.was(node_id)
         assert isinstance(was, ArrayNode)
@@ -156,6 +161,8 @@ def _clashes_of_chunks(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash]
         log = missed.log
         theirs = Written(len(was.shape), log.updated_chunks.get(node_id), log.updated_boxes.get(node_id, ()))
         both = written.common(theirs)
+        if node_id in missed.clipped:
+            both = np.concatenate([both, theirs.outside(missed.clipped[node_id])])
         if len(both):
             yield _Clash(Conflict(ConflictType.ChunkDoubleUpdate, was.path, both), node_id)
 
@@ -219,17 +226,17 @@ class _Dropped:
     chunks: dict[NodeId, list[npt.NDArray[np.uint32]]]
 
 
-def _solve(clashes: list[_Clash], ours: ChangeSummary, theirs: Snapshot, solver: ConflictSolver) -> _Dropped:
+def _solve(clashes: list[_Clash], ours: ChangeSummary, missed: _Missed, solver: ConflictSolver) -> _Dropped:
     """Ask the solver; whatever it fails makes the rebase fail as a whole."""
     conflicts = [clash.conflict for clash in clashes]
     answers = solver.resolve_all(conflicts) if conflicts else []
     unsolved = [
         clash.conflict
         for clash, answer in zip(clashes, answers, strict=True)
-        if not _can(clash.conflict, answer) or (answer is VersionSelection.UseTheirs and _in_parts(clash, ours))
+        if not _can(clash.conflict, answer) or (answer is VersionSelection.UseTheirs and _stays(clash, ours, missed))
     ]
     if unsolved:
-        raise RebaseFailedError(snapshot=theirs.id, conflicts=unsolved)
+        raise RebaseFailedError(snapshot=missed.theirs.id, conflicts=unsolved)
     dropped = _Dropped(set(), set(), set(), set(), {})
     for clash, answer in zip(clashes, answers, strict=True):
         if answer is VersionSelection.UseTheirs:
@@ -237,9 +244,10 @@ def _solve(clashes: list[_Clash], ours: ChangeSummary, theirs: Snapshot, solver:
     return dropped
 
 
-def _in_parts(clash: _Clash, ours: ChangeSummary) -> bool:
-    """Whether single chunks would have to be taken out of manifests that workers wrote."""
-    return clash.conflict.conflict_type is ConflictType.ChunkDoubleUpdate and clash.node_id in ours.boxes
+def _stays(clash: _Clash, ours: ChangeSummary, missed: _Missed) -> bool:
+    """Whether our version of chunks cannot be taken out: workers wrote it, or the array was made smaller."""
+    is_about_chunks = clash.conflict.conflict_type is ConflictType.ChunkDoubleUpdate
+    return is_about_chunks and (clash.node_id in ours.boxes or clash.node_id in missed.clipped)
 
 
 def _can(conflict: Conflict, answer: VersionSelection) -> bool:

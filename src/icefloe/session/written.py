@@ -39,6 +39,15 @@ class Written:
         found.append(_shared_corners(self.boxes, other.boxes, self.ndim))
         return np.unique(np.concatenate(found), axis=0).astype(np.uint32, copy=False)
 
+    def outside(self, box: Extents) -> Coordinates:
+        """Chunks that are not in a box; of boxes that are not wholly in it, the last corner."""
+        found = []
+        if self.known is not None and self.known.shape[1] == self.ndim:
+            found.append(self.known[~_inside(self.known, (box,))])
+        corners = [[end - 1 for _, end in each] for each in self.boxes]
+        last = np.array(corners, dtype=np.uint32).reshape(len(corners), self.ndim)
+        return np.concatenate([*found, last[~_inside(last, (box,))]])
+
 
 def _common_rows(ours: Coordinates, theirs: Coordinates) -> Coordinates:
     if ours.shape[1] == 0:
