@@ -36,9 +36,9 @@ def test_every_block_of_the_guide_runs(
 
 
 def test_the_command_answers_in_text_and_json(spark: Any, place: str) -> None:
-    from icefloe.cli.app import app
+    from icefloe.cli.app import build_app
 
-    runner = CliRunner()
+    runner, app = CliRunner(), build_app()
     told = runner.invoke(app, ["sql", place, "select count(*) as n, max(lat) as top from t2m"])
     assert told.exit_code == 0 and re.search(r"756\s+90", told.output), told.output
     query = "select m.arrays[0] as first, (select count(*) from refs) as refs from manifests m"
