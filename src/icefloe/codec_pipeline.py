@@ -182,7 +182,7 @@ class _Coder:
             if piece.shape == spec.shape and piece.dtype == spec.dtype.to_native_dtype():
                 chunk = np.asarray(piece)
         if chunk is None:
-            existing = None if before is None else spec.prototype.nd_buffer(self.decode(before, spec))
+            existing = None if before is None else _nd_buffer(self.decode(before, spec), spec)
             merged = _merge(existing, value, item, drop_axes)
             chunk = np.asarray(merged.as_ndarray_like())
         if not spec.config.write_empty_chunks and _is_empty(chunk, spec):
@@ -190,11 +190,11 @@ class _Coder:
         stored = self._stored_dtype(spec)
         if stored is not None:
             flat = np.ascontiguousarray(chunk, dtype=stored).reshape(-1)
-            return memoryview(flat.view("B"))
+            return flat.view("B").data
         if chunk.dtype.kind in "OT":
             # The text codecs of zarr 3.1 take the elements in the order of memory, whatever the shape says.
             chunk = np.ascontiguousarray(chunk)
-        return self._encode(spec.prototype.nd_buffer(chunk), spec)
+        return self._encode(_nd_buffer(chunk, spec), spec)
 
     def _encode(self, data: Any, spec: ArraySpec) -> Bytes | None:
         specs = self._resolve(spec)
@@ -254,7 +254,11 @@ def _is_empty(chunk: Array, spec: ArraySpec) -> bool:
         first = chunk[(0,) * chunk.ndim]
         if first == first and first != fill:
             return False
-    return bool(spec.prototype.nd_buffer(chunk).all_equal(fill))
+    return bool(_nd_buffer(chunk, spec).all_equal(fill))
+
+
+def _nd_buffer(chunk: Any, spec: ArraySpec) -> NDBuffer:
+    return spec.prototype.nd_buffer(chunk)
 
 
 def _chunk_bytes(spec: ArraySpec) -> int:

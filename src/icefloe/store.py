@@ -183,7 +183,7 @@ class IcechunkStore(Store, Described):
         if not isinstance(value, Buffer):
             raise TypeError(f"IcechunkStore.set(): `value` must be a zarr Buffer, got {type(value)}")
         # A view: what the session keeps in memory it copies, what it stores is stored when this returns.
-        await self._session.keyspace.write(key, memoryview(value.as_numpy_array()))
+        await self._session.keyspace.write(key, memoryview(value.as_numpy_array().data))
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         """Set a key unless it has a value already."""

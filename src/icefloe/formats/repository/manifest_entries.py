@@ -133,8 +133,8 @@ def _make_table(entries: Mapping[_Coords, _Payload], rank: int) -> ChunkTable:
     keys = [coords for coords in entries if len(coords) == rank]
     payloads = list(entries.values()) if len(keys) == len(entries) else [entries[coords] for coords in keys]
     try:
-        coords = np.fromiter(chain.from_iterable(keys), dtype=np.int64, count=len(keys) * rank)
-        coords = coords.reshape(len(keys), rank)
+        flat = np.fromiter(chain.from_iterable(keys), dtype=np.int64, count=len(keys) * rank)
+        coords = flat.reshape(len(keys), rank)
         if coords.size and (int(coords.min()) < 0 or int(coords.max()) > _MAX_COORD):
             raise FormatError("a manifest holds chunk coordinates outside 0..2^32-1")
         if rank and not _is_ascending(coords):
