@@ -163,3 +163,13 @@ def test_chunks_of_workers_outside_an_array_made_smaller_do_not_come_back(repo: 
     np.testing.assert_array_equal(zarr.open_array(session.store, path="b", mode="r")[:], [3, 3, 0, 0])
     session.commit("resized")
     np.testing.assert_array_equal(zarr.open_array(session.store, path="b", mode="r")[:], [3, 3, 0, 0])
+
+
+def test_an_amendment_that_makes_an_array_larger_again_tells_of_the_chunks_it_lost(repo: icefloe.Repository) -> None:
+    before = repo.lookup_branch("main")
+    for size, finish in ((2, "commit"), (4, "amend")):
+        session = repo.writable_session("main")
+        zarr.open_array(session.store, path="b", mode="r+").resize((size,))
+        getattr(session, finish)("resized")
+    diff = repo.diff(from_snapshot_id=before, to_branch="main")
+    assert diff.updated_chunks == {"/b": [[2], [3]]}

@@ -84,7 +84,7 @@ async def amend(work: Workspace, branch: str, tip: Tip, request: CommitRequest) 
         raise SessionStateError("the first snapshot of a repository cannot be amended; commit instead")
     await work.writer.flush(work.changes)
     parent = await work.engine.ledger.fetch_info(parent_id)
-    earlier = await fetch_log(work.engine, replaced)
+    earlier = await _list_lost(work, await fetch_log(work.engine, replaced), parent_id)
     snapshot = await flush_snapshot(work, request, onto=parent, earlier=earlier)
     return snapshot, await work.engine.ledger.advance(branch, tip, snapshot, amends=replaced.id)
 
@@ -186,6 +186,28 @@ async def _list_cleared(work: Workspace, log: TransactionLog) -> TransactionLog:
             known = chunks.get(node_id)
             chunks[node_id] = cleared if known is None else np.unique(np.concatenate([known, cleared]), axis=0)
     return replace(log, updated_chunks=chunks)
+
+
+async def _list_lost(work: Workspace, earlier: TransactionLog, parent_id: ObjectId) -> TransactionLog:
+    """The log of the commit to be amended, with chunks of arrays that it made smaller and we made larger again."""
+    grown = {
+        node.id: (was, node)
+        for node in work.changes.added.values()
+        if node.id in earlier.updated_arrays and isinstance(node, ArrayNode)
+        if isinstance(was := work.base.nodes.get(work.changes.origin.get(node.id, "")), ArrayNode)
+        if any(now > then for now, then in zip(node.grid, was.grid, strict=True))
+    }
+    if not grown:
+        return earlier
+    parent = await work.engine.archive.fetch_snapshot(parent_id)
+    chunks = dict(earlier.updated_chunks)
+    for older in parent.nodes.values():
+        if isinstance(older, ArrayNode) and older.id in grown:
+            was, now = grown[older.id]
+            held = (await work.lookup.table(older, tuple((0, n) for n in now.grid))).coords
+            lost = held[~in_box(held, tuple((0, n) for n in was.grid))]
+            chunks[older.id] = np.unique(np.concatenate([chunks.get(older.id, lost[:0]), lost]), axis=0)
+    return replace(earlier, updated_chunks=chunks)
 
 
 def _only_moves(log: TransactionLog) -> bool:
