@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHONS = ("3.11", "3.12", "3.13")
 LONGEST_FILE_LINES = 500
 # Used where a user has them, by code that says so; never needed.
-OPTIONAL_IMPORTS = {"IPython", "obspec_utils", "opentelemetry", "virtualizarr"}
+# py4j comes with pyspark, which pins the version it talks to.
+OPTIONAL_IMPORTS = {"IPython", "obspec_utils", "opentelemetry", "py4j", "virtualizarr"}
 
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 LOCKED = {version: (ROOT / "requirements" / f"lock-{version}.txt").read_text().splitlines() for version in PYTHONS}
