@@ -23,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 VERSIONS = ("3.11", "3.12", "3.13")
 QUICK = "not slow and not spark and not s3"
+ORDINARY = "not slow"
 
 
 class SetupError(Exception):
@@ -237,9 +238,9 @@ def do_test(arguments: argparse.Namespace, rest: list[str]) -> int:
     failed = lint(environment)
     command: list[str | Path] = [environment.python, "-m", "pytest", "-q", "-n", str(arguments.workers)]
     command += ["--dist", "loadgroup"]
-    if arguments.quick:
-        command += ["-m", QUICK]
-    say("pytest" + (" (quick)" if arguments.quick else ""))
+    if not arguments.thorough:
+        command += ["-m", QUICK if arguments.quick else ORDINARY]
+    say("pytest" + (" (quick)" if arguments.quick else " (thorough)" if arguments.thorough else ""))
     profile = os.environ.get("HYPOTHESIS_PROFILE", "dev" if arguments.quick else "ci")
     code = attempt([*command, *rest], HYPOTHESIS_PROFILE=profile, **activated(environment))
     if failed:
@@ -301,7 +302,10 @@ def install_uv(folder: Path) -> str:
 
 JOBS = {
     "demo": (do_demo, "set up, then ingest a month of synthetic weather on local Spark, branch it, draw it"),
-    "test": (do_test, "set up, then run every check and test (--quick: what one runs all the time)"),
+    "test": (
+        do_test,
+        "set up, then run every check and test (--quick: what one runs all the time, --thorough: for hours)",
+    ),
     "lint": (do_lint, "set up, then run ruff, mypy and the import layers (--fix: let ruff mend)"),
     "bench": (do_bench, "set up, then run the benchmarks"),
     "run": (do_run, "set up, then run any command in the environment"),
@@ -317,7 +321,10 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         job = jobs.add_parser(name, help=help_text, description=help_text, add_help=name != "run")
         job.add_argument("--python", metavar="X.Y", help="use this Python version, in an environment of its own")
         if name == "test":
-            job.add_argument("--quick", action="store_true", help="leave out slow, spark and s3 tests")
+            job.add_argument("--quick", action="store_true", help="leave out spark and s3 tests too")
+            job.add_argument(
+                "--thorough", action="store_true", help="with the slow ones: long games, soaks, all servers"
+            )
             job.add_argument("--workers", type=int, default=2, metavar="N", help="test processes (default 2)")
         if name == "lint":
             job.add_argument("--fix", action="store_true", help="let ruff change files first")
