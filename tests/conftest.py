@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -33,6 +35,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("spark"))
             if reason:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """One Spark session for all tests: two tasks at a time, retried like on a cluster."""
+    from icefloe.spark import connect, register
+
+    # Workers find the packages of this checkout.
+    source = str(Path(__file__).resolve().parents[1] / "src")
+    os.environ["PYTHONPATH"] = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    with tempfile.TemporaryDirectory(prefix="spark-warehouse-") as warehouse:
+        options = {
+            "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+            "spark.driver.memory": "1g",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": warehouse,
+        }
+        session = connect("local[2,4]", settings=options)
+        register(session)
+        yield session
+        session.stop()
+
+
+@pytest.fixture(autouse=True)
+def shared_spark(request: pytest.FixtureRequest) -> None:
+    """Whatever a test of Spark connects to is the shared session, which therefore has to be there first."""
+    if request.node.get_closest_marker("spark"):
+        request.getfixturevalue("spark")
 
 
 @pytest.fixture(scope="session")

@@ -15,15 +15,6 @@ from icefloe.formats.dataset.coord import encode_coord
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module")
-def spark() -> Any:
-    pyspark_sql = pytest.importorskip("pyspark.sql")
-    builder = pyspark_sql.SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-    session = builder.config("spark.sql.shuffle.partitions", "1").getOrCreate()
-    yield session
-    session.stop()
-
-
 def test_spark_reads_nodes_and_chunks_of_a_dataset(spark: Any, tmp_path: Path) -> None:
     repository = icefloe.Repository.create(icefloe.local_filesystem_storage(tmp_path / "d"), spec_version="dataset")
     session = repository.writable_session("main")

@@ -17,6 +17,8 @@ from icefloe.model.manifest_config import ManifestConfig
 
 NEVER = "no-run"
 SPARK = "spark"
+RUN_ELSEWHERE = {"docs/tables.md"}
+"""Its paths are relative to where Spark was started: it has a test of its own."""
 
 
 def python_blocks(page: Path, *, spark: bool) -> list[Block]:
@@ -32,7 +34,7 @@ def runs() -> list[Any]:
         plain, every = python_blocks(page, spark=False), python_blocks(page, spark=True)
         if plain:
             listed.append(pytest.param(page, plain, id=name))
-        if len(every) > len(plain):
+        if len(every) > len(plain) and name not in RUN_ELSEWHERE:
             listed.append(pytest.param(page, every, id=f"{name} with Spark", marks=pytest.mark.spark))
     return listed
 

@@ -1,9 +1,8 @@
-"""One Spark session for all tests of this room."""
+"""A small world of files, and ways to open what became of them."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,6 @@ from icefloe import Repository
 
 GRID: dict[str, Any] = {"nlat": 19, "nlon": 36, "variables": ("t2m", "tp")}
 """A small world: one file is a few dozen kilobytes."""
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
-    """Two tasks at a time, retried like on a cluster; workers find the package of this checkout."""
-    from icefloe.spark import connect
-
-    source = str(Path(__file__).resolve().parents[2] / "src")
-    os.environ["PYTHONPATH"] = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    options = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-    session = connect("local[2,4]", settings={"spark.driver.extraJavaOptions": options, "spark.driver.memory": "1g"})
-    yield session
-    session.stop()
 
 
 @pytest.fixture

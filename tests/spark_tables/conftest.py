@@ -1,9 +1,8 @@
-"""One Spark session for all tests of this room, and a small world to query."""
+"""A small world to query."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +13,6 @@ import xarray as xr
 
 import icefloe
 from icefloe.xarray import to_icechunk
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
-    """Two tasks at a time; workers find the packages of this checkout."""
-    from icefloe.spark import connect, register
-
-    source = str(Path(__file__).resolve().parents[2] / "src")
-    os.environ["PYTHONPATH"] = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    settings = {
-        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-        "spark.driver.memory": "1g",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.warehouse.dir": "spark-warehouse-of-tests",
-    }
-    session = connect("local[2]", settings=settings)
-    register(session)
-    yield session
-    session.stop()
 
 
 @pytest.fixture(scope="session")
