@@ -16,7 +16,7 @@ from icefloe.repository import Repository
 from icefloe.spark.tasks import SparkJob, parallelism, run_tasks
 from icefloe.tables.grids import Grid, find_grid, list_grids
 from icefloe.tables.options import Point
-from icefloe.tables.places import Place, open_place, place_of
+from icefloe.tables.places import open_place, place_of
 from icefloe.tables.reading import read_blocks
 from icefloe.tables.scans import Scan, share_out
 from icefloe.tables.selection import BlockList, BlockPart, Selection
@@ -57,7 +57,7 @@ def analyze(
     >>> analyze(connect(), "s3://bucket/weather", variables=["t2m"])  # doctest: +SKIP
     """
     started = time.monotonic()
-    place = place_of(repo) if isinstance(repo, Repository) else Place(os.fspath(repo))
+    place = place_of(repo)
     session = Point(branch, tag, snapshot_id).session(open_place(place))
     path = "/" + group.strip("/")
     names = (

@@ -16,7 +16,7 @@ from icefloe.tables.instants import session_zone
 from icefloe.tables.layouts import LENGTH, START, RowsLayout, chunks_schema, plan_rows, rows_schema
 from icefloe.tables.metadata_tables import SCHEMAS, MetadataPart, metadata_batches, plan_parts
 from icefloe.tables.options import TableOptions, choose, parse_point
-from icefloe.tables.places import Place, open_place, place_of, session_at
+from icefloe.tables.places import open_place, place_of, session_at
 from icefloe.tables.reading import read_chunks, read_rows
 from icefloe.tables.scans import Scan, ScanPlan, plan_scan
 from icefloe.tables.selection import BlockPart
@@ -73,7 +73,7 @@ def table(
     >>> from icefloe.spark import connect, table
     >>> df = table(connect(), "s3://bucket/weather", variables="t2m", where="lat > 60")  # doctest: +SKIP
     """
-    place = place_of(repo) if isinstance(repo, Repository) else Place(os.fspath(repo))
+    place = place_of(repo)
     names = variables.split(",") if isinstance(variables, str) else variables
     point = {"branch": branch, "tag": tag, "snapshot_id": snapshot_id, "as_of": as_of}
     options = TableOptions(

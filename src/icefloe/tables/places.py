@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,8 +38,14 @@ class Place:
                 )
 
 
-def place_of(repository: Repository) -> Place:
-    """The place of an opened repository, with everything it was opened with."""
+def place_of(repository: Repository | str | os.PathLike[str]) -> Place:
+    """The place of a repository: an opened one takes along everything it was opened with.
+
+    A relative path is meant from where the caller stands; tasks stand elsewhere.
+    """
+    if not isinstance(repository, Repository):
+        address = os.fspath(repository)
+        return Place(address if "://" in address else os.path.abspath(os.path.expanduser(address)))
     return Place(repository.storage.url, packed=pickle.dumps(repository))
 
 
