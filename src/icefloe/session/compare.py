@@ -12,7 +12,7 @@ from icefloe.archive.files import Archive
 from icefloe.ids import NodeId
 from icefloe.manifests.merge import diff_tables
 from icefloe.model.diff import Diff
-from icefloe.model.nodes import ArrayNode, ManifestRef, Node
+from icefloe.model.nodes import ArrayNode, Node
 from icefloe.model.snapshot import Snapshot
 from icefloe.model.transaction_log import Move, TransactionLog
 from icefloe.session.lookup import ChunkLookup
@@ -105,26 +105,21 @@ def diff_from_logs(
     moved = [(before[i], after[i]) for i in touched if i in before and i in after and before[i].path != after[i].path]
     changed = [after[i] for i in updated if i in before and i in after]
     return Diff(
-        new_groups=_paths(fresh, arrays=False),
-        new_arrays=_paths(fresh, arrays=True),
-        deleted_groups=_paths(gone, arrays=False),
-        deleted_arrays=_paths(gone, arrays=True),
-        updated_groups=_paths(changed, arrays=False),
-        updated_arrays=_paths(changed, arrays=True),
+        new_groups=paths_of(fresh, arrays=False),
+        new_arrays=paths_of(fresh, arrays=True),
+        deleted_groups=paths_of(gone, arrays=False),
+        deleted_arrays=paths_of(gone, arrays=True),
+        updated_groups=paths_of(changed, arrays=False),
+        updated_arrays=paths_of(changed, arrays=True),
         chunk_coords={after[i].path: _union(parts) for i, parts in sorted(chunks.items()) if i in after},
         moved_nodes=sorted(((was.path, now.path) for was, now in moved), key=lambda move: move[1].split("/")),
     )
 
 
-def _paths(nodes: Iterable[Node], *, arrays: bool) -> set[str]:
+def paths_of(nodes: Iterable[Node], *, arrays: bool) -> set[str]:
+    """The paths of the arrays, or of the groups, among some nodes."""
     return {node.path for node in nodes if isinstance(node, ArrayNode) is arrays}
 
 
 def _union(parts: Sequence[npt.NDArray[np.uint32]]) -> npt.NDArray[np.uint32]:
     return parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts), axis=0)
-
-
-def manifests_of(nodes: Iterable[Node]) -> set[str]:
-    """The manifests that arrays name."""
-    refs: Iterable[ManifestRef] = (ref for node in nodes if isinstance(node, ArrayNode) for ref in node.manifests)
-    return {ref.manifest_id for ref in refs}
