@@ -304,7 +304,7 @@ JOBS = {
     "demo": (do_demo, "set up, then ingest a month of synthetic weather on local Spark, branch it, draw it"),
     "test": (
         do_test,
-        "set up, then run every check and test (--quick: what one runs all the time, --thorough: for hours)",
+        "set up, then run every check and test (--quick: what one runs all the time, --thorough: the long ones)",
     ),
     "lint": (do_lint, "set up, then run ruff, mypy and the import layers (--fix: let ruff mend)"),
     "bench": (do_bench, "set up, then run the benchmarks"),
