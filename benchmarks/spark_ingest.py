@@ -1,8 +1,8 @@
 """How long do many NetCDF files take? Ours on local Spark beside xarray + Dask + the official `to_icechunk`.
 
 Run with `python -m benchmarks.spark_ingest [--files 1000] [--cores 2]`. Each way runs in a process of its own, with
-sources in the page cache. Virtual ingest is compared with VirtualiZarr where it is installed. The start of Spark is part
-of the total and told apart too: a pipeline pays it once. Afterwards every cell of every file is compared.
+sources in the page cache. Virtual ingest is compared with VirtualiZarr where it is installed. The start of Spark is
+part of the total and told apart too: a pipeline pays it once. Afterwards every cell of every file is compared.
 """
 
 from __future__ import annotations
