@@ -33,8 +33,6 @@ Item: TypeAlias = tuple[Any, ArraySpec, Any, Any, bool]
 """What zarr asks for: where the bytes are, what the chunk is, which part of it, where that goes, is it all of it."""
 
 _ZARRS_DEFAULT = "zarr.core.codec_pipeline.BatchedCodecPipeline"
-_FEW = 4
-"""Below this many chunks, zarr's own way is as quick."""
 _ROUND_BYTES = 8 << 20
 """Chunks are fetched and decoded in rounds of this many bytes, so that a large read holds few encoded chunks."""
 _ROUNDS = 4
@@ -129,7 +127,7 @@ class BatchedChunkPipeline(zarrs.BatchedCodecPipeline):
 
     def _store_of(self, batch: Sequence[Item], buffer: NDBuffer) -> IcechunkStore | None:
         """The store of ours that all chunks are in; None when zarr should do the work."""
-        if len(batch) < max(_FEW, 1):
+        if not batch:
             return None
         place, spec = batch[0][0], batch[0][1]
         if not isinstance(place, StorePath) or not isinstance(place.store, IcechunkStore):

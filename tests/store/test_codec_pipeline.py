@@ -85,16 +85,15 @@ def stored(store: Any) -> dict[str, bytes]:
     return sync(collect())
 
 
-@given(layout=layouts(), data=st.data(), few=st.sampled_from([0, 2]), round_bytes=st.sampled_from([40, 32 << 20]))
+@given(layout=layouts(), data=st.data(), round_bytes=st.sampled_from([40, 32 << 20]))
 @settings(max_examples=120, deadline=None)
 def test_it_writes_the_same_bytes_and_reads_the_same_values_as_zarrs_own(
-    layout: Any, data: Any, few: int, round_bytes: int
+    layout: Any, data: Any, round_bytes: int
 ) -> None:
     options, values = layout
     session = icefloe.Repository.create(icefloe.in_memory_storage()).writable_session("main")
     plain_store = MemoryStore()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(codec_pipeline, "_FEW", few)
         patch.setattr(codec_pipeline, "_ROUND_BYTES", round_bytes)
         patch.setattr(codec_pipeline, "_INLINE_BYTES", 30)
         plain = zarr.create_array(plain_store, **options)

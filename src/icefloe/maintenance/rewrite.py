@@ -10,7 +10,7 @@ from icefloe.errors import ConflictError
 from icefloe.ids import ObjectId
 from icefloe.ledger.contract import Tip
 from icefloe.manifests.plan import ManifestPlan, plan_repack
-from icefloe.model.manifest_config import ManifestConfig
+from icefloe.model.manifest_config import SPECIFIED
 from icefloe.model.nodes import ArrayNode
 from icefloe.session.commit import CommitRequest, flush_snapshot
 from icefloe.session.engine import Engine
@@ -63,7 +63,7 @@ async def _open(engine: Engine, branch: str) -> tuple[Workspace, Tip]:
 
 def _plan(work: Workspace) -> ManifestPlan:
     arrays = [node for node in work.tree.nodes() if isinstance(node, ArrayNode)]
-    return plan_repack(arrays, work.base.manifests, work.engine.config.manifest or ManifestConfig())
+    return plan_repack(arrays, work.base.manifests, work.engine.config.manifest or SPECIFIED)
 
 
 async def _apply(work: Workspace, tip: Tip, plan: ManifestPlan, request: RewriteRequest) -> ObjectId:

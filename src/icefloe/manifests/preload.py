@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from icefloe.ids import ObjectId
 from icefloe.model.manifest_conditions import ArrayFacts
-from icefloe.model.manifest_config import ManifestConfig, ManifestPreloadConfig, PreloadRules
+from icefloe.model.manifest_config import SPECIFIED, ManifestConfig, ManifestPreloadConfig, PreloadRules
 from icefloe.model.nodes import ArrayNode
 from icefloe.model.snapshot import Snapshot
 
@@ -17,7 +17,7 @@ _DEFAULT_TOTAL_REFS = 10_000
 
 def manifests_to_preload(snapshot: Snapshot, config: ManifestConfig | None) -> list[ObjectId]:
     """The manifests that the configuration names, in the order in which they are wanted."""
-    chosen = config or ManifestConfig()
+    chosen = config or SPECIFIED
     if chosen.preload is not None:
         return list(_by_condition(snapshot, chosen.preload))
     return list(_by_rules(snapshot, chosen.preload_rules))

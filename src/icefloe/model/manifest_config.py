@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from icefloe.errors import InvalidInputError
 from icefloe.model.manifest_conditions import (
@@ -262,3 +262,7 @@ def _check_pattern(regex: object, where: str) -> None:
 def _check_count(value: object, where: str, least: int) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
         raise InvalidInputError(f"{where}: expected a whole number from {least} on, or null; found {value!r}")
+
+
+SPECIFIED: Final = ManifestConfig()
+"""What a repository that says nothing is configured for; to be read, never changed."""

@@ -11,7 +11,7 @@ from icefloe.ids import NodeId, ObjectId, new_object_id
 from icefloe.manifests.build import BuiltManifest, build_output, link_manifests
 from icefloe.manifests.pieces import ArrayEdits
 from icefloe.manifests.plan import ManifestPlan, PlannedManifest, plan_manifests
-from icefloe.model.manifest_config import ManifestConfig
+from icefloe.model.manifest_config import SPECIFIED
 from icefloe.model.nodes import ArrayNode, ManifestRef
 from icefloe.model.snapshot import Manifest, ManifestFileInfo
 from icefloe.session.workspace import Workspace
@@ -51,7 +51,7 @@ async def flush_manifests(work: Workspace) -> FlushedManifests:
     if not edits:
         return FlushedManifests()
     arrays = [node for node in work.tree.nodes() if isinstance(node, ArrayNode)]
-    plan = plan_manifests(arrays, work.base.manifests, edits, work.engine.config.manifest or ManifestConfig())
+    plan = plan_manifests(arrays, work.base.manifests, edits, work.engine.config.manifest or SPECIFIED)
     return await apply_plan(work, plan, edits)
 
 

@@ -15,7 +15,7 @@ from icefloe.manifests.pieces import PartRef
 from icefloe.manifests.plan import cut_table
 from icefloe.manifests.split import filter_box
 from icefloe.model.chunk_table import ChunkKind
-from icefloe.model.manifest_config import ManifestConfig
+from icefloe.model.manifest_config import SPECIFIED
 from icefloe.model.nodes import ArrayNode
 from icefloe.model.snapshot import Manifest
 from icefloe.session.workspace import Workspace
@@ -39,7 +39,7 @@ async def write_parts(work: Workspace, label: str = "") -> WrittenParts:
     """Store the chunks and references of a fork; returns what the driver needs to link them."""
     await work.writer.flush(work.changes)
     fresh_id = partial(new_object_id, work.engine.capabilities.object_id_bytes)
-    config = work.engine.config.manifest or ManifestConfig()
+    config = work.engine.config.manifest or SPECIFIED
     parts: list[PartRef] = []
     paths: dict[NodeId, str] = {}
     for node_id, edits in work.changes.edits.items():
