@@ -113,7 +113,7 @@ def test_a_reduction_equals_that_of_xarray(spark: Any, place: Path, weather: xr.
 def test_a_tree_of_several_levels_gives_the_same(
     spark: Any, place: Path, weather: xr.Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("icefloe.spark.reduction.FAN_IN", 3)
+    monkeypatch.setattr("icefloe.spark.reduction_tree.FAN_IN", 3)
     result = reduce(spark, place, "mean", task_bytes=1000)
     xr.testing.assert_allclose(result.drop_attrs(), weather.mean().drop_attrs(), rtol=1e-5)
 
@@ -124,6 +124,52 @@ def test_quantiles_are_exact_or_close(spark: Any, place: Path, weather: xr.Datas
     xr.testing.assert_allclose(exact.drop_attrs(), wanted.drop_attrs())
     sketched = reduce(spark, place, "quantile", q=0.9, exact=False, task_bytes=20_000, variables=["wind"])
     assert abs(float(sketched.wind) - float(weather.wind.quantile(0.9))) < 0.05
+
+
+@pytest.mark.parametrize("dims", ["time", ("lat", "lon"), None])
+def test_a_reduction_is_kept_by_a_repository(
+    spark: Any, place: Path, weather: xr.Dataset, tmp_path: Path, opened: Open, dims: Any
+) -> None:
+    outcome = reduce(spark, place, "mean", dims, tmp_path / "means", target_group="a/b", task_bytes=6000)
+    assert outcome.tasks > 5
+    xr.testing.assert_allclose(opened(tmp_path / "means", group="a/b"), weather.mean(dims), rtol=1e-5)
+    newest = next(iter(Repository.open(str(tmp_path / "means")).ancestry(branch="main")))
+    assert newest.message.startswith("Mean over") and newest.metadata["icefloe.reduce"]["how"] == "mean"
+    with pytest.raises(AlreadyExistsError, match="/a/b/t2m exists"):
+        reduce(spark, place, "max", dims, tmp_path / "means", target_group="a/b")
+    reduce(spark, place, "max", dims, target=tmp_path / "means", target_group="a/b", overwrite=True, message="again")
+    xr.testing.assert_allclose(opened(tmp_path / "means", group="a/b"), weather.max(dims))
+
+
+def test_a_kept_reduction_has_the_chunks_of_its_source_or_those_asked_for(
+    spark: Any, place: Path, weather: xr.Dataset, opened: Open
+) -> None:
+    reduce(spark, place, "max", "time", place, target_group="as-it-was", task_bytes=1000)
+    reduce(
+        spark, place, "quantile", "time", place, q=0.3, exact=False, target_group="other", chunks={"lat": 12, "lon": 4},
+        task_bytes=1000,
+    )  # fmt: skip
+    assert opened(place, group="as-it-was").wind.encoding["chunks"] == (5, 6)
+    result = opened(place, group="other")
+    assert result.wind.encoding["chunks"] == (12, 4)
+    wanted = weather.quantile(0.3, "time", skipna=True).drop_vars("quantile")
+    xr.testing.assert_allclose(result.drop_attrs(), wanted.drop_attrs(), rtol=0.01, atol=0.2)
+
+
+@pytest.mark.parametrize("how", ["sum", "count", "max"])
+def test_variables_without_some_of_the_dimensions_count_once(
+    spark: Any, tmp_path: Path, weather: xr.Dataset, opened: Open, how: Any
+) -> None:
+    data = weather[["wind"]].assign(height=weather.wind[0].drop_vars("time"), trend=weather.wind[:, 0, 0] * 2)
+    data = data.drop_vars([name for name in data.coords if name not in ("time", "lat", "lon")])
+    session = Repository.create(str(tmp_path / "repo")).writable_session("main")
+    data.chunk(time=10, lat=5, lon=6).to_zarr(session.store, consolidated=False)
+    session.commit("three variables")
+    for dims in (None, ("time", "lat")):
+        wanted = getattr(data, how)(dims)
+        xr.testing.assert_allclose(reduce(spark, tmp_path / "repo", how, dims, task_bytes=5000), wanted)
+        reduce(spark, tmp_path / "repo", how, dims, tmp_path / "kept", task_bytes=5000, overwrite=True)
+        xr.testing.assert_allclose(opened(tmp_path / "kept")[list(wanted)], wanted)
 
 
 def test_a_reduction_of_a_region_of_an_older_snapshot(spark: Any, place: Path, weather: xr.Dataset) -> None:

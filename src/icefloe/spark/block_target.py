@@ -53,7 +53,7 @@ def plan_target(
             )
         if not cut:
             found[str(name)] = tuple(
-                _chunk(str(dim), length, grid, chunks, stored)
+                chunk_length(str(dim), length, grid, chunks, stored)
                 for dim, length in zip(variable.dims, variable.shape, strict=True)
             )
     if not found:
@@ -61,7 +61,8 @@ def plan_target(
     return BlockTarget(group.strip("/"), found)
 
 
-def _chunk(dim: str, length: int, grid: BlockGrid, chunks: Mapping[str, int], stored: Mapping[str, int]) -> int:
+def chunk_length(dim: str, length: int, grid: BlockGrid, chunks: Mapping[str, int], stored: Mapping[str, int]) -> int:
+    """How long chunks are along a dimension: as asked, as the source's where blocks hold whole ones, else a block."""
     if dim not in grid.sizes:
         return max(1, min(chunks.get(dim, length), length))
     block = grid.lengths[dim]

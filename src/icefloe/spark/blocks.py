@@ -68,6 +68,18 @@ def plan_blocks(
     return BlockGrid(sizes, lengths)
 
 
+def whole_chunks(grid: BlockGrid, chunks: Mapping[str, int], asked: Mapping[str, int]) -> BlockGrid:
+    """Blocks that are multiples of the chunks asked for."""
+    lengths = dict(grid.lengths)
+    for dim, chunk in chunks.items():
+        if dim not in lengths or lengths[dim] >= grid.sizes[dim]:
+            continue
+        if lengths[dim] % chunk and dim in asked:
+            raise InvalidInputError(f"blocks of {lengths[dim]} along {dim} are not whole chunks of {chunk}")
+        lengths[dim] = max(chunk, lengths[dim] // chunk * chunk)
+    return BlockGrid(grid.sizes, lengths)
+
+
 def block_bytes(dataset: xr.Dataset, lengths: Mapping[str, int]) -> int:
     """Decoded bytes of all variables in one block."""
     return sum(

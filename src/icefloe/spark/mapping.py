@@ -15,7 +15,7 @@ from icefloe.errors import IcefloeError, InvalidInputError
 from icefloe.session.conflicts import ConflictDetector
 from icefloe.session.session import ForkSession, Session
 from icefloe.spark.block_target import BlockTarget, create_target, plan_target
-from icefloe.spark.blocks import TASK_BYTES, BlockGrid, Window, block_bytes, plan_blocks
+from icefloe.spark.blocks import TASK_BYTES, Window, block_bytes, plan_blocks, whole_chunks
 from icefloe.spark.distributed import OpenFork, WriteJob, link, write_with_tasks
 from icefloe.spark.places import JobOutcome, Source, Target, open_dataset, reading_session, writing_repository
 from icefloe.spark.tasks import SparkJob, run_tasks
@@ -140,7 +140,7 @@ def map_blocks(
     started = time.monotonic()
     session = reading_session(source)
     dataset = open_dataset(session, group, variables)
-    grid = _whole_chunks(plan_blocks(dataset, asked=blocks, task_bytes=task_bytes), chunks or {}, blocks or {})
+    grid = whole_chunks(plan_blocks(dataset, asked=blocks, task_bytes=task_bytes), chunks or {}, blocks or {})
     read = BlockReader(session, group, tuple(variables) if variables is not None else None, func, dict(halo or {}))
     windows = grid.windows()
     [sketch] = run_tasks(spark, SparkJob(_Describe(read), "trying the first block", progress), windows[:1])
@@ -157,15 +157,3 @@ def map_blocks(
     snapshot = writer.commit(text, facts, rebase_with=ConflictDetector())
     references = sum(each.parts.chunks for each in written)
     return JobOutcome(str(snapshot), len(windows), references, time.monotonic() - started)
-
-
-def _whole_chunks(grid: BlockGrid, chunks: Mapping[str, int], asked: Mapping[str, int]) -> BlockGrid:
-    """Blocks that are multiples of the chunks asked for."""
-    lengths = dict(grid.lengths)
-    for dim, chunk in chunks.items():
-        if dim not in lengths or lengths[dim] >= grid.sizes[dim]:
-            continue
-        if lengths[dim] % chunk and dim in asked:
-            raise InvalidInputError(f"blocks of {lengths[dim]} along {dim} are not whole chunks of {chunk}")
-        lengths[dim] = max(chunk, lengths[dim] // chunk * chunk)
-    return BlockGrid(grid.sizes, lengths)

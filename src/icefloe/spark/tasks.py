@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import pickle
 import secrets
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -14,7 +14,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from icefloe.errors import (
     ConflictError,
@@ -29,6 +29,7 @@ from icefloe.errors import (
 )
 from icefloe.spark.connection import is_classic
 from icefloe.spark.progress import JobMeter, job_progress
+from icefloe.spark.workers import settle_worker
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -72,16 +73,22 @@ def run_tasks(spark: SparkSession, job: SparkJob[T, R], payloads: Sequence[T]) -
     if not payloads:
         return []
     function = cloudpickle.dumps(job.run)
-    group = f"icefloe-{secrets.token_hex(6)}"
     outcomes: list[Any] = []
-    meter = JobMeter(job.description, len(payloads), job.bytes, job.shown)
-    with _JobGroup(spark, group, job.description), job_progress(spark, group, meter):
+    with watched(spark, JobMeter(job.description, len(payloads), job.bytes, job.shown)):
         for wave in _waves(payloads):
             outcomes += _run_wave(spark, function, wave, job.description)
             for outcome in outcomes[-len(wave) :]:
                 if isinstance(outcome, TaskFailure):
                     raise outcome.error
     return outcomes
+
+
+@contextmanager
+def watched(spark: SparkSession, meter: JobMeter) -> Iterator[None]:
+    """Spark jobs started in the block are shown as they get on, and cancelled by an interrupt."""
+    group = f"icefloe-{secrets.token_hex(6)}"
+    with _JobGroup(spark, group, meter.description), job_progress(spark, group, meter):
+        yield
 
 
 def _waves(payloads: Sequence[Any]) -> Iterator[list[bytes]]:
@@ -99,17 +106,22 @@ def _waves(payloads: Sequence[Any]) -> Iterator[list[bytes]]:
 
 def _run_wave(spark: SparkSession, function: bytes, packed: list[bytes], description: str) -> list[Any]:
     frame = spark.range(0, len(packed), 1, len(packed)).mapInArrow(_worker(function, packed), _SCHEMA)
-    try:
-        # A direct action: anything behind this stage could run its tasks again.
-        table = frame.toArrow()
-    except (PySparkException, Py4JError) as error:
-        if _is_interrupt(error):
-            raise KeyboardInterrupt from error
-        raise StorageError(f"{description} failed on Spark: {reason_of(error)}") from error
+    # A direct action: anything behind this stage could run its tasks again.
+    table = collect(frame, description)
     outcomes: list[Any] = [None] * len(packed)
     for task, outcome in zip(table["task"].to_pylist(), table["outcome"].to_pylist(), strict=True):
         outcomes[task] = pickle.loads(outcome)
     return outcomes
+
+
+def collect(frame: DataFrame, description: str) -> pa.Table:
+    """The rows of a DataFrame; errors of Spark as ours."""
+    try:
+        return frame.toArrow()
+    except (PySparkException, Py4JError) as error:
+        if _is_interrupt(error):
+            raise KeyboardInterrupt from error
+        raise StorageError(f"{description} failed on Spark: {reason_of(error)}") from error
 
 
 def _worker(function: bytes, payloads: list[bytes]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -123,9 +135,7 @@ def _worker(function: bytes, payloads: list[bytes]) -> Callable[[Iterator[pa.Rec
                 except FINAL_ERRORS as error:
                     outcome = TaskFailure(error)
                 yield pa.RecordBatch.from_pydict({"task": [task], "outcome": [cloudpickle.dumps(outcome)]})
-        # The worker's daemon collects garbage after every task; what is alive now stays alive anyway.
-        gc.collect()
-        gc.freeze()
+        settle_worker()
 
     return work
 
