@@ -18,12 +18,16 @@ from icefloe.formats.flat.body import Body
 from icefloe.formats.flat.flexible import Kind, decode_flexible
 from icefloe.formats.flat.flexible_writer import encode_flexible
 from icefloe.formats.flat.manifest_reader import decode_manifest_body
+from icefloe.formats.flat.manifest_search import FlatManifest
 from icefloe.formats.flat.manifest_writer import encode_manifest_body
+from icefloe.formats.flat.snapshot_nodes import FlatNodes, NodeColumns
 from icefloe.formats.flat.snapshot_reader import decode_snapshot_body
 from icefloe.formats.flat.snapshot_writer import encode_snapshot_body
+from icefloe.formats.flat.tables import root_table
 from icefloe.formats.flat.transaction_logs import decode_transaction_log_body, encode_transaction_log_body
 from icefloe.formats.header import FileType, encode_header
 from icefloe.formats.icechunk2 import FORMAT
+from icefloe.formats.icechunk2.repo_glance import RepoGlance
 from icefloe.formats.icechunk2.repo_info import (
     Availability,
     FlagChange,
@@ -42,6 +46,11 @@ from icefloe.model.snapshot import Manifest, ManifestFileInfo, Snapshot
 from icefloe.model.transaction_log import Move, TransactionLog
 
 Reader = Callable[[bytes], Any]
+PLACES = [(b"matrices", (i, j)) for i in (0, 1) for j in (0, 1)] + [
+    (b"scalars.", ()),
+    (bytes(8), (0,)),
+    (bytes(8), (1,)),
+]
 
 
 def manifest_body(spec: int) -> bytes:
@@ -51,7 +60,7 @@ def manifest_body(spec: int) -> bytes:
         ((1, 0), ChunkRef(ChunkKind.VIRTUAL, 1, 2, location="s3://b/k", etag="e", last_modified=7)),
         ((1, 1), ChunkRef(ChunkKind.VIRTUAL, 1, 2, location="s3://b/other")),
     ]
-    tables = {new_node_id(): table_from_rows(rows, 2), new_node_id(): table_from_rows([((), rows[0][1])], 0)}
+    tables = {b"matrices": table_from_rows(rows, 2), b"scalars.": table_from_rows([((), rows[0][1])], 0)}
     return encode_manifest_body(Manifest(new_object_id(), tables), spec)
 
 
@@ -135,11 +144,32 @@ def read_manifest(data: bytes) -> None:
             assert ref.kind is not ChunkKind.INLINE or len(ref.data or b"") == ref.length
 
 
+def search_manifest(data: bytes) -> None:
+    for node_id, coords in PLACES:
+        opened = FlatManifest(Body(data, "manifest"))
+        for ref in opened.find(node_id, [coords]) or ():
+            assert ref.kind is not ChunkKind.INLINE or len(ref.data or b"") == ref.length
+
+
 def read_snapshot(spec: int) -> Reader:
     def read(data: bytes) -> None:
         dict(decode_snapshot_body(Body(data, "snapshot"), spec).nodes)
 
     return read
+
+
+def read_node_columns(data: bytes) -> None:
+    """The way of snapshots with many nodes."""
+    dict(FlatNodes(NodeColumns(root_table(Body(data, "snapshot")).tables(2)[0])))
+
+
+def glance(data: bytes) -> None:
+    seen = RepoGlance(Body(data, "repo"))
+    assert seen.status.availability in Availability
+    assert seen.config is None or len(seen.config) < len(data)
+    for name in ("main", "dev", "none"):
+        seen.find_branch(name)
+    seen.find_tag("v1")
 
 
 FILES: dict[str, tuple[bytes, Reader]] = {
@@ -150,7 +180,13 @@ FILES: dict[str, tuple[bytes, Reader]] = {
     "snapshot 2": (snapshot_body(2), read_snapshot(2)),
     "log": (log_body(), lambda data: decode_transaction_log_body(Body(data, "log"))),
     "repo": (repo_body(), lambda data: decode_repo_body(Body(data, "repo"))),
+    "manifest 2, searched": (manifest_body(2), search_manifest),
+    "compressed, searched": (compressed_manifest_body(), search_manifest),
+    "snapshot 1, in columns": (snapshot_body(1), read_node_columns),
+    "snapshot 2, in columns": (snapshot_body(2), read_node_columns),
+    "repo, at a glance": (repo_body(), glance),
 }
+MUTATIONS_PER_FILE = 3000
 
 
 def mutations(data: bytes) -> Iterator[bytes]:
@@ -179,8 +215,9 @@ def test_a_changed_word_is_an_error_or_a_valid_reading(name: str) -> None:
     assert survive(read, data)
     picked = list(mutations(data))
     random.Random(name).shuffle(picked)
-    refused = sum(not survive(read, mutated) for mutated in picked[:1200])
+    refused = sum(not survive(read, mutated) for mutated in picked[:MUTATIONS_PER_FILE])
     assert refused > 50
+    assert len(picked) > MUTATIONS_PER_FILE
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ async def test_the_generations_in_use_are_found_in_two_rounds_without_listing() 
     await storage.put("refs/branch.main/ZZZZZZZZ.json", REF)
     storage.counts.reset()
     await detect_generation(storage)
-    assert storage.counts.total.requests == 4
+    assert storage.counts.total.requests == 5
     assert storage.counts.of("list", "list_names").requests == 0
 
 
@@ -73,8 +73,9 @@ async def test_a_configuration_that_names_the_generation_tells_all_in_one_reques
     detected = await detect(storage)
     assert detected is not None
     assert detected.spec_version is SpecVersion.REPOSITORY
-    assert detected.config is not None
-    assert detected.config.document == {"inline_chunk_threshold_bytes": 7}
+    config = detected.config()
+    assert config is not None
+    assert config.document == {"inline_chunk_threshold_bytes": 7}
     assert storage.counts.total.requests == 1
 
 

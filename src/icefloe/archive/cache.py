@@ -54,6 +54,11 @@ class ByteCache(Generic[K, V]):
         self.put(key, value, size)
         return value
 
+    def holds(self, key: K) -> bool:
+        """Whether a value is here, or on its way."""
+        with self._lock:
+            return key in self._held or key in self._loading
+
     def put(self, key: K, value: V, size: int) -> None:
         """Keep a value that is already here."""
         if size > self.limit_bytes:

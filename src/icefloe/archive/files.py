@@ -9,13 +9,16 @@ from typing import Any, TypeVar
 
 from icefloe.archive.cache import ByteCache
 from icefloe.errors import FormatError, ObjectNotFoundError, SnapshotNotFoundError
-from icefloe.formats.contract import Format
-from icefloe.ids import ObjectId
+from icefloe.formats.contract import Format, OpenManifest
+from icefloe.ids import NodeId, ObjectId
+from icefloe.model.chunk_table import ChunkRef
 from icefloe.model.snapshot import Manifest, ManifestFileInfo, Snapshot
 from icefloe.model.transaction_log import TransactionLog
 from icefloe.storage.contract import Storage
 
 T = TypeVar("T")
+_ManifestKey = tuple[ObjectId, str]
+_DECODED, _OPENED = "decoded", "opened"
 
 _OFFLOAD_BYTES = 1 << 18
 """Bodies above this are decoded in a thread, so that the event loop stays free."""
@@ -41,7 +44,7 @@ class Archive:
         self.storage = storage
         self.format = format
         self._snapshots: ByteCache[ObjectId, Snapshot] = ByteCache(limits.snapshots)
-        self._manifests: ByteCache[ObjectId, Manifest] = ByteCache(limits.manifests)
+        self._manifests: ByteCache[_ManifestKey, Manifest | OpenManifest] = ByteCache(limits.manifests)
         self._logs: ByteCache[ObjectId, TransactionLog] = ByteCache(limits.transaction_logs)
         self._attributes: ByteCache[ObjectId, Sequence[bytes]] = ByteCache(limits.attributes)
 
@@ -65,11 +68,45 @@ class Archive:
         """A manifest by id, decoded into columns."""
 
         async def load() -> tuple[Manifest, int]:
-            data = await self.storage.get(self.format.manifest_key(manifest_id))
-            manifest = await _decode(self.format.decode_manifest, data)
+            opened = (manifest_id, _OPENED)
+            if self._manifests.holds(opened):
+                found = await self._open_manifest(manifest_id)
+                manifest = await asyncio.to_thread(found.decode)
+                self._manifests.drop(opened)
+            else:
+                data = await self.storage.get(self.format.manifest_key(manifest_id))
+                manifest = await _decode(self.format.decode_manifest, data)
             return manifest, _manifest_weight(manifest)
 
-        return await self._manifests.get(manifest_id, load)
+        held = await self._manifests.get((manifest_id, _DECODED), load)
+        assert isinstance(held, Manifest)
+        return held
+
+    async def find_refs(
+        self, manifest_id: ObjectId, node_id: NodeId, wanted: Sequence[tuple[int, ...]]
+    ) -> list[ChunkRef] | None:
+        """The references of a few chunks, if that is possible without decoding the manifest; else it has to be fetched.
+
+        A first chunk of a large array then costs a search, not the decoding of a million references.
+        """
+        if not self.format.searches_manifests or self._manifests.holds((manifest_id, _DECODED)):
+            return None
+        opened = await self._open_manifest(manifest_id)
+        if opened.nbytes > self._manifests.limit_bytes:
+            # It was not kept; its columns may still fit.
+            manifest = await asyncio.to_thread(opened.decode)
+            self._manifests.put((manifest_id, _DECODED), manifest, _manifest_weight(manifest))
+        return opened.find(node_id, wanted)
+
+    async def _open_manifest(self, manifest_id: ObjectId) -> OpenManifest:
+        async def load() -> tuple[OpenManifest, int]:
+            data = await self.storage.get(self.format.manifest_key(manifest_id))
+            opened = await _decode(self.format.open_manifest, data)
+            return opened, opened.nbytes
+
+        held = await self._manifests.get((manifest_id, _OPENED), load)
+        assert isinstance(held, OpenManifest)
+        return held
 
     async def fetch_transaction_log(self, snapshot_id: ObjectId) -> TransactionLog:
         """What a snapshot changed against its parent; ObjectNotFoundError when no log was written."""
@@ -110,7 +147,7 @@ class Archive:
         size = await self._put(self.format.manifest_key(manifest.id), data, "manifest")
         if len(manifest) < _OFFLOAD_REFS:
             # Whoever wrote a few references goes on with them; a bulk write would only fill the memory.
-            self._manifests.put(manifest.id, manifest, _manifest_weight(manifest))
+            self._manifests.put((manifest.id, _DECODED), manifest, _manifest_weight(manifest))
         return ManifestFileInfo(manifest.id, size, len(manifest))
 
     async def flush_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> None:
@@ -129,7 +166,7 @@ class Archive:
 
     def cache_counts(self) -> dict[str, tuple[int, int]]:
         """Hits and misses of the caches, per kind of file."""
-        caches: dict[str, ByteCache[ObjectId, Any]] = {
+        caches: dict[str, ByteCache[Any, Any]] = {
             "snapshots": self._snapshots,
             "manifests": self._manifests,
             "transaction_logs": self._logs,

@@ -8,10 +8,31 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from icefloe.ids import ObjectId, encode_base32, new_object_id
+from icefloe.ids import NodeId, ObjectId, encode_base32, new_object_id
 from icefloe.model.capabilities import Capabilities, SpecVersion
+from icefloe.model.chunk_table import ChunkRef
 from icefloe.model.snapshot import Manifest, Snapshot
 from icefloe.model.transaction_log import TransactionLog
+
+
+class OpenManifest(ABC):
+    """A manifest file ready to be asked for single references, before it is decoded."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Memory held, for caches."""
+
+    @abstractmethod
+    def find(self, node_id: NodeId, wanted: Sequence[tuple[int, ...]]) -> list[ChunkRef] | None:
+        """The references of these chunks of an array.
+
+        None asks to decode all of it: a chunk was not found, or so many searches would take longer.
+        """
+
+    @abstractmethod
+    def decode(self) -> Manifest:
+        """All references."""
 
 
 class Format(ABC):
@@ -83,6 +104,13 @@ class Format(ABC):
 
     @abstractmethod
     def decode_manifest(self, data: bytes) -> Manifest: ...
+
+    searches_manifests = False
+    """Whether `open_manifest` is there: single references are found faster than all of them are decoded."""
+
+    def open_manifest(self, data: bytes) -> OpenManifest:
+        """A manifest file to search in."""
+        raise NotImplementedError
 
     @abstractmethod
     def encode_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> bytes: ...

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from icefloe.errors import FormatError, ObjectNotFoundError, UnknownFormatError, UnsupportedError
 from icefloe.formats.header import HEADER_BYTES, FileType, has_magic, parse_header
+from icefloe.ledger import icechunk1, icechunk2
 from icefloe.ledger.contract import StoredConfig
 from icefloe.ledger.sequence import CONFIG_KEY, names_generation, stored_config
 from icefloe.model.capabilities import SpecVersion
-from icefloe.storage.contract import Storage
+from icefloe.storage.contract import Storage, Versioned
 
 _NEWEST_SPEC = 2
 _SEQUENCE = re.compile(r"(?:[0-9A-Z]{8}|[0-9A-Z]{13})\.json")
@@ -23,7 +25,21 @@ class Detected:
     """The generation at a place, and its stored configuration where that was met on the way."""
 
     spec_version: SpecVersion
-    config: StoredConfig | None = None
+    found: Versioned | None = None
+    """The object that holds the configuration, or in which it would be; None when it has not been asked for."""
+
+    def config(self) -> StoredConfig | None:
+        """The stored configuration, where it was met; FormatError when it cannot be read."""
+        if self.found is None:
+            return None
+        return _READERS[self.spec_version](self.found)
+
+
+_READERS: dict[SpecVersion, Callable[[Versioned], StoredConfig]] = {
+    SpecVersion.REPOSITORY: stored_config,
+    SpecVersion.ICECHUNK1: icechunk1.stored_config,
+    SpecVersion.ICECHUNK2: icechunk2.stored_config,
+}
 
 
 async def detect(storage: Storage) -> Detected | None:
@@ -36,9 +52,8 @@ async def detect(storage: Storage) -> Detected | None:
     except ObjectNotFoundError:
         found = None
     if found is not None and names_generation(found):
-        return Detected(SpecVersion.REPOSITORY, stored_config(found))
-    version = await _recognise(storage)
-    return None if version is None else Detected(version)
+        return Detected(SpecVersion.REPOSITORY, found)
+    return await _recognise(storage)
 
 
 async def detect_generation(storage: Storage) -> SpecVersion | None:
@@ -47,21 +62,24 @@ async def detect_generation(storage: Storage) -> SpecVersion | None:
     return None if detected is None else detected.spec_version
 
 
-async def _recognise(storage: Storage) -> SpecVersion | None:
-    """The three generations in use are recognised by one object each, asked for at the same time."""
-    repo, current, sequence = await asyncio.gather(
-        _find_start(storage, "repo"),
+async def _recognise(storage: Storage) -> Detected | None:
+    """The three generations in use are recognised by one object each, asked for at the same time.
+
+    The configuration of the official generations comes along: a request more at once costs less than a round more.
+    """
+    repo, current, sequence, config = await asyncio.gather(
+        _find_versioned(storage, icechunk2.REPO_KEY),
         _find_whole(storage, "refs/branch.main/ref.json"),
         _find_whole(storage, "refs/branch.main/ZZZZZZZZ.json"),
+        _find_versioned(storage, icechunk1.CONFIG_KEY),
     )
     if repo is not None:
-        _check_repo_file(repo, storage.url)
-        return SpecVersion.ICECHUNK2
+        _check_repo_file(repo.data[:HEADER_BYTES], storage.url)
+        return Detected(SpecVersion.ICECHUNK2, repo)
     if current is not None:
-        return SpecVersion.ICECHUNK1
-    if sequence is not None:
-        return SpecVersion.REPOSITORY
-    return await _detect_early(storage)
+        return Detected(SpecVersion.ICECHUNK1, config)
+    version = SpecVersion.REPOSITORY if sequence is not None else await _detect_early(storage)
+    return None if version is None else Detected(version)
 
 
 async def _detect_early(storage: Storage) -> SpecVersion | None:
@@ -82,9 +100,9 @@ async def _detect_early(storage: Storage) -> SpecVersion | None:
     return None
 
 
-async def _find_start(storage: Storage, key: str) -> bytes | None:
+async def _find_versioned(storage: Storage, key: str) -> Versioned | None:
     try:
-        return await storage.get_range(key, 0, HEADER_BYTES)
+        return await storage.get_versioned(key)
     except ObjectNotFoundError:
         return None
 

@@ -27,7 +27,7 @@ from icefloe.ledger.config_file import save_config_file
 from icefloe.ledger.contract import Ledger, StoredConfig, Tip
 from icefloe.ledger.names import MAIN, check_name, check_new_name
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
-from icefloe.storage.contract import Storage, Version
+from icefloe.storage.contract import Storage, Version, Versioned
 from icefloe.storage.retries import RetryPolicy
 
 CONFIG_KEY = "config.yaml"
@@ -224,11 +224,16 @@ class Icechunk1Ledger(Ledger):
             found = await self.storage.get_versioned(CONFIG_KEY)
         except ObjectNotFoundError:
             return StoredConfig(None)
-        return StoredConfig(decode_yaml(found.data), found.version)
+        return stored_config(found)
 
     async def save_config(self, document: Mapping[str, Any], mark: Any) -> None:
         data = encode_yaml(document).encode()
         await save_config_file(self.storage, CONFIG_KEY, data, mark)
+
+
+def stored_config(found: Versioned) -> StoredConfig:
+    """The configuration in a `config.yaml`."""
+    return StoredConfig(decode_yaml(found.data), found.version)
 
 
 def _branch_key(branch: str) -> str:

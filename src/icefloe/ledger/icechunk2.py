@@ -7,7 +7,6 @@ import dataclasses
 import datetime as dt
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Set
-from dataclasses import dataclass
 from typing import Any
 
 from icefloe.archive.files import Archive
@@ -30,6 +29,7 @@ from icefloe.formats.icechunk2 import edits
 from icefloe.formats.icechunk2.edits import FLAGS, Edit
 from icefloe.formats.icechunk2.expiry import Expiry, plan_expiry, plan_removal
 from icefloe.formats.icechunk2.operations_log import OVERWRITTEN, new_backup_name, next_update_time, push_update
+from icefloe.formats.icechunk2.repo_glance import RepoGlance, glance_at_repo
 from icefloe.formats.icechunk2.repo_info import Availability, RepoInfo, RepoStatus, SnapshotRecord, Update
 from icefloe.formats.icechunk2.repo_reader import decode_repo
 from icefloe.formats.icechunk2.repo_writer import encode_repo
@@ -38,19 +38,33 @@ from icefloe.ledger.contract import HistoryChange, Ledger, StoredConfig, Tip
 from icefloe.ledger.icechunk1 import CONTENTION
 from icefloe.ledger.names import check_name, check_new_name
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
-from icefloe.storage.contract import Storage, Version
+from icefloe.storage.contract import Storage, Versioned
 
 REPO_KEY = "repo"
 _SPEC = 2
 
 
-@dataclass(frozen=True, slots=True)
 class SeenRepo:
-    """A repo file as it was read, and the version under which it can be replaced."""
+    """A repo file as it was read, and the version under which it can be replaced; decoded as far as it is asked."""
 
-    info: RepoInfo
-    data: bytes
-    version: Version
+    __slots__ = ("_info", "data", "glance", "version")
+
+    def __init__(self, found: Versioned, info: RepoInfo | None = None, glance: RepoGlance | None = None) -> None:
+        self.data = found.data
+        self.version = found.version
+        self.glance = glance or glance_at_repo(found.data)
+        self._info = info
+
+    def seen_again(self, found: Versioned) -> SeenRepo:
+        """The file as it is read next; an unchanged one is not decoded anew."""
+        return SeenRepo(found, self._info, self.glance) if found.data == self.data else SeenRepo(found)
+
+    @property
+    def info(self) -> RepoInfo:
+        """Everything the file says."""
+        if self._info is None:
+            self._info = decode_repo(self.data)
+        return self._info
 
 
 class Icechunk2Ledger(Ledger):
@@ -70,7 +84,7 @@ class Icechunk2Ledger(Ledger):
             version = await self.storage.create(REPO_KEY, data, metadata=object_metadata("repo-info", _SPEC))
         except AlreadyExistsError as error:
             raise AlreadyExistsError(f"there is a repository at {self.storage.url} already") from error
-        self._seen = SeenRepo(info, data, version)
+        self._seen = SeenRepo(Versioned(data, version), info)
 
     async def fetch(self) -> SeenRepo:
         """The repo file as it is now, in one request."""
@@ -78,26 +92,25 @@ class Icechunk2Ledger(Ledger):
             found = await self.storage.get_versioned(REPO_KEY)
         except ObjectNotFoundError as error:
             raise RepositoryNotFoundError(f"no repository at {self.storage.url}: there is no `repo` file") from error
-        known = self._seen
-        info = known.info if known is not None and known.data == found.data else decode_repo(found.data)
-        self._seen = SeenRepo(info, found.data, found.version)
-        return self._seen
+        self._seen = seen = SeenRepo(found) if self._seen is None else self._seen.seen_again(found)
+        return seen
 
     async def fetch_repo_info(self) -> RepoInfo:
         """Everything the repo file says now."""
         return (await self.fetch()).info
 
     async def check_writable(self) -> None:
-        _require_online((await self.fetch()).info)
+        _require_online((await self.fetch()).glance.status)
 
     async def fetch_tip(self, branch: str) -> Tip:
         check_name(branch, "branch")
         seen = await self.fetch()
-        return Tip(edits.branch_tip(seen.info, branch), seen.version)
+        return Tip(seen.glance.find_branch(branch) or edits.branch_tip(seen.info, branch), seen.version)
 
     async def fetch_tag(self, tag: str) -> ObjectId:
         check_name(tag, "tag")
-        return edits.find_tag(await self.fetch_repo_info(), tag)
+        seen = await self.fetch()
+        return seen.glance.find_tag(tag) or edits.find_tag(seen.info, tag)
 
     async def list_branches(self) -> set[str]:
         return set((await self.fetch_repo_info()).branches)
@@ -173,13 +186,7 @@ class Icechunk2Ledger(Ledger):
         return frozenset(log for record in info.snapshots.values() for log in record.pruned_logs)
 
     async def fetch_config(self) -> StoredConfig:
-        seen = await self.fetch()
-        if seen.info.config is None:
-            return StoredConfig(None, seen.info.config)
-        document = decode_flexible(seen.info.config)
-        if not isinstance(document, dict):
-            raise FormatError(f"the stored configuration is a {type(document).__name__}, not a map")
-        return StoredConfig(document, seen.info.config)
+        return _decode_config((await self.fetch()).glance)
 
     async def save_config(self, document: Mapping[str, Any], mark: Any) -> None:
         def edit(info: RepoInfo, now_us: int) -> Edit:
@@ -295,7 +302,7 @@ class Icechunk2Ledger(Ledger):
         for number, pause in enumerate(CONTENTION.pauses()):
             seen = known if number == 0 and known is not None else await self.fetch()
             if not while_offline:
-                _require_online(seen.info)
+                _require_online(seen.glance.status)
             now_us = next_update_time(seen.info, _now_us())
             planned = edit(seen.info, now_us)
             if planned is None:
@@ -311,8 +318,8 @@ class Icechunk2Ledger(Ledger):
             except VersionMismatchError:
                 await asyncio.sleep(pause if number > 2 else 0)
                 continue
-            self._seen = SeenRepo(info, data, version)
-            return self._seen
+            self._seen = replaced = SeenRepo(Versioned(data, version), info)
+            return replaced
         raise StorageError(
             f"the `repo` file of {self.storage.url} was replaced by others in each of {CONTENTION.max_tries} rounds; "
             "try again"
@@ -328,6 +335,21 @@ def to_snapshot_info(record: SnapshotRecord) -> SnapshotInfo:
         record.message,
         decode_metadata(record.metadata, _SPEC),
     )
+
+
+def stored_config(repo: Versioned) -> StoredConfig:
+    """The configuration in a repo file that was met on the way."""
+    return _decode_config(glance_at_repo(repo.data))
+
+
+def _decode_config(glance: RepoGlance) -> StoredConfig:
+    config = glance.config
+    if config is None:
+        return StoredConfig(None, None)
+    document = decode_flexible(config)
+    if not isinstance(document, dict):
+        raise FormatError(f"the stored configuration is a {type(document).__name__}, not a map")
+    return StoredConfig(document, config)
 
 
 def _history(info: RepoInfo, snapshot_id: ObjectId) -> list[ObjectId]:
@@ -352,12 +374,12 @@ def _find_record(info: RepoInfo, snapshot_id: ObjectId) -> SnapshotRecord:
     return record
 
 
-def _require_online(info: RepoInfo) -> None:
-    if info.status.availability is not Availability.ONLINE:
-        word = info.status.availability.name.lower().replace("_", "-")
-        reason = f": {info.status.reason}" if info.status.reason else ""
+def _require_online(status: RepoStatus) -> None:
+    if status.availability is not Availability.ONLINE:
+        word = status.availability.name.lower().replace("_", "-")
+        reason = f": {status.reason}" if status.reason else ""
         raise ReadOnlyError(
-            f"the repository is {word} since {from_microseconds(info.status.set_at_us):%Y-%m-%d %H:%M}{reason}; "
+            f"the repository is {word} since {from_microseconds(status.set_at_us):%Y-%m-%d %H:%M}{reason}; "
             "set its status to online to write"
         )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +16,13 @@ from icefloe.ids import ObjectId
 from icefloe.manifests.columns import concat
 from icefloe.manifests.keys import Found, find_in, find_row
 from icefloe.manifests.split import filter_box
-from icefloe.model.chunk_table import ChunkRef, ChunkTable, empty_table
+from icefloe.model.chunk_table import ChunkRef, ChunkTable, empty_table, table_from_rows
 from icefloe.model.nodes import ArrayNode, Extents, ManifestRef
 from icefloe.model.snapshot import Manifest
 
 _MAX_INDEXED_ARRAYS = 1024
+_FEW_CHUNKS = 64
+"""Questions about more chunks are answered from columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,9 @@ class ChunkLookup:
     async def find(self, node: ArrayNode, coords: tuple[int, ...]) -> ChunkRef | None:
         """The reference of one chunk, or None when it was never written."""
         for manifest_id in self.manifests_for(node, coords):
+            refs = await self._find_few(node, manifest_id, [coords])
+            if refs is not None:
+                return refs[0]
             table = await self._table(node, manifest_id)
             if table is not None:
                 row = find_row(table, coords)
@@ -84,7 +90,9 @@ class ChunkLookup:
         if not node.manifests or not len(positions):
             return [], positions
         asked = self._index(node).asked(coords[positions])
-        tables = await asyncio.gather(*(self._table(node, manifest_id) for manifest_id, _ in asked))
+        tables = await asyncio.gather(
+            *(self._table_of(node, manifest_id, coords[positions[inside]]) for manifest_id, inside in asked)
+        )
         found, missing = [], np.ones(len(coords), dtype=bool)
         for (_, inside), table in zip(asked, tables, strict=True):
             if table is not None:
@@ -118,10 +126,32 @@ class ChunkLookup:
         # Early writers left entries of other arrays under an id; another rank cannot be this array's.
         return table if table is not None and table.ndim == len(node.shape) else None
 
+    async def _table_of(
+        self, node: ArrayNode, manifest_id: ObjectId, coords: npt.NDArray[np.uint32]
+    ) -> ChunkTable | None:
+        """A table that has these chunks if the manifest has: just them, where they can be found by themselves."""
+        if len(coords) <= _FEW_CHUNKS:
+            wanted = [tuple(row) for row in coords.tolist()]
+            refs = await self._find_few(node, manifest_id, wanted)
+            if refs is not None:
+                return table_from_rows(list(zip(wanted, refs, strict=True)), len(node.shape))
+        return await self._table(node, manifest_id)
+
+    async def _find_few(
+        self, node: ArrayNode, manifest_id: ObjectId, wanted: list[tuple[int, ...]]
+    ) -> list[ChunkRef] | None:
+        with self._naming(manifest_id, node):
+            return await self._archive.find_refs(manifest_id, node.id, wanted)
+
     async def fetch(self, manifest_id: ObjectId, node: ArrayNode | None = None) -> Manifest:
         """A manifest that a snapshot names; its absence is damage."""
-        try:
+        with self._naming(manifest_id, node):
             return await self._archive.fetch_manifest(manifest_id)
+
+    @contextlib.contextmanager
+    def _naming(self, manifest_id: ObjectId, node: ArrayNode | None) -> Iterator[None]:
+        try:
+            yield
         except ObjectNotFoundError as error:
             whose = f" of array {node.path}" if node is not None else ""
             raise FormatError(

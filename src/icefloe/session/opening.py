@@ -131,8 +131,9 @@ async def create_or_open_engine(
 
 
 async def _fetch_config(storage: Storage, detected: Detected) -> RepositoryConfig | None:
-    stored, version = detected.config, detected.spec_version
+    version = detected.spec_version
     try:
+        stored = detected.config()
         if stored is None:
             stored = await make_ledger(version, storage, Archive(storage, get_format(version))).fetch_config()
         return None if stored.document is None else decode_config(stored.document)

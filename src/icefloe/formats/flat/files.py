@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from icefloe.formats.compression import DecompressionLimits
+from icefloe.formats.contract import OpenManifest
 from icefloe.formats.flat.body import MAX_BODY_BYTES, Body
 from icefloe.formats.flat.manifest_reader import decode_manifest_body
+from icefloe.formats.flat.manifest_search import FlatManifest
 from icefloe.formats.flat.manifest_writer import encode_manifest_body
 from icefloe.formats.flat.snapshot_reader import decode_snapshot_body, decode_snapshot_info_body
 from icefloe.formats.flat.snapshot_writer import encode_snapshot_body
@@ -53,6 +55,11 @@ def encode_snapshot(snapshot: Snapshot, spec: int, level: int | None = None) -> 
 def decode_manifest(data: bytes) -> Manifest:
     """A manifest file of either generation."""
     return decode_manifest_body(open_body(data, FileType.MANIFEST)[1])
+
+
+def open_manifest(data: bytes) -> OpenManifest:
+    """A manifest file of either generation, to be searched."""
+    return FlatManifest(open_body(data, FileType.MANIFEST)[1])
 
 
 def encode_manifest(manifest: Manifest, spec: int, level: int | None = None) -> bytes:

@@ -16,6 +16,12 @@ _ZSTD = 1
 
 def decompress_locations(root: Tables, compressed: Strings) -> list[str]:
     """The distinct compressed locations of a manifest as URLs."""
+    decompressor = location_decompressor(root)
+    return [decompress_location(root.body, decompressor, frame) for frame in compressed.split()]
+
+
+def location_decompressor(root: Tables) -> zstandard.ZstdDecompressor:
+    """What decompresses the locations of a manifest, by the dictionary that it carries."""
     body = root.body
     algorithm = int(root.scalar(_ALGORITHM, "u1", default=_ZSTD)[0])
     held = root.vectors(_DICTIONARY, 1, 1, required=False)
@@ -24,13 +30,13 @@ def decompress_locations(root: Tables, compressed: Strings) -> list[str]:
     start, count = int(held.starts[0]), int(held.counts[0])
     try:
         dictionary = zstandard.ZstdCompressionDict(body.data[start : start + count])
-        decompressor = zstandard.ZstdDecompressor(dict_data=dictionary)
+        return zstandard.ZstdDecompressor(dict_data=dictionary)
     except (zstandard.ZstdError, ValueError) as error:
         raise body.corrupt(f"its dictionary of locations is broken: {error}") from error
-    return [_decompress(body, decompressor, frame) for frame in compressed.split()]
 
 
-def _decompress(body: Body, decompressor: zstandard.ZstdDecompressor, frame: bytes) -> str:
+def decompress_location(body: Body, decompressor: zstandard.ZstdDecompressor, frame: bytes) -> str:
+    """One location as a URL."""
     try:
         if zstandard.frame_content_size(frame) > MAX_LOCATION_BYTES:
             raise body.corrupt(f"a compressed location is longer than {MAX_LOCATION_BYTES} bytes")

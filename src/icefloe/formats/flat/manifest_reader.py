@@ -16,7 +16,7 @@ from icefloe.ids import NodeId, encode_base32
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.snapshot import Manifest
 
-_INDEX, _INLINE, _OFFSET, _LENGTH, _CHUNK_ID, _LOCATION, _ETAG, _LAST_MODIFIED, _COMPRESSED = range(9)
+INDEX, INLINE, OFFSET, LENGTH, CHUNK_ID, LOCATION, ETAG, LAST_MODIFIED, COMPRESSED = range(9)
 _UNKNOWN = 255
 
 
@@ -105,11 +105,11 @@ def _in_order(body: Body, table: ChunkTable) -> ChunkTable:
 
 def _read_rows(root: Tables, refs: Tables, held: Vectors) -> _Rows:
     body = root.body
-    coords = read_coordinates(refs, _INDEX, held)
-    chunk_id = refs.field(_CHUNK_ID, 12, 1)
-    location = refs.strings(_LOCATION, required=False)
-    compressed = refs.vectors(_COMPRESSED, 1, 1, required=False)
-    inline = refs.vectors(_INLINE, 1, 1, required=False)
+    coords = read_coordinates(refs, INDEX, held)
+    chunk_id = refs.field(CHUNK_ID, 12, 1)
+    location = refs.strings(LOCATION, required=False)
+    compressed = refs.vectors(COMPRESSED, 1, 1, required=False)
+    inline = refs.vectors(INLINE, 1, 1, required=False)
     kind = np.full(len(refs), _UNKNOWN, dtype=np.uint8)
     kind[inline.present] = ChunkKind.INLINE
     kind[location.present | compressed.present] = ChunkKind.VIRTUAL
@@ -123,7 +123,7 @@ def _read_rows(root: Tables, refs: Tables, held: Vectors) -> _Rows:
     if virtual.any():
         codes, locations = _read_locations(root, virtual, location, compressed)
         etag, etags = _read_etags(refs, virtual)
-        seconds = np.where(virtual, refs.scalar(_LAST_MODIFIED, "<u4"), 0).astype(np.uint32)
+        seconds = np.where(virtual, refs.scalar(LAST_MODIFIED, "<u4"), 0).astype(np.uint32)
         modified = seconds if seconds.any() else None
     return _Rows(coords, kind, offset, length, _read_ids(refs, chunk_id), codes, locations, etag, etags, modified, data)
 
@@ -143,7 +143,7 @@ def _read_inline(
     refs: Tables, kind: npt.NDArray[np.uint8], inline: Vectors
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], bytes]:
     """Offsets and lengths of all rows, those of inline rows into the bytes returned with them."""
-    offset, length = refs.scalar(_OFFSET, "<u8"), refs.scalar(_LENGTH, "<u8")
+    offset, length = refs.scalar(OFFSET, "<u8"), refs.scalar(LENGTH, "<u8")
     here = kind == ChunkKind.INLINE
     if not here.any():
         return offset, length, b""
@@ -179,7 +179,7 @@ def _where(held: Vectors, mask: npt.NDArray[np.bool_]) -> Vectors:
 
 
 def _read_etags(refs: Tables, virtual: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.int32] | None, list[str]]:
-    if refs.field(_ETAG, 4, 4) is None:
+    if refs.field(ETAG, 4, 4) is None:
         return None, []
-    codes, strings = dictionary_of(refs.body, _where(refs.strings(_ETAG, required=False), virtual))
+    codes, strings = dictionary_of(refs.body, _where(refs.strings(ETAG, required=False), virtual))
     return (codes, decode_texts(refs.body, strings)) if len(strings) else (None, [])

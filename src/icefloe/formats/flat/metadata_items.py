@@ -14,6 +14,7 @@ from icefloe.formats.flat.blocks import OFFSET, FlatWriter, ReferenceBlock
 from icefloe.formats.flat.flexible import decode_flexible
 from icefloe.formats.flat.flexible_writer import encode_flexible
 from icefloe.formats.flat.ragged import texts_of
+from icefloe.formats.flat.table import MOST_CHILDREN, Table
 from icefloe.formats.flat.tables import Tables
 
 RawMetadata = tuple[tuple[str, bytes], ...]
@@ -62,6 +63,17 @@ def read_items(tables: Tables, slot: int) -> list[RawMetadata]:
     ]
     bounds = held.bounds().tolist()
     return [tuple(pairs[start:end]) for start, end in itertools.pairwise(bounds)]
+
+
+def read_few_items(table: Table, slot: int) -> RawMetadata:
+    """The metadata of one table, not yet decoded; nothing where the field is absent."""
+    if table.vector(slot, 4, 4, required=False)[1] > MOST_CHILDREN:
+        return read_items(Tables(table.body, np.array([table.position])), slot)[0]
+    pairs = []
+    for item in table.children(slot, required=False):
+        start, count = item.vector(1, 1, 1)
+        pairs.append((item.text(0) or "", table.body.data[start : start + count]))
+    return tuple(pairs)
 
 
 def write_items(writer: FlatWriter, rows: list[RawMetadata]) -> ReferenceBlock:

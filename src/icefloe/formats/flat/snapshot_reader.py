@@ -2,59 +2,85 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Mapping
+
 import numpy as np
 
 from icefloe.formats.flat.body import Body
-from icefloe.formats.flat.metadata_items import decode_metadata, read_items
-from icefloe.formats.flat.ragged import texts_of
+from icefloe.formats.flat.metadata_items import decode_metadata, read_few_items
+from icefloe.formats.flat.snapshot_few import FEW_NODES, read_few_nodes
 from icefloe.formats.flat.snapshot_nodes import FlatNodes, NodeColumns
+from icefloe.formats.flat.table import Table, root
 from icefloe.formats.flat.tables import Tables, item_positions, root_table
 from icefloe.formats.flat.times import from_microseconds
 from icefloe.ids import ObjectId, encode_base32, encode_base32_column
+from icefloe.model.nodes import Node
 from icefloe.model.snapshot import ManifestFileInfo, Snapshot, SnapshotInfo
 
 _ID, _PARENT, _NODES, _FLUSHED_AT, _MESSAGE, _METADATA, _MANIFESTS, _MANIFESTS_V2 = range(8)
+_FEW_MANIFESTS = 16
+_INFO = struct.Struct("<12s4xQI4x")
+"""A manifest file in the older list: its id, its size, how many references it holds."""
 
 
 def decode_snapshot_body(body: Body, spec: int) -> Snapshot:
     """The snapshot of a file; `spec` is the file's own, which may be older than the repository's."""
-    root = root_table(body)
-    nodes, _ = root.tables(_NODES)
-    info = _read_info(root, spec)
+    table = root(body)
+    info = _read_info(table, spec)
     return Snapshot(
         id=info.id,
         parent_id=info.parent_id,
         written_at=info.written_at,
         message=info.message,
         metadata=info.metadata,
-        nodes=FlatNodes(NodeColumns(nodes)),
+        nodes=_read_nodes(table),
         manifests={manifest.id: manifest for manifest in info.manifests},
     )
 
 
 def decode_snapshot_info_body(body: Body, spec: int) -> SnapshotInfo:
     """What history shows of a snapshot, without looking at its nodes."""
-    return _read_info(root_table(body), spec)
+    return _read_info(root(body), spec)
 
 
-def _read_info(root: Tables, spec: int) -> SnapshotInfo:
-    message = texts_of(root.body, root.strings(_MESSAGE))[0]
+def _read_nodes(table: Table) -> Mapping[str, Node]:
+    if table.vector(_NODES, 4, 4)[1] <= FEW_NODES:
+        return read_few_nodes(table.children(_NODES))
+    return FlatNodes(NodeColumns(root_table(table.body).tables(_NODES)[0]))
+
+
+def _read_info(table: Table, spec: int) -> SnapshotInfo:
     return SnapshotInfo(
-        id=encode_base32(root.struct(_ID, 12).tobytes()),
-        parent_id=_find_parent(root),
-        written_at=from_microseconds(int(root.scalar(_FLUSHED_AT, "<u8")[0])),
-        message=message or "",
-        metadata=decode_metadata(read_items(root, _METADATA)[0], spec),
-        manifests=tuple(read_manifest_files(root, spec).values()),
+        id=encode_base32(table.struct(_ID, 12)),
+        parent_id=encode_base32(table.struct(_PARENT, 12)) if table.has(_PARENT) else None,
+        written_at=from_microseconds(table.scalar(_FLUSHED_AT, "<u8")),
+        message=table.text(_MESSAGE) or "",
+        metadata=decode_metadata(read_few_items(table, _METADATA), spec),
+        manifests=_read_manifest_infos(table, spec),
     )
 
 
-def _find_parent(root: Tables) -> ObjectId | None:
-    return encode_base32(root.struct(_PARENT, 12).tobytes()) if root.has(_PARENT)[0] else None
+def _read_manifest_infos(table: Table, spec: int) -> tuple[ManifestFileInfo, ...]:
+    slot, width, alignment = (_MANIFESTS_V2, 4, 4) if _has_newer_list(table, spec) else (_MANIFESTS, 32, 8)
+    start, count = table.vector(slot, width, alignment)
+    if count > _FEW_MANIFESTS:
+        return tuple(read_manifest_files(root_table(table.body), spec).values())
+    if slot == _MANIFESTS:
+        found = [_INFO.unpack_from(table.body.data, start + 32 * row) for row in range(count)]
+    else:
+        found = [(t.struct(0, 12), t.scalar(1, "<u8"), t.scalar(2, "<u4")) for t in table.children(slot)]
+    infos = (ManifestFileInfo(encode_base32(raw), size, refs) for raw, size, refs in found)
+    return tuple({info.id: info for info in infos}.values())
+
+
+def _has_newer_list(root: Table, spec: int) -> bool:
+    """Early files of spec 1 use the newer list's field for something else."""
+    return spec >= 2 and root.has(_MANIFESTS_V2)
 
 
 def read_manifest_files(root: Tables, spec: int) -> dict[ObjectId, ManifestFileInfo]:
-    """The manifest files that a snapshot names; early files of spec 1 use the newer list's field for something else."""
+    """The manifest files that a snapshot names, read in columns; the newer list is as old as spec 2."""
     body = root.body
     if spec >= 2 and root.has(_MANIFESTS_V2)[0]:
         infos, _ = root.tables(_MANIFESTS_V2)

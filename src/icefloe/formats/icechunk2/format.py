@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping
 
-from icefloe.formats.contract import Format
+from icefloe.formats.contract import Format, OpenManifest
 from icefloe.formats.flat import files
 from icefloe.formats.flat.initial_snapshot import ROOT_MARK_2, make_initial_snapshot
 from icefloe.ids import ObjectId
@@ -28,6 +28,7 @@ class Icechunk2Format(Format):
 
     spec_version = SpecVersion.ICECHUNK2
     logs_initial_snapshot = True
+    searches_manifests = True
     capabilities = Capabilities(
         deletable_tags=True,
         repository_metadata=True,
@@ -54,6 +55,9 @@ class Icechunk2Format(Format):
 
     def decode_manifest(self, data: bytes) -> Manifest:
         return files.decode_manifest(data)
+
+    def open_manifest(self, data: bytes) -> OpenManifest:
+        return files.open_manifest(data)
 
     def encode_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> bytes:
         return files.encode_transaction_log(snapshot_id, log, SPEC, self.compression_level)

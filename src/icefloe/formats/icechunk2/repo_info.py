@@ -9,6 +9,12 @@ from dataclasses import dataclass, field
 from icefloe.formats.flat.metadata_items import RawMetadata
 from icefloe.ids import ObjectId
 
+(
+    SPEC, TAGS, BRANCHES, DELETED_TAGS, SNAPSHOTS, STATUS, METADATA, UPDATES, UPDATES_BEFORE, CONFIG, ENABLED, DISABLED,
+    EXTRA,
+) = range(13)  # fmt: skip
+"""The fields of the file's table."""
+
 
 class UpdateKind(enum.IntEnum):
     """What an entry of the operations log records; the value is the union's type byte."""

@@ -13,7 +13,21 @@ from icefloe.formats.flat.metadata_items import read_items
 from icefloe.formats.flat.ragged import texts_of
 from icefloe.formats.flat.tables import Tables, item_positions, root_table
 from icefloe.formats.header import FileType
+from icefloe.formats.icechunk2.repo_glance import check_spec
 from icefloe.formats.icechunk2.repo_info import (
+    BRANCHES,
+    CONFIG,
+    DELETED_TAGS,
+    DISABLED,
+    ENABLED,
+    EXTRA,
+    METADATA,
+    SNAPSHOTS,
+    SPEC,
+    STATUS,
+    TAGS,
+    UPDATES,
+    UPDATES_BEFORE,
     Availability,
     FlagChange,
     RepoInfo,
@@ -24,11 +38,6 @@ from icefloe.formats.icechunk2.repo_info import (
 )
 from icefloe.ids import ObjectId, encode_base32, encode_base32_column
 
-(
-    _SPEC, _TAGS, _BRANCHES, _DELETED_TAGS, _SNAPSHOTS, _STATUS, _METADATA, _UPDATES, _UPDATES_BEFORE, _CONFIG,
-    _ENABLED, _DISABLED, _EXTRA,
-) = range(13)  # fmt: skip
-_KNOWN_SPEC = 2
 _FEW = 20
 """Up to this many ids are quicker spelled one by one."""
 
@@ -42,36 +51,30 @@ def decode_repo(data: bytes) -> RepoInfo:
 def decode_repo_body(body: Body) -> RepoInfo:
     """The flatbuffer of a repo file."""
     root = root_table(body)
-    spec = int(root.scalar(_SPEC, "u1")[0])
-    if spec > _KNOWN_SPEC:
-        raise UnknownFormatError(
-            f"the repository has spec version {spec}; this library reads up to {_KNOWN_SPEC}: upgrade icefloe",
-            spec_version=spec,
-        )
-    if spec == 0:
-        raise body.corrupt("it has no spec version")
+    spec = int(root.scalar(SPEC, "u1")[0])
+    check_spec(body, spec)
     snapshots = _read_snapshots(root)
     ids = list(snapshots)
-    branches = _read_refs(root, _BRANCHES, ids)
+    branches = _read_refs(root, BRANCHES, ids)
     if "main" not in branches:
         raise body.corrupt("it has no branch main")
     updates = _read_updates(root)
     if not updates:
         raise body.corrupt("its operations log is empty")
-    status = root.child(_STATUS)
+    status = root.child(STATUS)
     return RepoInfo(
         branches=branches,
         snapshots=snapshots,
         updates=updates,
         status=_read_statuses(status)[0],
-        tags=_read_refs(root, _TAGS, ids),
-        deleted_tags=frozenset(_read_names(root, _DELETED_TAGS)),
-        metadata=read_items(root, _METADATA)[0],
-        updates_before=texts_of(body, root.strings(_UPDATES_BEFORE, required=False))[0],
-        config=_find_bytes(root, _CONFIG),
-        enabled_flags=_read_flags(root, _ENABLED),
-        disabled_flags=_read_flags(root, _DISABLED),
-        extra=_find_bytes(root, _EXTRA),
+        tags=_read_refs(root, TAGS, ids),
+        deleted_tags=frozenset(_read_names(root, DELETED_TAGS)),
+        metadata=read_items(root, METADATA)[0],
+        updates_before=texts_of(body, root.strings(UPDATES_BEFORE, required=False))[0],
+        config=_find_bytes(root, CONFIG),
+        enabled_flags=_read_flags(root, ENABLED),
+        disabled_flags=_read_flags(root, DISABLED),
+        extra=_find_bytes(root, EXTRA),
         spec_version=spec,
     )
 
@@ -91,7 +94,7 @@ def _texts(ids: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> list[ObjectI
 
 def _read_snapshots(root: Tables) -> dict[ObjectId, SnapshotRecord]:
     body = root.body
-    infos, _ = root.tables(_SNAPSHOTS)
+    infos, _ = root.tables(SNAPSHOTS)
     ids = _id_texts(infos, 0)
     # The schema's default is 0: an absent parent is the first entry, none is -1.
     parents = infos.scalar(1, "<i4", default=0)
@@ -166,7 +169,7 @@ def _read_statuses(tables: Tables) -> list[RepoStatus]:
 
 def _read_updates(root: Tables) -> tuple[Update, ...]:
     body = root.body
-    updates, _ = root.tables(_UPDATES)
+    updates, _ = root.tables(UPDATES)
     kinds = updates.scalar(0, "u1")
     if not bool(np.isin(kinds, list(UpdateKind)).all()):
         unknown = sorted(set(kinds.tolist()) - set(UpdateKind))
