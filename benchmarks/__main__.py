@@ -51,7 +51,7 @@ def make_table(rows: list[Row]) -> Table:
     ):
         table.add_column(column, justify="right")
     for row in rows:
-        if row.step == "prepare":
+        if row.step.startswith("prepare"):
             continue
         table.add_row(
             row.workload, row.step, _seconds(row.official), _seconds(row.ours), _ratio(row, "seconds"),

@@ -1,44 +1,44 @@
-"""Maintenance: expiring and collecting a repository of many objects, again when little changed, and compaction."""
+"""Maintenance: expiring and collecting a repository of many objects, and again when little changed.
+
+Both libraries work on the same kind of repository: the official package makes it, both times.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+import importlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
 
-from benchmarks.harness import OURS, Meter, Workload, create_repository, open_repository
+from benchmarks.harness import OFFICIAL, OURS, Meter, Workload, create_repository, open_repository
 
 OBJECTS = 20_000
 COMMITS = 200
-
-
-def _loose(library: Any) -> Any:
-    """One object a chunk, as the official package writes them."""
-    if library.__name__ != OURS:
-        return library.RepositoryConfig(inline_chunk_threshold_bytes=0)
-    packing = library.ChunkPackingConfig(enabled=False)
-    return library.RepositoryConfig(inline_chunk_threshold_bytes=0, chunk_packing=packing)
 
 
 def _now() -> dt.datetime:
     return dt.datetime.now(dt.UTC)
 
 
-def prepare(library: Any, folder: Path, meter: Meter, scale: float) -> None:
-    """Commits that replace all chunks of an array again and again."""
-    chunks = int(OBJECTS * scale) // COMMITS
-    repo = create_repository(library, folder, config=_loose(library))
-    with meter.timed():
-        for number in range(COMMITS):
-            session = repo.writable_session("main")
-            root = zarr.open_group(session.store, mode="a")
-            if number == 0:
-                root.create_array("a", shape=(chunks * 8,), chunks=(8,), dtype="i8", compressors=None)
-            root["a"][:] = np.full(chunks * 8, number + 1)
-            session.commit(str(number))
+def prepare(library: Any, folder: Path, meter: Meter, scale: float, objects: int = OBJECTS) -> None:
+    """Commits that replace all chunks of an array again and again, one object a chunk."""
+    maker = importlib.import_module(OFFICIAL)
+    chunks = int(objects * scale) // COMMITS
+    repo = create_repository(maker, folder, config=maker.RepositoryConfig(inline_chunk_threshold_bytes=0))
+    for number in range(COMMITS):
+        session = repo.writable_session("main")
+        root = zarr.open_group(session.store, mode="a")
+        if number == 0:
+            root.create_array("a", shape=(chunks * 8,), chunks=(8,), dtype="i8", compressors=None)
+        root["a"][:] = np.full(chunks * 8, number + 1)
+        session.commit(str(number))
+
+
+def prepare_many(library: Any, folder: Path, meter: Meter, scale: float) -> None:
+    prepare(library, folder, meter, scale, 10 * OBJECTS)
 
 
 def expire(library: Any, folder: Path, meter: Meter, scale: float) -> None:
@@ -61,15 +61,13 @@ def collect(library: Any, folder: Path, meter: Meter, scale: float) -> None:
 
 
 def change_little(library: Any, folder: Path, meter: Meter, scale: float) -> None:
-    repo = open_repository(library, folder)
+    """Two small commits by the official package, and as many expired ones."""
+    repo = open_repository(importlib.import_module(OFFICIAL), folder)
     for number in range(2):
         session = repo.writable_session("main")
         zarr.open_array(session.store, path="a", mode="r+")[:8] = number + 1000
         session.commit("little")
-    cutoff = list(repo.ancestry(branch="main"))[100].written_at
-    repo.expire_snapshots(cutoff)
-    with meter.timed():
-        pass
+    repo.expire_snapshots(list(repo.ancestry(branch="main"))[COMMITS // 2].written_at)
 
 
 def collect_again(library: Any, folder: Path, meter: Meter, scale: float) -> None:
@@ -87,17 +85,22 @@ def verify(library: Any, folder: Path, meter: Meter, scale: float) -> None:
     assert report.is_clean, str(report)
 
 
+STEPS = {
+    "expire": expire,
+    "collect": collect,
+    "prepare again": change_little,
+    "collect again": collect_again,
+    "verify": verify,
+}
 WORKLOADS = [
     Workload(
-        "expire and collect",
+        "maintain 20,000 objects",
         "200 commits, 20,000 chunk objects, half of them garbage; then again after two small commits",
-        {
-            "prepare": prepare,
-            "expire": expire,
-            "collect": collect,
-            "prepare again": change_little,
-            "collect again": collect_again,
-            "verify": verify,
-        },
-    )
+        {"prepare": prepare, **STEPS},
+    ),
+    Workload(
+        "maintain 200,000 objects",
+        "200 commits, 200,000 chunk objects, half of them garbage; then again after two small commits",
+        {"prepare": prepare_many, **STEPS},
+    ),
 ]

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from icefloe.ids import ObjectId, decode_base32_column, encode_base32_column, text_length
 from icefloe.storage.contract import ObjectInfo, Storage
+from icefloe.storage.local import LocalStorage
 
 Ids = npt.NDArray[np.uint8]
 _VALID = np.zeros(256, dtype=bool)
@@ -74,6 +75,9 @@ def empty_listing(width: int) -> Listed:
 
 async def list_folder(storage: Storage, folder: str, extension: str, width: int) -> Listed:
     """Everything in a folder; pages become columns as they come."""
+    if isinstance(storage, LocalStorage):
+        names, sizes, times = await storage.list_sizes(folder, text_length(width) + len(extension))
+        return _local_columns(names, sizes, times, extension, width)
     parts: list[Listed] = []
     foreign = 0
     async for page in storage.list(folder):
@@ -81,6 +85,19 @@ async def list_folder(storage: Storage, folder: str, extension: str, width: int)
         foreign += part.foreign
         parts.append(part)
     return join_listings(parts, width, foreign)
+
+
+def _local_columns(
+    names: Sequence[str], sizes: Sequence[int], times: Sequence[int], extension: str, width: int
+) -> Listed:
+    """ASCII names of one length as columns, without an object for each."""
+    length = text_length(width)
+    text = np.frombuffer("".join(names).encode(), dtype=np.uint8).reshape(len(names), length + len(extension))
+    ending = np.frombuffer(extension.encode(), dtype=np.uint8)
+    proper = _VALID[text[:, :length]].all(axis=1) & (text[:, length:] == ending).all(axis=1)
+    ids = decode_base32_column(np.ascontiguousarray(text[proper, :length]), width)
+    size, time = np.array(sizes, dtype=np.int64)[proper], np.array(times, dtype=np.int64)[proper]
+    return Listed(np.ascontiguousarray(ids), size, time // 1000, len(names) - len(size))
 
 
 def join_listings(parts: Sequence[Listed], width: int, foreign: int = 0) -> Listed:

@@ -152,15 +152,24 @@ class _SnapshotMarker:
         waiting = {each for each in starts if each not in self.found}
         while waiting:
             following: set[ObjectId] = set()
-            async for facts in stream_bounded(
-                lambda each: self._fetch(each, must_exist), sorted(self._ahead(waiting)), self.limits.at_once
-            ):
-                if facts is None:
-                    continue
-                self.found[facts.id] = facts
-                if facts.parent_id is not None:
-                    following.add(facts.parent_id)
+            ahead = sorted(self._ahead(waiting))
+            for each in ahead:
+                known = self.known.snapshots.get(each)
+                if known is not None:
+                    following |= self._keep(known)
+            unknown = [each for each in ahead if each not in self.found]
+            async for facts in stream_bounded(lambda each: self._fetch(each, must_exist), unknown, self.limits.at_once):
+                if facts is not None:
+                    following |= self._keep(facts)
             waiting = following - self.found.keys()
+
+    def _keep(self, facts: SnapshotFacts) -> set[ObjectId]:
+        """Take a snapshot as found; its parent, if it has one. The parent that the repository lists counts."""
+        if self.parents is not None:
+            parent = self.parents.get(facts.id)
+            facts = SnapshotFacts(facts.id, parent, facts.manifests, facts.attributes, facts.quoted)
+        self.found[facts.id] = facts
+        return set() if facts.parent_id is None else {facts.parent_id}
 
     def _ahead(self, waiting: set[ObjectId]) -> set[ObjectId]:
         """The snapshots asked for, and their ancestors as far as the list of the repository tells."""
@@ -175,9 +184,6 @@ class _SnapshotMarker:
         return ahead
 
     async def _fetch(self, snapshot_id: ObjectId, must_exist: bool) -> SnapshotFacts | None:
-        known = self.known.snapshots.get(snapshot_id)
-        if known is not None:
-            return known if self.parents is None else self._listed(known)
         try:
             snapshot = await self.reading.archive.fetch_snapshot(snapshot_id)
         except SnapshotNotFoundError as error:
@@ -188,14 +194,7 @@ class _SnapshotMarker:
             raise _unreadable(f"snapshot {snapshot_id}", error) from error
         for info in snapshot.manifests.values():
             self.sizes[info.id] = info.size_bytes
-        facts = snapshot_facts(snapshot)
-        return facts if self.parents is None else self._listed(facts)
-
-    def _listed(self, facts: SnapshotFacts) -> SnapshotFacts:
-        """The parent that the repository lists counts, not the one in the file."""
-        assert self.parents is not None
-        parent = self.parents.get(facts.id)
-        return SnapshotFacts(facts.id, parent, facts.manifests, facts.attributes, facts.quoted)
+        return snapshot_facts(snapshot)
 
 
 def snapshot_facts(snapshot: Snapshot) -> SnapshotFacts:
@@ -218,13 +217,14 @@ async def _mark_manifests(
     budget = _Budget(limits.manifest_bytes)
 
     async def fetch(manifest_id: ObjectId) -> ManifestFacts:
-        held = known.manifests.get(manifest_id)
-        if held is not None:
-            return held
         async with budget.hold(sizes.get(manifest_id, 1 << 20)):
             return await fetch_manifest_facts(reading, manifest_id)
 
-    return {facts.id: facts async for facts in stream_bounded(fetch, wanted, limits.at_once)}
+    found = {each: known.manifests[each] for each in wanted if each in known.manifests}
+    unknown = [each for each in wanted if each not in found]
+    async for facts in stream_bounded(fetch, unknown, limits.at_once):
+        found[facts.id] = facts
+    return found
 
 
 async def fetch_manifest_facts(reading: Reading, manifest_id: ObjectId) -> ManifestFacts:

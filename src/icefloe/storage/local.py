@@ -210,6 +210,12 @@ class LocalStorage(SourceStorage):
             if ended:
                 return
 
+    async def list_sizes(self, prefix: str, length: int) -> tuple[Sequence[str], Sequence[int], Sequence[int]]:
+        """ASCII names of so many characters directly in a folder, sizes and times in nanoseconds, in any order."""
+        folder = self._folder_of(prefix)
+        with Translating("list", prefix, self._root):
+            return await FILES.run(lambda: files.stat_names(folder, length))
+
     async def delete(self, keys: Sequence[str]) -> None:
         paths = [self.path_of(key) for key in keys]
         with Translating(f"delete {len(keys)} objects, among them", keys[0] if keys else "", self._root):

@@ -235,12 +235,44 @@ def delete_files(paths: Sequence[str]) -> None:
     """Delete files, those of one folder under its lock, so that a swap under way does not bring one back."""
     by_folder: dict[str, list[str]] = {}
     for path in paths:
-        by_folder.setdefault(os.path.dirname(path), []).append(path)
+        by_folder.setdefault(path[: path.rindex("/")], []).append(path)
     for folder, members in by_folder.items():
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), folder_lock(folder):
             for path in members:
-                with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                try:
                     os.unlink(path)
+                except (FileNotFoundError, IsADirectoryError):
+                    continue  # what is gone already stops nobody
+
+
+def stat_names(folder: str, length: int) -> tuple[list[str], list[int], list[int]]:
+    """ASCII names of so many characters directly in a folder, their sizes and their times in nanoseconds, in any order.
+
+    For folders of very many files: no key is built, nothing is sorted.
+    """
+    names: list[str] = []
+    sizes: list[int] = []
+    times: list[int] = []
+    try:
+        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return names, sizes, times
+    try:
+        for name in os.listdir(folder_fd):
+            if len(name) != length or "#" in name or not name.isascii():
+                continue
+            try:
+                found = os.stat(name, dir_fd=folder_fd)
+            except FileNotFoundError:
+                continue  # deleted since the folder was read
+            if stat.S_ISDIR(found.st_mode):
+                continue
+            names.append(name)
+            sizes.append(found.st_size)
+            times.append(found.st_mtime_ns)
+    finally:
+        os.close(folder_fd)
+    return names, sizes, times
 
 
 def walk(folder: str, prefix: str, after: str, *, encoded: bool) -> Iterator[tuple[str, str]]:
