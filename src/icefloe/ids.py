@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -41,6 +42,10 @@ _PAIR_VALUES = np.where(
     _INVALID_PAIR,
     _VALUES[_FIRST].astype(np.uint16) << 5 | _VALUES[_SECOND],
 ).astype(np.uint16)
+
+
+_FEW_IDS = 16
+"""Below this many ids, one after the other is as quick as all at once."""
 
 
 def text_length(byte_count: int) -> int:
@@ -89,6 +94,17 @@ def encode_base32_column(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
             if (block * 4 + pair) * 2 < length:
                 pairs[:, block * 4 + pair] = _PAIR_SYMBOLS[(number >> np.uint64(30 - 10 * pair)) & np.uint64(1023)]
     return pairs.view(np.uint8)[:, :length]
+
+
+def encode_base32_all(ids: Sequence[bytes]) -> list[str]:
+    """The texts of ids of one length."""
+    if len(ids) < _FEW_IDS:
+        return [encode_base32(each) for each in ids]
+    column = np.frombuffer(b"".join(ids), dtype=np.uint8).reshape(len(ids), -1)
+    text = encode_base32_column(column)
+    width = text.shape[1]
+    joined = text.tobytes().decode("ascii")
+    return [joined[start : start + width] for start in range(0, len(joined), width)]
 
 
 def decode_base32_column(text: npt.NDArray[np.uint8], byte_count: int) -> npt.NDArray[np.uint8]:

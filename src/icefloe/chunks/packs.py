@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -180,61 +181,73 @@ class PackBuilder:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """All chunks of one array, in chunk order."""
+class _Rows:
+    """All chunks of some arrays, one array after the other, in chunk order within each."""
 
-    node_id: NodeId
+    nodes: Sequence[NodeId]
+    ndims: Sequence[int]
+    ends: npt.NDArray[np.int64]
+    """Where the chunks of every array end."""
     coords: npt.NDArray[np.uint32]
+    """As wide as the largest rank, zero beyond an array's own."""
     lengths: npt.NDArray[np.uint64]
-    data: list[bytes]
+    data: Sequence[bytes]
 
 
 def _build(
     chunks: Mapping[NodeId, Mapping[Coords, bytes]], policy: PackingPolicy, id_bytes: int
 ) -> Iterator[SealedPack]:
     """Packs of chunks in (array, chunk) order, each up to the target size."""
-    runs = [_order(node_id, held) for node_id, held in chunks.items() if held]
-    for group in [[run] for run in runs] if policy.per_array else [runs]:
+    held = {node_id: each for node_id, each in chunks.items() if each}
+    for group in [{key: each} for key, each in held.items()] if policy.per_array else [held]:
         if group:
-            yield from _cut(group, policy.target_bytes, id_bytes)
+            yield from _cut(_order(group), policy.target_bytes, id_bytes)
 
 
-def _order(node_id: NodeId, held: Mapping[Coords, bytes]) -> _Run:
-    coords = np.array(list(held), dtype=np.uint32).reshape(len(held), -1)
-    order = np.lexsort(coords.T[::-1]) if coords.shape[1] else np.zeros(len(held), dtype=np.intp)
-    values = list(held.values())
-    data = [values[index] for index in order.tolist()]
+def _order(held: Mapping[NodeId, Mapping[Coords, bytes]]) -> _Rows:
+    ndims = [len(next(iter(each))) for each in held.values()]
+    counts = np.fromiter(map(len, held.values()), dtype=np.int64, count=len(held))
+    keys = list(chain.from_iterable(held.values()))
+    width = max(ndims)
+    if min(ndims) < width:
+        keys = [key + (0,) * (width - len(key)) for key in keys]
+    coords = np.fromiter(chain.from_iterable(keys), dtype=np.uint32, count=len(keys) * width).reshape(len(keys), width)
+    data = list(chain.from_iterable(each.values() for each in held.values()))
+    order = np.lexsort((*coords.T[::-1], np.repeat(np.arange(len(counts)), counts)))
+    if (order[1:] < order[:-1]).any():
+        coords, data = coords[order], [data[index] for index in order.tolist()]
     lengths = np.fromiter(map(len, data), dtype=np.uint64, count=len(data))
-    return _Run(node_id, coords[order], lengths, data)
+    return _Rows(list(held), ndims, np.cumsum(counts), coords, lengths, data)
 
 
-def _cut(runs: list[_Run], target_bytes: int, id_bytes: int) -> Iterator[SealedPack]:
-    """Cut the joined runs where the next chunk would pass the target."""
-    lengths = np.concatenate([run.lengths for run in runs])
-    ends = np.cumsum(lengths)
-    run_ends = np.cumsum([len(run.data) for run in runs])
+def _cut(rows: _Rows, target_bytes: int, id_bytes: int) -> Iterator[SealedPack]:
+    """Cut the rows where the next chunk would pass the target."""
+    ends = np.cumsum(rows.lengths, dtype=np.uint64)
+    starts = ends - rows.lengths
     first = 0
-    while first < len(lengths):
-        before = int(ends[first] - lengths[first])
-        after = int(np.searchsorted(ends, before + target_bytes, side="right"))
-        after = max(after, first + 1)
+    while first < len(ends):
+        after = max(int(np.searchsorted(ends, starts[first] + np.uint64(target_bytes), side="right")), first + 1)
         object_id = new_chunk_id(id_bytes)
-        tables: dict[NodeId, ChunkTable] = {}
-        parts: list[bytes] = []
-        for index in range(int(np.searchsorted(run_ends, first, side="right")), len(runs)):
-            run = runs[index]
-            run_first = int(run_ends[index]) - len(run.data)
-            if run_first >= after:
-                break
-            low, high = max(first - run_first, 0), min(after - run_first, len(run.data))
-            rows = slice(run_first + low, run_first + high)
-            tables[run.node_id] = ChunkTable(
-                coords=run.coords[low:high],
-                kind=np.full(high - low, ChunkKind.NATIVE, dtype=np.uint8),
-                offset=ends[rows] - lengths[rows] - np.uint64(before),
-                length=lengths[rows],
-                object_id=np.tile(np.frombuffer(object_id, dtype=np.uint8), (high - low, 1)),
-            )
-            parts += run.data[low:high]
-        yield SealedPack(object_id, b"".join(parts), tables)
+        yield SealedPack(
+            object_id, b"".join(rows.data[first:after]), _tables_in_pack(rows, starts, first, after, object_id)
+        )
         first = after
+
+
+def _tables_in_pack(
+    rows: _Rows, starts: npt.NDArray[np.uint64], first: int, after: int, object_id: bytes
+) -> dict[NodeId, ChunkTable]:
+    """The references of the rows from `first` to `after`, for every array: views of shared columns."""
+    count = after - first
+    kind = np.full(count, ChunkKind.NATIVE, dtype=np.uint8)
+    offset = starts[first:after] - starts[first]
+    ids = np.tile(np.frombuffer(object_id, dtype=np.uint8), (count, 1))
+    coords, length = rows.coords[first:after], rows.lengths[first:after]
+    index = int(np.searchsorted(rows.ends, first, side="right"))
+    last = int(np.searchsorted(rows.ends, after, side="left"))
+    bounds = [0, *np.minimum(rows.ends[index : last + 1] - first, count).tolist()]
+    tables = {}
+    for node, ndim, low, high in zip(rows.nodes[index:], rows.ndims[index:], bounds, bounds[1:], strict=False):
+        here = slice(low, high)
+        tables[node] = ChunkTable(coords[here, :ndim], kind[here], offset[here], length[here], ids[here])
+    return tables

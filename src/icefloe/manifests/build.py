@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from icefloe.ids import NodeId, ObjectId, new_object_id
 from icefloe.manifests.boxes import intersect
-from icefloe.manifests.columns import compact_locations, take
+from icefloe.manifests.columns import Rows, compact_locations, list_extents, take
 from icefloe.manifests.merge import merge_edits, overlay
 from icefloe.manifests.pieces import ArrayEdits, Piece
 from icefloe.manifests.plan import ManifestPlan, PlannedManifest
 from icefloe.manifests.split import filter_box, halve
-from icefloe.model.chunk_table import ChunkTable, empty_table
-from icefloe.model.nodes import ManifestRef
+from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table
+from icefloe.model.nodes import Extents, ManifestRef
 from icefloe.model.snapshot import Manifest
 
 Fetch = Callable[[ObjectId], Manifest]
@@ -46,8 +48,11 @@ def build_output(
 ) -> Iterator[BuiltManifest]:
     """The manifests of one output; outputs are independent of each other and can be built at the same time."""
     together: dict[NodeId, ChunkTable] = {}
+    fresh = _fresh_tables(output.pieces, edits)
     for piece in output.pieces:
-        table = build_piece(piece, fetch, edits.get(piece.node_id))
+        table = fresh.get(piece.node_id)
+        if table is None:
+            table = build_piece(piece, fetch, edits.get(piece.node_id))
         if len(table) == 0:
             continue
         if piece.limit is None or len(table) <= piece.limit:
@@ -57,6 +62,21 @@ def build_output(
                 yield _built({piece.node_id: part}, new_id())
     if together:
         yield _built(dict(sorted(together.items())), new_id())
+
+
+def _fresh_tables(pieces: Iterable[Piece], edits: Mapping[NodeId, ArrayEdits]) -> dict[NodeId, ChunkTable]:
+    """The edits of the arrays that had no references before, which are all they have now; none if some are deletions.
+
+    Thousands of new arrays in one commit are looked at together.
+    """
+    found = {}
+    for piece in pieces:
+        change = edits.get(piece.node_id)
+        if not piece.sources and change is not None and change.table is not None and _is_all(piece.rows):
+            found[piece.node_id] = change.table
+    if found and (np.concatenate([table.kind for table in found.values()]) == ChunkKind.DELETED).any():
+        return {}
+    return found
 
 
 def build_piece(piece: Piece, fetch: Fetch, change: ArrayEdits | None) -> ChunkTable:
@@ -74,13 +94,17 @@ def build_piece(piece: Piece, fetch: Fetch, change: ArrayEdits | None) -> ChunkT
         base = overlay(*layers) if layers else empty_table(ndim)
     if piece.rows is None or change is None or change.table is None:
         return base
-    whole = isinstance(piece.rows, slice) and piece.rows == slice(None)
-    return merge_edits(base, change.table if whole else take(change.table, piece.rows))
+    return merge_edits(base, change.table if _is_all(piece.rows) else take(change.table, piece.rows))
+
+
+def _is_all(rows: Rows | None) -> bool:
+    return isinstance(rows, slice) and rows == slice(None)
 
 
 def _built(tables: dict[NodeId, ChunkTable], manifest_id: ObjectId) -> BuiltManifest:
     compacted = {key: compact_locations(table) for key, table in tables.items()}
-    refs = {key: ManifestRef(manifest_id, table.extents()) for key, table in tables.items()}
+    boxes = list_extents(list(tables.values()))
+    refs = {key: ManifestRef(manifest_id, box) for key, box in zip(tables, boxes, strict=True)}
     return BuiltManifest(Manifest(manifest_id, compacted), refs)
 
 
@@ -92,4 +116,8 @@ def link_manifests(
     for refs in built:
         for key, ref in refs.items():
             linked.setdefault(key, []).append(ref)
-    return {key: tuple(sorted(refs, key=lambda ref: (ref.extents, ref.manifest_id))) for key, refs in linked.items()}
+    return {key: tuple(sorted(refs, key=_place)) if len(refs) > 1 else tuple(refs) for key, refs in linked.items()}
+
+
+def _place(ref: ManifestRef) -> tuple[Extents, ObjectId]:
+    return ref.extents, ref.manifest_id

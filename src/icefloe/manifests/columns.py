@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ import pyarrow as pa
 from icefloe.errors import InvalidInputError
 from icefloe.manifests.keys import sort_order
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table
+from icefloe.model.nodes import Extents
 from icefloe.model.string_column import StringColumn, codes_of, number_array, string_column
 
 Rows = npt.NDArray[Any] | slice
@@ -157,6 +159,27 @@ def _unify(coded: Sequence[tuple[Any, Sequence[str]]]) -> tuple[list[Any], Strin
         start += len(dictionary)
     mapped = [None if codes is None else parts[id(texts)][codes] for codes, texts in coded]
     return mapped, StringColumn(texts)
+
+
+def list_extents(tables: Sequence[ChunkTable]) -> list[Extents]:
+    """The bounding box of every table; of tables with rows, many are looked at together."""
+    found: list[Extents] = [()] * len(tables)
+    by_rank: dict[int, list[int]] = defaultdict(list)
+    for index, table in enumerate(tables):
+        if len(table) == 0:
+            found[index] = table.extents()
+        else:
+            by_rank[table.ndim].append(index)
+    for ndim, chosen in by_rank.items():
+        if ndim == 0:
+            continue
+        coords = np.concatenate([tables[index].coords for index in chosen])
+        counts = np.fromiter((len(tables[index]) for index in chosen), dtype=np.int64, count=len(chosen))
+        starts = np.cumsum(counts) - counts
+        low, high = np.minimum.reduceat(coords, starts), np.maximum.reduceat(coords, starts).astype(np.int64) + 1
+        for index, first, end in zip(chosen, low.tolist(), high.tolist(), strict=True):
+            found[index] = tuple(zip(first, end, strict=True))
+    return found
 
 
 def compact_locations(table: ChunkTable) -> ChunkTable:

@@ -105,6 +105,9 @@ class ArrayItems:
     settled: bool
 
 
+_NO_ITEMS = ArrayItems((), settled=True)
+
+
 def full_box(node: ArrayNode) -> Extents:
     """The whole chunk grid."""
     return tuple((0, n) for n in node.grid)
@@ -115,6 +118,8 @@ def list_items(node: ArrayNode, change: ArrayEdits | None, infos: Mapping[Object
 
     Readers take the first manifest whose extents hold a chunk, so among base manifests the first one is the top layer.
     """
+    if not node.manifests and (change is None or not change.parts):
+        return _NO_ITEMS
     whole = full_box(node)
     change = change or ArrayEdits()
     visible = whole if change.base_box is None else intersect(whole, change.base_box)

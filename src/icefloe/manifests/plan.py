@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from icefloe.ids import NodeId, ObjectId
@@ -70,6 +70,10 @@ def place(node: ArrayNode, initialized: int, config: ManifestConfig) -> Placemen
     asked = configured_cell_shape(node, config)
     if asked is not None and any(n < length for n, length in zip(asked, node.grid, strict=True)):
         return Placement(target, Cutting(asked, None))
+    return _place_by_size(target, size, config)
+
+
+def _place_by_size(target: str, size: int, config: ManifestConfig) -> Placement:
     entry = config.find_set(target)
     while True:
         if entry.split_size is not None and size > entry.split_size:
@@ -175,15 +179,26 @@ class _Placements(dict[NodeId, Placement]):
         super().__init__()
         self._nodes, self._infos, self._edits, self._config = nodes, infos, edits, config
         self._counting = any(rule.initialized_chunks for rule in config.rules)
+        self._by_size: dict[tuple[str, int], Placement] = {}
 
     def __missing__(self, key: NodeId) -> Placement:
         node = self._nodes[key]
-        written = self._count_written(node) if self._counting else math.prod(node.grid)
-        self[key] = placement = place(node, written, self._config)
-        return placement
+        size = math.prod(node.grid)
+        if self._counting or self._config.splitting is not None:
+            self[key] = placement = place(node, self._count_written(node), self._config)
+            return placement
+        # Thousands of arrays are alike in all that matters here.
+        alike = find_target(self._config, node.path, size, size), size
+        found = self._by_size.get(alike)
+        if found is None:
+            found = self._by_size[alike] = _place_by_size(*alike, self._config)
+        self[key] = found
+        return found
 
     def _count_written(self, node: ArrayNode) -> int:
         """At most: what the manifests hold inside the array's extents, and its edits."""
+        if not self._counting:
+            return math.prod(node.grid)
         change = self._edits.get(node.id)
         total = sum(item.count for item in list_items(node, change, self._infos).items)
         if change is not None and change.table is not None:
@@ -233,8 +248,8 @@ def _plan_small(
 
 
 def _manifests_of(node: ArrayNode) -> tuple[ObjectId, ...]:
-    if len(node.manifests) == 1:
-        return (node.manifests[0].manifest_id,)
+    if len(node.manifests) < 2:
+        return (node.manifests[0].manifest_id,) if node.manifests else ()
     return tuple(dict.fromkeys(ref.manifest_id for ref in node.manifests))
 
 
@@ -272,14 +287,14 @@ def _count_untouched(
 
 
 def _whole_piece(node: ArrayNode, change: ArrayEdits | None, infos: Mapping[ObjectId, ManifestFileInfo]) -> Piece:
+    box = full_box(node)
     if change is None and len(node.manifests) == 1:
         ref = node.manifests[0]
-        box = full_box(node)
         return Piece(node.id, node.path, box, (Source(ref.manifest_id, ref.extents or box),))
     listed = list_items(node, change, infos)
     rows = slice(None) if change is not None and change.table is not None else None
-    return Piece(node.id, node.path, full_box(node), _sources(listed.items), rows)
+    return Piece(node.id, node.path, box, _sources(listed.items), rows)
 
 
-def _sources(items: Iterable[Item]) -> tuple[Source, ...]:
-    return tuple(item.source for item in sorted(items, key=lambda item: item.layer))
+def _sources(items: Sequence[Item]) -> tuple[Source, ...]:
+    return tuple(item.source for item in sorted(items, key=lambda item: item.layer)) if items else ()

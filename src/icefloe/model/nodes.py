@@ -54,5 +54,12 @@ class ArrayNode:
     manifests: tuple[ManifestRef, ...] = field(default=())
     attributes: AttributesRef | None = None
 
+    def with_manifests(self, manifests: tuple[ManifestRef, ...]) -> ArrayNode:
+        """The same array, its chunks in other manifests."""
+        # `dataclasses.replace` takes several times as long, and commits of thousands of arrays notice.
+        return ArrayNode(
+            self.id, self.path, self.document, self.shape, self.grid, self.dimension_names, manifests, self.attributes
+        )
+
 
 Node: TypeAlias = GroupNode | ArrayNode

@@ -249,7 +249,7 @@ def _build_snapshot(
             document, place = attributes[node.id]
             node = replace(node, document=document, attributes=place)
         if node.id in manifests.refs and isinstance(node, ArrayNode):
-            node = replace(node, manifests=manifests.refs[node.id])
+            node = node.with_manifests(manifests.refs[node.id])
         nodes[node.path] = node
     known = {**base.manifests, **manifests.files}
     used = dict.fromkeys(ref.manifest_id for n in nodes.values() if isinstance(n, ArrayNode) for ref in n.manifests)

@@ -21,7 +21,7 @@ from icefloe.formats.repository.rows import (
     RowLayout,
     layout_of,
 )
-from icefloe.ids import ObjectId, encode_base32, encode_base32_column
+from icefloe.ids import NODE_ID_BYTES, ObjectId, encode_base32_column
 from icefloe.model.chunk_table import ChunkKind
 from icefloe.model.snapshot import Manifest
 
@@ -83,7 +83,8 @@ class _Texts:
 
     @classmethod
     def of(cls, columns: Columns) -> _Texts:
-        nodes = np.array([np.void(encode_base32(n).encode()) for n in columns.nodes], dtype="V13")
+        ids = np.frombuffer(b"".join(columns.nodes), dtype=np.uint8).reshape(-1, NODE_ID_BYTES)
+        nodes = np.ascontiguousarray(encode_base32_column(ids)).view("V13")[:, 0]
         several = len(columns.nodes) > 1
         return cls(
             nodes,

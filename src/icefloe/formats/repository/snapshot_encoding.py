@@ -12,7 +12,7 @@ from icefloe.errors import InvalidInputError
 from icefloe.formats.repository.documents import AS_ZARR, Kept, Taken, take_apart
 from icefloe.formats.repository.history import DOCUMENTS, encode_history, encode_properties
 from icefloe.formats.repository.values import MALFORMED, format_time
-from icefloe.ids import encode_base32
+from icefloe.ids import encode_base32_all
 from icefloe.model.nodes import ArrayNode, Extents, Node
 from icefloe.model.snapshot import Snapshot
 
@@ -25,7 +25,11 @@ _MAX_SHORT = 2**16 - 1
 def encode_snapshot_body(snapshot: Snapshot) -> bytes:
     """The MessagePack body of a snapshot file."""
     kept: dict[str, Kept] = {}
-    nodes = {path: _encode_node(path, node, kept) for path, node in snapshot.nodes.items()}
+    ids = encode_base32_all([node.id for node in snapshot.nodes.values()])
+    nodes = {
+        path: _encode_node(node_id, path, node, kept)
+        for node_id, (path, node) in zip(ids, snapshot.nodes.items(), strict=True)
+    }
     total = len(snapshot.history) if snapshot.total_ancestors is None else snapshot.total_ancestors
     written_at = format_time(snapshot.written_at)
     try:
@@ -50,7 +54,7 @@ def encode_snapshot_body(snapshot: Snapshot) -> bytes:
         ) from error
 
 
-def _encode_node(path: str, node: Node, kept: dict[str, Kept]) -> msgspec.Raw:
+def _encode_node(node_id: str, path: str, node: Node, kept: dict[str, Kept]) -> msgspec.Raw:
     taken = _DOCUMENTS.take_apart(node.document)
     if taken.kept != AS_ZARR:
         kept[path] = taken.kept
@@ -65,7 +69,7 @@ def _encode_node(path: str, node: Node, kept: dict[str, Kept]) -> msgspec.Raw:
             raise InvalidInputError(f"the document of array {path} is that of a group")
         manifests = [[ref.manifest_id, _encode_extents(ref.extents)] for ref in node.manifests]
         data = {"Array": [msgspec.Raw(taken.zarr), manifests]}
-    return msgspec.Raw(_ENCODER.encode([encode_base32(node.id), path, attributes, data]))
+    return msgspec.Raw(_ENCODER.encode([node_id, path, attributes, data]))
 
 
 def _encode_extents(extents: Extents) -> list[list[int]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -11,7 +13,7 @@ import numpy.typing as npt
 
 from icefloe.errors import FormatError
 from icefloe.formats.repository.values import MALFORMED, WireNodeId, decode_or_refuse, parse_node_id
-from icefloe.ids import NodeId, encode_base32
+from icefloe.ids import NodeId, encode_base32, encode_base32_all
 from icefloe.model.nodes import Extents
 from icefloe.model.transaction_log import Move, TransactionLog
 
@@ -36,7 +38,7 @@ def encode_log_body(log: TransactionLog) -> bytes:
         # These two lists are "attributes changed" and "metadata changed" for early readers: arrays have both.
         _encode_ids(log.updated_groups),
         _encode_ids(log.updated_arrays),
-        {encode_base32(node): _encode_coords(coords) for node, coords in sorted(log.updated_chunks.items())},
+        _encode_chunks(log.updated_chunks),
     ]
     if log.moves or log.updated_boxes:
         members.append([[m.from_path, m.to_path, encode_base32(m.node_id), m.is_array] for m in log.moves])
@@ -46,15 +48,31 @@ def encode_log_body(log: TransactionLog) -> bytes:
 
 
 def _encode_ids(ids: Iterable[NodeId]) -> list[str]:
-    return [encode_base32(node) for node in sorted(ids)]
+    return encode_base32_all(sorted(ids))
 
 
-def _encode_coords(coords: npt.NDArray[np.uint32]) -> msgspec.Raw:
+def _encode_chunks(chunks: Mapping[NodeId, npt.NDArray[np.uint32]]) -> dict[str, msgspec.Raw]:
+    """The coordinates of every array; arrays of one rank are encoded together."""
+    nodes = sorted(chunks)
+    by_rank: dict[int, list[NodeId]] = defaultdict(list)
+    for node in nodes:
+        by_rank[chunks[node].shape[1]].append(node)
+    encoded: dict[NodeId, msgspec.Raw] = {}
+    for ndim, alike in by_rank.items():
+        counts = [len(chunks[node]) for node in alike]
+        rows = memoryview(_encode_coords(np.concatenate([chunks[node] for node in alike])))
+        size = _coords_record(ndim).itemsize
+        end = 0
+        for node, count in zip(alike, counts, strict=True):
+            start, end = end, end + count * size
+            encoded[node] = msgspec.Raw(b"\xdd" + count.to_bytes(4, "big") + rows[start:end])
+    return {text: encoded[node] for text, node in zip(encode_base32_all(nodes), nodes, strict=True)}
+
+
+def _encode_coords(coords: npt.NDArray[np.uint32]) -> bytes:
     """Integers of fixed width, so that the list is a matrix of bytes."""
     count, ndim = coords.shape
-    head = b"\xdd" + count.to_bytes(4, "big")
-    record = _coords_record(ndim)
-    rows = np.empty(count, dtype=record)
+    rows = np.empty(count, dtype=_coords_record(ndim))
     if ndim < 16:
         rows["head"] = 0x90 | ndim
     else:
@@ -62,9 +80,10 @@ def _encode_coords(coords: npt.NDArray[np.uint32]) -> msgspec.Raw:
     for dimension in range(ndim):
         rows[f"m{dimension}"] = 0xCE
         rows[f"c{dimension}"] = coords[:, dimension]
-    return msgspec.Raw(head + rows.tobytes())
+    return rows.tobytes()
 
 
+@functools.cache
 def _coords_record(ndim: int) -> np.dtype[Any]:
     members: list[tuple[str, str]] = [("head", "u1" if ndim < 16 else "V3")]
     for dimension in range(ndim):
