@@ -116,7 +116,7 @@ def _construct_tag(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> dic
     else:
         assert isinstance(node, yaml.ScalarNode)
         # A tag hides what the scalar looks like: find out as if it had none.
-        plain = node.style is None
+        plain = not node.style  # None from one loader, empty from the other
         implicit = loader.resolve(yaml.ScalarNode, node.value, (plain, not plain))  # type: ignore[no-untyped-call]
         value = loader.construct_object(yaml.ScalarNode(implicit, node.value, style=node.style), deep=True)
     return {f"!{suffix}": value}
