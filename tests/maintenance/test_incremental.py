@@ -62,7 +62,7 @@ def test_a_second_run_reads_only_what_is_new(past: Past) -> None:
     counting.counts.reset()
     repo.garbage_collect(now(), incremental=True)
     assert counting.counts.of("get").requests <= 12, folder
-    assert counting.counts.of("list").requests <= 6
+    assert counting.counts.of("list").requests <= 7
 
 
 @pytest.mark.parametrize("damage", [b"", b"junk", b"\0" * 100])

@@ -12,9 +12,9 @@ import zstandard
 from icefloe.blocking import run_blocking
 from icefloe.errors import FormatError, ObjectNotFoundError
 from icefloe.ingest.record import METADATA_KEY, ingested_before
+from icefloe.maintenance.side_objects import FOLDER
 from icefloe.repository import Repository
 
-FOLDER = "icefloe-ingested"
 MOST_INLINE_BYTES = 4096
 """A longer list would weigh on every reader of the history."""
 
@@ -25,7 +25,7 @@ def keep_record(repository: Repository, metadata: Mapping[str, Any]) -> dict[str
     marks = base64.b64decode(entry.get("fingerprints", ""))
     if len(marks) <= MOST_INLINE_BYTES:
         return dict(metadata)
-    key = f"{FOLDER}/{secrets.token_hex(16)}"
+    key = f"{FOLDER}{secrets.token_hex(16)}"
     run_blocking(repository.storage.put(key, zstandard.compress(marks)))
     del entry["fingerprints"]
     return {**metadata, METADATA_KEY: {**entry, "fingerprints_object": key}}

@@ -15,6 +15,7 @@ from icefloe.maintenance.listing import Ids, Listed, empty_listing, id_texts, li
 from icefloe.maintenance.marking import FetchLimits, Known, Marked, mark
 from icefloe.maintenance.reading import Reading, fetch_all_refs, read_anew, stream_bounded
 from icefloe.maintenance.saved_mark import fetch_mark, save_mark
+from icefloe.maintenance.side_objects import list_side_objects
 from icefloe.maintenance.store_clock import cutoff_time, fetch_store_time
 from icefloe.session.engine import Engine
 from icefloe.session.running import oldest_running
@@ -72,12 +73,13 @@ async def plan_collection_of(reading: Reading, request: CollectionRequest) -> Ma
     cutoff = await cutoff_time(reading.storage, request.older_than)
     check_running(reading, cutoff, request)
     known, listings = await _list(reading, request)
+    beside = await list_side_objects(reading.storage)
     before = microseconds(cutoff)
     files = listings["snapshots"]
     young = frozenset(files.take(files.modified >= before).texts())
     marked = await mark(reading, young, frozenset(files.texts()), known, request.limits)
     not_before = None if request.created_after is None else microseconds(request.created_after)
-    plan = plan_collection(listings, marked, AgeLimits(before, not_before), cutoff)
+    plan = plan_collection(listings, marked, AgeLimits(before, not_before), cutoff, beside)
     return Marking(plan, marked, listings)
 
 
@@ -147,6 +149,8 @@ async def apply_plan(engine: Engine, reading: Reading, marking: Marking) -> None
     await _forget(engine, doomed, marking.marked.listed)
     for kind in KINDS:
         await delete_objects(reading, kind, garbage[kind])
+    if marking.plan.beside:
+        await reading.storage.delete([item.key for item in marking.plan.beside])
     for snapshot_id in doomed:
         engine.archive.forget_snapshot(snapshot_id)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,8 @@ from icefloe.display.amounts import format_bytes, format_count
 from icefloe.ids import ObjectId
 from icefloe.maintenance.listing import Ids, Listed, id_keys, is_among, text_ids
 from icefloe.maintenance.marking import Marked
+from icefloe.maintenance.side_objects import unnamed
+from icefloe.storage.contract import ObjectInfo
 
 KINDS = ("snapshots", "transaction_logs", "manifests", "attributes", "chunks")
 """In the order in which they are deleted: what names others goes before what it names."""
@@ -27,12 +29,14 @@ class GCSummary:
     snapshots_deleted: int = 0
     attributes_deleted: int = 0
     transaction_logs_deleted: int = 0
+    lists_deleted: int = 0
+    """Lists of ingested sources, which are objects beside the repository's own."""
 
     def __str__(self) -> str:
         counts = [
             (self.snapshots_deleted, "snapshot"), (self.transaction_logs_deleted, "transaction log"),
             (self.manifests_deleted, "manifest"), (self.attributes_deleted, "attributes file"),
-            (self.chunks_deleted, "chunk object"),
+            (self.chunks_deleted, "chunk object"), (self.lists_deleted, "list of sources"),
         ]  # fmt: skip
         told = ", ".join(format_count(count, name) for count, name in counts if count)
         return f"{told}; {format_bytes(self.bytes_deleted)}" if told else "nothing"
@@ -47,16 +51,20 @@ class CollectionPlan:
     live: Mapping[str, int]
     young: Mapping[str, int]
     """Objects that nothing names, but that are too young to be judged."""
+    beside: tuple[ObjectInfo, ...] = ()
+    """Objects beside the repository's own that no commit names, see `side_objects`."""
 
     def summary(self) -> GCSummary:
         """What the plan comes to."""
         return GCSummary(
-            bytes_deleted=sum(int(listed.size.sum()) for listed in self.garbage.values()),
+            bytes_deleted=sum(int(listed.size.sum()) for listed in self.garbage.values())
+            + sum(item.size_bytes for item in self.beside),
+            lists_deleted=len(self.beside),
             **{f"{kind}_deleted": len(self.garbage[kind]) for kind in KINDS},
         )
 
     def is_empty(self) -> bool:
-        return not any(len(listed) for listed in self.garbage.values())
+        return not self.beside and not any(len(listed) for listed in self.garbage.values())
 
     def __str__(self) -> str:
         lines = [f"to delete, not modified since {self.cutoff:%Y-%m-%d %H:%M:%S}: {self.summary()}"]
@@ -78,7 +86,11 @@ class AgeLimits:
 
 
 def plan_collection(
-    listings: Mapping[str, Listed], marked: Marked, ages: AgeLimits, cutoff: dt.datetime
+    listings: Mapping[str, Listed],
+    marked: Marked,
+    ages: AgeLimits,
+    cutoff: dt.datetime,
+    beside: Sequence[ObjectInfo] = (),
 ) -> CollectionPlan:
     """Everything listed that nothing names and that is old enough."""
     garbage, live, young = {}, {}, {}
@@ -91,7 +103,8 @@ def plan_collection(
         garbage[kind] = listed.take(~named & old)
         live[kind] = int(np.count_nonzero(named))
         young[kind] = int(np.count_nonzero(~named & (listed.modified >= ages.before)))
-    return CollectionPlan(cutoff, garbage, live, young)
+    left = unnamed(beside, marked.beside, ages.before, ages.not_before)
+    return CollectionPlan(cutoff, garbage, live, young, left)
 
 
 def _live_keys(kind: str, marked: Marked, width: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:

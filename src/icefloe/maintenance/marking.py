@@ -13,6 +13,7 @@ from icefloe.errors import FormatError, IcefloeError, ObjectNotFoundError, Snaps
 from icefloe.ids import ObjectId
 from icefloe.maintenance.listing import id_keys
 from icefloe.maintenance.reading import REQUESTS_AT_ONCE, Reading, Refs, fetch_all_refs, stream_bounded
+from icefloe.maintenance.side_objects import named_objects
 from icefloe.model.chunk_table import ChunkKind
 from icefloe.model.nodes import ArrayNode
 from icefloe.model.snapshot import Manifest, Snapshot
@@ -29,6 +30,8 @@ class SnapshotFacts:
     manifests: tuple[ObjectId, ...]
     attributes: tuple[ObjectId, ...]
     quoted: tuple[ObjectId, ...] = ()
+    beside: tuple[str, ...] = ()
+    """Keys of objects that the commit's metadata name, see `side_objects`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ class Marked:
     chunks: Keys
     listed: frozenset[ObjectId] = field(default=frozenset())
     """Snapshots that the repository lists, live or not."""
+    beside: frozenset[str] = field(default=frozenset())
+    """Keys of objects that metadata of commits name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,7 @@ async def mark_snapshots(
         attributes=frozenset(each for fact in facts.values() for each in fact.attributes),
         chunks=np.empty(0, dtype=np.uint64),
         listed=frozenset(listed or ()),
+        beside=frozenset(each for fact in facts.values() for each in fact.beside),
     )
 
 
@@ -166,8 +172,7 @@ class _SnapshotMarker:
     def _keep(self, facts: SnapshotFacts) -> set[ObjectId]:
         """Take a snapshot as found; its parent, if it has one. The parent that the repository lists counts."""
         if self.parents is not None:
-            parent = self.parents.get(facts.id)
-            facts = SnapshotFacts(facts.id, parent, facts.manifests, facts.attributes, facts.quoted)
+            facts = replace(facts, parent_id=self.parents.get(facts.id))
         self.found[facts.id] = facts
         return set() if facts.parent_id is None else {facts.parent_id}
 
@@ -208,7 +213,8 @@ def snapshot_facts(snapshot: Snapshot) -> SnapshotFacts:
             for ref in node.manifests:
                 manifests[ref.manifest_id] = None
     quoted = tuple(entry.id for entry in snapshot.history)
-    return SnapshotFacts(snapshot.id, snapshot.parent_id, tuple(manifests), tuple(attributes), quoted)
+    beside = named_objects(snapshot.metadata)
+    return SnapshotFacts(snapshot.id, snapshot.parent_id, tuple(manifests), tuple(attributes), quoted, beside)
 
 
 async def _mark_manifests(

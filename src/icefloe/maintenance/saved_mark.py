@@ -25,7 +25,7 @@ from icefloe.maintenance.store_clock import FOLDER
 from icefloe.storage.contract import Storage
 
 KEY = f"{FOLDER}garbage-mark"
-_VERSION = 1
+_VERSION = 2
 _DIGEST_BYTES = 32
 _MAX_BYTES = 1 << 30
 _Int64 = npt.NDArray[np.int64]
@@ -47,7 +47,7 @@ class SavedMark:
 def encode_mark(mark: SavedMark) -> bytes:
     """The bytes of a mark."""
     snapshots = [
-        [facts.id, facts.parent_id, list(facts.manifests), list(facts.attributes), list(facts.quoted), time]
+        [facts.id, facts.parent_id, facts.manifests, facts.attributes, facts.quoted, facts.beside, time]
         for facts, time in ((f, mark.snapshot_times.get(f.id, -1)) for f in mark.known.snapshots.values())
     ]
     manifests = [[facts.id, facts.objects.tobytes(), facts.sizes.tobytes()] for facts in mark.known.manifests.values()]
@@ -80,8 +80,9 @@ def find_mark_in(data: bytes, spec_version: str, width: int) -> SavedMark | None
 
 def _parse(document: Mapping[str, Any], width: int) -> SavedMark:
     snapshots, times = {}, {}
-    for key, parent, manifests, attributes, quoted, time in document["snapshots"]:
-        snapshots[key] = SnapshotFacts(key, parent, tuple(manifests), tuple(attributes), tuple(quoted))
+    for key, parent, *columns, time in document["snapshots"]:
+        manifests, attributes, quoted, beside = map(tuple, columns)
+        snapshots[key] = SnapshotFacts(key, parent, manifests, attributes, quoted, beside)
         times[key] = time
     facts = {key: ManifestFacts(key, _ids(ids, width), _numbers(sizes)) for key, ids, sizes in document["manifests"]}
     return SavedMark(

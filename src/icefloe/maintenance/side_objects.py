@@ -1,0 +1,32 @@
+"""Objects beside a repository's own files, which commits name in their metadata: long lists of ingested sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from icefloe.maintenance.listing import microseconds
+from icefloe.storage.contract import ObjectInfo, Storage
+
+FOLDER = "icefloe-ingested/"
+
+
+def named_objects(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """The objects that the metadata of a commit name, in an entry or inside one."""
+    texts: list[Any] = []
+    for value in metadata.values():
+        texts += value.values() if isinstance(value, Mapping) else [value]
+    return tuple(text for text in texts if isinstance(text, str) and text.startswith(FOLDER))
+
+
+async def list_side_objects(storage: Storage) -> tuple[ObjectInfo, ...]:
+    """All of them, named or not."""
+    return tuple([item async for page in storage.list(FOLDER) for item in page])
+
+
+def unnamed(
+    found: Sequence[ObjectInfo], named: Iterable[str], before: int, not_before: int | None
+) -> tuple[ObjectInfo, ...]:
+    """Those that no commit names and that are old enough, times in microseconds since 1970."""
+    kept, floor = frozenset(named), not_before if not_before is not None else -(1 << 62)
+    return tuple(item for item in found if item.key not in kept and floor <= microseconds(item.last_modified) < before)
