@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from tests.maintenance.histories import GENERATIONS, LARGE, Past, count, now
 import icefloe
 from icefloe.storage.build import local_filesystem_storage
 from icefloe.storage.faulty import KILLED, Fault, FaultKind, FaultPlan, FaultyStorage
-from icefloe.storage.wrapped import WRITES
+from icefloe.storage.wrapped import METHODS, WRITES
 
 LOOSE = icefloe.RepositoryConfig(chunk_packing=icefloe.ChunkPackingConfig(enabled=False))
 
@@ -30,8 +30,12 @@ def _collect(repo: icefloe.Repository) -> None:
     repo.garbage_collect(now())
 
 
+def _collect_what_is_new(repo: icefloe.Repository) -> None:
+    repo.garbage_collect(now(), incremental=True)
+
+
 def _compact(repo: icefloe.Repository) -> None:
-    repo.compact(batch_bytes=3000)
+    repo.compact(batch_bytes=8000)
 
 
 def _merge(repo: icefloe.Repository) -> None:
@@ -41,6 +45,7 @@ def _merge(repo: icefloe.Repository) -> None:
 VERBS: dict[str, Callable[[icefloe.Repository], None]] = {
     "expire": _expire,
     "collect": _collect,
+    "collect what is new": _collect_what_is_new,
     "compact": _compact,
     "merge": _merge,
 }
@@ -59,7 +64,9 @@ def make(path: Path, version: str, verb: str) -> Past:
     past.repo.create_branch("dev", past.repo.lookup_branch("main"))
     past.commit("dev", seed=10, size=500, name="d")
     past.commit("main", seed=11, size=LARGE, name="e")
-    if verb == "collect":
+    if verb.startswith("collect"):
+        if verb != "collect":
+            _collect_what_is_new(past.repo)
         past.repo.expire_snapshots(retain_last=1)
         session = past.repo.writable_session("main")
         zarr.open_array(session.store, path="e", mode="r+")[:] = 3
@@ -71,9 +78,17 @@ def make(path: Path, version: str, verb: str) -> Past:
     return past
 
 
+class OneByOne(FaultyStorage):
+    """Deletes key by key, so that a process can die between any two of them."""
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            await super().delete([key])
+
+
 def _act(path: Path, verb: str, fault: Fault) -> None:
     plan = FaultPlan((fault,), enabled=False)
-    repo = icefloe.Repository.open(FaultyStorage(local_filesystem_storage(path), plan))
+    repo = icefloe.Repository.open(OneByOne(local_filesystem_storage(path), plan))
     plan.enabled = True
     VERBS[verb](repo)
     os._exit(0)
@@ -91,22 +106,21 @@ def test_a_death_at_every_operation_is_survived(version: str, verb: str, tmp_pat
     shutil.copytree(template, finished)
     VERBS[verb](icefloe.Repository.open(finished))
     done = icefloe.Repository.open(finished)
-    deaths = 0
-    for number in itertools.count(1):
-        codes = []
-        for kind in (FaultKind.KILL_BEFORE, FaultKind.KILL_AFTER):
+    deaths = {}
+    # Whoever dies after a read dies before whatever comes next.
+    for kind, methods in ((FaultKind.KILL_BEFORE, METHODS), (FaultKind.KILL_AFTER, WRITES)):
+        for number in itertools.count(1):
             copy = tmp_path / f"{kind.name}-{number}"
             shutil.copytree(template, copy)
-            # Deaths at reads change nothing that the next death at a write does not.
-            codes.append(run_child(_act, copy, verb, Fault(kind, at=number, methods=WRITES)))
-            assert codes[-1] in (0, KILLED)
-            if codes[-1] == KILLED:
-                deaths += 1
-                _check(past, copy, verb, done, f"write {number}: {kind.value}")
+            code = run_child(_act, copy, verb, Fault(kind, at=number, methods=methods))
+            assert code in (0, KILLED)
+            if code == KILLED:
+                _check(past, copy, verb, done, f"operation {number}: {kind.value}")
             shutil.rmtree(copy)
-        if codes[0] == 0:
-            break
-    assert deaths >= 2
+            if code == 0:
+                deaths[kind] = number - 1
+                break
+    assert deaths[FaultKind.KILL_BEFORE] > deaths[FaultKind.KILL_AFTER] >= 2
 
 
 def _check(past: Past, path: Path, verb: str, done: icefloe.Repository, what: str) -> None:
@@ -121,7 +135,7 @@ def _check(past: Past, path: Path, verb: str, done: icefloe.Repository, what: st
     if verb in ("expire", "merge"):
         messages = [info.message for info in again.ancestry(branch="main")]
         assert messages == [info.message for info in done.ancestry(branch="main")], what
-    if verb == "collect":
+    if verb.startswith("collect"):
         assert count(again) == count(done), what
         assert again.garbage_collect(now()) == icefloe.GCSummary(), what
     if verb == "compact":
