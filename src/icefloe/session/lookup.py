@@ -41,6 +41,9 @@ class _Boxes:
 
     def asked(self, coords: npt.NDArray[np.uint32]) -> list[tuple[ObjectId, npt.NDArray[np.bool_]]]:
         """Manifests that may hold some of the chunks, each with a mask of those."""
+        if len(self.refs) == 1:
+            # A lone manifest is asked whatever its extents say: they may lie in files of others.
+            return [(self.refs[0].manifest_id, np.ones(len(coords), dtype=np.bool_))]
         low, high = coords.min(axis=0).astype(np.int64), coords.max(axis=0).astype(np.int64)
         near = np.flatnonzero(((self.first <= high) & (low < self.end)).all(axis=1))
         masks = [((coords >= self.first[i]) & (coords < self.end[i])).all(axis=1) for i in near]
