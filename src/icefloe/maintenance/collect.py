@@ -13,6 +13,7 @@ from icefloe.maintenance.collect_plan import KINDS, AgeLimits, CollectionPlan, G
 from icefloe.maintenance.incremental import list_candidates, next_mark
 from icefloe.maintenance.listing import Ids, Listed, empty_listing, id_texts, list_folder, microseconds
 from icefloe.maintenance.marking import FetchLimits, Known, Marked, mark
+from icefloe.maintenance.progress import tell
 from icefloe.maintenance.reading import Reading, fetch_all_refs, read_anew, stream_bounded
 from icefloe.maintenance.saved_mark import fetch_mark, save_mark
 from icefloe.maintenance.side_objects import list_side_objects
@@ -196,8 +197,10 @@ async def delete_objects(reading: Reading, kind: str, listed: Listed) -> None:
     async def delete(batch: Ids) -> None:
         await reading.storage.delete([key(text) for text in id_texts(batch)])
 
+    done = 0
     async for _ in stream_bounded(delete, batches, _DELETES_AT_ONCE):
-        pass
+        done = min(done + DELETE_BATCH, len(listed))
+        tell(f"delete {kind.replace('_', ' ')}", done, len(listed))
 
 
 def key_builder(reading: Reading, kind: str) -> Callable[[ObjectId], str]:

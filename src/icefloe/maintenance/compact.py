@@ -19,6 +19,7 @@ from icefloe.maintenance.compact_plan import (
     object_use,
     plan_array,
 )
+from icefloe.maintenance.progress import tell
 from icefloe.maintenance.reading import gather_bounded, read_anew
 from icefloe.manifests.columns import concat, normalise, take
 from icefloe.manifests.keys import find_rows
@@ -77,6 +78,7 @@ async def compact(engine: Engine, plan: CompactionPlan) -> CompactSummary:
     """Carry a plan out; whoever is interrupted keeps the batches that were committed."""
     await engine.ledger.check_writable()
     total = CompactSummary()
+    tell(f"{plan.request.layout.value} chunks", 0, plan.chunks)
     for number, batch in enumerate(_batches(plan)):
         done = await _apply_batch(engine, plan.request, batch, number)
         total = CompactSummary(
@@ -86,6 +88,7 @@ async def compact(engine: Engine, plan: CompactionPlan) -> CompactSummary:
             total.commits + done.commits,
             total.skipped + done.skipped,
         )
+        tell(f"{plan.request.layout.value} chunks", total.chunks + total.skipped, plan.chunks)
     return total
 
 

@@ -9,6 +9,7 @@ from icefloe.errors import ObjectNotFoundError
 from icefloe.ids import ObjectId
 from icefloe.maintenance.expire_plan import ExpiryPlan, ExpiryRequest, plan_expiry
 from icefloe.maintenance.history import fetch_history
+from icefloe.maintenance.progress import tell
 from icefloe.maintenance.reading import Reading, read_anew
 from icefloe.model.transaction_log import TransactionLog
 from icefloe.session.compare import compare_snapshots
@@ -35,14 +36,17 @@ async def apply_expiry(engine: Engine, plan: ExpiryPlan) -> ExpiryPlan:
     seams = {} if engine.ledger.keeps_pruned_logs or not engine.capabilities.transaction_logs else plan.skipped
     reading = read_anew(engine)
     exact = {}
-    for child, skipped in seams.items():
+    for number, (child, skipped) in enumerate(seams.items()):
+        tell("join transaction logs", number, len(seams))
         # Until the parents change, the log tells of both: one that tells of too little would hide a conflict.
         own = await _log_since(reading, [child], skipped[0])
         exact[child] = await _log_since(reading, [*reversed(skipped), child], plan.change.parents[child])
         await _write_log(engine, child, _union(own, exact[child]))
+    tell("change history", 0, 1)
     await engine.ledger.change_history(plan.change)
     for child, log in exact.items():
         await _write_log(engine, child, log)
+    tell("change history", 1, 1)
     return plan
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.ids import ObjectId, decode_base32_column, encode_base32_column, text_length
+from icefloe.maintenance.progress import tell
 from icefloe.storage.contract import ObjectInfo, Storage
 from icefloe.storage.local import LocalStorage
 
@@ -84,6 +85,7 @@ async def list_folder(storage: Storage, folder: str, extension: str, width: int)
         part = columns_of(page, folder, extension, width)
         foreign += part.foreign
         parts.append(part)
+        tell(f"list {folder}", sum(map(len, parts)))
     return join_listings(parts, width, foreign)
 
 

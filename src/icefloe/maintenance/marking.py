@@ -12,6 +12,7 @@ import numpy.typing as npt
 from icefloe.errors import FormatError, IcefloeError, ObjectNotFoundError, SnapshotNotFoundError
 from icefloe.ids import ObjectId
 from icefloe.maintenance.listing import id_keys
+from icefloe.maintenance.progress import tell, telling
 from icefloe.maintenance.reading import REQUESTS_AT_ONCE, Reading, Refs, fetch_all_refs, stream_bounded
 from icefloe.maintenance.side_objects import named_objects
 from icefloe.model.chunk_table import ChunkKind
@@ -167,6 +168,7 @@ class _SnapshotMarker:
             async for facts in stream_bounded(lambda each: self._fetch(each, must_exist), unknown, self.limits.at_once):
                 if facts is not None:
                     following |= self._keep(facts)
+                    tell("read snapshots", len(self.found), len(self.parents or ()))
             waiting = following - self.found.keys()
 
     def _keep(self, facts: SnapshotFacts) -> set[ObjectId]:
@@ -228,7 +230,7 @@ async def _mark_manifests(
 
     found = {each: known.manifests[each] for each in wanted if each in known.manifests}
     unknown = [each for each in wanted if each not in found]
-    async for facts in stream_bounded(fetch, unknown, limits.at_once):
+    async for facts in telling("read manifests", stream_bounded(fetch, unknown, limits.at_once), len(unknown)):
         found[facts.id] = facts
     return found
 

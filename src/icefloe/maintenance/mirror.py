@@ -9,6 +9,7 @@ from icefloe.display.amounts import format_bytes, format_count
 from icefloe.errors import InvalidInputError, ObjectNotFoundError
 from icefloe.ledger.detect import detect_generation
 from icefloe.maintenance.collect import folders_of
+from icefloe.maintenance.progress import tell
 from icefloe.maintenance.reading import Reading, read_anew, stream_bounded
 from icefloe.maintenance.store_clock import FOLDER
 from icefloe.session.engine import Engine
@@ -127,10 +128,12 @@ async def mirror(engine: Engine, target: Storage) -> MirrorPlan:
                 return  # collected since it was listed: nothing that is copied names it
         await target.put(key, data)
 
+    done = 0
     for rank in sorted({_rank(item.key, order) for item in plan.copied}):
         batch = [item.key for item in plan.copied if _rank(item.key, order) == rank]
         async for _ in stream_bounded(copy, batch, _COPIES_AT_ONCE):
-            pass
+            done += 1
+            tell("copy objects", done, len(plan.copied))
     if plan.removed:
         await target.delete(plan.removed)
     return plan

@@ -9,6 +9,7 @@ from typing import Any
 from icefloe.errors import ConflictError
 from icefloe.ids import ObjectId
 from icefloe.ledger.contract import Tip
+from icefloe.maintenance.progress import tell
 from icefloe.manifests.plan import ManifestPlan, plan_repack
 from icefloe.model.manifest_config import SPECIFIED
 from icefloe.model.nodes import ArrayNode
@@ -68,7 +69,9 @@ def _plan(work: Workspace) -> ManifestPlan:
 
 async def _apply(work: Workspace, tip: Tip, plan: ManifestPlan, request: RewriteRequest) -> ObjectId:
     engine = work.engine
+    tell("write manifests", 0, len(plan.outputs))
     flushed = await apply_plan(work, plan, {})
+    tell("write manifests", len(plan.outputs), len(plan.outputs))
     commit = CommitRequest(request.message, request.metadata)
     if not request.amends:
         snapshot = await flush_snapshot(work, commit, manifests=flushed)

@@ -12,6 +12,7 @@ from icefloe.ids import ObjectId
 from icefloe.maintenance.collect import list_all
 from icefloe.maintenance.listing import is_among
 from icefloe.maintenance.marking import FetchLimits, mark
+from icefloe.maintenance.progress import telling
 from icefloe.maintenance.reading import read_anew, stream_bounded
 from icefloe.model.chunk_table import ChunkKind
 from icefloe.model.snapshot import Manifest
@@ -56,7 +57,8 @@ async def chunk_storage_stats(engine: Engine, limits: FetchLimits | None = None)
     inlined = 0
     files: dict[str, int] = {}
     ranges: list[npt.NDArray[np.int64]] = []
-    async for inline_bytes, found in stream_bounded(count, sorted(marked.manifests), 8):
+    counts = stream_bounded(count, sorted(marked.manifests), 8)
+    async for inline_bytes, found in telling("count chunks", counts, len(marked.manifests)):
         inlined += inline_bytes
         for each in found:
             numbers = np.array([files.setdefault(name, len(files)) for name in each.files], dtype=np.int64)

@@ -11,6 +11,7 @@ from icefloe.errors import FormatError, ObjectNotFoundError, SnapshotNotFoundErr
 from icefloe.ids import ObjectId
 from icefloe.maintenance.collect import list_all
 from icefloe.maintenance.listing import Listed, id_keys, is_among, text_ids
+from icefloe.maintenance.progress import tell, telling
 from icefloe.maintenance.reading import Reading, Refs, fetch_all_refs, read_anew, stream_bounded
 from icefloe.maintenance.verify_chunks import ChunkObjects, ManifestUse, check_manifest, undecodable_chunks
 from icefloe.maintenance.verify_logs import check_log
@@ -68,7 +69,9 @@ class _Verification:
         if self.request.logs and self.engine.capabilities.transaction_logs:
             await self._logs()
         if self.request.decode:
-            for start in sorted(self.refs.targets() & self.parents.keys()):
+            starts = sorted(self.refs.targets() & self.parents.keys())
+            for number, start in enumerate(starts):
+                tell("decode chunks of refs", number, len(starts))
                 self.damages += await undecodable_chunks(self.engine, start)
 
     # -- snapshots ------------------------------------------------------------------------------------------------
@@ -86,6 +89,7 @@ class _Verification:
                 parent = snapshot.parent_id if listed is None else listed.get(snapshot_id)
                 self.parents[snapshot_id] = parent
                 self.checked["snapshots"] += 1
+                tell("check snapshots", self.checked["snapshots"], len(listed or ()))
                 quotes[snapshot_id] = tuple(entry.id for entry in snapshot.history if entry.parent_id is not None)
                 self._note_snapshot(snapshot)
                 if parent is not None:
@@ -152,7 +156,8 @@ class _Verification:
 
     async def _manifests(self) -> None:
         sizes = _sizes(self.listings["manifests"], list(self.manifests))
-        async for manifest_id, manifest in stream_bounded(self._fetch_manifest, sorted(self.manifests)):
+        found = stream_bounded(self._fetch_manifest, sorted(self.manifests))
+        async for manifest_id, manifest in telling("check manifests", found, len(self.manifests)):
             if manifest is None:
                 continue
             self.checked["manifests"] += 1
@@ -164,9 +169,9 @@ class _Verification:
             key = self.reading.format.manifest_key(manifest_id)
             if manifest.id != manifest_id:
                 self._add(DamageKind.WRONG_ID, "manifest", key, f"it says that it is {manifest.id}", snapshot_id)
-            found, live = check_manifest(manifest, self.uses.get(manifest_id, {}), self.objects, self.engine, key)
+            damages, live = check_manifest(manifest, self.uses.get(manifest_id, {}), self.objects, self.engine, key)
             self.live_chunks.append(live)
-            self.damages += found
+            self.damages += damages
 
     async def _fetch_manifest(self, manifest_id: ObjectId) -> tuple[ObjectId, Manifest | None]:
         key, snapshot_id = self.reading.format.manifest_key(manifest_id), self.named_by[manifest_id]
@@ -194,7 +199,7 @@ class _Verification:
         async def check(pair: tuple[ObjectId, ObjectId]) -> Damage | None:
             return await check_log(self.reading, *pair)
 
-        async for damage in stream_bounded(check, sorted(pairs), 8):
+        async for damage in telling("check transaction logs", stream_bounded(check, sorted(pairs), 8), len(pairs)):
             self.checked["transaction_logs"] += 1
             if damage is not None:
                 self.damages.append(damage)

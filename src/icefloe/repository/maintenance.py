@@ -18,11 +18,13 @@ from icefloe.maintenance.expire import apply_expiry, expire, plan_expiry_of
 from icefloe.maintenance.expire_plan import ExpiryPlan, ExpiryRequest, RetentionRule
 from icefloe.maintenance.marking import FetchLimits
 from icefloe.maintenance.mirror import MirrorPlan, mirror, plan_mirror
+from icefloe.maintenance.progress import Report, listening
 from icefloe.maintenance.reading import read_anew
 from icefloe.maintenance.repair import repair as repair_damage
-from icefloe.maintenance.rewrite import RewriteRequest, rewrite_manifests
+from icefloe.maintenance.rewrite import RewriteRequest, plan_rewrite, rewrite_manifests
 from icefloe.maintenance.verify import VerifyRequest, verify
 from icefloe.maintenance.verify_report import VerifyReport
+from icefloe.manifests.plan import ManifestPlan
 from icefloe.session.engine import Engine
 from icefloe.storage.build import resolve_storage
 from icefloe.storage.contract import Storage
@@ -43,6 +45,7 @@ class MaintenanceDoor:
         retain_last: int | None = None,
         rules: Sequence[RetentionRule] = (),
         snapshots: Iterable[str] = (),
+        progress: Report | None = None,
     ) -> set[ObjectId]:
         """Take old snapshots out of history; their files stay until `garbage_collect`. Returns their ids.
 
@@ -61,6 +64,9 @@ class MaintenanceDoor:
             What is kept of some branches and tags; refs that no rule matches follow `older_than` and `retain_last`.
         snapshots
             Expire exactly these instead.
+        progress
+            Called with a stage, how much of it is done and how much there is (0 where nobody knows). Every verb of
+            maintenance takes it.
 
         Examples
         --------
@@ -77,7 +83,7 @@ class MaintenanceDoor:
         return run_blocking(
             self.expire_snapshots_async(
                 older_than, delete_expired_branches=delete_expired_branches, delete_expired_tags=delete_expired_tags,
-                retain_last=retain_last, rules=rules, snapshots=snapshots,
+                retain_last=retain_last, rules=rules, snapshots=snapshots, progress=progress,
             )
         )  # fmt: skip
 
@@ -90,12 +96,14 @@ class MaintenanceDoor:
         retain_last: int | None = None,
         rules: Sequence[RetentionRule] = (),
         snapshots: Iterable[str] = (),
+        progress: Report | None = None,
     ) -> set[ObjectId]:
         """`expire_snapshots`, awaited."""
         request = _expiry_request(
             older_than, retain_last, rules, snapshots, delete_expired_branches, delete_expired_tags
         )
-        return set((await expire(self._engine, request)).change.expired)
+        with listening(progress):
+            return set((await expire(self._engine, request)).change.expired)
 
     def plan_expiry(
         self,
@@ -113,9 +121,10 @@ class MaintenanceDoor:
         )
         return run_blocking(plan_expiry_of(self._engine, request))
 
-    def apply_expiry(self, plan: ExpiryPlan) -> set[ObjectId]:
+    def apply_expiry(self, plan: ExpiryPlan, *, progress: Report | None = None) -> set[ObjectId]:
         """Carry out what `plan_expiry` planned; what refs point at by now stays."""
-        return set(run_blocking(apply_expiry(self._engine, plan)).change.expired)
+        with listening(progress):
+            return set(run_blocking(apply_expiry(self._engine, plan)).change.expired)
 
     def garbage_collect(
         self,
@@ -127,6 +136,7 @@ class MaintenanceDoor:
         incremental: bool = False,
         max_compressed_manifest_mem_bytes: int = 512 << 20,
         max_concurrent_manifest_fetches: int = 32,
+        progress: Report | None = None,
         **_: Any,
     ) -> GCSummary:
         """Delete what no branch or tag leads to and what is old enough.
@@ -161,6 +171,7 @@ class MaintenanceDoor:
                 incremental=incremental,
                 max_compressed_manifest_mem_bytes=max_compressed_manifest_mem_bytes,
                 max_concurrent_manifest_fetches=max_concurrent_manifest_fetches,
+                progress=progress,
             )
         )  # fmt: skip
 
@@ -174,6 +185,7 @@ class MaintenanceDoor:
         incremental: bool = False,
         max_compressed_manifest_mem_bytes: int = 512 << 20,
         max_concurrent_manifest_fetches: int = 32,
+        progress: Report | None = None,
         **_: Any,
     ) -> GCSummary:
         """`garbage_collect`, awaited."""
@@ -181,16 +193,25 @@ class MaintenanceDoor:
         request = CollectionRequest(
             delete_object_older_than, created_after, limits, ignore_running_sessions, incremental
         )
-        if dry_run:
-            return (await plan_collection_of(read_anew(self._engine), request)).plan.summary()
-        return await collect(self._engine, request)
+        with listening(progress):
+            if dry_run:
+                return (await plan_collection_of(read_anew(self._engine), request)).plan.summary()
+            return await collect(self._engine, request)
 
     def plan_garbage_collection(
-        self, delete_object_older_than: dt.datetime | dt.timedelta, *, created_after: dt.datetime | None = None
+        self,
+        delete_object_older_than: dt.datetime | dt.timedelta,
+        *,
+        created_after: dt.datetime | None = None,
+        incremental: bool = False,
+        progress: Report | None = None,
     ) -> CollectionPlan:
         """What `garbage_collect` would delete now, object by object; nothing is changed."""
-        request = CollectionRequest(delete_object_older_than, created_after, ignore_running=True)
-        return run_blocking(plan_collection_of(read_anew(self._engine), request)).plan
+        request = CollectionRequest(
+            delete_object_older_than, created_after, ignore_running=True, incremental=incremental
+        )
+        with listening(progress):
+            return run_blocking(plan_collection_of(read_anew(self._engine), request)).plan
 
     def rewrite_manifests(
         self,
@@ -199,10 +220,13 @@ class MaintenanceDoor:
         branch: str,
         metadata: Mapping[str, Any] | None = None,
         commit_method: Literal["new_commit", "amend"] = "new_commit",
+        progress: Report | None = None,
     ) -> ObjectId:
         """Commit the same data under manifests packed anew after the configuration; returns the snapshot."""
         return run_blocking(
-            self.rewrite_manifests_async(message, branch=branch, metadata=metadata, commit_method=commit_method)
+            self.rewrite_manifests_async(
+                message, branch=branch, metadata=metadata, commit_method=commit_method, progress=progress
+            )
         )
 
     async def rewrite_manifests_async(
@@ -212,12 +236,18 @@ class MaintenanceDoor:
         branch: str,
         metadata: Mapping[str, Any] | None = None,
         commit_method: Literal["new_commit", "amend"] = "new_commit",
+        progress: Report | None = None,
     ) -> ObjectId:
         """`rewrite_manifests`, awaited."""
         merged = {**self._default_metadata, **(metadata or {})}
-        return await rewrite_manifests(
-            self._engine, RewriteRequest(branch, message, merged, amends=commit_method == "amend")
-        )
+        with listening(progress):
+            return await rewrite_manifests(
+                self._engine, RewriteRequest(branch, message, merged, amends=commit_method == "amend")
+            )
+
+    def plan_rewrite_manifests(self, branch: str = "main") -> ManifestPlan:
+        """How `rewrite_manifests` would pack the manifests of a branch now; nothing is changed."""
+        return run_blocking(plan_rewrite(self._engine, branch))
 
     def compact(
         self,
@@ -228,6 +258,7 @@ class MaintenanceDoor:
         order: Literal["chunk", "hilbert"] = "chunk",
         unpack: bool = False,
         message: str | None = None,
+        progress: Report | None = None,
         **settings: Any,
     ) -> CompactSummary:
         """Write small chunks that are alone, or in packs with dead bytes, into packs; or chunks out of packs.
@@ -251,7 +282,14 @@ class MaintenanceDoor:
         """
         return run_blocking(
             self.compact_async(
-                branch, arrays=arrays, region=region, order=order, unpack=unpack, message=message, **settings
+                branch,
+                arrays=arrays,
+                region=region,
+                order=order,
+                unpack=unpack,
+                message=message,
+                progress=progress,
+                **settings,
             )
         )
 
@@ -264,12 +302,19 @@ class MaintenanceDoor:
         order: Literal["chunk", "hilbert"] = "chunk",
         unpack: bool = False,
         message: str | None = None,
+        progress: Report | None = None,
         **settings: Any,
     ) -> CompactSummary:
         """`compact`, awaited."""
         layout = Layout.UNPACK if unpack else Layout.PACK
         request = _compact_request(branch, layout, arrays, region, order, message, settings)
-        return await compact(self._engine, await plan_compaction(self._engine, request))
+        with listening(progress):
+            return await compact(self._engine, await plan_compaction(self._engine, request))
+
+    def apply_compaction(self, plan: CompactionPlan, *, progress: Report | None = None) -> CompactSummary:
+        """Carry out what `plan_compaction` planned; chunks that changed meanwhile are left alone."""
+        with listening(progress):
+            return run_blocking(compact(self._engine, plan))
 
     def plan_compaction(
         self,
@@ -294,10 +339,13 @@ class MaintenanceDoor:
         arrays: str = "*",
         region: Sequence[tuple[int, int]] | None = None,
         message: str | None = None,
+        progress: Report | None = None,
         **settings: Any,
     ) -> CompactSummary:
         """Copy virtual chunks into the repository, so that it no longer needs the files they lie in."""
-        return run_blocking(self.materialize_async(branch, arrays=arrays, region=region, message=message, **settings))
+        return run_blocking(
+            self.materialize_async(branch, arrays=arrays, region=region, message=message, progress=progress, **settings)
+        )
 
     async def materialize_async(
         self,
@@ -306,28 +354,33 @@ class MaintenanceDoor:
         arrays: str = "*",
         region: Sequence[tuple[int, int]] | None = None,
         message: str | None = None,
+        progress: Report | None = None,
         **settings: Any,
     ) -> CompactSummary:
         """`materialize`, awaited."""
         request = _compact_request(branch, Layout.MATERIALIZE, arrays, region, "chunk", message, settings)
-        return await compact(self._engine, await plan_compaction(self._engine, request))
+        with listening(progress):
+            return await compact(self._engine, await plan_compaction(self._engine, request))
 
-    def mirror(self, target: Storage | str | Path) -> MirrorPlan:
+    def mirror(self, target: Storage | str | Path, *, progress: Report | None = None) -> MirrorPlan:
         """Make another storage a copy of this repository; again, only what is new is copied.
 
         Readers of the copy see the old state or the new one. Nobody may commit to the copy.
         """
-        return run_blocking(self.mirror_async(target))
+        return run_blocking(self.mirror_async(target, progress=progress))
 
-    async def mirror_async(self, target: Storage | str | Path) -> MirrorPlan:
+    async def mirror_async(self, target: Storage | str | Path, *, progress: Report | None = None) -> MirrorPlan:
         """`mirror`, awaited."""
-        return await mirror(self._engine, resolve_storage(target))
+        with listening(progress):
+            return await mirror(self._engine, resolve_storage(target))
 
     def plan_mirror(self, target: Storage | str | Path) -> MirrorPlan:
         """What `mirror` would copy now; nothing is changed."""
         return run_blocking(plan_mirror(self._engine, resolve_storage(target)))
 
-    def verify(self, *, logs: bool = True, decode: bool = False, repair: bool = False) -> VerifyReport:
+    def verify(
+        self, *, logs: bool = True, decode: bool = False, repair: bool = False, progress: Report | None = None
+    ) -> VerifyReport:
         """Check that everything branches and tags lead to is there and is what it should be.
 
         Parameters
@@ -346,14 +399,17 @@ class MaintenanceDoor:
         >>> repo.verify().is_clean
         True
         """
-        return run_blocking(self.verify_async(logs=logs, decode=decode, repair=repair))
+        return run_blocking(self.verify_async(logs=logs, decode=decode, repair=repair, progress=progress))
 
-    async def verify_async(self, *, logs: bool = True, decode: bool = False, repair: bool = False) -> VerifyReport:
+    async def verify_async(
+        self, *, logs: bool = True, decode: bool = False, repair: bool = False, progress: Report | None = None
+    ) -> VerifyReport:
         """`verify`, awaited."""
         request = VerifyRequest(logs, decode)
-        if not repair:
-            return await verify(self._engine, request)
-        return (await repair_damage(self._engine, request))[1]
+        with listening(progress):
+            if not repair:
+                return await verify(self._engine, request)
+            return (await repair_damage(self._engine, request))[1]
 
 
 def _expiry_request(
