@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -207,6 +210,51 @@ def test_an_append_lands_beside_a_commit_of_something_else(
     monkeypatch.setattr(landing, "_attempt", attempt_late)
     outcome = ingest(spark, tmp_path / "b", place, append_dim="time")
     assert outcome.attempts == 2 and opened(place).sizes["time"] == 48 and "z" in opened(place, group="aside")
+
+
+class _Dawdling:
+    """The work of an ingest that leaves a mark when its chunks are stored, and then takes its time."""
+
+    def __init__(self, work: Any, marks: Path) -> None:
+        self._work, self._marks = work, marks
+
+    def __call__(self, open_fork: Any, task: Any) -> Any:
+        fork, report = self._work(open_fork, task)
+        fork.write_parts("an attempt that is interrupted")
+        (self._marks / "stored").touch()
+        time.sleep(120)
+        (self._marks / "finished").touch()
+        return fork, report
+
+
+def test_an_interrupt_cancels_the_job_and_leaves_nothing_referenced(
+    spark: Any, tmp_path: Path, opened: Open, expected: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_month(tmp_path / "a", days=4, **GRID)
+    repository = Repository.create(str(tmp_path / "repo"))
+    before = repository.lookup_branch("main")
+    work = landing.IngestWork
+    monkeypatch.setattr(landing, "IngestWork", lambda *given: _Dawdling(work(*given), tmp_path))
+
+    def interrupt_later() -> None:
+        while not (tmp_path / "stored").exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt_later, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        ingest(spark, tmp_path / "a", repository, chunks={"time": 24})
+    monkeypatch.undo()
+    assert repository.lookup_branch("main") == before
+    left = {path for path in (tmp_path / "repo" / "chunks").rglob("*") if path.is_file()}
+    assert left
+    ingest(spark, tmp_path / "a", repository, chunks={"time": 24})
+    assert not spark.sparkContext.statusTracker().getActiveJobsIds() and not (tmp_path / "finished").exists()
+    repository.garbage_collect(dt.timedelta(seconds=0), ignore_running_sessions=True)
+    assert not left & set((tmp_path / "repo" / "chunks").rglob("*"))
+    xr.testing.assert_equal(
+        opened(tmp_path / "repo").drop_vars("orography"), expected(tmp_path / "a").drop_vars("orography")
+    )
 
 
 def test_an_option_that_does_not_exist_is_named(spark: Any, tmp_path: Path) -> None:
