@@ -82,14 +82,16 @@ def test_administration_and_tombstones_are_lost_only_when_told(tmp_path: Path) -
     source.set_status(icefloe.RepoStatus(icefloe.RepoAvailability.read_only, None, "moving"))
     planned = icefloe.convert(source, tmp_path / "target", "dataset", dry_run=True)
     assert {loss.kind.value for loss in planned.losses} == {
-        "deleted-tags", "metadata", "feature-flags", "status", "refs",
+        "deleted-tags", "metadata", "feature-flags", "status", "refs", "operations-log",
     }  # fmt: skip
     assert planned.repository is None and not files(tmp_path / "target")
     with pytest.raises(icefloe.UnsupportedError, match=r"team.*|gone"):
         icefloe.convert(source, tmp_path / "target", "dataset", drop=["status", "refs"])
     done = icefloe.convert(source, tmp_path / "target", "dataset", drop=[each.kind for each in planned.losses])
     assert done.repository is not None and done.repository.list_tags() == set()
-    kept = icefloe.convert(source, tmp_path / "kept", "repository", drop=["metadata", "feature-flags", "status"])
+    kept = icefloe.convert(
+        source, tmp_path / "kept", "repository", drop=["metadata", "feature-flags", "status", "operations-log"]
+    )
     assert kept.repository is not None
     with pytest.raises(icefloe.AlreadyExistsError, match="deleted"):
         kept.repository.create_tag("gone", tip)

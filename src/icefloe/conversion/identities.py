@@ -28,7 +28,7 @@ class Identities:
     source_bytes: int
     target_bytes: int
     salt: str = ""
-    """Set where both keep files under the same names: files of the target then get names of their own."""
+    """Set where other files have the names already: files of the target then get names of their own."""
     node_numbers: Mapping[NodeId, int] = field(default_factory=dict)
     """Set where the target keeps small numbers for nodes."""
 
@@ -64,13 +64,23 @@ class Identities:
         return self.node_numbers[node_id].to_bytes(NODE_ID_BYTES, "big")
 
 
+def shares_names(source: Format, target: Format) -> bool:
+    """Whether both keep files under the same names."""
+    return source.snapshots_folder == target.snapshots_folder and source.metadata_extension == target.metadata_extension
+
+
 def plan_identities(
-    source: Format, target: Format, *, same_root: bool, nodes: Iterable[NodeId], known: Mapping[NodeId, int]
+    source: Format,
+    target: Format,
+    *,
+    same_root: bool,
+    nodes: Iterable[NodeId],
+    known: Mapping[NodeId, int],
+    salt: str = "",
 ) -> Identities:
     """How the ids of one generation are spelled in another; `known` are numbers given out by an earlier run."""
-    salted = same_root and (
-        source.snapshots_folder == target.snapshots_folder and source.metadata_extension == target.metadata_extension
-    )
+    if not salt and same_root and shares_names(source, target):
+        salt = f"{source.spec_version.value}>{target.spec_version.value}"
     numbers: dict[NodeId, int] = {}
     if target.capabilities.node_id_is_counter and not source.capabilities.node_id_is_counter:
         numbers = dict(known)
@@ -82,6 +92,6 @@ def plan_identities(
     return Identities(
         source.capabilities.object_id_bytes,
         target.capabilities.object_id_bytes,
-        f"{source.spec_version.value}>{target.spec_version.value}" if salted else "",
+        salt,
         numbers,
     )

@@ -24,6 +24,8 @@ class Journal:
     """The first snapshot of the source's history."""
     dropped: tuple[str, ...] = ()
     node_numbers: Mapping[NodeId, int] = field(default_factory=dict)
+    salt: str = ""
+    """What the names of new files are derived with, where files of an earlier conversion have the plain names."""
 
     def is_same_work(self, other: Journal) -> bool:
         """Whether another run does the same thing."""
@@ -38,6 +40,7 @@ class Journal:
             "to": self.target.value,
             "root": self.root,
             "dropped": list(self.dropped),
+            "salt": self.salt,
             "node_numbers": {node.hex(): number for node, number in self.node_numbers.items()},
         }
         return json.dumps(document, indent=1).encode()
@@ -53,6 +56,7 @@ def parse_journal(data: bytes) -> Journal:
             document["root"],
             tuple(document["dropped"]),
             {bytes.fromhex(node): int(number) for node, number in document["node_numbers"].items()},
+            str(document.get("salt", "")),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"{JOURNAL_KEY} does not tell of a conversion: {error!r}") from error

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from icefloe.conversion.commit_words import unfit_words
 from icefloe.conversion.survey import Survey
 from icefloe.errors import InvalidInputError, UnsupportedError, VirtualChunkError
 from icefloe.formats.contract import Format
-from icefloe.formats.icechunk2.repo_info import Availability
+from icefloe.formats.icechunk2.repo_info import Availability, UpdateKind
 from icefloe.ledger.contract import Ledger
 from icefloe.ledger.dataset import DatasetLedger
 from icefloe.ledger.names import check_new_name
@@ -21,6 +22,11 @@ from icefloe.model.nodes import ArrayNode
 from icefloe.model.zarr_document import parse_document
 
 RELATIVE = "vcc://"
+_TOLD_BY_HISTORY = frozenset({
+    UpdateKind.REPO_INITIALIZED, UpdateKind.REPO_MIGRATED, UpdateKind.NEW_COMMIT, UpdateKind.NEW_DETACHED_SNAPSHOT,
+    UpdateKind.BRANCH_CREATED, UpdateKind.TAG_CREATED, UpdateKind.TAG_DELETED,
+})  # fmt: skip
+"""Entries of an operations log that can be told again from snapshots, refs and the names of deleted tags."""
 _NAMED_EXAMPLES = 3
 
 
@@ -41,6 +47,10 @@ class LossKind(enum.Enum):
     """Features that were switched off are on again."""
     STATUS = "status"
     """A repository that took no writes takes them."""
+    OPERATIONS = "operations-log"
+    """When branches were reset or deleted, commits amended, settings changed and garbage collected is forgotten."""
+    COMMIT_WORDS = "commit-metadata"
+    """Values of commit metadata, and characters of messages, that cannot be written are left out."""
     LOCATIONS = "locations"
     """Virtual references by the name of a container that nobody knows are left out."""
 
@@ -104,6 +114,9 @@ async def find_losses(survey: Survey, target: Format, ledger: Ledger) -> tuple[L
     found = _Found()
     _look_at_refs(survey, ledger, found)
     _look_at_administration(survey, target, found)
+    for info in survey.history:
+        for word in unfit_words(info, target):
+            found.add(LossKind.COMMIT_WORDS, f"{word} of {info.id}")
     if not target.capabilities.any_chunk_grid and survey.engine.capabilities.any_chunk_grid:
         await _look_at_grids(survey, found)
     checksums = survey.engine.capabilities.checksums and not target.capabilities.checksums
@@ -163,6 +176,11 @@ def _look_at_administration(survey: Survey, target: Format, found: _Found) -> No
     if not online and not target.capabilities.repository_status:
         assert said.status is not None
         found.add(LossKind.STATUS, said.status.availability.name.lower())
+
+    if not target.capabilities.operations_log:
+        for update in said.updates:
+            if update.kind not in _TOLD_BY_HISTORY:
+                found.add(LossKind.OPERATIONS, update.kind.name.lower().replace("_", " "))
 
 
 async def _look_at_grids(survey: Survey, found: _Found) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from icefloe.conversion.identities import plan_identities
+from icefloe.conversion.commit_words import fitting
+from icefloe.conversion.identities import plan_identities, shares_names
 from icefloe.conversion.journal import Journal, end_journal, find_journal, keep_journal, other_conversion
 from icefloe.conversion.losses import Loss, LossKind, check_losses, find_losses, unspeakable_refs
 from icefloe.conversion.progress import Progress
@@ -13,6 +14,7 @@ from icefloe.conversion.transfer import Transfer, Work
 from icefloe.conversion.verification import Verification, Verify
 from icefloe.errors import AlreadyExistsError, ConflictError, FormatError, InvalidInputError, UnsupportedError
 from icefloe.formats.config_document import encode_config
+from icefloe.ids import new_object_id
 from icefloe.ledger.retirement import comes_first, find_marks, retire, step_back
 from icefloe.ledger.whole_history import WholeHistory, adopt, keeps_deleted_tags
 from icefloe.model.capabilities import SpecVersion
@@ -95,6 +97,8 @@ async def carry_out(request: ConversionRequest, progress: Progress) -> Conversio
         target = request.target(found.config)
         losses = await find_losses(found, target.format, target.ledger)
         check_losses(losses, request.options.drop, request.version)
+        if LossKind.COMMIT_WORDS in request.options.drop:
+            found = replace(found, history=tuple(fitting(info, target.format) for info in found.history))
         work = await _begin(request, found, target)
         if not request.in_place and await find_spec_version(request.place) is request.version:
             await end_journal(request.place)
@@ -117,17 +121,28 @@ async def carry_out(request: ConversionRequest, progress: Progress) -> Conversio
 async def _begin(request: ConversionRequest, found: Survey, target: Engine) -> Work:
     """Note in the target what is being done, before the first file is written."""
     known = await find_journal(request.place)
+    salt = await _choose_salt(request, target) if known is None else known.salt
     identities = plan_identities(
         request.engine.format,
         target.format,
         same_root=request.in_place and not request.shares_files,
         nodes=found.nodes,
         known={} if known is None else known.node_numbers,
+        salt=salt,
     )
     words = tuple(sorted(kind.value for kind in request.options.drop))
-    journal = Journal(request.present, request.version, found.root, words, identities.node_numbers)
+    journal = Journal(request.present, request.version, found.root, words, identities.node_numbers, salt)
     await keep_journal(request.place, journal)
     return Work(found, target, identities, request.options.drop, request.in_place)
+
+
+async def _choose_salt(request: ConversionRequest, target: Engine) -> str:
+    """Set where snapshots that the new generation left here when it was converted before are still around."""
+    source = request.engine.format
+    if not request.in_place or request.shares_files or shares_names(source, target.format):
+        return ""
+    left = await request.place.list_names(target.format.snapshots_folder)
+    return f"{source.spec_version.value}>{request.version.value} {new_object_id()}" if left else ""
 
 
 async def _land(request: ConversionRequest, work: Work, transfer: Transfer) -> None:

@@ -39,7 +39,7 @@ class Survey:
     refs: Refs
     """The same refs, by the ids that history tells."""
     history: tuple[SnapshotInfo, ...]
-    """Every snapshot that refs reach, parents first; ids are those that history tells."""
+    """Every snapshot that refs reach or the repository lists, parents first; ids are those that history tells."""
     files: Mapping[ObjectId, ObjectId | None]
     """The file of each snapshot. Early repositories keep the first one under another name, or quote one that no file
     has: None."""
@@ -149,7 +149,12 @@ async def _walk(
     ordered: dict[ObjectId, SnapshotInfo] = {}
     files: dict[ObjectId, ObjectId | None] = {}
     named: dict[ObjectId, ObjectId] = {}
-    for start in dict.fromkeys([*refs.branches.values(), *refs.tags.values()]):
+    standing = dict.fromkeys([*refs.branches.values(), *refs.tags.values()])
+    # Without a list of snapshots, one that no ref reaches cannot be told from what failed commits leave behind.
+    listed = await engine.ledger.fetch_listed() or {}
+    for start in dict.fromkeys([*standing, *listed]):
+        if start not in standing and (start in ordered or not await _has_file(engine, start)):
+            continue
         fresh: list[SnapshotInfo] = []
         first = True
         async for info in engine.ledger.ancestry(start):

@@ -23,7 +23,7 @@ from icefloe.formats.dataset.state import (
 )
 from icefloe.formats.flat.files import object_metadata
 from icefloe.formats.icechunk2.migration import Migrated, migrated_repository
-from icefloe.formats.icechunk2.repo_info import RepoStatus
+from icefloe.formats.icechunk2.repo_info import RepoStatus, Update
 from icefloe.formats.icechunk2.repo_writer import encode_repo
 from icefloe.ids import ObjectId, new_object_id
 from icefloe.ledger.config_file import save_config_file
@@ -45,6 +45,8 @@ class Administration:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     flags: Mapping[str, bool | None] = field(default_factory=dict)
     status: RepoStatus | None = None
+    updates: tuple[Update, ...] = ()
+    """The whole operations log, newest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,10 @@ async def fetch_administration(ledger: Ledger) -> Administration | None:
     """What a repository says of itself as a whole; None where it has no place for that."""
     if not isinstance(ledger, Icechunk2Ledger):
         return None
-    return Administration(await ledger.fetch_metadata(), await ledger.fetch_flags(), await ledger.fetch_status())
+    updates = tuple([update async for update in ledger.ops_log()])
+    return Administration(
+        await ledger.fetch_metadata(), await ledger.fetch_flags(), await ledger.fetch_status(), updates
+    )
 
 
 async def adopt(ledger: Ledger, history: WholeHistory, *, beside: bool = False) -> None:
@@ -142,6 +147,7 @@ def _plan_repo(history: WholeHistory) -> bytes:
             flags=administration.flags,
             status=administration.status,
             from_version=history.migrated_from,
+            updates=administration.updates,
         )
     )
     return encode_repo(info)

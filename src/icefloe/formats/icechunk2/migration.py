@@ -33,12 +33,15 @@ class Migrated:
     flags: Mapping[str, bool | None]
     status: RepoStatus | None
     from_version: int | None
+    updates: tuple[Update, ...] = ()
+    """The operations log, newest first, where the former repository kept one and all ids stay as they are."""
 
 
 def migrated_repository(source: Migrated, now_us: int | None = None) -> RepoInfo:
     """The repo file that lists all of it."""
     now = time.time_ns() // 1000 if now_us is None else now_us
-    updates = plan_updates(source, now)
+    # Files that an update replaced stay where they were; here nothing was replaced yet.
+    updates = tuple(replace(update, backup=None) for update in source.updates) or plan_updates(source, now)
     return RepoInfo(
         branches=dict(source.branches),
         snapshots={info.id: _record(info) for info in source.snapshots},
