@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import icefloe
+from icefloe.tables.sql_literals import sql_lookup
 from icefloe.xarray import to_icechunk
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -78,6 +79,10 @@ def test_a_frame_stays_at_its_snapshot(spark: Any, place: str, weather: xr.Datas
 
 
 CONDITIONS = [
+    "lat >= 30 and time between '2020-01-01 06:00:00' and date '2020-01-03'",
+    "not lon between 80 and 200 and lat != 0.0",
+    "lon in (0, 40, 320) and lat <= -29.5",
+    "`lat` > 1e1 or lat < -60BD",
     "lat > 0 and time >= '2020-01-02'",
     "lat between -30 and 30 or lon = 80",
     "not (time < timestamp '2020-01-02 06:00:00') and t2m > 290",
@@ -116,6 +121,34 @@ def test_selections_and_sums_are_those_of_xarray(
     same(df, frame_of(wanted))
     region = f"time={times[low].isoformat()}:{times[high].isoformat()},lat={south}:{north}"
     assert load(spark, place, variables="wind", region=region).count() == wanted.wind.size
+
+
+LOOKED_UP = {
+    "double": [0.1, -1e300, None, float("nan"), float("inf"), -0.0],
+    "float": [0.1, None, float("nan"), float("-inf"), 3.4e38],
+    "bigint": [2**63 - 1, None, -(2**63)],
+    "int": [1, None, -(2**31)],
+    "smallint": [-5, None],
+    "tinyint": [-128, None],
+    "boolean": [True, None, False],
+    "string": ["", 'it\'s \\ "quoted" é\n', None, "\U0001f9ca"],
+    "timestamp": [0, None, -1, 1_600_000_000_123_456],
+}
+
+
+@pytest.mark.parametrize("kind", LOOKED_UP)
+def test_coordinates_in_plans_are_exact(spark: Any, kind: str) -> None:
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_type
+    from pyspark.sql.types import _parse_datatype_string
+
+    column = pa.int64() if kind == "timestamp" else to_arrow_type(_parse_datatype_string(kind))
+    values = pa.array(LOOKED_UP[kind], type=column, from_pandas=False)
+    values = values.cast(pa.timestamp("us", tz="UTC")) if kind == "timestamp" else values
+    found = spark.range(len(values)).selectExpr("id", f"{sql_lookup(values, 'CAST(id AS INT)')} AS v").orderBy("id")
+    assert found.schema["v"].dataType.simpleString() == kind
+    # As text, in which a NaN is itself and zero has a sign.
+    assert repr(found.toArrow()["v"].cast(values.type).to_pylist()) == repr(values.to_pylist())
 
 
 def test_groups_are_those_of_xarray(spark: Any, place: str, weather: xr.Dataset) -> None:

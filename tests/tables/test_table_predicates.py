@@ -99,8 +99,9 @@ def test_every_matching_cell_is_read(condition: Any, block: tuple[int, int], see
     values = np.random.default_rng(seed).uniform(-12, 12, _LENGTHS).astype("f4")
     ranges = {"v": _ranges(values, grid)} if with_statistics else {}
     selection = select(grid, parse_predicate(text), Surroundings(coordinates, ranges, dt.UTC))
-    missed = _matching(function, values) & ~_selected(selection, block)
-    assert not missed.any(), text
+    matching, selected = _matching(function, values), _selected(selection, block)
+    assert not (matching & ~selected).any(), text
+    assert not selection.decided or (matching == selected).all(), text
 
 
 def _ranges(values: Any, grid: Grid) -> ValueRanges:
@@ -118,6 +119,25 @@ def test_a_range_of_coordinates_reads_only_its_blocks() -> None:
     selection = select(grid, parse_predicate(text), Surroundings(coordinates))
     assert selection.blocks.part(0, len(selection.blocks)).coordinates().tolist() == [[1, 2]]
     assert selection.total_blocks == 12
+
+
+@pytest.mark.parametrize(
+    ("text", "decided"),
+    [
+        ("lat > 0", True),
+        ("time >= '2020-01-03' and lat between -6 and 6 and not lat = 0", True),
+        ("lat > 5 or lat < -5", True),
+        ("lat > 5 or time < '2020-01-02'", False),
+        ("(lat > 5 and time < '2020-01-02') or (lat < -5 and time > '2020-01-04')", False),
+        ("LAT > 0", True),
+        ("`LAT` > 0", False),
+        ("lat > 0 and v > 1", False),
+        ("lat > 0 and abs(lat) > 1", False),
+    ],
+)
+def test_boxes_of_coordinates_need_no_second_look(text: str, decided: bool) -> None:
+    grid, coordinates = _grid((2, 2))
+    assert select(grid, parse_predicate(text), Surroundings(coordinates)).decided is decided
 
 
 def test_values_are_skipped_by_their_ranges() -> None:

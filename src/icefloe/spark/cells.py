@@ -12,6 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from icefloe.repository import Repository
 from icefloe.spark.tasks import parallelism
+from icefloe.spark.workers import settle_worker
 from icefloe.tables.instants import session_zone
 from icefloe.tables.layouts import LENGTH, START, RowsLayout, chunks_schema, plan_rows, rows_schema
 from icefloe.tables.metadata_tables import SCHEMAS, MetadataPart, metadata_batches, plan_parts
@@ -20,7 +21,7 @@ from icefloe.tables.places import open_place, place_of, session_at
 from icefloe.tables.reading import read_chunks, read_rows
 from icefloe.tables.scans import Scan, ScanPlan, plan_scan
 from icefloe.tables.selection import BlockPart
-from icefloe.tables.sql_literals import sql_array, sql_name
+from icefloe.tables.sql_literals import sql_lookup, sql_name
 from icefloe.tables.sql_predicates import parse_predicate
 
 MOST_METADATA_TASKS = 64
@@ -60,7 +61,7 @@ def table(
         The point of history, resolved now: later commits do not change the DataFrame.
     where
         Any SQL condition on the columns. What it says about coordinates, and about values where statistics are kept,
-        decides which chunks are read; the rest is filtered by Spark.
+        decides which chunks are read; Spark filters where that leaves anything to decide.
     region, region_index
         Ranges of coordinates (`time=2020-01-01:2020-02-01,lat=-10:10`, ends included) or of positions (ends excluded).
     layout
@@ -82,8 +83,10 @@ def table(
         region, region_index, None, choose({"layout": layout}, "layout", ("cells", "chunks")),
         raw=not decode, statistics=statistics, partition_bytes=partition_bytes,
     )  # fmt: skip
-    frame = scan_frame(spark, plan_table(spark, options, where))
-    return frame if where is None else frame.where(where)
+    plan = plan_table(spark, options, where)
+    frame = scan_frame(spark, plan)
+    settled = plan.decided and layout == "cells"
+    return frame if where is None or settled else frame.where(where)
 
 
 def plan_table(spark: SparkSession, options: TableOptions, where: str | None) -> ScanPlan:
@@ -132,6 +135,7 @@ class _ReadShares:
             for number in batch.column(0).to_pylist():
                 if number < len(self.parts):
                     yield from self._read(self.parts[number])
+        settle_worker()
 
     def _read(self, part: BlockPart) -> Iterator[pa.RecordBatch]:
         return read_chunks(self.scan, part) if self.layout is None else read_rows(self.scan, part, self.layout)
@@ -179,7 +183,7 @@ def _expand(rows: DataFrame, scan: Scan, layout: RowsLayout) -> DataFrame:
             index = f"({_POSITION} div ({' * '.join(strides)}))" if strides else _POSITION
             index = index if axis == rank - layout.folded else f"({index} % {length})"
             place = f"CAST({sql_name(START + name)} + {index} AS INT)"
-            folded.append(f"{sql_array(scan.coordinate(axis))}[{place}] AS {sql_name(name)}")
+            folded.append(f"{sql_lookup(scan.coordinate(axis), place)} AS {sql_name(name)}")
         else:
             folded.append(f"{sql_name(name)}[{_POSITION}] AS {sql_name(name)}")
         strides.append(length)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 
@@ -26,7 +26,10 @@ from icefloe.tables.statistics import load_ranges
 from icefloe.tables.value_ranges import ValueRanges
 
 log = logging.getLogger("icefloe.tables")
-_SMALLEST_PART_BYTES = 1 << 20
+_SMALLEST_PART_BYTES = 16 << 20
+"""What is read and made into rows within about the time that a task costs by itself."""
+_READ_TO_ROWS = 4
+"""How many bytes of chunks are read in the time in which one byte of cells becomes rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,8 @@ class ScanPlan:
     parts: tuple[BlockPart, ...]
     chunks: int
     total_chunks: int
+    decided: bool = False
+    """Whether the cells that are read are exactly those that match."""
 
     def describe(self) -> str:
         """What is read, in one line."""
@@ -69,10 +74,28 @@ class ScanPlan:
         )
 
 
-@lru_cache(maxsize=64)
+@dataclass(frozen=True, slots=True)
+class _Spelled:
+    """A dimension that equals others of the same spelling: one whose fill value is NaN does not even equal itself."""
+
+    dimension: Dimension = field(compare=False)
+    spelling: str
+
+
 def coordinate_at(place: Place, snapshot_id: str, dimension: Dimension) -> pa.Array:
     """The coordinate of a dimension; read once per process."""
-    return read_coordinate(session_at(place, snapshot_id), dimension)
+    return _coordinate(place, snapshot_id, _Spelled(dimension, repr(dimension)))
+
+
+@lru_cache(maxsize=64)
+def _coordinate(place: Place, snapshot_id: str, spelled: _Spelled) -> pa.Array:
+    return read_coordinate(session_at(place, snapshot_id), spelled.dimension)
+
+
+@lru_cache(maxsize=64)
+def grid_at(place: Place, snapshot_id: str, group: str, variables: tuple[str, ...] | None, raw: bool) -> Grid:
+    """The grid of a table; found once per process."""
+    return find_grid(session_at(place, snapshot_id), group, variables, raw=raw)
 
 
 def plan_scan(
@@ -84,7 +107,7 @@ def plan_scan(
     filter again. There are at least `tasks` parts unless they would be tiny.
     """
     session = options.pin()
-    grid = find_grid(session, options.group, options.variables, raw=options.raw)
+    grid = grid_at(options.place, session.snapshot_id, options.group, options.variables, options.raw)
     coordinates = [coordinate_at(options.place, session.snapshot_id, dimension) for dimension in grid.dimensions]
     region = parse_region(grid, options.region, options.region_index)
     exact = _exact(grid, options)
@@ -135,16 +158,16 @@ def _ranges(
 
 
 def share_out(scan: Scan, selection: Selection, partition_bytes: int, tasks: int = 1) -> ScanPlan:
-    """Parts of about the wanted size, each of whole blocks."""
+    """Parts of about the wanted size, each of whole blocks; as many as there are tasks, unless they would be tiny."""
     count = len(selection.blocks)
-    cells = _selected_cells(scan.grid, selection)
-    total_bytes = cells * scan.grid.cell_bytes
-    size = max(_SMALLEST_PART_BYTES, -(-total_bytes // tasks)) if tasks > 1 else partition_bytes
-    wanted = max(1, -(-total_bytes // min(partition_bytes, size)))
-    parts = min(count, wanted)
+    cell_bytes = scan.grid.cell_bytes
+    selected = _selected_cells(scan.grid, selection) * cell_bytes
+    read = count * int(np.prod(scan.grid.block, dtype=np.int64)) * cell_bytes
+    worthwhile = min(tasks, (selected + read // _READ_TO_ROWS) // _SMALLEST_PART_BYTES)
+    parts = min(count, max(1, -(-selected // partition_bytes), worthwhile))
     bounds = np.linspace(0, count, parts + 1).astype(np.int64).tolist() if parts else [0]
     made = tuple(selection.blocks.part(a, b) for a, b in pairwise(bounds) if b > a)
-    return ScanPlan(scan, made, count, selection.total_blocks)
+    return ScanPlan(scan, made, count, selection.total_blocks, selection.decided)
 
 
 def _selected_cells(grid: Grid, selection: Selection) -> int:

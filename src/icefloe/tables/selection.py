@@ -65,6 +65,8 @@ class Selection:
     masks: tuple[Mask | None, ...]
     blocks: BlockList
     total_blocks: int
+    decided: bool = False
+    """Whether the cells are exactly those that match, so that nobody has to filter again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +75,20 @@ class _Match:
 
     blocks: Mask
     masks: Mapping[int, Mask] = field(default_factory=dict)
+    decided: bool = False
+    """Whether the masks together are no superset but the matching cells themselves."""
 
     def __and__(self, other: _Match) -> _Match:
         masks = dict(self.masks)
         for axis, mask in other.masks.items():
             masks[axis] = masks[axis] & mask if axis in masks else mask
-        return _Match(self.blocks & other.blocks, masks)
+        return _Match(self.blocks & other.blocks, masks, self.decided and other.decided)
 
     def __or__(self, other: _Match) -> _Match:
         masks = {axis: mask | other.masks[axis] for axis, mask in self.masks.items() if axis in other.masks}
-        return _Match(self.blocks | other.blocks, masks)
+        # Masks of several dimensions are a box, and two boxes are none.
+        along_one = len(masks) == 1 and self.masks.keys() == other.masks.keys()
+        return _Match(self.blocks | other.blocks, masks, self.decided and other.decided and along_one)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +103,13 @@ class Surroundings:
 def select(grid: Grid, predicate: Predicate | None, around: Surroundings) -> Selection:
     """The part of a grid outside of which no cell matches."""
     total = int(np.prod(grid.blocks, dtype=np.int64))
-    everything = _Match(np.ones((1,) * len(grid.shape), dtype=bool))
+    everything = _Match(np.ones((1,) * len(grid.shape), dtype=bool), decided=True)
     match = everything if predicate is None else _evaluate(grid, predicate, around)
     blocks = match.blocks
     for axis, mask in match.masks.items():
         blocks = blocks & _along(_blocks_of(mask, grid.block[axis]), axis, len(grid.shape))
     masks = tuple(None if (m := match.masks.get(axis)) is None or m.all() else m for axis in range(len(grid.shape)))
-    return Selection(masks, _list_blocks(blocks, grid.blocks), total)
+    return Selection(masks, _list_blocks(blocks, grid.blocks), total, match.decided)
 
 
 def _evaluate(grid: Grid, predicate: Predicate, around: Surroundings) -> _Match:
@@ -126,7 +132,9 @@ def _evaluate_leaf(grid: Grid, leaf: Leaf, around: Surroundings) -> _Match | Non
             mask = match_leaf(around.coordinates[axis], leaf, around.zone)
             if mask is None:
                 return None
-            return _Match(_along(_blocks_of(mask, grid.block[axis]), axis, len(grid.shape)), {axis: mask})
+            along = _along(_blocks_of(mask, grid.block[axis]), axis, len(grid.shape))
+            # Whether another spelling of a name means the same column is a setting of SQL engines.
+            return _Match(along, {axis: mask}, decided=leaf.column == dimension.name)
     for variable in grid.variables:
         if variable.name.lower() == name and variable.name in around.ranges:
             blocks = match_ranges(around.ranges[variable.name], leaf, variable.coding.type, around.zone)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+import json
 
 import pyarrow as pa
 
@@ -23,23 +22,20 @@ def sql_name(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def sql_array(values: pa.Array) -> str:
-    """An array constant."""
+def sql_lookup(values: pa.Array, index: str) -> str:
+    """An expression for the value at a position of a constant array.
+
+    The array is one text that Spark's optimizer turns into a constant; a list of literals would be as many nodes of the
+    plan, which every rule of the analyzer visits.
+    """
     if pa.types.is_timestamp(values.type):
-        micros = values.view(pa.int64()).to_pylist()
-        return "array(" + ", ".join("NULL" if m is None else f"timestamp_micros({m}L)" for m in micros) + ")"
-    listed = ", ".join(_constant(value) for value in values.to_pylist())
-    return f"CAST(array({listed}) AS ARRAY<{_SQL_TYPES[values.type]}>)"
+        return f"timestamp_micros({_parsed(values.view(pa.int64()), 'BIGINT')}[{index}])"
+    return f"{_parsed(values, _SQL_TYPES[values.type])}[{index}]"
 
 
-def _constant(value: Any) -> str:
-    if value is None:
-        return "NULL"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        # Escapes in quoted text depend on settings; bytes do not.
-        return f"decode(unhex('{value.encode().hex()}'), 'UTF-8')"
-    if isinstance(value, float):
-        return f"{value!r}D" if math.isfinite(value) else f"double('{value}')"
-    return f"{value}L"
+def _parsed(values: pa.Array, type: str) -> str:
+    # Python spells what JSON has no word for as Spark reads it: NaN, Infinity.
+    text = json.dumps(values.to_pylist(), separators=(",", ":"))
+    # Escapes in quoted text depend on settings; bytes do not.
+    constant = f"decode(unhex('{text.encode().hex()}'), 'UTF-8')" if type == "STRING" else f"'{text}'"
+    return f"from_json({constant}, 'ARRAY<{type}>')"
