@@ -115,11 +115,9 @@ class EditBuffer:
 
     def clear_box(self, box: Extents) -> None:
         """Forget the edits inside a box."""
-        low, high = np.array([b[0] for b in box]), np.array([b[1] for b in box])
 
         def outside(run: ChunkTable) -> ChunkTable:
-            inside = ((run.coords >= low) & (run.coords < high)).all(axis=1)
-            return take(run, np.flatnonzero(~inside))
+            return take(run, np.flatnonzero(~in_box(run.coords, box)))
 
         self._rewrite(outside)
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.model.chunk_table import ChunkTable
+from icefloe.model.coordinates import highest
 
 Radix = tuple[int, ...] | None
 """The number of values per dimension, or None when their product does not fit 64 bits."""
@@ -24,8 +25,7 @@ def common_radix(*coords: npt.NDArray[np.uint32]) -> Radix:
     filled = [c for c in coords if len(c)]
     if not filled:
         return (1,) * coords[0].shape[1] if coords else ()
-    highest = np.max([c.max(axis=0) for c in filled], axis=0) if filled[0].shape[1] else np.empty(0)
-    radix = tuple(int(h) + 1 for h in highest)
+    radix = tuple(max(column) + 1 for column in zip(*map(highest, filled), strict=True))
     return radix if math.prod(radix) <= 2**64 else None
 
 

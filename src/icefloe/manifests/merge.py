@@ -13,6 +13,7 @@ from icefloe.errors import InvalidInputError
 from icefloe.manifests.columns import concat, join_columns, normalise, take
 from icefloe.manifests.keys import common_radix, find_position, find_rows, sort_keys
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, Coords
+from icefloe.model.coordinates import rows_inside
 
 _SPLICE_EDITS = 64
 _UINT32_END = 2**32
@@ -148,7 +149,7 @@ def _same_codes(left: Any, right: Any, texts: Sequence[str]) -> npt.NDArray[np.b
 def shift_coords(table: ChunkTable, offset: Sequence[int], grid: Sequence[int]) -> ChunkTable:
     """Every chunk moved by an offset; those that leave the grid are gone."""
     moved = table.coords.astype(np.int64) + np.asarray(offset, dtype=np.int64)
-    inside = ((moved >= 0) & (moved < np.asarray(grid, dtype=np.int64))).all(axis=1)
+    inside = rows_inside(moved, (0,) * len(grid), grid)
     rows = np.flatnonzero(inside)
     return replace(take(table, rows), coords=moved[rows].astype(np.uint32))
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from icefloe.manifests.columns import Rows, take
 from icefloe.manifests.keys import common_radix, sort_keys
 from icefloe.model.chunk_table import ChunkTable, Coords
+from icefloe.model.coordinates import highest, lowest, rows_inside
 from icefloe.model.nodes import Extents
 
 
@@ -18,11 +19,8 @@ def filter_box(table: ChunkTable, extents: Extents) -> ChunkTable:
     """The rows inside a box; the empty box of formats that do not know extents covers everything."""
     if not extents or len(table) == 0:
         return table
-    low = np.array([first for first, _ in extents], dtype=np.int64)
-    high = np.array([end for _, end in extents], dtype=np.int64)
     start, stop = _first_axis_range(table, extents[0])
-    coords = table.coords[start:stop]
-    inside = ((coords >= low) & (coords < high)).all(axis=1)
+    inside = in_box(table.coords[start:stop], extents)
     if bool(inside.all()):
         return table if stop - start == len(table) else take(table, slice(start, stop))
     return take(table, np.flatnonzero(inside) + start)
@@ -30,8 +28,7 @@ def filter_box(table: ChunkTable, extents: Extents) -> ChunkTable:
 
 def in_box(coords: npt.NDArray[np.uint32], box: Extents) -> npt.NDArray[np.bool_]:
     """Which coordinates lie in a box."""
-    low, high = np.array(box, dtype=np.int64).reshape(len(box), 2).T
-    return np.asarray(((coords >= low) & (coords < high)).all(axis=1), dtype=bool)
+    return rows_inside(coords, [first for first, _ in box], [end for _, end in box])
 
 
 def _first_axis_range(table: ChunkTable, span: tuple[int, int]) -> tuple[int, int]:
@@ -70,10 +67,10 @@ def rows_by_cell(table: ChunkTable, cell_shape: Sequence[int]) -> Iterator[CellR
     for start, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
         rows: Rows = slice(start, end) if order is None else order[start:end]
         inside = table.coords[rows]
-        low, high = inside.min(axis=0).tolist(), inside.max(axis=0).tolist()
         first = start if order is None else int(order[start])
         cell = tuple(cells[first].tolist())
-        yield CellRows(cell, rows, tuple((a, b + 1) for a, b in zip(low, high, strict=True)), end - start)
+        box = tuple((a, b + 1) for a, b in zip(lowest(inside), highest(inside), strict=True))
+        yield CellRows(cell, rows, box, end - start)
 
 
 def split_by_cells(table: ChunkTable, cell_shape: Sequence[int]) -> dict[Coords, ChunkTable]:

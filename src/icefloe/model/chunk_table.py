@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from icefloe.errors import InvalidInputError
+from icefloe.model.coordinates import highest, lowest
 from icefloe.model.string_column import StringColumn, number_array, string_column
 
 Coords = tuple[int, ...]
@@ -78,8 +79,7 @@ class ChunkTable:
         """The bounding box of the rows, [first, end) per dimension."""
         if len(self) == 0:
             return tuple((0, 0) for _ in range(self.ndim))
-        low, high = self.coords.min(axis=0), self.coords.max(axis=0)
-        return tuple((int(a), int(b) + 1) for a, b in zip(low, high, strict=True))
+        return tuple((a, b + 1) for a, b in zip(lowest(self.coords), highest(self.coords), strict=True))
 
     def row(self, index: int) -> ChunkRef:
         """One row as a value; for look-ups of single chunks, never for bulk work."""

@@ -17,6 +17,7 @@ from icefloe.manifests.columns import concat
 from icefloe.manifests.keys import Found, find_in, find_row
 from icefloe.manifests.split import filter_box
 from icefloe.model.chunk_table import ChunkRef, ChunkTable, empty_table, table_from_rows
+from icefloe.model.coordinates import highest, lowest, rows_inside
 from icefloe.model.nodes import ArrayNode, Extents, ManifestRef
 from icefloe.model.snapshot import Manifest
 
@@ -44,9 +45,9 @@ class _Boxes:
         if len(self.refs) == 1:
             # A lone manifest is asked whatever its extents say: they may lie in files of others.
             return [(self.refs[0].manifest_id, np.ones(len(coords), dtype=np.bool_))]
-        low, high = coords.min(axis=0).astype(np.int64), coords.max(axis=0).astype(np.int64)
+        low, high = np.array(lowest(coords)), np.array(highest(coords))
         near = np.flatnonzero(((self.first <= high) & (low < self.end)).all(axis=1))
-        masks = [((coords >= self.first[i]) & (coords < self.end[i])).all(axis=1) for i in near]
+        masks = [rows_inside(coords, self.first[i], self.end[i]) for i in near]
         return [(self.refs[i].manifest_id, mask) for i, mask in zip(near, masks, strict=True) if mask.any()]
 
     def meeting(self, box: Extents) -> list[ObjectId]:

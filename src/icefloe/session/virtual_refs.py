@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from icefloe.errors import InvalidInputError, UnsupportedError, VirtualChunkError
 from icefloe.manifests.columns import code_texts, normalise
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable
 from icefloe.model.nodes import ArrayNode
-from icefloe.model.string_column import StringColumn, codes_of
+from icefloe.model.string_column import StringColumn, codes_of, text_array
 from icefloe.model.virtual import VirtualChunkSpec
 from icefloe.session.workspace import Workspace
 
@@ -133,7 +132,8 @@ def _virtual_table(
     codes, texts = code_texts(columns[0], count)
     texts = _without_empty(texts)
     missing = np.zeros(len(texts) + 1, dtype=bool)
-    missing[codes_of(pc.indices_nonzero(texts.arrow.is_null()))] = True
+    if texts.arrow.null_count:
+        missing[codes_of(pc.indices_nonzero(texts.arrow.is_null()))] = True
     missing[-1] = True  # the code of null
     present = np.flatnonzero(~missing[codes])
     if len(present) and not lengths[present].all():
@@ -205,4 +205,8 @@ def _box_coords(shape: tuple[int, ...], corner: tuple[int, ...]) -> npt.NDArray[
 
 def _without_empty(texts: StringColumn) -> StringColumn:
     """The empty text means no reference, as null does."""
-    return StringColumn(pc.if_else(pc.equal(texts.arrow, ""), pa.scalar(None, texts.arrow.type), texts.arrow))
+    # Comparing an Arrow array with a Python value would load pandas first.
+    empty = codes_of(pc.binary_length(texts.arrow)) == 0
+    if not empty.any():
+        return texts
+    return StringColumn(text_array([text or None for text in texts]))

@@ -18,6 +18,7 @@ from icefloe.manifests.merge import merge_edits, overlay
 from icefloe.manifests.pieces import PartRef
 from icefloe.manifests.split import filter_box, in_box
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords
+from icefloe.model.coordinates import highest, rows_below
 from icefloe.model.nodes import ArrayNode, Extents, GroupNode, ManifestRef, Node
 from icefloe.model.paths import check_path, document_key
 from icefloe.model.snapshot import Snapshot
@@ -218,7 +219,7 @@ class Workspace:
 
     async def locate_chunks(self, node: ArrayNode, coords: npt.NDArray[np.uint32]) -> LocatedChunks:
         """Where many chunks of an array are, as the session sees it: what `fetch_chunk` reads, asked for at once."""
-        positions = np.flatnonzero((coords < np.array(node.grid, dtype=np.int64)).all(axis=1))
+        positions = np.flatnonzero(rows_below(coords, node.grid))
         waiting: dict[int, Buffer] = {}
         pieces = []
         with self.writer.lock:
@@ -272,8 +273,7 @@ class Workspace:
                 f"references of rank {table.ndim} for {node.path}, which has {len(node.shape)} dimensions"
             )
         if len(table):
-            highest = tuple(int(c) for c in table.coords.max(axis=0))
-            self.check_coords(node, highest)
+            self.check_coords(node, highest(table.coords))
         if self.writer.has_pending:
             self.writer.settle(self.changes)
         self.changes.buffer(node).add_table(table)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from icefloe.model.coordinates import rows_inside
 from icefloe.model.nodes import Extents
 
 Coordinates = npt.NDArray[np.uint32]
@@ -61,9 +62,7 @@ def _common_rows(ours: Coordinates, theirs: Coordinates) -> Coordinates:
 def _inside(coords: Coordinates, boxes: tuple[Extents, ...]) -> npt.NDArray[np.bool_]:
     inside = np.zeros(len(coords), dtype=bool)
     for box in boxes:
-        low = np.array([first for first, _ in box], dtype=np.int64)
-        high = np.array([end for _, end in box], dtype=np.int64)
-        inside |= ((coords >= low) & (coords < high)).all(axis=1)
+        inside |= rows_inside(coords, [first for first, _ in box], [end for _, end in box])
     return inside
 
 
