@@ -1,6 +1,6 @@
 """The configuration of a repository, as its user sets it and as it is kept."""
 
-from __future__ import annotations
+# Annotations are evaluated with the class: they say what the settings take, and every process asks them.
 
 import enum
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ class CompressionAlgorithm(enum.Enum):
     Zstd = 0
 
     @staticmethod
-    def default() -> CompressionAlgorithm:
+    def default() -> "CompressionAlgorithm":
         return CompressionAlgorithm.Zstd
 
 
@@ -121,7 +121,7 @@ class RepositoryConfig(ConfigValue):
                 )
         object.__setattr__(self, "virtual_chunk_containers", dict(given))
 
-    def merge(self, other: RepositoryConfig) -> RepositoryConfig:
+    def merge(self, other: "RepositoryConfig") -> "RepositoryConfig":
         """A new configuration: what `other` sets wins, nested values merge, containers of `other` are added."""
         containers = self.virtual_chunk_containers
         mine = RepositoryConfig(**{name: getattr(self, name) for name in _MERGED})

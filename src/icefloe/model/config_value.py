@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from icefloe.errors import InvalidInputError
 
@@ -110,7 +111,8 @@ def settings_of(cls: type[Any]) -> Mapping[str, Setting]:
     """The settings of a configuration class by name."""
     found = _SETTINGS.get(cls)
     if found is None:
-        hints = get_type_hints(cls, include_extras=True)
+        # `typing.get_type_hints` would compile and evaluate texts: more than opening a repository takes otherwise.
+        hints = {name: hint for base in reversed(cls.__mro__) for name, hint in inspect.get_annotations(base).items()}
         marks = {name: getattr(hint, "__metadata__", (None,))[0] for name, hint in hints.items()}
         found = _SETTINGS[cls] = {name: mark for name, mark in marks.items() if isinstance(mark, Setting)}
     return found

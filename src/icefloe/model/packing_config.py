@@ -1,6 +1,6 @@
 """Which chunks share an object with others."""
 
-from __future__ import annotations
+# Annotations are evaluated with the class: they say what the settings take, and every process asks them.
 
 import enum
 from dataclasses import dataclass

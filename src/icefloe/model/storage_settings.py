@@ -1,6 +1,6 @@
 """How requests to a storage are made: how many at once, how often again, and with which of its abilities."""
 
-from __future__ import annotations
+# Annotations are evaluated with the class: they say what the settings take, and every process asks them.
 
 from dataclasses import dataclass
 from typing import Annotated
