@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
-from tests.maintenance.histories import Past, make_past, messages
+import zarr
+from tests.maintenance.histories import Past, make_past, messages, now
 
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.cli.app import main
+from icefloe.cli.progress import Bars
 from icefloe.storage.build import local_filesystem_storage
 
 
@@ -86,3 +89,129 @@ def test_merge_pick_revert_and_squash(past: Past, place: str, capsys: pytest.Cap
     first = list(past.repo.ancestry(branch="main"))[-1].id
     answer(capsys, "merge", place, first, "main", "--squash", "-m", "one")
     assert messages(icefloe.Repository.open(place)) == ["one", "Repository initialized"]
+
+
+def test_mirror_copies_what_is_new(past: Past, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = str(tmp_path / "copy")
+    planned = answer(capsys, "mirror", place, target, "--dry-run")
+    assert planned["copied_objects"] and not (tmp_path / "copy").exists()
+    first = answer(capsys, "mirror", place, target)
+    assert first["copied_objects"] == planned["copied_objects"] and first["unchanged"] == 0
+    past.commit(seed=77)
+    assert main(["mirror", place, target]) == 0
+    assert "copied" in capsys.readouterr().out
+    assert messages(icefloe.Repository.open(target)) == messages(past.repo)
+    past.check(icefloe.Repository.open(target))
+
+
+def test_materialize_copies_virtual_chunks_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "files").mkdir()
+    source = tmp_path / "files" / "numbers"
+    source.write_bytes(np.arange(8, dtype="i4").tobytes())
+    prefix = f"{(tmp_path / 'files').as_uri()}/"
+    config = icefloe.RepositoryConfig.default()
+    config.set_virtual_chunk_container(
+        icefloe.VirtualChunkContainer(prefix, icefloe.local_filesystem_store(str(tmp_path / "files")))
+    )
+    repo = icefloe.Repository.create(local_filesystem_storage(tmp_path / "repo"), config)
+    session = repo.writable_session("main")
+    zarr.create_array(session.store, name="v", shape=(8,), chunks=(8,), dtype="i4", compressors=None)
+    session.store.set_virtual_ref("v/c/0", source.as_uri(), offset=0, length=32)
+    session.commit("virtual")
+    repo.save_config()
+    place = str(tmp_path / "repo")
+    assert answer(capsys, "materialize", place, "--dry-run")["chunks"] == 1
+    assert answer(capsys, "materialize", place, "--authorize", prefix)["chunks"] == 1
+    source.unlink()
+    found = icefloe.Repository.open(place).readonly_session("main")
+    assert zarr.open_array(found.store, path="v", mode="r")[:].tolist() == list(range(8))
+
+
+def test_a_merge_that_clashes_lists_conflicts_by_array_and_chunk(
+    past: Past, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    past.repo.create_branch("dev", past.repo.lookup_branch("main"))
+    for branch, value in (("main", 1), ("dev", 2)):
+        session = past.repo.writable_session(branch)
+        zarr.open_array(session.store, path="b", mode="r+")[:10] = value
+        session.commit(f"{branch} writes")
+    before = past.repo.lookup_branch("main")
+    for extra in ([], ["--pick"]):
+        expected = [{"type": "ChunkDoubleUpdate", "path": "/b", "chunks": [[0]]}]
+        assert answer(capsys, "merge", place, "dev", *extra, "--dry-run")["conflicts"] == expected
+        assert answer(capsys, "merge", place, "dev", *extra, code=1)["conflicts"] == expected
+    assert main(["merge", place, "dev"]) == 1
+    assert "ChunkDoubleUpdate at /b" in capsys.readouterr().err
+    assert icefloe.Repository.open(place).lookup_branch("main") == before
+    answer(capsys, "merge", place, "dev", "--prefer", "source")
+    after = icefloe.Repository.open(place).readonly_session("main")
+    assert zarr.open_array(after.store, path="b", mode="r")[0] == 2
+
+
+def test_a_branch_is_moved_only_forward(past: Past, place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    past.repo.create_branch("dev", past.repo.lookup_branch("main"))
+    tip = past.commit("dev", seed=60, name="x")
+    old = past.repo.lookup_branch("main")
+    planned = answer(capsys, "merge", place, "dev", "--only-fast-forward", "--dry-run")
+    assert (planned["target"], planned["source"]) == (old, tip)
+    assert past.repo.lookup_branch("main") == old
+    assert answer(capsys, "merge", place, "dev", "--only-fast-forward")["snapshot_id"] == tip
+    past.commit("main", seed=61, name="y")
+    past.commit("dev", seed=62, name="z")
+    assert main(["merge", place, "dev", "--only-fast-forward", "--dry-run"]) == 1
+    assert main(["merge", place, "dev", "--only-fast-forward"]) == 1
+    first = list(past.repo.ancestry(branch="dev"))[-1].id
+    assert len(answer(capsys, "merge", place, first, "dev", "--squash", "--dry-run")["commits"]) == 8  # type: ignore[arg-type]
+
+
+def test_a_repair_is_shown_before_it_is_made(past: Past, place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    log = past.repo.engine.format.transaction_log_key(past.repo.lookup_branch("main"))
+    run_blocking(past.repo.storage.delete([log]))
+    assert main(["verify", place, "--repair", "--dry-run"]) == 1
+    assert "1 damage to repair" in capsys.readouterr().out
+    assert not run_blocking(past.repo.storage.exists(log))
+    assert main(["verify", place, "--repair"]) == 0
+    assert run_blocking(past.repo.storage.exists(log))
+
+
+def test_a_plan_of_what_is_new_deletes_nothing(past: Past, place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer(capsys, "gc", place, "--older-than", "0s", "--incremental")
+    past.repo.expire_snapshots(retain_last=2)
+    planned = answer(capsys, "gc", place, "--older-than", "0s", "--incremental", "--dry-run")
+    assert planned["snapshots_deleted"] == 4
+    assert answer(capsys, "gc", place, "--older-than", "0s", "--incremental")["snapshots_deleted"] == 4
+
+
+def test_stages_are_told_up_to_their_end(past: Past) -> None:
+    told: dict[str, list[tuple[int, int]]] = {}
+
+    def note(stage: str, done: int, total: int) -> None:
+        told.setdefault(stage, []).append((done, total))
+
+    repo = past.repo
+    repo.compact(unpack=True, progress=note)
+    repo.rewrite_manifests("again", branch="main", progress=note)
+    repo.expire_snapshots(retain_last=1, progress=note)
+    repo.garbage_collect(now(), progress=note)
+    repo.mirror(icefloe.in_memory_storage(), progress=note)
+    repo.verify(progress=note)
+    for stage in (
+        "unpack chunks", "write manifests", "change history", "read manifests", "delete chunks", "delete snapshots",
+        "copy objects", "check manifests", "check transaction logs",
+    ):  # fmt: skip
+        done, total = told[stage][-1]
+        assert done == total > 0, stage
+        assert [each for each, _ in told[stage]] == sorted(each for each, _ in told[stage])
+
+
+def test_bars_are_drawn_for_people_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with Bars() as bars:
+        bars.report("stage", 1, 2)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    with Bars() as bars:
+        bars.report("read manifests", 1, 2)
+        bars.report("list", 7, 0)
+    drawn = capsys.readouterr().err
+    assert "read manifests" in drawn and "1/2" in drawn and "7/?" in drawn

@@ -20,7 +20,7 @@ What every verb keeps to:
 
 * The repository comes first, as a path or URL (`arguments.Place`), with `--option` for its storage.
 * `--json` prints one JSON document to standard output and nothing else; `docs/cli.md` tells its keys.
-* Errors are raised, not printed: `app.main` writes one line to standard error and exits with 1. Usage errors exit
+* Errors are raised, not printed: `app.main` writes them to standard error and exits with 1. Usage errors exit
   with 2; raise `typer.BadParameter` for them.
 * What a reader may want to pipe goes to standard output, progress and remarks to standard error (`output.stderr`,
   `progress.progress`).

@@ -1,4 +1,4 @@
-"""The entry point: loads the verb that was asked for, runs it, and turns errors into one line and an exit code."""
+"""The entry point: loads the verb that was asked for, runs it, and turns errors into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _CLOSED_PIPE
     except IcefloeError as error:
-        _report(str(error), debug=debug)
+        _report(*(str(error).splitlines() or [type(error).__name__]), debug=debug)
         return _FAILED
     except Exception as error:  # noqa: BLE001 - the outermost edge: a person gets a line, not a traceback
         _report(f"{type(error).__name__}: {error}", debug=debug)
@@ -93,12 +93,15 @@ def _root(
     pass
 
 
-def _report(message: str, *, debug: bool) -> None:
+def _report(message: str, *details: str, debug: bool) -> None:
     console = stderr()
     if debug:
         console.print_exception(show_locals=False)
     console.print("[bold red]error:[/] ", end="")
     console.print(" ".join(message.split()), markup=False, highlight=False, soft_wrap=True)
+    # What several files or nodes are to blame for is a line each.
+    for detail in details:
+        console.print(detail, markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

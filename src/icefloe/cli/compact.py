@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from icefloe.blocking import run_blocking
 from icefloe.cli.arguments import Json, Place, StorageOptions
 from icefloe.cli.care import DryRun
 from icefloe.cli.opening import open_repository
 from icefloe.cli.output import print_json, stdout
-from icefloe.maintenance.compact import compact as carry_out
+from icefloe.cli.progress import Bars
+from icefloe.maintenance.compact_plan import CompactionPlan
+from icefloe.repository import Repository
 
 
 def register(app: typer.Typer) -> None:
@@ -38,25 +39,31 @@ def compact(
     plan = repository.plan_compaction(
         branch,
         arrays=arrays,
-        region=None if region is None else _parse_region(region),
+        region=None if region is None else parse_region(region),
         order="hilbert" if hilbert else "chunk",
         unpack=unpack,
         materialize=materialize,
     )
+    carry_out(repository, plan, dry_run=dry_run, json=json)
+
+
+def carry_out(repository: Repository, plan: CompactionPlan, *, dry_run: bool, json: bool) -> None:
+    """Show a plan, or do it and tell what was done."""
     if dry_run:
         if json:
             print_json({"dry_run": True, "chunks": plan.chunks, "bytes": plan.size_bytes})
         else:
             stdout().print(str(plan), markup=False)
         return
-    summary = run_blocking(carry_out(repository.engine, plan))
+    with Bars() as bars:
+        summary = repository.apply_compaction(plan, progress=bars.report)
     if json:
         print_json({"dry_run": False, **dataclasses.asdict(summary)})
     else:
         stdout().print(f"Wrote {summary}", markup=False)
 
 
-def _parse_region(text: str) -> list[tuple[int, int]]:
+def parse_region(text: str) -> list[tuple[int, int]]:
     try:
         pairs = [each.split(":") for each in text.split(",")]
         return [(int(first), int(end)) for first, end in pairs]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import TracebackType
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from icefloe.cli.arguments import Json, Place, StorageOptions
 from icefloe.cli.opening import open_repository, storage_at
-from icefloe.cli.output import print_json, stderr, stdout
+from icefloe.cli.output import print_json, stdout
+from icefloe.cli.progress import Bars
 from icefloe.conversion.convert import convert as convert_repository
 from icefloe.conversion.convert import upgrade
 from icefloe.conversion.losses import LossKind
@@ -60,7 +58,7 @@ def convert(
         raise typer.BadParameter("give a TARGET, or --in-place", param_hint="TARGET")
     repository = open_repository(place, options)
     words = drop or []
-    with _Bars() as bars:
+    with Bars() as bars:
         if target is None:
             done = upgrade(repository, to, drop=words, verify=verify, progress=bars.report, dry_run=dry_run)
         else:
@@ -72,31 +70,6 @@ def convert(
         print_json(_facts(done))
     else:
         _show(done)
-
-
-class _Bars:
-    """A bar for each stage, on standard error where it is a terminal."""
-
-    def __init__(self) -> None:
-        console = stderr()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._tasks: dict[str, TaskID] = {}
-        self.report: Callable[[str, int, int], None] = self._report
-
-    def _report(self, stage: str, done: int, total: int) -> None:
-        if stage not in self._tasks:
-            self._tasks[stage] = self._progress.add_task(stage, total=total)
-        self._progress.update(self._tasks[stage], completed=done, total=total)
-
-    def __enter__(self) -> _Bars:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
 
 def _facts(done: Conversion) -> dict[str, object]:

@@ -10,6 +10,7 @@ from icefloe.cli.arguments import Json, Place, StorageOptions
 from icefloe.cli.care import DryRun, parse_age, parse_span
 from icefloe.cli.opening import find_snapshot, open_repository
 from icefloe.cli.output import print_json, stdout
+from icefloe.cli.progress import Bars
 from icefloe.maintenance.expire_plan import RetentionRule
 from icefloe.repository import Repository
 
@@ -55,7 +56,8 @@ def expire(
         delete_expired_tags=delete_tags,
     )
     if not dry_run:
-        repository.apply_expiry(plan)
+        with Bars() as bars:
+            repository.apply_expiry(plan, progress=bars.report)
     if json:
         print_json({
             "dry_run": dry_run,

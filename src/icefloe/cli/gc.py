@@ -12,6 +12,7 @@ from icefloe.cli.arguments import Json, Place, StorageOptions
 from icefloe.cli.care import DryRun, parse_age
 from icefloe.cli.opening import open_repository
 from icefloe.cli.output import print_json, stdout
+from icefloe.cli.progress import Bars
 
 
 def register(app: typer.Typer) -> None:
@@ -43,17 +44,18 @@ def gc(
     after = None if created_after is None else parse_age(created_after)
     if isinstance(after, dt.timedelta):
         raise typer.BadParameter(f"{created_after!r} is not a time", param_hint="--created-after")
-    if dry_run:
-        plan = repository.plan_garbage_collection(parse_age(older_than), created_after=after)
-        summary = plan.summary()
-        told = str(plan)
-    else:
-        summary = repository.garbage_collect(
-            parse_age(older_than),
-            created_after=after,
-            incremental=incremental,
-        )
-        told = f"Deleted {summary}"
+    age = parse_age(older_than)
+    with Bars() as bars:
+        if dry_run:
+            plan = repository.plan_garbage_collection(
+                age, created_after=after, incremental=incremental, progress=bars.report
+            )
+            summary, told = plan.summary(), str(plan)
+        else:
+            summary = repository.garbage_collect(
+                age, created_after=after, incremental=incremental, progress=bars.report
+            )
+            told = f"Deleted {summary}"
     if json:
         print_json({"dry_run": dry_run, **dataclasses.asdict(summary)})
     else:

@@ -19,9 +19,12 @@ from icefloe.cli.spark_session import (
     spark_session,
     without_none,
 )
-from icefloe.display.amounts import format_bytes
+from icefloe.display.amounts import format_bytes, format_count
+from icefloe.errors import InvalidInputError
 from icefloe.ingest.display import PlanView
 from icefloe.ingest.options import Mode, OnError
+from icefloe.ingest.schema_report import GAP
+from icefloe.ingest.source_model import SourceFailure
 from icefloe.repository import Repository
 
 if TYPE_CHECKING:
@@ -131,18 +134,29 @@ def _show(outcome: IngestOutcome, *, dry_run: bool) -> None:
     console = stdout()
     plan = outcome.plan
     if outcome.already_there:
-        console.print(f"{outcome.already_there:,} sources were ingested before")
+        were = "was" if outcome.already_there == 1 else "were"
+        console.print(f"{format_count(outcome.already_there, 'source')} {were} ingested before")
     if plan is None:
         console.print("Nothing is new")
         return
     if dry_run:
         console.print(PlanView(plan))
         for failure in outcome.failures:
-            console.print(f"cannot be read: {failure.reason}", markup=False)
+            console.print(f"cannot be read: {_named(failure)}", markup=False)
+        if plan.report.errors:
+            raise InvalidInputError(
+                f"this ingest would be refused because of {format_count(len(plan.report.errors), 'difference')} "
+                "between the sources, shown above"
+            )
         return
     for failure in outcome.failures:
-        console.print(f"left at the fill value: {failure.file.url}: {failure.reason}", markup=False)
-    what = [f"{len(plan.sources):,} sources", f"{outcome.references:,} chunk references"]
+        console.print(f"left at the fill value: {_named(failure)}", markup=False)
+    for issue in plan.report.issues:
+        if issue.facet == GAP:
+            console.print(str(issue), markup=False)
+    if handled := sum(issue.severity == "handled" for issue in plan.report.issues) - len(plan.skipped):
+        console.print(f"{format_count(handled, 'difference')} between the sources dealt with; --dry-run shows them")
+    what = [format_count(len(plan.sources), "source"), format_count(outcome.references, "chunk reference")]
     if outcome.decoded_bytes:
         what.append(f"{format_bytes(outcome.decoded_bytes)} decoded")
     console.print(f"{', '.join(what)} in {outcome.seconds:.1f} s: snapshot [bold]{outcome.snapshot_id}[/]")
@@ -150,3 +164,8 @@ def _show(outcome: IngestOutcome, *, dry_run: bool) -> None:
         console.print(f"{outcome.attempts} attempts, because others committed meanwhile")
     if outcome.authorisation:
         console.print(outcome.authorisation, markup=False)
+
+
+def _named(failure: SourceFailure) -> str:
+    """Why a source cannot be read; most reasons name it already."""
+    return failure.reason if failure.file.url in failure.reason else f"{failure.file.url}: {failure.reason}"

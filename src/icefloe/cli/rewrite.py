@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from icefloe.blocking import run_blocking
 from icefloe.cli.arguments import Json, Place, StorageOptions
 from icefloe.cli.care import DryRun
 from icefloe.cli.opening import open_repository
 from icefloe.cli.output import print_json, stdout
-from icefloe.maintenance.rewrite import plan_rewrite
+from icefloe.cli.progress import Bars
 
 
 def register(app: typer.Typer) -> None:
@@ -32,14 +31,15 @@ def rewrite_manifests(
     """Pack the manifests of a branch anew, after the configuration."""
     repository = open_repository(place, options)
     if dry_run:
-        plan = run_blocking(plan_rewrite(repository.engine, branch))
+        plan = repository.plan_rewrite_manifests(branch)
         if json:
             print_json({"dry_run": True, "to_write": len(plan.outputs), "to_read": len(plan.fetch)})
         else:
             stdout().print(str(plan), markup=False)
         return
-    method = "amend" if amend else "new_commit"
-    snapshot_id = repository.rewrite_manifests(message, branch=branch, commit_method=method)  # type: ignore[arg-type]
+    method: Literal["amend", "new_commit"] = "amend" if amend else "new_commit"
+    with Bars() as bars:
+        snapshot_id = repository.rewrite_manifests(message, branch=branch, commit_method=method, progress=bars.report)
     if json:
         print_json({"dry_run": False, "snapshot_id": snapshot_id})
     else:

@@ -55,8 +55,21 @@ VERBS: Mapping[str, Verb] = {
     "compact": Verb(
         "icefloe.cli.compact", "Pack small chunks together, drop dead bytes, or undo that; data stay as they are.", CARE
     ),
+    "materialize": Verb(
+        "icefloe.cli.materialize",
+        "Copy virtual chunks into a repository, so that it no longer needs the files they lie in.",
+        CARE,
+    ),
     "rewrite-manifests": Verb(
         "icefloe.cli.rewrite", "Pack the manifests of a branch anew, after the configuration.", CARE
+    ),
+    "analyze": Verb(
+        "icefloe.cli.analyze",
+        "Find and keep minimum, maximum and counts of every chunk that has none yet, on Spark.",
+        CARE,
+    ),
+    "mirror": Verb(
+        "icefloe.cli.mirror", "Make another place a copy of a repository; again, only what is new is copied.", CARE
     ),
     "verify": Verb(
         "icefloe.cli.verify",

@@ -7,8 +7,11 @@ from typing import Annotated
 import typer
 
 from icefloe.cli.arguments import Json, Place, StorageOptions
+from icefloe.cli.care import DryRun
 from icefloe.cli.opening import open_repository
 from icefloe.cli.output import print_json, stdout
+from icefloe.cli.progress import Bars
+from icefloe.display.amounts import format_count
 
 
 def register(app: typer.Typer) -> None:
@@ -20,11 +23,14 @@ def verify(
     decode: Annotated[bool, typer.Option("--decode", help="Read and decode every chunk at branches and tags.")] = False,
     logs: Annotated[bool, typer.Option(help="Compare transaction logs with what their snapshots changed.")] = True,
     repair: Annotated[bool, typer.Option("--repair", help="Repair what needs no guess.")] = False,
+    dry_run: DryRun = False,
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
     """Check that all a repository holds is there and is whole; exits with 1 when it is not."""
-    report = open_repository(place, options).verify(logs=logs, decode=decode, repair=repair)
+    repository = open_repository(place, options)
+    with Bars() as bars:
+        report = repository.verify(logs=logs, decode=decode, repair=repair and not dry_run, progress=bars.report)
     if json:
         print_json({
             "clean": report.is_clean,
@@ -42,5 +48,8 @@ def verify(
         })  # fmt: skip
     else:
         stdout().print(str(report), markup=False)
+        repairable = sum(damage.repairable for damage in report.damages)
+        if repair and dry_run and repairable:
+            stdout().print(f"{format_count(repairable, 'damage')} to repair", markup=False)
     if not report.is_clean:
         raise typer.Exit(1)

@@ -93,13 +93,25 @@ def _local_columns(
     names: Sequence[str], sizes: Sequence[int], times: Sequence[int], extension: str, width: int
 ) -> Listed:
     """ASCII names of one length as columns, without an object for each."""
+    length = text_length(width) + len(extension)
+    text = np.frombuffer("".join(names).encode(), dtype=np.uint8).reshape(len(names), length)
+    size, time = np.array(sizes, dtype=np.int64), np.array(times, dtype=np.int64) // 1000
+    return text_columns(text, size, time, extension, width)
+
+
+def text_columns(
+    text: npt.NDArray[np.uint8],
+    size: npt.NDArray[np.int64],
+    modified: npt.NDArray[np.int64],
+    extension: str,
+    width: int,
+) -> Listed:
+    """Objects from the letters of their names, uint8[n, length]; names that are no ids are only counted."""
     length = text_length(width)
-    text = np.frombuffer("".join(names).encode(), dtype=np.uint8).reshape(len(names), length + len(extension))
     ending = np.frombuffer(extension.encode(), dtype=np.uint8)
     proper = _VALID[text[:, :length]].all(axis=1) & (text[:, length:] == ending).all(axis=1)
     ids = decode_base32_column(np.ascontiguousarray(text[proper, :length]), width)
-    size, time = np.array(sizes, dtype=np.int64)[proper], np.array(times, dtype=np.int64)[proper]
-    return Listed(np.ascontiguousarray(ids), size, time // 1000, len(names) - len(size))
+    return Listed(np.ascontiguousarray(ids), size[proper], modified[proper], len(text) - len(ids))
 
 
 def join_listings(parts: Sequence[Listed], width: int, foreign: int = 0) -> Listed:

@@ -126,16 +126,35 @@ async def fetch_parent(engine: Engine, snapshot_id: ObjectId) -> ObjectId:
     return parent
 
 
+@dataclass(frozen=True, slots=True)
+class FastForwardPlan:
+    """A branch that moves to a descendant of where it stands."""
+
+    branch: str
+    tip: ObjectId
+    target: ObjectId
+
+    def __str__(self) -> str:
+        if self.tip == self.target:
+            return f"branch {self.branch} is at {self.tip} already"
+        return f"branch {self.branch} moves from {self.tip} to {self.target}"
+
+
 async def fast_forward(engine: Engine, branch: str, snapshot_id: ObjectId) -> ObjectId:
     """Move a branch to a descendant of where it stands; ConflictError when it has commits of its own."""
     await engine.ledger.check_writable()
+    plan = await plan_fast_forward(engine, branch, snapshot_id)
+    if plan.tip != plan.target:
+        await engine.ledger.reset_branch(branch, plan.target, plan.tip)
+    return plan.target
+
+
+async def plan_fast_forward(engine: Engine, branch: str, snapshot_id: ObjectId) -> FastForwardPlan:
+    """Where a branch would move; ConflictError when it has commits of its own."""
     tip = (await engine.ledger.fetch_tip(branch)).snapshot_id
-    if tip == snapshot_id:
-        return tip
     async for info in engine.ledger.ancestry(snapshot_id):
         if info.id == tip:
-            await engine.ledger.reset_branch(branch, snapshot_id, tip)
-            return snapshot_id
+            return FastForwardPlan(branch, tip, snapshot_id)
     raise ConflictError(
         f"branch {branch!r} is at {tip}, which is no ancestor of {snapshot_id}: merge instead, or reset the branch",
         expected_parent=tip,

@@ -8,7 +8,7 @@ from typing import Any
 from icefloe.blocking import run_blocking
 from icefloe.ids import ObjectId
 from icefloe.maintenance import merge as merging
-from icefloe.maintenance.merge import MergeRequest, SquashPlan
+from icefloe.maintenance.merge import FastForwardPlan, MergeRequest, SquashPlan
 from icefloe.maintenance.merge_plan import MergePlan
 from icefloe.session.conflicts import ConflictDetector, ConflictSolver
 from icefloe.session.engine import Engine
@@ -203,6 +203,10 @@ class MergingDoor:
     async def fast_forward_async(self, branch: str, snapshot_id: str) -> ObjectId:
         """`fast_forward`, awaited."""
         return await merging.fast_forward(self._engine, branch, snapshot_id)
+
+    def plan_fast_forward(self, branch: str, snapshot_id: str) -> FastForwardPlan:
+        """What `fast_forward` would do now; nothing is changed."""
+        return run_blocking(merging.plan_fast_forward(self._engine, branch, snapshot_id))
 
     def squash(self, branch: str, onto: str, *, message: str, metadata: Mapping[str, Any] | None = None) -> ObjectId:
         """Replace all commits of a branch after the snapshot `onto` by one with the same content."""
