@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from icefloe.codec_pipeline import disable_fast_pipeline, enable_fast_pipeline, fast_pipeline
-from icefloe.conversion.convert import convert, upgrade
-from icefloe.conversion.losses import LossKind
-from icefloe.conversion.official import upgrade_icechunk_repository
-from icefloe.conversion.running import Conversion
 from icefloe.debug import initialize_logs, print_debug_info, set_logs_filter
 from icefloe.display.ancestry_graph import AncestryGraph
 from icefloe.errors import (
@@ -137,6 +136,27 @@ from icefloe.storage.credentials import (
 )
 from icefloe.store import IcechunkStore
 from icefloe.version import __version__
+
+if TYPE_CHECKING:
+    from icefloe.conversion.convert import convert, upgrade
+    from icefloe.conversion.losses import LossKind
+    from icefloe.conversion.official import upgrade_icechunk_repository
+    from icefloe.conversion.running import Conversion
+else:
+    # Conversions know every generation: only who converts waits until all of them are loaded.
+    _CONVERSION = {
+        "Conversion": "running",
+        "LossKind": "losses",
+        "convert": "convert",
+        "upgrade": "convert",
+        "upgrade_icechunk_repository": "official",
+    }
+
+    def __getattr__(name: str) -> Any:
+        if name not in _CONVERSION:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"icefloe.conversion.{_CONVERSION[name]}"), name)
+
 
 __all__ = [
     "AlreadyExistsError",

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
-import pyarrow.compute as pc
-
 from icefloe.errors import InvalidInputError
 from icefloe.model.string_column import StringColumn, string_column, text_array
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
@@ -46,6 +44,8 @@ def normalise_location(location: str) -> str:
 
 def normalise_locations(locations: Any) -> StringColumn:
     """A column of distinct locations in one spelling; only rows that need it are touched one by one."""
+    import pyarrow.compute as pc  # noqa: PLC0415 - a twentieth of a second that opening would pay
+
     column = string_column(locations)
     untidy = pc.or_(
         pc.invert(pc.match_substring_regex(column.arrow, _URL)), pc.match_substring_regex(column.arrow, _UNTIDY_FILE)

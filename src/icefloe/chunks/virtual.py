@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-import pyarrow.compute as pc
-
 from icefloe.chunks.advice import no_authorization, no_container, no_such_name
 from icefloe.chunks.locations import (
     RELATIVE_SCHEME,
@@ -84,6 +82,8 @@ class VirtualContainers:
 
         Authorisation is not asked for: who writes references need not be able to read them.
         """
+        import pyarrow.compute as pc  # noqa: PLC0415 - a twentieth of a second that opening would pay
+
         column = normalise_locations(locations)
         known = [prefix for prefix, _ in self._by_prefix]
         known += [f"{RELATIVE_SCHEME}://{name}/" for name in self._by_name]

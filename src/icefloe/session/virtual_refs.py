@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.compute as pc
 
 from icefloe.errors import InvalidInputError, UnsupportedError, VirtualChunkError
 from icefloe.manifests.columns import code_texts, normalise
@@ -127,6 +126,8 @@ def _virtual_table(
     validate_containers: bool,
 ) -> ChunkTable:
     """Checked columns (locations, offsets, lengths) as a table, without the rows that have no location."""
+    import pyarrow.compute as pc  # noqa: PLC0415 - a twentieth of a second that opening would pay
+
     count = len(coords)
     offsets, lengths = _numbers(columns[1], count, "offsets"), _numbers(columns[2], count, "lengths")
     codes, texts = code_texts(columns[0], count)
@@ -205,6 +206,8 @@ def _box_coords(shape: tuple[int, ...], corner: tuple[int, ...]) -> npt.NDArray[
 
 def _without_empty(texts: StringColumn) -> StringColumn:
     """The empty text means no reference, as null does."""
+    import pyarrow.compute as pc  # noqa: PLC0415 - a twentieth of a second that opening would pay
+
     # Comparing an Arrow array with a Python value would load pandas first.
     empty = codes_of(pc.binary_length(texts.arrow)) == 0
     if not empty.any():
