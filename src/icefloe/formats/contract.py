@@ -35,6 +35,24 @@ class OpenManifest(ABC):
         """All references."""
 
 
+class DecodedManifest(OpenManifest):
+    """A manifest that there is no way to search in: it was decoded at once."""
+
+    def __init__(self, manifest: Manifest, size_bytes: int) -> None:
+        self._manifest = manifest
+        self._size_bytes = size_bytes
+
+    @property
+    def nbytes(self) -> int:
+        return self._size_bytes
+
+    def find(self, node_id: NodeId, wanted: Sequence[tuple[int, ...]]) -> list[ChunkRef] | None:
+        return None
+
+    def decode(self) -> Manifest:
+        return self._manifest
+
+
 class Format(ABC):
     """One generation. Encoders take model values that the capabilities allow; decoders raise FormatError only."""
 

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from icefloe.formats.compression import ZSTD_MAGIC, DecompressionLimits, compress, decompress, is_believable
-from icefloe.formats.contract import Format
+from icefloe.formats.contract import DecodedManifest, Format, OpenManifest
 from icefloe.formats.flat.body import is_flat
 from icefloe.formats.header import WRITER, Compression, FileType, decode_file, encode_header, has_magic
 from icefloe.formats.repository.early_flatbuffers import decode_flat_log, decode_flat_manifest, decode_flat_snapshot
 from icefloe.formats.repository.manifest_decoding import decode_manifest_body
 from icefloe.formats.repository.manifest_encoding import encode_manifest_body
+from icefloe.formats.repository.manifest_search import RowManifest
 from icefloe.formats.repository.snapshot_decoding import decode_snapshot_body
 from icefloe.formats.repository.snapshot_encoding import encode_snapshot_body
 from icefloe.formats.repository.transaction_log import decode_log_body, encode_log_body
@@ -40,6 +41,7 @@ class RepositoryFormat(Format):
 
     spec_version = SpecVersion.REPOSITORY
     capabilities = Capabilities(boxes_in_logs=True, attributes_files=True, history_in_snapshot=True)
+    searches_manifests = True
 
     def object_metadata(self, file_type: str) -> Mapping[str, str]:
         return {
@@ -62,6 +64,10 @@ class RepositoryFormat(Format):
     def decode_manifest(self, data: bytes) -> Manifest:
         body = _decode(FileType.MANIFEST, data)
         return decode_flat_manifest(body) if is_flat(body) else decode_manifest_body(body)
+
+    def open_manifest(self, data: bytes) -> OpenManifest:
+        body = _decode(FileType.MANIFEST, data)
+        return DecodedManifest(decode_flat_manifest(body), len(body)) if is_flat(body) else RowManifest(body)
 
     def encode_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> bytes:
         return self._encode(FileType.TRANSACTION_LOG, encode_log_body(log))

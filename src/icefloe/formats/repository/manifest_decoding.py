@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -37,20 +37,18 @@ _HINT = msgspec.msgpack.Decoder(tuple[int, str, bytes, list[tuple[int, int, int,
 
 def decode_manifest_body(body: bytes) -> Manifest:
     """The manifest of a body of any sub-generation."""
-    if body.startswith(HINT_PREFIX):
-        try:
-            return _decode_rows(body)
-        except _HintError:
-            pass  # the hint is only a hint: what the entries say counts
-    return decode_entries(body)
+    try:
+        return decode_plan(body, read_plan(body))
+    except HintError:
+        return decode_entries(body)  # the hint is only a hint: what the entries say counts
 
 
-class _HintError(Exception):
-    """The row hint does not describe the rows."""
+class HintError(Exception):
+    """There is no row hint, or it does not describe the rows."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class RowPlan:
     """Where the rows of every class are."""
 
     manifest_id: ObjectId
@@ -64,13 +62,31 @@ class _Plan:
     def __len__(self) -> int:
         return int(self.counts.sum())
 
+    def row_starts(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Where in the body some rows begin."""
+        return self.first + rows * layout_of(self.classes[0]).row_bytes if self.starts is None else self.starts[rows]
 
-def _read_plan(body: bytes) -> _Plan:
+    def of_array(self, index: int) -> RowPlan:
+        """The plan of the rows of one array alone."""
+        end = int(self.counts[: index + 1].sum())
+        rows = slice(end - int(self.counts[index]), end)
+        first = int(self.row_starts(np.array([rows.start], dtype=np.int64))[0])
+        if self.codes is None or self.starts is None:
+            return replace(self, counts=self.counts[index : index + 1], first=first)
+        return replace(
+            self, counts=self.counts[index : index + 1], first=first, codes=self.codes[rows], starts=self.starts[rows]
+        )
+
+
+def read_plan(body: bytes) -> RowPlan:
+    """Where the rows of a body are, by its hint; HintError when there is none that could be true."""
+    if not body.startswith(HINT_PREFIX):
+        raise HintError
     hint_start = len(HINT_PREFIX) + 4
     hint_end = hint_start + int.from_bytes(body[len(HINT_PREFIX) : hint_start], "big")
     first = hint_end + 5
     if first > len(body) or body[hint_end] != 0xDF:
-        raise _HintError
+        raise HintError
     count = int.from_bytes(body[hint_end + 1 : first], "big")
     try:
         hint = _HINT.decode(body[hint_start:hint_end])
@@ -80,7 +96,7 @@ def _read_plan(body: bytes) -> _Plan:
         run_classes = np.frombuffer(run_classes_data, dtype="<u4").astype(np.int64)
         run_counts = np.frombuffer(run_counts_data, dtype="<u4").astype(np.int64)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise _HintError from error
+        raise HintError from error
     if (
         version != HINT_VERSION
         or len(classes) > _MAX_CLASSES
@@ -91,16 +107,16 @@ def _read_plan(body: bytes) -> _Plan:
         or (len(run_classes) and int(run_classes.max()) >= len(classes))
         or not all(_is_plausible(c, len(body)) for c in classes)
     ):
-        raise _HintError
+        raise HintError
     sizes = np.array([layout_of(c).row_bytes for c in classes], dtype=np.int64)
     # In floats first: the products of a lying hint may not fit an integer.
     if float(run_counts.astype(np.float64) @ sizes[run_classes].astype(np.float64)) != len(body) - first:
-        raise _HintError
+        raise HintError
     if len(classes) == 1:
-        return _Plan(manifest_id, counts, classes, None, first, None)
+        return RowPlan(manifest_id, counts, classes, None, first, None)
     codes = np.repeat(run_classes, run_counts)
     row_sizes = sizes[codes]
-    return _Plan(manifest_id, counts, classes, codes, first, np.cumsum(row_sizes) - row_sizes + first)
+    return RowPlan(manifest_id, counts, classes, codes, first, np.cumsum(row_sizes) - row_sizes + first)
 
 
 def _is_plausible(row: RowClass, limit: int) -> bool:
@@ -116,8 +132,8 @@ def _is_plausible(row: RowClass, limit: int) -> bool:
     )
 
 
-def _decode_rows(body: bytes) -> Manifest:
-    plan = _read_plan(body)
+def decode_plan(body: bytes, plan: RowPlan) -> Manifest:
+    """The references of the rows that a plan is about; HintError when they are not as it says."""
     if not len(plan):
         return Manifest(plan.manifest_id, {})
     target = _Target(body, plan)
@@ -145,14 +161,12 @@ def _decode_rows(body: bytes) -> Manifest:
 class _Target:
     """The columns being filled, class after class."""
 
-    def __init__(self, body: bytes, plan: _Plan) -> None:
+    def __init__(self, body: bytes, plan: RowPlan) -> None:
         count = len(plan)
         kinds = {c.kind for c in plan.classes}
         self._counts = plan.counts
         firsts = np.cumsum(plan.counts) - plan.counts
-        starts = plan.starts[firsts] if plan.starts is not None else plan.first + firsts * (
-            layout_of(plan.classes[0]).row_bytes
-        )  # fmt: skip
+        starts = plan.row_starts(firsts)
         texts = np.ndarray(
             (len(body) - NODE_TEXT_BYTES - 1,), dtype=f"V{NODE_TEXT_BYTES}", buffer=body, offset=2, strides=(1,)
         )
@@ -178,7 +192,7 @@ class _Target:
         if ChunkKind.INLINE in kinds:
             self._place_inline(plan)
 
-    def _place_inline(self, plan: _Plan) -> None:
+    def _place_inline(self, plan: RowPlan) -> None:
         """Inline bytes lie in row order, so that every array's are together."""
         sizes = np.array([c.text_bytes if c.kind is ChunkKind.INLINE else 0 for c in plan.classes], dtype=np.int64)
         codes = np.zeros(len(plan), dtype=np.int64) if plan.codes is None else plan.codes
@@ -204,9 +218,9 @@ class _Target:
         _check_constants(row, block)
         expected = self._node_texts[0] if self._node_of_row is None else self._node_texts[self._node_of_row[place]]
         if not _same_texts(block["node"], expected):
-            raise _HintError
+            raise HintError
         if self._node_of_row is not None and (self._ndims[self._node_of_row[place]] != row.ndim).any():
-            raise _HintError
+            raise HintError
         for dimension in range(row.ndim):
             self._coords[place, dimension] = block[f"c{dimension}"]
         self._kind[place] = row.kind
@@ -247,7 +261,7 @@ class _Target:
             raise FormatError(f"a manifest holds an id or a location that is no text: {error}") from error
         nodes = [row.tobytes() for row in ids]
         if len(set(nodes)) != len(nodes):
-            raise _HintError
+            raise HintError
         return Columns(
             nodes, self._counts, self._ndims, self._coords, self._kind, self._offset, self._length,
             self._object_id, self._location, locations, self._etag, etags, self._modified, self._inline.data,
@@ -260,7 +274,7 @@ def _check_constants(row: RowClass, block: npt.NDArray[Any]) -> None:
     template = np.frombuffer(layout.template, dtype=layout.constants)[0]
     for name in layout.constants.names or ():
         if (words[name] != template[name]).any():
-            raise _HintError
+            raise HintError
 
 
 def _same_texts(found: npt.NDArray[Any], expected: Any) -> bool:
@@ -320,4 +334,4 @@ def _check_order(columns: Columns) -> None:
         ascending |= column[1:] > column[:-1]
     ascending[np.cumsum(columns.counts)[:-1] - 1] = True
     if not ascending.all():
-        raise _HintError
+        raise HintError
