@@ -6,6 +6,8 @@ import bisect
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Protocol, TypeVar
 
 from icefloe.ids import NodeId
@@ -114,16 +116,21 @@ def _fit(ordered: Sequence[Package], limit: int) -> list[list[Package]]:
     """Best fit decreasing: into the fullest bin that still has room, found by bisection."""
     bins: list[list[Package]] = []
     room: list[tuple[int, int]] = []  # (room left, -bin) so that among equals the first bin is the last entry
-    for package in ordered:
-        position = bisect.bisect_left(room, (package.size, -len(bins)))
-        if position == len(room):
-            bins.append([package])
-            left, index = limit - package.size, len(bins) - 1
-        else:
-            left, negative = room.pop(position)
-            left, index = left - package.size, -negative
-            bins[index].append(package)
-        bisect.insort(room, (left, -index))
+    for size, alike in groupby(ordered, key=attrgetter("size")):
+        waiting = list(alike)
+        while waiting:
+            position = bisect.bisect_left(room, (size, -len(bins)))
+            if position == len(room):
+                bins.append([])
+                left, index = limit, len(bins) - 1
+            else:
+                left, negative = room.pop(position)
+                index = -negative
+            # The bin that took one of this size is the best for the next ones of it, until they do not fit.
+            taken = min(left // size, len(waiting)) if size else len(waiting)
+            bins[index] += waiting[:taken]
+            del waiting[:taken]
+            bisect.insort(room, (left - taken * size, -index))
     return sorted(bins, key=lambda group: -sum(p.size for p in group))
 
 

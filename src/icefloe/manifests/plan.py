@@ -224,13 +224,17 @@ def _plan_small(
         return []
     arrays_of: dict[ObjectId, list[NodeId]] = defaultdict(list)
     for key, node in nodes.items():
-        for manifest_id in _manifests_of(node):
-            arrays_of[manifest_id].append(key)
-    reached = closure(modified, _PackedManifests(nodes, places), arrays_of)
-    dragged = [key for key in reached if places[key].cutting is None]
-    consumed = {m for key in dragged for m in _manifests_of(nodes[key])}
+        if node.manifests:
+            for manifest_id in _manifests_of(node):
+                arrays_of[manifest_id].append(key)
+    if arrays_of:
+        reached = closure(modified, _PackedManifests(nodes, places), arrays_of)
+        dragged = [key for key in reached if places[key].cutting is None]
+    else:
+        dragged = list(modified)
     untouched: Mapping[str, int] = {}
     if any(entry.cardinality is not None for entry in config.sets):
+        consumed = {m for key in dragged for m in _manifests_of(nodes[key])}
         kept = {m: [key for key in keys if places[key].cutting is None] for m, keys in arrays_of.items()}
         left = {m: keys for m, keys in kept.items() if m not in consumed and keys}
         untouched = _count_untouched(left, places, config, infos)

@@ -69,7 +69,7 @@ def _encode_node(node_id: str, path: str, node: Node, kept: dict[str, Kept]) -> 
             raise InvalidInputError(f"the document of array {path} is that of a group")
         manifests = [[ref.manifest_id, _encode_extents(ref.extents)] for ref in node.manifests]
         data = {"Array": [msgspec.Raw(taken.zarr), manifests]}
-    return msgspec.Raw(_ENCODER.encode([node_id, path, attributes, data]))
+    return msgspec.Raw(_ENCODER.encode((node_id, path, attributes, data)))
 
 
 def _encode_extents(extents: Extents) -> list[list[int]]:
