@@ -130,7 +130,7 @@ def check(files: Path, target: Path, *, sample: int) -> bool:
 
     allowed = {f"file://{files}/": None}
     repository = icefloe.Repository.open(str(target / "repo"), authorize_virtual_chunk_access=allowed)
-    data = xr.open_zarr(repository.readonly_session("main").store, consolidated=False)
+    data = xr.open_zarr(repository.readonly_session("main").store, consolidated=False, chunks=None)
     paths = sorted(files.glob("*.nc"))
     for index in np.linspace(0, len(paths) - 1, sample).astype(int):
         with xr.open_dataset(paths[index], engine="netcdf4") as source:
@@ -150,6 +150,7 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=1000)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--check", type=int, help="compare only so many of the files cell by cell (all)")
+    parser.add_argument("--only", default="", help="the ways whose name contains this")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -160,7 +161,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         files = Path(folder) / "files"
         make_files(files, arguments.files)
-        for way in WAYS:
+        for way in (name for name in WAYS if arguments.only in name):
             if "VirtualiZarr" in way and importlib.util.find_spec("virtualizarr") is None:
                 print(f"{way:<36} {'-':>9}  (virtualizarr is not installed)")
                 continue
