@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests.maintenance.histories import count, make_past, now
 
@@ -48,9 +49,37 @@ def test_an_inventory_replaces_the_listing(spark, tmp_path: Path) -> None:  # ty
         "size": [row[1] for row in rows],
         "last_modified": pa.array([row[2] for row in rows], pa.timestamp("us", tz="UTC")),
     })  # fmt: skip
-    inventory = maintenance.inventory_from_frame(past.repo, table)
-    assert maintenance.collect_garbage(spark, past.repo, now(), inventory=inventory) == expected
+    assert maintenance.collect_garbage(spark, past.repo, now(), inventory=table, dry_run=True) == expected
+    elsewhere = table.set_column(0, "key", pa.array([f"weather/{row[0]}" for row in rows]))
+    pq.write_table(elsewhere, tmp_path / "inventory.parquet")
+    done = maintenance.collect_garbage(
+        spark, past.repo, now(), inventory=tmp_path / "inventory.parquet", inventory_prefix="weather/"
+    )
+    assert done == expected
+    assert past.repo.garbage_collect(now()) == icefloe.GCSummary()
     past.check()
+
+
+def test_an_inventory_with_other_columns_is_refused(spark, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    from icefloe.spark import maintenance
+
+    past = make_past(icefloe.local_filesystem_storage(str(tmp_path)), "repository", commits=1)
+    with pytest.raises(icefloe.InvalidInputError, match="no size, last_modified"):
+        maintenance.collect_garbage(spark, past.repo, now(), inventory=pa.table({"key": ["chunks/x"]}))
+
+
+def test_an_unreadable_manifest_stops_it_before_it_deletes(spark, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    from icefloe.spark import maintenance
+
+    past = make_past(icefloe.local_filesystem_storage(str(tmp_path)), "repository")
+    manifest = next(iter(past.repo.inspect_snapshot(past.repo.lookup_branch("main"))["manifests"]))["id"]
+    past.repo.expire_snapshots(retain_last=1)
+    key = past.repo.engine.format.manifest_key(manifest)
+    run_blocking(past.repo.storage.put(key, b"damaged"))
+    before = count(past.repo)
+    with pytest.raises(icefloe.StorageError, match="nothing was deleted"):
+        maintenance.collect_garbage(spark, past.repo, now())
+    assert count(past.repo) == before
 
 
 def test_arrays_are_compacted_in_tasks(spark, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
