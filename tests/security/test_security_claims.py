@@ -8,8 +8,9 @@ import pickle
 import threading
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import zarr
@@ -221,21 +222,67 @@ class _Redirecting(http.server.BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def redirecting() -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Redirecting)
+@contextmanager
+def _serving(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[int]:
+    """A web server on this machine; its port."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def redirecting() -> Iterator[str]:
+    with _serving(_Redirecting) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def test_a_web_server_cannot_redirect_to_local_files(redirecting: str) -> None:
     storage = icefloe.http_storage(redirecting)
     with pytest.raises(IcefloeError):
         run_blocking(storage.get("anything"))
+
+
+class _Elsewhere(http.server.BaseHTTPRequestHandler):
+    """Another host, which notes what it was told."""
+
+    heard: ClassVar[list[dict[str, str]]] = []
+
+    def do_GET(self) -> None:
+        self.heard.append({name.lower(): value for name, value in self.headers.items()})
+        self.send_response(200)
+        self.send_header("Content-Length", "4")
+        self.send_header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
+        self.end_headers()
+        self.wfile.write(b"data")
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_a_redirect_to_another_host_takes_no_credentials_along() -> None:
+    _Elsewhere.heard.clear()
+    with _serving(_Elsewhere) as elsewhere:
+        address = f"http://localhost:{elsewhere}/there"
+
+        class Sending(_Redirecting):
+            def do_GET(self) -> None:
+                self.send_response(302)
+                self.send_header("Location", address)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+        with _serving(Sending) as port:
+            headers = {"Authorization": f"Bearer {SECRET}", "Cookie": f"key={SECRET}"}
+            storage = icefloe.http_storage(f"http://127.0.0.1:{port}", headers=headers)
+            assert run_blocking(storage.get("anything")) == b"data"
+    (heard,) = _Elsewhere.heard
+    assert SECRET not in str(heard) and "authorization" not in heard and "cookie" not in heard
 
 
 def test_a_web_server_takes_no_writes(redirecting: str) -> None:
