@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cftime
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icefloe.errors import InvalidInputError, UnsupportedError
-from icefloe.ingest.cf import convert_times, is_time_units, packing_of, parse_time_units, unpack
+from icefloe.ingest.cf import convert_times, format_coordinate, is_time_units, packing_of, parse_time_units, unpack
 from icefloe.ingest.zarr_documents import fill_attribute, parse_fill_attribute
 
 _UNITS = st.builds(
@@ -61,6 +63,20 @@ def test_zones_fractions_and_wrong_units() -> None:
             parse_time_units(wrong)
     with pytest.raises(UnsupportedError, match="noleap"):
         parse_time_units("days since 2000-01-01", "noleap")
+
+
+@pytest.mark.parametrize(
+    ("value", "units", "shown"),
+    [
+        (1.5, "days since 2020-02-28", "2020-02-29 12:00"),
+        (90, "seconds since 2020-01-01 12:00", "2020-01-01 12:01:30"),
+        (1e300, "days since 2000-01-01", "1e+300 (days since 2000-01-01)"),
+        (2.25, "m", "2.25"),
+        ("b", None, "b"),
+    ],
+)
+def test_coordinates_are_shown_as_people_read_them(value: Any, units: str | None, shown: str) -> None:
+    assert format_coordinate(value, units) == shown
 
 
 def test_packed_numbers_unpack_with_missing_values() -> None:

@@ -188,6 +188,20 @@ def test_gaps_are_noted_and_overlaps_refused(tmp_path: Path) -> None:
         plan_of(tmp_path)
 
 
+def test_a_gap_behind_the_end_of_the_repository_is_noted_in_dates(tmp_path: Path) -> None:
+    cube = np.zeros((4, 2, 2))
+    hours = {"units": "hours since 2020-01-01"}
+    write(tmp_path / "a.h5", cube, time=np.arange(4.0), **hours)
+    existing = existing_of(carry_out(plan_of(tmp_path / "a.h5")))
+    write(tmp_path / "b.h5", cube, time=np.arange(4.0) + 4, **hours)
+    assert not plan_of(tmp_path / "b.h5", append_dim="time", existing=existing).report.issues
+    write(tmp_path / "c.h5", cube, time=np.arange(4.0) + 30, **hours)
+    [gap] = plan_of(tmp_path / "c.h5", append_dim="time", existing=existing).report.issues
+    assert "ends at 2020-01-01 03:00, c.h5 starts at 2020-01-02 06:00 (a step is 1 hour)" in str(gap)
+    with pytest.raises(InvalidInputError, match=r"ends at 2020-01-01 03:00, .*a\.h5 starts at 2020-01-01 00:00"):
+        plan_of(tmp_path / "a.h5", append_dim="time", existing=existing)
+
+
 def test_the_same_cells_in_two_files_are_refused(tmp_path: Path) -> None:
     cube = np.zeros((4, 2, 2))
     write(tmp_path / "a.h5", cube, time=np.arange(4.0))
@@ -424,6 +438,14 @@ def test_variables_are_selected_renamed_retyped_and_grouped_by_path(tmp_path: Pa
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError):
         IngestOptions(**options)
+
+
+def test_two_variables_of_one_name_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.h5", np.ones((4, 2, 2)), time=np.arange(4.0), extra={"w": np.zeros((4, 2, 2))})
+    with pytest.raises(InvalidInputError, match=r"two variables of .*a\.h5 would be named 'w'"):
+        plan_of(tmp_path, rename={"v": "w"})
+    plan = plan_of(tmp_path, rename={"v": "w", "w": "v"})
+    assert (opened(carry_out(plan)).w == 1).all() and (opened(carry_out(plan)).v == 0).all()
 
 
 def test_plans_of_many_alike_files_stay_small(tmp_path: Path) -> None:

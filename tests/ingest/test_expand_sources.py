@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from icefloe.blocking import run_blocking
 from icefloe.errors import InvalidInputError, ObjectNotFoundError
 from icefloe.ingest.access import SourceAccess, normalise_url
+from icefloe.ingest.parsers.registry import try_schema
+from icefloe.ingest.source_model import SourceFailure
 from icefloe.ingest.sources import expand_sources, natural_key
 from icefloe.storage import in_memory_storage
 
@@ -45,6 +47,15 @@ def test_a_zarr_store_is_one_source_and_its_chunks_are_none(tmp_path: Path) -> N
 def test_what_is_not_there_is_named(tmp_path: Path, what: str) -> None:
     with pytest.raises(ObjectNotFoundError, match=what.strip("*/")):
         expand_sources(f"{tmp_path}/{what}")
+
+
+def test_a_link_to_nothing_is_a_source_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "a.nc").symlink_to(tmp_path / "nowhere")
+    [file] = expand_sources(tmp_path)
+    failure = try_schema(file)
+    assert isinstance(failure, SourceFailure) and "a.nc" in failure.reason
+    with pytest.raises(ObjectNotFoundError, match=r"a\.nc"):
+        expand_sources(str(tmp_path / "*.nc"))
 
 
 def test_no_sources_is_an_error(tmp_path: Path) -> None:

@@ -47,6 +47,27 @@ def test_files_are_planned_ingested_appended_and_exported(
     assert "NAME=VALUE" in run("ingest", *paths, place, "--rename", "x", code=2)
 
 
+def test_gaps_and_files_that_do_not_fit_are_told_line_by_line(
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [str(path) for path in write_month(tmp_path / "a", days=4, **GRID)]
+    place = str(tmp_path / "repo")
+    assert main(["ingest", paths[0], place]) == 0
+    assert main(["ingest", paths[2], place, "--append-dim", "time"]) == 0
+    assert "ends at 2020-01-01 23:00, weather-20200103.nc starts at 2020-01-03 00:00" in capsys.readouterr().out
+    Path(paths[1]).write_bytes(b"not at all")
+    Path(paths[3]).write_bytes(b"")
+    assert main(["ingest", *paths, str(tmp_path / "other")]) == 1
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: 2 of 4 sources cannot be read; nothing was written")
+    assert [name in line for name, line in zip(paths[1::2], others, strict=True)] == [True, True]
+    write_month(tmp_path / "a", days=4, **{**GRID, "variables": ("t2m",)})
+    write_month(tmp_path / "a", days=2, **GRID)
+    assert main(["ingest", str(tmp_path / "a"), str(tmp_path / "other"), "--dry-run"]) == 1
+    told = capsys.readouterr()
+    assert "missing variable" in told.out and "would be refused because of 2 differences" in told.err
+
+
 @pytest.mark.slow
 def test_the_demo_tells_its_story(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", str(tmp_path / "demo"), "--days", "4", "--json"]) == 0

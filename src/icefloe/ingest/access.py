@@ -120,12 +120,11 @@ class SourceAccess:
         if path is not None:
             with local_errors(url):
                 found = [
-                    (Path(root) / name, (Path(root) / name).stat())
+                    _describe_listed(Path(root) / name)
                     for root, _, names in os.walk(path, onerror=_raise)
                     for name in names
                 ]
-            files = [SourceFile(normalise_url(p), s.st_size, None, math.ceil(s.st_mtime)) for p, s in found]
-            return sorted(files, key=lambda file: file.url)
+            return sorted(found, key=lambda file: file.url)
         storage, key = self.place(folder)
         infos = run_blocking(_list(storage, key))
         base = folder[: len(folder) - len(key)] if key else folder
@@ -133,6 +132,15 @@ class SourceAccess:
             SourceFile(base + info.key, info.size_bytes, info.version.etag, int(info.last_modified.timestamp()))
             for info in infos
         ]
+
+
+def _describe_listed(path: Path) -> SourceFile:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        # A link to nothing: whoever opens it can say so, and leave it out if that was asked for.
+        return SourceFile(normalise_url(path), 0, None, 0)
+    return SourceFile(normalise_url(path), status.st_size, None, math.ceil(status.st_mtime))
 
 
 def _raise(error: OSError) -> None:

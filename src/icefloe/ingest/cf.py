@@ -77,6 +77,42 @@ def _zone_us(zone: str | None) -> int:
     return (1 if zone[0] == "+" else -1) * (hours * 60 + minutes) * 60 * 10**6
 
 
+def format_coordinate(value: Any, units: str | None, calendar: str = "standard") -> str:
+    """A coordinate as people read it: a time as its date, any other as it is.
+
+    >>> format_coordinate(438383, "hours since 1970-01-01"), format_coordinate(2.5, "m"), format_coordinate(3, None)
+    ('2020-01-04 23:00', '2.5', '3')
+    """
+    if not isinstance(value, (int, float, np.integer, np.floating)):
+        return str(value)
+    if units is not None and is_time_units(units) and calendar.lower() in _STANDARD:
+        told = parse_time_units(units, calendar)
+        try:
+            moment = _EPOCH + dt.timedelta(microseconds=told.reference_us + float(value) * told.unit_us)
+        except (OverflowError, ValueError):
+            return f"{value:.15g} ({units})"
+        return f"{moment:%Y-%m-%d %H:%M}" if not moment.second else f"{moment:%Y-%m-%d %H:%M:%S}"
+    return f"{value:.15g}"
+
+
+def format_range(first: Any, last: Any, attributes: Mapping[str, Any]) -> str:
+    """The ends of a coordinate as people read them."""
+    units, calendar = attributes.get("units"), str(attributes.get("calendar", "standard"))
+    return " .. ".join(format_coordinate(value, units, calendar) for value in (first, last))
+
+
+def format_step(step: float, units: str | None) -> str:
+    """The distance of neighbours, in the word that their units of time have for it.
+
+    >>> format_step(6, "hours since 1970-01-01"), format_step(1, "days since 2000-01-01"), format_step(0.25, None)
+    ('6 hours', '1 day', '0.25')
+    """
+    match = _SINCE.match(units) if units is not None else None
+    if match is None:
+        return f"{step:g}"
+    return f"{step:g} {match[1].rstrip('s') if step == 1 else match[1]}"
+
+
 def convert_times(values: npt.NDArray[Any], source: TimeUnits, target: TimeUnits, dtype: str) -> npt.NDArray[Any]:
     """Times in other units; exact, or an error where the target's integers cannot hold them."""
     shift_us = source.reference_us - target.reference_us

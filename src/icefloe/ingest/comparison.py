@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from icefloe.errors import IcefloeError
 from icefloe.ingest.cf import is_time_units
 from icefloe.ingest.members import Member
 from icefloe.ingest.schema_report import SchemaIssue, Severity
 from icefloe.ingest.source_model import SourceVariable
+from icefloe.ingest.zarr_documents import parse_fill_attribute
 
 _PACKING = ("scale_factor", "add_offset")
 _MEANING = ("units", "calendar", "_FillValue", "missing_value", *_PACKING)
@@ -105,7 +107,7 @@ def _attributes_differ(
     keys = sorted({k for k in (*ours, *theirs) if ours.get(k) != theirs.get(k)})
     is_time = is_time_units(ours.get("units")) and is_time_units(theirs.get("units"))
     for key in keys:
-        facts = (key, str(ours.get(key)), str(theirs.get(key)))
+        facts = (key, _shown(reference, key), _shown(variable, key))
         if key == "units" and is_time and not (virtual or keep_times):
             yield "handled", *facts, "times are re-encoded"
         elif key == "units" and is_time:
@@ -121,6 +123,17 @@ def _attributes_differ(
             yield "error", *facts, "the numbers do not mean the same"
         else:
             yield "note", *facts, "the first file's is kept"
+
+
+def _shown(variable: SourceVariable, key: str) -> str:
+    """An attribute as people read it; fill values of floats are stored in base64."""
+    value = variable.attributes.get(key)
+    if key != "_FillValue" or value is None:
+        return "none" if value is None else str(value)
+    try:
+        return str(parse_fill_attribute(variable.dtype, value))
+    except IcefloeError:
+        return str(value)
 
 
 def find_byte_difference(reference: SourceVariable, members: Sequence[Member], name: str) -> str | None:

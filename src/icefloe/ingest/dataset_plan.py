@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from icefloe.errors import InvalidInputError
 from icefloe.ingest.array_plan import ArrayPlan
+from icefloe.ingest.cf import format_range
 from icefloe.ingest.comparison import compare_variable, missing_variables
 from icefloe.ingest.existing import Existing
 from icefloe.ingest.members import Member, join_path
-from icefloe.ingest.offsets import find_offset
+from icefloe.ingest.offsets import find_append_gap, find_offset
 from icefloe.ingest.options import IngestOptions
 from icefloe.ingest.placement import (
     JoinedDimension,
@@ -24,7 +25,7 @@ from icefloe.ingest.placement import (
     stack_member,
     target_units,
 )
-from icefloe.ingest.schema_report import SchemaIssue, SchemaReport, Severity
+from icefloe.ingest.schema_report import GAP, SchemaIssue, SchemaReport, Severity
 from icefloe.ingest.source_model import SourceFailure, SourceVariable
 from icefloe.ingest.target_arrays import TargetDimensions, plan_array
 from icefloe.ingest.tasks import Extent, PlacedFile
@@ -85,7 +86,8 @@ def plan_dataset(
     issues += _issues(members, contributions, joined, virtual, options)
     values = _values(group, arrays, members, dims, options)
     arrays = [_kind_settled(array, {v.path for v in values}) for array in arrays]
-    issues += _join_notes(joined, failures)
+    gaps = [gap for j in joined.values() if (gap := find_append_gap(group, j, options, existing)) is not None]
+    issues += _join_notes(joined, failures, gaps)
     written = {a.path: a for a in arrays if a.kind != "values"}
     return DatasetPlan(
         group,
@@ -209,7 +211,7 @@ def _static_differ(members: Sequence[Member], joined: Mapping[str, JoinedDimensi
                         name,
                         "values",
                         f"those of {url}",
-                        f"{coordinate.first} .. {coordinate.last}",
+                        format_range(coordinate.first, coordinate.last, variable.attributes),
                         "join the files along it (concat_dims)" if variable.dims else "the first file's is kept",
                     )
                 )
@@ -274,12 +276,12 @@ def _kind_settled(array: ArrayPlan, with_values: set[str]) -> ArrayPlan:
 
 
 def _join_notes(
-    joined: Mapping[str, JoinedDimension], failures: Sequence[tuple[int, SourceFailure]]
+    joined: Mapping[str, JoinedDimension], failures: Sequence[tuple[int, SourceFailure]], gaps: Sequence[str]
 ) -> list[SchemaIssue]:
+    found = [*gaps, *(note for d in joined.values() for note in d.notes)]
     notes = [
-        SchemaIssue("note", "", d.name, "coordinate", "equal steps", note, "the files are joined without filling it")
-        for d in joined.values()
-        for note in d.notes
+        SchemaIssue("note", "", "", GAP, "equal steps", note, "the files are joined without filling it")
+        for note in found
     ]
     for _, failure in failures:
         notes.append(

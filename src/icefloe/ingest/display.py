@@ -7,19 +7,11 @@ from collections.abc import Iterator
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
+from icefloe.display.amounts import format_bytes, format_count
 from icefloe.ingest.plan import IngestPlan
 from icefloe.ingest.schema_report import SchemaReport
 
 _COLOURS = {"error": "red", "handled": "yellow", "note": "dim"}
-
-
-def human_bytes(count: float) -> str:
-    """A number of bytes as people read it."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError
 
 
 def report_table(report: SchemaReport, *, most: int = 50) -> Table:
@@ -43,7 +35,7 @@ def arrays_table(plan: IngestPlan) -> Table:
         shape, chunks = (" × ".join(map(str, numbers)) or "scalar" for numbers in (array.shape, array.chunks))
         table.add_row(
             f"/{path}", array.kind, array.dtype.lstrip("<|=>"), ", ".join(array.dims), shape, chunks,
-            f"{array.chunk_count:,}", human_bytes(array.nbytes),
+            f"{array.chunk_count:,}", format_bytes(array.nbytes),
         )  # fmt: skip
     return table
 
@@ -52,16 +44,20 @@ def plan_lines(plan: IngestPlan) -> Iterator[str]:
     """The plan in a few sentences."""
     native = [task for task in plan.tasks if task.kind == "native"]
     virtual = [task for task in plan.tasks if task.kind == "virtual"]
-    yield f"{len(plan.sources):,} sources, {human_bytes(plan.source_bytes)}, mode {plan.options.mode}"
+    yield f"{format_count(len(plan.sources), 'source')}, {format_bytes(plan.source_bytes)}, mode {plan.options.mode}"
     if native:
         size = sum(task.bytes for task in native)
-        yield f"{len(native):,} tasks write values ({human_bytes(size)} decoded)"
+        yield f"{_tasks(len(native))} values ({format_bytes(size)} decoded)"
     if virtual:
-        yield f"{len(virtual):,} tasks write references"
+        yield f"{_tasks(len(virtual))} references"
     for prefix in plan.containers:
         yield f"readers authorise {prefix} (authorize_virtual_chunk_access)"
     for url in plan.skipped:
         yield f"left at the fill value: {url}"
+
+
+def _tasks(count: int) -> str:
+    return f"{format_count(count, 'task')} {'writes' if count == 1 else 'write'}"
 
 
 class PlanView:

@@ -17,8 +17,8 @@ from icefloe.ingest.execution import TaskResult, run_task
 from icefloe.ingest.existing import Existing, ExistingArray
 from icefloe.ingest.ingested import ingested_sources, keep_record
 from icefloe.ingest.options import IngestOptions
-from icefloe.ingest.parsers.registry import try_schema
-from icefloe.ingest.plan import IngestPlan, check_plan, plan_ingest
+from icefloe.ingest.parsers.registry import check_format, try_schema
+from icefloe.ingest.plan import IngestPlan, check_free, check_plan, plan_ingest
 from icefloe.ingest.record import ingest_metadata, not_ingested
 from icefloe.ingest.session_sink import SessionSink
 from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema
@@ -121,6 +121,7 @@ def ingest_local(
     """
     options = options or IngestOptions()
     access = access or SourceAccess()
+    check_format(options.format)
     files = expand_sources(sources, access)
     known = len(files)
     if skip_ingested:
@@ -132,6 +133,7 @@ def ingest_local(
     existing = read_existing(repository.readonly_session(branch))
     plan = plan_ingest(schemas, options, failures=failures, existing=existing)
     if dry_run:
+        check_free(plan, existing)
         return IngestResult(plan, None, already_there=known - len(files))
     check_plan(plan, existing)
     writer = store_containers(repository, plan.containers, containers)

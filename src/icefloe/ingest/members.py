@@ -53,11 +53,7 @@ def split_datasets(schemas: Sequence[tuple[int, SourceSchema]], options: IngestO
             # or their ids could come again.
             key = tuple(id(v) for v in chosen.values())
             if key not in shared:
-                names = options.rename
-                shared[key] = (
-                    chosen,
-                    _inherit_units({names.get(name, name): _rename(v, names) for name, v in chosen.items()}),
-                )
+                shared[key] = (chosen, _inherit_units(_renamed(schema.file, chosen, options.rename)))
             renamed = shared[key][1]
             member = Member(
                 schema.file, schema.format, order, renamed, _coordinates(schema, group, renamed, options.rename),
@@ -109,6 +105,23 @@ def _named_by(variable: SourceVariable) -> set[str]:
     """Variables that another one's attributes refer to."""
     texts = [str(variable.attributes[a]) for a in _NAMING_ATTRIBUTES if a in variable.attributes]
     return {word.rstrip(":") for text in texts for word in text.split()}
+
+
+def _renamed(
+    file: SourceFile, chosen: Mapping[str, SourceVariable], names: Mapping[str, str]
+) -> dict[str, SourceVariable]:
+    """Variables by their new names, of which no two may be the same."""
+    renamed: dict[str, SourceVariable] = {}
+    for name, variable in chosen.items():
+        new = names.get(name, name)
+        if new in renamed:
+            raise InvalidInputError(
+                f"two variables of {file.url} would be named {new!r}: {renamed[new].path} and {variable.path}; "
+                "leave one out with drop_variables, or rename both",
+                url=file.url,
+            )
+        renamed[new] = _rename(variable, names)
+    return renamed
 
 
 def _rename(variable: SourceVariable, names: Mapping[str, str]) -> SourceVariable:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.errors import InvalidInputError
+from icefloe.ingest.cf import format_coordinate, format_step
 from icefloe.ingest.existing import Existing, find_run
 from icefloe.ingest.members import join_path
 from icefloe.ingest.options import IngestOptions
@@ -45,7 +46,7 @@ def _found_region(group: str, joined: JoinedDimension, existing: Existing) -> in
         )
     start = find_run(coordinate, np.concatenate(values))
     if start is None:
-        ends = f"{values[0][0]} .. {values[-1][-1]}"
+        ends = f"{_shown(joined, values[0][0])} .. {_shown(joined, values[-1][-1])}"
         raise InvalidInputError(f"the values of {joined.name} ({ends}) are not a run of the repository's {joined.name}")
     return start
 
@@ -74,11 +75,34 @@ def _append_offset(group: str, joined: JoinedDimension, options: IngestOptions, 
         sign = 1 if last >= before else -1
         if sign * (float(first.first) - last) <= 0:
             raise InvalidInputError(
-                f"cannot append along {name}: the repository ends at {last:g}, {joined.blocks[0].urls[0]} starts "
-                f"at {first.first:g}; use region='auto' to overwrite",
+                f"cannot append along {name}: the repository ends at {_shown(joined, last)}, "
+                f"{joined.blocks[0].urls[0]} starts at {_shown(joined, first.first)}; "
+                "skip_ingested leaves out sources that are there already, region='auto' overwrites",
                 dim=name,
             )
     return lengths.pop()
+
+
+def find_append_gap(group: str, joined: JoinedDimension, options: IngestOptions, existing: Existing) -> str | None:
+    """What lies between the end of the repository and the first file that is appended to it, if anything does."""
+    stored = existing.coordinate(join_path(group, joined.name))
+    first = joined.blocks[0].coordinate
+    if options.append_dim != joined.name or options.append_order == "any" or first is None:
+        return None
+    if stored is None or len(stored) < 2 or stored.dtype.kind not in "iuf":
+        return None
+    last, step = float(stored[-1]), abs(float(stored[-1]) - float(stored[-2]))
+    if not step or abs(float(first.first) - last) <= 1.5 * step:
+        return None
+    return (
+        f"gap along {joined.name}: the repository ends at {_shown(joined, last)}, "
+        f"{joined.blocks[0].urls[0].rsplit('/', 1)[-1]} starts at {_shown(joined, first.first)} "
+        f"(a step is {format_step(step, joined.units)})"
+    )
+
+
+def _shown(joined: JoinedDimension, value: Any) -> str:
+    return format_coordinate(value, joined.units, joined.calendar)
 
 
 def _refuse_repeated(joined: JoinedDimension, stored: npt.NDArray[Any]) -> None:
@@ -91,6 +115,6 @@ def _refuse_repeated(joined: JoinedDimension, stored: npt.NDArray[Any]) -> None:
         if len(again):
             raise InvalidInputError(
                 f"cannot append along {joined.name}: the repository has {len(again)} of the values of {block.urls[0]} "
-                f"already, such as {again[0]}; use region='auto' to overwrite",
+                f"already, such as {_shown(joined, again[0])}; use region='auto' to overwrite",
                 dim=joined.name,
             )

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.errors import IcefloeError, InvalidInputError
-from icefloe.ingest.cf import convert_times, is_time_units, parse_time_units
+from icefloe.ingest.cf import convert_times, format_coordinate, format_step, is_time_units, parse_time_units
 from icefloe.ingest.members import Member
 from icefloe.ingest.source_model import Coordinate, SourceVariable
 
@@ -169,14 +169,15 @@ def join_dimension(
     steps = [abs(c.step) for c, _ in entries if c.step]
     step = float(np.median(steps)) if steps else _median_distance([c.first for c, _ in entries])
     for (left, left_members), (right, right_members) in itertools.pairwise(entries):
-        pair = f"{left_members[0].file.name} ends at {left.last}, {right_members[0].file.name} starts at {right.first}"
+        ends, starts = (format_coordinate(value, units, calendar) for value in (left.last, right.first))
+        pair = f"{left_members[0].file.name} ends at {ends}, {right_members[0].file.name} starts at {starts}"
         if sign * _difference(right.first, left.last) <= 0:
             raise InvalidInputError(
                 f"files overlap along {dim}: {pair}; leave one out or cut it",
                 dim=dim, left=left_members[0].file.url, right=right_members[0].file.url,
             )  # fmt: skip
         if step and abs(_difference(right.first, left.last)) > 1.5 * step:
-            notes.append(f"gap along {dim}: {pair} (step {step:g})")
+            notes.append(f"gap along {dim}: {pair} (a step is {format_step(step, units)})")
     blocks, index_of, start = [], {}, 0
     for index, (coordinate, group) in enumerate(entries):
         blocks.append(Block(start, coordinate.size, coordinate, tuple(m.file.url for m in group)))

@@ -101,6 +101,11 @@ def plan_ingest(
 def check_plan(plan: IngestPlan, existing: Existing) -> None:
     """Refuse what cannot be carried out, before anything is written."""
     plan.report.raise_on_errors()
+    check_free(plan, existing)
+
+
+def check_free(plan: IngestPlan, existing: Existing) -> None:
+    """Refuse to write over arrays that nobody asked to extend or to write into."""
     taken = sorted(path for path in plan.arrays if path in existing.arrays)
     if taken and plan.options.append_dim is None and plan.options.region is None:
         raise InvalidInputError(

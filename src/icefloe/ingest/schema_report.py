@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from icefloe.display.amounts import format_count
 from icefloe.errors import InvalidInputError
+
+GAP = "gap"
+"""The facet of a difference that is nobody's fault: values missing between neighbours of a joined dimension."""
 
 Severity: TypeAlias = Literal["error", "handled", "note"]
 
@@ -25,7 +29,8 @@ class SchemaIssue:
 
     def __str__(self) -> str:
         place = f"{self.file}: {self.variable}" if self.variable else self.file
-        return f"{place}: {self.facet}: expected {self.expected}, found {self.found}; {self.resolution}"
+        told = f"{self.facet}: expected {self.expected}, found {self.found}; {self.resolution}"
+        return f"{place}: {told}" if place else f"{self.found}; {self.resolution}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +49,9 @@ class SchemaReport:
         if errors:
             shown = "\n".join(f"  {issue}" for issue in errors[:20])
             more = f"\n  and {len(errors) - 20} more" if len(errors) > 20 else ""
+            count = format_count(len(errors), "difference")
             raise InvalidInputError(
-                f"the sources do not fit together ({len(errors)} differences); nothing was written:\n{shown}{more}",
-                report=self,
+                f"the sources do not fit together ({count}); nothing was written:\n{shown}{more}", report=self
             )
 
     def rows(self) -> list[tuple[str, ...]]:

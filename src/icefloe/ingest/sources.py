@@ -132,4 +132,4 @@ def _expand_plain(url: str, access: SourceAccess) -> Sequence[SourceFile]:
 
 
 def _is_source(path: Path) -> bool:
-    return path.is_file() or any((path / mark).exists() for mark in STORE_MARKS)
+    return path.is_file() or path.is_symlink() or any((path / mark).exists() for mark in STORE_MARKS)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from icefloe.ingest.array_plan import ArrayKind, ArrayPlan, choose_chunks, native_codecs
-from icefloe.ingest.cf import is_time_units, packing_of, unpacked_dtype
+from icefloe.ingest.cf import format_range, is_time_units, packing_of, unpacked_dtype
 from icefloe.ingest.chunk_grids import is_contiguous_chunking
 from icefloe.ingest.comparison import find_byte_difference
 from icefloe.ingest.existing import Existing, ExistingArray
@@ -288,7 +288,8 @@ def _same_static(stored: ExistingArray, member: Member, name: str) -> list[Schem
     )
     if equal:
         return []
-    found = f"{len(theirs)} values, {coordinate.first} .. {coordinate.last}"
+    ends = format_range(coordinate.first, coordinate.last, member.variables[name].attributes)
+    found = f"{len(theirs)} values, {ends}"
     return [_issue(member, name, "values", f"the repository's {len(ours)} values", found, "the grids differ")]
 
 

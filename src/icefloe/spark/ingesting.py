@@ -17,7 +17,8 @@ from icefloe.ingest.existing import Existing
 from icefloe.ingest.ingested import ingested_sources
 from icefloe.ingest.local import read_existing
 from icefloe.ingest.options import IngestOptions, Mode, OnError, Region
-from icefloe.ingest.plan import IngestPlan
+from icefloe.ingest.parsers.registry import check_format
+from icefloe.ingest.plan import IngestPlan, check_free
 from icefloe.ingest.record import not_ingested
 from icefloe.ingest.source_model import SourceFailure
 from icefloe.ingest.sources import Sources, expand_sources
@@ -127,6 +128,7 @@ def ingest(
         more,
     )  # fmt: skip
     access = access or SourceAccess()
+    check_format(options.format)
     files = expand_sources(list_sources(sources), access)
     repository = _repository(repo, create=not dry_run)
     known = len(files)
@@ -140,6 +142,7 @@ def ingest(
     if dry_run or repository is None:
         existing = Existing() if repository is None else read_existing(repository.readonly_session(branch))
         plan = plan_first_pass(spark, found, existing, options)
+        check_free(plan, existing)
         return IngestOutcome(
             job_id, plan, None, known - len(files), failures=found.failures, seconds=time.monotonic() - started
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Iterable, Mapping
 
 from icefloe.errors import IcefloeError, ObjectNotFoundError, UnknownFormatError, UnsupportedError
@@ -98,6 +99,18 @@ def open_source(file: SourceFile, access: SourceAccess | None = None, *, format:
     opener = getattr(module, class_name)
     source: OpenSource = opener(file, access, chosen) if ":" in chosen else opener(file, access)
     return source
+
+
+def check_format(format: str | None) -> None:
+    """Refuse a parser that there is none of, once instead of for every file."""
+    if format is None or format in _PARSERS:
+        return
+    if ":" not in format:
+        raise UnsupportedError(
+            f"there is no parser {format!r}; there are {', '.join(FORMATS)}, and module:Parser of VirtualiZarr"
+        )
+    if importlib.util.find_spec("virtualizarr") is None:
+        raise UnsupportedError(f"the parser {format} needs the package virtualizarr: pip install virtualizarr")
 
 
 def parse_schema(file: SourceFile, access: SourceAccess | None = None, *, format: str | None = None) -> SourceSchema:

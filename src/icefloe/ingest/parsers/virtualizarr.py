@@ -49,6 +49,10 @@ class VirtualiZarrSource(OpenSource):
             manifests = parser(url=file.url, registry=ObjectStoreRegistry({root: store}))
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, NotImplementedError) as error:
             raise broken(file, name, error) from error
+        except ImportError as error:
+            raise UnsupportedError(
+                f"{name} needs another package to read {file.url}: {' '.join(str(error).split())}"
+            ) from error
         self._arrays: dict[str, Any] = {}
         self._groups: dict[str, dict[str, Any]] = {}
         for path, group in _walk(manifests._group):
