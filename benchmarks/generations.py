@@ -2,14 +2,18 @@
 
 Run it by itself: `python -m benchmarks.generations [--references 1000000]`. The official package does the same on the
 generations it knows, in the same process, on the same files; ratios are official / ours, so more than 1 is better.
-Seconds are the best of several runs, processor time beside them.
+Both read in turns. Seconds are the best of several runs, processor time beside them. In a new process, loading the
+library is a row of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import json
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -145,6 +149,25 @@ class Side:
         return int(array[self.side // 2, self.side // 2])
 
 
+def in_turns(runs: list[Callable[[], object]], rounds: int = 5) -> list[Cost]:
+    """The fastest of several runs each, one after the other, so that both meet the same weather."""
+    costs = [[best(run, 1) for run in runs] for _ in range(rounds)]
+    return [min(column, key=lambda cost: cost.seconds) for column in zip(*costs, strict=True)]
+
+
+def first_in_process(place: str, side: Side, rounds: int = 5) -> tuple[list[Cost], list[Cost]]:
+    """What loading and the first chunk cost new processes: official, ours."""
+    told: dict[str, list[dict[str, list[float]]]] = {"icechunk": [], "icefloe": []}
+    for _ in range(rounds):
+        for name, answers in told.items():
+            command = [sys.executable, "-m", "benchmarks.first_chunk", name, place, side.prefix, str(side.side // 2)]
+            answers.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    return tuple(  # type: ignore[return-value]
+        [min((Cost(*a[part]) for a in answers), key=lambda cost: cost.cpu_seconds) for answers in told.values()]
+        for part in ("load", "work")
+    )
+
+
 def measure_sides(count: int) -> Table:
     """Commit, open and first chunk of both libraries; each reads what the official one wrote, and what we wrote."""
     version = importlib.metadata.version("icechunk")
@@ -165,9 +188,12 @@ def measure_sides(count: int) -> Table:
             for name in ("official", "ours"):
                 place = str(Path(folder) / f"{generation}-{name}")
                 assert official.first_chunk(place) == ours.first_chunk(place)
-                read = [best(lambda s=side, p=place: s.first_chunk(p), 5) for side in (official, ours)]
+                read = in_turns([lambda s=side, p=place: s.first_chunk(p) for side in (official, ours)])
                 writer = "written by the official one" if name == "official" else "written by us"
                 add_row(table, generation, f"open + first chunk, {writer}", *read)
+                load, work = first_in_process(place, official)
+                add_row(table, generation, f"the same in a new process, {writer}", *work)
+            add_row(table, generation, "loading the library in a new process", *load)
     return table
 
 
