@@ -6,17 +6,20 @@ import json
 from pathlib import Path
 
 import pytest
+from zarr.core.buffer import default_buffer_prototype
 
 from icefloe.errors import UnknownFormatError
 from icefloe.formats.header import FileType, encode_header
 from icefloe.formats.registry import get_format
 from icefloe.ledger.detect import detect, detect_generation
 from icefloe.model.capabilities import SpecVersion
+from icefloe.repository import Repository
 from icefloe.storage.build import in_memory_storage, local_filesystem_storage
 from icefloe.storage.counting import CountingStorage
 
 REF = b'{"snapshot":"1CECHNKREP0F1RSTCMT0"}'
 REPO = encode_header(FileType.REPO_INFO, 2) + b"..."
+GROUP = b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'
 STATE = json.dumps({"id": "x", "generation": 1, "snapshots": []}).encode()
 
 
@@ -77,6 +80,31 @@ async def test_a_configuration_that_names_the_generation_tells_all_in_one_reques
     assert config is not None
     assert config.document == {"inline_chunk_threshold_bytes": 7}
     assert storage.counts.total.requests == 1
+
+
+@pytest.mark.parametrize(("version", "rounds"), [("icechunk1", 5), ("icechunk2", 5)])
+async def test_official_generations_are_opened_in_two_rounds_configuration_included(version: str, rounds: int) -> None:
+    memory = in_memory_storage()
+    await Repository.create_async(memory, spec_version=version)
+    storage = CountingStorage(memory)
+    await Repository.open_async(storage)
+    assert storage.counts.total.requests == rounds
+
+
+@pytest.mark.parametrize("version", ["icechunk1", "icechunk2"])
+async def test_the_snapshot_of_a_branch_that_was_seen_is_fetched_beside_the_branch(version: str) -> None:
+    memory = in_memory_storage()
+    other = await Repository.create_async(memory, spec_version=version)
+    storage = CountingStorage(memory)
+    repo = await Repository.open_async(storage)
+    storage.counts.reset()
+    assert repo.engine.ledger.recall_tip("main") == other.lookup_branch("main")
+    await repo.readonly_session_async("main")
+    assert storage.counts.total.requests == 2
+    session = await other.writable_session_async("main")
+    await session.store.set("zarr.json", default_buffer_prototype().buffer.from_bytes(GROUP))
+    tip = await session.commit_async("elsewhere")
+    assert (await repo.readonly_session_async("main")).snapshot_id == tip
 
 
 @pytest.mark.parametrize("config", [b"", b"[]", b'{"generation": "store"}', b"{}"])

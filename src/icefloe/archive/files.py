@@ -64,6 +64,10 @@ class Archive:
 
         return await self._snapshots.get(snapshot_id, load)
 
+    def has_snapshot(self, snapshot_id: ObjectId) -> bool:
+        """Whether a snapshot is in memory, or on its way."""
+        return self._snapshots.holds(snapshot_id)
+
     async def fetch_manifest(self, manifest_id: ObjectId) -> Manifest:
         """A manifest by id, decoded into columns."""
 

@@ -10,6 +10,7 @@ from typing import Any
 from icefloe.errors import RefNotFoundError, UnsupportedError
 from icefloe.ids import ObjectId
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
+from icefloe.storage.contract import Versioned
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,13 @@ class Ledger(ABC):
 
     async def check_writable(self) -> None:
         """ReadOnlyError where the repository itself says that it takes no writes."""
+
+    def remember(self, mark: Versioned) -> None:
+        """Take note of the object by which the repository was recognised, as it was a moment ago."""
+
+    def recall_tip(self, branch: str) -> ObjectId | None:
+        """Where a branch stood when it was last seen, without asking; None where that is not known."""
+        return None
 
     @abstractmethod
     async def fetch_tip(self, branch: str) -> Tip: ...

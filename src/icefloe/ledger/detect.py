@@ -26,12 +26,15 @@ class Detected:
 
     spec_version: SpecVersion
     found: Versioned | None = None
-    """The object that holds the configuration, or in which it would be; None when it has not been asked for."""
+    """The object that holds the configuration, where it was met."""
+    mark: Versioned | None = None
+    """The object by which the generation was recognised, where its ledger can use it."""
 
     def config(self) -> StoredConfig | None:
         """The stored configuration, where it was met; FormatError when it cannot be read."""
         if self.found is None:
-            return None
+            # There it was asked for together with the mark.
+            return StoredConfig(None) if self.spec_version is SpecVersion.ICECHUNK1 else None
         return _READERS[self.spec_version](self.found)
 
 
@@ -69,15 +72,15 @@ async def _recognise(storage: Storage) -> Detected | None:
     """
     repo, current, sequence, config = await asyncio.gather(
         _find_versioned(storage, icechunk2.REPO_KEY),
-        _find_whole(storage, "refs/branch.main/ref.json"),
+        _find_versioned(storage, "refs/branch.main/ref.json"),
         _find_whole(storage, "refs/branch.main/ZZZZZZZZ.json"),
         _find_versioned(storage, icechunk1.CONFIG_KEY),
     )
     if repo is not None:
         _check_repo_file(repo.data[:HEADER_BYTES], storage.url)
-        return Detected(SpecVersion.ICECHUNK2, repo)
+        return Detected(SpecVersion.ICECHUNK2, repo, repo)
     if current is not None:
-        return Detected(SpecVersion.ICECHUNK1, config)
+        return Detected(SpecVersion.ICECHUNK1, config, current)
     version = SpecVersion.REPOSITORY if sequence is not None else await _detect_early(storage)
     return None if version is None else Detected(version)
 

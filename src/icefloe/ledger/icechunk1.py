@@ -47,6 +47,13 @@ class Icechunk1Ledger(Ledger):
         self.storage = storage
         self.archive = archive
         self._history: dict[ObjectId, SnapshotInfo] = {}
+        self._tips: dict[str, ObjectId] = {}
+
+    def remember(self, mark: Versioned) -> None:
+        self._tips[MAIN] = _parse_ref(mark.data, _branch_key(MAIN))
+
+    def recall_tip(self, branch: str) -> ObjectId | None:
+        return self._tips.get(branch)
 
     async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
         # Every creator writes these very bytes, so finding them is no proof of having won.
@@ -56,7 +63,9 @@ class Icechunk1Ledger(Ledger):
 
     async def fetch_tip(self, branch: str) -> Tip:
         check_name(branch, "branch")
-        return await self._fetch_ref(_branch_key(branch), "branch", branch)
+        tip = await self._fetch_ref(_branch_key(branch), "branch", branch)
+        self._tips[branch] = tip.snapshot_id
+        return tip
 
     async def fetch_tag(self, tag: str) -> ObjectId:
         check_name(tag, "tag")

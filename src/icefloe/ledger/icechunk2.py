@@ -86,6 +86,12 @@ class Icechunk2Ledger(Ledger):
             raise AlreadyExistsError(f"there is a repository at {self.storage.url} already") from error
         self._seen = SeenRepo(Versioned(data, version), info)
 
+    def remember(self, mark: Versioned) -> None:
+        self._seen = SeenRepo(mark)
+
+    def recall_tip(self, branch: str) -> ObjectId | None:
+        return None if self._seen is None else self._seen.glance.find_branch(branch)
+
     async def fetch(self) -> SeenRepo:
         """The repo file as it is now, in one request."""
         try:

@@ -296,6 +296,8 @@ class Repository(
         choice = RefChoice(branch, tag, snapshot_id).or_main()
         if as_of is not None and choice.branch is None:
             raise InvalidInputError("as_of goes with a branch: a tag or snapshot id is a point in time already")
+        if choice.branch is not None:
+            opening.expect_tip(self._engine, choice.branch)
         found = await resolve(self._engine, choice)
         if as_of is not None:
             found = await snapshot_as_of(self._engine, found, as_of)
@@ -323,6 +325,7 @@ class Repository(
         await opening.check_writable(self._engine)
         if mode is SessionMode.REARRANGE:
             await check_feature(self._engine.ledger, "move_node")
+        opening.expect_tip(self._engine, branch)
         tip = await self._engine.ledger.fetch_tip(branch)
         base = await self._engine.archive.fetch_snapshot(tip.snapshot_id)
         opening.preload(self._engine, base)

@@ -109,7 +109,10 @@ async def open_engine(storage: Storage, config: RepositoryConfig | None, authori
     storage = await locate_files(version, storage)
     stored = await _fetch_config(storage, detected)
     effective = (stored or RepositoryConfig.default()).merge(config) if config is not None else stored
-    return build_engine(storage, version, effective or RepositoryConfig.default(), authorized)
+    engine = build_engine(storage, version, effective or RepositoryConfig.default(), authorized)
+    if detected.mark is not None:
+        engine.ledger.remember(detected.mark)
+    return engine
 
 
 async def create_or_open_engine(
@@ -163,6 +166,18 @@ def reconfigure(engine: Engine, config: RepositoryConfig | None, authorized: Map
 async def check_writable(engine: Engine) -> None:
     """Refuse early where the repository says it takes no writes."""
     await engine.ledger.check_writable()
+
+
+def expect_tip(engine: Engine, branch: str) -> None:
+    """Begin to fetch the snapshot where a branch stood when it was last seen.
+
+    Mostly it still stands there, and who asks for the branch then needs not wait for both, one after the other.
+    """
+    guess = engine.ledger.recall_tip(branch)
+    if guess is not None and not engine.archive.has_snapshot(guess):
+        fetching = asyncio.run_coroutine_threadsafe(engine.archive.fetch_snapshot(guess), blocking_loop())
+        # A snapshot that is gone is no error: the branch is somewhere else by now.
+        fetching.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 def preload(engine: Engine, base: Snapshot) -> None:
