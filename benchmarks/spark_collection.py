@@ -103,9 +103,9 @@ def main() -> None:
         return
     rows = []
     for count in (int(each * arguments.scale) for each in COUNTS):
-        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            _child("--child", folder, "--make", str(count))
-            rows.append({"count": count, **json.loads(_child("--child", folder).strip().splitlines()[-1])})
+        with tempfile.TemporaryDirectory(prefix="bench-") as place:
+            _child("--child", place, "--make", str(count))
+            rows.append({"count": count, **json.loads(_child("--child", place).strip().splitlines()[-1])})
             expected = count // 10
             assert abs(rows[-1]["deleted"] - expected) <= count // MANIFEST_CHUNKS + 1, rows[-1]
     print(f"{'references':>12} {'listed':>12} {'deleted':>10} {'driver MB before':>17} {'peak':>7} {'seconds':>8}")
