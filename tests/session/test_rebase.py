@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -138,6 +139,27 @@ def test_two_new_nodes_at_one_path(repo: icefloe.Repository) -> None:
     first.commit("first")
     (conflict,) = conflicts_of(second, BasicConflictSolver())
     assert (conflict.conflict_type, conflict.path) == (ConflictType.NewNodeConflictsWithExistingNode, "/new")
+
+
+def test_two_writers_may_begin_with_the_same_group(tmp_path: Path) -> None:
+    repo = icefloe.Repository.create(icefloe.local_filesystem_storage(tmp_path / "fresh"))
+    first, second = repo.writable_session("main"), repo.writable_session("main")
+    zarr.create_group(first.store, path="g").create_array("a", shape=2, dtype="i1")[:] = 1
+    zarr.create_group(second.store, path="g").create_array("b", shape=2, dtype="i1")[:] = 2
+    first.commit("first")
+    second.commit("second", rebase_with=ConflictDetector())
+    group = zarr.open_group(repo.readonly_session("main").store, path="g", mode="r")
+    assert (group["a"][:].tolist(), group["b"][:].tolist()) == ([1, 1], [2, 2])
+
+
+def test_groups_that_differ_still_clash(tmp_path: Path) -> None:
+    repo = icefloe.Repository.create(icefloe.local_filesystem_storage(tmp_path / "fresh"))
+    first, second = repo.writable_session("main"), repo.writable_session("main")
+    zarr.create_group(first.store, path="g", attributes={"title": "one"})
+    zarr.create_group(second.store, path="g", attributes={"title": "two"})
+    first.commit("first")
+    (conflict,) = conflicts_of(second, ConflictDetector())
+    assert (conflict.conflict_type, conflict.path) == (ConflictType.NewNodeConflictsWithExistingNode, "/g")
 
 
 def test_a_new_node_in_a_group_that_was_deleted(repo: icefloe.Repository) -> None:

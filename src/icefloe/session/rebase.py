@@ -110,6 +110,8 @@ def _find_clashes(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash]:
 def _clashes_of_new_nodes(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash]:
     for node in ours.new.values():
         existing = missed.theirs.nodes.get(node.path)
+        if _is_the_same_group(node, ours, missed):
+            continue
         if existing is not None and not _vacated(existing, ours):
             yield _Clash(Conflict(ConflictType.NewNodeConflictsWithExistingNode, node.path), node.id)
         if not _parent_is_group(node.path, ours, missed):
@@ -179,6 +181,14 @@ def _clashes_of_moves(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash]:
             yield _Clash(Conflict(ConflictType.MoveOperationCannotBeRebased, node.path), node_id)
 
 
+def _is_the_same_group(node: Node, ours: ChangeSummary, missed: _Missed) -> bool:
+    """Whether both made one group: writers of an empty repository all begin with its root."""
+    existing = missed.theirs.nodes.get(node.path)
+    if not isinstance(node, GroupNode) or not isinstance(existing, GroupNode) or _vacated(existing, ours):
+        return False
+    return (node.document, node.attributes) == (existing.document, existing.attributes)
+
+
 def _vacated(existing: Node, ours: ChangeSummary) -> bool:
     return existing.id in ours.deleted or existing.id in ours.moved
 
@@ -237,7 +247,8 @@ def _solve(clashes: list[_Clash], ours: ChangeSummary, missed: _Missed, solver: 
     ]
     if unsolved:
         raise RebaseFailedError(snapshot=missed.theirs.id, conflicts=unsolved)
-    dropped = _Dropped(set(), set(), set(), set(), {})
+    shared = {node_id for node_id, node in ours.new.items() if _is_the_same_group(node, ours, missed)}
+    dropped = _Dropped(shared, set(), set(), set(), {})
     for clash, answer in zip(clashes, answers, strict=True):
         if answer is VersionSelection.UseTheirs:
             _drop(clash, dropped)
