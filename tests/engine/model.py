@@ -164,7 +164,9 @@ def carry_over(
         if uid in gone:
             continue
         if uid not in old:
-            result[path] = node
+            there = result.get(path)
+            if there is None or not _are_one_group(there, node):
+                result[path] = node
             continue
         was_path, was = old[uid]
         own = [each for each in operations if not isinstance(each, Delete) and each.uid == uid]
@@ -185,6 +187,10 @@ def carry_over(
         chunks = {coords: data for coords, data in chunks.items() if changed.grid and inside(changed.grid, coords)}
         result[path if path != was_path else their_path] = replace(changed, chunks=chunks)
     return result
+
+
+def _are_one_group(theirs: ModelNode, ours: ModelNode) -> bool:
+    return theirs.grid is None and ours.grid is None and theirs.document == ours.document
 
 
 def new_uid() -> int:
