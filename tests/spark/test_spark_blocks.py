@@ -63,6 +63,16 @@ def test_a_function_over_blocks_equals_the_function_over_all(
     assert next(i.message for i in Repository.open(str(place)).ancestry(branch="main")) == "to celsius"
 
 
+def test_coordinates_that_are_there_are_not_written_again(spark: Any, place: Path, weather: xr.Dataset) -> None:
+    repository = Repository.open(str(place))
+    before = repository.lookup_branch("main")
+    map_blocks(spark, place, lambda block: block[["t2m"]] + 1, place, overwrite=True)
+    changed = repository.diff(from_snapshot_id=before, to_branch="main")
+    assert set(changed.updated_chunks) == {"/t2m"}
+    after = xr.open_zarr(repository.readonly_session("main").store, consolidated=False)
+    xr.testing.assert_allclose(after.t2m.load(), weather.t2m + 1)
+
+
 def test_a_halo_makes_moving_windows_whole(spark: Any, place: Path, weather: xr.Dataset, opened: Open) -> None:
     def smooth(block: xr.Dataset) -> xr.Dataset:
         return block[["wind"]].rolling(time=5, center=True).mean()

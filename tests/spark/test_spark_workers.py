@@ -1,4 +1,4 @@
-"""How Python workers of Spark wait for tasks, and how they end."""
+"""How the processes of a session start, how Python workers wait for tasks, and how they end."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from icefloe.spark import SparkJob, run_tasks
+from icefloe.spark.connection import merge_settings
 from icefloe.spark.workers import QuietWorker
 
 
@@ -21,6 +22,14 @@ def _loop(_: int) -> tuple[str, bool]:
 def test_a_worker_that_ran_a_task_will_end_quietly(spark: Any) -> None:
     run_tasks(spark, SparkJob(_loop, "settling"), [1, 2])
     assert set(run_tasks(spark, SparkJob(_loop, "asking"), [1])) == {("pyspark.daemon", True)}
+
+
+@pytest.mark.parametrize("quick_start", [True, False])
+def test_a_quick_start_is_a_setting_of_the_jvm_that_own_settings_replace(quick_start: bool) -> None:
+    name = "spark.driver.extraJavaOptions"
+    assert ("TieredStopAtLevel=1" in merge_settings({}, quick_start=quick_start)[name]) == quick_start
+    own = merge_settings({name: "-Dx=1"}, quick_start=quick_start)[name]
+    assert "-Dx=1" in own and "TieredStopAtLevel" not in own and "log4j2.properties" in own
 
 
 def _run(connection: socket.socket, authenticated: bool) -> int:

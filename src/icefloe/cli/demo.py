@@ -35,6 +35,6 @@ def demo(
         from icefloe.cli.demo_story import tell  # noqa: PLC0415 - needs Spark and matplotlib, which are extras
     except ImportError as error:
         raise UnsupportedError(f"the demo needs more packages: pip install 'icefloe[demo]' ({error})") from error
-    facts = tell(place, days, lambda: spark_session(master, conf), stderr() if json else stdout())
+    facts = tell(place, days, lambda: spark_session(master, conf, quick_start=True), stderr() if json else stdout())
     if json:
         print_json(facts)

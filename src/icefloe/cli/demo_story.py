@@ -59,6 +59,7 @@ def tell(folder: Path, days: int, start_spark: Callable[[], SparkSession], conso
     say = teller.say
     files, native, virtual = folder / "files", folder / "native", folder / "virtual"
     console.print(f"[bold]Icefloe demo[/] in {folder}")
+    console.print("From a folder of files to an archive with history, on a Spark of its own: takes a minute or two.")
     with teller.step(f"Make {days} days of hourly weather, one NetCDF file a day"):
         paths = write_month(files, start=_FIRST_DAY, days=days, variables=_VARIABLES)
         say(f"{len(paths)} files, {format_bytes(sum(path.stat().st_size for path in paths))}: {', '.join(_VARIABLES)}")
@@ -118,8 +119,12 @@ def tell(folder: Path, days: int, start_spark: Callable[[], SparkSession], conso
         say(f"[bold]{picture}[/]")
     console.print("\n[bold]History[/]\n")
     console.print(str(repository.ancestry_graph()), markup=False)
-    console.print(f"\nTry [bold]icefloe log {native} --graph[/], [bold]icefloe info {native}[/]")
-    console.print(f"[dim]{sum(teller.seconds.values()):.0f} s in all[/]")
+    console.print("\n[bold]Look around[/]\n")
+    for line in _invitations(native, picture):
+        console.print(f"   {line}", soft_wrap=True)
+    console.print(
+        f"\n[dim]{sum(teller.seconds.values()):.0f} s in all; delete {folder} when you are done[/]", soft_wrap=True
+    )
     return {
         "folder": str(folder),
         "picture": str(picture),
@@ -128,6 +133,14 @@ def tell(folder: Path, days: int, start_spark: Callable[[], SparkSession], conso
         "virtual_equals_native": equal,
         "references": {"native": first.references, "virtual": light.references},
     }
+
+
+def _invitations(native: Path, picture: Path) -> Iterator[str]:
+    yield f"the picture                 [bold]{picture}[/]"
+    yield f"what is in the archive      [bold]icefloe info {native}[/]"
+    yield f"its history                 [bold]icefloe log {native} --graph[/]"
+    yield f"what the branch changed     [bold]icefloe diff {native} main warmer[/]"
+    yield f"a question in SQL           [bold]icefloe sql {native} 'select max(t2m) from t2m'[/]"
 
 
 def _warmer(block: xr.Dataset) -> xr.Dataset:

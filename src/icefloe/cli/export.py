@@ -49,7 +49,7 @@ def export(
     """Write a snapshot, or a part of it, as plain Zarr, Parquet or another repository."""
     repository = open_repository(place, options, dict.fromkeys(authorize or ()))
     session = Point(branch, tag, snapshot, as_of).session(repository)
-    spark = spark_session(master, conf)
+    spark = spark_session(master, conf, quick_start=True)
     from icefloe.spark import copying, exporting  # noqa: PLC0415 - Spark is an extra
 
     part: dict[str, Any] = {

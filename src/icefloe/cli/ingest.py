@@ -81,7 +81,7 @@ def ingest(
     json: Json = False,
 ) -> None:
     """Ingest NetCDF, HDF5, Zarr and other files with one commit, on Spark."""
-    spark = spark_session(master, conf)
+    spark = spark_session(master, conf, quick_start=True)
     from icefloe.spark.ingesting import ingest as run  # noqa: PLC0415 - Spark is an extra
 
     storage = storage_at(place, options)

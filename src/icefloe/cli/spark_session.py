@@ -22,15 +22,15 @@ Settings = Annotated[
 ]
 
 
-def spark_session(master: str | None, settings: Sequence[str] | None) -> SparkSession:
-    """The session that the options ask for."""
+def spark_session(master: str | None, settings: Sequence[str] | None, *, quick_start: bool = False) -> SparkSession:
+    """The session that the options ask for; `quick_start` for verbs that leave the work to Python."""
     try:
         from icefloe.spark.connection import connect  # noqa: PLC0415 - Spark is an extra
     except ImportError as error:
         raise UnsupportedError(f"this verb needs Spark: pip install 'icefloe[spark]' ({error})") from error
     if master is not None and master.startswith("sc://"):
         return connect(remote=master)
-    return connect(master, settings=parse_pairs(settings, "--conf"))
+    return connect(master, quick_start=quick_start, settings=parse_pairs(settings, "--conf"))
 
 
 def parse_pairs(pairs: Sequence[str] | None, option: str) -> dict[str, str]:

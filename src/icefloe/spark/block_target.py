@@ -88,6 +88,7 @@ def create_target(
         values: Any = source[label].load() if label in source.coords else coordinate
         if set(values.dims) <= set(template.dims):
             template = template.assign_coords({label: values.variable.copy()})
+    template = template.drop_vars(_known(session, target, template))
     encoding: dict[Any, Any] = {name: {"chunks": chunks} for name, chunks in target.chunks.items() if chunks}
     for coordinate in template.coords.values():
         kept = ("units", "calendar", "dtype")
@@ -96,6 +97,17 @@ def create_target(
         session.store, group=target.group or None, mode="a", encoding=encoding, compute=False, consolidated=False,
         zarr_format=3,
     )  # fmt: skip
+
+
+def _known(session: Session, target: BlockTarget, template: xr.Dataset) -> list[str]:
+    """Coordinates of dimensions that the group has already, with the same values: nothing to write, or to clash on."""
+    if session.workspace.tree.find(f"/{target.group}") is None:
+        return []
+    there = xr.open_zarr(session.store, group=target.group or None, consolidated=False, chunks=None)
+    return [
+        str(dim) for dim in template.dims
+        if dim in template.coords and dim in there.coords and there[dim].variable.equals(template[dim].variable)
+    ]  # fmt: skip
 
 
 def _make_room(session: Session, target: BlockTarget, *, overwrite: bool) -> None:

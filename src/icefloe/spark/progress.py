@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,16 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import SparkSession
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from icefloe.spark.connection import is_classic
 
@@ -45,23 +34,15 @@ class JobMeter:
 @contextmanager
 def job_progress(spark: SparkSession, group: str, meter: JobMeter) -> Iterator[None]:
     """Show the progress of the jobs of one group while the block runs."""
-    console = Console(stderr=True)
-    visible = console.is_terminal or console.is_jupyter if meter.shown is None else meter.shown
-    if not visible:
-        yield
-        return
-    bar = Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-        TextColumn("{task.fields[amount]}"), TimeRemainingColumn(), TimeElapsedColumn(),
-        console=console, transient=not sys.stderr.isatty(),
-    )  # fmt: skip
+    # Workers load this module with the functions they run, and would load rich for nothing.
+    from icefloe.spark.progress_faces import progress_face  # noqa: PLC0415
 
-    def show(done: int) -> None:
-        bar.update(task, completed=done, amount=meter.amount(done))
-
-    with bar:
-        task = bar.add_task(meter.description, total=meter.tasks, amount=meter.amount(0))
-        with _watching(spark, group, show):
+    with progress_face(meter) as show:
+        if show is None:
+            yield
+            return
+        # Stages that merge have tasks of their own, which nobody counted.
+        with _watching(spark, group, lambda done: show(min(done, meter.tasks))):
             yield
         show(meter.tasks)
 
