@@ -55,6 +55,25 @@ def test_rows_become_chunks_with_one_shuffle_and_one_commit(spark: Any, tmp_path
     check(stored(place), 0, 50)
 
 
+@pytest.mark.parametrize("door", ["tasks", "format"])
+def test_instants_are_the_same_in_every_zone(spark: Any, tmp_path: Path, stored: Stored, door: str) -> None:
+    from icefloe.spark import write
+
+    place = str(tmp_path / "r")
+    try:
+        spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+        if door == "tasks":
+            write(cells(spark, 0, 20), place, dims=["t", "s"], chunks={"t": 7})
+            write(cells(spark, 19, 24), place)
+        else:
+            for rows in (cells(spark, 0, 20), cells(spark, 19, 24, parts=1)):
+                made = rows.write.format("icefloe").mode("append").option("path", place)
+                made.option("dims", "t,s").option("chunks", "t=7").save()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    check(stored(place), 0, 24)
+
+
 def test_cells_that_no_row_names_are_kept(spark: Any, tmp_path: Path, stored: Stored) -> None:
     from icefloe.spark import write
 
@@ -132,6 +151,49 @@ def test_concurrent_writers_to_other_arrays_both_land(spark: Any, tmp_path: Path
     store = icefloe.Repository.open(place).readonly_session("main").store
     for n in range(2):
         check(xr.open_zarr(store, group=f"g{n}", consolidated=False).load(), 0, 6)
+
+
+@pytest.mark.parametrize("extending", [True, False], ids=["that extend it", "of cells that exist"])
+def test_concurrent_rows_into_one_array_land_or_say_why_not(
+    spark: Any, tmp_path: Path, stored: Stored, extending: bool
+) -> None:
+    from icefloe.spark import write
+
+    place = str(tmp_path / "r")
+    write(cells(spark, 0, 20), place, dims=["t", "s"], chunks={"t": 5})
+    spans = [(20, 25), (20, 25)] if extending else [(0, 5), (10, 15)]
+    outcomes: dict[int, str] = {}
+
+    def run(number: int) -> None:
+        # Spark looks a format up in the session of the thread, which this call makes it.
+        spark.createDataFrame([(number,)], "n int")
+        first, end = spans[number]
+        rows = cells(spark, first, end, parts=1).selectExpr("t", "s", f"{-1 - number}f v", "n")
+        try:
+            rows.write.format("icefloe").mode("append").option("path", place).option("message", str(number)).save()
+            outcomes[number] = ""
+        except Exception as error:
+            outcomes[number] = str(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    landed = {number for number, told in outcomes.items() if not told}
+    assert landed, outcomes
+    for number, told in outcomes.items():
+        assert number in landed or "the branch is at snapshot" in told, told
+    history = [info.message for info in icefloe.Repository.open(place).ancestry(branch="main")]
+    assert sorted(history[: len(landed)]) == sorted(map(str, landed))
+    # Those who landed last are seen; those who did not left nothing.
+    values = stored(place).v.values
+    assert len(values) == (25 if extending else 20)
+    for first, end in set(spans):
+        writers = [n for n in landed if spans[n] == (first, end)]
+        last = next((int(message) for message in history if message in map(str, writers)), None)
+        wanted = np.arange(first * 5, end * 5).reshape(-1, 5) if last is None else np.full((end - first, 5), -1 - last)
+        np.testing.assert_array_equal(values[first:end], wanted)
 
 
 def test_a_table_that_is_written_is_the_table_that_was_read(

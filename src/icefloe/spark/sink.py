@@ -172,7 +172,8 @@ class RowsWriter(DataSourceArrowWriter):
         return list(split_rows(self.target, table.filter(pa.array(on)))), table.filter(pa.array(~on))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        commit_rows(self.options, self.schema, self.base, messages, self.options.metadata)
+        session = self.options.repository().writable_session(self.options.branch)
+        commit_rows(session, self.options, self.schema, messages, self.base)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing was committed, and what tasks stored is referenced by nobody: collecting garbage removes it."""
@@ -196,27 +197,27 @@ class StreamRowsWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         repository = self.options.repository()
-        if find_batch(repository, self.options.branch, self.options.query, batchId) is not None:
+        session = repository.writable_session(self.options.branch)
+        if find_batch(repository, session.snapshot_id, self.options.query, batchId) is not None:
             return
         metadata = {**self.options.metadata, **stream_metadata(self.options.query, batchId)}
         message = self.options.message or f"Batch {batchId} of a stream"
-        commit_rows(replace(self.options, message=message), self.schema, "", messages, metadata)
+        commit_rows(session, replace(self.options, message=message, metadata=metadata), self.schema, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Nothing was committed: the batch comes again."""
 
 
 def commit_rows(
+    session: Session,
     options: SinkOptions,
     schema: pa.Schema,
-    base: str,
     messages: list[WriterCommitMessage | None],
-    metadata: Mapping[str, Any],
+    base: str = "",
 ) -> None:
     """Link what tasks wrote, assemble what they could not place, and commit both at once."""
     found = [message for message in messages if isinstance(message, _Message)]
     parts = [message.parts for message in found if message.parts is not None]
-    session = options.repository().writable_session(options.branch)
     if parts:
         if session.snapshot_id != base:
             raise ConflictError(expected_parent=base, actual_parent=session.snapshot_id)
@@ -226,7 +227,7 @@ def commit_rows(
         write_rows(session, staged, options.rows)
     if session.has_uncommitted_changes:
         rows = sum(message.rows for message in found)
-        session.commit(options.message or f"Write {rows:,} rows", metadata)
+        session.commit(options.message or f"Write {rows:,} rows", options.metadata)
 
 
 def _pack(tables: list[pa.Table]) -> bytes:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -12,8 +11,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from icefloe.repository import Repository
 from icefloe.spark.places import writing_repository
-from icefloe.spark.writing import write
+from icefloe.spark.writing import CommitText, write_and_commit, write_options
 from icefloe.tables.streams import find_batch, stream_metadata
+from icefloe.tables.targets import WriteOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +22,18 @@ class WriteBatch:
 
     repo: Repository | str
     query: str
-    branch: str = "main"
-    options: Mapping[str, Any] = field(default_factory=dict)
+    branch: str
+    options: WriteOptions
+    text: CommitText
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         repository = writing_repository(self.repo)
-        if find_batch(repository, self.branch, self.query, number) is not None:
+        session = repository.writable_session(self.branch)
+        if find_batch(repository, session.snapshot_id, self.query, number) is not None:
             return
-        metadata = {**self.options.get("metadata", {}), **stream_metadata(self.query, number)}
-        rest = {key: value for key, value in self.options.items() if key not in ("metadata", "message")}
-        message = self.options.get("message") or f"Batch {number} of {self.query}"
-        write(batch, repository, branch=self.branch, message=message, metadata=metadata, **rest)
+        metadata = {**(self.text.metadata or {}), **stream_metadata(self.query, number)}
+        message = self.text.message or f"Batch {number} of {self.query}"
+        write_and_commit(batch, session, self.options, replace(self.text, message=message, metadata=metadata))
 
 
 def write_stream(
@@ -56,7 +57,8 @@ def write_stream(
     >>> writer.option("checkpointLocation", "s3://b/checkpoint").start()  # doctest: +SKIP
     """
     target = repo if isinstance(repo, Repository) else os.fspath(repo)
-    function: Callable[[DataFrame, int], None] = WriteBatch(target, query, branch, options)
+    text = CommitText(*(options.pop(name, None) for name in ("message", "metadata", "rebase_with")))
+    function = WriteBatch(target, query, branch, write_options(**options), text)
 
     def each(batch: DataFrame, number: int) -> None:
         function(batch, number)

@@ -6,7 +6,7 @@ import os
 import pickle
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any
 
@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from icefloe.errors import StorageError
+from icefloe.errors import InvalidInputError, StorageError
 from icefloe.repository import Repository
 from icefloe.session.conflicts import ConflictDetector, ConflictSolver
 from icefloe.session.session import ForkSession, Session
@@ -97,18 +97,53 @@ def write(
     >>> from icefloe.spark import write
     >>> write(df, "s3://bucket/weather", dims=["time", "lat", "lon"], chunks={"time": 24})  # doctest: +SKIP
     """
-    started = time.monotonic()
-    options = WriteOptions(
-        "/" + group.strip("/"), tuple(dims) if dims is not None else None, mode, append_dim, dict(chunks or {}),
-        dict(coordinates or {}), duplicates, off_grid, any_order,
+    options = write_options(
+        group=group, dims=dims, mode=mode, append_dim=append_dim, chunks=chunks, coordinates=coordinates,
+        duplicates=duplicates, off_grid=off_grid, any_order=any_order,
     )  # fmt: skip
-    repository = writing_repository(repo)
-    session = repository.writable_session(branch)
+    session = writing_repository(repo).writable_session(branch)
+    return write_and_commit(df, session, options, CommitText(message, metadata, rebase_with))
+
+
+def write_options(
+    *,
+    group: str = "/",
+    dims: Sequence[str] | None = None,
+    chunks: Mapping[str, int] | None = None,
+    coordinates: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> WriteOptions:
+    """The options of a write, as its callers spell them."""
+    allowed = [each.name for each in fields(WriteOptions)]
+    unknown = sorted(set(more) - set(allowed))
+    if unknown:
+        raise InvalidInputError(f"a write has no option {unknown[0]!r}; there are {', '.join(allowed)}")
+    return WriteOptions(
+        group="/" + group.strip("/"),
+        dims=tuple(dims) if dims is not None else None,
+        chunks=dict(chunks or {}),
+        coordinates=dict(coordinates or {}),
+        **more,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CommitText:
+    """What a commit says, and who solves its conflicts."""
+
+    message: str | None = None
+    metadata: Mapping[str, Any] | None = None
+    rebase_with: ConflictSolver | None = None
+
+
+def write_and_commit(df: DataFrame, session: Session, options: WriteOptions, text: CommitText) -> WriteOutcome:
+    """Write rows into a session and commit it, unless there was nothing to write."""
+    started = time.monotonic()
     outcome = write_to_session(df, session, options)
     if not session.has_uncommitted_changes:
         return WriteOutcome(None, 0, 0, outcome.tasks, time.monotonic() - started)
-    text = message or f"Write {outcome.cells:,} cells"
-    snapshot_id = session.commit(text, metadata, rebase_with=rebase_with or ConflictDetector())
+    message = text.message or f"Write {outcome.cells:,} cells"
+    snapshot_id = session.commit(message, text.metadata, rebase_with=text.rebase_with or ConflictDetector())
     return WriteOutcome(str(snapshot_id), outcome.cells, outcome.chunks, outcome.tasks, time.monotonic() - started)
 
 

@@ -77,14 +77,24 @@ def merge_uniques(parts: Sequence[Mapping[str, pa.Array]]) -> dict[str, pa.Array
 
 
 def gather_tables(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
-    """Batches put together until they have so many rows."""
+    """Batches put together until they have so many rows; instants in UTC, whatever the zone of the session is."""
     held: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
         held.append(batch)
         count += len(batch)
         if count >= rows:
-            yield pa.Table.from_batches(held)
+            yield _in_utc(pa.Table.from_batches(held))
             held, count = [], 0
     if held:
-        yield pa.Table.from_batches(held)
+        yield _in_utc(pa.Table.from_batches(held))
+
+
+def _in_utc(table: pa.Table) -> pa.Table:
+    fields = [
+        field.with_type(pa.timestamp(field.type.unit, tz="UTC"))
+        if pa.types.is_timestamp(field.type) and field.type.tz not in (None, "UTC")
+        else field
+        for field in table.schema
+    ]
+    return table.cast(pa.schema(fields))

@@ -24,9 +24,13 @@ def stream_metadata(query: str, batch: int) -> dict[str, Any]:
     return {QUERY: query, BATCH: batch}
 
 
-def find_batch(repository: Repository, branch: str, query: str, batch: int) -> ObjectId | None:
-    """The commit of a batch or of a later one of the same query; None when it was not committed yet."""
-    for info in repository.ancestry(branch=branch):
+def find_batch(repository: Repository, snapshot_id: str, query: str, batch: int) -> ObjectId | None:
+    """The commit of a batch or of a later one of the same query up to a snapshot; None when there is none.
+
+    Asked of the snapshot that a session stands on: a commit that lands meanwhile, of a process that was believed dead,
+    then meets the session's own as a conflict.
+    """
+    for info in repository.ancestry(snapshot_id=snapshot_id):
         if info.metadata.get(QUERY) == query:
             return info.id if int(info.metadata.get(BATCH, -1)) >= batch else None
     return None
