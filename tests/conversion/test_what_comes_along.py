@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zarr
 from tests.conversion.repositories import contents
+from tests.conversion.test_conversion_promises import files
 
 import icefloe
 from icefloe import SpecVersion, UpdateType
@@ -17,6 +22,11 @@ from icefloe.blocking import run_blocking
 VERSIONS = [version.value for version in SpecVersion]
 LISTING = ["dataset", "icechunk2"]
 """Generations that list their snapshots, those without a ref too."""
+RAGGED = {
+    "zarr_format": 3, "node_type": "array", "shape": [6], "data_type": "uint8", "fill_value": 0, "attributes": {},
+    "chunk_grid": {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": [[[2, 1], 4]]}},
+    "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}}, "codecs": [{"name": "bytes"}],
+}  # fmt: skip
 
 
 def with_detached(place: Path, version: str) -> tuple[icefloe.Repository, str, str]:
@@ -128,3 +138,63 @@ def test_commit_metadata_that_cannot_be_written_is_refused_or_left_out(
     assert done.repository is not None
     tip = next(iter(done.repository.ancestry(branch="main")))
     assert (tip.message, dict(tip.metadata)) == ("words", {"fits": [1, 2.5, None, "ü"]})
+
+
+def with_everything(place: Path, version: str) -> icefloe.Repository:
+    """Whatever a generation can hold that some other one cannot."""
+    repo = icefloe.Repository.create(place, spec_version=version)
+    able = repo.engine.capabilities
+    session = repo.writable_session("main")
+    root = zarr.open_group(session.store, mode="a")
+    root.create_array("v", shape=(8,), chunks=(4,), dtype="u1", compressors=None)
+    checksum = {"checksum": '"etag"'} if able.checksums else {}
+    session.store.set_virtual_ref("v/c/0", "s3://bucket/x.nc", offset=0, length=4, validate_container=False, **checksum)
+    if able.any_chunk_grid:
+        session.workspace.write_document("/ragged", json.dumps(RAGGED).encode())
+    tip = session.commit("everything", commit_metadata(version))
+    for name in ("x.json", "both"):
+        with contextlib.suppress(icefloe.InvalidInputError):
+            repo.create_branch(name, tip)
+    with contextlib.suppress(icefloe.AlreadyExistsError):
+        repo.create_tag("both", tip)
+    repo.create_tag("gone", tip)
+    if able.deletable_tags:
+        repo.delete_tag("gone")
+    if able.repository_metadata:
+        repo.set_metadata({"team": "ice"})
+        repo.set_feature_flag("create_tag", False)
+        repo.reset_branch("both", tip)
+    return repo
+
+
+def commit_metadata(version: str) -> dict[str, Any]:
+    if version in ("dataset", "store"):
+        return {"big": 2**70, "nul": {"a\0b": 1}}
+    return {"nan": math.nan, **({} if version == "icechunk2" else {"nul": {"a\0b": 1}})}
+
+
+def lossy(run: Callable[..., icefloe.Conversion]) -> list[str]:
+    """What would be lost; each of them has to be named."""
+    words = [loss.kind.value for loss in run(dry_run=True).losses]
+    for left_out in words:
+        with pytest.raises(icefloe.UnsupportedError, match=left_out):
+            run(drop=[word for word in words if word != left_out])
+    return words
+
+
+@pytest.mark.parametrize(("old", "new"), list(itertools.permutations(VERSIONS, 2)))
+def test_for_every_pair_what_does_not_fit_is_refused_with_nothing_written(tmp_path: Path, old: str, new: str) -> None:
+    place, target = tmp_path / "source", tmp_path / "target"
+    source = with_everything(place, old)
+    before = files(place)
+    elsewhere = lossy(lambda **how: icefloe.convert(source, target, new, **how))
+    in_place = lossy(lambda **how: icefloe.upgrade(source, new, **how))
+    assert not files(target) and files(place) == before
+    done = icefloe.convert(source, target, new, drop=elsewhere)
+    assert [loss.kind.value for loss in done.losses] == elsewhere
+    done = icefloe.upgrade(source, new, drop=in_place)
+    assert {loss.kind.value for loss in done.losses} == set(in_place)
+    for made in (target, place):
+        found = icefloe.Repository.open(made)
+        assert found.spec_version.value == new
+        assert [info.message for info in found.ancestry(branch="main")] == ["everything", "Repository initialized"]

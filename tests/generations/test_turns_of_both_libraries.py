@@ -140,8 +140,12 @@ def test_both_libraries_agree_in_long_games(tmp_path: Path, spec: int, block: in
 
 @pytest.mark.s3
 @pytest.mark.parametrize("spec", SPECS)
-def test_commits_of_both_libraries_at_the_same_time_are_all_kept(ministack: Any, spec: int) -> None:
-    options = ministack.storage_options(ministack.make_bucket())
+@pytest.mark.parametrize("server", ["ministack", "seaweedfs"])
+def test_commits_of_both_libraries_at_the_same_time_are_all_kept(
+    request: pytest.FixtureRequest, server: str, spec: int
+) -> None:
+    running = request.getfixturevalue(server)
+    options = running.storage_options(running.make_bucket())
     repo = icefloe.Repository.create(icefloe.s3_storage(**options), spec_version=spec)
     with repo.transaction("main", message="root") as store:
         zarr.open_group(store, mode="a").create_array("shared", shape=(32,), chunks=(1,), dtype="i4")

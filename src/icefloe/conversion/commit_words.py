@@ -43,7 +43,7 @@ def _comes_back(info: SnapshotInfo, target: Format) -> bool:
         message, metadata = _read_back(replace(info, parent_id=None, manifests=()), target)
     except IcefloeError:
         return False
-    return message == info.message and _same(dict(metadata), dict(info.metadata))
+    return message == info.message and same_words(dict(metadata), dict(info.metadata))
 
 
 def _read_back(info: SnapshotInfo, target: Format) -> tuple[str, Mapping[str, Any]]:
@@ -59,12 +59,12 @@ def _read_back(info: SnapshotInfo, target: Format) -> tuple[str, Mapping[str, An
     return read.message, read.metadata
 
 
-def _same(a: Any, b: Any) -> bool:
+def same_words(a: Any, b: Any) -> bool:
     """Equality of JSON-like values in which NaN equals itself, and whole floats are not integers."""
     if type(a) is not type(b):
         return False
     if isinstance(a, Mapping):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(same_words(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(map(same_words, a, b))
     return bool(a == b) or (a != a and b != b)

@@ -154,12 +154,14 @@ async def upgrade_async(
     request = ConversionRequest(engine, place, version, options, in_place=True)
     if dry_run:
         return await plan(request)
-    await check_in_place(request)
+    losses = await check_in_place(request)
     if shares_refs(engine.format.spec_version, version):
         # Their refs have the same names. The one file of icechunk2 stands in for them while they are exchanged.
         bridge = ConversionRequest(engine, place, SpecVersion.ICECHUNK2, options, in_place=True)
         await carry_out(bridge, Progress(progress))
         request = replace(request, engine=await open_engine(place, None, engine.authorized))
+        done = await carry_out(request, Progress(progress))
+        return replace(done, losses=losses)
     return await carry_out(request, Progress(progress))
 
 

@@ -92,6 +92,12 @@ def check_losses(losses: Collection[Loss], drops: Collection[LossKind], target: 
         )
 
 
+def join_losses(first: tuple[Loss, ...], then: tuple[Loss, ...]) -> tuple[Loss, ...]:
+    """Losses of two steps, each kind told once."""
+    known = {loss.kind for loss in first}
+    return first + tuple(loss for loss in then if loss.kind not in known)
+
+
 class _Found:
     """Losses as they are met."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from icefloe.conversion.commit_words import fitting
 from icefloe.conversion.identities import plan_identities, shares_names
 from icefloe.conversion.journal import Journal, end_journal, find_journal, keep_journal, other_conversion
-from icefloe.conversion.losses import Loss, LossKind, check_losses, find_losses, unspeakable_refs
+from icefloe.conversion.losses import Loss, LossKind, check_losses, find_losses, join_losses, unspeakable_refs
 from icefloe.conversion.progress import Progress
 from icefloe.conversion.survey import Survey, fetch_refs, survey
 from icefloe.conversion.transfer import Transfer, Work
@@ -15,7 +15,7 @@ from icefloe.conversion.verification import Verification, Verify
 from icefloe.errors import AlreadyExistsError, ConflictError, FormatError, InvalidInputError, UnsupportedError
 from icefloe.formats.config_document import encode_config
 from icefloe.ids import new_object_id
-from icefloe.ledger.retirement import comes_first, find_marks, retire, step_back
+from icefloe.ledger.retirement import comes_first, find_marks, retire, shares_refs, step_back
 from icefloe.ledger.whole_history import WholeHistory, adopt, keeps_deleted_tags
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
@@ -86,8 +86,7 @@ class ConversionRequest:
 async def plan(request: ConversionRequest) -> Conversion:
     """What a conversion would do; nothing is written."""
     found = await survey(request.engine)
-    target = request.target(found.config)
-    return _describe(request, found, await find_losses(found, target.format, target.ledger))
+    return _describe(request, found, await _losses_on_the_way(request, found))
 
 
 async def carry_out(request: ConversionRequest, progress: Progress) -> Conversion:
@@ -213,8 +212,8 @@ async def check_target(place: Storage, version: SpecVersion) -> None:
         raise AlreadyExistsError(f"{place.url} holds other objects; choose an empty place")
 
 
-async def check_in_place(request: ConversionRequest) -> None:
-    """Whether one generation can take the place of another; nothing is written."""
+async def check_in_place(request: ConversionRequest) -> tuple[Loss, ...]:
+    """Whether one generation can take the place of another, and what is lost by it; nothing is written."""
     await request.engine.ledger.check_writable()
     if request.options.keep_source and not comes_first(request.version, request.present):
         raise InvalidInputError(
@@ -229,10 +228,19 @@ async def check_in_place(request: ConversionRequest) -> None:
         raise UnsupportedError(
             f"{request.place.url} also holds refs of {listed}, left by an earlier conversion; remove them first"
         )
-    found = await survey(request.engine)
-    target = request.target(found.config)
-    losses = await find_losses(found, target.format, target.ledger)
+    losses = await _losses_on_the_way(request, await survey(request.engine))
     check_losses(losses, request.options.drop, request.version)
+    return losses
+
+
+async def _losses_on_the_way(request: ConversionRequest, found: Survey) -> tuple[Loss, ...]:
+    """What does not fit into the target, nor, where that stands in for it meanwhile, into icechunk2."""
+    losses: tuple[Loss, ...] = ()
+    bridged = request.in_place and shares_refs(request.present, request.version)
+    for version in (request.version, SpecVersion.ICECHUNK2) if bridged else (request.version,):
+        target = replace(request, version=version).target(found.config)
+        losses = join_losses(losses, await find_losses(found, target.format, target.ledger))
+    return losses
 
 
 def _describe(request: ConversionRequest, found: Survey, losses: tuple[Loss, ...]) -> Conversion:

@@ -11,6 +11,7 @@ import numpy as np
 
 from icefloe.archive.files import Archive
 from icefloe.conversion.chunk_objects import ChunkCopies, SeenIds, native_ids
+from icefloe.conversion.commit_words import same_words
 from icefloe.conversion.losses import LossKind, expands_locations
 from icefloe.conversion.progress import Progress
 from icefloe.conversion.rewriting import ROOT_MARKS, is_kept, spell_out
@@ -84,7 +85,7 @@ class Verification:
             # Where parents are kept elsewhere the file names none.
             pairs["parent"] = (parent, found.parent_id)
         for what, (before, after) in pairs.items():
-            if before != after:
+            if not same_words(before, after):
                 raise _differs(wanted, what, before, after)
 
     async def _compare_nodes(self, wanted: Snapshot, found: Snapshot) -> None:
