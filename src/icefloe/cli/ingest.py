@@ -8,7 +8,7 @@ import typer
 
 from icefloe.cli.arguments import Json, StorageOptions
 from icefloe.cli.opening import storage_at
-from icefloe.cli.output import print_json, stdout
+from icefloe.cli.output import print_json, stderr, stdout
 from icefloe.cli.spark_session import (
     Master,
     Settings,
@@ -96,11 +96,15 @@ def ingest(
             "region": "auto" if region == ["auto"] else parse_region(region) or None,
         }
     )  # fmt: skip
-    outcome = run(
-        spark, sources, repository, mode=mode, append_dim=append_dim, branch=branch, message=message,
-        group=group, on_error=on_error, dry_run=dry_run, skip_ingested=skip_ingested, unpack=unpack,
-        allow_missing=allow_missing, **more,
-    )  # fmt: skip
+    try:
+        outcome = run(
+            spark, sources, repository, mode=mode, append_dim=append_dim, branch=branch, message=message,
+            group=group, on_error=on_error, dry_run=dry_run, skip_ingested=skip_ingested, unpack=unpack,
+            allow_missing=allow_missing, **more,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        stderr().print(f"interrupted: {branch} is as it was; icefloe gc removes what was written", markup=False)
+        raise
     if json:
         print_json(outcome_facts(outcome))
     else:
