@@ -2,8 +2,9 @@
 
     python -m benchmarks.spark_tables --cells 100000000
 
-Every query runs once to warm up, then `--rounds` times; the fastest counts. Ratios above 1 mean that the other one is
-slower than `icefloe.spark.table`.
+Every query runs once to warm up, then `--rounds` times, short ones until they took three seconds together (a JVM gets
+faster for a while); the fastest counts. Ratios above 1 mean that the other one is slower than `icefloe.spark.table`.
+Then rows are written to a grid, a quarter of `--rows` and all of them, with the peak memory of every kind of process.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ import pandas as pd
 import xarray as xr
 
 LAT, LON = 361, 720
+SHORT_SECONDS, MOST_ROUNDS = 3.0, 30
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,10 @@ class Cost:
     cpu_seconds: float
 
     def __str__(self) -> str:
-        return f"{self.seconds:6.2f} s ({self.cpu_seconds:6.2f} cpu)"
+        return f"{self.seconds:6.3f} s ({self.cpu_seconds:6.2f} cpu)"
 
     def told(self) -> dict[str, float]:
-        return {"seconds": round(self.seconds, 2), "cpu": round(self.cpu_seconds, 2)}
+        return {"seconds": round(self.seconds, 3), "cpu": round(self.cpu_seconds, 2)}
 
 
 CHUNKS = {"time": 24, "lat": 91, "lon": 180}
@@ -72,29 +74,75 @@ def folder_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
+_TICKS: dict[tuple[int, str], int] = {}
+"""Processor time of every process that was seen below this one, by number and start: dead ones keep theirs."""
+
+
 def tree_cpu_seconds() -> float:
-    """Processor time of this process and everything below it: the JVM and its Python workers, dead ones included."""
-    ticks: dict[int, float] = {}
-    parents: dict[int, int] = {}
+    """Processor time of this process and everything below it: the JVM and its Python workers."""
+    told: dict[int, list[str]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                told[int(folder.name)] = (folder / "stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue
-            parents[int(folder.name)] = int(fields[1])
-            ticks[int(folder.name)] = sum(map(int, fields[11:15]))
+    for pid in descendants({pid: int(fields[1]) for pid, fields in told.items()}) & told.keys():
+        _TICKS[pid, told[pid][19]] = int(told[pid][11]) + int(told[pid][12])
+    return sum(_TICKS.values()) / os.sysconf("SC_CLK_TCK")
+
+
+def descendants(parents: dict[int, int]) -> set[int]:
+    """This process and everything below it."""
     family = {os.getpid()}
     while grown := {pid for pid, parent in parents.items() if parent in family} - family:
         family |= grown
-    return sum(ticks.get(pid, 0.0) for pid in family) / os.sysconf("SC_CLK_TCK")
+    return family
+
+
+class PeakMemory:
+    """The most memory that the processes below this one had: the JVM, and the largest of its Python workers."""
+
+    def __init__(self) -> None:
+        self.peaks: dict[str, float] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> PeakMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.2):
+            told = dict(filter(None, map(_memory, Path("/proc").iterdir())))
+            for pid in descendants({pid: parent for pid, (parent, _, _) in told.items()}) & told.keys():
+                _, name, megabytes = told[pid]
+                kind = "driver's Python" if pid == os.getpid() else "JVM" if name == "java" else "largest worker"
+                self.peaks[kind] = max(self.peaks.get(kind, 0.0), megabytes)
+
+
+def _memory(folder: Path) -> tuple[int, tuple[int, str, float]] | None:
+    """Parent, name and resident megabytes of a process."""
+    if not folder.name.isdigit():
+        return None
+    try:
+        lines = (folder / "status").read_text().splitlines()
+    except OSError:
+        return None
+    told = dict(line.partition(":\t")[::2] for line in lines)
+    resident = int(told.get("VmRSS", "0 kB").split()[0]) / 1024
+    return int(folder.name), (int(told["PPid"]), told["Name"], resident)
 
 
 def fastest(run: Callable[[], Any], rounds: int) -> tuple[Cost, Any]:
     """The least cost of several runs, after one to warm up, and the answer."""
     result = run()
-    costs = []
-    for _ in range(rounds):
+    costs: list[Cost] = []
+    while len(costs) < rounds or (len(costs) < MOST_ROUNDS and sum(c.seconds for c in costs) < SHORT_SECONDS):
         started, worked = time.perf_counter(), tree_cpu_seconds()
         result = run()
         costs.append(Cost(time.perf_counter() - started, tree_cpu_seconds() - worked))
@@ -181,23 +229,38 @@ def measure(cells: int, rounds: int, work: Path, wide: bool) -> dict[str, Any]:
     seconds, answer = fastest(lambda: float(reduce(spark, str(place), "sum").t2m), rounds)
     report["queries"]["sum by icefloe.spark.reduce"] = {"icefloe": seconds.told()}
     print(f"{'sum by icefloe.spark.reduce':28} icefloe {seconds}", flush=True)
+    report["ratios"] = ratios(report["queries"])
     return report
 
 
+def ratios(queries: dict[str, Any]) -> dict[str, float]:
+    """What the bars of the project speak of, by the clock."""
+    ours, rows = (queries["sum"][name]["seconds"] for name in ("icefloe", "parquet"))
+    return {
+        "full scan / parquet": round(ours / rows, 2),
+        "parquet / reduce": round(rows / queries["sum by icefloe.spark.reduce"]["icefloe"]["seconds"], 2),
+        "full scan / 1 % of the coordinates": round(ours / queries["1 % of the coordinates"]["icefloe"]["seconds"], 1),
+    }
+
+
 def measure_write(rows: int, work: Path) -> dict[str, Any]:
-    """Rows to cells of a new grid: wall time, and the memory of the driver's Python process."""
+    """Rows to cells of a new grid: wall time, and the peak memory of the driver, the JVM and the workers."""
     from icefloe.spark import connect, write
 
     spark = connect("local[2]", settings={"spark.driver.memory": "4g"})
     columns = 2000
-    df = spark.range(0, rows, 1, 8).selectExpr(f"id div {columns} t", f"id % {columns} x", "cast(id % 1000 as float) v")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    started = time.perf_counter()
-    done = write(df, str(work / "written"), dims=["t", "x"], chunks={"t": 256, "x": 500})
-    seconds = time.perf_counter() - started
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    print(f"{rows:,} rows written in {seconds:.1f} s, {done.tasks} tasks, driver grew by {grown:.0f} MB", flush=True)
-    return {"rows": rows, "seconds": round(seconds, 1), "driver grew by MB": round(grown), "tasks": done.tasks}
+    ids = spark.range(0, rows, 1, 8)
+    # Spread without regard to chunks, as rows that come from elsewhere are.
+    df = ids.selectExpr(f"id div {columns} t", f"id % {columns} x", "cast(id % 1000 as float) v").repartition(8)
+    with PeakMemory() as memory:
+        started, worked = time.perf_counter(), tree_cpu_seconds()
+        done = write(df, str(work / f"written-{rows}"), dims=["t", "x"], chunks={"t": 256, "x": 500})
+        cost = Cost(time.perf_counter() - started, tree_cpu_seconds() - worked)
+    assert done.cells == rows
+    peaks = {kind: round(megabytes) for kind, megabytes in sorted(memory.peaks.items())}
+    listed = ", ".join(f"{kind} {megabytes:,} MB" for kind, megabytes in peaks.items())
+    print(f"{rows:,} rows written in {cost}, {done.tasks} tasks; peaks: {listed}", flush=True)
+    return {"rows": rows, **cost.told(), "tasks": done.tasks, "peak MB": peaks}
 
 
 def main() -> None:
@@ -213,9 +276,11 @@ def main() -> None:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     work = Path(tempfile.mkdtemp(prefix="icefloe-tables-"))
     try:
-        report = measure(arguments.cells, arguments.rounds, work, not arguments.without_wide_groups)
+        report: dict[str, Any] = {}
         if arguments.rows:
-            report["write"] = measure_write(arguments.rows, work)
+            report["writes"] = [measure_write(rows, work) for rows in (arguments.rows // 4, arguments.rows)]
+        if arguments.cells:
+            report |= measure(arguments.cells, arguments.rounds, work, not arguments.without_wide_groups)
         if arguments.json is not None:
             arguments.json.write_text(json.dumps(report, indent=2))
         print(json.dumps(report, indent=2))

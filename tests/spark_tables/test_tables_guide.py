@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xarray as xr
 from typer.testing import CliRunner
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -47,3 +48,15 @@ def test_the_command_answers_in_text_and_json(spark: Any, place: str) -> None:
     told = runner.invoke(app, ["sql", place, "--json"])
     views = {view["view"] for view in json.loads(told.stdout)}
     assert {"t2m", "wind", "altitude", "cells", "snapshots", "changes"} <= views
+
+
+def test_the_query_of_the_readme_is_answered(
+    spark: Any, repository_root: Path, place: str, weather: xr.Dataset
+) -> None:
+    from icefloe.cli.app import build_app
+
+    [(command, query)] = re.findall(r'^icefloe (sql) \S+ "(.*)"$', (repository_root / "README.md").read_text(), re.M)
+    told = CliRunner().invoke(build_app(), [command, place, query, "--json"])
+    assert told.exit_code == 0, told.output
+    [row] = json.loads(told.stdout)["rows"]
+    assert row == {"warmest": pytest.approx(float(weather.t2m.max())), "cells": weather.t2m.size}
