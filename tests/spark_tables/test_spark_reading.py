@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import icefloe
+from icefloe.errors import InvalidInputError
 from icefloe.tables.sql_literals import sql_lookup
 from icefloe.xarray import to_icechunk
 
@@ -300,3 +302,20 @@ def test_values_are_skipped_by_their_ranges(spark: Any, place: str, weather: xr.
         ._jdf.queryExecution()
         .toString()
     )
+
+
+def test_an_ingest_keeps_the_ranges_of_what_it_wrote(spark: Any, tmp_path: Path, weather: xr.Dataset) -> None:
+    from icefloe.spark import ingest, table
+
+    for half, part in enumerate((weather.isel(time=slice(0, 6)), weather.isel(time=slice(6, 12)))):
+        part[["t2m"]].to_netcdf(tmp_path / f"{half}.nc")
+    place = str(tmp_path / "repo")
+    options: dict[str, Any] = {"chunks": {"time": 2, "lat": 7, "lon": 9}, "statistics": True}
+    ingest(spark, str(tmp_path / "0.nc"), place, **options)
+    ingest(spark, str(tmp_path / "1.nc"), place, append_dim="time", **options)
+    hottest = float(weather.t2m.max())
+    df = table(spark, place, variables="t2m", where=f"t2m >= {hottest!r}D")
+    assert df.count() == 1
+    assert "reads_1_of_6" in df._jdf.queryExecution().toString()
+    with pytest.raises(InvalidInputError, match="goes with mode='native'"):
+        ingest(spark, str(tmp_path / "*.nc"), place, mode="virtual", statistics=True)

@@ -26,6 +26,7 @@ from icefloe.ingest.virtual_places import explain_authorisation
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 from icefloe.repository import Repository
 from icefloe.session.conflicts import ConflictSolver
+from icefloe.spark.analysis import analyze
 from icefloe.spark.first_pass import fetch_schemas
 from icefloe.spark.landing import FirstPass, IngestJob, land, plan_first_pass
 from icefloe.storage.build import resolve_storage
@@ -74,6 +75,7 @@ def ingest(
     containers: Sequence[VirtualChunkContainer] = (),
     access: SourceAccess | None = None,
     metadata: Mapping[str, Any] | None = None,
+    statistics: bool = False,
     progress: bool | None = None,
     **more: Any,
 ) -> IngestOutcome:
@@ -110,6 +112,10 @@ def ingest(
         How readers reach virtual chunks, where the ordinary settings of the store do not do.
     access
         Storages for sources that need more than the environment's credentials.
+    statistics
+        Keep the ranges of values of chunks, as `icefloe.spark.analyze` does: after the commit, for all chunks of the
+        groups that were written to of which none are kept. It reads them once more, so it goes with `native` only;
+        chunks elsewhere are analyzed by a repository that may read them.
     more
         Further options of `icefloe.ingest.options.IngestOptions`: concat_dims, rename, codecs, dtypes, unpack, ...
 
@@ -119,6 +125,11 @@ def ingest(
     >>> ingest(connect(), "weather/*.nc", "s3://bucket/weather", append_dim="time")  # doctest: +SKIP
     """
     started = time.monotonic()
+    if statistics and mode != "native":
+        raise InvalidInputError(
+            f"statistics=True goes with mode='native', not {mode!r}: open the repository with the authorisation that "
+            "the outcome tells, and call icefloe.spark.analyze"
+        )
     job_id = secrets.token_hex(8)
     options = _options(
         {
@@ -150,6 +161,9 @@ def ingest(
         job_id, repository, branch, found, access, message, tuple(containers), rebase_with, metadata, progress
     )
     landed = land(spark, job)
+    if statistics:
+        for written in sorted({path.rpartition("/")[0] for path in landed.plan.arrays}):
+            analyze(spark, repository, group=written, snapshot_id=landed.snapshot_id, progress=progress)
     late = {f.file.url: f for report in landed.reports for f in report.failures}
     return IngestOutcome(
         job_id=job_id,
