@@ -74,6 +74,9 @@ def ingest(
     parser: Annotated[str | None, typer.Option("--format", metavar="NAME", help="Parser to use.")] = None,
     on_error: Annotated[OnError, typer.Option("--on-error", help="What a broken file does.")] = "fail",
     skip_ingested: Annotated[bool, typer.Option("--skip-ingested", help="Leave out what was ingested before.")] = False,
+    batch: Annotated[
+        int | None, typer.Option("--batch", metavar="N", help="Land N sources at a time; a run that died goes on.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
     master: Master = None,
     conf: Settings = None,
@@ -100,7 +103,7 @@ def ingest(
         outcome = run(
             spark, sources, repository, mode=mode, append_dim=append_dim, branch=branch, message=message,
             group=group, on_error=on_error, dry_run=dry_run, skip_ingested=skip_ingested, unpack=unpack,
-            allow_missing=allow_missing, **more,
+            allow_missing=allow_missing, batch=batch, **more,
         )  # fmt: skip
     except KeyboardInterrupt:
         stderr().print(f"interrupted: {branch} is as it was; icefloe gc removes what was written", markup=False)

@@ -27,6 +27,7 @@ from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 from icefloe.repository import Repository
 from icefloe.session.conflicts import ConflictSolver
 from icefloe.spark.analysis import analyze
+from icefloe.spark.batches import check_batches, land_in_batches, publish_batches, staging_branch
 from icefloe.spark.first_pass import fetch_schemas
 from icefloe.spark.landing import FirstPass, IngestJob, land, plan_first_pass
 from icefloe.storage.build import resolve_storage
@@ -71,6 +72,7 @@ def ingest(
     on_error: OnError = "fail",
     dry_run: bool = False,
     skip_ingested: bool = False,
+    batch: int | None = None,
     rebase_with: ConflictSolver | None = None,
     containers: Sequence[VirtualChunkContainer] = (),
     access: SourceAccess | None = None,
@@ -106,6 +108,9 @@ def ingest(
         Only plan; nothing is written, and no repository is created.
     skip_ingested
         Leave out sources that earlier commits of the branch ingested in the same state.
+    batch
+        Land so many sources at a time on a branch of their own, and move `branch` there when all are done: if the run
+        dies, the same call goes on behind the last batch. Needs `append_dim`; the history then has a commit per batch.
     rebase_with
         Solver for conflicts with commits that came in between; by default any true conflict fails.
     containers
@@ -147,6 +152,14 @@ def ingest(
         files = not_ingested(files, ingested_sources(repository, branch))
         if not files:
             return IngestOutcome(job_id, None, already_there=known, seconds=time.monotonic() - started)
+    if batch is not None:
+        check_batches(batch, options)
+    staging = branch
+    if batch is not None and repository is not None and not dry_run:
+        staging, files = staging_branch(repository, branch, files, options)
+        if not files:
+            tip = publish_batches(repository, branch, staging)
+            return IngestOutcome(job_id, None, tip, known, seconds=time.monotonic() - started)
     schemas, failures = fetch_schemas(spark, files, access, options.format, progress)
     fixed = "task_bytes" in more or "files_per_task" in more
     found = FirstPass(tuple(files), tuple(schemas), tuple(failures), options, fixed)
@@ -160,7 +173,7 @@ def ingest(
     job = IngestJob(
         job_id, repository, branch, found, access, message, tuple(containers), rebase_with, metadata, progress
     )
-    landed = land(spark, job)
+    landed = land(spark, job) if batch is None else land_in_batches(spark, job, staging, batch)
     if statistics:
         for written in sorted({path.rpartition("/")[0] for path in landed.plan.arrays}):
             analyze(spark, repository, group=written, snapshot_id=landed.snapshot_id, progress=progress)
