@@ -20,7 +20,7 @@ from icefloe.storage.faulty import KILLED, Fault, FaultKind, FaultPlan, FaultySt
 from icefloe.storage.wrapped import METHODS, WRITES
 
 STEPS = [pytest.param("icechunk1", "icechunk2", 11)] + [
-    pytest.param(*pair, 1, marks=pytest.mark.slow) for pair in PAIRS_TO_KILL
+    pytest.param(*pair, 1, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]) for pair in PAIRS_TO_KILL
 ]
 """Some deaths in every run of the tests, all of them in the thorough one."""
 
