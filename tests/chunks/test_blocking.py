@@ -130,8 +130,11 @@ def test_a_forked_child_has_a_door_of_its_own() -> None:
 
 def test_an_interrupt_cancels_the_work() -> None:
     script = textwrap.dedent("""
-        import asyncio
+        import asyncio, signal
         from icefloe.blocking import run_blocking
+
+        # Whoever started the tests in the background may have them ignore interrupts.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
         async def work():
             print("started", flush=True)
