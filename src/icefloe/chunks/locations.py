@@ -42,11 +42,19 @@ def normalise_location(location: str) -> str:
     return f"file://{posixpath.normpath('/' + path.lstrip('/'))}{folder}"
 
 
+FEW_LOCATIONS = 2048
+"""So many locations are looked at one by one in less time than Arrow's functions take to load."""
+
+
 def normalise_locations(locations: Any) -> StringColumn:
     """A column of distinct locations in one spelling; only rows that need it are touched one by one."""
-    import pyarrow.compute as pc  # noqa: PLC0415 - a twentieth of a second that opening would pay
-
     column = string_column(locations)
+    if len(column) <= FEW_LOCATIONS:
+        texts = list(column)
+        tidy = [None if text is None else normalise_location(text) for text in texts]
+        return column if tidy == texts else StringColumn(text_array(tidy))
+    import pyarrow.compute as pc  # noqa: PLC0415 - a twentieth of a second that a few locations do not need
+
     untidy = pc.or_(
         pc.invert(pc.match_substring_regex(column.arrow, _URL)), pc.match_substring_regex(column.arrow, _UNTIDY_FILE)
     )

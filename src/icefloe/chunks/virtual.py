@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from icefloe.chunks.advice import no_authorization, no_container, no_such_name
 from icefloe.chunks.locations import (
+    FEW_LOCATIONS,
     RELATIVE_SCHEME,
     by_longest_prefix,
     container_prefix,
@@ -82,9 +83,14 @@ class VirtualContainers:
 
         Authorisation is not asked for: who writes references need not be able to read them.
         """
-        import pyarrow.compute as pc  # noqa: PLC0415 - a twentieth of a second that opening would pay
-
         column = normalise_locations(locations)
+        if len(column) <= FEW_LOCATIONS:
+            uncovered = [text for text in column if text is not None and self.find_container(text) is None]
+            if uncovered:
+                raise self._uncovered(uncovered[0], others=len(uncovered) - 1)
+            return column
+        import pyarrow.compute as pc  # noqa: PLC0415 - a twentieth of a second that a few locations do not need
+
         known = [prefix for prefix, _ in self._by_prefix]
         known += [f"{RELATIVE_SCHEME}://{name}/" for name in self._by_name]
         covered = pc.is_null(column.arrow)

@@ -15,7 +15,7 @@ from icefloe.errors import InvalidInputError
 from icefloe.manifests.keys import sort_order
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table
 from icefloe.model.nodes import Extents
-from icefloe.model.string_column import StringColumn, codes_of, number_array, string_column
+from icefloe.model.string_column import StringColumn, code_rows, codes_of, string_column
 
 Rows = npt.NDArray[Any] | slice
 """Row numbers, a mask, or a slice."""
@@ -150,8 +150,8 @@ def _unify(coded: Sequence[tuple[Any, Sequence[str]]]) -> tuple[list[Any], Strin
         # A few new texts behind many: a text twice costs less than hashing them all.
         mapping, texts = np.arange(len(joined), dtype=np.int32), joined
     else:
-        encoded = joined.dictionary_encode()
-        mapping, texts = codes_of(encoded.indices), encoded.dictionary
+        mapping, coded_texts = code_rows(StringColumn(joined), np.arange(len(joined)))
+        texts = coded_texts.arrow
     parts: dict[int, npt.NDArray[np.int32]] = {}
     start = 0
     for key, dictionary in distinct.items():
@@ -201,18 +201,18 @@ def _compact_coded(
         missing = int(distinct[0] < 0)
         if missing == len(distinct):
             return None, ()
-        encoded = string_column(texts).arrow.take(number_array(distinct[missing:])).dictionary_encode()
-        fewer = np.concatenate([np.full(missing, -1), codes_of(encoded.indices)]).astype(np.int32)
-        return fewer[inverse], StringColumn(encoded.dictionary)
+        coded, fewer_texts = code_rows(texts, distinct[missing:])
+        fewer = np.concatenate([np.full(missing, -1), coded]).astype(np.int32)
+        return fewer[inverse], fewer_texts
     used = np.zeros(len(texts) + 1, dtype=bool)
     used[codes] = True  # -1 marks the last, extra entry
     kept = np.flatnonzero(used[:-1])
     if len(kept) == 0:
         return None, ()
-    encoded = string_column(texts).arrow.take(number_array(kept)).dictionary_encode()
+    coded, kept_texts = code_rows(texts, kept)
     mapping = np.full(len(texts) + 1, -1, dtype=np.int32)
-    mapping[kept] = codes_of(encoded.indices)
-    return mapping[codes], StringColumn(encoded.dictionary)
+    mapping[kept] = coded
+    return mapping[codes], kept_texts
 
 
 def _compact_inline(table: ChunkTable) -> ChunkTable:

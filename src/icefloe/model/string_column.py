@@ -86,6 +86,21 @@ def text_array(values: Sequence[str | None]) -> pa.Array:
     return pa.Array.from_buffers(pa.large_string(), len(texts), buffers)
 
 
+FEW_TEXTS = 2048
+"""So many texts are gathered and coded one by one in less time than Arrow's functions take to load."""
+
+
+def code_rows(texts: Sequence[str], rows: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int32], StringColumn]:
+    """The distinct texts at some rows of a column without nulls, and the code of each row among them."""
+    column = string_column(texts)
+    if len(rows) > FEW_TEXTS:
+        encoded = column.arrow.take(number_array(rows)).dictionary_encode()
+        return codes_of(encoded.indices), StringColumn(encoded.dictionary)
+    known: dict[str, int] = {}
+    codes = [known.setdefault(column[row], len(known)) for row in rows.tolist()]
+    return np.array(codes, dtype=np.int32), StringColumn(text_array(list(known)))
+
+
 def number_array(values: npt.NDArray[Any], missing: npt.NDArray[np.bool_] | None = None) -> pa.Array:
     """A numpy column as an Arrow array over the same memory, null where told; without pandas, as above."""
     column = np.ascontiguousarray(values)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from icefloe.chunks.locations import FEW_LOCATIONS
 from icefloe.errors import InvalidInputError, UnsupportedError, VirtualChunkError
 from icefloe.manifests.columns import code_texts, normalise
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable
@@ -126,14 +127,14 @@ def _virtual_table(
     validate_containers: bool,
 ) -> ChunkTable:
     """Checked columns (locations, offsets, lengths) as a table, without the rows that have no location."""
-    import pyarrow.compute as pc  # noqa: PLC0415 - a twentieth of a second that opening would pay
-
     count = len(coords)
     offsets, lengths = _numbers(columns[1], count, "offsets"), _numbers(columns[2], count, "lengths")
     codes, texts = code_texts(columns[0], count)
     texts = _without_empty(texts)
     missing = np.zeros(len(texts) + 1, dtype=bool)
     if texts.arrow.null_count:
+        import pyarrow.compute as pc  # noqa: PLC0415 - a twentieth of a second that few calls need
+
         missing[codes_of(pc.indices_nonzero(texts.arrow.is_null()))] = True
     missing[-1] = True  # the code of null
     present = np.flatnonzero(~missing[codes])
@@ -206,7 +207,10 @@ def _box_coords(shape: tuple[int, ...], corner: tuple[int, ...]) -> npt.NDArray[
 
 def _without_empty(texts: StringColumn) -> StringColumn:
     """The empty text means no reference, as null does."""
-    import pyarrow.compute as pc  # noqa: PLC0415 - a twentieth of a second that opening would pay
+    if len(texts) <= FEW_LOCATIONS:
+        few = list(texts)
+        return StringColumn(text_array([text or None for text in few])) if "" in few else texts
+    import pyarrow.compute as pc  # noqa: PLC0415 - a twentieth of a second that a few texts do not need
 
     # Comparing an Arrow array with a Python value would load pandas first.
     empty = codes_of(pc.binary_length(texts.arrow)) == 0
