@@ -112,6 +112,8 @@ def decode_base32_column(text: npt.NDArray[np.uint8], byte_count: int) -> npt.ND
     count, length = text.shape
     if length != text_length(byte_count):
         raise InvalidInputError(f"ids of {byte_count} bytes have {text_length(byte_count)} characters, not {length}")
+    if count < _FEW_IDS:
+        return _decode_few(text, byte_count)
     blocks = -(-length // 8)
     padded = np.full((count, blocks * 8), ord("0"), dtype=np.uint8)
     padded[:, :length] = text
@@ -131,6 +133,14 @@ def decode_base32_column(text: npt.NDArray[np.uint8], byte_count: int) -> npt.ND
         raise InvalidInputError("an id column holds characters that are not base32")
     # Eight-byte numbers hold five bytes each, in their low end.
     return result.reshape(count, blocks, 8)[:, :, 3:].reshape(count, blocks * 5)[:, :byte_count]
+
+
+def _decode_few(text: npt.NDArray[np.uint8], byte_count: int) -> npt.NDArray[np.uint8]:
+    try:
+        ids = [decode_base32(row.tobytes().decode("ascii"), byte_count) for row in text]
+    except UnicodeDecodeError as error:
+        raise InvalidInputError("an id column holds characters that are not base32") from error
+    return np.frombuffer(b"".join(ids), dtype=np.uint8).reshape(len(ids), byte_count)
 
 
 def new_object_id(byte_count: int = OBJECT_ID_BYTES) -> ObjectId:

@@ -18,7 +18,13 @@ from icefloe.formats.repository.history import (
     parent_or,
 )
 from icefloe.formats.repository.node_map import NodeMap
-from icefloe.formats.repository.values import WireId, decode_or_refuse, parse_object_id, parse_time
+from icefloe.formats.repository.values import (
+    WireId,
+    are_canonical_ids,
+    decode_or_refuse,
+    parse_object_id,
+    parse_time,
+)
 from icefloe.ids import ObjectId
 from icefloe.model.snapshot import ManifestFileInfo, Snapshot
 
@@ -105,6 +111,9 @@ def _decode_with_parent(body: bytes) -> Snapshot:
 
 def _decode_files(wire: list[tuple[Any, ...]], counts: list[Any], size_at: int) -> dict[ObjectId, ManifestFileInfo]:
     """[id, version (, size (, references))], or in the last layout [id, size, references]."""
+    usual = _decode_usual_files(wire, counts) if size_at == 2 else None
+    if usual is not None:
+        return usual
     files = {}
     for index, members in enumerate(wire):
         if not 2 <= len(members) <= 4 or not all(isinstance(m, int) for m in members[1:]):
@@ -116,6 +125,18 @@ def _decode_files(wire: list[tuple[Any, ...]], counts: list[Any], size_at: int) 
             count = counts[index]
         files[manifest_id] = ManifestFileInfo(manifest_id, size, count)
     return files
+
+
+def _decode_usual_files(wire: list[tuple[Any, ...]], counts: list[Any]) -> dict[ObjectId, ManifestFileInfo] | None:
+    """The same for entries as this library writes them, looked at together; None when one is not such an entry."""
+    if not wire or len(counts) != len(wire) or set(map(len, wire)) != {3}:
+        return None
+    ids, versions, sizes = zip(*wire, strict=True)
+    if set(map(type, ids)) != {str} or {*map(type, versions), *map(type, sizes), *map(type, counts)} != {int}:
+        return None
+    if not are_canonical_ids(ids):
+        return None
+    return {key: ManifestFileInfo(key, size, count) for key, size, count in zip(ids, sizes, counts, strict=True)}
 
 
 def _decode_attribute_files(wire: list[tuple[Any, ...]]) -> tuple[ObjectId, ...]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from collections.abc import Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
 from icefloe.errors import FormatError, InvalidInputError
-from icefloe.ids import NODE_ID_BYTES, OBJECT_ID_BYTES, NodeId, ObjectId, decode_base32, encode_base32
+from icefloe.ids import NODE_ID_BYTES, OBJECT_ID_BYTES, NodeId, ObjectId, decode_base32, encode_base32, text_length
 
 WireId: TypeAlias = str | tuple[bytes, tuple[Any, ...]]
 """Text, or [bytes, []]."""
@@ -20,6 +21,9 @@ T = TypeVar("T")
 
 _CANONICAL_ID = re.compile("[0-9A-HJKMNP-TV-Z]{19}[0G]")
 """An id as every writer spells it: 20 characters for 96 bits leave four zero bits at the end."""
+
+_CANONICAL_IDS = re.compile(f"(?:{_CANONICAL_ID.pattern})+")
+_ID_LENGTH = text_length(OBJECT_ID_BYTES)
 
 MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, TypeError, OverflowError)
 """What decoding of hostile MessagePack raises."""
@@ -38,6 +42,11 @@ def parse_object_id(wire: Any) -> ObjectId:
     if isinstance(wire, str) and _CANONICAL_ID.fullmatch(wire):
         return wire
     return encode_base32(parse_object_id_bytes(wire))
+
+
+def are_canonical_ids(texts: Sequence[str]) -> bool:
+    """Whether all of these are ids as every writer spells them."""
+    return {*map(len, texts)} == {_ID_LENGTH} and _CANONICAL_IDS.fullmatch("".join(texts)) is not None
 
 
 def parse_object_id_bytes(wire: Any) -> bytes:
