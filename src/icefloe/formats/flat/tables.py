@@ -179,10 +179,17 @@ def item_positions(body: Body, held: Vectors, item_bytes: int) -> Positions:
     return first + np.arange(total, dtype=np.int64) * item_bytes
 
 
+_SORTED_ROWS = 1 << 14
+"""Up to here sorting takes less time than Arrow's functions take to load."""
+
+
 def distinct_values(values: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32] | None]:
     """The distinct values and which one each row has; None for the latter when there is only one."""
     if len(values) == 0 or bool((values == values[0]).all()):
         return values[:1], None
+    if len(values) <= _SORTED_ROWS:
+        found, which = np.unique(values, return_inverse=True)
+        return found, which.astype(np.int32)
     # Through buffers: pyarrow's conversions from and to numpy import pandas, which takes longer than the work.
     column = pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
     encoded = column.dictionary_encode()
