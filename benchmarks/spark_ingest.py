@@ -39,7 +39,7 @@ def ours(mode: str) -> Callable[[Path, Path, int], dict[str, float]]:
         from icefloe.spark import SparkJob, connect, ingest, run_tasks
 
         started = time.perf_counter()
-        spark = connect(f"local[{cores},4]")
+        spark = connect(f"local[{cores},4]", quick_start=True)
         run_tasks(spark, SparkJob(_warm, "starting workers"), list(range(cores)))
         ready = time.perf_counter()
         outcome = ingest(spark, files, target / "repo", mode=mode, chunks={"time": HOURS} if mode == "native" else None)
