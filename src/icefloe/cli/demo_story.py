@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import shutil
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -136,11 +138,18 @@ def tell(folder: Path, days: int, start_spark: Callable[[], SparkSession], conso
 
 
 def _invitations(native: Path, picture: Path) -> Iterator[str]:
+    command = _own_command()
     yield f"the picture                 [bold]{picture}[/]"
-    yield f"what is in the archive      [bold]icefloe info {native}[/]"
-    yield f"its history                 [bold]icefloe log {native} --graph[/]"
-    yield f"what the branch changed     [bold]icefloe diff {native} main warmer[/]"
-    yield f"a question in SQL           [bold]icefloe sql {native} 'select max(t2m) from t2m'[/]"
+    yield f"what is in the archive      [bold]{command} info {native}[/]"
+    yield f"its history                 [bold]{command} log {native} --graph[/]"
+    yield f"what the branch changed     [bold]{command} diff {native} main warmer[/]"
+    yield f"a question in SQL           [bold]{command} sql {native} 'select max(t2m) from t2m'[/]"
+
+
+def _own_command() -> str:
+    """How the reader calls this command: by its name, or by its path when the environment is not active."""
+    beside = Path(sys.executable).with_name("icefloe")
+    return str(beside) if shutil.which("icefloe") is None and beside.exists() else "icefloe"
 
 
 def _warmer(block: xr.Dataset) -> xr.Dataset:
