@@ -202,7 +202,12 @@ def attempt(command: Sequence[str | Path], **variables: str) -> int:
 def activated(environment: Environment) -> dict[str, str]:
     """What activating the environment would set, so that processes started from it find the same Python."""
     path = os.pathsep.join([str(environment.scripts), os.environ.get("PATH", "")])
-    return {"VIRTUAL_ENV": str(environment.folder), "PATH": path, "PYSPARK_PYTHON": str(environment.python)}
+    return {
+        "VIRTUAL_ENV": str(environment.folder),
+        "PATH": path,
+        "PYSPARK_PYTHON": str(environment.python),
+        "ICEFLOE_COMMAND": str(environment.scripts / "icefloe"),
+    }
 
 
 def lint(environment: Environment) -> list[str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-import shutil
-import sys
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -147,9 +146,8 @@ def _invitations(native: Path, picture: Path) -> Iterator[str]:
 
 
 def _own_command() -> str:
-    """How the reader calls this command: by its name, or by its path when the environment is not active."""
-    beside = Path(sys.executable).with_name("icefloe")
-    return str(beside) if shutil.which("icefloe") is None and beside.exists() else "icefloe"
+    """How the reader calls this command: by its name, unless whoever started it knows that only its path will do."""
+    return os.environ.get("ICEFLOE_COMMAND") or "icefloe"
 
 
 def _warmer(block: xr.Dataset) -> xr.Dataset:
