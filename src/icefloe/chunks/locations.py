@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from icefloe.errors import InvalidInputError
-from icefloe.model.string_column import StringColumn, string_column, text_array
+from icefloe.model.string_column import FEW_TEXTS, StringColumn, string_column, text_array
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 
 RELATIVE_SCHEME = "vcc"
@@ -42,14 +42,10 @@ def normalise_location(location: str) -> str:
     return f"file://{posixpath.normpath('/' + path.lstrip('/'))}{folder}"
 
 
-FEW_LOCATIONS = 2048
-"""So many locations are looked at one by one in less time than Arrow's functions take to load."""
-
-
 def normalise_locations(locations: Any) -> StringColumn:
     """A column of distinct locations in one spelling; only rows that need it are touched one by one."""
     column = string_column(locations)
-    if len(column) <= FEW_LOCATIONS:
+    if len(column) <= FEW_TEXTS:
         texts = list(column)
         tidy = [None if text is None else normalise_location(text) for text in texts]
         return column if tidy == texts else StringColumn(text_array(tidy))

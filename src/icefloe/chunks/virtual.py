@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from icefloe.chunks.advice import no_authorization, no_container, no_such_name
 from icefloe.chunks.locations import (
-    FEW_LOCATIONS,
     RELATIVE_SCHEME,
     by_longest_prefix,
     container_prefix,
@@ -21,7 +20,7 @@ from icefloe.chunks.locations import (
 from icefloe.chunks.source import Source, source_in
 from icefloe.errors import VirtualChunkError
 from icefloe.model.object_store_config import AzureObjectStore, LocalFileSystemObjectStore, ObjectStoreConfig
-from icefloe.model.string_column import StringColumn
+from icefloe.model.string_column import FEW_TEXTS, StringColumn
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 from icefloe.storage.sources import SourceStorage
 from icefloe.storage.virtual import open_object_store
@@ -84,7 +83,7 @@ class VirtualContainers:
         Authorisation is not asked for: who writes references need not be able to read them.
         """
         column = normalise_locations(locations)
-        if len(column) <= FEW_LOCATIONS:
+        if len(column) <= FEW_TEXTS:
             uncovered = [text for text in column if text is not None and self.find_container(text) is None]
             if uncovered:
                 raise self._uncovered(uncovered[0], others=len(uncovered) - 1)

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from icefloe.chunks.locations import FEW_LOCATIONS
 from icefloe.errors import InvalidInputError, UnsupportedError, VirtualChunkError
 from icefloe.manifests.columns import code_texts, normalise
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable
 from icefloe.model.nodes import ArrayNode
-from icefloe.model.string_column import StringColumn, codes_of, text_array
+from icefloe.model.string_column import FEW_TEXTS, StringColumn, codes_of, text_array
 from icefloe.model.virtual import VirtualChunkSpec
 from icefloe.session.workspace import Workspace
 
@@ -207,7 +206,7 @@ def _box_coords(shape: tuple[int, ...], corner: tuple[int, ...]) -> npt.NDArray[
 
 def _without_empty(texts: StringColumn) -> StringColumn:
     """The empty text means no reference, as null does."""
-    if len(texts) <= FEW_LOCATIONS:
+    if len(texts) <= FEW_TEXTS:
         few = list(texts)
         return StringColumn(text_array([text or None for text in few])) if "" in few else texts
     import pyarrow.compute as pc  # noqa: PLC0415 - a twentieth of a second that a few texts do not need
