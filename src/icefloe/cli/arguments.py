@@ -17,6 +17,9 @@ StorageOptions = Annotated[
         help="Option of the storage, as of s3_storage(...) for s3://: region=eu-west-1, anonymous=true.",
     ),
 ]
+TargetOptions = Annotated[
+    list[str] | None, typer.Option("--target-option", metavar="NAME=VALUE", help="Option of the storage of TARGET.")
+]
 Branch = Annotated[str | None, typer.Option("--branch", "-b", metavar="NAME", help="At the tip of this branch.")]
 Tag = Annotated[str | None, typer.Option("--tag", "-t", metavar="NAME", help="At this tag.")]
 Snapshot = Annotated[

@@ -9,6 +9,11 @@ from typing import Annotated
 import typer
 
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show the plan, change nothing.")]
+WorkBranch = Annotated[str, typer.Option("--branch", "-b", metavar="NAME", help="The branch to work on.")]
+ArrayPattern = Annotated[str, typer.Option("--arrays", metavar="PATTERN", help="Paths of arrays; * is anything.")]
+ChunkBox = Annotated[
+    str | None, typer.Option("--region", metavar="0:4,2:8", help="Chunks in this box of the chunk grid.")
+]
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from icefloe.cli.arguments import Json, Place, StorageOptions
-from icefloe.cli.care import DryRun
+from icefloe.cli.care import ArrayPattern, ChunkBox, DryRun, WorkBranch
 from icefloe.cli.opening import open_repository
 from icefloe.cli.output import print_json, stdout
 from icefloe.cli.progress import Bars
@@ -22,11 +22,9 @@ def register(app: typer.Typer) -> None:
 
 def compact(
     place: Place,
-    branch: Annotated[str, typer.Option("--branch", "-b", metavar="NAME", help="The branch to work on.")] = "main",
-    arrays: Annotated[str, typer.Option("--arrays", metavar="PATTERN", help="Paths of arrays; * is anything.")] = "*",
-    region: Annotated[
-        str | None, typer.Option("--region", metavar="0:4,2:8", help="Chunks in this box of the chunk grid.")
-    ] = None,
+    branch: WorkBranch = "main",
+    arrays: ArrayPattern = "*",
+    region: ChunkBox = None,
     hilbert: Annotated[bool, typer.Option("--hilbert", help="Lay chunks out along a Hilbert curve.")] = False,
     unpack: Annotated[bool, typer.Option("--unpack", help="Make packed chunks objects of their own.")] = False,
     materialize: Annotated[bool, typer.Option("--materialize", help="Copy virtual chunks in instead.")] = False,

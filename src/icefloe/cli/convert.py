@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from icefloe.cli.arguments import Json, Place, StorageOptions
+from icefloe.cli.arguments import Json, Place, StorageOptions, TargetOptions
 from icefloe.cli.opening import open_repository, storage_at
 from icefloe.cli.output import print_json, stdout
 from icefloe.cli.progress import Bars
@@ -47,10 +47,7 @@ def convert(
     ] = Verify.SPOT.value,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")] = False,
     options: StorageOptions = None,
-    target_options: Annotated[
-        list[str] | None,
-        typer.Option("--target-option", metavar="NAME=VALUE", help="Option of the storage of TARGET."),
-    ] = None,
+    target_options: TargetOptions = None,
     json: Json = False,
 ) -> None:
     """Make a repository of another generation, with all its history, elsewhere or in its place."""

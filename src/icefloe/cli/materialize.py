@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from icefloe.cli.arguments import Json, Place, StorageOptions
-from icefloe.cli.care import DryRun
+from icefloe.cli.care import ArrayPattern, ChunkBox, DryRun, WorkBranch
 from icefloe.cli.compact import carry_out, parse_region
 from icefloe.cli.opening import open_repository
 
@@ -18,11 +18,9 @@ def register(app: typer.Typer) -> None:
 
 def materialize(
     place: Place,
-    branch: Annotated[str, typer.Option("--branch", "-b", metavar="NAME", help="The branch to work on.")] = "main",
-    arrays: Annotated[str, typer.Option("--arrays", metavar="PATTERN", help="Paths of arrays; * is anything.")] = "*",
-    region: Annotated[
-        str | None, typer.Option("--region", metavar="0:4,2:8", help="Chunks in this box of the chunk grid.")
-    ] = None,
+    branch: WorkBranch = "main",
+    arrays: ArrayPattern = "*",
+    region: ChunkBox = None,
     authorize: Annotated[
         list[str] | None,
         typer.Option("--authorize", metavar="PREFIX", help="Container that may be read; can be repeated."),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from icefloe.cli.arguments import Json, Place, StorageOptions
+from icefloe.cli.arguments import Json, Place, StorageOptions, TargetOptions
 from icefloe.cli.care import DryRun
 from icefloe.cli.opening import open_repository, storage_at
 from icefloe.cli.output import print_json, stdout
@@ -24,10 +24,7 @@ def mirror(
     ],
     dry_run: DryRun = False,
     options: StorageOptions = None,
-    target_options: Annotated[
-        list[str] | None,
-        typer.Option("--target-option", metavar="NAME=VALUE", help="Option of the storage of TARGET."),
-    ] = None,
+    target_options: TargetOptions = None,
     json: Json = False,
 ) -> None:
     """Make another place a copy of a repository; again, only what is new is copied."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from icefloe.cli.arguments import Json, Place, StorageOptions
-from icefloe.cli.care import DryRun
+from icefloe.cli.care import DryRun, WorkBranch
 from icefloe.cli.opening import open_repository
 from icefloe.cli.output import print_json, stdout
 from icefloe.cli.progress import Bars
@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 def rewrite_manifests(
     place: Place,
-    branch: Annotated[str, typer.Option("--branch", "-b", metavar="NAME", help="The branch to work on.")] = "main",
+    branch: WorkBranch = "main",
     message: Annotated[
         str, typer.Option("--message", "-m", metavar="TEXT", help="Of the commit.")
     ] = "Rewrite manifests",
