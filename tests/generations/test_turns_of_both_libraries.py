@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from tests.icechunk.test_turns import SPECS, Turns, icechunk
+from tests.icechunk.test_turns import SPECS, Turns, icechunk, play
 
 import icefloe
 
@@ -113,21 +113,11 @@ class BranchTurns(Turns):
                     np.testing.assert_array_equal(node[...], self.arrays[path])
 
 
-def play(folder: Path, spec: int, seed: int, turns: int) -> None:
-    game = BranchTurns(folder, spec, seed)
-    try:
-        for number in range(turns):
-            game.turn(number)
-    except Exception as error:
-        error.add_note(f"seed {seed}, spec {spec}")
-        raise
-
-
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("block", range(10))
 def test_both_libraries_agree_after_every_turn_on_every_branch(tmp_path: Path, spec: int, block: int) -> None:
     for seed in range(1000 + 12 * block, 1012 + 12 * block):
-        play(tmp_path / str(seed), spec, seed, turns=3)
+        play(BranchTurns(tmp_path / str(seed), spec, seed), turns=3)
 
 
 @pytest.mark.slow
@@ -135,7 +125,7 @@ def test_both_libraries_agree_after_every_turn_on_every_branch(tmp_path: Path, s
 @pytest.mark.parametrize("block", range(8))
 def test_both_libraries_agree_in_long_games(tmp_path: Path, spec: int, block: int) -> None:
     for seed in range(5000 + 5 * block, 5005 + 5 * block):
-        play(tmp_path / str(seed), spec, seed, turns=10)
+        play(BranchTurns(tmp_path / str(seed), spec, seed), turns=10)
 
 
 @pytest.mark.s3

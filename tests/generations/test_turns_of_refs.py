@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import zarr
 from tests.generations.test_turns_of_both_libraries import MODEL, BranchTurns
-from tests.icechunk.test_turns import OFFICIAL, SPECS, icechunk
+from tests.icechunk.test_turns import OFFICIAL, SPECS, icechunk, play
 
 import icefloe
 
@@ -143,21 +143,11 @@ def describe(update: Any) -> tuple[str, Any, dict[str, Any]]:
     return type(kind).__name__, update.updated_at, fields
 
 
-def play(folder: Path, spec: int, seed: int, turns: int) -> None:
-    game = RefTurns(folder, spec, seed)
-    try:
-        for number in range(turns):
-            game.turn(number)
-    except Exception as error:
-        error.add_note(f"seed {seed}, spec {spec}")
-        raise
-
-
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("block", range(4))
 def test_both_libraries_agree_whatever_is_done_to_branches(tmp_path: Path, spec: int, block: int) -> None:
     for seed in range(9000 + 6 * block, 9006 + 6 * block):
-        play(tmp_path / str(seed), spec, seed, turns=4)
+        play(RefTurns(tmp_path / str(seed), spec, seed), turns=4)
 
 
 @pytest.mark.slow
@@ -165,4 +155,4 @@ def test_both_libraries_agree_whatever_is_done_to_branches(tmp_path: Path, spec:
 @pytest.mark.parametrize("block", range(8))
 def test_both_libraries_agree_in_long_games_of_branches(tmp_path: Path, spec: int, block: int) -> None:
     for seed in range(9500 + 6 * block, 9506 + 6 * block):
-        play(tmp_path / str(seed), spec, seed, turns=10)
+        play(RefTurns(tmp_path / str(seed), spec, seed), turns=10)

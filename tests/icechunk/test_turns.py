@@ -27,7 +27,7 @@ class Turns:
     def __init__(self, folder: Path, spec: int, seed: int) -> None:
         self.chance = random.Random(seed)
         self.folder = str(folder)
-        self.spec = spec
+        self.spec, self.seed = spec, seed
         if self.chance.random() < 0.5:
             icefloe.Repository.create(icefloe.local_filesystem_storage(self.folder), spec_version=spec)
         else:
@@ -197,20 +197,24 @@ def plain_chunks(diff: Any) -> dict[str, list[tuple[int, ...]]]:
     }
 
 
-def play(folder: Path, spec: int, seed: int, turns: int) -> None:
-    game = Turns(folder, spec, seed)
-    for number in range(turns):
-        game.turn(number)
+def play(game: Turns, turns: int) -> None:
+    """All turns of a game; a failure names what it takes to play it again."""
+    try:
+        for number in range(turns):
+            game.turn(number)
+    except Exception as error:
+        error.add_note(f"seed {game.seed}, spec {game.spec}")
+        raise
 
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("seed", range(4))
 def test_both_libraries_agree_after_every_turn(tmp_path: Path, spec: int, seed: int) -> None:
-    play(tmp_path, spec, seed, turns=5)
+    play(Turns(tmp_path, spec, seed), turns=5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("seed", range(4, 60))
 def test_both_libraries_agree_after_every_turn_of_many_games(tmp_path: Path, spec: int, seed: int) -> None:
-    play(tmp_path, spec, seed, turns=6)
+    play(Turns(tmp_path, spec, seed), turns=6)
