@@ -80,7 +80,7 @@ class Archive:
             else:
                 data = await self.storage.get(self.format.manifest_key(manifest_id))
                 manifest = await _decode(self.format.decode_manifest, data)
-            return manifest, _manifest_weight(manifest)
+            return manifest, manifest.nbytes
 
         held = await self._manifests.get((manifest_id, _DECODED), load)
         assert isinstance(held, Manifest)
@@ -99,7 +99,7 @@ class Archive:
         if opened.nbytes > self._manifests.limit_bytes:
             # It was not kept; its columns may still fit.
             manifest = await asyncio.to_thread(opened.decode)
-            self._manifests.put((manifest_id, _DECODED), manifest, _manifest_weight(manifest))
+            self._manifests.put((manifest_id, _DECODED), manifest, manifest.nbytes)
         return opened.find(node_id, wanted)
 
     async def _open_manifest(self, manifest_id: ObjectId) -> OpenManifest:
@@ -151,7 +151,7 @@ class Archive:
         size = await self._put(self.format.manifest_key(manifest.id), data, "manifest")
         if len(manifest) < _OFFLOAD_REFS:
             # Whoever wrote a few references goes on with them; a bulk write would only fill the memory.
-            self._manifests.put((manifest.id, _DECODED), manifest, _manifest_weight(manifest))
+            self._manifests.put((manifest.id, _DECODED), manifest, manifest.nbytes)
         return ManifestFileInfo(manifest.id, size, len(manifest))
 
     async def flush_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> None:
@@ -189,10 +189,6 @@ class Archive:
 
 def _snapshot_weight(snapshot: Snapshot, size_bytes: int) -> int:
     return 4 * size_bytes + 400 * len(snapshot.nodes)
-
-
-def _manifest_weight(manifest: Manifest) -> int:
-    return sum(table.nbytes for table in manifest.tables.values())
 
 
 async def _decode(decode: Callable[[bytes], T], data: bytes) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from icefloe.errors import InvalidInputError
 from icefloe.ids import OBJECT_ID_BYTES, NodeId, new_chunk_id
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, Coords
+from icefloe.model.chunk_tables import ChunkTables
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.packing_config import ChunkPackingConfig, PackBy
 from icefloe.storage.contract import Buffer
@@ -57,10 +58,10 @@ class SealedPack:
 
     object_id: bytes
     data: bytes
-    tables: Mapping[NodeId, ChunkTable]
+    tables: ChunkTables
 
     def __len__(self) -> int:
-        return sum(len(table) for table in self.tables.values())
+        return len(self.tables.rows)
 
 
 class PackBuilder:
@@ -167,14 +168,19 @@ class PackBuilder:
             for pack in sealed:
                 if record is not None:
                     record(pack)
-                for node_id, table in pack.tables.items():
-                    chunks = self._chunks[node_id]
-                    for coords in map(tuple, table.coords.tolist()):
-                        del chunks[coords]
-                    if not chunks:
-                        del self._chunks[node_id]
+                self._drop(pack.tables)
             self._size_bytes = left_bytes
         return sealed
+
+    def _drop(self, tables: ChunkTables) -> None:
+        """Forget the chunks that some tables name."""
+        coords = iter(tables.rows.coords.tolist())
+        for node_id, count, ndim in zip(tables.nodes, tables.counts.tolist(), tables.ndims.tolist(), strict=True):
+            chunks = self._chunks[node_id]
+            for row in islice(coords, count):
+                del chunks[tuple(row[:ndim])]
+            if not chunks:
+                del self._chunks[node_id]
 
     def __reduce__(self) -> str:
         raise TypeError("a PackBuilder holds unwritten chunks and does not pickle; a fork starts with an empty one")
@@ -185,7 +191,7 @@ class _Rows:
     """All chunks of some arrays, one array after the other, in chunk order within each."""
 
     nodes: Sequence[NodeId]
-    ndims: Sequence[int]
+    ndims: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
     """Where the chunks of every array end."""
     coords: npt.NDArray[np.uint32]
@@ -205,14 +211,14 @@ def _build(
 
 
 def _order(held: Mapping[NodeId, Mapping[Coords, bytes]]) -> _Rows:
-    ndims = [len(next(iter(each))) for each in held.values()]
+    ndims = np.fromiter((len(next(iter(each))) for each in held.values()), dtype=np.int64, count=len(held))
     counts = np.fromiter(map(len, held.values()), dtype=np.int64, count=len(held))
     keys = list(chain.from_iterable(held.values()))
-    width = max(ndims)
-    if min(ndims) < width:
+    width = int(ndims.max())
+    if int(ndims.min()) < width:
         keys = [key + (0,) * (width - len(key)) for key in keys]
     coords = np.fromiter(chain.from_iterable(keys), dtype=np.uint32, count=len(keys) * width).reshape(len(keys), width)
-    data = list(chain.from_iterable(each.values() for each in held.values()))
+    data = list(chain.from_iterable([each.values() for each in held.values()]))
     order = np.lexsort((*coords.T[::-1], np.repeat(np.arange(len(counts)), counts)))
     if (order[1:] < order[:-1]).any():
         coords, data = coords[order], [data[index] for index in order.tolist()]
@@ -236,18 +242,17 @@ def _cut(rows: _Rows, target_bytes: int, id_bytes: int) -> Iterator[SealedPack]:
 
 def _tables_in_pack(
     rows: _Rows, starts: npt.NDArray[np.uint64], first: int, after: int, object_id: bytes
-) -> dict[NodeId, ChunkTable]:
-    """The references of the rows from `first` to `after`, for every array: views of shared columns."""
+) -> ChunkTables:
+    """The references of the rows from `first` to `after`, for every array."""
     count = after - first
-    kind = np.full(count, ChunkKind.NATIVE, dtype=np.uint8)
-    offset = starts[first:after] - starts[first]
-    ids = np.tile(np.frombuffer(object_id, dtype=np.uint8), (count, 1))
-    coords, length = rows.coords[first:after], rows.lengths[first:after]
+    references = ChunkTable(
+        rows.coords[first:after],
+        np.full(count, ChunkKind.NATIVE, dtype=np.uint8),
+        starts[first:after] - starts[first],
+        rows.lengths[first:after],
+        np.tile(np.frombuffer(object_id, dtype=np.uint8), (count, 1)),
+    )
     index = int(np.searchsorted(rows.ends, first, side="right"))
-    last = int(np.searchsorted(rows.ends, after, side="left"))
-    bounds = [0, *np.minimum(rows.ends[index : last + 1] - first, count).tolist()]
-    tables = {}
-    for node, ndim, low, high in zip(rows.nodes[index:], rows.ndims[index:], bounds, bounds[1:], strict=False):
-        here = slice(low, high)
-        tables[node] = ChunkTable(coords[here, :ndim], kind[here], offset[here], length[here], ids[here])
-    return tables
+    end = int(np.searchsorted(rows.ends, after, side="left")) + 1
+    counts = np.diff(np.minimum(rows.ends[index:end] - first, count), prepend=0)
+    return ChunkTables(rows.nodes[index:end], counts, rows.ndims[index:end], references)

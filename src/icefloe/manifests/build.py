@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-
-import numpy as np
+from dataclasses import dataclass, replace
 
 from icefloe.ids import NodeId, ObjectId, new_object_id
 from icefloe.manifests.boxes import intersect
-from icefloe.manifests.columns import Rows, compact_locations, list_extents, take
+from icefloe.manifests.columns import Rows, bounding_rows, compact_inline, compact_locations, take
 from icefloe.manifests.merge import merge_edits, overlay
-from icefloe.manifests.pieces import ArrayEdits, Piece
+from icefloe.manifests.pieces import ArrayEdits, BulkEdits, Piece
 from icefloe.manifests.plan import ManifestPlan, PlannedManifest
 from icefloe.manifests.split import filter_box, halve
-from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table
+from icefloe.model.chunk_table import ChunkTable, empty_table
+from icefloe.model.chunk_tables import ChunkTables
 from icefloe.model.nodes import Extents, ManifestRef
 from icefloe.model.snapshot import Manifest
+from icefloe.model.table_joining import concat_tables, join_tables
 
 Fetch = Callable[[ObjectId], Manifest]
 
@@ -48,35 +48,22 @@ def build_output(
 ) -> Iterator[BuiltManifest]:
     """The manifests of one output; outputs are independent of each other and can be built at the same time."""
     together: dict[NodeId, ChunkTable] = {}
-    fresh = _fresh_tables(output.pieces, edits)
     for piece in output.pieces:
-        table = fresh.get(piece.node_id)
-        if table is None:
-            table = build_piece(piece, fetch, edits.get(piece.node_id))
+        table = build_piece(piece, fetch, edits.get(piece.node_id))
         if len(table) == 0:
             continue
         if piece.limit is None or len(table) <= piece.limit:
             together[piece.node_id] = table
         else:
             for part in halve(table, piece.limit):
-                yield _built({piece.node_id: part}, new_id())
-    if together:
-        yield _built(dict(sorted(together.items())), new_id())
-
-
-def _fresh_tables(pieces: Iterable[Piece], edits: Mapping[NodeId, ArrayEdits]) -> dict[NodeId, ChunkTable]:
-    """The edits of the arrays that had no references before, which are all they have now; none if some are deletions.
-
-    Thousands of new arrays in one commit are looked at together.
-    """
-    found = {}
-    for piece in pieces:
-        change = edits.get(piece.node_id)
-        if not piece.sources and change is not None and change.table is not None and _is_all(piece.rows):
-            found[piece.node_id] = change.table
-    if found and (np.concatenate([table.kind for table in found.values()]) == ChunkKind.DELETED).any():
-        return {}
-    return found
+                yield _built(join_tables({piece.node_id: part}), new_id())
+    tables = join_tables(together)
+    if output.fresh:
+        assert isinstance(edits, BulkEdits), "only these have fresh arrays"
+        fresh = edits.fresh
+        tables = concat_tables([tables, fresh.select(fresh.positions(output.fresh))]).by_id()
+    if len(tables):
+        yield _built(tables, new_id())
 
 
 def build_piece(piece: Piece, fetch: Fetch, change: ArrayEdits | None) -> ChunkTable:
@@ -101,22 +88,44 @@ def _is_all(rows: Rows | None) -> bool:
     return isinstance(rows, slice) and rows == slice(None)
 
 
-def _built(tables: dict[NodeId, ChunkTable], manifest_id: ObjectId) -> BuiltManifest:
-    compacted = {key: compact_locations(table) for key, table in tables.items()}
-    boxes = list_extents(list(tables.values()))
-    refs = {key: ManifestRef(manifest_id, box) for key, box in zip(tables, boxes, strict=True)}
-    return BuiltManifest(Manifest(manifest_id, compacted), refs)
+def _built(tables: ChunkTables, manifest_id: ObjectId) -> BuiltManifest:
+    rows = compact_locations(compact_inline(tables.rows))
+    refs = _share_refs(manifest_id, tables)
+    return BuiltManifest(Manifest(manifest_id, replace(tables, rows=rows)), dict(zip(tables.nodes, refs, strict=True)))
+
+
+def _share_refs(manifest_id: ObjectId, tables: ChunkTables) -> list[ManifestRef]:
+    """What every array says about its manifest; arrays whose chunks fill the same box say it with the same value."""
+    boxes = bounding_rows(tables)
+    keys = boxes.view(f"V{boxes.itemsize * boxes.shape[1]}")[:, 0].tolist()
+    made = {}
+    for key, index in dict(zip(keys, range(len(keys)), strict=True)).items():
+        ndim, *corners = boxes[index].tolist()
+        width = len(corners) // 2
+        made[key] = ManifestRef(manifest_id, tuple(zip(corners[:ndim], corners[width : width + ndim], strict=True)))
+    return [made[key] for key in keys]
 
 
 def link_manifests(
     plan: ManifestPlan, built: Iterable[Mapping[NodeId, ManifestRef]]
 ) -> dict[NodeId, tuple[ManifestRef, ...]]:
     """The manifests of every array that the plan changes, from what stays and the `refs` of what was built."""
-    linked = {key: list(refs) for key, refs in plan.kept.items()}
+    linked = dict(plan.kept)
+    several: set[NodeId] = set()
+    alone: dict[int, tuple[ManifestRef, ...]] = {}
     for refs in built:
         for key, ref in refs.items():
-            linked.setdefault(key, []).append(ref)
-    return {key: tuple(sorted(refs, key=_place)) if len(refs) > 1 else tuple(refs) for key, refs in linked.items()}
+            before = linked.get(key)
+            if before:
+                linked[key] = (*before, ref)
+                several.add(key)
+                continue
+            # Thousands of arrays say the same about one manifest: they share the tuple, too.
+            one = alone.get(id(ref))
+            linked[key] = alone.setdefault(id(ref), (ref,)) if one is None else one
+    for key in several:
+        linked[key] = tuple(sorted(linked[key], key=_place))
+    return linked
 
 
 def _place(ref: ManifestRef) -> tuple[Extents, ObjectId]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,7 @@ import pyarrow as pa
 from icefloe.errors import InvalidInputError
 from icefloe.manifests.keys import sort_order
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table
-from icefloe.model.nodes import Extents
+from icefloe.model.chunk_tables import ChunkTables
 from icefloe.model.string_column import StringColumn, code_rows, codes_of, string_column
 
 Rows = npt.NDArray[Any] | slice
@@ -27,7 +26,7 @@ _APPEND_RATIO = 16
 def take(table: ChunkTable, rows: Rows) -> ChunkTable:
     """The chosen rows, in the order given (which must keep the table sorted); dictionaries shrink with them."""
     chosen = _take_columns(table, rows)
-    return compact_locations(_compact_inline(chosen)) if len(chosen) < len(table) else chosen
+    return compact_locations(compact_inline(chosen)) if len(chosen) < len(table) else chosen
 
 
 def _take_columns(table: ChunkTable, rows: Rows) -> ChunkTable:
@@ -161,25 +160,18 @@ def _unify(coded: Sequence[tuple[Any, Sequence[str]]]) -> tuple[list[Any], Strin
     return mapped, StringColumn(texts)
 
 
-def list_extents(tables: Sequence[ChunkTable]) -> list[Extents]:
-    """The bounding box of every table; of tables with rows, many are looked at together."""
-    found: list[Extents] = [()] * len(tables)
-    by_rank: dict[int, list[int]] = defaultdict(list)
-    for index, table in enumerate(tables):
-        if len(table) == 0:
-            found[index] = table.extents()
-        else:
-            by_rank[table.ndim].append(index)
-    for ndim, chosen in by_rank.items():
-        if ndim == 0:
-            continue
-        coords = np.concatenate([tables[index].coords for index in chosen])
-        counts = np.fromiter((len(tables[index]) for index in chosen), dtype=np.int64, count=len(chosen))
-        starts = np.cumsum(counts) - counts
-        low, high = np.minimum.reduceat(coords, starts), np.maximum.reduceat(coords, starts).astype(np.int64) + 1
-        for index, first, end in zip(chosen, low.tolist(), high.tolist(), strict=True):
-            found[index] = tuple(zip(first, end, strict=True))
-    return found
+def bounding_rows(tables: ChunkTables) -> npt.NDArray[np.int64]:
+    """Per array its rank, then the first index of its chunks per dimension, then the end per dimension."""
+    starts = np.cumsum(tables.counts) - tables.counts
+    coords = tables.rows.coords
+    width = coords.shape[1]
+    bounds = np.empty((len(tables), 1 + 2 * width), dtype=np.int64)
+    bounds[:, 0] = tables.ndims
+    for axis in range(width):
+        bounds[:, 1 + axis] = np.minimum.reduceat(coords[:, axis], starts)
+        bounds[:, 1 + width + axis] = np.maximum.reduceat(coords[:, axis], starts)
+    bounds[:, 1 + width :] += 1
+    return bounds
 
 
 def compact_locations(table: ChunkTable) -> ChunkTable:
@@ -215,7 +207,8 @@ def _compact_coded(
     return mapping[codes], kept_texts
 
 
-def _compact_inline(table: ChunkTable) -> ChunkTable:
+def compact_inline(table: ChunkTable) -> ChunkTable:
+    """The same table without most of the inline bytes that no row uses."""
     if not len(table.inline):
         return table
     rows = np.flatnonzero(table.kind == ChunkKind.INLINE)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from icefloe.ids import NodeId
 from icefloe.manifests.columns import take
 from icefloe.manifests.keys import Found, find_in, find_row, find_rows
 from icefloe.manifests.merge import map_coords, overlay, shift_coords
 from icefloe.manifests.split import filter_box, in_box
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords, empty_table, table_from_rows
+from icefloe.model.chunk_tables import ChunkTables
 from icefloe.model.nodes import Extents
+from icefloe.model.table_joining import concat_tables
 
 FOLD_AT = 4096
 """Single edits are kept in a dict up to this many, then become a columnar run."""
+
+Shared: TypeAlias = tuple[ChunkTables, int]
+"""The rows of an array in columns of many arrays, and its place among them."""
 
 _DELETED = ChunkRef(ChunkKind.DELETED, 0, 0)
 _REF_BYTES = 400
@@ -29,12 +37,15 @@ class EditBuffer:
     visible: everything (None) until the array is made smaller or its chunks are moved.
     """
 
+    __slots__ = ("_recent", "_recent_bytes", "_runs", "_shared", "base_box", "ndim")
+
     def __init__(self, ndim: int) -> None:
         self.ndim = ndim
         self.base_box: Extents | None = None
         self._recent: dict[Coords, ChunkRef] = {}
         self._recent_bytes = 0
         self._runs: list[ChunkTable] = []
+        self._shared: Shared | None = None
 
     def set(self, coords: Coords, ref: ChunkRef) -> None:
         """Set one chunk."""
@@ -52,11 +63,24 @@ class EditBuffer:
         self._fold()
         self._push(table)
 
+    def add_shared(self, tables: ChunkTables, index: int) -> None:
+        """Set the chunks of one array among many; they are cut out of the columns when somebody asks for them."""
+        if self._shared is None and not self._runs and not self._recent:
+            self._shared = (tables, index)
+        else:
+            self.add_table(tables.at(index))
+
+    @property
+    def shared(self) -> Shared | None:
+        """Where the edits lie, if all of them are those of one array among many and the base is visible."""
+        return None if self._recent or self._runs or self.base_box is not None else self._shared
+
     def find(self, coords: Coords) -> ChunkRef | None:
         """The newest edit of a chunk (DELETED ones too), or None when this change set says nothing about it."""
         recent = self._recent.get(coords)
         if recent is not None:
             return recent
+        self._cut_out()
         for run in reversed(self._runs):
             row = find_row(run, coords)
             if row is not None:
@@ -137,6 +161,7 @@ class EditBuffer:
     def copy(self) -> EditBuffer:
         """An independent buffer with the same edits; runs are shared, they never change."""
         twin = EditBuffer(self.ndim)
+        twin._shared = self._shared
         twin.base_box = self.base_box
         twin._recent = dict(self._recent)
         twin._recent_bytes = self._recent_bytes
@@ -145,17 +170,25 @@ class EditBuffer:
 
     def __len__(self) -> int:
         """The number of edited chunks."""
-        return len(self.to_table()) if self._runs else len(self._recent)
+        return len(self.to_table()) if self._runs or self._shared else len(self._recent)
 
     def __bool__(self) -> bool:
-        return bool(self._recent or self._runs or self.base_box is not None)
+        return bool(self._recent or self._runs or self._shared or self.base_box is not None)
 
     @property
     def nbytes(self) -> int:
         """Memory held, estimated for the edits that are not columns yet."""
+        self._cut_out()
         return self._recent_bytes + sum(run.nbytes for run in self._runs)
 
+    def _cut_out(self) -> None:
+        # They are the oldest: nothing is shared once there is a run.
+        if self._shared is not None:
+            tables, index = self._shared
+            self._runs, self._shared = [tables.at(index)], None
+
     def _fold(self) -> None:
+        self._cut_out()
         if self._recent:
             recent, self._recent, self._recent_bytes = self._recent, {}, 0
             self._push(table_from_rows(list(recent.items()), self.ndim))
@@ -172,6 +205,32 @@ class EditBuffer:
     def _rewrite(self, change: Callable[[ChunkTable], ChunkTable]) -> None:
         self._fold()
         self._runs = [run for run in map(change, self._runs) if len(run)]
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredEdits:
+    """The edits of many arrays: those that were written together as columns, the others one by one."""
+
+    together: ChunkTables
+    alone: Mapping[NodeId, EditBuffer]
+
+
+def gather_edits(buffers: Mapping[NodeId, EditBuffer]) -> GatheredEdits:
+    """Sort the edits of a change set out by how they are held; nothing is copied but what lies scattered."""
+    alone: dict[NodeId, EditBuffer] = {}
+    places: dict[int, tuple[ChunkTables, list[int]]] = {}
+    for node_id, buffer in buffers.items():
+        shared = buffer.shared
+        if shared is None:
+            alone[node_id] = buffer
+            continue
+        tables, index = shared
+        found = places.get(id(tables))
+        if found is None:
+            found = places[id(tables)] = (tables, [])
+        found[1].append(index)
+    parts = [tables.select(np.array(indices, dtype=np.int64)) for tables, indices in places.values()]
+    return GatheredEdits(concat_tables(parts), alone)
 
 
 def _intersect(a: Extents, b: Extents) -> Extents:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from icefloe.ids import NodeId
 from icefloe.model.manifest_config import DEFAULT_SET, ManifestConfig, ManifestSet
@@ -41,8 +41,7 @@ def closure(modified: Iterable[A], manifests_of: Dragging[A, M], arrays_of: Mapp
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Package:
+class Package(NamedTuple):
     """An array to be packed: its size in chunks and the set its rule sends it to."""
 
     node_id: NodeId
@@ -57,6 +56,9 @@ class Bin:
 
     set_name: str
     packages: tuple[Package, ...]
+
+
+_PATH, _SIZE = attrgetter("path"), attrgetter("size")
 
 
 def find_target(config: ManifestConfig, path: str, metadata_chunks: int, initialized_chunks: int) -> str:
@@ -103,7 +105,7 @@ def pack(packages: Iterable[Package], config: ManifestConfig, untouched: Mapping
 
 def _pack_set(packages: list[Package], entry: ManifestSet) -> tuple[list[Package], list[list[Package]]]:
     """The arrays too large for the set, and the bins of the others, fullest first."""
-    ordered = sorted(packages, key=lambda p: (-p.size, p.path))
+    ordered = sorted(sorted(packages, key=_PATH), key=_SIZE, reverse=True)
     if entry.arrays_per_manifest is not None:
         return [], _pair(ordered, entry.arrays_per_manifest)
     assert entry.max_manifest_size is not None
@@ -116,7 +118,7 @@ def _fit(ordered: Sequence[Package], limit: int) -> list[list[Package]]:
     """Best fit decreasing: into the fullest bin that still has room, found by bisection."""
     bins: list[list[Package]] = []
     room: list[tuple[int, int]] = []  # (room left, -bin) so that among equals the first bin is the last entry
-    for size, alike in groupby(ordered, key=attrgetter("size")):
+    for size, alike in groupby(ordered, key=_SIZE):
         waiting = list(alike)
         while waiting:
             position = bisect.bisect_left(room, (size, -len(bins)))

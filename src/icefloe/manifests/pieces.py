@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from icefloe.ids import NodeId, ObjectId
 from icefloe.manifests.boxes import box_array, intersect, overlapping_pairs, volume
 from icefloe.manifests.columns import Rows
 from icefloe.model.chunk_table import ChunkTable
+from icefloe.model.chunk_tables import ChunkTables
 from icefloe.model.nodes import ArrayNode, Extents, ManifestRef
 from icefloe.model.snapshot import ManifestFileInfo
 
@@ -52,6 +53,28 @@ class ArrayEdits:
 
     def says_something(self) -> bool:
         return bool(self.parts) or self.base_box is not None or (self.table is not None and len(self.table) > 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BulkEdits(Mapping[NodeId, ArrayEdits]):
+    """Edits by array, those of `fresh` in common columns: arrays without manifests and without deletions among them.
+
+    No array is in both. A plan and its builder treat the fresh arrays of a manifest as one.
+    """
+
+    arrays: Mapping[NodeId, ArrayEdits]
+    fresh: ChunkTables
+
+    def __getitem__(self, node_id: NodeId) -> ArrayEdits:
+        found = self.arrays.get(node_id)
+        return ArrayEdits(self.fresh[node_id]) if found is None else found
+
+    def __iter__(self) -> Iterator[NodeId]:
+        yield from self.arrays
+        yield from self.fresh
+
+    def __len__(self) -> int:
+        return len(self.arrays) + len(self.fresh)
 
 
 @dataclass(frozen=True, slots=True)

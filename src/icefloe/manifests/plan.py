@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 
 from icefloe.ids import NodeId, ObjectId
 from icefloe.manifests.boxes import Boxes, box_array
-from icefloe.manifests.cells import CellShape, configured_cell_shape
+from icefloe.manifests.cells import CellShape
 from icefloe.manifests.columns import take
-from icefloe.manifests.packing import Package, closure, find_target, pack, topological_order
-from icefloe.manifests.pieces import ArrayEdits, Item, PartRef, Piece, Source, full_box, list_items
+from icefloe.manifests.packing import Package, closure, pack, topological_order
+from icefloe.manifests.pieces import ArrayEdits, BulkEdits, Item, PartRef, Piece, Source, full_box, list_items
+from icefloe.manifests.placement import AlikePlacements, Placement, can_alike, place
 from icefloe.manifests.regions import Cutting, cut_rows, plan_recut, plan_regions
 from icefloe.manifests.split import halve
 from icefloe.model.chunk_table import ChunkTable
+from icefloe.model.chunk_tables import ChunkTables
 from icefloe.model.manifest_config import ManifestConfig
 from icefloe.model.nodes import ArrayNode, ManifestRef
 from icefloe.model.snapshot import ManifestFileInfo
@@ -27,6 +29,8 @@ class PlannedManifest:
 
     set_name: str
     pieces: tuple[Piece, ...]
+    fresh: tuple[NodeId, ...] = ()
+    """Arrays of `BulkEdits.fresh` that go in whole."""
 
     @property
     def fetch(self) -> tuple[ObjectId, ...]:
@@ -51,38 +55,9 @@ class ManifestPlan:
     def __str__(self) -> str:
         lines = [f"{len(self.outputs)} manifests to write, {len(self.fetch)} to read, {len(self.linked_parts)} linked"]
         for output in self.outputs:
-            lines.append(f"  in set {output.set_name}: " + ", ".join(str(piece) for piece in output.pieces))
+            told = [*map(str, output.pieces), *([f"{len(output.fresh)} new arrays"] if output.fresh else [])]
+            lines.append(f"  in set {output.set_name}: " + ", ".join(told))
         return "\n".join(lines)
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where an array belongs: packed by a set, or cut into cells of its own."""
-
-    target: str
-    cutting: Cutting | None
-
-
-def place(node: ArrayNode, initialized: int, config: ManifestConfig) -> Placement:
-    """Follow the rules and, by size, the overflow, until a set takes the array whole or cuts it."""
-    size = math.prod(node.grid)
-    target = find_target(config, node.path, size, initialized)
-    asked = configured_cell_shape(node, config)
-    if asked is not None and any(n < length for n, length in zip(asked, node.grid, strict=True)):
-        return Placement(target, Cutting(asked, None))
-    return _place_by_size(target, size, config)
-
-
-def _place_by_size(target: str, size: int, config: ManifestConfig) -> Placement:
-    entry = config.find_set(target)
-    while True:
-        if entry.split_size is not None and size > entry.split_size:
-            return Placement(target, Cutting(None, min(entry.split_size, entry.max_manifest_size or entry.split_size)))
-        if entry.max_manifest_size is None or size <= entry.max_manifest_size:
-            return Placement(target, None)
-        if entry.overflow_to is None:
-            return Placement(target, Cutting(None, entry.max_manifest_size))
-        entry = config.find_set(entry.overflow_to)
 
 
 def choose_cell_shape(node: ArrayNode, config: ManifestConfig) -> CellShape:
@@ -136,6 +111,10 @@ def _plan(
     repacked: frozenset[NodeId],
 ) -> ManifestPlan:
     nodes = {node.id: node for node in arrays}
+    fresh: list[Package] = []
+    if isinstance(edits, BulkEdits) and can_alike(config):
+        fresh, cut = _place_fresh(edits.fresh, nodes, config)
+        edits = {**edits.arrays, **cut}
     edits = {key: change for key, change in edits.items() if key in nodes and change.says_something()}
     places = _Placements(nodes, infos, edits, config)
     shared = _shared_manifests(nodes.values()) if repacked else frozenset()
@@ -159,11 +138,31 @@ def _plan(
         outputs += [PlannedManifest(places[key].target, (piece,)) for piece in regions.pieces]
         kept[key] = regions.kept
         linked += regions.linked
-    small = _plan_small(nodes, places, modified, edits, config, infos)
+    small = _plan_small(nodes, places, modified, edits, config, infos, fresh)
     outputs += small
     for output in small:
         kept.update({piece.node_id: () for piece in output.pieces})
+        kept.update(dict.fromkeys(output.fresh, ()))
     return ManifestPlan(tuple(outputs), kept, tuple(linked))
+
+
+def _place_fresh(
+    fresh: ChunkTables, nodes: Mapping[NodeId, ArrayNode], config: ManifestConfig
+) -> tuple[list[Package], dict[NodeId, ArrayEdits]]:
+    """The arrays that a set takes whole, as packages, and the edits of those that are cut into cells."""
+    alike = AlikePlacements(config)
+    packages: list[Package] = []
+    cut: dict[NodeId, ArrayEdits] = {}
+    for node_id in fresh.nodes:
+        node = nodes.get(node_id)
+        if node is None:
+            continue
+        size, placement = alike.place(node)
+        if placement.cutting is None:
+            packages.append(Package(node_id, node.path, size, placement.target))
+        else:
+            cut[node_id] = ArrayEdits(fresh[node_id])
+    return packages, cut
 
 
 class _Placements(dict[NodeId, Placement]):
@@ -179,21 +178,15 @@ class _Placements(dict[NodeId, Placement]):
         super().__init__()
         self._nodes, self._infos, self._edits, self._config = nodes, infos, edits, config
         self._counting = any(rule.initialized_chunks for rule in config.rules)
-        self._by_size: dict[tuple[str, int], Placement] = {}
+        self._alike = AlikePlacements(config) if can_alike(config) else None
 
     def __missing__(self, key: NodeId) -> Placement:
         node = self._nodes[key]
-        size = math.prod(node.grid)
-        if self._counting or self._config.splitting is not None:
+        if self._alike is not None:
+            self[key] = placement = self._alike.place(node)[1]
+        else:
             self[key] = placement = place(node, self._count_written(node), self._config)
-            return placement
-        # Thousands of arrays are alike in all that matters here.
-        alike = find_target(self._config, node.path, size, size), size
-        found = self._by_size.get(alike)
-        if found is None:
-            found = self._by_size[alike] = _place_by_size(*alike, self._config)
-        self[key] = found
-        return found
+        return placement
 
     def _count_written(self, node: ArrayNode) -> int:
         """At most: what the manifests hold inside the array's extents, and its edits."""
@@ -218,9 +211,10 @@ def _plan_small(
     edits: Mapping[NodeId, ArrayEdits],
     config: ManifestConfig,
     infos: Mapping[ObjectId, ManifestFileInfo],
+    fresh: Sequence[Package],
 ) -> list[PlannedManifest]:
     """Pack the closure of the modified arrays by sets; arrays that are cut into cells take no part in it."""
-    if not modified:
+    if not modified and not fresh:
         return []
     arrays_of: dict[ObjectId, list[NodeId]] = defaultdict(list)
     for key, node in nodes.items():
@@ -242,13 +236,15 @@ def _plan_small(
         Package(key, nodes[key].path, math.prod(nodes[key].grid), places[key].target)
         for key in sorted(dragged, key=lambda k: nodes[k].path)
     ]
-    return [
-        PlannedManifest(
-            packed.set_name,
-            tuple(_whole_piece(nodes[p.node_id], edits.get(p.node_id), infos) for p in packed.packages),
-        )
-        for packed in pack(packages, config, untouched)
-    ]
+    known = {package.node_id for package in packages}
+    outputs = []
+    for packed in pack([*packages, *fresh], config, untouched):
+        pieces = [
+            _whole_piece(nodes[key], edits.get(key), infos) for key, *_ in packed.packages if key in known
+        ]  # fmt: skip
+        new = tuple([key for key, *_ in packed.packages if key not in known])
+        outputs.append(PlannedManifest(packed.set_name, tuple(pieces), new))
+    return outputs
 
 
 def _manifests_of(node: ArrayNode) -> tuple[ObjectId, ...]:

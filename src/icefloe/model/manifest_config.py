@@ -59,7 +59,7 @@ class ManifestSet:
         return cls(DEFAULT_SET, **(values | changes))
 
 
-_ANY_PATH = ".*"
+ANY_PATH = ".*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class ManifestRule:
 
     def matches(self, path: str, metadata_chunks: int, initialized_chunks: int) -> bool:
         """Whether an array with that many chunks in its grid, and that many written, is meant."""
-        if self.path not in (None, _ANY_PATH) and re.fullmatch(self.path or _ANY_PATH, path) is None:
+        if self.path not in (None, ANY_PATH) and re.fullmatch(self.path or ANY_PATH, path) is None:
             return False
         return _within(metadata_chunks, self.metadata_chunks) and _within(initialized_chunks, self.initialized_chunks)
 

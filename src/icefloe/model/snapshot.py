@@ -11,6 +11,7 @@ from icefloe.display.amounts import format_bytes, format_count, format_time
 from icefloe.display.card import Card, Described, Fact, Styled
 from icefloe.ids import NodeId, ObjectId
 from icefloe.model.chunk_table import ChunkTable
+from icefloe.model.chunk_tables import ChunkTables
 from icefloe.model.nodes import Node
 
 
@@ -80,4 +81,13 @@ class Manifest:
     tables: Mapping[NodeId, ChunkTable]
 
     def __len__(self) -> int:
+        if isinstance(self.tables, ChunkTables):
+            return len(self.tables.rows)
         return sum(len(table) for table in self.tables.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, for caches."""
+        if isinstance(self.tables, ChunkTables):
+            return self.tables.nbytes
+        return sum(table.nbytes for table in self.tables.values())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from icefloe.ids import NodeId
+from icefloe.model.chunk_tables import ChunkTables
 from icefloe.model.nodes import Extents
 
 
@@ -20,6 +21,25 @@ class Move:
     to_path: str
     node_id: NodeId
     is_array: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WrittenChunks(Mapping[NodeId, npt.NDArray[np.uint32]]):
+    """Coordinates by array, those of many arrays in common columns. No array is in both."""
+
+    together: ChunkTables
+    alone: Mapping[NodeId, npt.NDArray[np.uint32]]
+
+    def __getitem__(self, node_id: NodeId) -> npt.NDArray[np.uint32]:
+        found = self.alone.get(node_id)
+        return self.together[node_id].coords if found is None else found
+
+    def __iter__(self) -> Iterator[NodeId]:
+        yield from self.alone
+        yield from self.together
+
+    def __len__(self) -> int:
+        return len(self.alone) + len(self.together)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-import numpy.typing as npt
-
 from icefloe.ids import NodeId
-from icefloe.manifests.edits import EditBuffer
+from icefloe.manifests.edits import EditBuffer, GatheredEdits, gather_edits
 from icefloe.manifests.pieces import PartRef
 from icefloe.model.nodes import ArrayNode, Extents, Node
 from icefloe.model.snapshot import Snapshot
-from icefloe.model.transaction_log import Move, TransactionLog
+from icefloe.model.transaction_log import Move, TransactionLog, WrittenChunks
 
 
 @dataclass(slots=True)
@@ -100,7 +97,8 @@ class ChangeSummary:
     """As they are now; the document differs from the base's."""
     moved: dict[NodeId, tuple[str, Node]]
     """The path in the base, and the node as it is now."""
-    chunks: dict[NodeId, npt.NDArray[np.uint32]]
+    edits: GatheredEdits
+    chunks: WrittenChunks
     """Coordinates that were set, replaced or deleted, in arrays that still exist."""
     boxes: dict[NodeId, tuple[Extents, ...]]
     """Boxes of the grid in which workers of a distributed write set chunks."""
@@ -128,13 +126,15 @@ def summarise(base: Snapshot, changes: ChangeSet) -> ChangeSummary:
         was = base.nodes[path]
         if was.id not in present:
             deleted[was.id] = was
-    chunks = {}
-    for node_id, buffer in changes.edits.items():
+    edits = gather_edits(changes.edits)
+    alone = {}
+    for node_id, buffer in edits.alone.items():
         table = buffer.to_table()
         if len(table):
-            chunks[node_id] = table.coords
+            alone[node_id] = table.coords
+    chunks = WrittenChunks(edits.together, alone)
     boxes = {node_id: tuple(part.extents for part in parts) for node_id, parts in changes.parts.items()}
-    return ChangeSummary(new, deleted, updated, moved, chunks, boxes)
+    return ChangeSummary(new, deleted, updated, moved, edits, chunks, boxes)
 
 
 def transaction_log(summary: ChangeSummary) -> TransactionLog:

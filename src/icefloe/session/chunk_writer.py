@@ -103,8 +103,8 @@ class ChunkWriter:
     def _recorder(self, changes: ChangeSet) -> Callable[[SealedPack], None]:
         def record(pack: SealedPack) -> None:
             self.unstored[pack.object_id] = pack.data
-            for node_id, table in pack.tables.items():
-                changes.edits[node_id].add_table(table)
+            for index, node_id in enumerate(pack.tables.nodes):
+                changes.edits[node_id].add_shared(pack.tables, index)
 
         return record
 

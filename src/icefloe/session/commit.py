@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import random
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -143,10 +143,11 @@ async def flush_snapshot(
         )
     if log.moves:
         await check_feature(engine.ledger, "move_node")
+    nodes = list(work.tree.nodes())
     if manifests is None:
-        manifests = await flush_manifests(work)
+        manifests = await flush_manifests(work, summary.edits, nodes)
     attributes = await _flush_attributes(work)
-    snapshot = _build_snapshot(work, request, manifests, attributes, onto)
+    snapshot = _build_snapshot(work, request, _link_nodes(nodes, manifests, attributes), manifests, onto)
     writes: list[Coroutine[Any, Any, object]] = [engine.archive.flush_snapshot(snapshot)]
     if engine.format.capabilities.transaction_logs:
         writes.append(engine.archive.flush_transaction_log(snapshot.id, log))
@@ -168,10 +169,12 @@ async def _list_boxes(work: Workspace, log: TransactionLog) -> TransactionLog:
 
 async def _list_cleared(work: Workspace, log: TransactionLog) -> TransactionLog:
     """The log with the chunks that an array lost when it was made smaller and then larger again."""
+    resized = {node_id: edits for node_id, edits in work.changes.edits.items() if edits.base_box is not None}
+    if not resized:
+        return log
     chunks = dict(log.updated_chunks)
-    for node_id, edits in work.changes.edits.items():
-        if edits.base_box is None:
-            continue
+    for node_id, edits in resized.items():
+        assert edits.base_box is not None
         path = work.changes.origin.get(node_id)
         base = work.base.nodes.get(path) if path is not None else None
         now = next((n for n in work.changes.added.values() if n.id == node_id), base)
@@ -234,25 +237,34 @@ async def _flush_attributes(work: Workspace) -> Mapping[NodeId, tuple[bytes, Att
     return result
 
 
+def _link_nodes(
+    nodes: Iterable[Node], manifests: FlushedManifests, attributes: Mapping[NodeId, tuple[bytes, AttributesRef]]
+) -> dict[str, Node]:
+    """The nodes of the new snapshot, which know the files that were written for them."""
+    linked: dict[str, Node] = {}
+    for node in nodes:
+        if attributes and node.id in attributes:
+            document, place = attributes[node.id]
+            node = replace(node, document=document, attributes=place)
+        refs = manifests.refs.get(node.id)
+        if refs is not None and isinstance(node, ArrayNode):
+            node = node.with_manifests(refs)
+        linked[node.path] = node
+    return linked
+
+
 def _build_snapshot(
     work: Workspace,
     request: CommitRequest,
+    nodes: Mapping[str, Node],
     manifests: FlushedManifests,
-    attributes: Mapping[NodeId, tuple[bytes, AttributesRef]],
     onto: SnapshotInfo | None,
 ) -> Snapshot:
     base, capabilities = work.base, work.engine.format.capabilities
     parent = onto or base.info
-    nodes: dict[str, Node] = {}
-    for node in work.tree.nodes():
-        if node.id in attributes:
-            document, place = attributes[node.id]
-            node = replace(node, document=document, attributes=place)
-        if node.id in manifests.refs and isinstance(node, ArrayNode):
-            node = node.with_manifests(manifests.refs[node.id])
-        nodes[node.path] = node
     known = {**base.manifests, **manifests.files}
-    used = dict.fromkeys(ref.manifest_id for n in nodes.values() if isinstance(n, ArrayNode) for ref in n.manifests)
+    links = {id(node.manifests): node.manifests for node in nodes.values() if isinstance(node, ArrayNode)}
+    used = dict.fromkeys(ref.manifest_id for refs in links.values() for ref in refs)
     older = base.history if onto is None else base.history[1:]
     history = (replace(parent, manifests=()), *older)[:HISTORY_LENGTH] if capabilities.history_in_snapshot else ()
     total = None if base.total_ancestors is None else base.total_ancestors + (1 if onto is None else 0)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
+
 from icefloe.ids import NodeId, ObjectId, new_object_id
 from icefloe.manifests.build import BuiltManifest, build_output, link_manifests
-from icefloe.manifests.pieces import ArrayEdits
+from icefloe.manifests.edits import GatheredEdits, gather_edits
+from icefloe.manifests.pieces import ArrayEdits, BulkEdits
 from icefloe.manifests.plan import ManifestPlan, PlannedManifest, plan_manifests
 from icefloe.model.manifest_config import SPECIFIED
-from icefloe.model.nodes import ArrayNode, ManifestRef
+from icefloe.model.nodes import ArrayNode, ManifestRef, Node
 from icefloe.model.snapshot import Manifest, ManifestFileInfo
+from icefloe.session.change_set import ChangeSet
 from icefloe.session.workspace import Workspace
 
 _IN_FLIGHT = 4
@@ -28,11 +32,15 @@ class FlushedManifests:
     files: Mapping[ObjectId, ManifestFileInfo] = field(default_factory=dict)
 
 
-def collect_edits(work: Workspace) -> dict[NodeId, ArrayEdits]:
-    """The chunk edits of a change set that say something, per array."""
-    changes = work.changes
+def collect_edits(changes: ChangeSet, gathered: GatheredEdits, arrays: Iterable[ArrayNode]) -> BulkEdits:
+    """The chunk edits of a change set that say something, those of arrays without manifests together."""
+    bare = {node.id for node in arrays if not node.manifests}.difference(changes.parts)
+    together = gathered.together
+    is_fresh = np.fromiter(map(bare.__contains__, together.nodes), dtype=np.bool_, count=len(together))
+    fresh = together.select(np.flatnonzero(is_fresh))
     edits = {}
-    for node_id in changes.edits.keys() | changes.parts.keys():
+    others = [node_id for node_id, chosen in zip(together.nodes, is_fresh.tolist(), strict=True) if not chosen]
+    for node_id in {*gathered.alone, *changes.parts, *others}:
         buffer = changes.edits.get(node_id)
         table = buffer.to_table() if buffer is not None else None
         change = ArrayEdits(
@@ -42,15 +50,23 @@ def collect_edits(work: Workspace) -> dict[NodeId, ArrayEdits]:
         )
         if change.says_something():
             edits[node_id] = change
-    return edits
+    return BulkEdits(edits, fresh)
 
 
-async def flush_manifests(work: Workspace) -> FlushedManifests:
-    """Write what the edits of a change set ask for; untouched manifests stay linked."""
-    edits = collect_edits(work)
+async def flush_manifests(
+    work: Workspace, gathered: GatheredEdits | None = None, nodes: Iterable[Node] | None = None
+) -> FlushedManifests:
+    """Write what the edits of a change set ask for; untouched manifests stay linked.
+
+    The edits and the nodes of the hierarchy are given by who has listed them already.
+    """
+    gathered = gathered or gather_edits(work.changes.edits)
+    if not work.changes.parts and not gathered.alone and not len(gathered.together):
+        return FlushedManifests()
+    arrays = [node for node in (work.tree.nodes() if nodes is None else nodes) if isinstance(node, ArrayNode)]
+    edits = collect_edits(work.changes, gathered, arrays)
     if not edits:
         return FlushedManifests()
-    arrays = [node for node in work.tree.nodes() if isinstance(node, ArrayNode)]
     plan = plan_manifests(arrays, work.base.manifests, edits, work.engine.config.manifest or SPECIFIED)
     return await apply_plan(work, plan, edits)
 

@@ -67,8 +67,10 @@ class Tree:
         if not self.changes.added and not self.changes.removed:
             yield from self.base.nodes.values()
             return
+        added, base = self.changes.added, self.base.nodes
         for path in self.paths():
-            yield self.node(path)
+            node = added.get(path)
+            yield base[path] if node is None else node
 
     def subtree(self, path: str) -> list[Node]:
         """The nodes at and below a path, in order."""
@@ -123,6 +125,9 @@ class Tree:
         return self._base_paths
 
     def _merged(self, start: int, end: int, added: list[str]) -> Iterator[str]:
+        if start == end:
+            yield from added
+            return
         removed, fresh = self.changes.removed, self.changes.added
         base = (p for p in self._sorted_base()[start:end] if p not in removed and p not in fresh)
         pending = iter(added)

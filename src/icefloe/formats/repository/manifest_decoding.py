@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.errors import FormatError, InvalidInputError
-from icefloe.formats.repository.columns import Columns, split_tables
 from icefloe.formats.repository.manifest_encoding import HINT_PREFIX, HINT_VERSION
 from icefloe.formats.repository.manifest_entries import decode_entries
 from icefloe.formats.repository.rows import (
@@ -22,8 +21,9 @@ from icefloe.formats.repository.rows import (
     RowClass,
     layout_of,
 )
-from icefloe.ids import NODE_ID_BYTES, OBJECT_ID_BYTES, ObjectId, decode_base32_column
-from icefloe.model.chunk_table import ChunkKind
+from icefloe.ids import NODE_ID_BYTES, OBJECT_ID_BYTES, NodeId, ObjectId, decode_base32_column
+from icefloe.model.chunk_table import ChunkKind, ChunkTable
+from icefloe.model.chunk_tables import ChunkTables
 from icefloe.model.snapshot import Manifest
 
 _BLOCK_ROWS = 1 << 14
@@ -153,9 +153,9 @@ def decode_plan(body: bytes, plan: RowPlan) -> Manifest:
                 (len(body) - layout.row_bytes + 1,), dtype=f"V{layout.row_bytes}", buffer=body, strides=(1,)
             )
             target.take_class(row, windows[plan.starts[rows]].view(layout.fields), rows)
-    columns = target.finish()
-    _check_order(columns)
-    return Manifest(plan.manifest_id, split_tables(columns))
+    tables = target.finish()
+    _check_order(tables)
+    return Manifest(plan.manifest_id, tables)
 
 
 class _Target:
@@ -251,7 +251,7 @@ class _Target:
             )
             windows[starts] = block["text"]
 
-    def finish(self) -> Columns:
+    def finish(self) -> ChunkTables:
         texts = np.ascontiguousarray(self._node_texts).view(np.uint8).reshape(-1, NODE_TEXT_BYTES)
         try:
             ids = decode_base32_column(texts, NODE_ID_BYTES)
@@ -259,13 +259,14 @@ class _Target:
             etags = [text.decode() for text in self._etags]
         except (InvalidInputError, UnicodeDecodeError) as error:
             raise FormatError(f"a manifest holds an id or a location that is no text: {error}") from error
-        nodes = [row.tobytes() for row in ids]
+        nodes: list[NodeId] = np.ascontiguousarray(ids).view(f"V{NODE_ID_BYTES}")[:, 0].tolist()
         if len(set(nodes)) != len(nodes):
             raise HintError
-        return Columns(
-            nodes, self._counts, self._ndims, self._coords, self._kind, self._offset, self._length,
-            self._object_id, self._location, locations, self._etag, etags, self._modified, self._inline.data,
+        rows = ChunkTable(
+            self._coords, self._kind, self._offset, self._length, self._object_id, self._location, locations,
+            self._etag, etags, self._modified, self._inline.tobytes(),
         )  # fmt: skip
+        return ChunkTables(nodes, self._counts, self._ndims, rows)
 
 
 def _check_constants(row: RowClass, block: npt.NDArray[Any]) -> None:
@@ -322,8 +323,9 @@ def _as_words(texts: npt.NDArray[Any], size: int) -> npt.NDArray[np.uint64]:
     return padded.view(np.uint64)
 
 
-def _check_order(columns: Columns) -> None:
+def _check_order(tables: ChunkTables) -> None:
     """Rows of every array in strictly ascending order; else the entries are read, sorted and made unique."""
+    columns = tables.rows
     if len(columns) < 2:
         return
     # From the last dimension to the first: a later one decides only where all before are equal.
@@ -332,6 +334,6 @@ def _check_order(columns: Columns) -> None:
         column = columns.coords[:, dimension]
         ascending &= column[1:] == column[:-1]
         ascending |= column[1:] > column[:-1]
-    ascending[np.cumsum(columns.counts)[:-1] - 1] = True
+    ascending[np.cumsum(tables.counts)[:-1] - 1] = True
     if not ascending.all():
         raise HintError

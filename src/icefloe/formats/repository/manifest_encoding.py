@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.errors import InvalidInputError
-from icefloe.formats.repository.columns import Columns, join_tables
 from icefloe.formats.repository.rows import (
     ETAG,
     ID_TEXT_BYTES,
@@ -22,8 +21,10 @@ from icefloe.formats.repository.rows import (
     layout_of,
 )
 from icefloe.ids import NODE_ID_BYTES, ObjectId, encode_base32_column
-from icefloe.model.chunk_table import ChunkKind
+from icefloe.model.chunk_table import ChunkKind, ChunkTable
+from icefloe.model.chunk_tables import ChunkTables
 from icefloe.model.snapshot import Manifest
+from icefloe.model.table_joining import join_tables
 
 HINT_KEY = b"icefloe.rows"
 HINT_PREFIX = b"\x93\x01\x81" + bytes([0xA0 | len(HINT_KEY)]) + HINT_KEY + b"\xc6"
@@ -36,11 +37,12 @@ _BLOCK_ROWS = 1 << 14
 
 def encode_manifest_body(manifest: Manifest) -> memoryview:
     """The MessagePack body of a manifest file, with the hint by which it is read back as a matrix."""
-    columns = join_tables(manifest.tables)
-    texts = _Texts.of(columns)
-    codes, classes = _classify(columns, texts)
+    tables = join_tables(manifest.tables)
+    columns = tables.rows
+    texts = _Texts.of(tables)
+    codes, classes = _classify(tables, texts)
     sizes = np.array([layout_of(c).row_bytes for c in classes], dtype=np.int64)
-    hint = _encode_hint(manifest.id, columns, codes, classes)
+    hint = _encode_hint(manifest.id, tables.counts, codes, classes)
     head = HINT_PREFIX + len(hint).to_bytes(4, "big") + hint + b"\xdf" + len(columns).to_bytes(4, "big")
     if len(classes) <= 1:
         total = int(sizes.sum()) * len(columns)
@@ -82,21 +84,22 @@ class _Texts:
     inline: npt.NDArray[np.uint8]
 
     @classmethod
-    def of(cls, columns: Columns) -> _Texts:
-        ids = np.frombuffer(b"".join(columns.nodes), dtype=np.uint8).reshape(-1, NODE_ID_BYTES)
+    def of(cls, tables: ChunkTables) -> _Texts:
+        ids = np.frombuffer(b"".join(tables.nodes), dtype=np.uint8).reshape(-1, NODE_ID_BYTES)
         nodes = np.ascontiguousarray(encode_base32_column(ids)).view("V13")[:, 0]
-        several = len(columns.nodes) > 1
+        columns = tables.rows
         return cls(
             nodes,
-            np.repeat(np.arange(len(columns.nodes)), columns.counts) if several else None,
+            tables.array_of_row() if len(tables) > 1 else None,
             _Words.of(columns.locations if columns.location is not None else ()),
             _Words.of(columns.etags if columns.etag is not None else ()),
             np.frombuffer(columns.inline, dtype=np.uint8),
         )
 
 
-def _classify(columns: Columns, texts: _Texts) -> tuple[npt.NDArray[np.int64], list[RowClass]]:
+def _classify(tables: ChunkTables, texts: _Texts) -> tuple[npt.NDArray[np.int64], list[RowClass]]:
     """The class of every row."""
+    columns = tables.rows
     count = len(columns)
     codes = np.zeros(count, dtype=np.int64)
     if count == 0:
@@ -122,18 +125,18 @@ def _classify(columns: Columns, texts: _Texts) -> tuple[npt.NDArray[np.int64], l
     parts: list[npt.NDArray[np.int64]] = [columns.kind.astype(np.int64)] if len(kinds) > 1 else []
     if kinds != {ChunkKind.NATIVE}:
         parts += [text_bytes, checksum, etag_bytes]
-    if len(set(columns.ndims.tolist())) > 1:
-        parts.append(np.repeat(columns.ndims, columns.counts))
+    if len(set(tables.ndims.tolist())) > 1:
+        parts.append(np.repeat(tables.ndims, tables.counts))
     for part in parts:
         codes = _fold(codes, part)
     firsts = np.zeros(int(codes.max()) + 1, dtype=np.int64)
     firsts[codes[::-1]] = np.arange(count)[::-1]
-    ends = np.cumsum(columns.counts)
+    ends = np.cumsum(tables.counts)
     wide_offset, wide_length = _wide(columns.offset, codes, len(firsts)), _wide(columns.length, codes, len(firsts))
     classes = []
     for code, row in enumerate(firsts.tolist()):
         kind = ChunkKind(int(columns.kind[row]))
-        ndim = int(columns.ndims[np.searchsorted(ends, row, side="right")])
+        ndim = int(tables.ndims[np.searchsorted(ends, row, side="right")])
         inline = kind is ChunkKind.INLINE
         classes.append(
             RowClass(
@@ -180,7 +183,7 @@ def _scatter_classes(
     starts: npt.NDArray[np.int64],
     codes: npt.NDArray[np.int64],
     classes: list[RowClass],
-    columns: Columns,
+    columns: ChunkTable,
     texts: _Texts,
 ) -> None:
     """Fill the rows of every class on their own and put each at its place."""
@@ -199,7 +202,7 @@ def _scatter_classes(
             places[starts[block]] = filled.view(f"V{size}")
 
 
-def _fill_class(target: npt.NDArray[Any], row: RowClass, columns: Columns, texts: _Texts) -> None:
+def _fill_class(target: npt.NDArray[Any], row: RowClass, columns: ChunkTable, texts: _Texts) -> None:
     """Fill rows that lie one after the other."""
     layout = layout_of(row)
     for first in range(0, len(target), _BLOCK_ROWS):
@@ -211,7 +214,7 @@ def _fill_block(
     target: npt.NDArray[Any],
     layout: RowLayout,
     row: RowClass,
-    columns: Columns,
+    columns: ChunkTable,
     texts: _Texts,
     rows: slice | npt.NDArray[np.int64],
 ) -> None:
@@ -250,7 +253,7 @@ def _windows(data: npt.NDArray[np.uint8], size: int) -> npt.NDArray[Any]:
 
 
 def _encode_hint(
-    manifest_id: ObjectId, columns: Columns, codes: npt.NDArray[np.int64], classes: list[RowClass]
+    manifest_id: ObjectId, counts: npt.NDArray[np.int64], codes: npt.NDArray[np.int64], classes: list[RowClass]
 ) -> bytes:
     """The manifest's own id, which class every row is of, in runs, and how many rows every array has."""
     if len(codes):
@@ -263,7 +266,7 @@ def _encode_hint(
         [
             HINT_VERSION,
             manifest_id,
-            columns.counts.astype("<u4").tobytes(),
+            counts.astype("<u4").tobytes(),
             [c.to_list() for c in classes],
             run_classes.tobytes(),
             run_counts.tobytes(),

@@ -145,6 +145,14 @@ def _array_mark(count: int) -> bytes:
     return bytes([0x90 | count]) if count < 16 else b"\xdc" + count.to_bytes(2, "big")
 
 
+def map_mark(count: int) -> bytes:
+    """The MessagePack head of a map of that many entries."""
+    if count < 16:
+        return bytes([0x80 | count])
+    return b"\xde" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdf" + count.to_bytes(4, "big")
+
+
+@lru_cache(maxsize=1024)
 def text_mark(size: int) -> bytes:
     """The MessagePack head of a text of that many bytes."""
     if size < 32:

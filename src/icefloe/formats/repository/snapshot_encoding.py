@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Mapping
 
 import msgspec
 
 from icefloe.errors import InvalidInputError
 from icefloe.formats.repository.documents import AS_ZARR, Kept, Taken, take_apart
 from icefloe.formats.repository.history import DOCUMENTS, encode_history, encode_properties
+from icefloe.formats.repository.rows import NODE_TEXT_BYTES, map_mark, text_mark
 from icefloe.formats.repository.values import MALFORMED, format_time
 from icefloe.ids import encode_base32_all
-from icefloe.model.nodes import ArrayNode, Extents, Node
+from icefloe.model.nodes import ArrayNode, Extents, ManifestRef, Node
 from icefloe.model.snapshot import Snapshot
 
 FILE_VERSION = 1
@@ -21,15 +22,15 @@ _ENCODER = msgspec.msgpack.Encoder()
 _MAX_TOTAL = 2**32 - 1
 _MAX_SHORT = 2**16 - 1
 
+_NODE_HEAD = b"\x94" + text_mark(NODE_TEXT_BYTES)
+_NIL, _INLINE = b"\xc0", b"\x81" + text_mark(6) + b"Inline"
+_GROUP, _ARRAY = text_mark(5) + b"Group", b"\x81" + text_mark(5) + b"Array\x92"
+
 
 def encode_snapshot_body(snapshot: Snapshot) -> bytes:
     """The MessagePack body of a snapshot file."""
     kept: dict[str, Kept] = {}
-    ids = encode_base32_all([node.id for node in snapshot.nodes.values()])
-    nodes = {
-        path: _encode_node(node_id, path, node, kept)
-        for node_id, (path, node) in zip(ids, snapshot.nodes.items(), strict=True)
-    }
+    nodes = _encode_nodes(snapshot.nodes, kept)
     total = len(snapshot.history) if snapshot.total_ancestors is None else snapshot.total_ancestors
     written_at = format_time(snapshot.written_at)
     try:
@@ -54,22 +55,50 @@ def encode_snapshot_body(snapshot: Snapshot) -> bytes:
         ) from error
 
 
-def _encode_node(node_id: str, path: str, node: Node, kept: dict[str, Kept]) -> msgspec.Raw:
-    taken = _DOCUMENTS.take_apart(node.document)
-    if taken.kept != AS_ZARR:
-        kept[path] = taken.kept
-    attributes: Any = None
-    if node.attributes is not None:
-        attributes = {"Ref": [node.attributes.object_id, node.attributes.row]}
-    elif taken.attributes != b"\xc0":
-        attributes = {"Inline": msgspec.Raw(taken.attributes)}
-    data: Any = "Group"
-    if isinstance(node, ArrayNode):
-        if taken.zarr is None:
+def _encode_nodes(nodes: Mapping[str, Node], kept: dict[str, Kept]) -> msgspec.Raw:
+    """The map of nodes by path, put together from pieces that most nodes share with others."""
+    ids = encode_base32_all([node.id for node in nodes.values()])
+    documents: dict[bytes, Taken] = {}
+    links = _Links()
+    parts = [map_mark(len(nodes))]
+    for node_id, (path, node) in zip(ids, nodes.items(), strict=True):
+        taken = documents.get(node.document)
+        if taken is None:
+            taken = documents[node.document] = _DOCUMENTS.take_apart(node.document)
+        if taken.kept != AS_ZARR:
+            kept[path] = taken.kept
+        encoded = path.encode()
+        text = text_mark(len(encoded)) + encoded
+        # Key, and a list of four: id, path, attributes, and what is a group's or an array's own.
+        parts += (text, _NODE_HEAD, node_id.encode(), text, _encode_attributes(node, taken))
+        if not isinstance(node, ArrayNode):
+            parts.append(_GROUP)
+        elif taken.zarr is None:
             raise InvalidInputError(f"the document of array {path} is that of a group")
-        manifests = [[ref.manifest_id, _encode_extents(ref.extents)] for ref in node.manifests]
-        data = {"Array": [msgspec.Raw(taken.zarr), manifests]}
-    return msgspec.Raw(_ENCODER.encode((node_id, path, attributes, data)))
+        else:
+            parts += (_ARRAY, taken.zarr, links.encode(node.manifests))
+    return msgspec.Raw(b"".join(parts))
+
+
+def _encode_attributes(node: Node, taken: Taken) -> bytes:
+    if node.attributes is not None:
+        return _ENCODER.encode({"Ref": [node.attributes.object_id, node.attributes.row]})
+    return _NIL if taken.attributes == _NIL else _INLINE + taken.attributes
+
+
+class _Links:
+    """The manifests of nodes as bytes: thousands of arrays in one manifest say the same about it."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[tuple[ManifestRef, ...], bytes]] = {}
+
+    def encode(self, manifests: tuple[ManifestRef, ...]) -> bytes:
+        known = self._known.get(id(manifests))
+        if known is None:
+            encoded = _ENCODER.encode([[ref.manifest_id, _encode_extents(ref.extents)] for ref in manifests])
+            # The tuple is held as well: as long as it is, no other one has its number.
+            known = self._known[id(manifests)] = (manifests, encoded)
+        return known[1]
 
 
 def _encode_extents(extents: Extents) -> list[list[int]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -12,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.errors import FormatError
+from icefloe.formats.repository.chunk_lists import coords_record, encode_chunks
 from icefloe.formats.repository.values import MALFORMED, WireNodeId, decode_or_refuse, parse_node_id
 from icefloe.ids import NodeId, encode_base32, encode_base32_all
 from icefloe.model.nodes import Extents
@@ -38,7 +37,7 @@ def encode_log_body(log: TransactionLog) -> bytes:
         # These two lists are "attributes changed" and "metadata changed" for early readers: arrays have both.
         _encode_ids(log.updated_groups),
         _encode_ids(log.updated_arrays),
-        _encode_chunks(log.updated_chunks),
+        encode_chunks(log.updated_chunks),
     ]
     if log.moves or log.updated_boxes:
         members.append([[m.from_path, m.to_path, encode_base32(m.node_id), m.is_array] for m in log.moves])
@@ -49,46 +48,6 @@ def encode_log_body(log: TransactionLog) -> bytes:
 
 def _encode_ids(ids: Iterable[NodeId]) -> list[str]:
     return encode_base32_all(sorted(ids))
-
-
-def _encode_chunks(chunks: Mapping[NodeId, npt.NDArray[np.uint32]]) -> dict[str, msgspec.Raw]:
-    """The coordinates of every array; arrays of one rank are encoded together."""
-    nodes = sorted(chunks)
-    by_rank: dict[int, list[NodeId]] = defaultdict(list)
-    for node in nodes:
-        by_rank[chunks[node].shape[1]].append(node)
-    encoded: dict[NodeId, msgspec.Raw] = {}
-    for ndim, alike in by_rank.items():
-        counts = [len(chunks[node]) for node in alike]
-        rows = memoryview(_encode_coords(np.concatenate([chunks[node] for node in alike])))
-        size = _coords_record(ndim).itemsize
-        end = 0
-        for node, count in zip(alike, counts, strict=True):
-            start, end = end, end + count * size
-            encoded[node] = msgspec.Raw(b"\xdd" + count.to_bytes(4, "big") + rows[start:end])
-    return {text: encoded[node] for text, node in zip(encode_base32_all(nodes), nodes, strict=True)}
-
-
-def _encode_coords(coords: npt.NDArray[np.uint32]) -> bytes:
-    """Integers of fixed width, so that the list is a matrix of bytes."""
-    count, ndim = coords.shape
-    rows = np.empty(count, dtype=_coords_record(ndim))
-    if ndim < 16:
-        rows["head"] = 0x90 | ndim
-    else:
-        rows["head"] = np.void(b"\xdc" + ndim.to_bytes(2, "big"))
-    for dimension in range(ndim):
-        rows[f"m{dimension}"] = 0xCE
-        rows[f"c{dimension}"] = coords[:, dimension]
-    return rows.tobytes()
-
-
-@functools.cache
-def _coords_record(ndim: int) -> np.dtype[Any]:
-    members: list[tuple[str, str]] = [("head", "u1" if ndim < 16 else "V3")]
-    for dimension in range(ndim):
-        members += [(f"m{dimension}", "u1"), (f"c{dimension}", ">u4")]
-    return np.dtype(members)
 
 
 def decode_log_body(body: bytes) -> TransactionLog:
@@ -151,7 +110,7 @@ def _view_coords(data: memoryview) -> npt.NDArray[np.uint32] | None:
     if len(data) < 6 or data[0] != 0xDD or data[5] & 0xF0 != 0x90:
         return None
     count, ndim = int.from_bytes(data[1:5], "big"), data[5] & 0x0F
-    record = _coords_record(ndim)
+    record = coords_record(ndim)
     if count * record.itemsize != len(data) - 5:
         return None
     rows = np.frombuffer(data, dtype=record, offset=5)

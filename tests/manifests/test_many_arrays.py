@@ -1,0 +1,163 @@
+"""Laws of arrays handled together: columns shared by many arrays say what a table for each would."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.manifests.test_manifest_plans import configurations
+from tests.manifests.test_manifest_tables import as_model, build, models, refs
+
+from icefloe.formats.repository import chunk_lists
+from icefloe.formats.repository.format import FORMAT
+from icefloe.ids import NodeId
+from icefloe.manifests.build import BuiltManifest, build_manifests, link_manifests
+from icefloe.manifests.edits import EditBuffer, gather_edits
+from icefloe.manifests.pieces import ArrayEdits, BulkEdits
+from icefloe.manifests.plan import plan_manifests
+from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords, table_from_rows
+from icefloe.model.chunk_tables import NO_TABLES, ChunkTables
+from icefloe.model.manifest_config import ManifestConfig
+from icefloe.model.nodes import ArrayNode
+from icefloe.model.snapshot import Manifest
+from icefloe.model.table_joining import concat_tables, join_tables
+from icefloe.model.transaction_log import TransactionLog, WrittenChunks
+
+Model = dict[Coords, ChunkRef]
+Models = dict[NodeId, tuple[int, Model]]
+
+node_ids = st.integers(0, 40).map(lambda number: (number * 2**58 + number).to_bytes(8, "big"))
+filled = st.integers(0, 3).flatmap(lambda n: st.tuples(st.just(n), models(n).filter(bool)))
+arrays = st.dictionaries(node_ids, filled, max_size=6)
+
+
+def tables_of(found: Models) -> dict[NodeId, ChunkTable]:
+    return {node: build(model, ndim) for node, (ndim, model) in found.items()}
+
+
+def same(tables: ChunkTables, expected: Models) -> bool:
+    assert tables.keys() == expected.keys() and len(tables) == len(expected)
+    for place, node in enumerate(tables):
+        ndim, model = expected[node]
+        assert tables[node].ndim == ndim and as_model(tables[node]) == as_model(tables.at(place)) == model
+        assert set(tables[node].locations) == {ref.location for ref in model.values() if ref.location}
+        assert len(tables[node].inline) == sum(len(ref.data or b"") for ref in model.values())
+    return True
+
+
+@given(arrays)
+def test_tables_that_were_joined_are_cut_out_as_they_were(found: Models) -> None:
+    joined = join_tables(tables_of(found))
+    assert list(joined) == sorted(found)
+    assert same(joined, found)
+    assert same(pickle.loads(pickle.dumps(joined)), found)
+    assert b"no array" not in joined and joined.get(b"no array") is None
+
+
+@given(arrays, arrays, st.randoms())
+def test_arrays_are_chosen_ordered_and_put_behind_each_other(first: Models, second: Models, random: Any) -> None:
+    second = {node: each for node, each in second.items() if node not in first}
+    both = concat_tables([join_tables(tables_of(first)), NO_TABLES, join_tables(tables_of(second))])
+    assert same(both, first | second)
+    wanted = random.sample(sorted(both), random.randint(0, len(both)))
+    chosen = both.select(both.positions(wanted))
+    assert list(chosen) == wanted
+    assert all(as_model(chosen[node]) == (first | second)[node][1] for node in wanted)
+    assert list(chosen.by_id()) == sorted(wanted)
+    assert all(chosen.by_id()[node] == chosen[node] for node in wanted)
+    together, apart = Manifest("x" * 20, chosen), Manifest("x" * 20, dict(chosen.items()))
+    assert FORMAT.encode_manifest(together) == FORMAT.encode_manifest(apart)
+    assert len(together) == len(apart)
+
+
+@given(arrays, st.lists(st.tuples(node_ids, st.sampled_from(["set", "delete", "find", "copy", "table"])), max_size=8),
+       st.data())  # fmt: skip
+def test_edits_in_shared_columns_are_those_of_a_dict(
+    found: Models, steps: list[tuple[NodeId, str]], data: st.DataObject
+) -> None:
+    tables = join_tables(tables_of(found))
+    buffers = {node: EditBuffer(ndim) for node, (ndim, _) in found.items()}
+    expected = {node: dict(model) for node, (_, model) in found.items()}
+    for place, node in enumerate(tables.nodes):
+        buffers[node].add_shared(tables, place)
+    for node, step in steps:
+        if node not in found:
+            continue
+        coords = tuple(data.draw(st.integers(0, 4)) for _ in range(found[node][0]))
+        if step == "set":
+            expected[node][coords] = ref = data.draw(refs())
+            buffers[node].set(coords, ref)
+        elif step == "delete":
+            expected[node][coords] = ChunkRef(ChunkKind.DELETED, 0, 0)
+            buffers[node].delete(coords)
+        elif step == "find":
+            assert buffers[node].find(coords) == expected[node].get(coords)
+        elif step == "copy":
+            buffers[node] = buffers[node].copy()
+        else:
+            assert len(buffers[node]) == len(expected[node]) and buffers[node].nbytes > 0
+    gathered = gather_edits(buffers)
+    assert gathered.together.keys() | gathered.alone.keys() == found.keys()
+    assert {node: as_model(table) for node, table in gathered.together.items()} | {
+        node: as_model(buffer.to_table()) for node, buffer in gathered.alone.items()
+    } == expected
+    assert all(node in dict(steps) for node in gathered.alone), "arrays nobody touched stay in the columns"
+
+
+names = st.lists(st.sampled_from([f"{letter}{n}" for letter in "abc" for n in range(4)]), unique=True, max_size=10)
+grids = st.sampled_from([(), (1,), (9,), (5, 6), (2, 3, 4)])
+
+
+@settings(max_examples=200, deadline=None)
+@given(configurations(), names, st.data())
+def test_new_arrays_planned_together_are_packed_as_one_by_one(
+    config: ManifestConfig, found: list[str], data: st.DataObject
+) -> None:
+    nodes = []
+    edits: dict[NodeId, ArrayEdits] = {}
+    for number, name in enumerate(found):
+        grid = data.draw(grids)
+        node = ArrayNode(f"{99 - number:>8}".encode(), f"/{name}", b"", grid, grid)
+        chunks = data.draw(
+            st.lists(st.sampled_from(list(itertools.product(*map(range, grid)))), min_size=1, max_size=9)
+        )
+        reference = ChunkRef(ChunkKind.NATIVE, number, 7, object_id=b"x" * 12)
+        nodes.append(node)
+        edits[node.id] = ArrayEdits(table_from_rows([(coords, reference) for coords in chunks], len(grid)))
+    fresh = set(data.draw(st.lists(st.sampled_from(list(edits)), unique=True) if edits else st.just([])))
+    tables = {key: change.table for key, change in edits.items() if key in fresh and change.table is not None}
+    bulk = BulkEdits({key: change for key, change in edits.items() if key not in fresh}, join_tables(tables))
+    assert dict(bulk) == edits
+
+    def carry_out(given: Any) -> tuple[set[Any], dict[NodeId, Any]]:
+        plan = plan_manifests(nodes, {}, given, config)
+        assert str(plan)
+        built: list[BuiltManifest] = list(build_manifests(plan, dict[str, Manifest]().__getitem__, given))
+        number = {each.manifest.id: frozenset(each.manifest.tables) for each in built}
+        linked = link_manifests(plan, [each.refs for each in built])
+        return (
+            {(keys, *(tuple(each.manifest.tables[key].rows()) for key in sorted(keys)))
+             for each in built for keys in [frozenset(each.manifest.tables)]},
+            {key: [(number[ref.manifest_id], ref.extents) for ref in refs] for key, refs in linked.items()},
+        )  # fmt: skip
+
+    assert carry_out(bulk) == carry_out(edits)
+
+
+@given(arrays, arrays, st.integers(0, 3))
+def test_a_log_with_shared_columns_reads_as_one_without(first: Models, second: Models, many: int) -> None:
+    alone = {node: build(model, ndim).coords for node, (ndim, model) in second.items() if node not in first}
+    chunks = WrittenChunks(join_tables(tables_of(first)), alone)
+    expected = {node: build(model, ndim).coords for node, (ndim, model) in (second | first).items()}
+    assert chunks.keys() == expected.keys() and len(chunks) == len(expected)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(chunk_lists, "_MANY_ROWS", many)
+        data = FORMAT.encode_transaction_log("", TransactionLog(updated_chunks=chunks))
+    found = FORMAT.decode_transaction_log(data).updated_chunks
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[node], coords) for node, coords in expected.items())
