@@ -32,6 +32,14 @@ def test_a_quick_start_is_a_setting_of_the_jvm_that_own_settings_replace(quick_s
     assert "-Dx=1" in own and "TieredStopAtLevel" not in own and "log4j2.properties" in own
 
 
+@pytest.mark.parametrize("name", ["spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"])
+def test_arrow_is_trusted_in_the_jvm_unless_own_settings_speak_of_it(name: str) -> None:
+    assert "-Darrow.enable_unsafe_memory_access=true" in merge_settings({}, quick_start=False)[name]
+    assert "-Darrow.enable_unsafe_memory_access=true" in merge_settings({name: "-Dx=1"}, quick_start=False)[name]
+    own = merge_settings({name: "-Darrow.enable_unsafe_memory_access=false"}, quick_start=False)[name]
+    assert "=true" not in own and "=false" in own
+
+
 def _run(connection: socket.socket, authenticated: bool) -> int:
     assert authenticated
     return int(connection.recv(10))

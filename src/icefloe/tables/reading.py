@@ -6,15 +6,16 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import zarr
 
+from icefloe.tables.chunk_values import chunk_values_at
 from icefloe.tables.exact import exact_rows
-from icefloe.tables.grids import open_array
+from icefloe.tables.grids import Variable
 from icefloe.tables.layouts import RowsLayout, chunks_schema, rows_schema
 from icefloe.tables.scans import Scan
 from icefloe.tables.selection import BlockPart
@@ -22,6 +23,8 @@ from icefloe.tables.selection import BlockPart
 CELLS_PER_BATCH = 100_000
 LISTED_CELLS_PER_BATCH = 1 << 20
 _READ_AHEAD = 2
+Indices: TypeAlias = tuple[npt.NDArray[np.int64], ...]
+"""Positions of the cells of a block per dimension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +32,7 @@ class Block:
     """A block as it was read: where its cells are, and their stored values."""
 
     coordinates: tuple[int, ...]
-    indices: tuple[npt.NDArray[np.int64], ...]
-    """Positions of its cells per dimension."""
+    indices: Indices
     values: tuple[npt.NDArray[Any], ...]
     """Of every variable."""
 
@@ -44,24 +46,50 @@ class Block:
 
 
 def read_blocks(scan: Scan, part: BlockPart) -> Iterator[Block]:
-    """The blocks of a share without the cells that masks leave out, the next ones being read while one is in use."""
-    session = scan.session()
-    arrays = [open_array(session, variable.path) for variable in scan.grid.variables]
+    """The blocks of a share without the cells that masks leave out, the next ones being fetched while one is in use."""
+    coordinates = part.coordinates()
+    found = [tuple(_indices(scan, axis, c) for axis, c in enumerate(row)) for row in coordinates.tolist()]
+    kept = [number for number, indices in enumerate(found) if all(map(len, indices))]
+    indices = [found[number] for number in kept]
+    streams = [_read_variable(scan, variable, coordinates[kept], indices) for variable in scan.grid.variables]
+    for number, *values in zip(kept, *streams, strict=True):
+        yield Block(tuple(coordinates[number].tolist()), found[number], tuple(values))
 
-    def read(coordinates: list[int]) -> Block:
-        indices = tuple(_indices(scan, axis, c) for axis, c in enumerate(coordinates))
-        if any(not len(each) for each in indices):
-            empty = tuple(np.empty(tuple(len(each) for each in indices), dtype=array.dtype) for array in arrays)
-            return Block(tuple(coordinates), indices, empty)
-        return Block(tuple(coordinates), indices, tuple(_read(array, indices) for array in arrays))
 
-    todo = iter(part.coordinates().tolist())
+def _read_variable(
+    scan: Scan, variable: Variable, coordinates: npt.NDArray[np.int64], indices: Sequence[Indices]
+) -> Iterator[npt.NDArray[Any]]:
+    chunks = chunk_values_at(scan.place, scan.snapshot_id, variable.path)
+    if not chunks.is_direct or variable.chunks != scan.grid.block:
+        yield from _read_windows(chunks.array, indices)
+        return
+    origins = coordinates * np.array(scan.grid.block, dtype=np.int64)
+    for chunk, origin, each in zip(chunks.read(coordinates), origins.tolist(), indices, strict=True):
+        window = tuple(slice(int(i[0]) - o, int(i[-1]) + 1 - o) for i, o in zip(each, origin, strict=True))
+        yield _without_gaps(chunk[window], each)
+
+
+def _read_windows(array: zarr.Array[Any], indices: Sequence[Indices]) -> Iterator[npt.NDArray[Any]]:
+    """Blocks that are not chunks of the array, as zarr reads them."""
+
+    def read(each: Indices) -> npt.NDArray[Any]:
+        window = tuple(slice(int(i[0]), int(i[-1]) + 1) for i in each)
+        return _without_gaps(np.asarray(array[window] if window else array[()]), each)
+
+    todo = iter(indices)
     with ThreadPoolExecutor(_READ_AHEAD) as pool:
-        ahead: list[Future[Block]] = [pool.submit(read, each) for each in islice(todo, _READ_AHEAD)]
+        ahead: list[Future[npt.NDArray[Any]]] = [pool.submit(read, each) for each in islice(todo, _READ_AHEAD)]
         while ahead:
-            block = ahead.pop(0).result()
+            values = ahead.pop(0).result()
             ahead += [pool.submit(read, each) for each in islice(todo, 1)]
-            yield block
+            yield values
+
+
+def _without_gaps(values: npt.NDArray[Any], indices: Indices) -> npt.NDArray[Any]:
+    """The cells of a window that indices name."""
+    if any(len(each) != size for each, size in zip(indices, values.shape, strict=True)):
+        return values[np.ix_(*(each - each[0] for each in indices))]
+    return values
 
 
 def _indices(scan: Scan, axis: int, block: int) -> npt.NDArray[np.int64]:
@@ -71,14 +99,6 @@ def _indices(scan: Scan, axis: int, block: int) -> npt.NDArray[np.int64]:
     if mask is None:
         return np.arange(first, end)
     return np.flatnonzero(mask[first:end]) + first
-
-
-def _read(array: zarr.Array[Any], indices: tuple[npt.NDArray[np.int64], ...]) -> npt.NDArray[Any]:
-    window = tuple(slice(int(each[0]), int(each[-1]) + 1) for each in indices)
-    values = np.asarray(array[window] if window else array[()])
-    if any(len(each) != size for each, size in zip(indices, values.shape, strict=True)):
-        values = values[np.ix_(*(each - each[0] for each in indices))]
-    return values
 
 
 def read_cells(scan: Scan, part: BlockPart) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,79 @@
+"""Whole chunks of an array: fetched ahead of whoever uses them, decoded where they are used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from icefloe.blocking import blocking_loop, run_blocking
+from icefloe.chunk_coder import decoder_of
+from icefloe.session.session import Session
+from icefloe.storage.contract import Buffer
+from icefloe.tables.grids import open_array
+from icefloe.tables.places import Place, session_at
+
+_ROUND_BYTES = 2 << 20
+"""Stored bytes of the chunks that are fetched together."""
+_ROUNDS_AHEAD = 3
+_Values = npt.NDArray[Any]
+
+
+class ChunkValues:
+    """The values of one array by chunk, as a session sees it."""
+
+    def __init__(self, session: Session, path: str) -> None:
+        self._session = session
+        self._node = session.workspace.tree.array(path)
+        self._decode = None
+        self.array: zarr.Array[Any] = open_array(session, path)
+        if self.array.shards is None:
+            self._decode = decoder_of(self.array)
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether `read` can be asked; zarr alone understands shards and codecs that need an event loop."""
+        return self._decode is not None
+
+    def read(self, coordinates: npt.NDArray[np.integer[Any]]) -> Iterator[_Values]:
+        """The chunks at some places of the grid, in that order, each with its full shape; not to be written to."""
+        assert self._decode is not None
+        if not len(coordinates):
+            return
+        located = run_blocking(self._session.workspace.locate_chunks(self._node, coordinates.astype(np.uint32)))
+        rounds = iter(_rounds(np.maximum(located.lengths, 0)))
+        ahead: deque[Future[list[Buffer | None]]] = deque()
+        try:
+            while True:
+                while len(ahead) < _ROUNDS_AHEAD and (bounds := next(rounds, None)) is not None:
+                    ahead.append(asyncio.run_coroutine_threadsafe(located.fetch(*bounds), blocking_loop()))
+                if not ahead:
+                    return
+                for body in ahead.popleft().result():
+                    yield self._decode(body)
+        finally:
+            for waiting in ahead:
+                waiting.cancel()
+
+
+@lru_cache(maxsize=64)
+def chunk_values_at(place: Place, snapshot_id: str, path: str) -> ChunkValues:
+    """The chunks of an array at a snapshot; opened once per process."""
+    return ChunkValues(session_at(place, snapshot_id), path)
+
+
+def _rounds(lengths: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Bounds of runs of about `_ROUND_BYTES`."""
+    ends = np.cumsum(lengths)
+    total = int(ends[-1])
+    steps = np.arange(_ROUND_BYTES, total, _ROUND_BYTES)
+    edges = np.unique([0, *np.searchsorted(ends, steps, side="right").tolist(), len(lengths)]).tolist()
+    return list(pairwise(edges))
