@@ -110,7 +110,9 @@ def _ranges(values: Any, grid: Grid) -> ValueRanges:
     for corner in np.ndindex(*shape):
         cells = values[tuple(slice(c * b, (c + 1) * b) for c, b in zip(corner, grid.block, strict=True))]
         low[corner], high[corner], count[corner] = cells.min(), cells.max(), cells.size
-    return ValueRanges(np.ones(shape, dtype=bool), low, high, count, np.zeros(shape, dtype=np.int64))
+    return ValueRanges(
+        np.ones(shape, dtype=bool), low, high, count, np.zeros(shape, dtype=np.int64), np.full(shape, np.nan)
+    )
 
 
 def test_a_range_of_coordinates_reads_only_its_blocks() -> None:

@@ -91,3 +91,32 @@ def test_chunks_that_were_never_written_are_known_by_their_fill_value(repo: icef
     analyse(repo)
     assert chunks_read(repo, "v >= 0") == 4
     assert chunks_read(repo, "v is null") == 7
+
+
+def test_cells_that_an_array_shows_since_it_grew_are_not_skipped_by_what_was_measured_before() -> None:
+    zarr = __import__("zarr")
+    repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    session = repo.writable_session("main")
+    array = zarr.create_array(session.store, name="v", shape=(6,), chunks=(4,), dtype="f8", fill_value=0.0)
+    array[:] = 5.0
+    session.commit("data")
+    assert analyse(repo) == 2
+    assert chunks_read(repo, "v < 1") == 0
+    session = repo.writable_session("main")
+    zarr.open_array(session.store, path="v", mode="r+").resize((8,))
+    session.commit("longer")
+    assert chunks_read(repo, "v < 1") == 1
+    assert analyse(repo) == 1
+    assert chunks_read(repo, "v < 1") == 1 and chunks_read(repo, "v < -1") == 0
+
+
+def test_totals_count_what_is_there_and_are_left_open_where_a_double_does_not_hold_them() -> None:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    session = repo.writable_session("main")
+    values = np.array([1, 2, 2**60, 3, 5, 7], dtype="i8")
+    to_icechunk(xr.Dataset({"v": (("x",), values)}), session, encoding={"v": {"chunks": (3,)}})
+    session.commit("data")
+    analyse(repo)
+    session = repo.readonly_session("main")
+    ranges = load_ranges(session, find_grid(session, "/", ["v"]).variables[0])
+    assert ranges is not None and np.isnan(ranges.total[0]) and ranges.total[1] == 15

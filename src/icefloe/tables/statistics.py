@@ -41,10 +41,14 @@ MEASURED = pa.schema(
         ("high", pa.float64()),
         ("missing", pa.int64()),
         ("count", pa.int64()),
+        ("total", pa.float64()),
     ]
 )
 SCHEMA = pa.schema([*MEASURED, ("reference", pa.binary(WIDTH))])
-"""Columns of a file: a chunk's number in C order of the grid, what its values are like, which bytes that is true of."""
+"""Columns of a file: a chunk's number in C order of the grid, what its values are like, which bytes that is true of.
+
+The total of values is null where it is not known exactly, and in files that were made before it was kept.
+"""
 
 
 def has_ranges(coding: ColumnCoding) -> bool:
@@ -86,61 +90,82 @@ def _numbers(node: ArrayNode, table: ChunkTable) -> npt.NDArray[np.int64]:
 
 
 def _join(session: Session, node: ArrayNode, variable: Variable, table: ChunkTable, kept: pa.Table) -> ValueRanges:
-    total = int(np.prod(node.grid, dtype=np.int64))
     numbers = _numbers(node, table)
     prints, sure = fingerprints(table)
-    row_of = np.full(total, -1, dtype=np.int64)
+    cells = cells_of_chunks(node.shape, variable.chunks, node.grid).reshape(-1)
+    row_of = np.full(len(cells), -1, dtype=np.int64)
     row_of[numbers] = np.arange(len(table))
-    known = np.zeros(total, dtype=bool)
-    low, high = np.full(total, -np.inf), np.full(total, np.inf)
-    count, missing = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
-    _never_written(session, variable, np.setdiff1d(np.arange(total), numbers), (known, low, high, count, missing))
+    ranges = ValueRanges.unknown(len(cells))
+    _never_written(session, variable, np.setdiff1d(np.arange(len(cells)), numbers), cells, ranges)
     chunk = kept.column("chunk").to_numpy().astype(np.int64)
-    inside = chunk < total
+    inside = chunk < len(cells)
     rows = np.where(inside, row_of[np.where(inside, chunk, 0)], -1)
     stored = np.frombuffer(b"".join(kept.column("reference").to_pylist()), dtype=np.uint8).reshape(-1, WIDTH)
     valid = rows >= 0
     valid[valid] &= sure[rows[valid]] & (prints[rows[valid]] == stored[valid]).all(axis=1)
+    # An array that grew or shrank shows more or fewer cells of a chunk at its end than were measured.
+    valid[valid] &= cells[chunk[valid]] == kept.column("count").to_numpy()[valid]
     at = chunk[valid]
-    known[at] = True
-    for name, column in (("low", low), ("high", high), ("count", count), ("missing", missing)):
-        column[at] = kept.column(name).to_numpy()[valid]
-    shape = node.grid
-    return ValueRanges(
-        known.reshape(shape), low.reshape(shape), high.reshape(shape), count.reshape(shape), missing.reshape(shape)
-    )
+    ranges.known[at] = True
+    for name in ("low", "high", "count", "missing", "total"):
+        column = kept.column(name).fill_null(np.nan) if name == "total" else kept.column(name)
+        getattr(ranges, name)[at] = column.to_numpy()[valid]
+    return ranges.reshape(node.grid)
+
+
+def cells_of_chunks(shape: Sequence[int], chunks: Sequence[int], grid: Sequence[int]) -> npt.NDArray[np.int64]:
+    """How many cells of the array each chunk of its grid holds."""
+    cells = np.ones((), dtype=np.int64)
+    for length, chunk, count in zip(shape, chunks, grid, strict=True):
+        along = np.minimum(length - np.arange(count, dtype=np.int64) * chunk, chunk)
+        cells = np.multiply.outer(cells, along)
+    return np.asarray(cells)
 
 
 def _never_written(
-    session: Session, variable: Variable, chunks: npt.NDArray[np.int64], columns: Sequence[npt.NDArray[Any]]
+    session: Session,
+    variable: Variable,
+    chunks: npt.NDArray[np.int64],
+    cells: npt.NDArray[np.int64],
+    ranges: ValueRanges,
 ) -> None:
     """Chunks that were never written hold the fill value in every cell."""
     if not len(chunks):
         return
     array = open_array(session, variable.path)
-    one = variable.coding.decode(np.array([array.fill_value], dtype=array.dtype))
-    low, high, missing = _bounds(one)
-    for column, value in zip(columns, (True, low, high, 1, missing), strict=True):
-        column[chunks] = value
+    low, high, missing, total = _summary(variable.coding.decode(np.array([array.fill_value], dtype=array.dtype)))
+    ranges.known[chunks], ranges.low[chunks], ranges.high[chunks] = True, low, high
+    ranges.count[chunks] = cells[chunks]
+    ranges.missing[chunks] = missing * cells[chunks]
+    ranges.total[chunks] = np.nan if total is None else total * cells[chunks]
 
 
-def _bounds(values: pa.Array) -> tuple[float, float, int]:
-    """Bounds as doubles that are never tighter than the values, and how many are missing."""
+def _summary(values: pa.Array) -> tuple[float, float, int, float | None]:
+    """Bounds as doubles that are never tighter than the values, how many are missing, and the total of the others."""
     present = values.drop_null()
     if not len(present):
-        return np.inf, -np.inf, len(values)
-    numbers = present.view(pa.int64()) if pa.types.is_timestamp(present.type) else present
-    flat = numbers.to_numpy(zero_copy_only=False)
+        return np.inf, -np.inf, len(values), 0.0
+    is_time = pa.types.is_timestamp(present.type)
+    flat = (present.view(pa.int64()) if is_time else present).to_numpy(zero_copy_only=False)
     low, high = float(flat.min()), float(flat.max())
+    total: float | None = None
+    if flat.dtype.kind == "f":
+        found = float(flat.sum(dtype=np.float64))
+        total = found if np.isfinite(found) else None
+    elif max(abs(low), abs(high)) * len(flat) < _EXACT and not is_time:
+        total = float(flat.sum(dtype=np.int64))
     if flat.dtype.kind in "iu" and max(abs(low), abs(high)) >= _EXACT:
         low, high = float(np.nextafter(low, -np.inf)), float(np.nextafter(high, np.inf))
-    return low, high, values.null_count
+    return low, high, values.null_count, total
 
 
 def measure_chunks(variable: Variable, blocks: Iterable[tuple[int, npt.NDArray[Any]]]) -> pa.Table:
     """Rows for chunks, given by number with their stored values; `keep_rows` adds what they refer to."""
     measured = MEASURED.empty_table()
-    found = [(number, *_bounds(variable.coding.decode(stored)), stored.size) for number, stored in blocks]
+    found = []
+    for number, stored in blocks:
+        low, high, missing, total = _summary(variable.coding.decode(stored))
+        found.append((number, low, high, missing, stored.size, total))
     if found:
         columns = zip(*found, strict=True)
         measured = pa.table([pa.array(c, type=f.type) for c, f in zip(columns, MEASURED, strict=True)], schema=MEASURED)
@@ -169,7 +194,14 @@ async def _fetch_file(storage: Storage, key: str) -> pa.Table | None:
     except ObjectNotFoundError:
         # Put together with others since it was listed.
         return None
-    return await asyncio.to_thread(lambda: pq.read_table(io.BytesIO(data), schema=SCHEMA))
+    return await asyncio.to_thread(_parse, data)
+
+
+def _parse(data: bytes) -> pa.Table:
+    table = pq.read_table(io.BytesIO(data))
+    if "total" not in table.schema.names:
+        table = table.append_column("total", pa.nulls(len(table), pa.float64()))
+    return table.select(SCHEMA.names).cast(SCHEMA)
 
 
 def keep_rows(session: Session, variable: Variable, measured: pa.Table) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from decimal import Decimal
 
 import numpy as np
@@ -16,10 +17,10 @@ from icefloe.tables.predicates import Comparison, Leaf, Membership, NullTest, Op
 
 @dataclass(frozen=True, slots=True)
 class ValueRanges:
-    """Per block of a grid: bounds of its values, how many cells it has and how many are missing.
+    """Per block of a grid: bounds of its values, their total, how many cells it has and how many are missing.
 
     Bounds are doubles that are never tighter than the values; instants count in microseconds. Where `known` is
-    false nothing is said.
+    false nothing is said, and where the total is NaN nothing is said of it.
     """
 
     known: Mask
@@ -27,6 +28,18 @@ class ValueRanges:
     high: npt.NDArray[np.float64]
     count: npt.NDArray[np.int64]
     missing: npt.NDArray[np.int64]
+    total: npt.NDArray[np.float64]
+
+    @classmethod
+    def unknown(cls, blocks: int) -> ValueRanges:
+        """Of so many blocks, in one row, nothing is known yet."""
+        none = np.zeros(blocks, dtype=np.int64)
+        bounds = np.full(blocks, -np.inf), np.full(blocks, np.inf)
+        return cls(np.zeros(blocks, dtype=bool), *bounds, none, none.copy(), np.full(blocks, np.nan))
+
+    def reshape(self, grid: Sequence[int]) -> ValueRanges:
+        """The same by the places of a grid."""
+        return ValueRanges(*(getattr(self, each.name).reshape(grid) for each in fields(self)))
 
 
 def match_ranges(ranges: ValueRanges, leaf: Leaf, type: pa.DataType, zone: dt.tzinfo | None) -> Mask | None:
