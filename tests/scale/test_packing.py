@@ -14,7 +14,9 @@ from tests.scale.journal import Journal, JournalStorage
 import icefloe
 from icefloe import ChunkPackingConfig, RepositoryConfig
 from icefloe.blocking import run_blocking
+from icefloe.errors import StorageError
 from icefloe.model.packing_config import PackBy
+from icefloe.storage.faulty import Fault, FaultKind, FaultPlan, FaultyStorage
 
 CHUNKS = 400
 ITEMS = 512  # of 8 bytes: 4 KiB a chunk, above the inline threshold
@@ -111,6 +113,39 @@ def test_uncommitted_packed_chunks_are_read_from_the_session(storage: JournalSto
     again = zarr.open_array(repo.readonly_session("main").store, path="small", mode="r")
     assert (again[ITEMS : 2 * ITEMS] == -1).all()
     assert again[0] == 1
+
+
+@pytest.mark.parametrize("folder", ["chunks/", "manifests/", "snapshots/"])
+def test_a_commit_that_cannot_store_something_moves_no_branch_and_can_be_tried_again(folder: str) -> None:
+    plan = FaultPlan([Fault(FaultKind.FAIL_BEFORE, times=1000, methods=("put",), key_contains=folder)], enabled=False)
+    storage = FaultyStorage(icefloe.in_memory_storage(), plan)
+    repo = icefloe.Repository.create(storage)
+    session = repo.writable_session("main")
+    root = zarr.group(session.store)
+    for index in range(4):
+        root.create_array(f"a{index}", shape=(2000,), chunks=(500,), dtype="i4", compressors=None)[:] = index
+    before = repo.lookup_branch("main")
+    plan.enabled = True
+    with pytest.raises(StorageError):
+        session.commit("fails")
+    assert repo.lookup_branch("main") == before
+    assert (root["a3"][:] == 3).all()  # type: ignore[index, operator]
+    plan.enabled = False
+    session.commit("works")
+    again = zarr.open_group(icefloe.Repository.open(storage).readonly_session("main").store, mode="r")
+    assert all((again[f"a{index}"][:] == index).all() for index in range(4))  # type: ignore[index, operator]
+
+
+def test_no_branch_moves_before_a_slow_pack_is_stored() -> None:
+    slow = Fault(FaultKind.SLOW, times=1000, methods=("put",), key_contains="chunks/", seconds=0.3)
+    storage = JournalStorage(FaultyStorage(icefloe.in_memory_storage(), [slow]))
+    repo = icefloe.Repository.create(storage)
+    session = repo.writable_session("main")
+    small_chunks(session.store)[:] = values()
+    storage.journal.reset()
+    session.commit("slow")
+    written = [entry.key.partition("/")[0] for entry in storage.journal.writes()]
+    assert sorted(written[:-1]) == ["chunks", "manifests", "snapshots", "transactions"] and written[-1] == "refs"
 
 
 def test_forgotten_chunks_reach_no_object(storage: JournalStorage) -> None:

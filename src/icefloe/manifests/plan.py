@@ -239,11 +239,11 @@ def _plan_small(
     known = {package.node_id for package in packages}
     outputs = []
     for packed in pack([*packages, *fresh], config, untouched):
-        pieces = [
-            _whole_piece(nodes[key], edits.get(key), infos) for key, *_ in packed.packages if key in known
-        ]  # fmt: skip
-        new = tuple([key for key, *_ in packed.packages if key not in known])
-        outputs.append(PlannedManifest(packed.set_name, tuple(pieces), new))
+        keys = [package.node_id for package in packed.packages]
+        old = [key for key in keys if key in known] if known else []
+        new = [key for key in keys if key not in known] if old else keys
+        pieces = tuple(_whole_piece(nodes[key], edits.get(key), infos) for key in old)
+        outputs.append(PlannedManifest(packed.set_name, pieces, tuple(new)))
     return outputs
 
 

@@ -88,6 +88,10 @@ class ChunkWriter:
     async def flush(self, changes: ChangeSet) -> None:
         """Store everything that is still in memory."""
         self.settle(changes)
+        await self.store_packs()
+
+    async def store_packs(self) -> None:
+        """Store what has its place in a pack already."""
         await asyncio.gather(*(self._store(object_id) for object_id in list(self.unstored)))
 
     def discard(self) -> None:

@@ -49,13 +49,12 @@ class CommitRequest:
 
 async def commit(work: Workspace, branch: str, request: CommitRequest) -> Snapshot:
     """Land the changes on a branch, rebasing over the commits they missed when a solver is given."""
-    await work.writer.flush(work.changes)
     ledger = work.engine.ledger
     for attempt in range(max(request.rebase_tries, 0) + 1):
         if attempt > 0:
             await rebase(work, branch, _solver(request))
         assert work.tip is not None, "a session with a branch knows where it stood"
-        snapshot = await flush_snapshot(work, request)
+        snapshot = await _flush_beside_packs(work, request)
         try:
             await ledger.advance(branch, work.tip, snapshot)
             return snapshot
@@ -64,6 +63,22 @@ async def commit(work: Workspace, branch: str, request: CommitRequest) -> Snapsh
                 raise
         await asyncio.sleep(_pause(attempt))
     raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+async def _flush_beside_packs(work: Workspace, request: CommitRequest) -> Snapshot:
+    """Store chunks that are still in memory while the files that tell of them are written: no ref points at either yet.
+
+    Both come to their end, also when one fails: what goes on in the background would outlive the error.
+    """
+    work.writer.settle(work.changes)
+    stored, flushed = await asyncio.gather(
+        work.writer.store_packs(), flush_snapshot(work, request), return_exceptions=True
+    )
+    for outcome in (stored, flushed):
+        if isinstance(outcome, BaseException):
+            raise outcome
+    assert isinstance(flushed, Snapshot)
+    return flushed
 
 
 def _solver(request: CommitRequest) -> ConflictSolver:
