@@ -12,9 +12,10 @@ import xarray as xr
 
 from icefloe import Repository
 from icefloe.errors import AlreadyExistsError, InvalidInputError
-from icefloe.spark import copy, export, map_blocks, rechunk, reduce, write_audit_publish
+from icefloe.spark import analyze, copy, export, map_blocks, rechunk, reduce, write_audit_publish
 from icefloe.spark.checks import ExpectedSizes, Holds, MissingShare, Monotone, ValueRange
 from icefloe.spark.publishing import AUDIT_KEY
+from icefloe.spark.reduction_tree import ReductionTree
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]
 Open = Callable[..., xr.Dataset]
@@ -123,9 +124,79 @@ def test_a_reduction_equals_that_of_xarray(spark: Any, place: Path, weather: xr.
 def test_a_tree_of_several_levels_gives_the_same(
     spark: Any, place: Path, weather: xr.Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("icefloe.spark.reduction._MOST_PARTIAL_BYTES", 0)
     monkeypatch.setattr("icefloe.spark.reduction_tree.FAN_IN", 3)
-    result = reduce(spark, place, "mean", task_bytes=1000)
-    xr.testing.assert_allclose(result.drop_attrs(), weather.mean().drop_attrs(), rtol=1e-5)
+    for dims in (None, "time"):
+        result = reduce(spark, place, "mean", dims, task_bytes=1000)
+        xr.testing.assert_allclose(result.drop_attrs(), weather.mean(dims).drop_attrs(), rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def encoded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, xr.Dataset]:
+    """Variables in every way of storing numbers, some cells missing, some chunks never written."""
+    place = tmp_path_factory.mktemp("encoded") / "repo"
+    rng = np.random.default_rng(3)
+    dims, shape = ("y", "x"), (23, 17)
+    floats = np.round(rng.normal(10, 30, shape), 1)
+    holed = np.where(rng.random(shape) < 0.2, np.nan, floats)
+    data = xr.Dataset(
+        {
+            "plain": (dims, floats.astype("f4")), "holed": (dims, holed), "marked": (dims, holed.astype("f4")),
+            "packed": (dims, holed), "counts": (dims, rng.integers(-5, 900, shape)), "swapped": (dims, floats),
+            "small": (dims, rng.integers(0, 200, shape).astype("u1")), "some": (dims, np.round(holed)),
+            "nothing": (dims, np.full(shape, np.nan)), "large": (dims, rng.integers(2**50, 2**53, shape)),
+        }
+    )  # fmt: skip
+    encoding = {str(name): {"chunks": (5, 6)} for name in data}
+    encoding["marked"] |= {"_FillValue": np.float32(-9999)}
+    encoding["packed"] |= {"dtype": "int16", "scale_factor": 0.1, "add_offset": 4.0, "_FillValue": -32768}
+    encoding["some"] |= {"dtype": "int32", "_FillValue": -1000}
+    encoding["swapped"] |= {"dtype": ">f8"}
+    session = Repository.create(str(place)).writable_session("main")
+    data.to_zarr(session.store, consolidated=False, encoding=encoding)
+    session.commit("encoded")
+    stored = xr.open_zarr(Repository.open(str(place)).readonly_session("main").store, consolidated=False)
+    return place, stored.load()
+
+
+@pytest.mark.parametrize("how", ["mean", "sum", "min", "max", "count"])
+def test_a_reduction_understands_every_encoding_with_and_without_statistics(
+    spark: Any, encoded: tuple[Path, xr.Dataset], how: Any
+) -> None:
+    place, data = encoded
+    for dims in (None, "y"):
+        wanted = getattr(data, how)(dims)
+        for region in (None, {"y": (3, 20), "x": (1, 16)}):
+            part = data if region is None else data.isel({dim: slice(*ends) for dim, ends in region.items()})
+            found = reduce(spark, place, how, dims, region=region, statistics=False, task_bytes=1200)
+            xr.testing.assert_allclose(found.drop_attrs(), getattr(part, how)(dims).drop_attrs(), rtol=1e-6)
+            assert {n: v.dtype for n, v in found.items()} == {n: v.dtype for n, v in getattr(part, how)(dims).items()}
+        analyze(spark, place)
+        xr.testing.assert_allclose(reduce(spark, place, how, dims).drop_attrs(), wanted.drop_attrs(), rtol=1e-6)
+
+
+def test_what_statistics_answer_is_not_read(
+    spark: Any, encoded: tuple[Path, xr.Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, data = encoded
+    analyze(spark, place)
+    asked: list[tuple[str, ...]] = []
+
+    def recorded(tree: Any, *given: Any) -> Any:
+        asked.append(tree.partial.variables)
+        return run(tree, *given)
+
+    run = ReductionTree.run_flat
+    monkeypatch.setattr(ReductionTree, "run_flat", recorded)
+    found = reduce(spark, place, "sum")
+    # Totals beyond what a double counts exactly are not kept, and nothing is of an array without chunks.
+    assert asked == [("large", "nothing")]
+    assert int(found.large) == int(data.large.sum()) and int(found.counts) == int(data.counts.sum())
+    reduce(spark, place, "max", variables=["packed", "some"])
+    assert len(asked) == 1
+    reduce(spark, place, "sum", variables=["plain"], statistics=False)
+    reduce(spark, place, "sum", "x", variables=["plain"])
+    assert asked[1:] == [("plain",), ("plain",)]
 
 
 def test_quantiles_are_exact_or_close(spark: Any, place: Path, weather: xr.Dataset) -> None:

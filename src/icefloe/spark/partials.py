@@ -48,6 +48,12 @@ def _present(values: Values) -> npt.NDArray[np.bool_]:
     return np.ones(values.shape, dtype=bool)
 
 
+def sum_type(dtype: np.dtype[Any], how: str) -> np.dtype[Any]:
+    """What values are summed in, as numpy does it: whole totals of whole numbers, means in doubles."""
+    whole = how != "mean" and dtype.kind in "iub"
+    return np.dtype(np.uint64 if whole and dtype.kind == "u" else np.int64 if whole else np.float64)
+
+
 @dataclass(frozen=True, slots=True)
 class Sums:
     """Sum and count of what is there."""
@@ -55,11 +61,17 @@ class Sums:
     how: str
 
     def partial(self, values: Values, axes: Axes) -> tuple[Values, Values]:
+        wide = sum_type(values.dtype, self.how)
+        if self.how != "count" and values.dtype.kind in "iubf":
+            # A total that is a number has no missing value in it: mostly one look at the values is enough.
+            total = np.asarray(np.sum(values, axis=axes, dtype=wide))
+            if values.dtype.kind != "f" or not np.isnan(total).any():
+                reduced = int(np.prod([values.shape[axis] for axis in axes], dtype=np.int64))
+                return total, np.full(total.shape, reduced, dtype=np.int64)
         there = _present(values)
         count = there.sum(axis=axes, dtype=np.int64)
         if self.how == "count":
             return count, count
-        wide = np.int64 if values.dtype.kind in "iub" else np.float64
         return np.asarray(np.sum(values, axis=axes, dtype=wide, where=there)), count
 
     def merge(self, first: tuple[Values, Values], second: tuple[Values, Values]) -> tuple[Values, Values]:

@@ -63,6 +63,11 @@ def open_dataset(session: Session, group: str = "", variables: Sequence[str] | N
     return dataset[list(variables)]
 
 
+def node_path(group: str, name: str) -> str:
+    """The path of an array in a group."""
+    return "/" + "/".join([*filter(None, group.split("/")), name])
+
+
 def select_region(dataset: xr.Dataset, region: Bounds | None) -> xr.Dataset:
     """The cells of a region, given as [first, end) by dimension."""
     if not region:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 import numpy as np
@@ -15,9 +16,11 @@ from pyspark.sql import SparkSession
 from icefloe.errors import InvalidInputError
 from icefloe.session.conflicts import ConflictDetector
 from icefloe.session.session import Session
+from icefloe.spark.answers import answer
+from icefloe.spark.block_partials import PartialOfBlock
 from icefloe.spark.block_target import BlockTarget, create_target
 from icefloe.spark.blocks import TASK_BYTES, BlockGrid, Window, plan_blocks, whole_chunks
-from icefloe.spark.partials import QuantilePoints, Reduction, find_reduction
+from icefloe.spark.partials import SKETCH_POINTS, QuantilePoints, QuantileSketch, find_reduction
 from icefloe.spark.places import (
     Bounds,
     JobOutcome,
@@ -29,35 +32,13 @@ from icefloe.spark.places import (
     writing_repository,
 )
 from icefloe.spark.reduced import FinishPlace, WritePlace, assemble, kept_dims, plan_reduced, sketch_of
-from icefloe.spark.reduction_tree import Partial, ReductionTree
+from icefloe.spark.reduction_tree import ReductionTree
 
 How: TypeAlias = Literal["mean", "sum", "min", "max", "count", "quantile"]
 
 _MOST_SKETCH_CELLS = 1 << 22
-
-
-@dataclass(frozen=True, slots=True)
-class _PartialOfBlock:
-    """The partial results of one block, by variable."""
-
-    session: Session
-    group: str
-    variables: tuple[str, ...]
-    region: Bounds | None
-    dims: tuple[str, ...]
-    reduction: Reduction
-
-    def __call__(self, window: Window) -> Partial:
-        dataset = select_region(open_dataset(self.session, self.group, self.variables), self.region)
-        block = dataset.isel(dict(window))
-        return {name: self._of(block[name], window) for name in self.variables}
-
-    def _of(self, array: xr.DataArray, window: Window) -> Any:
-        # A variable without one of the reduced dimensions is in every block along it: it counts in the first one.
-        if any(window[dim].start for dim in self.dims if dim not in array.dims):
-            return None
-        axes = tuple(axis for axis, dim in enumerate(array.dims) if dim in self.dims)
-        return self.reduction.partial(array.values, axes)
+_MOST_PARTIAL_BYTES = 16 << 20
+"""Partial results that are brought together here; more of them are merged by tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +50,30 @@ class _Plan:
     dims: tuple[str, ...]
     grid: BlockGrid
     finish: FinishPlace
-    work: _PartialOfBlock
+    work: PartialOfBlock
 
     @property
     def description(self) -> str:
         return f"{self.finish.how} over {', '.join(self.dims)}"
+
+    def collect(self, spark: SparkSession, known: Mapping[str, Any], progress: bool | None) -> xr.Dataset:
+        """The result here, but for what is known already; partial results that are small are merged here as well."""
+        todo = tuple(name for name in self.work.variables if name not in known)
+        parts: list[tuple[Window, Any]] = [({}, dict(known))]
+        if todo:
+            tree = ReductionTree(replace(self.work, variables=todo), self.finish.reduction, self.finish)
+            run = tree.run_flat if self._partial_bytes() <= _MOST_PARTIAL_BYTES else tree.run
+            parts = run(spark, self.grid, self.dims, self.description, progress)
+        return assemble(self.dataset, self.dims, self.finish, [(at, {**values, **known}) for at, values in parts])
+
+    def _partial_bytes(self) -> int:
+        """About how much the partial results of all blocks take."""
+        cells = sum(
+            math.prod(array.sizes[dim] for dim in kept_dims(array, self.dims))
+            for array in self.dataset.data_vars.values()
+        )
+        width = SKETCH_POINTS if isinstance(self.finish.reduction, QuantileSketch) else 1
+        return cells * width * 16 * len(self.grid.windows(self.dims))
 
 
 class _Options(TypedDict, total=False):
@@ -91,6 +91,7 @@ class _Options(TypedDict, total=False):
     message: str | None
     metadata: Mapping[str, Any] | None
     task_bytes: int
+    statistics: bool
     progress: bool | None
 
 
@@ -147,6 +148,7 @@ def reduce(
     message: str | None = None,
     metadata: Mapping[str, Any] | None = None,
     task_bytes: int = TASK_BYTES,
+    statistics: bool = True,
     progress: bool | None = None,
 ) -> xr.Dataset | JobOutcome:
     """Reduce the variables of a dataset over some dimensions; missing values do not count.
@@ -169,6 +171,9 @@ def reduce(
         Only the cells [first, end) by dimension.
     target_group, branch, chunks, overwrite, message, metadata
         For a target, as of `map_blocks`.
+    statistics
+        Whole arrays whose chunks were all measured (see `analyze`) are not read: mean, sum, min, max and count over all
+        dimensions come from what was kept of each chunk. False reads them.
 
     Examples
     --------
@@ -191,11 +196,11 @@ def reduce(
         grid = whole_chunks(grid, {dim: n for dim, n in (chunks or {}).items() if dim not in chosen}, {})
     finish = FinishPlace(reduction, how, {name: dataset[name].dtype for name in names})
     plan = _Plan(
-        session, dataset, chosen, grid, finish, _PartialOfBlock(session, group, names, region, chosen, reduction)
+        session, dataset, chosen, grid, finish, PartialOfBlock(session, group, names, region, chosen, reduction)
     )
     if target is None:
-        tree = ReductionTree(plan.work, reduction, finish)
-        return assemble(dataset, chosen, finish, tree.run(spark, grid, chosen, plan.description, progress))
+        known = answer(session, group, dataset, chosen, finish) if statistics and not region else {}
+        return plan.collect(spark, known, progress)
     writer = writing_repository(target).writable_session(branch)
     place = group if target_group is None else target_group
     tasks, references = _write(spark, plan, writer, place, chunks or {}, overwrite=overwrite, progress=progress)

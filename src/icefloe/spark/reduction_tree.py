@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -15,7 +16,7 @@ from pyspark.sql import functions as sf
 from icefloe.spark.blocks import BlockGrid, Window
 from icefloe.spark.partials import Reduction
 from icefloe.spark.progress import JobMeter
-from icefloe.spark.tasks import FINAL_ERRORS, SparkJob, TaskFailure, collect, run_tasks, watched
+from icefloe.spark.tasks import FINAL_ERRORS, SparkJob, TaskFailure, collect, parallelism, run_tasks, watched
 from icefloe.spark.workers import settle_worker
 
 R = TypeVar("R")
@@ -24,6 +25,7 @@ Partial: TypeAlias = dict[str, Any]
 
 FAN_IN = 32
 """Partial results that one step of the tree merges."""
+_TASKS_PER_CORE = 3
 _SCHEMA = "place long, branch long, part binary"
 
 
@@ -52,6 +54,22 @@ class ReductionTree(Generic[R]):
             if isinstance(each, TaskFailure):
                 raise each.error
         return list(zip(places, made, strict=True))
+
+    def run_flat(
+        self, spark: SparkSession, grid: BlockGrid, dims: Sequence[str], description: str, shown: bool | None
+    ) -> list[tuple[Window, R]]:
+        """The same for small partial results: one job without a shuffle, merged and finished here."""
+        places = grid.windows([dim for dim in grid.sizes if dim not in dims])
+        inner = grid.windows(dims)
+        windows = [(place, {**at, **part}) for place, at in enumerate(places) for part in inner]
+        tasks = min(len(windows), parallelism(spark) * _TASKS_PER_CORE)
+        edges = [len(windows) * task // tasks for task in range(tasks + 1)]
+        shares = [windows[a:b] for a, b in pairwise(edges)]
+        merged: dict[int, Partial] = {}
+        for part in run_tasks(spark, SparkJob(_MergedShare(self.partial, self.reduction), description, shown), shares):
+            for place, found in part.items():
+                merged[place] = _merge_all(self.reduction, merged.get(place), found)
+        return [(at, self.finish(at, merged[place])) for place, at in enumerate(places)]
 
     def _merge(
         self,
@@ -88,6 +106,20 @@ class _OneBlock(Generic[R]):
         return self.tree.finish(place, self.tree.partial({**place, **self.inner}))
 
 
+@dataclass(frozen=True, slots=True)
+class _MergedShare:
+    """The partial results of several blocks, merged by place."""
+
+    partial: Callable[[Window], Partial]
+    reduction: Reduction
+
+    def __call__(self, share: Sequence[tuple[int, Window]]) -> dict[int, Partial]:
+        merged: dict[int, Partial] = {}
+        for place, window in share:
+            merged[place] = _merge_all(self.reduction, merged.get(place), self.partial(window))
+        return merged
+
+
 def _partials(work: bytes, windows: Sequence[Window], fan: int) -> Any:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         partial = pickle.loads(work)
@@ -109,7 +141,7 @@ def _merger(reduction: bytes, finish: bytes | None) -> Any:
             if merged is None or isinstance(found, TaskFailure):
                 merged = found
             elif not isinstance(merged, TaskFailure):
-                merged = {name: _merge_two(merging, merged[name], found[name]) for name in merged}
+                merged = _merge_all(merging, merged, found)
         last = pickle.dumps(merged)
         if finish is not None and isinstance(merged, dict):
             make, places = pickle.loads(finish)
@@ -119,6 +151,12 @@ def _merger(reduction: bytes, finish: bytes | None) -> Any:
         return pa.table({"place": table["place"][:1], "branch": table["branch"][:1], "part": [last]})
 
     return merge
+
+
+def _merge_all(reduction: Reduction, first: Partial | None, second: Partial) -> Partial:
+    if first is None:
+        return second
+    return {name: _merge_two(reduction, first[name], second[name]) for name in first}
 
 
 def _merge_two(reduction: Reduction, first: Any, second: Any) -> Any:

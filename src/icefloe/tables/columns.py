@@ -138,6 +138,12 @@ def coding_of(dtype: np.dtype[Any], attributes: Mapping[str, Any], *, raw: bool 
     return ColumnCoding(dtype.str, plain, None, packing if packing is not None and packing.fill is not None else None)
 
 
+def decodes_like_xarray(attributes: Mapping[str, Any]) -> bool:
+    """Whether values of a coding are those that xarray decodes; it knows two more conventions."""
+    fills = [attributes[name] for name in ("_FillValue", "missing_value") if name in attributes]
+    return "_Unsigned" not in attributes and not any(isinstance(fill, list) or fill != fills[0] for fill in fills)
+
+
 def _time_units(attributes: Mapping[str, Any]) -> TimeUnits | None:
     units = attributes.get("units")
     if not is_time_units(units):
