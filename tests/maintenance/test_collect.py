@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from icefloe.maintenance import collect as collecting
 from icefloe.maintenance.collect import CollectionRequest, plan_collection_of
 from icefloe.maintenance.listing import columns_of, id_texts, is_among, text_ids
 from icefloe.maintenance.reading import read_anew
+from icefloe.storage import local_files
 from icefloe.storage.contract import ObjectInfo
 from icefloe.storage.counting import CountingStorage
 from icefloe.storage.faulty import Fault, FaultKind, FaultyStorage
@@ -217,6 +219,44 @@ def test_ids_and_their_texts_are_one_to_one_in_columns() -> None:
     page = [ObjectInfo(f"chunks/{text}", 7, now()) for text in id_texts(ids)] + [ObjectInfo("chunks/x", 1, now())]
     listed = columns_of(page, "chunks/", "", 12)
     assert (listed.ids == ids).all() and listed.foreign == 1
+
+
+def test_of_local_chunks_only_those_that_nothing_names_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    past = make_past(icefloe.local_filesystem_storage(str(tmp_path)), "repository")
+    past.repo.expire_snapshots(retain_last=1)
+    planned = past.repo.garbage_collect(now(), dry_run=True)
+    assert planned.chunks_deleted > 1 and planned.bytes_deleted > 900_000
+    chunks = tmp_path / "chunks"
+    (chunks / ("U" * 20)).write_bytes(b"no id")
+    (chunks / ("0" * 20)).mkdir()
+    asked: list[str] = []
+    stat_names = local_files.stat_names
+
+    def note(folder: str, names: list[bytes]) -> tuple[list[int], list[int]]:
+        if folder == str(chunks):
+            asked.extend(name.decode() for name in names)
+            (chunks / max(asked)).unlink()
+        return stat_names(folder, names)
+
+    monkeypatch.setattr(local_files, "stat_names", note)
+    there = {entry.name for entry in chunks.iterdir()}
+    done = past.repo.garbage_collect(now())
+    # One was deleted by somebody else meanwhile, and one is a folder.
+    assert len(asked) == planned.chunks_deleted + 1 and done.chunks_deleted == planned.chunks_deleted - 1
+    assert {entry.name for entry in chunks.iterdir()} == there - (set(asked) - {"0" * 20})
+    past.check()
+
+
+def test_an_incremental_run_collects_local_chunks_that_the_first_did_not_look_at(tmp_path: Path) -> None:
+    past = make_past(icefloe.local_filesystem_storage(str(tmp_path)), "repository")
+    past.repo.garbage_collect(now(), incremental=True)
+    past.repo.expire_snapshots(retain_last=1)
+    planned = past.repo.garbage_collect(now(), dry_run=True)
+    assert past.repo.garbage_collect(now(), incremental=True) == planned
+    assert past.repo.garbage_collect(now(), dry_run=True) == icefloe.GCSummary()
+    past.check()
 
 
 @pytest.mark.compat

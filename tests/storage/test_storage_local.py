@@ -7,6 +7,7 @@ import datetime as dt
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -173,3 +174,45 @@ async def test_a_slow_file_system_is_asked_from_threads(tmp_path: Path, monkeypa
     for _ in range(8):
         assert await storage.get("k") == b"1"
     assert asked_from[0] == threading.get_ident() != asked_from[-1]
+
+
+async def test_many_files_are_deleted_whatever_is_gone_already(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    (tmp_path / "chunks").mkdir()
+    keys = [f"chunks/{number}" for number in range(1000)]
+    for key in keys[::2]:
+        (tmp_path / key).write_bytes(b"1")
+    (tmp_path / "chunks" / "kept").write_bytes(b"1")
+    (tmp_path / "chunks" / "folder").mkdir()
+    await storage.delete([*keys, "chunks/folder", "elsewhere/1"])
+    assert sorted(os.listdir(tmp_path / "chunks")) == ["folder", "kept"]
+
+
+async def test_a_deletion_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = LocalStorage(tmp_path)
+    keys = [f"chunks/{number}" for number in range(1000)]
+    for key in keys:
+        await storage.put(key, b"1")
+    unlink = os.unlink
+
+    def deny(path: str, **options: Any) -> None:
+        if path.endswith("/500"):
+            raise PermissionError(13, "Permission denied", path)
+        unlink(path, **options)
+
+    monkeypatch.setattr(os, "unlink", deny)
+    with pytest.raises(PermissionDeniedError):
+        await storage.delete(keys)
+    left = {int(name) for name in os.listdir(tmp_path / "chunks")}
+    assert 500 in left and len(left) < 100
+
+
+async def test_a_deletion_waits_for_a_swap_under_way(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    await storage.put("refs/main", b"1")
+    with local_files.folder_lock(str(tmp_path / "refs")):
+        deleting = asyncio.ensure_future(storage.delete(["refs/main"]))
+        await asyncio.sleep(0.1)
+        assert not deleting.done() and await storage.get("refs/main") == b"1"
+    await deleting
+    assert not await storage.exists("refs/main")

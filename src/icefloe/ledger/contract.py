@@ -70,6 +70,13 @@ class Ledger(ABC):
         """Where a branch stood when it was last seen, without asking; None where that is not known."""
         return None
 
+    def learn_from(self, other: Ledger) -> None:
+        """Take note of what another ledger of the same repository read, for comparing it with what is there now."""
+
+    async def fetch_targets(self) -> tuple[dict[str, ObjectId], dict[str, ObjectId]] | None:
+        """Where all branches and all tags point, where one request tells; None where each has to be asked for."""
+        return None
+
     @abstractmethod
     async def fetch_tip(self, branch: str) -> Tip: ...
 

@@ -114,6 +114,11 @@ class DatasetLedger(Ledger):
     async def fetch_tag(self, tag: str) -> ObjectId:
         return _find_ref((await self.fetch()).state, tag, "tag")
 
+    async def fetch_targets(self) -> tuple[dict[str, ObjectId], dict[str, ObjectId]]:
+        state = (await self.fetch()).state
+        branches = {name: state.refs[name].snapshot_id for name in sorted(_names(state, "branch"))}
+        return branches, {name: state.refs[name].snapshot_id for name in sorted(_names(state, "tag"))}
+
     async def list_branches(self) -> set[str]:
         return _names((await self.fetch()).state, "branch")
 

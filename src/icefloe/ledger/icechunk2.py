@@ -76,6 +76,7 @@ class Icechunk2Ledger(Ledger):
         self.storage = storage
         self.archive = archive
         self._seen: SeenRepo | None = None
+        self._seen_by_other: SeenRepo | None = None
 
     async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
         info = edits.new_repository(initial, config, _now_us())
@@ -89,6 +90,10 @@ class Icechunk2Ledger(Ledger):
     def remember(self, mark: Versioned) -> None:
         self._seen = SeenRepo(mark)
 
+    def learn_from(self, other: Ledger) -> None:
+        if isinstance(other, Icechunk2Ledger):
+            self._seen_by_other = other._seen
+
     def recall_tip(self, branch: str) -> ObjectId | None:
         return None if self._seen is None else self._seen.glance.find_branch(branch)
 
@@ -98,7 +103,8 @@ class Icechunk2Ledger(Ledger):
             found = await self.storage.get_versioned(REPO_KEY)
         except ObjectNotFoundError as error:
             raise RepositoryNotFoundError(f"no repository at {self.storage.url}: there is no `repo` file") from error
-        self._seen = seen = SeenRepo(found) if self._seen is None else self._seen.seen_again(found)
+        before = self._seen or self._seen_by_other
+        self._seen = seen = SeenRepo(found) if before is None else before.seen_again(found)
         return seen
 
     async def fetch_repo_info(self) -> RepoInfo:
@@ -117,6 +123,10 @@ class Icechunk2Ledger(Ledger):
         check_name(tag, "tag")
         seen = await self.fetch()
         return seen.glance.find_tag(tag) or edits.find_tag(seen.info, tag)
+
+    async def fetch_targets(self) -> tuple[dict[str, ObjectId], dict[str, ObjectId]]:
+        info = await self.fetch_repo_info()
+        return dict(info.branches), dict(info.tags)
 
     async def list_branches(self) -> set[str]:
         return set((await self.fetch_repo_info()).branches)

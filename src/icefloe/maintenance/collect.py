@@ -11,7 +11,17 @@ from icefloe.errors import ConflictError, InvalidInputError, ReadOnlyError, Snap
 from icefloe.ids import ObjectId
 from icefloe.maintenance.collect_plan import KINDS, AgeLimits, CollectionPlan, GCSummary, plan_collection
 from icefloe.maintenance.incremental import list_candidates, next_mark
-from icefloe.maintenance.listing import Ids, Listed, empty_listing, id_texts, list_folder, microseconds
+from icefloe.maintenance.listing import (
+    Ids,
+    Listed,
+    empty_listing,
+    id_texts,
+    is_among,
+    list_folder,
+    list_folder_names,
+    look_at,
+    microseconds,
+)
 from icefloe.maintenance.marking import FetchLimits, Known, Marked, mark
 from icefloe.maintenance.progress import tell
 from icefloe.maintenance.reading import Reading, fetch_all_refs, read_anew, stream_bounded
@@ -79,6 +89,9 @@ async def plan_collection_of(reading: Reading, request: CollectionRequest) -> Ma
     files = listings["snapshots"]
     young = frozenset(files.take(files.modified >= before).texts())
     marked = await mark(reading, young, frozenset(files.texts()), known, request.limits)
+    chunks = listings["chunks"]
+    unnamed = ~is_among(chunks.ids, marked.chunks)
+    listings["chunks"] = await look_at(reading.storage, reading.format.chunks_folder, "", chunks, unnamed)
     not_before = None if request.created_after is None else microseconds(request.created_after)
     plan = plan_collection(listings, marked, AgeLimits(before, not_before), cutoff, beside)
     return Marking(plan, marked, listings)
@@ -92,7 +105,7 @@ async def _list(reading: Reading, request: CollectionRequest) -> tuple[Known, di
         if mark is not None:
             candidates = await list_candidates(reading, mark)
             return candidates.known, candidates.listings
-    return Known(), await list_all(reading)
+    return Known(), await list_all(reading, sized_chunks=False)
 
 
 def check_running(reading: Reading, cutoff: dt.datetime, request: CollectionRequest) -> None:
@@ -107,16 +120,18 @@ def check_running(reading: Reading, cutoff: dt.datetime, request: CollectionRequ
         )
 
 
-async def list_all(reading: Reading) -> dict[str, Listed]:
-    """Every folder of a repository as columns."""
+async def list_all(reading: Reading, *, sized_chunks: bool = True) -> dict[str, Listed]:
+    """Every folder of a repository as columns; of chunks perhaps only the names, see `list_folder_names`."""
     width = reading.format.capabilities.object_id_bytes
     folders = folders_of(reading)
 
     async def one(kind: str) -> Listed:
         if kind not in folders:
             return empty_listing(width)
-        extension = "" if kind == "chunks" else reading.format.metadata_extension
-        return await list_folder(reading.storage, folders[kind], extension, width)
+        if kind == "chunks":
+            list_chunks = list_folder if sized_chunks else list_folder_names
+            return await list_chunks(reading.storage, folders[kind], "", width)
+        return await list_folder(reading.storage, folders[kind], reading.format.metadata_extension, width)
 
     return dict(zip(KINDS, await asyncio.gather(*map(one, KINDS)), strict=True))
 

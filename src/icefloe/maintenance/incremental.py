@@ -13,7 +13,16 @@ import numpy as np
 from icefloe.formats.contract import Format
 from icefloe.ids import ObjectId
 from icefloe.maintenance.collect_plan import KINDS, AgeLimits, CollectionPlan, plan_collection
-from icefloe.maintenance.listing import Listed, empty_listing, id_keys, is_among, join_listings, list_folder, text_ids
+from icefloe.maintenance.listing import (
+    Listed,
+    empty_listing,
+    first_rows,
+    id_keys,
+    is_among,
+    join_listings,
+    list_folder,
+    text_ids,
+)
 from icefloe.maintenance.marking import Known, Marked
 from icefloe.maintenance.reading import Reading
 from icefloe.maintenance.saved_mark import SavedMark
@@ -36,16 +45,15 @@ async def list_candidates(reading: Reading, mark: SavedMark) -> Candidates:
     same = {key: f for key, f in mark.known.snapshots.items() if times.get(key) == mark.snapshot_times.get(key, -1)}
     listings = {"snapshots": files}
     for kind in KINDS[1:]:
-        parts = [part for part in (mark.live.get(kind), mark.pending.get(kind)) if part is not None]
-        listings[kind] = _distinct(join_listings(parts, width))
+        parts = [part for part in (mark.live.get(kind), mark.pending.get(kind)) if part is not None and len(part)]
+        listings[kind] = parts[0] if len(parts) == 1 else _distinct(join_listings(parts, width))
     return Candidates(listings, Known(same, mark.known.manifests))
 
 
 def _distinct(listed: Listed) -> Listed:
     if not len(listed):
         return listed
-    _, first = np.unique(id_keys(listed.ids), return_index=True)
-    return listed.take(first)
+    return listed.take(first_rows(listed.ids))
 
 
 def next_mark(layout: Format, marked: Marked, plan: CollectionPlan, listings: dict[str, Listed], now: int) -> SavedMark:
@@ -81,18 +89,20 @@ def _live_objects(marked: Marked, listed: Listed, now: int, width: int) -> Liste
         return empty_listing(width)
     ids = np.concatenate([facts.objects for facts in filled])
     sizes = np.concatenate([facts.sizes for facts in filled])
-    _, first = np.unique(id_keys(ids), return_index=True)
+    first = first_rows(ids)
     return _look_up(ids[first], sizes[first], listed, now)
 
 
 def _look_up(ids: np.ndarray, sizes: np.ndarray, listed: Listed, now: int) -> Listed:
+    listed = listed.seen()
     modified = np.full(len(ids), now, dtype=np.int64)
     size = sizes.astype(np.int64)
     if len(listed) and len(ids):
-        order = np.argsort(id_keys(listed.ids), kind="stable")
-        there = id_keys(listed.ids)[order]
-        places = np.minimum(np.searchsorted(there, id_keys(ids)), len(there) - 1)
-        found = there[places] == id_keys(ids)
+        keys, held = id_keys(ids), id_keys(listed.ids)
+        order = np.argsort(held)
+        there = held[order]
+        places = np.minimum(np.searchsorted(there, keys), len(there) - 1)
+        found = there[places] == keys
         modified[found] = listed.modified[order][places][found]
         size[found] = listed.size[order][places][found]
     return Listed(ids, size, modified)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from icefloe.errors import FormatError, IcefloeError, ObjectNotFoundError, SnapshotNotFoundError
 from icefloe.ids import ObjectId
-from icefloe.maintenance.listing import id_keys
+from icefloe.maintenance.listing import id_keys, sorted_distinct
 from icefloe.maintenance.progress import tell, telling
 from icefloe.maintenance.reading import REQUESTS_AT_ONCE, Reading, Refs, fetch_all_refs, stream_bounded
 from icefloe.maintenance.side_objects import named_objects
@@ -20,6 +20,8 @@ from icefloe.model.nodes import ArrayNode
 from icefloe.model.snapshot import Manifest, Snapshot
 
 Keys = npt.NDArray[np.uint64]
+_MANY_OBJECTS = 50_000
+"""Sorting this many takes longer than a thread needs to begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,9 @@ async def mark(
     sizes: dict[ObjectId, int] = {}
     marked = await mark_snapshots(reading, young, existing, known, limits, sizes)
     manifests = await _mark_manifests(reading, list(marked.manifests), sizes, known, limits)
-    return replace(marked, manifests=manifests, chunks=await asyncio.to_thread(live_keys, manifests))
+    many = sum(len(facts.objects) for facts in manifests.values()) > _MANY_OBJECTS
+    chunks = await asyncio.to_thread(live_keys, manifests) if many else live_keys(manifests)
+    return replace(marked, manifests=manifests, chunks=chunks)
 
 
 async def mark_snapshots(
@@ -133,8 +137,8 @@ async def mark_snapshots(
 
 def live_keys(manifests: Mapping[ObjectId, ManifestFacts]) -> Keys:
     """The keys of all chunk objects that manifests name, sorted, each once."""
-    columns = [id_keys(facts.objects) for facts in manifests.values() if len(facts.objects)]
-    return np.unique(np.concatenate(columns)) if columns else np.empty(0, dtype=np.uint64)
+    columns = [facts.objects for facts in manifests.values() if len(facts.objects)]
+    return sorted_distinct(id_keys(np.concatenate(columns))) if columns else np.empty(0, dtype=np.uint64)
 
 
 class _SnapshotMarker:

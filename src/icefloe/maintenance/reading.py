@@ -36,6 +36,7 @@ def read_anew(engine: Engine) -> Reading:
     """A view of the repository behind an engine that shares nothing with its sessions."""
     archive = Archive(engine.storage, engine.format, _LIMITS)
     ledger = make_ledger(engine.format.spec_version, engine.storage, archive)
+    ledger.learn_from(engine.ledger)
     return Reading(engine.storage, engine.format, archive, ledger)
 
 
@@ -58,6 +59,9 @@ class Refs:
 
 async def fetch_all_refs(ledger: Ledger) -> Refs:
     """All refs, as they are now."""
+    found = await ledger.fetch_targets()
+    if found is not None:
+        return Refs(*found)
     branches, tags = sorted(await ledger.list_branches()), sorted(await ledger.list_tags())
 
     async def tip(name: str) -> ObjectId:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import functools
 import itertools
@@ -17,7 +18,7 @@ from icefloe.storage.contract import Buffer, ObjectInfo, Storage, Version, Versi
 from icefloe.storage.keys import check_key, check_prefix, encode_key, join_prefix
 from icefloe.storage.ranges import check_range
 from icefloe.storage.sources import SourceStorage, check_unchanged
-from icefloe.storage.threads import FILES
+from icefloe.storage.threads import DELETIONS, FILES
 from icefloe.storage.translate import Translating
 
 T = TypeVar("T")
@@ -27,6 +28,9 @@ INLINE_BYTES = 1 << 17
 _PAGES = (16, 64, 256, 1000)
 """Keys a page: the first come at once, whoever wants all soon gets many."""
 _SLOW_SECONDS = 0.002
+_FEW_FILES = 16
+_DELETED_AT_ONCE = 64
+"""Files that one thread deletes before it looks for other work."""
 
 
 class _Pace:
@@ -210,16 +214,31 @@ class LocalStorage(SourceStorage):
             if ended:
                 return
 
-    async def list_sizes(self, prefix: str, length: int) -> tuple[Sequence[str], Sequence[int], Sequence[int]]:
-        """ASCII names of so many characters directly in a folder, sizes and times in nanoseconds, in any order."""
+    async def list_names_of_length(self, prefix: str, length: int) -> Sequence[bytes]:
+        """Names of so many bytes directly in a folder, as files spell them, in any order."""
         folder = self._folder_of(prefix)
         with Translating("list", prefix, self._root):
-            return await FILES.run(lambda: files.stat_names(folder, length))
+            return await FILES.run(lambda: files.names_of_length(folder, length))
+
+    async def stat_names(self, prefix: str, names: Sequence[bytes]) -> tuple[Sequence[int], Sequence[int]]:
+        """Sizes, and times in nanoseconds, of files directly in a folder; -1 for those that are gone."""
+        folder = self._folder_of(prefix)
+        with Translating("list", prefix, self._root):
+            return await FILES.run(lambda: files.stat_names(folder, names))
 
     async def delete(self, keys: Sequence[str]) -> None:
         paths = [self.path_of(key) for key in keys]
         with Translating(f"delete {len(keys)} objects, among them", keys[0] if keys else "", self._root):
-            await FILES.run(lambda: files.delete_files(paths))
+            if len(paths) <= _FEW_FILES and self._pace.quick:
+                try:
+                    return self._pace.timed(lambda: files.delete_files(paths, wait=False))
+                except BlockingIOError:
+                    pass  # another process swaps in this folder: wait where it holds nobody up
+            parts = [paths[low : low + _DELETED_AT_ONCE] for low in range(0, len(paths), _DELETED_AT_ONCE)]
+            work = [DELETIONS.run(functools.partial(files.delete_files, part)) for part in parts]
+            for outcome in await asyncio.gather(*work, return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
 
     async def copy(self, source: str, target: str, *, version: Version | None = None) -> None:
         old, new = self.path_of(source), self.path_of(target)

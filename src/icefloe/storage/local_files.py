@@ -9,7 +9,6 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from icefloe.storage.contract import Version
@@ -20,8 +19,6 @@ Bytes = bytes | memoryview
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_FOLDER_LOCKS = {errno.EBADF, errno.EISDIR, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
 _LOCK_NAME = ".lock#0"
-_MANY_FILES = 100
-_UNLINKS_AT_ONCE = 8
 
 
 class ChangedError(Exception):
@@ -213,9 +210,9 @@ def copy_file(source: str, target: str, expected: Version | None, durability: Du
 
 
 @contextlib.contextmanager
-def folder_lock(folder: str, *, wait: bool = True) -> Iterator[None]:
-    """Hold the folder's lock, which dies with the process."""
-    how = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
+def folder_lock(folder: str, *, wait: bool = True, shared: bool = False) -> Iterator[None]:
+    """Hold the folder's lock, alone or with others who share it; it dies with the process."""
+    how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:
@@ -234,57 +231,53 @@ def folder_lock(folder: str, *, wait: bool = True) -> Iterator[None]:
         os.close(fd)
 
 
-def delete_files(paths: Sequence[str]) -> None:
-    """Delete files, those of one folder under its lock, so that a swap under way does not bring one back."""
+def delete_files(paths: Sequence[str], *, wait: bool = True) -> None:
+    """Delete files, those of one folder under its lock, so that a swap under way does not bring one back.
+
+    BlockingIOError if not waiting and someone swaps.
+    """
     by_folder: dict[str, list[str]] = {}
     for path in paths:
         by_folder.setdefault(path[: path.rindex("/")], []).append(path)
     for folder, members in by_folder.items():
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError), folder_lock(folder):
-            if len(members) < _MANY_FILES:
-                _unlink_all(members)
-                continue
-            # A busy disk lets each deletion wait a while, but lets many wait at the same time.
-            with ThreadPoolExecutor(_UNLINKS_AT_ONCE) as pool:
-                list(pool.map(_unlink_all, [members[part::_UNLINKS_AT_ONCE] for part in range(_UNLINKS_AT_ONCE)]))
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), folder_lock(folder, wait=wait, shared=True):
+            for path in members:
+                try:
+                    os.unlink(path)
+                except (FileNotFoundError, IsADirectoryError):
+                    continue  # what is gone already stops nobody
 
 
-def _unlink_all(paths: Sequence[str]) -> None:
-    for path in paths:
-        try:
-            os.unlink(path)
-        except (FileNotFoundError, IsADirectoryError):
-            continue  # what is gone already stops nobody
+def names_of_length(folder: str, length: int) -> list[bytes]:
+    """Names of so many bytes directly in a folder, in any order; for folders of very many files."""
+    try:
+        names = os.listdir(os.fsencode(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return names if set(map(len, names)) <= {length} else [name for name in names if len(name) == length]
 
 
-def stat_names(folder: str, length: int) -> tuple[list[str], list[int], list[int]]:
-    """ASCII names of so many characters directly in a folder, their sizes and their times in nanoseconds, in any order.
-
-    For folders of very many files: no key is built, nothing is sorted.
-    """
-    names: list[str] = []
+def stat_names(folder: str, names: Sequence[bytes]) -> tuple[list[int], list[int]]:
+    """Sizes and times in nanoseconds of files in a folder; -1 for what is not there any more or is no file."""
     sizes: list[int] = []
     times: list[int] = []
     try:
         folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
-        return names, sizes, times
+        return [-1] * len(names), [-1] * len(names)
     try:
-        for name in os.listdir(folder_fd):
-            if len(name) != length or "#" in name or not name.isascii():
-                continue
+        for name in names:
             try:
                 found = os.stat(name, dir_fd=folder_fd)
             except FileNotFoundError:
-                continue  # deleted since the folder was read
-            if stat.S_ISDIR(found.st_mode):
-                continue
-            names.append(name)
-            sizes.append(found.st_size)
-            times.append(found.st_mtime_ns)
+                size, time = -1, -1  # deleted since the folder was read
+            else:
+                size, time = (-1, -1) if stat.S_ISDIR(found.st_mode) else (found.st_size, found.st_mtime_ns)
+            sizes.append(size)
+            times.append(time)
     finally:
         os.close(folder_fd)
-    return names, sizes, times
+    return sizes, times
 
 
 def walk(folder: str, prefix: str, after: str, *, encoded: bool) -> Iterator[tuple[str, str]]:

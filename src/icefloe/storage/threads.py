@@ -31,6 +31,8 @@ class Threads:
 
 
 FILES = Threads("files", min(32, 4 + 2 * (os.cpu_count() or 1)))
+DELETIONS = Threads("deletions", 16)
+"""A busy disk lets each deletion wait a while, but lets many wait at the same time."""
 REQUESTS = Threads("requests", 64)
 """Blocking requests in our threads rather than obstore's coroutines: those end on threads that Python does not know,
 and a process that exits at that moment is aborted."""
