@@ -166,8 +166,8 @@ def test_a_reduction_understands_every_encoding_with_and_without_statistics(
     place, data = encoded
     for dims in (None, "y"):
         wanted = getattr(data, how)(dims)
-        for region in (None, {"y": (3, 20), "x": (1, 16)}):
-            part = data if region is None else data.isel({dim: slice(*ends) for dim, ends in region.items()})
+        for region in (None, {"y": slice(3, None), "x": (1, 16)}):
+            part = data if region is None else data.isel({"y": slice(3, None), "x": slice(1, 16)})
             found = reduce(spark, place, how, dims, region=region, statistics=False, task_bytes=1200)
             xr.testing.assert_allclose(found.drop_attrs(), getattr(part, how)(dims).drop_attrs(), rtol=1e-6)
             assert {n: v.dtype for n, v in found.items()} == {n: v.dtype for n, v in getattr(part, how)(dims).items()}
@@ -183,7 +183,7 @@ def test_what_statistics_answer_is_not_read(
     asked: list[tuple[str, ...]] = []
 
     def recorded(tree: Any, *given: Any) -> Any:
-        asked.append(tree.partial.variables)
+        asked.append(tuple(each.name for each in tree.partial.variables))
         return run(tree, *given)
 
     run = ReductionTree.run_flat

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,10 +11,22 @@ import xarray as xr
 
 from icefloe.session.session import Session
 from icefloe.spark.blocks import Window
-from icefloe.spark.chunk_partials import ChunkedArray, chunked_array
+from icefloe.spark.chunk_partials import ChunkedArray, chunk_coding
 from icefloe.spark.partials import Reduction
-from icefloe.spark.places import Bounds, node_path, open_dataset, parse_bounds
+from icefloe.spark.places import node_path, open_dataset
 from icefloe.spark.reduction_tree import Partial
+from icefloe.tables.chunk_values import ChunkValues
+from icefloe.tables.columns import ColumnCoding
+
+
+@dataclass(frozen=True, slots=True)
+class ReducedVariable:
+    """A variable and how a task gets at its values."""
+
+    name: str
+    dims: tuple[str, ...]
+    coding: ColumnCoding | None
+    """What its chunks stand for; None where xarray has to read them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,55 +35,69 @@ class PartialOfBlock:
 
     session: Session
     group: str
-    variables: tuple[str, ...]
-    region: Bounds | None
+    variables: tuple[ReducedVariable, ...]
+    origin: Mapping[str, int]
+    """Where the region begins, along the dimensions that it cuts."""
     dims: tuple[str, ...]
     reduction: Reduction
 
-    def __call__(self, window: Window) -> Partial:
-        return _open(self)(window)
+    @classmethod
+    def plan(
+        cls, session: Session, group: str, dataset: xr.Dataset, origin: Mapping[str, int], reduced: tuple[str, ...],
+        reduction: Reduction,
+    ) -> PartialOfBlock:  # fmt: skip
+        """The work on the variables of a dataset, which may be cut from one that begins at another origin."""
+        variables = tuple(
+            ReducedVariable(
+                str(name), tuple(map(str, array.dims)),
+                chunk_coding(session, node_path(group, str(name)), array, reduction),
+            )
+            for name, array in dataset.data_vars.items()
+        )  # fmt: skip
+        return cls(session, group, variables, origin, reduced, reduction)
 
-    def open(self) -> _OpenSource:
-        """What a task reads all of its blocks from."""
-        dataset = open_dataset(self.session, self.group, self.variables)
-        chunked = {
-            name: chunked_array(self.session, node_path(self.group, name), dataset[name], self.reduction)
-            for name in self.variables
-        }
-        bounds = parse_bounds(self.region or {}, {str(dim): n for dim, n in dataset.sizes.items()})
-        return _OpenSource(self, dataset, chunked, {dim: part.start for dim, part in bounds.items()})
+    def only(self, names: Sequence[str]) -> PartialOfBlock:
+        """The same of some of the variables."""
+        return replace(self, variables=tuple(each for each in self.variables if each.name in names))
+
+    def __call__(self, window: Window) -> Partial:
+        source = _open(self)
+        moved = {dim: _move(part, self.origin.get(dim, 0)) for dim, part in window.items()}
+        return {each.name: self._of(source, each, window, moved) for each in self.variables}
+
+    def _of(self, source: _Source, variable: ReducedVariable, window: Window, moved: Window) -> Any:
+        # A variable without one of the reduced dimensions is in every block along it: it counts in the first one.
+        if any(window[dim].start for dim in self.dims if dim not in variable.dims):
+            return None
+        axes = tuple(axis for axis, dim in enumerate(variable.dims) if dim in self.dims)
+        box = {dim: moved[dim] for dim in variable.dims}
+        chunked = source.chunked.get(variable.name)
+        if chunked is not None:
+            return chunked.partial(list(box.values()), axes, self.reduction)
+        assert source.dataset is not None
+        return self.reduction.partial(source.dataset[variable.name].isel(box).values, axes)
 
 
 @dataclass(frozen=True, slots=True)
-class _OpenSource:
-    work: PartialOfBlock
-    dataset: xr.Dataset
-    chunked: Mapping[str, ChunkedArray | None]
-    origin: Mapping[str, int]
-    """Where the region begins, along the dimensions that it cuts."""
+class _Source:
+    """What a task reads its blocks from."""
 
-    def __call__(self, window: Window) -> Partial:
-        moved = {dim: self._move(dim, part) for dim, part in window.items()}
-        return {name: self._of(name, window, moved) for name in self.work.variables}
-
-    def _move(self, dim: str, part: slice) -> slice:
-        first = self.origin.get(dim, 0)
-        return slice(part.start + first, part.stop + first)
-
-    def _of(self, name: str, window: Window, moved: Window) -> Any:
-        array, dims, reduction = self.dataset[name], self.work.dims, self.work.reduction
-        # A variable without one of the reduced dimensions is in every block along it: it counts in the first one.
-        if any(window[dim].start for dim in dims if dim not in array.dims):
-            return None
-        axes = tuple(axis for axis, dim in enumerate(array.dims) if dim in dims)
-        box = {str(dim): moved[str(dim)] for dim in array.dims}
-        chunked = self.chunked[name]
-        if chunked is None or not array.size:
-            return reduction.partial(array.isel(box).values, axes)
-        return chunked.partial(list(box.values()), axes, reduction)
+    chunked: Mapping[str, ChunkedArray]
+    dataset: xr.Dataset | None
+    """The variables that xarray reads; opening it takes as long as reading a few chunks."""
 
 
 @lru_cache(maxsize=1)
-def _open(work: PartialOfBlock) -> _OpenSource:
+def _open(work: PartialOfBlock) -> _Source:
     """Opened once for all blocks of a task."""
-    return work.open()
+    chunked = {
+        each.name: ChunkedArray(ChunkValues(work.session, node_path(work.group, each.name)), each.coding)
+        for each in work.variables
+        if each.coding is not None
+    }
+    others = [each.name for each in work.variables if each.coding is None]
+    return _Source(chunked, open_dataset(work.session, work.group, others) if others else None)
+
+
+def _move(part: slice, by: int) -> slice:
+    return slice(part.start + by, part.stop + by)

@@ -41,22 +41,20 @@ class ChunkedArray:
         return _assemble(merged, [window[axis].stop - window[axis].start for axis in kept])
 
 
-def chunked_array(session: Session, path: str, decoded: xr.DataArray, reduction: Reduction) -> ChunkedArray | None:
-    """The array behind a variable, where its chunks give the partial results that xarray's values would; else None."""
-    if not isinstance(reduction, Sums | Extremes) or not decoded.ndim:
+def chunk_coding(session: Session, path: str, decoded: xr.DataArray, reduction: Reduction) -> ColumnCoding | None:
+    """What the chunks of a variable stand for, where they give the partial results of xarray's values; else None."""
+    if not isinstance(reduction, Sums | Extremes) or not decoded.size or not decoded.ndim:
         return None
     values = ChunkValues(session, path)
     array = values.array
-    if not values.is_direct or array.dtype.kind not in "iuf" or array.shape != decoded.shape:
-        return None
-    if not decodes_like_xarray(array.attrs):
+    if not values.is_direct or array.dtype.kind not in "iuf" or not decodes_like_xarray(array.attrs):
         return None
     coding = coding_of(array.dtype, array.attrs)
     one = np.zeros((1,) * array.ndim, dtype=array.dtype)
     fills_integers = array.dtype.kind in "iu" and coding.packing is not None and coding.packing.is_plain
     if coding.times is not None or fills_integers or coding.decode_tensor(one).dtype != decoded.dtype:
         return None
-    return ChunkedArray(values, coding)
+    return coding
 
 
 def _assemble(parts: dict[tuple[int, ...], Any], shape: Sequence[int]) -> Any:

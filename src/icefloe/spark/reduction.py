@@ -6,7 +6,7 @@ import math
 import pickle
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 import numpy as np
@@ -27,8 +27,8 @@ from icefloe.spark.places import (
     Source,
     Target,
     open_dataset,
+    parse_bounds,
     reading_session,
-    select_region,
     writing_repository,
 )
 from icefloe.spark.reduced import FinishPlace, WritePlace, assemble, kept_dims, plan_reduced, sketch_of
@@ -58,10 +58,10 @@ class _Plan:
 
     def collect(self, spark: SparkSession, known: Mapping[str, Any], progress: bool | None) -> xr.Dataset:
         """The result here, but for what is known already; partial results that are small are merged here as well."""
-        todo = tuple(name for name in self.work.variables if name not in known)
+        todo = [str(name) for name in self.dataset.data_vars if name not in known]
         parts: list[tuple[Window, Any]] = [({}, dict(known))]
         if todo:
-            tree = ReductionTree(replace(self.work, variables=todo), self.finish.reduction, self.finish)
+            tree = ReductionTree(self.work.only(todo), self.finish.reduction, self.finish)
             run = tree.run_flat if self._partial_bytes() <= _MOST_PARTIAL_BYTES else tree.run
             parts = run(spark, self.grid, self.dims, self.description, progress)
         return assemble(self.dataset, self.dims, self.finish, [(at, {**values, **known}) for at, values in parts])
@@ -182,7 +182,9 @@ def reduce(
     """
     started = time.monotonic()
     session = reading_session(source)
-    dataset = select_region(open_dataset(session, group, variables), region)
+    whole = open_dataset(session, group, variables)
+    bounds = parse_bounds(region or {}, {str(dim): n for dim, n in whole.sizes.items()})
+    dataset = whole.isel(bounds)
     chosen = _dims(dims, dataset)
     names = tuple(str(name) for name, array in dataset.data_vars.items() if set(array.dims) & set(chosen))
     if not names:
@@ -195,9 +197,10 @@ def reduce(
     if target is not None:
         grid = whole_chunks(grid, {dim: n for dim, n in (chunks or {}).items() if dim not in chosen}, {})
     finish = FinishPlace(reduction, how, {name: dataset[name].dtype for name in names})
-    plan = _Plan(
-        session, dataset, chosen, grid, finish, PartialOfBlock(session, group, names, region, chosen, reduction)
+    work = PartialOfBlock.plan(
+        session, group, dataset, {dim: part.start for dim, part in bounds.items()}, chosen, reduction
     )
+    plan = _Plan(session, dataset, chosen, grid, finish, work)
     if target is None:
         known = answer(session, group, dataset, chosen, finish) if statistics and not region else {}
         return plan.collect(spark, known, progress)
