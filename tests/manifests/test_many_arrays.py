@@ -23,7 +23,7 @@ from icefloe.manifests.plan import plan_manifests
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords, table_from_rows
 from icefloe.model.chunk_tables import NO_TABLES, ChunkTables
 from icefloe.model.manifest_config import ManifestConfig
-from icefloe.model.nodes import ArrayNode
+from icefloe.model.nodes import ArrayNode, ManifestRef
 from icefloe.model.snapshot import Manifest
 from icefloe.model.table_joining import concat_tables, join_tables
 from icefloe.model.transaction_log import TransactionLog, WrittenChunks
@@ -161,3 +161,34 @@ def test_a_log_with_shared_columns_reads_as_one_without(first: Models, second: M
     found = FORMAT.decode_transaction_log(data).updated_chunks
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[node], coords) for node, coords in expected.items())
+
+
+@given(st.booleans(), st.lists(st.sampled_from(["all", "narrow", "foreign", "absent"]), min_size=1, max_size=6))
+def test_untouched_arrays_show_in_a_new_manifest_what_they_showed_in_the_old(together: bool, cases: list[str]) -> None:
+    reference = ChunkRef(ChunkKind.NATIVE, 3, 7, object_id=b"x" * 12)
+    nodes, held, expected = [], {}, {}
+    for number, case in enumerate(cases):
+        key = f"{number:>8}".encode()
+        extents = ((1, 2), (0, 3)) if case == "narrow" else ((0, 2), (0, 3))
+        nodes.append(ArrayNode(key, f"/a{number}", b"", (2, 3), (2, 3), manifests=(ManifestRef("old", extents),)))
+        rows = dict.fromkeys([(0, 1), (1, 0), (1, 2)], reference)
+        if case == "foreign":
+            held[key] = table_from_rows([((0, 0, 4), reference)], 3)
+        elif case != "absent":
+            held[key] = table_from_rows(list(rows.items()), 2)
+            expected[key] = {coords: ref for coords, ref in rows.items() if case == "all" or coords[0] == 1}
+    new = ArrayNode(b"new one!", "/new", b"", (1,), (1,))
+    edits = {new.id: ArrayEdits(table_from_rows([((0,), reference)], 1))}
+    # A change to one of the old arrays drags the others along.
+    changed = nodes[0].id
+    edits[changed] = ArrayEdits(table_from_rows([((0, 0), reference)], 2))
+    expected[changed] = {**expected.get(changed, {}), (0, 0): reference}
+    expected[new.id] = {(0,): reference}
+    old = Manifest("old", join_tables(held) if together else held)
+    plan = plan_manifests([*nodes, new], {}, edits, ManifestConfig())
+    assert plan.fetch == ("old",) and str(plan)
+    (built,) = build_manifests(plan, {"old": old}.__getitem__, edits)
+    assert {key: dict(table.rows()) for key, table in built.manifest.tables.items()} == expected
+    assert {key: table.extents() for key, table in built.manifest.tables.items()} == {
+        key: ref.extents for key, ref in built.refs.items()
+    }

@@ -9,9 +9,10 @@ from icefloe.ids import NodeId, ObjectId, new_object_id
 from icefloe.manifests.boxes import intersect
 from icefloe.manifests.columns import Rows, bounding_rows, compact_inline, compact_locations, take
 from icefloe.manifests.merge import merge_edits, overlay
-from icefloe.manifests.pieces import ArrayEdits, BulkEdits, Piece
+from icefloe.manifests.pieces import ArrayEdits, BulkEdits, Piece, Source, full_box
 from icefloe.manifests.plan import ManifestPlan, PlannedManifest
 from icefloe.manifests.split import filter_box, halve
+from icefloe.manifests.untouched import take_untouched, visible_box
 from icefloe.model.chunk_table import ChunkTable, empty_table
 from icefloe.model.chunk_tables import ChunkTables
 from icefloe.model.nodes import Extents, ManifestRef
@@ -57,11 +58,18 @@ def build_output(
         else:
             for part in halve(table, piece.limit):
                 yield _built(join_tables({piece.node_id: part}), new_id())
-    tables = join_tables(together)
+    parts: list[ChunkTables] = []
+    for untouched in output.untouched:
+        taken, others = take_untouched(fetch(untouched.manifest_id).tables, untouched.nodes)
+        parts.append(taken)
+        for node in others:
+            source = Source(untouched.manifest_id, visible_box(node))
+            table = build_piece(Piece(node.id, node.path, full_box(node), (source,)), fetch, None)
+            together |= {node.id: table} if len(table) else {}
     if output.fresh:
         assert isinstance(edits, BulkEdits), "only these have fresh arrays"
-        fresh = edits.fresh
-        tables = concat_tables([tables, fresh.select(fresh.positions(output.fresh))]).by_id()
+        parts.append(edits.fresh.select(edits.fresh.positions(output.fresh)))
+    tables = concat_tables([join_tables(together), *parts]).by_id()
     if len(tables):
         yield _built(tables, new_id())
 

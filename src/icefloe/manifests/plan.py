@@ -16,6 +16,7 @@ from icefloe.manifests.pieces import ArrayEdits, BulkEdits, Item, PartRef, Piece
 from icefloe.manifests.placement import AlikePlacements, Placement, can_alike, place
 from icefloe.manifests.regions import Cutting, cut_rows, plan_recut, plan_regions
 from icefloe.manifests.split import halve
+from icefloe.manifests.untouched import Untouched
 from icefloe.model.chunk_table import ChunkTable
 from icefloe.model.chunk_tables import ChunkTables
 from icefloe.model.manifest_config import ManifestConfig
@@ -31,11 +32,24 @@ class PlannedManifest:
     pieces: tuple[Piece, ...]
     fresh: tuple[NodeId, ...] = ()
     """Arrays of `BulkEdits.fresh` that go in whole."""
+    untouched: tuple[Untouched, ...] = ()
 
     @property
     def fetch(self) -> tuple[ObjectId, ...]:
         """The manifests that must be at hand to build it."""
-        return tuple(dict.fromkeys(s.manifest_id for piece in self.pieces for s in piece.sources))
+        of_pieces = (source.manifest_id for piece in self.pieces for source in piece.sources)
+        return tuple(dict.fromkeys([*of_pieces, *(each.manifest_id for each in self.untouched)]))
+
+    @property
+    def node_ids(self) -> Iterator[NodeId]:
+        """The arrays whose references it will hold."""
+        yield from (piece.node_id for piece in self.pieces)
+        yield from self.fresh
+        yield from (node.id for each in self.untouched for node in each.nodes)
+
+    def __str__(self) -> str:
+        new = [f"{len(self.fresh)} new arrays"] if self.fresh else []
+        return f"in set {self.set_name}: " + ", ".join([*map(str, self.pieces), *map(str, self.untouched), *new])
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +68,7 @@ class ManifestPlan:
 
     def __str__(self) -> str:
         lines = [f"{len(self.outputs)} manifests to write, {len(self.fetch)} to read, {len(self.linked_parts)} linked"]
-        for output in self.outputs:
-            told = [*map(str, output.pieces), *([f"{len(output.fresh)} new arrays"] if output.fresh else [])]
-            lines.append(f"  in set {output.set_name}: " + ", ".join(told))
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"  {output}" for output in self.outputs)])
 
 
 def choose_cell_shape(node: ArrayNode, config: ManifestConfig) -> CellShape:
@@ -141,8 +152,7 @@ def _plan(
     small = _plan_small(nodes, places, modified, edits, config, infos, fresh)
     outputs += small
     for output in small:
-        kept.update({piece.node_id: () for piece in output.pieces})
-        kept.update(dict.fromkeys(output.fresh, ()))
+        kept.update(dict.fromkeys(output.node_ids, ()))
     return ManifestPlan(tuple(outputs), kept, tuple(linked))
 
 
@@ -242,9 +252,27 @@ def _plan_small(
         keys = [package.node_id for package in packed.packages]
         old = [key for key in keys if key in known] if known else []
         new = [key for key in keys if key not in known] if old else keys
-        pieces = tuple(_whole_piece(nodes[key], edits.get(key), infos) for key in old)
-        outputs.append(PlannedManifest(packed.set_name, pieces, tuple(new)))
+        outputs.append(_planned(packed.set_name, [nodes[key] for key in old], edits, infos, tuple(new)))
     return outputs
+
+
+def _planned(
+    set_name: str,
+    nodes: Iterable[ArrayNode],
+    edits: Mapping[NodeId, ArrayEdits],
+    infos: Mapping[ObjectId, ManifestFileInfo],
+    fresh: tuple[NodeId, ...],
+) -> PlannedManifest:
+    """A manifest with all of some arrays, those that need no looking into put together."""
+    pieces: list[Piece] = []
+    untouched: dict[ObjectId, list[ArrayNode]] = defaultdict(list)
+    for node in nodes:
+        if len(node.manifests) == 1 and node.id not in edits:
+            untouched[node.manifests[0].manifest_id].append(node)
+        else:
+            pieces.append(_whole_piece(node, edits.get(node.id), infos))
+    taken = tuple(Untouched(manifest_id, tuple(alike)) for manifest_id, alike in untouched.items())
+    return PlannedManifest(set_name, tuple(pieces), fresh, taken)
 
 
 def _manifests_of(node: ArrayNode) -> tuple[ObjectId, ...]:
@@ -288,9 +316,6 @@ def _count_untouched(
 
 def _whole_piece(node: ArrayNode, change: ArrayEdits | None, infos: Mapping[ObjectId, ManifestFileInfo]) -> Piece:
     box = full_box(node)
-    if change is None and len(node.manifests) == 1:
-        ref = node.manifests[0]
-        return Piece(node.id, node.path, box, (Source(ref.manifest_id, ref.extents or box),))
     listed = list_items(node, change, infos)
     rows = slice(None) if change is not None and change.table is not None else None
     return Piece(node.id, node.path, box, _sources(listed.items), rows)

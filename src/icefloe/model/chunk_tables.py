@@ -35,9 +35,15 @@ class ChunkTables(Mapping[NodeId, ChunkTable]):
     _cut: dict[int, ChunkTable] = field(default_factory=dict, init=False, repr=False)
 
     def __getitem__(self, node_id: NodeId) -> ChunkTable:
+        return self.at(self._index()[node_id])
+
+    def __contains__(self, node_id: object) -> bool:
+        return node_id in self._index()
+
+    def _index(self) -> dict[NodeId, int]:
         if not self._places:
             self._places.update(zip(self.nodes, range(len(self.nodes)), strict=True))
-        return self.at(self._places[node_id])
+        return self._places
 
     def __iter__(self) -> Iterator[NodeId]:
         return iter(self.nodes)
@@ -67,9 +73,7 @@ class ChunkTables(Mapping[NodeId, ChunkTable]):
 
     def positions(self, node_ids: Sequence[NodeId]) -> Numbers:
         """Where some arrays stand in `nodes`."""
-        if not self._places:
-            self._places.update(zip(self.nodes, range(len(self.nodes)), strict=True))
-        return np.fromiter(map(self._places.__getitem__, node_ids), dtype=np.int64, count=len(node_ids))
+        return np.fromiter(map(self._index().__getitem__, node_ids), dtype=np.int64, count=len(node_ids))
 
     def select(self, positions: Numbers) -> ChunkTables:
         """The arrays at some places in `nodes`, in the order given; dictionaries and inline bytes are shared."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -21,16 +22,13 @@ from icefloe.model.nodes import ArrayNode, AttributesRef, Extents, GroupNode, Ma
 from icefloe.model.zarr_document import parse_array_shape, parse_document
 
 _NODE = msgspec.msgpack.Decoder(
-    tuple[
-        WireNodeId,
-        str,
-        dict[str, msgspec.Raw] | None,
-        str | dict[str, tuple[msgspec.Raw, list[tuple[WireId, list[list[int]]]]]],
-    ]
+    tuple[WireNodeId, str, dict[str, msgspec.Raw] | None, str | dict[str, tuple[msgspec.Raw, msgspec.Raw]]]
 )
+_MANIFESTS = msgspec.msgpack.Decoder(list[tuple[WireId, list[list[int]]]])
 _REF = msgspec.msgpack.Decoder(tuple[WireId, int])
 _ANY = msgspec.msgpack.Decoder()
 _MAX_INDEX = 2**32 - 1
+_MOST_KNOWN = 4096
 
 
 class NodeMap(Mapping[str, Node]):
@@ -42,6 +40,7 @@ class NodeMap(Mapping[str, Node]):
         self._encoded = dict(encoded)
         self._kept = kept
         self._decoded: dict[str, Node] = {}
+        self._alike = _Alike()
 
     def __getitem__(self, path: str) -> Node:
         node = self._decoded.get(path)
@@ -49,7 +48,7 @@ class NodeMap(Mapping[str, Node]):
             encoded = self._encoded[path]
             default = AS_EARLY if self._kept is None else AS_ZARR
             kept = default if self._kept is None else self._kept.get(path, default)
-            node = self._decoded[path] = _decode_node(path, encoded, kept)
+            node = self._decoded[path] = _decode_node(path, encoded, kept, self._alike)
         return node
 
     def __contains__(self, path: object) -> bool:
@@ -69,7 +68,25 @@ def _rebuild(encoded: dict[str, bytes], kept: Mapping[str, Kept] | None) -> Node
     return NodeMap({path: msgspec.Raw(data) for path, data in encoded.items()}, kept)
 
 
-def _decode_node(path: str, encoded: msgspec.Raw, kept: Kept) -> Node:
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """What the members of an array say."""
+
+    document: bytes
+    shape: tuple[int, ...]
+    grid: tuple[int, ...]
+    dimension_names: tuple[str | None, ...] | None
+
+
+class _Alike:
+    """What nodes of one snapshot were found to say: thousands of arrays say the same, and share the values."""
+
+    def __init__(self) -> None:
+        self.manifests: dict[bytes, tuple[ManifestRef, ...]] = {}
+        self.described: dict[tuple[bytes, bytes, int], _Described] = {}
+
+
+def _decode_node(path: str, encoded: msgspec.Raw, kept: Kept, alike: _Alike) -> Node:
     wire_id, own_path, wire_attributes, data = decode_or_refuse(_NODE, encoded, "snapshot")
     if own_path != path or not path.startswith("/"):
         raise FormatError(f"a snapshot holds the node {own_path!r:.80} under the path {path!r:.80}")
@@ -79,55 +96,76 @@ def _decode_node(path: str, encoded: msgspec.Raw, kept: Kept) -> Node:
         if isinstance(data, str):
             if data != "Group":
                 raise FormatError(f"the node {path!r:.80} is of the unknown kind {data!r:.40}")
-            document = kept if isinstance(kept, bytes) else put_together(attributes, None, kept)
+            document = kept if isinstance(kept, bytes) else put_together(_value(attributes), None, kept)
             return GroupNode(node_id, path, document, reference)
         (name, (zarr, wire_manifests)) = _only_item(data)
         if name != "Array":
             raise FormatError(f"the node {path!r:.80} is of the unknown kind {name!r:.40}")
-        manifests = tuple(ManifestRef(parse_object_id(m), _parse_extents(e)) for m, e in wire_manifests)
-        return _decode_array(node_id, path, attributes, reference, zarr, manifests, kept)
+        manifests = _decode_manifests(wire_manifests, alike)
+        if isinstance(kept, bytes):
+            parsed = parse_array_shape(parse_document(kept), path)
+            return ArrayNode(
+                node_id, path, kept, parsed.shape, parsed.grid, parsed.dimension_names, manifests, reference
+            )  # fmt: skip
+        found = _describe(path, attributes, bytes(zarr), kept, alike)
+        if any(ref.extents and len(ref.extents) != len(found.shape) for ref in manifests):
+            raise FormatError(
+                f"the array {path!r:.80} of rank {len(found.shape)} has manifests with extents of another rank"
+            )
+        return ArrayNode(
+            node_id, path, found.document, found.shape, found.grid, found.dimension_names, manifests, reference
+        )  # fmt: skip
     except (InvalidInputError, *MALFORMED) as error:
         raise FormatError(f"the node {path!r:.80} of a snapshot cannot be read: {error}") from error
 
 
-def _decode_array(
-    node_id: bytes,
-    path: str,
-    attributes: Any,
-    reference: AttributesRef | None,
-    zarr: msgspec.Raw,
-    manifests: tuple[ManifestRef, ...],
-    kept: Kept,
-) -> ArrayNode:
-    if isinstance(kept, bytes):
-        shape = parse_array_shape(parse_document(kept), path)
-        return ArrayNode(
-            node_id, path, kept, shape.shape, shape.grid, shape.dimension_names, manifests, reference
-        )  # fmt: skip
+def _decode_manifests(wire: msgspec.Raw, alike: _Alike) -> tuple[ManifestRef, ...]:
+    key = bytes(wire)
+    known = alike.manifests.get(key)
+    if known is None:
+        known = tuple(ManifestRef(parse_object_id(m), _parse_extents(e)) for m, e in _MANIFESTS.decode(wire))
+        if len(alike.manifests) < _MOST_KNOWN:
+            alike.manifests[key] = known
+    return known
+
+
+def _describe(path: str, attributes: bytes, zarr: bytes, kept: int, alike: _Alike) -> _Described:
+    key = attributes, zarr, kept
+    known = alike.described.get(key)
+    if known is not None:
+        return known
     members = decode_members(zarr)
     lengths, chunks, names = members[0], members[2], members[7]
     if len(lengths) != len(chunks) or any(n < 0 for n in lengths) or any(c <= 0 < n for n, c in zip(lengths, chunks)):
         raise FormatError(f"the array {path!r:.80} has shape {lengths!s:.80} and chunks {chunks!s:.80}")
-    if any(ref.extents and len(ref.extents) != len(lengths) for ref in manifests):
-        raise FormatError(f"the array {path!r:.80} of rank {len(lengths)} has manifests with extents of another rank")
-    document = put_together(attributes, members, kept)
     grid = tuple(-(-n // c) if n else 0 for n, c in zip(lengths, chunks, strict=True))
-    return ArrayNode(
-        node_id, path, document, tuple(lengths), grid, None if names is None else tuple(names), manifests, reference
-    )  # fmt: skip
+    found = _Described(
+        put_together(_value(attributes), members, kept), tuple(lengths), grid, None if names is None else tuple(names)
+    )
+    if len(alike.described) < _MOST_KNOWN:
+        alike.described[key] = found
+    return found
 
 
-def _decode_attributes(wire: dict[str, msgspec.Raw] | None) -> tuple[Any, AttributesRef | None]:
+def _value(attributes: bytes) -> Any:
+    return _ANY.decode(attributes)
+
+
+_NIL, _EMPTY = b"\xc0", b"\x80"
+
+
+def _decode_attributes(wire: dict[str, msgspec.Raw] | None) -> tuple[bytes, AttributesRef | None]:
+    """The attributes in MessagePack, and where they are if they are elsewhere."""
     if wire is None:
-        return None, None
+        return _NIL, None
     name, value = _only_item(wire)
     if name == "Inline":
-        return _ANY.decode(value), None
+        return bytes(value), None
     if name == "Ref":
         object_id, row = _REF.decode(value)
         if row < 0:
             raise FormatError(f"attributes in row {row} of a file")
-        return {}, AttributesRef(parse_object_id(object_id), row)
+        return _EMPTY, AttributesRef(parse_object_id(object_id), row)
     raise FormatError(f"attributes of the unknown kind {name!r:.40}")
 
 
