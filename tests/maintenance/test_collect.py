@@ -203,6 +203,23 @@ def test_a_collection_of_little_garbage_asks_for_little() -> None:
     assert counting.counts.total.requests < 45
 
 
+@pytest.mark.parametrize("incremental", [False, True])
+@pytest.mark.parametrize("version", GENERATIONS)
+def test_what_a_late_commit_quotes_of_collected_history_is_corrected(version: str, incremental: bool) -> None:
+    past = make_past(icefloe.in_memory_storage(), version)
+    session = past.repo.writable_session("main")
+    zarr.open_group(session.store, mode="a").create_group("late")
+    past.repo.expire_snapshots(retain_last=1)
+    past.repo.garbage_collect(now(), ignore_running_sessions=True, incremental=incremental)
+    session.commit("late")
+    past.commit(seed=9, name="b")
+    assert past.repo.garbage_collect(now(), incremental=incremental) == icefloe.GCSummary()
+    repo = icefloe.Repository.open(past.repo.storage)
+    assert messages(repo) == ["b 9 on main", "late", "c 5 on main", "Repository initialized"]
+    assert repo.verify().is_clean
+    past.check(repo)
+
+
 def test_local_leftovers_of_dead_writers_go(tmp_path: object) -> None:
     past = make_past(icefloe.local_filesystem_storage(str(tmp_path)), "repository", commits=2)
     past.repo.expire_snapshots(retain_last=1)

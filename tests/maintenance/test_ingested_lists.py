@@ -63,3 +63,27 @@ def test_the_list_of_an_ingest_under_way_stays() -> None:
     assert len(_lists(repo)) == 1
     assert repo.garbage_collect(now()).lists_deleted == 1
     assert _lists(repo) == []
+
+
+@pytest.mark.parametrize(("damage", "kind"), [("gone", "missing"), ("junk", "unreadable"), ("half", "unreadable")])
+def test_a_list_that_cannot_be_read_is_damage(damage: str, kind: str) -> None:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    for name in "ab":
+        _ingest(repo, name)
+    clean = repo.verify()
+    assert clean.is_clean and clean.checked["lists"] == 2
+    key = repo.lookup_snapshot(repo.lookup_branch("main")).metadata[METADATA_KEY]["fingerprints_object"]
+    whole = run_blocking(repo.storage.get(key))
+    if damage == "gone":
+        run_blocking(repo.storage.delete([key]))
+    else:
+        run_blocking(repo.storage.put(key, b"junk" * 9 if damage == "junk" else whole[: len(whole) // 2]))
+    (found,) = repo.verify().damages
+    assert (found.what, found.kind.value, found.key, found.refs) == ("list", kind, key, ("branch main",))
+
+
+def test_a_list_that_no_commit_names_is_an_orphan() -> None:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    run_blocking(repo.storage.put(f"{FOLDER}{'0' * 32}", b"left behind"))
+    report = repo.verify()
+    assert report.is_clean and report.orphans["lists"] == 1 and report.orphan_bytes == 11

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from icefloe.errors import ConflictError, InvalidInputError, ReadOnlyError, SnapshotNotFoundError
 from icefloe.ids import ObjectId
 from icefloe.maintenance.collect_plan import KINDS, AgeLimits, CollectionPlan, GCSummary, plan_collection
+from icefloe.maintenance.history import correct_quotes
 from icefloe.maintenance.incremental import list_candidates, next_mark
 from icefloe.maintenance.listing import (
     Ids,
@@ -152,12 +153,14 @@ def folders_of(reading: Reading) -> dict[str, str]:
 
 
 async def apply_plan(engine: Engine, reading: Reading, marking: Marking) -> None:
-    """Delete, unless somebody made garbage reachable since it was judged.
+    """Delete, unless somebody made garbage reachable since it was judged; correct what is quoted of former garbage.
 
     Snapshots go before what they name: whoever dies in between leaves files that nothing names, never a snapshot whose
     files are gone; the next run finds the rest.
     """
     garbage = marking.plan.garbage
+    if quotes_what_is_gone(marking):
+        await correct_quotes(engine, reading)
     if marking.plan.is_empty():
         return
     doomed = frozenset(garbage["snapshots"].texts())
@@ -169,6 +172,12 @@ async def apply_plan(engine: Engine, reading: Reading, marking: Marking) -> None
         await reading.storage.delete([item.key for item in marking.plan.beside])
     for snapshot_id in doomed:
         engine.archive.forget_snapshot(snapshot_id)
+
+
+def quotes_what_is_gone(marking: Marking) -> bool:
+    """Whether a snapshot seems to quote ancestors that were collected; a session that outlived both commits such."""
+    there = frozenset(marking.listings["snapshots"].texts())
+    return any(not there.issuperset(facts.quoted) for facts in marking.marked.snapshots.values())
 
 
 async def check_refs(reading: Reading, marking: Marking, doomed: frozenset[ObjectId]) -> None:

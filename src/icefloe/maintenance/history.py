@@ -11,6 +11,7 @@ from icefloe.ids import ObjectId
 from icefloe.ledger.history_walk import walk_history
 from icefloe.maintenance.reading import Reading, Refs, fetch_all_refs
 from icefloe.model.snapshot import SnapshotInfo
+from icefloe.session.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,12 @@ async def fetch_history(reading: Reading) -> History:
         quoted = (await reading.archive.fetch_snapshot(start)).history
         misquoted.update(_find_contradictions(quoted, found))
     return History(refs, found, misquoted=misquoted)
+
+
+async def correct_quotes(engine: Engine, reading: Reading) -> None:
+    """Where snapshots quote ancestors that are gone, write anew who their ancestors are."""
+    for child, parent in (await fetch_history(reading)).misquoted.items():
+        await engine.ledger.reparent_snapshot(child, parent)
 
 
 def _find_contradictions(

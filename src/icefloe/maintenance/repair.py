@@ -6,7 +6,7 @@ import dataclasses
 
 from icefloe.errors import FormatError, NotFoundError
 from icefloe.ids import ObjectId
-from icefloe.maintenance.history import fetch_history
+from icefloe.maintenance.history import correct_quotes
 from icefloe.maintenance.reading import Reading, read_anew
 from icefloe.maintenance.verify import VerifyRequest, verify
 from icefloe.maintenance.verify_logs import true_log
@@ -24,8 +24,7 @@ async def repair(engine: Engine, request: VerifyRequest | None = None) -> tuple[
     await engine.ledger.check_writable()
     reading = read_anew(engine)
     if any(damage.kind is DamageKind.MISQUOTED for damage in damages):
-        for child, parent in (await fetch_history(reading)).misquoted.items():
-            await engine.ledger.reparent_snapshot(child, parent)
+        await correct_quotes(engine, reading)
     for snapshot_id in dict.fromkeys(d.snapshot_id for d in damages if d.kind is DamageKind.WRONG_SIZE):
         assert snapshot_id is not None
         await _correct_sizes(engine, reading, snapshot_id)

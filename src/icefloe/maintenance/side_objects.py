@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import zstandard
+
 from icefloe.maintenance.listing import microseconds
 from icefloe.storage.contract import ObjectInfo, Storage
 
 FOLDER = "icefloe-ingested/"
+_PIECE_BYTES = 1 << 20
 
 
 def named_objects(metadata: Mapping[str, Any]) -> tuple[str, ...]:
@@ -22,6 +25,19 @@ def named_objects(metadata: Mapping[str, Any]) -> tuple[str, ...]:
 async def list_side_objects(storage: Storage) -> tuple[ObjectInfo, ...]:
     """All of them, named or not."""
     return tuple([item async for page in storage.list(FOLDER) for item in page])
+
+
+def find_flaw(data: bytes) -> str | None:
+    """What is wrong with the bytes of a list, one frame of zstd; unpacked piece by piece, however much it holds."""
+    try:
+        told = zstandard.frame_content_size(data)
+        found = 0
+        with zstandard.ZstdDecompressor().stream_reader(data) as unpacked:
+            while piece := unpacked.read(_PIECE_BYTES):
+                found += len(piece)
+    except zstandard.ZstdError as error:
+        return f"it does not decompress ({error})"
+    return None if found == told or (told < 0 and found) else f"{found} of {told} bytes are in it"
 
 
 def unnamed(

@@ -13,12 +13,14 @@ from icefloe.maintenance.collect import list_all
 from icefloe.maintenance.listing import Listed, id_keys, is_among, text_ids
 from icefloe.maintenance.progress import tell, telling
 from icefloe.maintenance.reading import Reading, Refs, fetch_all_refs, read_anew, stream_bounded
+from icefloe.maintenance.side_objects import find_flaw, list_side_objects, named_objects
 from icefloe.maintenance.verify_chunks import ChunkObjects, ManifestUse, check_manifest, undecodable_chunks
 from icefloe.maintenance.verify_logs import check_log
 from icefloe.maintenance.verify_report import Damage, DamageKind, VerifyReport
 from icefloe.model.nodes import ArrayNode
 from icefloe.model.snapshot import Manifest, ManifestFileInfo, Snapshot
 from icefloe.session.engine import Engine
+from icefloe.storage.contract import ObjectInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +60,16 @@ class _Verification:
         self.live_chunks: list[np.ndarray[tuple[int], np.dtype[np.uint64]]] = []
         self.refs = Refs({}, {})
         self.checked = dict.fromkeys(("refs", "snapshots", "transaction_logs", "manifests", "attributes", "chunks"), 0)
+        self.lists: dict[str, ObjectId] = {}
+        """Lists of ingested sources, and a snapshot that names each."""
+        self.unnamed_lists: tuple[ObjectInfo, ...] = ()
 
     async def run(self) -> None:
         self.refs = await fetch_all_refs(self.reading.ledger)
         self.checked["refs"] = len(self.refs.branches) + len(self.refs.tags)
         listed = await self.reading.ledger.fetch_listed()
         await self._snapshots({key: info.parent_id for key, info in listed.items()} if listed is not None else None)
+        await self._lists()
         await self._attributes()
         await self._manifests()
         if self.request.logs and self.engine.capabilities.transaction_logs:
@@ -122,6 +128,8 @@ class _Verification:
         return snapshot_id, snapshot
 
     def _note_snapshot(self, snapshot: Snapshot) -> None:
+        for key in named_objects(snapshot.metadata):
+            self.lists.setdefault(key, snapshot.id)
         for info in snapshot.manifests.values():
             known = self.manifests.get(info.id)
             if known is not None and known != info:
@@ -138,6 +146,23 @@ class _Verification:
                     self.named_by.setdefault(ref.manifest_id, snapshot.id)
                     use = ManifestUse(node.id, node.path, ref.extents, node.grid)
                     self.uses.setdefault(ref.manifest_id, {}).setdefault(use, snapshot.id)
+
+    # -- lists of ingested sources --------------------------------------------------------------------------------
+
+    async def _lists(self) -> None:
+        async for key, flaw in stream_bounded(self._check_list, sorted(self.lists)):
+            self.checked["lists"] = self.checked.get("lists", 0) + 1
+            if flaw is not None:
+                self._add(*flaw, self.lists[key])
+        there = await list_side_objects(self.reading.storage)
+        self.unnamed_lists = tuple(item for item in there if item.key not in self.lists)
+
+    async def _check_list(self, key: str) -> tuple[str, tuple[DamageKind, str, str, str] | None]:
+        try:
+            flaw = find_flaw(await self.reading.storage.get(key))
+        except ObjectNotFoundError:
+            return key, (DamageKind.MISSING, "list", key, "the commit of an ingest names its sources in it")
+        return key, None if flaw is None else (DamageKind.UNREADABLE, "list", key, flaw)
 
     # -- attributes -----------------------------------------------------------------------------------------------
 
@@ -251,11 +276,15 @@ class _Verification:
         orphans = {kind: ~is_among(listed.ids, live[kind]) for kind, listed in self.listings.items()}
         if self.reading.ledger.keeps_pruned_logs:
             orphans["transaction_logs"][:] = False
+        counts = {kind: int(np.count_nonzero(rows)) for kind, rows in orphans.items()}
+        if self.unnamed_lists:
+            counts["lists"] = len(self.unnamed_lists)
         return VerifyReport(
             tuple(replace(damage, refs=self._refs_of(damage.snapshot_id)) for damage in self.damages),
             self.checked,
-            {kind: int(np.count_nonzero(rows)) for kind, rows in orphans.items()},
-            sum(int(self.listings[kind].size[rows].sum()) for kind, rows in orphans.items()),
+            counts,
+            sum(int(self.listings[kind].size[rows].sum()) for kind, rows in orphans.items())
+            + sum(item.size_bytes for item in self.unnamed_lists),
         )
 
 

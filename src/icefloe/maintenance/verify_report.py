@@ -46,7 +46,7 @@ class Damage:
 
     kind: DamageKind
     what: str
-    """snapshot, manifest, attributes, transaction log, chunk, ref"""
+    """snapshot, manifest, attributes, transaction log, chunk, list, ref"""
     key: str
     """The object in the storage, or the name of the ref."""
     detail: str
