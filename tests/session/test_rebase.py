@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
+from hypothesis import given
+from hypothesis import strategies as st
 
 import icefloe
 from icefloe import BasicConflictSolver, ConflictDetector, ConflictType, VersionSelection
+from icefloe.session.commit import longest_pause
 
 
 @pytest.fixture
@@ -256,3 +259,13 @@ def test_chunks_reindexed_by_a_function_and_its_inverse(repo: icefloe.Repository
     session.commit("flip")
     expected = np.arange(64).reshape(4, 2, 8)[::-1].reshape(8, 8)
     np.testing.assert_array_equal(open_array(repo.readonly_session("main"), "a")[:], expected)
+
+
+@given(st.integers(1, 1000), st.floats(0, 1e4))
+def test_who_has_lost_more_often_begins_the_next_try_sooner(lost: int, took: float) -> None:
+    assert 0 <= longest_pause(lost + 1, took) <= longest_pause(lost, took) <= 10
+    assert longest_pause(lost, took) == min(8 * took / lost, 10)
+
+
+def test_a_first_try_that_stored_much_delays_the_next_one_no_more_than_any() -> None:
+    assert longest_pause(0, 3600) == longest_pause(0, 0) < 0.1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import random
+import time
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,7 +35,8 @@ HISTORY_LENGTH = 32
 """Ancestors that a snapshot carries with it, where its generation keeps any: a bound, so commits do not grow."""
 
 _FIRST_PAUSE_SECONDS = 0.005
-_LONGEST_PAUSE_SECONDS = 1.0
+_PAUSE_PER_TRY = 8.0
+_LONGEST_PAUSE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ async def commit(work: Workspace, branch: str, request: CommitRequest) -> Snapsh
     """Land the changes on a branch, rebasing over the commits they missed when a solver is given."""
     ledger = work.engine.ledger
     for attempt in range(max(request.rebase_tries, 0) + 1):
+        started = time.monotonic()
         if attempt > 0:
             await rebase(work, branch, _solver(request))
         assert work.tip is not None, "a session with a branch knows where it stood"
@@ -61,7 +64,7 @@ async def commit(work: Workspace, branch: str, request: CommitRequest) -> Snapsh
         except ConflictError:
             if request.rebase_with is None or attempt == request.rebase_tries:
                 raise
-        await asyncio.sleep(_pause(attempt))
+        await asyncio.sleep(random.uniform(0, longest_pause(attempt, time.monotonic() - started)))
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
@@ -86,9 +89,16 @@ def _solver(request: CommitRequest) -> ConflictSolver:
     return request.rebase_with
 
 
-def _pause(attempt: int) -> float:
-    """Full jitter: writers that collided spread out, more widely the more often they did."""
-    return random.uniform(0, min(_FIRST_PAUSE_SECONDS * 2**attempt, _LONGEST_PAUSE_SECONDS))
+def longest_pause(lost: int, took_seconds: float) -> float:
+    """Within which time the next try begins, after `lost` tries failed before one that took so long.
+
+    Tries that overlap defeat each other, so writers spread out over several times the length of one. Who has lost
+    often waits less than who came later: with pauses that grow, newcomers win again and again. The first try may have
+    stored chunks, which none does again, so its length says nothing.
+    """
+    if lost == 0:
+        return _FIRST_PAUSE_SECONDS
+    return min(_PAUSE_PER_TRY * took_seconds / lost, _LONGEST_PAUSE_SECONDS)
 
 
 async def amend(work: Workspace, branch: str, tip: Tip, request: CommitRequest) -> tuple[Snapshot, Tip]:
