@@ -77,6 +77,9 @@ def ingest(
     batch: Annotated[
         int | None, typer.Option("--batch", metavar="N", help="Land N sources at a time; a run that died goes on.")
     ] = None,
+    statistics: Annotated[
+        bool, typer.Option("--statistics", help="Keep statistics of the new chunks, as analyze does.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
     master: Master = None,
     conf: Settings = None,
@@ -103,7 +106,7 @@ def ingest(
         outcome = run(
             spark, sources, repository, mode=mode, append_dim=append_dim, branch=branch, message=message,
             group=group, on_error=on_error, dry_run=dry_run, skip_ingested=skip_ingested, unpack=unpack,
-            allow_missing=allow_missing, batch=batch, **more,
+            allow_missing=allow_missing, batch=batch, statistics=statistics, **more,
         )  # fmt: skip
     except KeyboardInterrupt:
         stderr().print(f"interrupted: {branch} is as it was; icefloe gc removes what was written", markup=False)

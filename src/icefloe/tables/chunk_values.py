@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -43,9 +43,28 @@ class ChunkValues:
         """Whether `read` can be asked; zarr alone understands shards and codecs that need an event loop."""
         return self._decode is not None
 
-    def read(self, coordinates: npt.NDArray[np.integer[Any]]) -> Iterator[_Values]:
-        """The chunks at some places of the grid, in that order, each with its full shape; not to be written to."""
-        assert self._decode is not None
+    def read(self, coordinates: npt.NDArray[np.integer[Any]], *, threads: int = 0) -> Iterator[_Values]:
+        """The chunks at some places of the grid, in that order, each with its full shape; not to be written to.
+
+        The caller's thread decodes them when it asks for them; `threads` do so ahead of it, where cores are idle.
+        """
+        bodies = self._fetch(coordinates)
+        decode = self._decode
+        assert decode is not None
+        if not threads:
+            yield from map(decode, bodies)
+            return
+        with ThreadPoolExecutor(threads) as pool:
+            ahead: deque[Future[_Values]] = deque()
+            for body in bodies:
+                ahead.append(pool.submit(decode, body))
+                if len(ahead) > 2 * threads:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+
+    def _fetch(self, coordinates: npt.NDArray[np.integer[Any]]) -> Iterator[Buffer | None]:
+        """The stored bytes of chunks; a few rounds of requests are under way at once."""
         if not len(coordinates):
             return
         located = run_blocking(self._session.workspace.locate_chunks(self._node, coordinates.astype(np.uint32)))
@@ -57,8 +76,7 @@ class ChunkValues:
                     ahead.append(asyncio.run_coroutine_threadsafe(located.fetch(*bounds), blocking_loop()))
                 if not ahead:
                     return
-                for body in ahead.popleft().result():
-                    yield self._decode(body)
+                yield from ahead.popleft().result()
         finally:
             for waiting in ahead:
                 waiting.cancel()

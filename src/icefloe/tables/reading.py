@@ -64,7 +64,9 @@ def _read_variable(
         yield from _read_windows(chunks.array, indices)
         return
     origins = coordinates * np.array(scan.grid.block, dtype=np.int64)
-    for chunk, origin, each in zip(chunks.read(coordinates), origins.tolist(), indices, strict=True):
+    for chunk, origin, each in zip(
+        chunks.read(coordinates, threads=scan.decoders), origins.tolist(), indices, strict=True
+    ):
         window = tuple(slice(int(i[0]) - o, int(i[-1]) + 1 - o) for i, o in zip(each, origin, strict=True))
         yield _without_gaps(chunk[window], each)
 

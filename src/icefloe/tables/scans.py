@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -28,6 +28,7 @@ from icefloe.tables.value_ranges import ValueRanges
 log = logging.getLogger("icefloe.tables")
 _SMALLEST_PART_BYTES = 16 << 20
 """What is read and made into rows within about the time that a task costs by itself."""
+_DECODERS = 2
 _READ_TO_ROWS = 4
 """How many bytes of chunks are read in the time in which one byte of cells becomes rows."""
 
@@ -46,6 +47,8 @@ class Scan:
     """A condition that cells must satisfy before they leave the task."""
     beyond: tuple[int, ...] | None = None
     """Only cells outside of this former shape are read, where the layout is one of cells."""
+    decoders: int = 0
+    """Threads that decode chunks within a share, where there are fewer shares than cores."""
 
     def session(self) -> Session:
         return session_at(self.place, self.snapshot_id)
@@ -167,7 +170,10 @@ def share_out(scan: Scan, selection: Selection, partition_bytes: int, tasks: int
     parts = min(count, max(1, -(-selected // partition_bytes), worthwhile))
     bounds = np.linspace(0, count, parts + 1).astype(np.int64).tolist() if parts else [0]
     made = tuple(selection.blocks.part(a, b) for a, b in pairwise(bounds) if b > a)
-    return ScanPlan(scan, made, count, selection.total_blocks, selection.decided)
+    idle = count > 1 and len(made) < tasks
+    return ScanPlan(
+        replace(scan, decoders=_DECODERS) if idle else scan, made, count, selection.total_blocks, selection.decided
+    )
 
 
 def _selected_cells(grid: Grid, selection: Selection) -> int:
