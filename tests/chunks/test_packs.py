@@ -57,6 +57,7 @@ def test_what_is_packed_is_what_was_written_last(writes, target: int, per_array:
     for pack in packs:
         assert len(pack.data) <= target
         assert not per_array or len(pack.tables) == 1
+        assert pack.tables.rows.ndim == int(pack.tables.ndims.max()), "columns are as wide as the largest rank here"
     assert landed | unpack(packs) == model
     assert len(builder) == 0 and builder.size_bytes == 0 and builder.seal() == []
 

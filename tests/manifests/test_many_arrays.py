@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from tests.manifests.test_manifest_plans import configurations
 from tests.manifests.test_manifest_tables import as_model, build, models, refs
 
+from icefloe.formats.registry import get_format
 from icefloe.formats.repository import chunk_lists
-from icefloe.formats.repository.format import FORMAT
 from icefloe.ids import NodeId
 from icefloe.manifests.build import BuiltManifest, build_manifests, link_manifests
 from icefloe.manifests.edits import EditBuffer, gather_edits
 from icefloe.manifests.pieces import ArrayEdits, BulkEdits
 from icefloe.manifests.plan import plan_manifests
+from icefloe.model.capabilities import SpecVersion
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords, table_from_rows
 from icefloe.model.chunk_tables import NO_TABLES, ChunkTables
 from icefloe.model.manifest_config import ManifestConfig
@@ -30,6 +31,10 @@ from icefloe.model.transaction_log import TransactionLog, WrittenChunks
 
 Model = dict[Coords, ChunkRef]
 Models = dict[NodeId, tuple[int, Model]]
+
+FLAT = get_format(SpecVersion("icechunk2"))
+SHARING = [get_format(SpecVersion("repository")), get_format(SpecVersion("icechunk1")), FLAT]
+"""Generations that lay out the references of all arrays of a manifest together."""
 
 node_ids = st.integers(0, 40).map(lambda number: (number * 2**58 + number).to_bytes(8, "big"))
 filled = st.integers(0, 3).flatmap(lambda n: st.tuples(st.just(n), models(n).filter(bool)))
@@ -70,9 +75,16 @@ def test_arrays_are_chosen_ordered_and_put_behind_each_other(first: Models, seco
     assert all(as_model(chosen[node]) == (first | second)[node][1] for node in wanted)
     assert list(chosen.by_id()) == sorted(wanted)
     assert all(chosen.by_id()[node] == chosen[node] for node in wanted)
-    together, apart = Manifest("x" * 20, chosen), Manifest("x" * 20, dict(chosen.items()))
-    assert FORMAT.encode_manifest(together) == FORMAT.encode_manifest(apart)
+    together, apart = Manifest("0" * 20, chosen), Manifest("0" * 20, dict(chosen.items()))
     assert len(together) == len(apart)
+    for generation in SHARING:
+        decoded = [generation.decode_manifest(generation.encode_manifest(each)) for each in (together, apart)]
+        assert list(decoded[0].tables) == list(decoded[1].tables) == sorted(wanted)
+        assert decoded[0].tables == decoded[1].tables
+        if generation is FLAT:  # which can hold all that a reference says
+            assert {node: as_model(table) for node, table in decoded[0].tables.items()} == {
+                node: (first | second)[node][1] for node in wanted
+            }
 
 
 @given(arrays, st.lists(st.tuples(node_ids, st.sampled_from(["set", "delete", "find", "copy", "table"])), max_size=8),
@@ -157,10 +169,11 @@ def test_a_log_with_shared_columns_reads_as_one_without(first: Models, second: M
     assert chunks.keys() == expected.keys() and len(chunks) == len(expected)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(chunk_lists, "_MANY_ROWS", many)
-        data = FORMAT.encode_transaction_log("", TransactionLog(updated_chunks=chunks))
-    found = FORMAT.decode_transaction_log(data).updated_chunks
-    assert found.keys() == expected.keys()
-    assert all(np.array_equal(found[node], coords) for node, coords in expected.items())
+        files = [each.encode_transaction_log("0" * 20, TransactionLog(updated_chunks=chunks)) for each in SHARING]
+    for generation, data in zip(SHARING, files, strict=True):
+        found = generation.decode_transaction_log(data).updated_chunks
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[node], coords) for node, coords in expected.items())
 
 
 @given(st.booleans(), st.lists(st.sampled_from(["all", "narrow", "foreign", "absent"]), min_size=1, max_size=6))

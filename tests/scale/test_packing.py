@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import zarr
 from tests.scale.journal import Journal, JournalStorage
 
 import icefloe
-from icefloe import ChunkPackingConfig, RepositoryConfig
+from icefloe import ChunkPackingConfig, RepositoryConfig, SpecVersion
 from icefloe.blocking import run_blocking
 from icefloe.errors import StorageError
 from icefloe.model.packing_config import PackBy
@@ -134,6 +135,39 @@ def test_a_commit_that_cannot_store_something_moves_no_branch_and_can_be_tried_a
     session.commit("works")
     again = zarr.open_group(icefloe.Repository.open(storage).readonly_session("main").store, mode="r")
     assert all((again[f"a{index}"][:] == index).all() for index in range(4))  # type: ignore[index, operator]
+
+
+@pytest.mark.parametrize("version", [version.value for version in SpecVersion])
+def test_many_arrays_of_any_rank_are_read_as_they_were_written_and_changed(version: str) -> None:
+    storage = icefloe.in_memory_storage()
+    # Packs so small that arrays lie across their ends.
+    config = packing(target_bytes=20_000, threshold_bytes=10_000)
+    repo = icefloe.Repository.create(storage, config, spec_version=SpecVersion(version))
+    expected: dict[str, np.ndarray] = {}
+
+    def write(session: icefloe.Session, name: str, start: int) -> None:
+        shape = (3, 2, 2)[: len(expected) % 4]
+        expected[name] = np.arange(start, start + math.prod(shape) * 100, dtype="f8").reshape(*shape, 100)
+        made = zarr.create_array(
+            session.store, name=name, shape=(*shape, 100), chunks=(*(1 for _ in shape), 100), dtype="f8",
+            compressors=None, overwrite=True,
+        )  # fmt: skip
+        made[...] = expected[name]
+
+    session = repo.writable_session("main")
+    zarr.group(session.store)
+    for index in range(40):
+        write(session, f"a{index}", index)
+    session.commit("many")
+    session = repo.writable_session("main")
+    for name in ("a7", "new", "another"):
+        write(session, name, 1000)
+    expected["a12"][..., 5] = -1
+    zarr.open_array(session.store, path="a12")[...] = expected["a12"]
+    session.commit("some")
+    found = zarr.open_group(icefloe.Repository.open(storage).readonly_session("main").store, mode="r")
+    assert {name for name, _ in found.members()} == set(expected)
+    assert all(np.array_equal(found[name][...], values) for name, values in expected.items())  # type: ignore[index]
 
 
 def test_no_branch_moves_before_a_slow_pack_is_stored() -> None:

@@ -245,14 +245,15 @@ def _tables_in_pack(
 ) -> ChunkTables:
     """The references of the rows from `first` to `after`, for every array."""
     count = after - first
+    index = int(np.searchsorted(rows.ends, first, side="right"))
+    end = int(np.searchsorted(rows.ends, after, side="left")) + 1
+    ndims = rows.ndims[index:end]
     references = ChunkTable(
-        rows.coords[first:after],
+        rows.coords[first:after, : int(ndims.max())],
         np.full(count, ChunkKind.NATIVE, dtype=np.uint8),
         starts[first:after] - starts[first],
         rows.lengths[first:after],
         np.tile(np.frombuffer(object_id, dtype=np.uint8), (count, 1)),
     )
-    index = int(np.searchsorted(rows.ends, first, side="right"))
-    end = int(np.searchsorted(rows.ends, after, side="left")) + 1
     counts = np.diff(np.minimum(rows.ends[index:end] - first, count), prepend=0)
-    return ChunkTables(rows.nodes[index:end], counts, rows.ndims[index:end], references)
+    return ChunkTables(rows.nodes[index:end], counts, ndims, references)

@@ -42,7 +42,8 @@ class ChunkTables(Mapping[NodeId, ChunkTable]):
 
     def _index(self) -> dict[NodeId, int]:
         if not self._places:
-            self._places.update(zip(self.nodes, range(len(self.nodes)), strict=True))
+            # At once: readers on other threads find nothing here, or all of it.
+            self._places.update(dict(zip(self.nodes, range(len(self.nodes)), strict=True)))
         return self._places
 
     def __iter__(self) -> Iterator[NodeId]:
@@ -56,7 +57,7 @@ class ChunkTables(Mapping[NodeId, ChunkTable]):
         table = self._cut.get(index)
         if table is None:
             if not self._bounds:
-                self._bounds.extend([0, *np.cumsum(self.counts).tolist()])
+                self._bounds[:] = [0, *np.cumsum(self.counts).tolist()]
             first, end = self._bounds[index], self._bounds[index + 1]
             ndim = int(self.ndims[index])
             whole = len(self.nodes) == 1 and ndim == self.rows.coords.shape[1]
@@ -83,7 +84,8 @@ class ChunkTables(Mapping[NodeId, ChunkTable]):
         shift = (np.cumsum(self.counts) - self.counts)[positions] - (np.cumsum(counts) - counts)
         chosen = np.repeat(shift, counts) + np.arange(int(counts.sum()))
         nodes = [self.nodes[position] for position in positions.tolist()]
-        return ChunkTables(nodes, counts, self.ndims[positions], _pick(self.rows, chosen))
+        ndims = self.ndims[positions]
+        return ChunkTables(nodes, counts, ndims, _pick(self.rows, chosen, int(ndims.max(initial=0))))
 
     def by_id(self) -> ChunkTables:
         """The same arrays, ordered by node id."""
@@ -144,21 +146,21 @@ def _own_words(
     return (inverse - missing).astype(np.int32), [words[code] for code in distinct[missing:].tolist()]
 
 
-def _pick(rows: ChunkTable, chosen: Numbers) -> ChunkTable:
+def _pick(rows: ChunkTable, chosen: Numbers, width: int) -> ChunkTable:
     def pick(column: Any) -> Any:
         return None if column is None else column[chosen]
 
     return replace(
-        rows, coords=rows.coords[chosen], kind=rows.kind[chosen], offset=rows.offset[chosen],
+        rows, coords=rows.coords[:, :width][chosen], kind=rows.kind[chosen], offset=rows.offset[chosen],
         length=rows.length[chosen], object_id=pick(rows.object_id), location=pick(rows.location),
         etag=pick(rows.etag), last_modified=pick(rows.last_modified),
     )  # fmt: skip
 
 
 def widen(coords: npt.NDArray[np.uint32], width: int) -> npt.NDArray[np.uint32]:
-    """Coordinates with zeros for the dimensions up to a width."""
-    if coords.shape[1] == width:
-        return coords
+    """Coordinates of just that many dimensions, zero beyond those they have."""
+    if coords.shape[1] >= width:
+        return coords[:, :width]
     wide = np.zeros((len(coords), width), dtype=np.uint32)
     wide[:, : coords.shape[1]] = coords
     return wide

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.ids import NodeId
-from icefloe.model.chunk_tables import ChunkTables
+from icefloe.model.chunk_tables import NO_TABLES, ChunkTables, widen
 from icefloe.model.nodes import Extents
 
 
@@ -40,6 +40,31 @@ class WrittenChunks(Mapping[NodeId, npt.NDArray[np.uint32]]):
 
     def __len__(self) -> int:
         return len(self.alone) + len(self.together)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenColumns:
+    """The coordinates of some arrays, array after array, as wide as the largest rank and zero beyond an array's own."""
+
+    nodes: list[NodeId]
+    counts: npt.NDArray[np.int64]
+    ndims: npt.NDArray[np.int64]
+    coords: npt.NDArray[np.uint32]
+
+
+def join_written(chunks: Mapping[NodeId, npt.NDArray[np.uint32]]) -> WrittenColumns:
+    """The coordinates of all arrays in one column."""
+    together, alone = (chunks.together, chunks.alone) if isinstance(chunks, WrittenChunks) else (NO_TABLES, chunks)
+    listed = list(alone.values())
+    ndims = np.concatenate([together.ndims, np.array([each.shape[1] for each in listed], dtype=np.int64)])
+    width = int(ndims.max(initial=0))
+    parts = [*([together.rows.coords] if len(together) else []), *listed]
+    return WrittenColumns(
+        [*together.nodes, *alone],
+        np.concatenate([together.counts, np.array([len(each) for each in listed], dtype=np.int64)]),
+        ndims,
+        np.concatenate([np.zeros((0, width), dtype=np.uint32), *[widen(part, width) for part in parts]]),
+    )
 
 
 @dataclass(frozen=True, slots=True)

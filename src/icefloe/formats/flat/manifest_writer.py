@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,9 @@ from icefloe.formats.flat.body import Positions
 from icefloe.formats.flat.ragged import join_texts
 from icefloe.ids import NodeId, decode_base32
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
+from icefloe.model.chunk_tables import ChunkTables
 from icefloe.model.snapshot import Manifest
+from icefloe.model.table_joining import join_tables
 
 _INDEX, _INLINE, _OFFSET, _LENGTH, _CHUNK_ID, _LOCATION, _ETAG, _LAST_MODIFIED = range(8)
 _PLAIN_LOCATIONS = 0
@@ -33,7 +35,7 @@ class _Texts:
 
 def encode_manifest_body(manifest: Manifest, spec: int) -> bytes:
     """The flatbuffer of a manifest; arrays sorted by node id, references by coordinates."""
-    arrays = sorted((node_id, table) for node_id, table in manifest.tables.items() if len(table))
+    tables = join_tables(manifest.tables)
     writer = FlatWriter()
     fields: dict[int, FieldType] = {0: 12, 1: OFFSET}
     if spec >= 2:
@@ -41,17 +43,16 @@ def encode_manifest_body(manifest: Manifest, spec: int) -> bytes:
     root = writer.tables(1, fields).set(0, _id_bytes(manifest.id))
     if spec >= 2:
         root.set(3, _PLAIN_LOCATIONS)
-    listed = writer.references(np.array([len(arrays)], dtype=np.int64))
+    listed = writer.references(np.array([len(tables)], dtype=np.int64))
     root.link(1, listed.positions)
-    array_block = writer.tables(len(arrays), {0: 8, 1: OFFSET})
-    array_block.set(0, _node_ids([node_id for node_id, _ in arrays]))
+    array_block = writer.tables(len(tables), {0: 8, 1: OFFSET})
+    array_block.set(0, _node_ids(tables.nodes))
     listed.link(array_block.positions)
-    vectors = writer.references(np.array([len(table) for _, table in arrays], dtype=np.int64))
+    vectors = writer.references(tables.counts)
     array_block.link(1, vectors.positions)
     waiting: list[_Texts] = []
-    positions = [_write_table(writer, table, waiting) for _, table in arrays]
-    if positions:
-        vectors.link(np.concatenate(positions))
+    if len(tables):
+        vectors.link(_write_ranks(writer, tables, waiting))
     for texts in waiting:
         _write_texts(writer, texts)
     return writer.finish(root)
@@ -65,8 +66,22 @@ def _node_ids(node_ids: Sequence[NodeId]) -> npt.NDArray[np.uint8]:
     return np.frombuffer(b"".join(node_ids), dtype=np.uint8).reshape(len(node_ids), 8)
 
 
+def _write_ranks(writer: FlatWriter, tables: ChunkTables, waiting: list[_Texts]) -> Positions:
+    """Write the references of arrays of one rank together; returns where each stands."""
+    ranks = np.flatnonzero(np.bincount(tables.ndims)).tolist()
+    if len(ranks) == 1:
+        return _write_table(writer, replace(tables.rows, coords=tables.rows.coords[:, : ranks[0]]), waiting)
+    positions = np.empty(len(tables.rows), dtype=np.int64)
+    for ndim in ranks:
+        chosen = tables.ndims == ndim
+        alike = tables.select(np.flatnonzero(chosen)).rows
+        table = replace(alike, coords=alike.coords[:, :ndim])
+        positions[np.repeat(chosen, tables.counts)] = _write_table(writer, table, waiting)
+    return positions
+
+
 def _write_table(writer: FlatWriter, table: ChunkTable, waiting: list[_Texts]) -> Positions:
-    """Write the references of one array; returns where each stands."""
+    """Write references of one rank; returns where each stands."""
     kinds = np.bincount(table.kind, minlength=4)
     if len(kinds) > 4 or kinds[ChunkKind.DELETED]:
         raise InvalidInputError("a manifest holds native, virtual and inline references only")

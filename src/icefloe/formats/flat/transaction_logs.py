@@ -14,7 +14,7 @@ from icefloe.formats.flat.ragged import texts_of
 from icefloe.formats.flat.snapshot_writer import object_ids
 from icefloe.formats.flat.tables import Tables, item_positions, root_table
 from icefloe.ids import NodeId, ObjectId
-from icefloe.model.transaction_log import Move, TransactionLog
+from icefloe.model.transaction_log import Move, TransactionLog, WrittenColumns, join_written
 
 _NEW_GROUPS, _NEW_ARRAYS, _DELETED_GROUPS, _DELETED_ARRAYS, _UPDATED_ARRAYS, _UPDATED_GROUPS = range(1, 7)
 _UPDATED_CHUNKS, _MOVED = 7, 8
@@ -95,7 +95,7 @@ def encode_transaction_log_body(snapshot_id: ObjectId, log: TransactionLog, *, w
     _write_nodes(writer, root, _DELETED_ARRAYS, log.deleted_arrays)
     _write_nodes(writer, root, _UPDATED_ARRAYS, log.updated_arrays)
     _write_nodes(writer, root, _UPDATED_GROUPS, log.updated_groups)
-    _write_chunks(writer, root, sorted(log.updated_chunks.items()))
+    _write_chunks(writer, root, join_written(log.updated_chunks))
     if has_moves:
         _write_moves(writer, root, sorted(log.moves, key=lambda move: _components(move.to_path)))
     return writer.finish(root)
@@ -110,23 +110,28 @@ def _write_nodes(writer: FlatWriter, root: TableBlock, slot: int, ids: Collectio
     root.link(slot, writer.vectors(b"".join(sorted(ids)), np.array([len(ids)], dtype=np.int64), 8, 1))
 
 
-def _write_chunks(
-    writer: FlatWriter, root: TableBlock, arrays: Sequence[tuple[NodeId, npt.NDArray[np.uint32]]]
-) -> None:
-    listed = writer.references(np.array([len(arrays)], dtype=np.int64))
+def _write_chunks(writer: FlatWriter, root: TableBlock, written: WrittenColumns) -> None:
+    """Arrays in the order of their ids; coordinates of one rank are written together."""
+    count = len(written.nodes)
+    listed = writer.references(np.array([count], dtype=np.int64))
     root.link(_UPDATED_CHUNKS, listed.positions)
-    block = writer.tables(len(arrays), {0: 8, 1: OFFSET})
+    block = writer.tables(count, {0: 8, 1: OFFSET})
     listed.link(block.positions)
-    if not arrays:
+    if not count:
         return
-    block.set(0, np.frombuffer(b"".join(node_id for node_id, _ in arrays), dtype=np.uint8).reshape(len(arrays), 8))
-    vectors = writer.references(np.array([len(coords) for _, coords in arrays], dtype=np.int64))
+    ids = np.frombuffer(b"".join(written.nodes), dtype=np.uint8).reshape(count, 8)
+    order = np.argsort(ids.view(">u8")[:, 0])
+    counts = written.counts[order]
+    block.set(0, ids[order])
+    vectors = writer.references(counts)
     block.link(1, vectors.positions)
-    positions = []
-    for _, coords in arrays:
-        rows = writer.tables(len(coords), {0: Coordinates(coords.shape[1])}).set_coordinates(0, coords)
-        positions.append(rows.positions)
-    vectors.link(np.concatenate(positions))
+    positions = np.empty(len(written.coords), dtype=np.int64)
+    for ndim in np.flatnonzero(np.bincount(written.ndims)).tolist():
+        rows = np.repeat(written.ndims == ndim, written.counts)
+        coords = written.coords[rows, :ndim]
+        positions[rows] = writer.tables(len(coords), {0: Coordinates(ndim)}).set_coordinates(0, coords).positions
+    shift = (np.cumsum(written.counts) - written.counts)[order] - (np.cumsum(counts) - counts)
+    vectors.link(positions[np.repeat(shift, counts) + np.arange(len(positions))])
 
 
 def _write_moves(writer: FlatWriter, root: TableBlock, moves: Sequence[Move]) -> None:

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from icefloe.formats.repository.rows import NODE_TEXT_BYTES
 from icefloe.ids import NODE_ID_BYTES, NodeId, encode_base32_column
-from icefloe.model.chunk_tables import NO_TABLES, widen
-from icefloe.model.transaction_log import WrittenChunks
+from icefloe.model.chunk_tables import NO_TABLES
+from icefloe.model.transaction_log import WrittenChunks, WrittenColumns, join_written
 
 Coordinates = npt.NDArray[np.uint32]
 
@@ -27,15 +27,9 @@ def encode_chunks(chunks: Mapping[NodeId, Coordinates]) -> msgspec.Raw:
     """The entry of every array: those with few chunks first, each kind ordered by node id."""
     together, alone = (chunks.together, chunks.alone) if isinstance(chunks, WrittenChunks) else (NO_TABLES, chunks)
     few = {node: coords for node, coords in alone.items() if len(coords) <= _MANY_ROWS}
-    nodes = [*together.nodes, *few]
-    counts = np.concatenate([together.counts, np.array([len(coords) for coords in few.values()], dtype=np.int64)])
-    ndims = np.concatenate([together.ndims, np.array([coords.shape[1] for coords in few.values()], dtype=np.int64)])
-    width = int(ndims.max(initial=0))
-    parts = [*([together.rows.coords] if len(together) else []), *few.values()]
-    coords = np.concatenate([np.zeros((0, width), dtype=np.uint32), *[widen(part, width) for part in parts]])
     many = _encode_alone({node: alone[node] for node in sorted(alone.keys() - few.keys())})
     head = b"\xdf" + len(chunks).to_bytes(4, "big")
-    return msgspec.Raw(b"".join([head, _encode_together(nodes, counts, ndims, coords).data, *many]))
+    return msgspec.Raw(b"".join([head, _encode_together(join_written(WrittenChunks(together, few))).data, *many]))
 
 
 def _encode_alone(chunks: Mapping[NodeId, Coordinates]) -> Iterator[memoryview]:
@@ -44,10 +38,9 @@ def _encode_alone(chunks: Mapping[NodeId, Coordinates]) -> Iterator[memoryview]:
         yield _encode_coords(coords).data
 
 
-def _encode_together(
-    nodes: list[NodeId], counts: npt.NDArray[np.int64], ndims: npt.NDArray[np.int64], coords: Coordinates
-) -> npt.NDArray[np.uint8]:
-    """The entries of some arrays, whose coordinates come array after array; each is put at its place by node id."""
+def _encode_together(written: WrittenColumns) -> npt.NDArray[np.uint8]:
+    """The entries of some arrays, each put at its place by node id."""
+    nodes, counts, ndims, coords = written.nodes, written.counts, written.ndims, written.coords
     sizes = np.array([coords_record(ndim).itemsize for ndim in range(coords.shape[1] + 1)], dtype=np.int64)[ndims]
     entry_bytes = _HEAD_BYTES + counts * sizes
     body = np.empty(int(entry_bytes.sum()), dtype=np.uint8)
