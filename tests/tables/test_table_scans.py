@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 import icefloe
 from icefloe.errors import InvalidInputError, NodeNotFoundError
 from icefloe.tables.assembly import write_rows
-from icefloe.tables.layouts import plan_rows
+from icefloe.tables.layouts import PICKED, list_type, plan_rows
 from icefloe.tables.options import Point, TableOptions, normalise_options, parse_options
 from icefloe.tables.places import Place, place_of
 from icefloe.tables.reading import read_rows, scan_batches
 from icefloe.tables.scans import plan_scan
+from icefloe.tables.sql_predicates import parse_predicate
 from icefloe.tables.targets import WriteOptions
 from icefloe.xarray import to_icechunk
 
@@ -138,6 +139,35 @@ def test_rows_of_lists_hold_every_cell_once(given_data: Any) -> None:
     assert sum(len(batch.column("v0").flatten()) for batch in lists) == dataset["v0"].size
     plain = [batch for part in plan.parts for batch in scan_batches(plan.scan, part)]
     assert sum(len(batch.column("v0").flatten()) for batch in plain) == dataset["v0"].size
+
+
+@settings(max_examples=40)
+@given(given_data=datasets(), threshold=st.floats(-5, 5), loose=st.booleans())
+def test_cells_that_cannot_match_are_left_out_of_lists_where_they_are_many(
+    given_data: Any, threshold: float, loose: bool
+) -> None:
+    dataset, encoding = given_data
+    repo = repository_of(dataset, encoding)
+    text = f"v0 > {threshold}" + (" or sqrt(v0) > 1" if loose else "")
+    plan = plan_scan(TableOptions(place_of(repo), Point()), loose=parse_predicate(text))
+    layout = plan_rows(plan.scan.grid, plan.scan.masks, picked=True)
+    batches = [batch for part in plan.parts for batch in read_rows(plan.scan, part, layout)]
+    stored = plan_scan(TableOptions(place_of(repo), Point()))
+    values = pa.concat_arrays([b.column("v0") for part in stored.parts for b in scan_batches(stored.scan, part)])
+    lists = pa.concat_arrays([b.column("v0") for b in batches] or [pa.array([], list_type(values.type))])
+    numeric = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
+    matching = sum(1 for v in values.to_pylist() if v is not None and v > threshold) if numeric else 0
+    found = lists.flatten()
+    if loose or not numeric:
+        assert len(found) == len(values)
+        return
+    assert sum(1 for v in found.to_pylist() if v is not None and v > threshold) == matching
+    for batch in batches:
+        for picked, each in zip(batch.column(PICKED).to_pylist(), batch.column("v0").to_pylist(), strict=True):
+            if picked is not None:
+                # What a list leaves out, it leaves out for good: its cells all match, and know their places.
+                assert all(v is not None and v > threshold for v in each)
+                assert picked == sorted(set(picked)) and len(picked) == len(each) > 0
 
 
 @settings(max_examples=40)

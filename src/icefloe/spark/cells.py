@@ -14,7 +14,7 @@ from icefloe.repository import Repository
 from icefloe.spark.tasks import parallelism
 from icefloe.spark.workers import settle_worker
 from icefloe.tables.instants import session_zone
-from icefloe.tables.layouts import LENGTH, START, RowsLayout, chunks_schema, plan_rows, rows_schema
+from icefloe.tables.layouts import LENGTH, PICKED, START, RowsLayout, chunks_schema, plan_rows, rows_schema
 from icefloe.tables.metadata_tables import SCHEMAS, MetadataPart, metadata_batches, plan_parts
 from icefloe.tables.options import TableOptions, choose, parse_point
 from icefloe.tables.places import open_place, place_of, session_at
@@ -102,7 +102,7 @@ def scan_frame(spark: SparkSession, plan: ScanPlan) -> DataFrame:
     if scan.layout == "chunks":
         read = _ReadShares(scan, plan.parts, None)
         return _run(spark, plan, read, read.schema())
-    layout = plan_rows(scan.grid, scan.masks)
+    layout = plan_rows(scan.grid, scan.masks, picked=scan.test is not None)
     read = _ReadShares(scan, plan.parts, layout)
     rows = _run(spark, plan, read, read.schema())
     return _expand(rows, scan, layout)
@@ -174,13 +174,14 @@ def _expand(rows: DataFrame, scan: Scan, layout: RowsLayout) -> DataFrame:
     first, *others = grid.variables
     exploded = rows.selectExpr("*", f"posexplode({sql_name(first.name)}) AS ({_POSITION}, {_FIRST_VALUE})")
     columns = [sql_name(d.name) for d in grid.dimensions[: rank - layout.folded]]
+    position = f"if({PICKED} IS NULL, {_POSITION}, {PICKED}[{_POSITION}])" if layout.picked else _POSITION
     strides: list[str] = []
     folded = []
     for axis in reversed(range(rank - layout.folded, rank)):
         name = grid.dimensions[axis].name
         length = sql_name(LENGTH + name)
         if axis in layout.looked_up:
-            index = f"({_POSITION} div ({' * '.join(strides)}))" if strides else _POSITION
+            index = f"({position} div ({' * '.join(strides)}))" if strides else position
             index = index if axis == rank - layout.folded else f"({index} % {length})"
             place = f"CAST({sql_name(START + name)} + {index} AS INT)"
             folded.append(f"{sql_lookup(scan.coordinate(axis), place)} AS {sql_name(name)}")

@@ -14,6 +14,8 @@ from icefloe.tables.sql_literals import has_literals
 
 START = "__start_"
 LENGTH = "__length_"
+PICKED = "__picked"
+"""Positions of the cells of a list in its run, where some of the run are left out."""
 LITERAL_COORDINATES = 4096
 """Longest coordinate that is looked up in a constant of the plan; longer ones travel with the rows."""
 _SHORTEST_LIST = 64
@@ -27,9 +29,11 @@ class RowsLayout:
     """How many of the last dimensions the lists run over."""
     looked_up: tuple[int, ...]
     """Folded axes whose coordinate is found from its position; the others travel as lists of their own."""
+    picked: bool = False
+    """Whether cells may be left out of the lists."""
 
 
-def plan_rows(grid: Grid, masks: Sequence[Mask | None]) -> RowsLayout:
+def plan_rows(grid: Grid, masks: Sequence[Mask | None], *, picked: bool = False) -> RowsLayout:
     """Fold as many dimensions as make lists worth their while; a position tells a coordinate where cells are runs."""
     rank = len(grid.shape)
     folded, length = 0, 1
@@ -38,7 +42,7 @@ def plan_rows(grid: Grid, masks: Sequence[Mask | None]) -> RowsLayout:
         length *= min(grid.block[rank - folded], grid.shape[rank - folded])
     axes = range(rank - folded, rank)
     short = [a for a in axes if grid.shape[a] <= LITERAL_COORDINATES and has_literals(grid.dimensions[a].type)]
-    return RowsLayout(folded, tuple(axis for axis in short if _is_run(masks[axis])))
+    return RowsLayout(folded, tuple(axis for axis in short if _is_run(masks[axis])), picked)
 
 
 def _is_run(mask: Mask | None) -> bool:
@@ -67,6 +71,8 @@ def rows_schema(grid: Grid, layout: RowsLayout | None = None) -> pa.Schema:
             fields.append(pa.field(dimension.name, list_type(dimension.type)))
         if layout is not None:
             fields.append(pa.field(LENGTH + dimension.name, pa.int32()))
+    if layout is not None and layout.picked:
+        fields.append(pa.field(PICKED, list_type(pa.int32())))
     return pa.schema([*fields, *(pa.field(v.name, list_type(v.coding.type)) for v in grid.variables)])
 
 

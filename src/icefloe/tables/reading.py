@@ -13,10 +13,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import zarr
 
+from icefloe.tables.cell_tests import CellTest
 from icefloe.tables.chunk_values import chunk_values_at
 from icefloe.tables.exact import exact_rows
 from icefloe.tables.grids import Variable
-from icefloe.tables.layouts import RowsLayout, chunks_schema, rows_schema
+from icefloe.tables.layouts import PICKED, RowsLayout, chunks_schema, list_type, rows_schema
 from icefloe.tables.scans import Scan
 from icefloe.tables.selection import BlockPart
 
@@ -146,8 +147,33 @@ def read_rows(scan: Scan, part: BlockPart, layout: RowsLayout | None = None) -> 
             rows = min(step, count - first)
             columns = _outer_columns(scan, block, np.arange(first, first + rows), outer)
             columns += _folded_columns(scan, block, rows, rank - folded, layout)
+            if layout is not None and layout.picked:
+                columns.append(pa.nulls(rows, list_type(pa.int32())))
             columns += [_lists(each.slice(first * length, rows * length), rows, length) for each in values]
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+            batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+            kept = batch if scan.test is None or layout is None else _leave_out(batch, scan, scan.test, length)
+            if len(kept):
+                yield kept
+
+
+def _leave_out(batch: pa.RecordBatch, scan: Scan, test: CellTest, length: int) -> pa.RecordBatch:
+    """The same rows without cells that cannot match, where those are many, and without rows that are empty then."""
+    mask = test.matches({v.name: batch.column(v.name).values for v in scan.grid.variables})
+    if mask is None:
+        return batch
+    counts = np.add.reduceat(mask, np.arange(0, len(mask), length), dtype=np.int32)
+    rows = pa.array(counts > 0)
+    chosen, places = pa.array(mask), np.flatnonzero(mask) % length
+    offsets = pa.array(np.concatenate([[0], np.cumsum(counts[counts > 0])]).astype(np.int32))
+    columns = []
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        if field.name == PICKED:
+            columns.append(_listed(offsets, pa.array(places.astype(np.int32))))
+        elif pa.types.is_list(field.type):
+            columns.append(_listed(offsets, column.values.filter(chosen)))
+        else:
+            columns.append(column.filter(rows))
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 def _outer_columns(scan: Scan, block: Block, rows: npt.NDArray[np.int64], outer: tuple[int, ...]) -> list[pa.Array]:
@@ -173,8 +199,11 @@ def _folded_columns(scan: Scan, block: Block, rows: int, first_axis: int, layout
 
 
 def _lists(values: pa.Array, rows: int, length: int) -> pa.Array:
-    offsets = pa.array(np.arange(0, rows * length + 1, length, dtype=np.int32))
-    return pa.ListArray.from_arrays(offsets, values).cast(pa.list_(pa.field("element", values.type)))
+    return _listed(pa.array(np.arange(0, rows * length + 1, length, dtype=np.int32)), values)
+
+
+def _listed(offsets: pa.Array, values: pa.Array) -> pa.Array:
+    return pa.ListArray.from_arrays(offsets, values).cast(list_type(values.type))
 
 
 def read_chunks(scan: Scan, part: BlockPart) -> Iterator[pa.RecordBatch]:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from icefloe.errors import InvalidInputError
 from icefloe.session.session import Session
+from icefloe.tables.cell_tests import CellTest
 from icefloe.tables.grids import Dimension, Grid, find_grid, read_coordinate
 from icefloe.tables.matching import Mask
 from icefloe.tables.options import TableOptions
@@ -47,6 +48,8 @@ class Scan:
     """A condition that cells must satisfy before they leave the task."""
     beyond: tuple[int, ...] | None = None
     """Only cells outside of this former shape are read, where the layout is one of cells."""
+    test: CellTest | None = None
+    """What leaves cells out of the lists of rows before Spark decides about the others."""
     decoders: int = 0
     """Threads that decode chunks within a share, where there are fewer shares than cores."""
 
@@ -121,10 +124,18 @@ def plan_scan(
     scan = Scan(
         options.place, session.snapshot_id, grid, selection.masks, options.layout, options.tensor,
         And(tuple(p for p in (region, exact) if p is not None)) if region or exact else None,
+        test=_cell_test(grid, loose, zone),
     )  # fmt: skip
     plan = share_out(scan, selection, options.partition_bytes, tasks)
     log.info("reading %s", plan.describe())
     return plan
+
+
+def _cell_test(grid: Grid, loose: Predicate | None, zone: dt.tzinfo | None) -> CellTest | None:
+    """A condition that says something of values; what it says of coordinates is in the masks."""
+    if loose is None or not columns_of(loose) & {variable.name.lower() for variable in grid.variables}:
+        return None
+    return CellTest(loose, zone)
 
 
 def _exact(grid: Grid, options: TableOptions) -> Predicate | None:
