@@ -16,6 +16,7 @@ import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.maintenance import compact as compacting
 from icefloe.maintenance.hilbert import hilbert_order
+from icefloe.model.transaction_log import TransactionLog
 
 LOOSE = icefloe.RepositoryConfig(
     chunk_packing=icefloe.ChunkPackingConfig(enabled=False), inline_chunk_threshold_bytes=0
@@ -143,3 +144,25 @@ def test_neighbours_on_the_curve_are_neighbours_in_the_grid(ndim: int, bits: int
     along = coords[hilbert_order(coords)].astype(int)
     assert sorted(map(tuple, along.tolist())) == sorted(map(tuple, coords.tolist()))
     assert (np.abs(np.diff(along, axis=0)).sum(axis=1) == 1).all()
+
+
+@pytest.mark.parametrize("truthful", [True, False])
+def test_a_compaction_that_expired_leaves_no_log_that_differs(repo: icefloe.Repository, truthful: bool) -> None:
+    if not repo.engine.capabilities.transaction_logs:
+        pytest.skip("the generation has no logs")
+    repo.create_tag("before", repo.lookup_branch("main"))
+    assert repo.compact().chunks
+    for value in (1, 2):
+        session = repo.writable_session("main")
+        zarr.open_array(session.store, path="a", mode="r+")[0, 0] = value
+        session.commit("late")
+    repo.expire_snapshots(retain_last=1)
+    assert [info.message for info in repo.ancestry(branch="main")][:1] == ["late"]
+    if truthful:
+        assert repo.verify().is_clean
+        return
+    tip, pruned = repo.lookup_branch("main"), run_blocking(repo.engine.ledger.fetch_all_pruned_logs())
+    for each in (tip, *pruned):
+        run_blocking(repo.engine.archive.flush_transaction_log(each, TransactionLog()))
+    report = icefloe.Repository.open(repo.storage).verify()
+    assert [(damage.kind.value, damage.snapshot_id) for damage in report.damages] == [("log differs", tip)]

@@ -14,12 +14,18 @@ from icefloe.ids import NodeId, ObjectId
 from icefloe.maintenance.compact import REWRITTEN
 from icefloe.maintenance.reading import Reading
 from icefloe.maintenance.verify_report import Damage, DamageKind
+from icefloe.manifests.keys import find_rows
+from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.nodes import ArrayNode
 from icefloe.model.snapshot import Snapshot
 from icefloe.model.transaction_log import TransactionLog
 from icefloe.session.compare import compare_snapshots
 from icefloe.session.logs import merge_logs
+from icefloe.session.lookup import ChunkLookup
 from icefloe.session.written import Written
+
+_CHUNKS_READ = 64
+"""Chunks per array that are compared byte by byte where a log does not tell of them."""
 
 
 async def check_log(reading: Reading, snapshot_id: ObjectId, parent_id: ObjectId) -> Damage | None:
@@ -40,6 +46,7 @@ async def check_log(reading: Reading, snapshot_id: ObjectId, parent_id: ObjectId
             true = replace(true, updated_chunks={})
     except (NotFoundError, FormatError):
         return None
+    true = await _without_moved(reading, told, true, parent_id, snapshot)
     missing = find_untold(told, true, frozenset(node.id for node in snapshot.nodes.values()))
     return None if missing is None else _damage(DamageKind.LOG_DIFFERS, key, missing, snapshot_id)
 
@@ -50,6 +57,67 @@ async def true_log(reading: Reading, snapshot_id: ObjectId, parent_id: ObjectId)
     old, new = await archive.fetch_snapshot(parent_id), await archive.fetch_snapshot(snapshot_id)
     log = await compare_snapshots(old, new, archive)
     return replace(log, updated_chunks=_in_grid(log.updated_chunks, new))
+
+
+async def _without_moved(
+    reading: Reading, told: TransactionLog, true: TransactionLog, parent_id: ObjectId, snapshot: Snapshot
+) -> TransactionLog:
+    """Changes without chunks that are only somewhere else: the commit of a compaction between both may have expired."""
+    untold = {key: _untold_chunks(told, key, coords) for key, coords in true.updated_chunks.items()}
+    untold = {key: coords for key, coords in untold.items() if len(coords)}
+    if not untold:
+        return true
+    before = {node.id: node for node in (await reading.archive.fetch_snapshot(parent_id)).nodes.values()}
+    after = {node.id: node for node in snapshot.nodes.values()}
+    chunks = dict(true.updated_chunks)
+    for node_id, coords in untold.items():
+        old, new = before.get(node_id), after.get(node_id)
+        if (
+            isinstance(old, ArrayNode)
+            and isinstance(new, ArrayNode)
+            and await _hold_the_same(reading, old, new, coords)
+        ):
+            del chunks[node_id]
+    return replace(true, updated_chunks=chunks)
+
+
+def _untold_chunks(told: TransactionLog, node_id: NodeId, coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    covered = Written(coords.shape[1], told.updated_chunks.get(node_id), told.updated_boxes.get(node_id, ()))
+    both = Written(coords.shape[1], coords).common(covered)
+    return coords[~np.isin(_rows(coords), _rows(both))]
+
+
+def _rows(coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.bytes_]:
+    flat = np.ascontiguousarray(coords, dtype=">u4")
+    # Rows have one width, so that those which end in zero bytes still differ where the coordinates do.
+    return flat.view(f"S{4 * coords.shape[1]}").ravel() if coords.shape[1] else np.zeros(len(coords), dtype="S1")
+
+
+async def _hold_the_same(reading: Reading, old: ArrayNode, new: ArrayNode, coords: npt.NDArray[np.uint32]) -> bool:
+    """Whether chunks of two snapshots have the same lengths and, for some of them, the same bytes."""
+    lookup = ChunkLookup(reading.archive)
+    held, fresh = await lookup.table(old), await lookup.table(new)
+    before, after = find_rows(held, coords), find_rows(fresh, coords)
+    if (before < 0).any() or (after < 0).any() or (held.length[before] != fresh.length[after]).any():
+        return False
+    for place in np.unique(np.linspace(0, len(coords) - 1, _CHUNKS_READ).astype(np.int64)).tolist():
+        pair = [await _read(reading, held, int(before[place])), await _read(reading, fresh, int(after[place]))]
+        if None not in pair and pair[0] != pair[1]:
+            return False
+    return True
+
+
+async def _read(reading: Reading, table: ChunkTable, row: int) -> bytes | None:
+    """The bytes of a chunk; None where they are somebody else's, or are not there, which is damage of its own."""
+    start, end = int(table.offset[row]), int(table.offset[row] + table.length[row])
+    if table.kind[row] == ChunkKind.INLINE:
+        return bytes(table.inline[start:end])
+    if table.kind[row] != ChunkKind.NATIVE or table.object_id is None:
+        return None
+    try:
+        return await reading.storage.get_range(reading.format.chunk_key(table.object_id[row].tobytes()), start, end)
+    except ObjectNotFoundError:
+        return None
 
 
 def _in_grid(
