@@ -95,8 +95,13 @@ def test_edits_in_shared_columns_are_those_of_a_dict(
     tables = join_tables(tables_of(found))
     buffers = {node: EditBuffer(ndim) for node, (ndim, _) in found.items()}
     expected = {node: dict(model) for node, (_, model) in found.items()}
+    single = set(data.draw(st.lists(st.sampled_from(sorted(found)), unique=True) if found else st.just([])))
     for place, node in enumerate(tables.nodes):
-        buffers[node].add_shared(tables, place)
+        if node in single:
+            for coords, ref in found[node][1].items():
+                buffers[node].set(coords, ref)
+        else:
+            buffers[node].add_shared(tables, place)
     for node, step in steps:
         if node not in found:
             continue
@@ -118,7 +123,9 @@ def test_edits_in_shared_columns_are_those_of_a_dict(
     assert {node: as_model(table) for node, table in gathered.together.items()} | {
         node: as_model(buffer.to_table()) for node, buffer in gathered.alone.items()
     } == expected
-    assert all(node in dict(steps) for node in gathered.alone), "arrays nobody touched stay in the columns"
+    assert all(node in dict(steps) or single == {node} for node in gathered.alone), "untouched arrays are in columns"
+    assert not any((table.kind == ChunkKind.DELETED).any() for table in gathered.together.values())
+    assert {node: as_model(buffer.to_table()) for node, buffer in buffers.items()} == expected
 
 
 names = st.lists(st.sampled_from([f"{letter}{n}" for letter in "abc" for n in range(4)]), unique=True, max_size=10)
@@ -161,14 +168,15 @@ def test_new_arrays_planned_together_are_packed_as_one_by_one(
     assert carry_out(bulk) == carry_out(edits)
 
 
-@given(arrays, arrays, st.integers(0, 3))
-def test_a_log_with_shared_columns_reads_as_one_without(first: Models, second: Models, many: int) -> None:
+@given(arrays, arrays, st.integers(0, 3), st.sampled_from([0, 3]))
+def test_a_log_with_shared_columns_reads_as_one_without(first: Models, second: Models, many: int, few: int) -> None:
     alone = {node: build(model, ndim).coords for node, (ndim, model) in second.items() if node not in first}
     chunks = WrittenChunks(join_tables(tables_of(first)), alone)
     expected = {node: build(model, ndim).coords for node, (ndim, model) in (second | first).items()}
     assert chunks.keys() == expected.keys() and len(chunks) == len(expected)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(chunk_lists, "_MANY_ROWS", many)
+        patched.setattr(chunk_lists, "_FEW_ARRAYS", few)
         files = [each.encode_transaction_log("0" * 20, TransactionLog(updated_chunks=chunks)) for each in SHARING]
     for generation, data in zip(SHARING, files, strict=True):
         found = generation.decode_transaction_log(data).updated_chunks

@@ -255,5 +255,7 @@ def _tables_in_pack(
         rows.lengths[first:after],
         np.tile(np.frombuffer(object_id, dtype=np.uint8), (count, 1)),
     )
-    counts = np.diff(np.minimum(rows.ends[index:end] - first, count), prepend=0)
+    ends = np.minimum(rows.ends[index:end] - first, count)
+    counts = ends.copy()
+    counts[1:] -= ends[:-1]
     return ChunkTables(rows.nodes[index:end], counts, ndims, references)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -69,6 +69,17 @@ class EditBuffer:
             self._shared = (tables, index)
         else:
             self.add_table(tables.at(index))
+
+    @property
+    def loose(self) -> Mapping[Coords, ChunkRef]:
+        """Single edits, if there is nothing else and none of them is a deletion."""
+        if self._runs or self._shared is not None:
+            return {}
+        return {} if any(ref.kind is ChunkKind.DELETED for ref in self._recent.values()) else self._recent
+
+    def take_shared(self, tables: ChunkTables, index: int) -> None:
+        """Hold the same edits in columns that many arrays share."""
+        self._recent, self._recent_bytes, self._shared = {}, 0, (tables, index)
 
     @property
     def shared(self) -> Shared | None:
@@ -217,6 +228,7 @@ class GatheredEdits:
 
 def gather_edits(buffers: Mapping[NodeId, EditBuffer]) -> GatheredEdits:
     """Sort the edits of a change set out by how they are held; nothing is copied but what lies scattered."""
+    _fold_together({node_id: buffer for node_id, buffer in buffers.items() if buffer.loose})
     alone: dict[NodeId, EditBuffer] = {}
     places: dict[int, tuple[ChunkTables, list[int]]] = {}
     for node_id, buffer in buffers.items():
@@ -231,6 +243,25 @@ def gather_edits(buffers: Mapping[NodeId, EditBuffer]) -> GatheredEdits:
         found[1].append(index)
     parts = [tables.select(np.array(indices, dtype=np.int64)) for tables, indices in places.values()]
     return GatheredEdits(concat_tables(parts), alone)
+
+
+def _fold_together(buffers: Mapping[NodeId, EditBuffer]) -> None:
+    """Make the single edits of several arrays one set of columns: a table for each takes longer than its rows do."""
+    if len(buffers) < 2:
+        return
+    width = 1 + max(buffer.ndim for buffer in buffers.values())
+    # The place of the array in front keeps its rows together; zeros behind make all of them as long.
+    rows = [
+        ((place, *coords, *(0,) * (width - 1 - len(coords))), ref)
+        for place, buffer in enumerate(buffers.values())
+        for coords, ref in buffer.loose.items()
+    ]
+    table = table_from_rows(rows, width)
+    counts = np.bincount(table.coords[:, 0]).astype(np.int64)
+    ndims = np.array([buffer.ndim for buffer in buffers.values()], dtype=np.int64)
+    tables = ChunkTables(list(buffers), counts, ndims, replace(table, coords=table.coords[:, 1:]))
+    for place, buffer in enumerate(buffers.values()):
+        buffer.take_shared(tables, place)
 
 
 def _intersect(a: Extents, b: Extents) -> Extents:

@@ -74,6 +74,8 @@ async def _flush_beside_packs(work: Workspace, request: CommitRequest) -> Snapsh
     Both come to their end, also when one fails: what goes on in the background would outlive the error.
     """
     work.writer.settle(work.changes)
+    if not work.writer.unstored:
+        return await flush_snapshot(work, request)
     stored, flushed = await asyncio.gather(
         work.writer.store_packs(), flush_snapshot(work, request), return_exceptions=True
     )

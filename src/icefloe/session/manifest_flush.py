@@ -14,6 +14,7 @@ from icefloe.manifests.build import BuiltManifest, build_output, link_manifests
 from icefloe.manifests.edits import GatheredEdits, gather_edits
 from icefloe.manifests.pieces import ArrayEdits, BulkEdits
 from icefloe.manifests.plan import ManifestPlan, PlannedManifest, plan_manifests
+from icefloe.model.chunk_tables import NO_TABLES
 from icefloe.model.manifest_config import SPECIFIED
 from icefloe.model.nodes import ArrayNode, ManifestRef, Node
 from icefloe.model.snapshot import Manifest, ManifestFileInfo
@@ -36,11 +37,10 @@ def collect_edits(changes: ChangeSet, gathered: GatheredEdits, arrays: Iterable[
     """The chunk edits of a change set that say something, those of arrays without manifests together."""
     bare = {node.id for node in arrays if not node.manifests}.difference(changes.parts)
     together = gathered.together
-    is_fresh = np.fromiter(map(bare.__contains__, together.nodes), dtype=np.bool_, count=len(together))
-    fresh = together.select(np.flatnonzero(is_fresh))
+    places = [place for place, node_id in enumerate(together.nodes) if node_id in bare]
+    fresh = together.select(np.array(places, dtype=np.int64)) if places else NO_TABLES
     edits = {}
-    others = [node_id for node_id, chosen in zip(together.nodes, is_fresh.tolist(), strict=True) if not chosen]
-    for node_id in {*gathered.alone, *changes.parts, *others}:
+    for node_id in {*gathered.alone, *changes.parts, *together.nodes}.difference(fresh.nodes):
         buffer = changes.edits.get(node_id)
         table = buffer.to_table() if buffer is not None else None
         change = ArrayEdits(

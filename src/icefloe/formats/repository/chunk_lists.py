@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from icefloe.formats.repository.rows import NODE_TEXT_BYTES
-from icefloe.ids import NODE_ID_BYTES, NodeId, encode_base32_column
+from icefloe.formats.repository.rows import NODE_TEXT_BYTES, text_mark
+from icefloe.ids import NODE_ID_BYTES, NodeId, encode_base32, encode_base32_column
 from icefloe.model.chunk_tables import NO_TABLES
 from icefloe.model.transaction_log import WrittenChunks, WrittenColumns, join_written
 
@@ -19,22 +20,26 @@ Coordinates = npt.NDArray[np.uint32]
 
 _HEAD_BYTES = 1 + NODE_TEXT_BYTES + 5
 """Of an entry: the text of the node id, and how many coordinates follow."""
+_FEW_ARRAYS = 8
+"""Up to here, one after the other is as quick as all at once."""
 _MANY_ROWS = 4096
 """Arrays with more chunks are laid out by themselves: memory then holds one of them."""
 
 
 def encode_chunks(chunks: Mapping[NodeId, Coordinates]) -> msgspec.Raw:
     """The entry of every array: those with few chunks first, each kind ordered by node id."""
+    head = b"\xdf" + len(chunks).to_bytes(4, "big")
+    if len(chunks) <= _FEW_ARRAYS:
+        return msgspec.Raw(b"".join([head, *_encode_alone(dict(chunks))]))
     together, alone = (chunks.together, chunks.alone) if isinstance(chunks, WrittenChunks) else (NO_TABLES, chunks)
     few = {node: coords for node, coords in alone.items() if len(coords) <= _MANY_ROWS}
-    many = _encode_alone({node: alone[node] for node in sorted(alone.keys() - few.keys())})
-    head = b"\xdf" + len(chunks).to_bytes(4, "big")
+    many = _encode_alone({node: coords for node, coords in alone.items() if node not in few})
     return msgspec.Raw(b"".join([head, _encode_together(join_written(WrittenChunks(together, few))).data, *many]))
 
 
-def _encode_alone(chunks: Mapping[NodeId, Coordinates]) -> Iterator[memoryview]:
-    for node, coords in chunks.items():
-        yield _heads([node], np.array([len(coords)])).ravel().data
+def _encode_alone(chunks: Mapping[NodeId, Coordinates]) -> Iterator[bytes | memoryview]:
+    for node, coords in sorted(chunks.items(), key=itemgetter(0)):
+        yield text_mark(NODE_TEXT_BYTES) + encode_base32(node).encode() + b"\xdd" + len(coords).to_bytes(4, "big")
         yield _encode_coords(coords).data
 
 
@@ -44,7 +49,7 @@ def _encode_together(written: WrittenColumns) -> npt.NDArray[np.uint8]:
     sizes = np.array([coords_record(ndim).itemsize for ndim in range(coords.shape[1] + 1)], dtype=np.int64)[ndims]
     entry_bytes = _HEAD_BYTES + counts * sizes
     body = np.empty(int(entry_bytes.sum()), dtype=np.uint8)
-    if not len(nodes):
+    if not nodes:
         return body
     order = np.argsort(np.frombuffer(b"".join(nodes), dtype=">u8"))
     starts = np.empty(len(nodes), dtype=np.int64)
