@@ -8,9 +8,10 @@ import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.maintenance.histories import GENERATIONS, Past, make_past, messages, now
+from tests.maintenance.histories import GENERATIONS, INLINE, LARGE, PACKED, Past, make_past, messages, now
 
 import icefloe
+from icefloe.ledger.contract import HistoryChange
 from icefloe.maintenance.expire_plan import ExpiryRequest, RetentionRule, plan_expiry
 from icefloe.maintenance.history import History
 from icefloe.maintenance.reading import Refs
@@ -187,3 +188,33 @@ def test_any_expiry_leaves_a_history_in_which_every_ref_leads_to_a_root(
         assert walked == [each for each in ancestors if each not in expired]
     for info in plan.expired:
         assert info.written_at < cutoff or rules
+
+
+@pytest.mark.parametrize("size", [LARGE, PACKED, INLINE])
+@pytest.mark.parametrize("version", GENERATIONS)
+def test_a_writer_on_what_is_being_expired_does_not_meet_its_own_changes(
+    version: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    past = make_past(icefloe.in_memory_storage(), version, commits=0)
+    past.commit(size=size, name="a")
+    repo = past.repo
+    for chunk in (1, 2):
+        _write(repo.writable_session("main"), size, chunk, chunk).commit("earlier")
+    late = _write(repo.writable_session("main"), size, 2, 8)
+    _write(repo.writable_session("main"), size, 0, 4).commit("others")
+
+    async def die(change: HistoryChange) -> None:
+        raise icefloe.StorageError("dead between logs and history")
+
+    monkeypatch.setattr(repo.engine.ledger, "change_history", die)
+    with pytest.raises(icefloe.StorageError, match="dead"):
+        repo.expire_snapshots(retain_last=1)
+    theirs = icefloe.BasicConflictSolver(on_chunk_conflict=icefloe.VersionSelection.UseTheirs)
+    late.commit("late", rebase_with=theirs)
+    found = zarr.open_array(icefloe.Repository.open(repo.storage).readonly_session("main").store, path="a", mode="r")
+    assert [int(found[chunk * size]) for chunk in range(3)] == [4, 1, 8]
+
+
+def _write(session: icefloe.Session, size: int, chunk: int, value: int) -> icefloe.Session:
+    zarr.open_array(session.store, path="a", mode="r+")[chunk * size : (chunk + 1) * size] = value
+    return session

@@ -19,6 +19,7 @@ from icefloe.session.engine import Engine
 from icefloe.session.history import fetch_log
 from icefloe.session.logs import merge_logs
 from icefloe.session.rebase import rebase_over
+from icefloe.session.untouched import without_untouched
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ async def transplant(engine: Engine, old: ObjectId, new: ObjectId, branch: str, 
     if target.id == before.id:
         return Transplant(target, tip, changes, ())
     log = await log_between(engine, before, target)
+    log = await without_untouched(log, before, changes, target, engine.archive)
     collecting = CollectingSolver(solver)
     try:
         carried = rebase_over(before, changes, target, log, collecting)

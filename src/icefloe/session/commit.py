@@ -29,6 +29,7 @@ from icefloe.session.history import fetch_log
 from icefloe.session.logs import merge_logs
 from icefloe.session.manifest_flush import FlushedManifests, flush_manifests
 from icefloe.session.rebase import rebase_over
+from icefloe.session.untouched import without_untouched
 from icefloe.session.workspace import Workspace
 
 HISTORY_LENGTH = 32
@@ -123,6 +124,7 @@ async def rebase(work: Workspace, branch: str, solver: ConflictSolver) -> None:
     for snapshot_id in reversed(await _missed(work, tip)):
         theirs = await work.engine.archive.fetch_snapshot(snapshot_id)
         log = await fetch_log(work.engine, theirs)
+        log = await without_untouched(log, base, changes, theirs, work.engine.archive)
         changes = rebase_over(base, changes, theirs, log, solver)
         base = theirs
     work.rebase_to(base, changes, tip)
