@@ -264,7 +264,7 @@ def test_chunks_reindexed_by_a_function_and_its_inverse(repo: icefloe.Repository
 @given(st.integers(1, 1000), st.floats(0, 1e4))
 def test_who_has_lost_more_often_begins_the_next_try_sooner(lost: int, took: float) -> None:
     assert 0 <= longest_pause(lost + 1, took) <= longest_pause(lost, took) <= 10
-    assert longest_pause(lost, took) == min(8 * took / lost, 10)
+    assert longest_pause(lost, took) == min(4 * took / lost, 10)
 
 
 def test_a_first_try_that_stored_much_delays_the_next_one_no_more_than_any() -> None:

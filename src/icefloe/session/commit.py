@@ -36,7 +36,7 @@ HISTORY_LENGTH = 32
 """Ancestors that a snapshot carries with it, where its generation keeps any: a bound, so commits do not grow."""
 
 _FIRST_PAUSE_SECONDS = 0.005
-_PAUSE_PER_TRY = 8.0
+_PAUSE_PER_TRY = 4.0
 _LONGEST_PAUSE_SECONDS = 10.0
 
 
