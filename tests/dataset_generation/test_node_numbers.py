@@ -45,7 +45,10 @@ def check(repository: icefloe.Repository, expected: dict[str, int]) -> None:
 
 
 @pytest.mark.usefixtures("few_numbers")
-def test_arrays_that_two_sessions_create_stay_apart(repository: icefloe.Repository) -> None:
+@pytest.mark.parametrize("inline_bytes", [512, 0])
+def test_arrays_that_two_sessions_create_stay_apart(repository: icefloe.Repository, inline_bytes: int) -> None:
+    config = icefloe.RepositoryConfig(inline_chunk_threshold_bytes=inline_bytes)
+    repository = repository.reopen(config=config)
     sessions = [repository.writable_session("main") for _ in range(5)]
     for index, session in enumerate(sessions):
         write(session.store, f"x{index}", index)

@@ -233,7 +233,8 @@ def gather_edits(buffers: Mapping[NodeId, EditBuffer]) -> GatheredEdits:
     places: dict[int, tuple[ChunkTables, list[int]]] = {}
     for node_id, buffer in buffers.items():
         shared = buffer.shared
-        if shared is None:
+        # A node that gave its number up to another has its edits in columns that still name it by the old one.
+        if shared is None or shared[0].nodes[shared[1]] != node_id:
             alone[node_id] = buffer
             continue
         tables, index = shared
