@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
+from icefloe.blocking import run_blocking
 from icefloe.errors import UnsupportedError
 from icefloe.ingest.access import local_path
 from icefloe.model.config import RepositoryConfig
@@ -18,6 +19,7 @@ from icefloe.model.object_store_config import (
 )
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 from icefloe.repository import Repository
+from icefloe.session.opening import extend_config
 
 
 def container_for(prefix: str) -> VirtualChunkContainer:
@@ -68,9 +70,8 @@ def store_containers(
     config = RepositoryConfig()
     for container in (*given, *fresh):
         config.set_virtual_chunk_container(container)
-    reopened = repository.reopen(config)
-    reopened.save_config()
-    return reopened
+    run_blocking(extend_config(repository.engine, config))
+    return repository.reopen(config)
 
 
 def explain_authorisation(prefixes: Sequence[str]) -> str:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import logging
+import random
 from collections.abc import Mapping
 from typing import Any
 
 from icefloe.archive.files import Archive
 from icefloe.blocking import blocking_loop
-from icefloe.errors import AlreadyExistsError, FormatError, IcefloeError, InvalidInputError, RepositoryNotFoundError
+from icefloe.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    FormatError,
+    IcefloeError,
+    InvalidInputError,
+    RepositoryNotFoundError,
+)
 from icefloe.formats.config_document import decode_config, encode_config
 from icefloe.formats.contract import Format
 from icefloe.formats.registry import get_format
@@ -27,6 +35,7 @@ from icefloe.storage.contract import Storage
 DEFAULT_SPEC_VERSION = SpecVersion.REPOSITORY
 _NUMBERS = {1: SpecVersion.ICECHUNK1, 2: SpecVersion.ICECHUNK2}
 _log = logging.getLogger("icefloe")
+_CONFIG_TRIES = 20
 _FEW_NODES = 200
 """Up to here, looking at every node takes less time than handing the work to a thread."""
 _MOST_LEFTOVERS = 1000
@@ -154,6 +163,19 @@ async def save_config(engine: Engine) -> None:
     """Keep the configuration in force in the repository."""
     stored = await engine.ledger.fetch_config()
     await engine.ledger.save_config(encode_config(engine.config), stored.mark)
+
+
+async def extend_config(engine: Engine, config: RepositoryConfig) -> None:
+    """Lay settings over the stored configuration, of which others may change something else at the same time."""
+    for attempt in range(_CONFIG_TRIES):
+        stored = await engine.ledger.fetch_config()
+        now = engine.config if stored.document is None else decode_config(stored.document)
+        try:
+            return await engine.ledger.save_config(encode_config(now.merge(config)), stored.mark)
+        except ConflictError:
+            if attempt == _CONFIG_TRIES - 1:
+                raise
+        await asyncio.sleep(random.uniform(0, 0.02 * 2 ** min(attempt, 5)))
 
 
 def reconfigure(engine: Engine, config: RepositoryConfig | None, authorized: Mapping[str, Any] | None) -> Engine:
