@@ -19,6 +19,7 @@ from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
 from icefloe.chunk_coder import ChunkCoder, Item, chunk_bytes, fill_value, is_synchronous
+from icefloe.model.runs import runs_up_to
 from icefloe.storage.contract import Buffer as Bytes
 from icefloe.storage.threads import Threads
 from icefloe.store import IcechunkStore
@@ -146,20 +147,13 @@ async def _existing(keyspace: Any, batch: Sequence[Item], first: int) -> dict[in
 
 async def _in_rounds(sizes: npt.NDArray[np.int64], work: Callable[[int, int], Any]) -> None:
     """Do the work in rounds of about `_ROUND_BYTES`, a few at a time."""
-    ends = np.cumsum(sizes)
     turns = asyncio.Semaphore(_ROUNDS)
 
     async def one(first: int, end: int) -> None:
         async with turns:
             await work(first, end)
 
-    rounds = []
-    first = 0
-    while first < len(sizes):
-        before = int(ends[first] - sizes[first])
-        end = max(int(np.searchsorted(ends, before + _ROUND_BYTES, side="right")), first + 1)
-        rounds.append((first, end))
-        first = end
+    rounds = list(runs_up_to(_ROUND_BYTES, np.cumsum(sizes)))
     if len(rounds) == 1:
         await work(*rounds[0])
     else:

@@ -16,6 +16,7 @@ from icefloe.model.chunk_table import ChunkKind, ChunkTable, Coords
 from icefloe.model.chunk_tables import ChunkTables
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.packing_config import ChunkPackingConfig, PackBy
+from icefloe.model.runs import runs_up_to
 from icefloe.storage.contract import Buffer
 
 
@@ -230,14 +231,11 @@ def _cut(rows: _Rows, target_bytes: int, id_bytes: int) -> Iterator[SealedPack]:
     """Cut the rows where the next chunk would pass the target."""
     ends = np.cumsum(rows.lengths, dtype=np.uint64)
     starts = ends - rows.lengths
-    first = 0
-    while first < len(ends):
-        after = max(int(np.searchsorted(ends, starts[first] + np.uint64(target_bytes), side="right")), first + 1)
+    for first, after in runs_up_to(target_bytes, ends):
         object_id = new_chunk_id(id_bytes)
         yield SealedPack(
             object_id, b"".join(rows.data[first:after]), _tables_in_pack(rows, starts, first, after, object_id)
         )
-        first = after
 
 
 def _tables_in_pack(

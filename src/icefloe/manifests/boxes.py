@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.model.nodes import Extents
+from icefloe.model.runs import runs_up_to
 
 Boxes = npt.NDArray[np.int64]
 """int64[n, ndim, 2], [first, end) per dimension."""
@@ -53,19 +54,14 @@ def overlapping_pairs(boxes: Boxes) -> npt.NDArray[np.int64]:
     order, until = min(sweeps, key=lambda sweep: int((sweep[1] - np.arange(len(alive)) - 1).sum()))
     order = alive[order]
     candidates = until - np.arange(len(order)) - 1
-    ends = np.cumsum(candidates)
     found: list[npt.NDArray[np.int64]] = []
-    first = 0
-    while first < len(order):
-        done = int(ends[first - 1]) if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, done + _BLOCK, side="right")))
+    for first, last in runs_up_to(_BLOCK, np.cumsum(candidates)):
         sizes = candidates[first:last]
         left = np.repeat(np.arange(first, last), sizes)
-        right = left + 1 + np.arange(len(left)) - np.repeat(ends[first:last] - sizes - done, sizes)
+        right = left + 1 + np.arange(len(left)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         a, b = boxes[order[left]], boxes[order[right]]
         meet = ((a[:, :, 0] < b[:, :, 1]) & (b[:, :, 0] < a[:, :, 1])).all(axis=1)
         found.append(np.stack([order[left[meet]], order[right[meet]]], axis=1))
-        first = last
     return np.sort(np.concatenate(found), axis=1) if found else np.empty((0, 2), dtype=np.int64)
 
 

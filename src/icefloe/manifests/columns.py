@@ -14,6 +14,7 @@ from icefloe.errors import InvalidInputError
 from icefloe.manifests.keys import sort_order
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table
 from icefloe.model.chunk_tables import ChunkTables
+from icefloe.model.runs import runs_up_to
 from icefloe.model.string_column import StringColumn, code_rows, codes_of, string_column
 
 Rows = npt.NDArray[Any] | slice
@@ -227,14 +228,10 @@ def _gather_bytes(source: bytes | memoryview, starts: Any, lengths: Any, ends: A
     """The byte ranges one after the other, in blocks so that the index stays small."""
     data = np.frombuffer(source, dtype=np.uint8)
     pieces: list[bytes] = []
-    first = 0
-    while first < len(starts):
-        done = int(ends[first - 1]) if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, done + _GATHER_BLOCK, side="right")))
+    for first, last in runs_up_to(_GATHER_BLOCK, ends):
         size = lengths[first:last]
-        shift = starts[first:last] - (ends[first:last] - size - done)
+        shift = starts[first:last] - (np.cumsum(size) - size)
         pieces.append(data[np.repeat(shift, size) + np.arange(int(size.sum()))].tobytes())
-        first = last
     return b"".join(pieces)
 
 

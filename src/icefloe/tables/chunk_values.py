@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import zarr
 
 from icefloe.blocking import blocking_loop, run_blocking
 from icefloe.chunk_coder import decoder_of
+from icefloe.model.runs import runs_up_to
 from icefloe.session.session import Session
 from icefloe.storage.contract import Buffer
 from icefloe.tables.grids import open_array
@@ -68,7 +68,7 @@ class ChunkValues:
         if not len(coordinates):
             return
         located = run_blocking(self._session.workspace.locate_chunks(self._node, coordinates.astype(np.uint32)))
-        rounds = iter(_rounds(np.maximum(located.lengths, 0)))
+        rounds = runs_up_to(_ROUND_BYTES, np.cumsum(np.maximum(located.lengths, 0)))
         ahead: deque[Future[list[Buffer | None]]] = deque()
         try:
             while True:
@@ -86,12 +86,3 @@ class ChunkValues:
 def chunk_values_at(place: Place, snapshot_id: str, path: str) -> ChunkValues:
     """The chunks of an array at a snapshot; opened once per process."""
     return ChunkValues(session_at(place, snapshot_id), path)
-
-
-def _rounds(lengths: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Bounds of runs of about `_ROUND_BYTES`."""
-    ends = np.cumsum(lengths)
-    total = int(ends[-1])
-    steps = np.arange(_ROUND_BYTES, total, _ROUND_BYTES)
-    edges = np.unique([0, *np.searchsorted(ends, steps, side="right").tolist(), len(lengths)]).tolist()
-    return list(pairwise(edges))
