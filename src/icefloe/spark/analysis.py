@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from icefloe.repository import Repository
-from icefloe.spark.tasks import SparkJob, parallelism, run_tasks
+from icefloe.spark.tasks import TASKS_PER_CORE, SparkJob, parallelism, run_tasks
 from icefloe.tables.grids import Grid, find_grid, list_grids
 from icefloe.tables.options import Point
 from icefloe.tables.places import open_place, place_of
@@ -22,7 +22,6 @@ from icefloe.tables.scans import Scan, share_out
 from icefloe.tables.selection import BlockList, BlockPart, Selection
 from icefloe.tables.statistics import has_ranges, keep_rows, measure_chunks, missing_chunks
 
-_TASKS_PER_CORE = 3
 _PART_BYTES = 256 << 20
 
 
@@ -79,7 +78,7 @@ def _measure(spark: SparkSession, scan: Scan, chunks: npt.NDArray[np.int64], pro
     box = tuple((0, n) for n in scan.grid.blocks)
     blocks = BlockList(box, np.sort(chunks))
     selection = Selection(scan.masks, blocks, int(np.prod(scan.grid.blocks, dtype=np.int64)))
-    plan = share_out(scan, selection, _PART_BYTES, parallelism(spark) * _TASKS_PER_CORE)
+    plan = share_out(scan, selection, _PART_BYTES, parallelism(spark) * TASKS_PER_CORE)
     name = scan.grid.variables[0].path
     job = SparkJob(_Measure(scan), f"measuring {len(chunks):,} chunks of {name}", progress)
     return pa.concat_tables(run_tasks(spark, job, list(plan.parts)))

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from icefloe.repository import Repository
-from icefloe.spark.tasks import parallelism
+from icefloe.spark.tasks import TASKS_PER_CORE, parallelism
 from icefloe.spark.workers import settle_worker
 from icefloe.tables.instants import session_zone
 from icefloe.tables.layouts import LENGTH, PICKED, START, RowsLayout, chunks_schema, plan_rows, rows_schema
@@ -25,7 +25,6 @@ from icefloe.tables.sql_literals import sql_lookup, sql_name
 from icefloe.tables.sql_predicates import parse_predicate
 
 MOST_METADATA_TASKS = 64
-_TASKS_PER_CORE = 3
 _POSITION = "__position"
 _FIRST_VALUE = "__value"
 
@@ -93,7 +92,7 @@ def plan_table(spark: SparkSession, options: TableOptions, where: str | None) ->
     """The plan of `table`: which chunks are read, in how many tasks."""
     zone = session_zone(spark.conf.get("spark.sql.session.timeZone") or "UTC")
     loose = None if where is None else parse_predicate(where)
-    return plan_scan(options, zone=zone, loose=loose, tasks=parallelism(spark) * _TASKS_PER_CORE)
+    return plan_scan(options, zone=zone, loose=loose, tasks=parallelism(spark) * TASKS_PER_CORE)
 
 
 def scan_frame(spark: SparkSession, plan: ScanPlan) -> DataFrame:

@@ -28,10 +28,9 @@ from icefloe.session.session import Session
 from icefloe.spark.distributed import WriteJob, Written, write_with_tasks
 from icefloe.spark.ingest_work import IngestReport, IngestWork
 from icefloe.spark.relocation import RelocateWork, plan_relocation
-from icefloe.spark.tasks import parallelism
+from icefloe.spark.tasks import TASKS_PER_CORE, parallelism
 
 MOST_ATTEMPTS = 50
-_TASKS_PER_CORE = 3
 _SMALLEST_TASK_BYTES = 4 << 20
 _LONGEST_PAUSE_SECONDS = 1.0
 
@@ -93,7 +92,7 @@ class Landed:
 def plan_first_pass(spark: SparkSession, found: FirstPass, existing: Existing, options: IngestOptions) -> IngestPlan:
     """The plan, with tasks small enough to keep every core busy unless the caller said how large they are."""
     plan = plan_ingest(found.schemas, options, failures=found.failures, existing=existing)
-    wanted = parallelism(spark) * _TASKS_PER_CORE
+    wanted = parallelism(spark) * TASKS_PER_CORE
     if found.fixed_tasks or len(plan.tasks) >= wanted:
         return plan
     files = max(1, len(plan.sources) // wanted)

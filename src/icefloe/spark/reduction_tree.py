@@ -16,7 +16,16 @@ from pyspark.sql import functions as sf
 from icefloe.spark.blocks import BlockGrid, Window
 from icefloe.spark.partials import Reduction
 from icefloe.spark.progress import JobMeter
-from icefloe.spark.tasks import FINAL_ERRORS, SparkJob, TaskFailure, collect, parallelism, run_tasks, watched
+from icefloe.spark.tasks import (
+    FINAL_ERRORS,
+    TASKS_PER_CORE,
+    SparkJob,
+    TaskFailure,
+    collect,
+    parallelism,
+    run_tasks,
+    watched,
+)
 from icefloe.spark.workers import settle_worker
 
 R = TypeVar("R")
@@ -25,7 +34,6 @@ Partial: TypeAlias = dict[str, Any]
 
 FAN_IN = 32
 """Partial results that one step of the tree merges."""
-_TASKS_PER_CORE = 3
 _SCHEMA = "place long, branch long, part binary"
 
 
@@ -62,7 +70,7 @@ class ReductionTree(Generic[R]):
         places = grid.windows([dim for dim in grid.sizes if dim not in dims])
         inner = grid.windows(dims)
         windows = [(place, {**at, **part}) for place, at in enumerate(places) for part in inner]
-        tasks = min(len(windows), parallelism(spark) * _TASKS_PER_CORE)
+        tasks = min(len(windows), parallelism(spark) * TASKS_PER_CORE)
         edges = [len(windows) * task // tasks for task in range(tasks + 1)]
         shares = [windows[a:b] for a, b in pairwise(edges)]
         merged: dict[int, Partial] = {}

@@ -40,6 +40,8 @@ FINAL_ERRORS = (
 )  # fmt: skip
 """Errors that the next attempt of a task would meet again: they travel back as they are instead of being retried."""
 
+TASKS_PER_CORE = 3
+"""So many that the last ones to end leave no core idle for long."""
 WAVE_TASKS = 4096
 WAVE_BYTES = 32 << 20
 """Payloads travel with the function to every task: one Spark job takes at most so many, and so many bytes of them."""
