@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -55,10 +55,6 @@ class PartialOfBlock:
             for name, array in dataset.data_vars.items()
         )  # fmt: skip
         return cls(session, group, variables, origin, reduced, reduction)
-
-    def only(self, names: Sequence[str]) -> PartialOfBlock:
-        """The same of some of the variables."""
-        return replace(self, variables=tuple(each for each in self.variables if each.name in names))
 
     def __call__(self, window: Window) -> Partial:
         source = _open(self)

@@ -58,10 +58,9 @@ class _Plan:
 
     def collect(self, spark: SparkSession, known: Mapping[str, Any], progress: bool | None) -> xr.Dataset:
         """The result here, but for what is known already; partial results that are small are merged here as well."""
-        todo = [str(name) for name in self.dataset.data_vars if name not in known]
         parts: list[tuple[Window, Any]] = [({}, dict(known))]
-        if todo:
-            tree = ReductionTree(self.work.only(todo), self.finish.reduction, self.finish)
+        if self.work.variables:
+            tree = ReductionTree(self.work, self.finish.reduction, self.finish)
             run = tree.run_flat if self._partial_bytes() <= _MOST_PARTIAL_BYTES else tree.run
             parts = run(spark, self.grid, self.dims, self.description, progress)
         return assemble(self.dataset, self.dims, self.finish, [(at, {**values, **known}) for at, values in parts])
@@ -197,12 +196,13 @@ def reduce(
     if target is not None:
         grid = whole_chunks(grid, {dim: n for dim, n in (chunks or {}).items() if dim not in chosen}, {})
     finish = FinishPlace(reduction, how, {name: dataset[name].dtype for name in names})
-    work = PartialOfBlock.plan(
-        session, group, dataset, {dim: part.start for dim, part in bounds.items()}, chosen, reduction
-    )
+    asks = target is None and statistics and not region
+    known = answer(session, group, dataset, chosen, finish) if asks else {}
+    origin = {dim: part.start for dim, part in bounds.items()}
+    unknown = dataset[[name for name in names if name not in known]]
+    work = PartialOfBlock.plan(session, group, unknown, origin, chosen, reduction)
     plan = _Plan(session, dataset, chosen, grid, finish, work)
     if target is None:
-        known = answer(session, group, dataset, chosen, finish) if statistics and not region else {}
         return plan.collect(spark, known, progress)
     writer = writing_repository(target).writable_session(branch)
     place = group if target_group is None else target_group
