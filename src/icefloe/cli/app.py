@@ -26,9 +26,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # It may stand anywhere, but belongs to the command as a whole.
     given = [_DEBUG] * debug + [each for each in given if each != _DEBUG]
     try:
-        initialize_logs()
-        build_app(_wanted(given))(args=given, prog_name="icefloe")
-        stdout().file.flush()
+        try:
+            initialize_logs()
+            build_app(_wanted(given))(args=given, prog_name="icefloe")
+            stdout().file.flush()
+        finally:
+            # Here rather than when Python exits, which can only complain about a reader that is gone.
+            sys.stdout.flush()
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
     except KeyboardInterrupt:
