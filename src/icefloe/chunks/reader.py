@@ -136,10 +136,10 @@ class ChunkReader:
 
     async def fetch_many(
         self, table: ChunkTable, rows: npt.NDArray[np.intp] | None = None, *, array_path: str = ""
-    ) -> list[bytes]:
+    ) -> list[Buffer]:
         """The chunks of a table's rows (all of them when None), whole, in the order of `rows`."""
         picked = np.arange(len(table), dtype=np.intp) if rows is None else rows
-        result: list[bytes] = [b""] * len(picked)
+        result: list[Buffer] = [b""] * len(picked)
         kinds = table.kind[picked]
         for position in np.flatnonzero(kinds == ChunkKind.INLINE).tolist():
             row = picked[position]
@@ -158,7 +158,7 @@ class ChunkReader:
         picked: npt.NDArray[np.intp],
         positions: npt.NDArray[np.intp],
         array_path: str,
-        result: list[bytes],
+        result: list[Buffer],
     ) -> None:
         """Rows that lie in one object."""
         rows = picked[positions]
@@ -171,9 +171,9 @@ class ChunkReader:
                 result[position] = bytes(view[low : low + size])
             return
         if self._cache.limit_bytes:
-            bodies = await asyncio.gather(*(self.fetch(table.row(int(row)), where=array_path) for row in rows))
-            for position, body in zip(positions.tolist(), bodies, strict=True):
-                result[position] = body
+            kept = await asyncio.gather(*(self.fetch(table.row(int(row)), where=array_path) for row in rows))
+            for position, whole in zip(positions.tolist(), kept, strict=True):
+                result[position] = whole
             return
         refuse_absurd(int(offsets.max()), int(lengths.max()), array_path)
         source = self._source(first)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from icefloe.chunks.coalesce import plan_reads
 from icefloe.chunks.read_ahead import ReadAhead
 from icefloe.chunks.source import Source
+from icefloe.storage.contract import Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +89,19 @@ class RangeScheduler:
 
     async def read_many(
         self, source: Source, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
-    ) -> list[bytes]:
-        """Many ranges of one object, in the order asked for."""
+    ) -> list[Buffer]:
+        """Many ranges of one object, in the order asked for; those that were read together share their memory."""
         desk = self._desk()
         self.counts.ranges += len(starts)
         plan = list(plan_reads(starts, ends, gap_bytes=self.limits.gap_bytes, most_bytes=self.limits.merged_bytes))
         bodies = await asyncio.gather(*(desk.submit(source, read.start, read.end) for read in plan))
-        result: list[bytes] = [b""] * len(starts)
+        result: list[Buffer] = [b""] * len(starts)
         for read, body in zip(plan, bodies, strict=True):
             members = read.members
+            shared = memoryview(body)
             lows, highs = (starts[members] - read.start).tolist(), (ends[members] - read.start).tolist()
             for position, low, high in zip(members.tolist(), lows, highs, strict=True):
-                result[position] = body[low:high]
+                result[position] = shared[low:high]
         return result
 
     def _desk(self) -> _Desk:

@@ -31,6 +31,7 @@ from icefloe.session.commit import CommitRequest, flush_snapshot
 from icefloe.session.engine import Engine
 from icefloe.session.manifest_flush import flush_manifests
 from icefloe.session.workspace import Workspace
+from icefloe.storage.contract import Buffer
 
 REWRITTEN = "icefloe_rewritten_chunks"
 """Metadata of a commit that moved bytes and changed none: its log tells of no chunks, so that writers do not clash."""
@@ -157,14 +158,14 @@ async def _write(engine: Engine, request: CompactRequest, piece: _Piece) -> tupl
     width = engine.capabilities.object_id_bytes
     ids = np.empty((len(bodies), width), dtype=np.uint8)
     offset = np.empty(len(bodies), dtype=np.uint64)
-    packs: list[tuple[bytes, list[bytes]]] = []
+    packs: list[tuple[bytes, list[Buffer]]] = []
     for low, high in zip(starts, [*starts[1:], len(bodies)], strict=True):
         object_id = new_chunk_id(width)
         ids[low:high] = np.frombuffer(object_id, dtype=np.uint8)
         offset[low:high] = np.cumsum(lengths[low:high]) - lengths[low:high]
         packs.append((object_id, bodies[low:high]))
 
-    async def put(pack: tuple[bytes, list[bytes]]) -> None:
+    async def put(pack: tuple[bytes, list[Buffer]]) -> None:
         await engine.storage.put(engine.format.chunk_key(pack[0]), b"".join(pack[1]))
 
     await gather_bounded(put, packs, _PUTS_AT_ONCE)
