@@ -12,6 +12,7 @@ import zarr
 from zarr.abc.codec import Codec
 from zarr.codecs.bytes import BytesCodec
 from zarr.codecs.sharding import ShardingCodec
+from zarr.codecs.zstd import ZstdCodec
 from zarr.core import codec_pipeline as zarrs
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import NDBuffer, default_buffer_prototype
@@ -93,8 +94,17 @@ class ChunkCoder:
 
     def _stored_dtype(self, spec: ArraySpec) -> np.dtype[Any] | None:
         """How numpy reads and writes the bytes of a chunk by itself, if it can."""
-        if not self.is_plain:
+        return self._serialized_dtype(spec) if self.is_plain else None
+
+    def compressed_dtype(self, spec: ArraySpec) -> np.dtype[Any] | None:
+        """As what numpy reads the bytes of a chunk once they are out of their zstd frame; None for other codecs."""
+        if self._filters or type(self._serializer) is not BytesCodec or len(self._compressors) != 1:
             return None
+        codec = self._compressors[0]
+        # A checksum stands at the end of a frame: it is there to be looked at.
+        return self._serialized_dtype(spec) if type(codec) is ZstdCodec and not codec.checksum else None
+
+    def _serialized_dtype(self, spec: ArraySpec) -> np.dtype[Any] | None:
         dtype = spec.dtype.to_native_dtype()
         if dtype.kind not in "biufc":
             return None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -25,9 +25,16 @@ class Threads:
 
     async def run(self, call: Callable[[], T]) -> T:
         """The answer of a blocking call."""
+        return await asyncio.get_running_loop().run_in_executor(self._started(), call)
+
+    def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
+        """A call that was begun, for those who have no event loop."""
+        return self._started().submit(call, *arguments)
+
+    def _started(self) -> ThreadPoolExecutor:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix=f"icefloe-{self._name}")
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+        return self._pool
 
 
 FILES = Threads("files", min(32, 4 + 2 * (os.cpu_count() or 1)))

@@ -1,30 +1,36 @@
-"""Whole chunks of an array: fetched ahead of whoever uses them, decoded where they are used."""
+"""Whole chunks of an array or parts of them: fetched ahead of whoever uses them, and decoded ahead where cores idle."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import zarr
 
 from icefloe.blocking import blocking_loop, run_blocking
-from icefloe.chunk_coder import decoder_of
+from icefloe.chunk_coder import ChunkDecoder, decoder_of
 from icefloe.model.runs import runs_up_to
 from icefloe.session.session import Session
 from icefloe.storage.contract import Buffer
+from icefloe.storage.threads import Threads
+from icefloe.tables.chunk_parts import ChunkPart, PartDecoder
 from icefloe.tables.grids import open_array
 from icefloe.tables.places import Place, session_at
 
 _ROUND_BYTES = 2 << 20
 """Stored bytes of the chunks that are fetched together."""
 _ROUNDS_AHEAD = 3
-_Values = npt.NDArray[Any]
+_DECODED_AHEAD = 8
+_DECODERS = Threads("decoders", 2)
+_Values: TypeAlias = npt.NDArray[Any]
+_Places: TypeAlias = npt.NDArray[np.integer[Any]]
+_Bodies: TypeAlias = list[Buffer | None]
 
 
 class ChunkValues:
@@ -33,53 +39,86 @@ class ChunkValues:
     def __init__(self, session: Session, path: str) -> None:
         self._session = session
         self._node = session.workspace.tree.array(path)
-        self._decode = None
+        self._decode: ChunkDecoder | None = None
         self.array: zarr.Array[Any] = open_array(session, path)
         if self.array.shards is None:
             self._decode = decoder_of(self.array)
 
     @property
     def is_direct(self) -> bool:
-        """Whether `read` can be asked; zarr alone understands shards and codecs that need an event loop."""
+        """Whether values can be asked for; zarr alone understands shards and codecs that need an event loop."""
         return self._decode is not None
 
-    def read(self, coordinates: npt.NDArray[np.integer[Any]], *, threads: int = 0) -> Iterator[_Values]:
+    def read(self, coordinates: _Places) -> Iterator[_Values]:
         """The chunks at some places of the grid, in that order, each with its full shape; not to be written to.
 
-        The caller's thread decodes them when it asks for them; `threads` do so ahead of it, where cores are idle.
+        They are decoded when they are asked for.
         """
-        bodies = self._fetch(coordinates)
-        decode = self._decode
-        assert decode is not None
-        if not threads:
-            yield from map(decode, bodies)
-            return
-        with ThreadPoolExecutor(threads) as pool:
-            ahead: deque[Future[_Values]] = deque()
-            for body in bodies:
-                ahead.append(pool.submit(decode, body))
-                if len(ahead) > 2 * threads:
-                    yield ahead.popleft().result()
-            while ahead:
-                yield ahead.popleft().result()
+        assert self._decode is not None
+        return map(self._decode, _in_turn(self._fetch(coordinates)))
 
-    def _fetch(self, coordinates: npt.NDArray[np.integer[Any]]) -> Iterator[Buffer | None]:
-        """The stored bytes of chunks; a few rounds of requests are under way at once."""
+    def read_parts(
+        self, coordinates: _Places, parts: Iterable[ChunkPart], *, decode_ahead: bool = False
+    ) -> Iterator[_Values]:
+        """A part of each of the chunks at some places of the grid, in that order; not to be written to.
+
+        They are decoded when they are asked for, or ahead of that by other threads, where cores have nothing to do.
+        """
+        assert self._decode is not None
+        decode = PartDecoder(self._decode)
+        rounds = self._fetch(coordinates)
+        return _decoded_ahead(decode, rounds, parts) if decode_ahead else map(decode, _in_turn(rounds), parts)
+
+    def _fetch(self, coordinates: _Places) -> Iterator[Future[_Bodies]]:
+        """The stored bytes of chunks in rounds, the first of which are under way when one is asked for."""
         if not len(coordinates):
             return
         located = run_blocking(self._session.workspace.locate_chunks(self._node, coordinates.astype(np.uint32)))
-        rounds = runs_up_to(_ROUND_BYTES, np.cumsum(np.maximum(located.lengths, 0)))
-        ahead: deque[Future[list[Buffer | None]]] = deque()
+        waiting: deque[Future[_Bodies]] = deque()
         try:
-            while True:
-                while len(ahead) < _ROUNDS_AHEAD and (bounds := next(rounds, None)) is not None:
-                    ahead.append(asyncio.run_coroutine_threadsafe(located.fetch(*bounds), blocking_loop()))
-                if not ahead:
-                    return
-                yield from ahead.popleft().result()
+            for bounds in _rounds(np.cumsum(np.maximum(located.lengths, 0))):
+                waiting.append(asyncio.run_coroutine_threadsafe(located.fetch(*bounds), blocking_loop()))
+                if len(waiting) == _ROUNDS_AHEAD:
+                    yield waiting.popleft()
+            while waiting:
+                yield waiting.popleft()
         finally:
-            for waiting in ahead:
-                waiting.cancel()
+            for future in waiting:
+                future.cancel()
+
+
+def _in_turn(rounds: Iterable[Future[_Bodies]]) -> Iterator[Buffer | None]:
+    for fetched in rounds:
+        yield from fetched.result()
+
+
+def _decoded_ahead(
+    decode: PartDecoder, rounds: Iterator[Future[_Bodies]], parts: Iterable[ChunkPart]
+) -> Iterator[_Values]:
+    """Parts of chunks in order; threads decode the next ones, as far as these were fetched."""
+    todo = iter(parts)
+    fetched = next(rounds, None)
+    bodies: deque[Buffer | None] = deque()
+    decoding: deque[Future[_Values]] = deque()
+    try:
+        while fetched is not None or bodies or decoding:
+            # Waiting for requests is for when there is nothing else to do.
+            while fetched is not None and not bodies and (fetched.done() or not decoding):
+                bodies.extend(fetched.result())
+                fetched = next(rounds, None)
+            while bodies and len(decoding) < _DECODED_AHEAD:
+                decoding.append(_DECODERS.submit(decode, bodies.popleft(), next(todo)))
+            yield decoding.popleft().result()
+    finally:
+        for future in decoding:
+            future.cancel()
+
+
+def _rounds(ends: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Chunks that are fetched together: the first by itself, so that it can be worked on while others come."""
+    yield 0, 1
+    for first, end in runs_up_to(_ROUND_BYTES, ends[1:] - ends[0]):
+        yield first + 1, end + 1
 
 
 @lru_cache(maxsize=64)

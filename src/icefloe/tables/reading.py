@@ -14,6 +14,7 @@ import pyarrow as pa
 import zarr
 
 from icefloe.tables.cell_tests import CellTest
+from icefloe.tables.chunk_parts import ChunkPart, without_gaps
 from icefloe.tables.chunk_values import chunk_values_at
 from icefloe.tables.exact import exact_rows
 from icefloe.tables.grids import Variable
@@ -65,11 +66,11 @@ def _read_variable(
         yield from _read_windows(chunks.array, indices)
         return
     origins = coordinates * np.array(scan.grid.block, dtype=np.int64)
-    for chunk, origin, each in zip(
-        chunks.read(coordinates, threads=scan.decoders), origins.tolist(), indices, strict=True
-    ):
-        window = tuple(slice(int(i[0]) - o, int(i[-1]) + 1 - o) for i, o in zip(each, origin, strict=True))
-        yield _without_gaps(chunk[window], each)
+    parts = [
+        ChunkPart(tuple(i - o for i, o in zip(each, origin, strict=True)))
+        for each, origin in zip(indices, origins.tolist(), strict=True)
+    ]
+    yield from chunks.read_parts(coordinates, parts, decode_ahead=scan.decode_ahead)
 
 
 def _read_windows(array: zarr.Array[Any], indices: Sequence[Indices]) -> Iterator[npt.NDArray[Any]]:
@@ -77,7 +78,7 @@ def _read_windows(array: zarr.Array[Any], indices: Sequence[Indices]) -> Iterato
 
     def read(each: Indices) -> npt.NDArray[Any]:
         window = tuple(slice(int(i[0]), int(i[-1]) + 1) for i in each)
-        return _without_gaps(np.asarray(array[window] if window else array[()]), each)
+        return without_gaps(np.asarray(array[window] if window else array[()]), each)
 
     todo = iter(indices)
     with ThreadPoolExecutor(_READ_AHEAD) as pool:
@@ -86,13 +87,6 @@ def _read_windows(array: zarr.Array[Any], indices: Sequence[Indices]) -> Iterato
             values = ahead.pop(0).result()
             ahead += [pool.submit(read, each) for each in islice(todo, 1)]
             yield values
-
-
-def _without_gaps(values: npt.NDArray[Any], indices: Indices) -> npt.NDArray[Any]:
-    """The cells of a window that indices name."""
-    if any(len(each) != size for each, size in zip(indices, values.shape, strict=True)):
-        return values[np.ix_(*(each - each[0] for each in indices))]
-    return values
 
 
 def _indices(scan: Scan, axis: int, block: int) -> npt.NDArray[np.int64]:
@@ -136,6 +130,7 @@ def read_rows(scan: Scan, part: BlockPart, layout: RowsLayout | None = None) -> 
     schema = rows_schema(scan.grid, layout)
     rank = len(scan.grid.shape)
     folded = min(rank, 1) if layout is None else layout.folded
+    outer_columns = _OuterColumns(scan, rank - folded)
     for block in read_blocks(scan, part):
         outer, inner = block.shape[: rank - folded], block.shape[rank - folded :]
         length, count = int(np.prod(inner, dtype=np.int64)), int(np.prod(outer, dtype=np.int64))
@@ -145,7 +140,7 @@ def read_rows(scan: Scan, part: BlockPart, layout: RowsLayout | None = None) -> 
         step = max(1, LISTED_CELLS_PER_BATCH // length)
         for first in range(0, count, step):
             rows = min(step, count - first)
-            columns = _outer_columns(scan, block, np.arange(first, first + rows), outer)
+            columns = outer_columns.of(block, first, rows)
             columns += _folded_columns(scan, block, rows, rank - folded, layout)
             if layout is not None and layout.picked:
                 columns.append(pa.nulls(rows, list_type(pa.int32())))
@@ -176,9 +171,23 @@ def _leave_out(batch: pa.RecordBatch, scan: Scan, test: CellTest, length: int) -
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
-def _outer_columns(scan: Scan, block: Block, rows: npt.NDArray[np.int64], outer: tuple[int, ...]) -> list[pa.Array]:
-    places = np.unravel_index(rows, outer) if outer else ()
-    return [scan.coordinate(axis).take(pa.array(block.indices[axis][place])) for axis, place in enumerate(places)]
+class _OuterColumns:
+    """Coordinates of rows along the first dimensions; kept for the next block, which mostly has the same."""
+
+    def __init__(self, scan: Scan, rank: int) -> None:
+        self._coordinates = [scan.coordinate(axis) for axis in range(rank)]
+        self._rank = rank
+        self._last: tuple[Any, list[pa.Array]] = (None, [])
+
+    def of(self, block: Block, first: int, rows: int) -> list[pa.Array]:
+        """The columns of some of a block's rows."""
+        key = (block.coordinates[: self._rank], first, rows)
+        if key != self._last[0]:
+            outer = block.shape[: self._rank]
+            places = np.unravel_index(np.arange(first, first + rows), outer) if outer else ()
+            taken = zip(self._coordinates, block.indices, places, strict=False)
+            self._last = key, [values.take(pa.array(indices[place])) for values, indices, place in taken]
+        return list(self._last[1])
 
 
 def _folded_columns(scan: Scan, block: Block, rows: int, first_axis: int, layout: RowsLayout | None) -> list[pa.Array]:

@@ -29,7 +29,6 @@ from icefloe.tables.value_ranges import ValueRanges
 log = logging.getLogger("icefloe.tables")
 _SMALLEST_PART_BYTES = 16 << 20
 """What is read and made into rows within about the time that a task costs by itself."""
-_DECODERS = 2
 _READ_TO_ROWS = 4
 """How many bytes of chunks are read in the time in which one byte of cells becomes rows."""
 
@@ -50,8 +49,8 @@ class Scan:
     """Only cells outside of this former shape are read, where the layout is one of cells."""
     test: CellTest | None = None
     """What leaves cells out of the lists of rows before Spark decides about the others."""
-    decoders: int = 0
-    """Threads that decode chunks within a share, where there are fewer shares than cores."""
+    decode_ahead: bool = False
+    """Whether threads decode the chunks of a share, as where there are fewer shares than cores."""
 
     def session(self) -> Session:
         return session_at(self.place, self.snapshot_id)
@@ -182,9 +181,7 @@ def share_out(scan: Scan, selection: Selection, partition_bytes: int, tasks: int
     bounds = np.linspace(0, count, parts + 1).astype(np.int64).tolist() if parts else [0]
     made = tuple(selection.blocks.part(a, b) for a, b in pairwise(bounds) if b > a)
     idle = count > 1 and len(made) < tasks
-    return ScanPlan(
-        replace(scan, decoders=_DECODERS) if idle else scan, made, count, selection.total_blocks, selection.decided
-    )
+    return ScanPlan(replace(scan, decode_ahead=idle), made, count, selection.total_blocks, selection.decided)
 
 
 def _selected_cells(grid: Grid, selection: Selection) -> int:
