@@ -143,6 +143,27 @@ def test_rows_of_lists_hold_every_cell_once(given_data: Any) -> None:
     assert sum(len(batch.column("v0").flatten()) for batch in plain) == dataset["v0"].size
 
 
+def test_only_lists_of_numbers_that_may_be_missing_have_nulls() -> None:
+    numbers = np.arange(70.0)
+    numbers[3] = np.nan
+    names = {"floats": "f4", "packed": "i2", "filled": "i4", "plain": "i4", "raw": "f8"}
+    encoding: dict[str, Any] = {
+        "packed": {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -1},
+        "filled": {"dtype": "i4", "_FillValue": -1},
+    }
+    dataset = xr.Dataset({name: ("x", np.arange(70) if name == "plain" else numbers) for name in names})
+    repo = repository_of(dataset, encoding)
+    plan = plan_scan(TableOptions(place_of(repo), Point()))
+    (batch,) = read_rows(plan.scan, plan.parts[0], plan_rows(plan.scan.grid, plan.scan.masks))
+    nullable = {name for name in names if batch.schema.field(name).type.value_field.nullable}
+    missing = {name: batch.column(name).flatten()[3].as_py() for name in names}
+    assert nullable == {"filled"}
+    assert missing["filled"] is None and missing["plain"] == 3
+    assert all(np.isnan(missing[name]) for name in ("floats", "packed", "raw"))
+    plain = [b for part in plan.parts for b in scan_batches(plan.scan, part)]
+    assert plain[0].column("floats")[3].as_py() is None
+
+
 @settings(max_examples=40)
 @given(given_data=datasets(), threshold=st.floats(-5, 5), loose=st.booleans())
 def test_cells_that_cannot_match_are_left_out_of_lists_where_they_are_many(

@@ -13,6 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from icefloe.repository import Repository
 from icefloe.spark.tasks import TASKS_PER_CORE, parallelism
 from icefloe.spark.workers import settle_worker
+from icefloe.tables.grids import Variable
 from icefloe.tables.instants import session_zone
 from icefloe.tables.layouts import LENGTH, PICKED, START, RowsLayout, chunks_schema, plan_rows, rows_schema
 from icefloe.tables.metadata_tables import SCHEMAS, MetadataPart, metadata_batches, plan_parts
@@ -188,6 +189,12 @@ def _expand(rows: DataFrame, scan: Scan, layout: RowsLayout) -> DataFrame:
             folded.append(f"{sql_name(name)}[{_POSITION}] AS {sql_name(name)}")
         strides.append(length)
     columns += reversed(folded)
-    columns.append(f"{_FIRST_VALUE} AS {sql_name(first.name)}")
-    columns += [f"{sql_name(v.name)}[{_POSITION}] AS {sql_name(v.name)}" for v in others]
+    columns.append(_value(first, _FIRST_VALUE))
+    columns += [_value(variable, f"{sql_name(variable.name)}[{_POSITION}]") for variable in others]
     return exploded.selectExpr(*columns)
+
+
+def _value(variable: Variable, listed: str) -> str:
+    """A column of values from what lists hold."""
+    value = f"if(isnan({listed}), NULL, {listed})" if variable.coding.missing_is_nan else listed
+    return f"{value} AS {sql_name(variable.name)}"

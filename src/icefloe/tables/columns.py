@@ -29,8 +29,23 @@ class ColumnCoding:
     packing: Packing | None = None
     raw: bool = False
 
-    def decode(self, values: npt.NDArray[Any]) -> pa.Array:
-        """Stored values (any shape) as a flat column; missing ones are null unless the column is raw."""
+    @property
+    def missing_is_nan(self) -> bool:
+        """Whether NaN can stand for missing values: the column has floats."""
+        return not self.raw and self.times is None and pa.types.is_floating(self.type)
+
+    @property
+    def has_missing(self) -> bool:
+        """Whether any value of the column can be missing."""
+        if pa.types.is_floating(self.type) or pa.types.is_integer(self.type) or pa.types.is_boolean(self.type):
+            return self.missing_is_nan or (self.packing is not None and self.packing.fill is not None)
+        return True
+
+    def decode(self, values: npt.NDArray[Any], *, as_nan: bool = False) -> pa.Array:
+        """Stored values (any shape) as a flat column; missing ones are null unless the column is raw.
+
+        `as_nan` leaves those of floats as NaN.
+        """
         flat = np.ascontiguousarray(values).reshape(-1)
         if flat.dtype.kind in "OTU":
             return pa.array([_text(value) for value in flat.tolist()], type=self.type)
@@ -49,7 +64,15 @@ class ColumnCoding:
                 flat = np.where(missing, flat.dtype.type(np.nan), flat)
             else:
                 return pa.array(_plain(flat), mask=missing).cast(self.type)
-        return self._finish(flat)
+        return self._finish(flat, nulls=not as_nan)
+
+    def with_nulls(self, column: pa.Array) -> pa.Array:
+        """A column that was decoded with missing values as NaN, with nulls for them."""
+        if not self.missing_is_nan or column.null_count:
+            return column
+        values = column.to_numpy()
+        missing = np.isnan(values)
+        return pa.array(values, mask=missing) if missing.any() else column
 
     def decode_tensor(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Stored values as numbers of the same shape: unpacked, missing floats as NaN; little-endian."""
@@ -65,12 +88,16 @@ class ColumnCoding:
     def _fill(self, flat: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None:
         if self.packing is None or self.packing.fill is None or flat.dtype.kind not in "iufb":
             return None
-        missing: npt.NDArray[np.bool_] = flat == flat.dtype.type(self.packing.fill)
+        fill = flat.dtype.type(self.packing.fill)
+        if fill != fill:
+            # NaN equals nothing; it is missing by itself.
+            return None
+        missing: npt.NDArray[np.bool_] = flat == fill
         return missing if missing.any() else None
 
-    def _finish(self, flat: npt.NDArray[Any]) -> pa.Array:
+    def _finish(self, flat: npt.NDArray[Any], *, nulls: bool) -> pa.Array:
         mask = None
-        if flat.dtype.kind == "f" and not self.raw:
+        if nulls and flat.dtype.kind == "f" and not self.raw:
             missing = np.isnan(flat)
             mask = missing if missing.any() else None
         made = pa.array(_plain(flat), mask=mask)

@@ -52,9 +52,12 @@ def _is_run(mask: Mask | None) -> bool:
     return not len(found) or int(found[-1]) - int(found[0]) + 1 == len(found)
 
 
-def list_type(value: pa.DataType) -> pa.DataType:
+def list_type(value: pa.DataType, *, nulls: bool = True) -> pa.DataType:
     """A list as Spark names its element."""
-    return pa.list_(pa.field("element", value))
+    return pa.list_(pa.field("element", value, nullable=nulls))
+
+
+PICKED_TYPE = list_type(pa.int32(), nulls=False)
 
 
 def rows_schema(grid: Grid, layout: RowsLayout | None = None) -> pa.Schema:
@@ -72,8 +75,19 @@ def rows_schema(grid: Grid, layout: RowsLayout | None = None) -> pa.Schema:
         if layout is not None:
             fields.append(pa.field(LENGTH + dimension.name, pa.int32()))
     if layout is not None and layout.picked:
-        fields.append(pa.field(PICKED, list_type(pa.int32())))
-    return pa.schema([*fields, *(pa.field(v.name, list_type(v.coding.type)) for v in grid.variables)])
+        fields.append(pa.field(PICKED, PICKED_TYPE))
+    for variable in grid.variables:
+        nulls = layout is None or lists_have_nulls(variable)
+        fields.append(pa.field(variable.name, list_type(variable.coding.type, nulls=nulls)))
+    return pa.schema(fields)
+
+
+def lists_have_nulls(variable: Variable) -> bool:
+    """Whether lists that have a layout hold nulls; NaN stands for missing floats there.
+
+    The JVM takes a list of which it knows that it has none apart in two thirds of the time.
+    """
+    return variable.coding.has_missing and not variable.coding.missing_is_nan
 
 
 def chunks_schema(grid: Grid, tensor: str) -> pa.Schema:

@@ -18,7 +18,15 @@ from icefloe.tables.chunk_parts import ChunkPart, without_gaps
 from icefloe.tables.chunk_values import chunk_values_at
 from icefloe.tables.exact import exact_rows
 from icefloe.tables.grids import Variable
-from icefloe.tables.layouts import PICKED, RowsLayout, chunks_schema, list_type, rows_schema
+from icefloe.tables.layouts import (
+    PICKED,
+    PICKED_TYPE,
+    RowsLayout,
+    chunks_schema,
+    list_type,
+    lists_have_nulls,
+    rows_schema,
+)
 from icefloe.tables.scans import Scan
 from icefloe.tables.selection import BlockPart
 
@@ -136,15 +144,22 @@ def read_rows(scan: Scan, part: BlockPart, layout: RowsLayout | None = None) -> 
         length, count = int(np.prod(inner, dtype=np.int64)), int(np.prod(outer, dtype=np.int64))
         if not length:
             continue
-        values = [v.coding.decode(stored) for v, stored in zip(scan.grid.variables, block.values, strict=True)]
+        nulls = [layout is None or lists_have_nulls(variable) for variable in scan.grid.variables]
+        values = [
+            v.coding.decode(stored, as_nan=not may)
+            for v, stored, may in zip(scan.grid.variables, block.values, nulls, strict=True)
+        ]
         step = max(1, LISTED_CELLS_PER_BATCH // length)
         for first in range(0, count, step):
             rows = min(step, count - first)
             columns = outer_columns.of(block, first, rows)
             columns += _folded_columns(scan, block, rows, rank - folded, layout)
             if layout is not None and layout.picked:
-                columns.append(pa.nulls(rows, list_type(pa.int32())))
-            columns += [_lists(each.slice(first * length, rows * length), rows, length) for each in values]
+                columns.append(pa.nulls(rows, PICKED_TYPE))
+            columns += [
+                _lists(each.slice(first * length, rows * length), rows, length, nulls=may)
+                for each, may in zip(values, nulls, strict=True)
+            ]
             batch = pa.RecordBatch.from_arrays(columns, schema=schema)
             kept = batch if scan.test is None or layout is None else _leave_out(batch, scan, scan.test, length)
             if len(kept):
@@ -153,7 +168,7 @@ def read_rows(scan: Scan, part: BlockPart, layout: RowsLayout | None = None) -> 
 
 def _leave_out(batch: pa.RecordBatch, scan: Scan, test: CellTest, length: int) -> pa.RecordBatch:
     """The same rows without cells that cannot match, where those are many, and without rows that are empty then."""
-    mask = test.matches({v.name: batch.column(v.name).values for v in scan.grid.variables})
+    mask = test.matches({v.name: v.coding.with_nulls(batch.column(v.name).values) for v in scan.grid.variables})
     if mask is None:
         return batch
     counts = np.add.reduceat(mask, np.arange(0, len(mask), length), dtype=np.int32)
@@ -163,9 +178,9 @@ def _leave_out(batch: pa.RecordBatch, scan: Scan, test: CellTest, length: int) -
     columns = []
     for field, column in zip(batch.schema, batch.columns, strict=True):
         if field.name == PICKED:
-            columns.append(_listed(offsets, pa.array(places.astype(np.int32))))
+            columns.append(_listed(offsets, pa.array(places.astype(np.int32)), nulls=False))
         elif pa.types.is_list(field.type):
-            columns.append(_listed(offsets, column.values.filter(chosen)))
+            columns.append(_listed(offsets, column.values.filter(chosen), nulls=field.type.value_field.nullable))
         else:
             columns.append(column.filter(rows))
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
@@ -207,12 +222,12 @@ def _folded_columns(scan: Scan, block: Block, rows: int, first_axis: int, layout
     return columns
 
 
-def _lists(values: pa.Array, rows: int, length: int) -> pa.Array:
-    return _listed(pa.array(np.arange(0, rows * length + 1, length, dtype=np.int32)), values)
+def _lists(values: pa.Array, rows: int, length: int, *, nulls: bool = True) -> pa.Array:
+    return _listed(pa.array(np.arange(0, rows * length + 1, length, dtype=np.int32)), values, nulls=nulls)
 
 
-def _listed(offsets: pa.Array, values: pa.Array) -> pa.Array:
-    return pa.ListArray.from_arrays(offsets, values).cast(list_type(values.type))
+def _listed(offsets: pa.Array, values: pa.Array, *, nulls: bool = True) -> pa.Array:
+    return pa.ListArray.from_arrays(offsets, values).cast(list_type(values.type, nulls=nulls))
 
 
 def read_chunks(scan: Scan, part: BlockPart) -> Iterator[pa.RecordBatch]:
