@@ -15,7 +15,7 @@ from tests.tables.test_table_scans import as_frame, datasets, same
 import icefloe
 from icefloe.xarray import to_icechunk
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.spark
 
 
 def draw_condition(data: st.DataObject, frame: pd.DataFrame) -> tuple[str, Any]:

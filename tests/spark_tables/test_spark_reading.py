@@ -19,7 +19,7 @@ from icefloe.errors import InvalidInputError
 from icefloe.tables.sql_literals import sql_lookup
 from icefloe.xarray import to_icechunk
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.spark
 
 
 def load(spark: Any, place: str, **options: Any) -> Any:

@@ -14,7 +14,7 @@ import xarray as xr
 import icefloe
 from icefloe.tables.streams import BATCH, QUERY
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.spark
 
 Stored = Callable[..., xr.Dataset]
 

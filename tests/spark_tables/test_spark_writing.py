@@ -15,7 +15,7 @@ import zarr
 import icefloe
 from icefloe.errors import AlreadyExistsError, InvalidInputError
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.spark
 
 Stored = Callable[..., xr.Dataset]
 

@@ -14,7 +14,7 @@ import xarray as xr
 
 from icefloe.spark.connection import is_classic
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.spark
 
 
 @pytest.mark.timeout(600)

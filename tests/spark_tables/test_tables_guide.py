@@ -12,7 +12,7 @@ import pytest
 import xarray as xr
 from typer.testing import CliRunner
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.spark
 
 
 def test_every_block_of_the_guide_runs(
