@@ -2,8 +2,9 @@
 
     python -m benchmarks.spark_tables --cells 100000000
 
-Every query runs once to warm up, then `--rounds` times, short ones until they took ten seconds together (a JVM gets
-faster for a while); the fastest counts. Ratios above 1 mean that the other one is slower than `icefloe.spark.table`.
+Every query runs twice to warm up. Then there are `--rounds` rounds of all of them, one after the other, so that what a
+machine does meanwhile it does to all; in a round, short ones run until they took a second (a JVM gets faster for a
+while). The fastest counts.
 `--precise` keeps all digits of the values, which then compress little; else they have two decimals, of which Parquet
 makes a dictionary.
 Then rows are written to a grid, a quarter of `--rows` and all of them, with the peak memory of every kind of process.
@@ -19,8 +20,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,8 @@ import pandas as pd
 import xarray as xr
 
 LAT, LON = 361, 720
-SHORT_SECONDS, MOST_ROUNDS = 10.0, 30
+SHORT_SECONDS, MOST_RUNS = 1.0, 12
+"""Of one query in one round."""
 
 
 @dataclass(frozen=True)
@@ -140,15 +143,40 @@ def _memory(folder: Path) -> tuple[int, tuple[int, str, float]] | None:
     return int(folder.name), (int(told["PPid"]), told["Name"], resident)
 
 
-def fastest(run: Callable[[], Any], rounds: int) -> tuple[Cost, Any]:
-    """The least cost of several runs, after one to warm up, and the answer."""
-    result = run()
-    costs: list[Cost] = []
-    while len(costs) < rounds or (len(costs) < MOST_ROUNDS and sum(c.seconds for c in costs) < SHORT_SECONDS):
+@dataclass
+class Racer:
+    """A query, what its fastest run cost so far, and its answer."""
+
+    run: Callable[[], Any]
+    best: Cost | None = None
+    answer: Any = None
+
+    def once(self) -> float:
+        """Run it; how long it took."""
         started, worked = time.perf_counter(), tree_cpu_seconds()
-        result = run()
-        costs.append(Cost(time.perf_counter() - started, tree_cpu_seconds() - worked))
-    return Cost(min(c.seconds for c in costs), min(c.cpu_seconds for c in costs)), result
+        self.answer = self.run()
+        cost = Cost(time.perf_counter() - started, tree_cpu_seconds() - worked)
+        before = self.best or cost
+        self.best = Cost(min(cost.seconds, before.seconds), min(cost.cpu_seconds, before.cpu_seconds))
+        return cost.seconds
+
+    def cost(self) -> Cost:
+        assert self.best is not None
+        return self.best
+
+
+def race(racers: Sequence[Racer], rounds: int) -> None:
+    """Run all of them in turns."""
+    for racer in racers:
+        for _ in range(2):
+            racer.run()
+    for number in range(rounds):
+        for racer in racers:
+            spent, runs = racer.once(), 1
+            while spent < SHORT_SECONDS and runs < MOST_RUNS:
+                spent += racer.once()
+                runs += 1
+        print(f"round {number + 1} of {rounds} is over", file=sys.stderr, flush=True)
 
 
 def close(a: Any, b: Any) -> bool:
@@ -183,6 +211,16 @@ def measure(cells: int, rounds: int, work: Path, *, wide: bool, precise: bool) -
     def one(df: Any) -> float:
         return float(df.selectExpr("sum(t2m)").head()[0] or 0.0)
 
+    def all_columns(df: Any) -> None:
+        """Makes every row and keeps none, as far as Spark itself is concerned."""
+        df.write.format("noop").mode("overwrite").save()
+
+    def values(array: xr.DataArray) -> None:
+        array.copy().load()
+
+    def reduced_sum(statistics: bool) -> float:
+        return float(reduce(spark, str(place), "sum", statistics=statistics).t2m)
+
     def groups(df: Any, *names: str) -> Any:
         made = df.groupBy(*names).avg("t2m").orderBy(*names).toPandas()
         return made["avg(t2m)"].to_numpy()
@@ -197,6 +235,14 @@ def measure(cells: int, rounds: int, work: Path, *, wide: bool, precise: bool) -
         "1 % of the coordinates": (
             lambda: one(cells_of(selection)), lambda: one(rows().where(selection)),
             lambda: float(stored.t2m.sel(time=slice(low, high), lat=slice(40, 58)).sum(dtype="f8")),
+        ),
+        "every column": (
+            lambda: all_columns(cells_of()), lambda: all_columns(rows()),
+            lambda: values(stored.t2m),
+        ),
+        "every column, 1 % of the coordinates": (
+            lambda: all_columns(cells_of(selection)), lambda: all_columns(rows().where(selection)),
+            lambda: values(stored.t2m.sel(time=slice(low, high), lat=slice(40, 58))),
         ),
         "by value, with statistics": (
             lambda: one(cells_of(hot)), lambda: one(rows().where(hot)),
@@ -215,38 +261,37 @@ def measure(cells: int, rounds: int, work: Path, *, wide: bool, precise: bool) -
         "load average": os.getloadavg()[0],
         "queries": {},
     }
-    for name, (ours, parquet_query, xarray_query) in queries.items():
-        seconds, answer = fastest(ours, rounds)
-        theirs, same = fastest(parquet_query, rounds)
-        local, truth = fastest(xarray_query, 1)
-        assert close(answer, same) and close(answer, truth), name
-        report["queries"][name] = {
-            "icefloe": seconds.told(),
-            "parquet": theirs.told(),
-            "xarray": local.told(),
-            "parquet / icefloe": round(theirs.seconds / seconds.seconds, 2),
-            "parquet / icefloe, cpu": round(theirs.cpu_seconds / max(seconds.cpu_seconds, 0.01), 2),
-        }
-        print(f"{name:28} icefloe {seconds}   parquet {theirs}   xarray {local}", flush=True)
+    racers = {name: [Racer(run) for run in runs] for name, runs in queries.items()}
     for name, statistics in (("sum by reduce, reading", False), ("sum by reduce, from statistics", True)):
-        seconds, answer = fastest(lambda: float(reduce(spark, str(place), "sum", statistics=statistics).t2m), rounds)  # noqa: B023 - used at once
-        assert close(answer, stored.t2m.sum(dtype="f8")), name
-        report["queries"][name] = {"icefloe": seconds.told()}
-        print(f"{name:28} icefloe {seconds}", flush=True)
+        racers[name] = [Racer(partial(reduced_sum, statistics))]
+    race([racer for each in racers.values() for racer in each], rounds)
+    for name, (ours, *others) in racers.items():
+        told = {
+            which: racer.cost() for which, racer in zip(("icefloe", "parquet", "xarray"), racers[name], strict=False)
+        }
+        expected = [racer.answer for racer in others] or [racers["sum"][0].answer]
+        assert ours.answer is None or all(close(ours.answer, answer) for answer in expected), name
+        report["queries"][name] = {which: cost.told() for which, cost in told.items()}
+        print(f"{name:36} " + "   ".join(f"{which} {cost}" for which, cost in told.items()), flush=True)
     report["ratios"] = ratios(report["queries"])
     return report
 
 
 def ratios(queries: dict[str, Any]) -> dict[str, float]:
     """What the bars of the project speak of, by the clock."""
-    ours, rows = (queries["sum"][name]["seconds"] for name in ("icefloe", "parquet"))
+
+    def seconds(query: str, of: str = "icefloe") -> float:
+        return float(queries[query][of]["seconds"])
+
+    rows = seconds("sum", "parquet")
     return {
-        "full scan / parquet": round(ours / rows, 2),
-        "parquet / reduce, reading": round(rows / queries["sum by reduce, reading"]["icefloe"]["seconds"], 2),
-        "parquet / reduce, from statistics": round(
-            rows / queries["sum by reduce, from statistics"]["icefloe"]["seconds"], 1
+        "full scan / parquet": round(seconds("sum") / rows, 2),
+        "parquet / reduce, reading": round(rows / seconds("sum by reduce, reading"), 2),
+        "parquet / reduce, from statistics": round(rows / seconds("sum by reduce, from statistics"), 1),
+        "sum, full scan / 1 % of the coordinates": round(seconds("sum") / seconds("1 % of the coordinates"), 1),
+        "every column, full scan / 1 % of the coordinates": round(
+            seconds("every column") / seconds("every column, 1 % of the coordinates"), 1
         ),
-        "full scan / 1 % of the coordinates": round(ours / queries["1 % of the coordinates"]["icefloe"]["seconds"], 1),
     }
 
 
@@ -274,7 +319,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cells", type=int, default=100_000_000)
     parser.add_argument("--rows", type=int, default=20_000_000)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
         "--without-wide-groups", action="store_true", help="leave out the group-by of a quarter million groups"
     )
