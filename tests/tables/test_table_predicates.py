@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from icefloe.tables.columns import coding_of
 from icefloe.tables.grids import Dimension, Grid, Variable
+from icefloe.tables.matching import match_leaf
 from icefloe.tables.predicates import And, Comparison, Instant, Or, Unknown, find_unknown
 from icefloe.tables.selection import Selection, Surroundings, select
 from icefloe.tables.sql_predicates import parse_predicate
@@ -174,3 +175,28 @@ def test_times_keep_their_zone() -> None:
     assert parse_predicate("t > timestamp '2020-01-01 12:00:00+02:00'") == Comparison(
         "t", ">", Instant(dt.datetime(2020, 1, 1, 12, tzinfo=dt.timezone(dt.timedelta(hours=2))))
     )
+
+
+def _as_sql(value: float | None, operator: str, other: float) -> bool:
+    """How SQL compares: nothing to null, and NaN is larger than every number."""
+    if value is None:
+        return False
+    nan = value != value
+    less, equal = not nan and value < other, not nan and value == other
+    return {"<": less, "<=": less or equal, "=": equal, "!=": not equal, ">=": not less, ">": not (less or equal)}[
+        operator
+    ]
+
+
+@given(
+    values=st.lists(st.none() | st.floats(width=32), max_size=12),
+    other=st.sampled_from([0.1, -0.0, 1e300, -1e300, 16777217.0]) | st.floats(allow_nan=False, width=32),
+    operator=st.sampled_from(["<", "<=", "=", "!=", ">=", ">"]),
+    single=st.booleans(),
+)
+def test_floats_compare_as_doubles_and_nan_is_the_largest(
+    values: list[float | None], other: float, operator: Any, single: bool
+) -> None:
+    column = pa.array(values, type=pa.float32() if single else pa.float64(), from_pandas=False)
+    found = match_leaf(column, Comparison("v", operator, other), None)
+    assert found is not None and found.tolist() == [_as_sql(value, operator, other) for value in values]

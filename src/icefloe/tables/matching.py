@@ -79,7 +79,11 @@ def _compare(values: pa.Array, operator: Operator, value: Value, zone: dt.tzinfo
         exact = _EXACT_SINGLE if kind == pa.float32() else _EXACT_DOUBLE
         if isinstance(value, int) and abs(value) > exact:
             return None
-        return _apply(_COMPARE[operator], values.cast(pa.float64()), float(value), nan_is_largest=True)
+        # As a double, so that numpy compares as doubles; NaN is the largest number to SQL, and less than none to numpy.
+        number = np.float64(value)
+        if operator in (">", ">="):
+            return _apply(lambda a, b: ~(a <= b if operator == ">" else a < b), values, number)
+        return _apply(_COMPARE[operator], values, number)
     return None
 
 
@@ -121,10 +125,9 @@ def _compare_texts(values: pa.Array, operator: Operator, value: str) -> Mask:
     return matched
 
 
-def _apply(compare: Any, values: pa.Array, value: Any, *, nan_is_largest: bool = False) -> Mask:
-    nulls = _nulls(values)
-    numbers = values.fill_null(0).to_numpy(zero_copy_only=False)
-    if nan_is_largest and (nan := np.isnan(numbers)).any():
-        numbers = np.where(nan, np.inf, numbers)
-    matched: Mask = compare(numbers, value) & ~nulls
-    return matched
+def _apply(compare: Any, values: pa.Array, value: Any) -> Mask:
+    if not values.null_count:
+        matched: Mask = compare(values.to_numpy(zero_copy_only=False), value)
+        return matched
+    known: Mask = compare(values.fill_null(0).to_numpy(zero_copy_only=False), value) & ~_nulls(values)
+    return known

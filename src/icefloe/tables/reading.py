@@ -171,16 +171,16 @@ def _leave_out(batch: pa.RecordBatch, scan: Scan, test: CellTest, length: int) -
     mask = test.matches({v.name: v.coding.with_nulls(batch.column(v.name).values) for v in scan.grid.variables})
     if mask is None:
         return batch
-    counts = np.add.reduceat(mask, np.arange(0, len(mask), length), dtype=np.int32)
-    rows = pa.array(counts > 0)
-    chosen, places = pa.array(mask), np.flatnonzero(mask) % length
+    chosen = np.flatnonzero(mask)
+    counts = np.bincount(chosen // length, minlength=len(batch))
+    rows, cells = pa.array(counts > 0), pa.array(chosen)
     offsets = pa.array(np.concatenate([[0], np.cumsum(counts[counts > 0])]).astype(np.int32))
     columns = []
     for field, column in zip(batch.schema, batch.columns, strict=True):
         if field.name == PICKED:
-            columns.append(_listed(offsets, pa.array(places.astype(np.int32)), nulls=False))
+            columns.append(_listed(offsets, pa.array((chosen % length).astype(np.int32)), nulls=False))
         elif pa.types.is_list(field.type):
-            columns.append(_listed(offsets, column.values.filter(chosen), nulls=field.type.value_field.nullable))
+            columns.append(_listed(offsets, column.values.take(cells), nulls=field.type.value_field.nullable))
         else:
             columns.append(column.filter(rows))
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
