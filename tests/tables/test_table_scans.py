@@ -146,12 +146,13 @@ def test_rows_of_lists_hold_every_cell_once(given_data: Any) -> None:
 def test_only_lists_of_numbers_that_may_be_missing_have_nulls() -> None:
     numbers = np.arange(70.0)
     numbers[3] = np.nan
-    names = {"floats": "f4", "packed": "i2", "filled": "i4", "plain": "i4", "raw": "f8"}
+    names = ("floats", "doubles", "packed", "filled", "plain")
     encoding: dict[str, Any] = {
         "packed": {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -1},
         "filled": {"dtype": "i4", "_FillValue": -1},
     }
-    dataset = xr.Dataset({name: ("x", np.arange(70) if name == "plain" else numbers) for name in names})
+    stored = {"floats": numbers.astype("f4"), "plain": np.arange(70)}
+    dataset = xr.Dataset({name: ("x", stored.get(name, numbers)) for name in names})
     repo = repository_of(dataset, encoding)
     plan = plan_scan(TableOptions(place_of(repo), Point()))
     (batch,) = read_rows(plan.scan, plan.parts[0], plan_rows(plan.scan.grid, plan.scan.masks))
@@ -159,7 +160,7 @@ def test_only_lists_of_numbers_that_may_be_missing_have_nulls() -> None:
     missing = {name: batch.column(name).flatten()[3].as_py() for name in names}
     assert nullable == {"filled"}
     assert missing["filled"] is None and missing["plain"] == 3
-    assert all(np.isnan(missing[name]) for name in ("floats", "packed", "raw"))
+    assert all(np.isnan(missing[name]) for name in ("floats", "doubles", "packed"))
     plain = [b for part in plan.parts for b in scan_batches(plan.scan, part)]
     assert plain[0].column("floats")[3].as_py() is None
 

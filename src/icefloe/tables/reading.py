@@ -138,13 +138,13 @@ def read_rows(scan: Scan, part: BlockPart, layout: RowsLayout | None = None) -> 
     schema = rows_schema(scan.grid, layout)
     rank = len(scan.grid.shape)
     folded = min(rank, 1) if layout is None else layout.folded
+    nulls = [layout is None or lists_have_nulls(variable) for variable in scan.grid.variables]
     outer_columns = _OuterColumns(scan, rank - folded)
     for block in read_blocks(scan, part):
         outer, inner = block.shape[: rank - folded], block.shape[rank - folded :]
         length, count = int(np.prod(inner, dtype=np.int64)), int(np.prod(outer, dtype=np.int64))
         if not length:
             continue
-        nulls = [layout is None or lists_have_nulls(variable) for variable in scan.grid.variables]
         values = [
             v.coding.decode(stored, as_nan=not may)
             for v, stored, may in zip(scan.grid.variables, block.values, nulls, strict=True)
