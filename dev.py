@@ -246,11 +246,19 @@ def do_test(arguments: argparse.Namespace, rest: list[str]) -> int:
     if not arguments.thorough:
         command += ["-m", QUICK if arguments.quick else ORDINARY]
     say("pytest" + (" (quick)" if arguments.quick else " (thorough)" if arguments.thorough else ""))
-    profile = os.environ.get("HYPOTHESIS_PROFILE", "dev" if arguments.quick else "ci")
-    code = attempt([*command, *rest], HYPOTHESIS_PROFILE=profile, **activated(environment))
+    code = attempt([*command, *rest], **test_variables(arguments), **activated(environment))
     if failed:
         say(f"failed before the tests: {', '.join(failed)}")
     return code or (1 if failed else 0)
+
+
+def test_variables(arguments: argparse.Namespace) -> dict[str, str]:
+    """Everybody's ordinary run makes the same random choices; the thorough one makes new ones."""
+    profile = "thorough" if arguments.thorough else "dev" if arguments.quick else "ci"
+    variables = {"HYPOTHESIS_PROFILE": os.environ.get("HYPOTHESIS_PROFILE", profile)}
+    if not arguments.thorough:
+        variables["PYTHONHASHSEED"] = os.environ.get("PYTHONHASHSEED", "0")
+    return variables
 
 
 def do_demo(arguments: argparse.Namespace, rest: list[str]) -> int:

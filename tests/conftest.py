@@ -19,10 +19,16 @@ from tests.servers.s3 import S3Server
 from tests.servers.seaweedfs import seaweedfs_missing, seaweedfs_server
 
 # Machines that run tests are shared and slow at times: how long an example takes says nothing about its correctness.
-settings.register_profile("dev", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile(
-    "ci", deadline=None, max_examples=100, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
-)
+# The quick and the ordinary run try the same examples on every machine. The thorough run looks for new ones.
+_EVERY_PROFILE: dict[str, Any] = {
+    "deadline": None,
+    "database": None,
+    "print_blob": True,
+    "suppress_health_check": [HealthCheck.too_slow],
+}
+settings.register_profile("dev", max_examples=50, derandomize=True, **_EVERY_PROFILE)
+settings.register_profile("ci", max_examples=100, derandomize=True, **_EVERY_PROFILE)
+settings.register_profile("thorough", max_examples=300, **_EVERY_PROFILE)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
