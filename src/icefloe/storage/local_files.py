@@ -95,6 +95,8 @@ def _write_temporary(path: str, data: Bytes, durability: Durability) -> tuple[st
         try:
             fd = os.open(temporary, flags, 0o666)
             break
+        except FileExistsError:
+            continue  # a repeated request of a network file system; the name is not the key's, so nobody lost a race
         except FileNotFoundError:
             make_folders(folder, durability)
     try:
@@ -143,7 +145,7 @@ def write_file(path: str, data: Bytes, durability: Durability) -> os.stat_result
     """Write a file, whole or not at all."""
     temporary, found = _write_temporary(path, data, durability)
     try:
-        os.rename(temporary, path)
+        _rename(temporary, path, found)
     except BaseException:
         _unlink_quietly(temporary)
         raise
@@ -159,6 +161,9 @@ def create_file(path: str, data: Bytes, durability: Durability) -> Version:
     try:
         try:
             os.link(temporary, path)
+        except FileExistsError:
+            if not _is_file(path, found):
+                raise
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
@@ -166,11 +171,32 @@ def create_file(path: str, data: Bytes, durability: Durability) -> Version:
             with folder_lock(os.path.dirname(path)):
                 if os.path.lexists(path):
                     raise FileExistsError(errno.EEXIST, "File exists", path) from error
-                os.rename(temporary, path)
+                _rename(temporary, path, found)
     finally:
         _unlink_quietly(temporary)
     _sync_folder(os.path.dirname(path), durability)
     return content_version(found, data)
+
+
+def _rename(temporary: str, path: str, written: os.stat_result) -> None:
+    """Give a finished file its name."""
+    try:
+        os.rename(temporary, path)
+    except FileNotFoundError:
+        if not _is_file(path, written):
+            raise
+
+
+def _is_file(path: str, written: os.stat_result) -> bool:
+    """Whether a name belongs to the file that we wrote.
+
+    A network file system repeats a request whose answer was lost. The repetition of a link that was made reports that
+    the name exists, and the repetition of a rename that was done reports that the old name does not.
+    """
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), written)
+    except FileNotFoundError:
+        return False
 
 
 def swap_file(path: str, data: Bytes, expected: Version, durability: Durability, *, wait: bool) -> Version:
@@ -181,7 +207,7 @@ def swap_file(path: str, data: Bytes, expected: Version, durability: Durability,
     try:
         with folder_lock(os.path.dirname(path), wait=wait):
             check_version(path, expected)
-            os.rename(temporary, path)
+            _rename(temporary, path, found)
     finally:
         _unlink_quietly(temporary)
     _sync_folder(os.path.dirname(path), durability)
