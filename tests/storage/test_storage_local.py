@@ -14,7 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from obstore.store import LocalStore
 
-from icefloe.errors import InvalidInputError, PermissionDeniedError, UnsupportedError, VersionMismatchError
+from icefloe.errors import (
+    AlreadyExistsError,
+    InvalidInputError,
+    PermissionDeniedError,
+    UnsupportedError,
+    VersionMismatchError,
+)
+from icefloe.ingest.access import SourceAccess
 from icefloe.storage import local_files
 from icefloe.storage.contract import Version
 from icefloe.storage.keys import check_key, decode_key, encode_key
@@ -216,3 +223,108 @@ async def test_a_deletion_waits_for_a_swap_under_way(tmp_path: Path) -> None:
         assert not deleting.done() and await storage.get("refs/main") == b"1"
     await deleting
     assert not await storage.exists("refs/main")
+
+
+class _ShortCalls:
+    """The operating system, with calls that read and write at most so many bytes, as POSIX allows."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def read(self, fd: int, count: int) -> bytes:
+        return os.read(fd, min(count, self._most_bytes))
+
+    def pread(self, fd: int, count: int, offset: int) -> bytes:
+        return os.pread(fd, min(count, self._most_bytes), offset)
+
+    def write(self, fd: int, data: Any) -> int:
+        return os.write(fd, memoryview(data)[: self._most_bytes])
+
+
+@given(st.binary(max_size=60), st.integers(1, 70), st.integers(0, 60), st.integers(0, 2**63))
+def test_files_are_read_and_written_whole_however_little_one_call_moves(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, most_bytes: int, start: int, length: int
+) -> None:
+    folder = tmp_path_factory.mktemp("short")
+    end = start + length
+
+    async def check() -> None:
+        storage = LocalStorage(folder)
+        await storage.put("k", data)
+        assert await storage.get("k") == (await storage.get_versioned("k")).data == data
+        await storage.copy("k", "copy")
+        version = await storage.create("c", data)
+        await storage.swap("c", data + data, version)
+        assert (folder / "copy").read_bytes() == data and (folder / "c").read_bytes() == data + data
+        if start < len(data):
+            assert await storage.get_ranges("k", [start, 0, start], [end, 1, start]) == [data[start:end], data[:1], b""]
+            assert SourceAccess().read_ranges((folder / "k").as_uri(), [start], [end]) == [data[start:end]]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_files, "os", _ShortCalls(most_bytes))
+        asyncio.run(check())
+
+
+@pytest.mark.slow
+async def test_more_bytes_than_one_call_of_the_system_moves_are_read(tmp_path: Path) -> None:
+    size = 2**31 + 5000
+    with (tmp_path / "k").open("wb") as file:
+        file.truncate(size)
+        file.seek(size - 1)
+        file.write(b"9")
+    storage = LocalStorage(tmp_path)
+    assert len(await storage.get("k")) == size
+    part = await storage.get_range("k", 1, size)
+    assert len(part) == size - 1 and part[-1:] == b"9"
+
+
+class _RepeatedRequests:
+    """The operating system on a network file system that lost its answers: what was done is asked for once more."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def link(self, source: str, target: str) -> None:
+        os.link(source, target)
+        os.link(source, target)
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(source, target)
+        os.rename(source, target)
+
+
+async def test_a_link_or_rename_that_was_repeated_is_not_a_lost_race(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_files, "os", _RepeatedRequests())
+    storage = LocalStorage(tmp_path)
+    version = await storage.create("refs/a", b"1")
+    with pytest.raises(AlreadyExistsError):
+        await storage.create("refs/a", b"2")
+    await storage.swap("refs/a", b"3", version)
+    await storage.put("refs/b", b"4")
+    assert sorted(os.listdir(tmp_path / "refs")) == ["a", "b"]
+    assert await storage.get("refs/a") == b"3" and await storage.get("refs/b") == b"4"
+
+
+async def test_leftover_files_that_vanish_while_they_are_looked_for_are_passed_over(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path, fsync=False)
+    done = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not done.is_set():
+            number += 1
+            local_files.write_file(f"{tmp_path}/k{number % 7}", b"x", local_files.Durability())
+
+    writers = [threading.Thread(target=write) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    for _ in range(400):
+        assert await storage.remove_leftovers(dt.timedelta(hours=1)) == 0
+    done.set()
+    for writer in writers:
+        writer.join()

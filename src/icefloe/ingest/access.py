@@ -19,6 +19,7 @@ from icefloe.ingest.remote_file import RemoteFile
 from icefloe.ingest.source_model import SourceFile
 from icefloe.storage import storage_from_url
 from icefloe.storage.contract import ObjectInfo, Storage
+from icefloe.storage.local_files import read_at
 
 
 def normalise_url(place: str | os.PathLike[str]) -> str:
@@ -101,7 +102,8 @@ class SourceAccess:
         if path is not None:
             with local_errors(url), path.open("rb") as file:
                 descriptor = file.fileno()
-                return [os.pread(descriptor, end - start, start) for start, end in zip(starts, ends, strict=True)]
+                size = os.fstat(descriptor).st_size
+                return [read_at(descriptor, start, min(end, size)) for start, end in zip(starts, ends, strict=True)]
         storage, key = self.place(url)
         return run_blocking(storage.get_ranges(key, starts, ends))
 

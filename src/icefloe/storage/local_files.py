@@ -73,9 +73,27 @@ def read_ranges(path: str, starts: Sequence[int], ends: Sequence[int]) -> tuple[
         found = os.fstat(fd)
         if stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, "Is a directory", path)
-        return [os.pread(fd, end - start, start) for start, end in zip(starts, ends, strict=True)], found
+        # No more memory is taken than the file has bytes, whatever was asked for.
+        size = found.st_size
+        return [read_at(fd, start, min(end, size)) for start, end in zip(starts, ends, strict=True)], found
     finally:
         os.close(fd)
+
+
+def read_at(fd: int, start: int, end: int) -> bytes:
+    """Bytes [start, end) of an open file; fewer where the file ends before.
+
+    The system reads at most 2,147,479,552 bytes in one call, and file systems may return fewer than were asked for.
+    """
+    if start >= end:
+        return b""
+    data = os.pread(fd, end - start, start)
+    if len(data) == end - start:
+        return data
+    parts = [data]
+    while parts[-1] and (start := start + len(parts[-1])) < end:
+        parts.append(os.pread(fd, end - start, start))
+    return b"".join(parts)
 
 
 def stat_file(path: str) -> os.stat_result:
@@ -360,8 +378,13 @@ def remove_leftovers(folder: str, older_than_seconds: float, now: float) -> int:
     removed = 0
     for inner, _, names in os.walk(folder):
         for name in names:
+            if not name.startswith(".new#"):
+                continue
             path = f"{inner}/{name}"
-            if name.startswith(".new#") and now - os.stat(path).st_mtime > older_than_seconds:
-                _unlink_quietly(path)
-                removed += 1
+            try:
+                if now - os.stat(path, follow_symlinks=False).st_mtime > older_than_seconds:
+                    os.unlink(path)
+                    removed += 1
+            except FileNotFoundError:
+                continue  # its writer finished it in the meantime
     return removed
