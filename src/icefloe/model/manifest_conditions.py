@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,13 +10,56 @@ from typing import Any, ClassVar, TypeAlias
 
 from icefloe.errors import InvalidInputError
 
+_MOST_PATTERN_CHARACTERS = 4096
+_ENDING = re.compile(r"(?:\.\*)?[\w/ -]*", re.ASCII)
+"""Expressions that need no engine: a plain text, and `.*` before one."""
 
-def compile_pattern(regex: str, entry: str) -> re.Pattern[str]:
-    """A regular expression, or an error that names the entry it stands in."""
+
+def check_pattern(regex: str, entry: str) -> None:
+    """Refuse a text that is no regular expression; the error names the entry it stands in.
+
+    The syntax is that of RE2, which is that of Rust's regex crate but for details: no look-around, no backreferences.
+    """
+    if len(regex) > _MOST_PATTERN_CHARACTERS:
+        raise InvalidInputError(
+            f"{entry}: a regular expression of {len(regex)} characters; allowed: at most {_MOST_PATTERN_CHARACTERS}"
+        )
     try:
-        return re.compile(regex)
-    except re.error as error:
-        raise InvalidInputError(f"{entry}: {regex!r} is not a regular expression: {error}") from error
+        _search(regex, "")
+    except ValueError as error:
+        raise InvalidInputError(
+            f"{entry}: {regex!r} is not a regular expression of RE2, which knows no look-around and no "
+            f"backreferences: {error}"
+        ) from error
+
+
+def pattern_found(regex: str, text: str) -> bool:
+    """Whether a regular expression matches anywhere in a text."""
+    return _search(regex, text)
+
+
+def pattern_fits(regex: str, text: str) -> bool:
+    """Whether a regular expression matches the whole of a text."""
+    if _ENDING.fullmatch(regex) and "\n" not in text:
+        return text.endswith(regex[2:]) if regex.startswith(".*") else text == regex
+    return _search(rf"\A(?:{regex})\z", text)
+
+
+@functools.lru_cache(1 << 16)
+def _search(regex: str, text: str) -> bool:
+    """Whether RE2 finds a match: its time grows with the text only, whatever the expression.
+
+    Expressions come from stored configurations and are matched on the event loop. Python's own engine can take
+    exponential time.
+    """
+    if _ENDING.fullmatch(regex):
+        return regex.removeprefix(".*") in text
+    # Arrow brings RE2 along; loading it takes a twentieth of a second that most configurations do not need.
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    valid = text if text.isascii() else text.encode("utf-8", "replace").decode()
+    return bool(pc.match_substring_regex(pa.scalar(valid, pa.string()), regex).as_py())
 
 
 def _name_of(path: str) -> str:
@@ -177,10 +221,10 @@ class _Path(_Condition):
     regex: str
 
     def matches(self, facts: ArrayFacts) -> bool:
-        return compile_pattern(self.regex, repr(self)).search(facts.path) is not None
+        return pattern_found(self.regex, facts.path)
 
     def check(self, entry: str) -> None:
-        compile_pattern(self.regex, entry)
+        check_pattern(self.regex, entry)
 
     def to_document(self) -> Any:
         return {"path_matches": {"regex": self.regex}}
@@ -194,10 +238,10 @@ class _Name(_Condition):
     regex: str
 
     def matches(self, facts: ArrayFacts) -> bool:
-        return compile_pattern(self.regex, repr(self)).search(_name_of(facts.path)) is not None
+        return pattern_found(self.regex, _name_of(facts.path))
 
     def check(self, entry: str) -> None:
-        compile_pattern(self.regex, entry)
+        check_pattern(self.regex, entry)
 
     def to_document(self) -> Any:
         return {"name_matches": {"regex": self.regex}}
@@ -325,7 +369,7 @@ class _DimensionName(ManifestSplitDimCondition):
     regex: str
 
     def matches_axis(self, axis: int, name: str | None) -> bool:
-        return name is not None and compile_pattern(self.regex, repr(self)).search(name) is not None
+        return name is not None and pattern_found(self.regex, name)
 
     def __repr__(self) -> str:
         return f"ManifestSplitDimCondition.DimensionName({self.regex!r})"
@@ -363,7 +407,7 @@ def _regex(value: Any, entry: str) -> str:
     regex = value.get("regex") if isinstance(value, Mapping) else value
     if not isinstance(regex, str):
         raise InvalidInputError(f"{entry}: expected a regular expression, found {value!r}")
-    compile_pattern(regex, entry)
+    check_pattern(regex, entry)
     return regex
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -14,7 +13,8 @@ from icefloe.model.manifest_conditions import (
     ManifestPreloadCondition,
     ManifestSplitCondition,
     ManifestSplitDimCondition,
-    compile_pattern,
+    check_pattern,
+    pattern_fits,
 )
 
 DEFAULT_SET = "default"
@@ -73,7 +73,7 @@ class ManifestRule:
 
     def matches(self, path: str, metadata_chunks: int, initialized_chunks: int) -> bool:
         """Whether an array with that many chunks in its grid, and that many written, is meant."""
-        if self.path not in (None, ANY_PATH) and re.fullmatch(self.path or ANY_PATH, path) is None:
+        if self.path not in (None, ANY_PATH) and not pattern_fits(self.path or ANY_PATH, path):
             return False
         return _within(metadata_chunks, self.metadata_chunks) and _within(initialized_chunks, self.initialized_chunks)
 
@@ -100,7 +100,7 @@ class PreloadRules:
 @functools.lru_cache(1 << 16)
 def _matches_any(patterns: tuple[str, ...], path: str) -> bool:
     """Every session asks the same of mostly the same paths."""
-    return any(re.fullmatch(pattern, path) for pattern in patterns)
+    return any(pattern_fits(pattern, path) for pattern in patterns)
 
 
 @dataclass(slots=True)
@@ -259,7 +259,7 @@ def _check_rule(rule: ManifestRule, where: str, names: Sequence[str]) -> None:
 def _check_pattern(regex: object, where: str) -> None:
     if not isinstance(regex, str):
         raise InvalidInputError(f"{where}: expected a regular expression, found {regex!r}")
-    compile_pattern(regex, where)
+    check_pattern(regex, where)
 
 
 def _check_count(value: object, where: str, least: int) -> None:

@@ -160,10 +160,16 @@ def _parse_official_preload(document: Any) -> ManifestPreloadConfig | None:
     preload = _mapping(document, "manifest.preload")
     condition = preload.get("preload_if")
     return ManifestPreloadConfig(
-        max_total_refs=preload.get("max_total_refs"),
+        max_total_refs=_count(preload.get("max_total_refs"), "manifest.preload.max_total_refs"),
         preload_if=None if condition is None else parse_preload_condition(condition, "manifest.preload.preload_if"),
-        max_arrays_to_scan=preload.get("max_arrays_to_scan"),
+        max_arrays_to_scan=_count(preload.get("max_arrays_to_scan"), "manifest.preload.max_arrays_to_scan"),
     )
+
+
+def _count(value: Any, where: str) -> int | None:
+    if value is not None and (type(value) is not int or value < 0):
+        raise InvalidInputError(f"{where}: expected a whole number from 0 on, or null; found {value!r}")
+    return value
 
 
 def _parse_splitting(document: Any) -> ManifestSplittingConfig | None:
@@ -211,7 +217,7 @@ def _official_document(config: ManifestConfig) -> dict[str, Any]:
 
 def _number(value: Any) -> Any:
     """`1_000_000` is a number for YAML 1.1 and text for YAML 1.2 readers."""
-    if isinstance(value, str) and value.replace("_", "").isdigit():
+    if isinstance(value, str) and value.isascii() and len(value) < 30 and value.replace("_", "").isdigit():
         return int(value.replace("_", ""))
     return value
 
