@@ -8,8 +8,9 @@ import concurrent.futures
 import os
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from icefloe.errors import SessionStateError
 
@@ -58,10 +59,37 @@ class _Door:
 _door = _Door()
 
 
+class _ForkAware(Protocol):
+    def after_fork(self) -> None: ...
+
+
+_fork_aware: weakref.WeakSet[Any] = weakref.WeakSet()
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def tell_after_fork(owner: _ForkAware) -> None:
+    """Call `owner.after_fork()` in every child of `os.fork()`, as long as the owner lives.
+
+    A child has the memory of its parent but none of its other threads. Whatever waits for one of them waits for ever.
+    """
+    _fork_aware.add(owner)
+
+
+def fork_safe_lock() -> threading.RLock:
+    """A reentrant lock that nobody holds in a forked child, whoever held it in the parent."""
+    lock = threading.RLock()
+    _locks.add(lock)
+    return lock
+
+
 def _forget_door() -> None:
-    # A fork copies the loop but not its thread: the child needs a door of its own, and a lock nobody holds.
+    # A fork copies the loop but not its thread: the child needs a door of its own, and locks nobody holds.
     global _door
     _door = _Door()
+    for lock in list(_locks):
+        lock._at_fork_reinit()
+    for owner in list(_fork_aware):
+        owner.after_fork()
 
 
 def _stop_door() -> None:

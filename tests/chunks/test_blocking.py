@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from icefloe.archive.cache import ByteCache
 from icefloe.blocking import blocking_loop, iterate_blocking, run_blocking
 from icefloe.errors import SessionStateError
 
@@ -106,6 +107,19 @@ def test_a_slow_item_is_handed_over_at_once() -> None:
     assert len(times) == 3 and times[0] < times[1] < times[2]
 
 
+def _exit_code(pid: int) -> int:
+    """How a child ended; it fails the test when it does not."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    pytest.fail("the child hangs")
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_has_a_door_of_its_own() -> None:
     run_blocking(double(1))
@@ -116,16 +130,48 @@ def test_a_forked_child_has_a_door_of_its_own() -> None:
             os._exit(0 if run_blocking(double(4)) == 8 else 1)
         finally:
             os._exit(2)
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            assert os.waitstatus_to_exitcode(status) == 0
-            return
-        time.sleep(0.01)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    pytest.fail("the child hangs")
+    assert _exit_code(pid) == 0
+
+
+async def _never() -> tuple[int, int]:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def _at_once() -> tuple[int, int]:
+    return 7, 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("lock_is_held", [False, True])
+def test_a_forked_child_loads_what_its_parent_was_loading(lock_is_held: bool) -> None:
+    cache: ByteCache[str, int] = ByteCache(100)
+    held = threading.Event()
+
+    def hold() -> None:
+        with cache._lock:
+            held.set()
+            time.sleep(0.5)
+
+    loading = asyncio.run_coroutine_threadsafe(cache.get("a", _never), blocking_loop())
+    while not cache.holds("a"):
+        time.sleep(0.001)
+    holder = threading.Thread(target=hold)
+    if lock_is_held:
+        holder.start()
+        held.wait()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(0 if run_blocking(cache.get("a", _at_once)) == 7 else 1)
+        finally:
+            os._exit(2)
+    assert _exit_code(pid) == 0
+    if lock_is_held:
+        holder.join()
+    loading.cancel()
+    for started in list(cache._loading.values()):
+        started.cancel()
 
 
 def test_an_interrupt_cancels_the_work() -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, Generic, TypeVar
 
-from icefloe.blocking import blocking_loop
+from icefloe.blocking import blocking_loop, fork_safe_lock, tell_after_fork
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -25,8 +24,15 @@ class ByteCache(Generic[K, V]):
         self._held: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._bytes = 0
         # Reentrant: a load that ends at once is forgotten while it is being noted.
-        self._lock = threading.RLock()
+        self._lock = fork_safe_lock()
         self._loading: dict[K, concurrent.futures.Future[V]] = {}
+        tell_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Load again what the parent was loading: in a forked child, nobody is at it."""
+        self._loading = {}
+        # Another thread of the parent may have been between keeping a value and counting its bytes.
+        self._bytes = sum(size for _, size in self._held.values())
 
     async def get(self, key: K, load: Callable[[], Awaitable[tuple[V, int]]]) -> V:
         """The value of a key; `load` returns it with its size when it is not held."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -10,6 +9,7 @@ from itertools import chain, islice
 import numpy as np
 import numpy.typing as npt
 
+from icefloe.blocking import fork_safe_lock
 from icefloe.errors import InvalidInputError
 from icefloe.ids import OBJECT_ID_BYTES, NodeId, new_chunk_id
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, Coords
@@ -78,7 +78,7 @@ class PackBuilder:
         self._chunks: dict[NodeId, dict[Coords, bytes]] = {}
         self._size_bytes = 0
         # A session may be written to from its own loop and from zarr's.
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def __len__(self) -> int:
         return sum(len(chunks) for chunks in self._chunks.values())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Sequence
 
+from icefloe.blocking import fork_safe_lock
 from icefloe.chunks.packs import PackBuilder, SealedPack, packing_policy
 from icefloe.formats.contract import Format
 from icefloe.ids import NodeId, new_chunk_id
@@ -30,7 +30,7 @@ class ChunkWriter:
         self._packs = PackBuilder(packing_policy(config), id_bytes=format.capabilities.object_id_bytes)
         self.unstored: dict[bytes, bytes] = {}
         """Packs that are sealed but not known to be stored, by object id."""
-        self.lock = threading.RLock()
+        self.lock = fork_safe_lock()
 
     def find_pending(self, node_id: NodeId, coords: Coords) -> Buffer | None:
         """The bytes of a chunk that waits for its pack."""

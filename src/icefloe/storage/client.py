@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 from typing import TYPE_CHECKING
 
+from icefloe.blocking import fork_safe_lock
 from icefloe.errors import UnsupportedError
 from icefloe.storage.places import Place
 from icefloe.storage.retries import NO_RETRIES, RetryPolicy
@@ -23,7 +23,7 @@ class Client:
     def __init__(self, place: Place, retries: RetryPolicy) -> None:
         self.place = place
         self.retries = retries
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._patient: ObjectStore | None = None
         self._once: ObjectStore | None = None
         self.unsorted = place.traits.sorts is False

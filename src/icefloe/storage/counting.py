@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from icefloe.blocking import fork_safe_lock
 from icefloe.storage.contract import Storage
 from icefloe.storage.wrapped import WRITES, Operation, WrappedStorage, received_bytes
 
@@ -34,7 +34,7 @@ class Counts:
     """Counts by method, shared by a storage and its children; counted in this process only."""
 
     by_method: dict[str, Count] = field(default_factory=dict)
-    _lock: Any = field(default_factory=threading.Lock, repr=False)
+    _lock: Any = field(default_factory=fork_safe_lock, repr=False)
 
     def add(self, method: str, count: Count) -> None:
         with self._lock:

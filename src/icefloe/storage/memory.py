@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from icefloe.blocking import fork_safe_lock
 from icefloe.errors import (
     AlreadyExistsError,
     InvalidInputError,
@@ -44,7 +45,7 @@ class _Room:
     pid: int
     objects: dict[str, _Held] = field(default_factory=dict)
     keys: list[str] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.RLock = field(default_factory=fork_safe_lock)
     counter: itertools.count[int] = field(default_factory=itertools.count)
 
     def write(self, key: str, data: Buffer, metadata: Mapping[str, str] | None) -> Version:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from icefloe.blocking import fork_safe_lock
 from icefloe.errors import IcefloeError, NotFoundError
 from icefloe.storage.contract import Storage
 from icefloe.storage.wrapped import Operation, WrappedStorage, received_bytes
@@ -59,7 +59,7 @@ class StorageMetrics:
     """Metrics by method, shared by a storage and its children, in this process only."""
 
     _by_method: dict[str, MethodMetrics] = field(default_factory=dict)
-    _lock: Any = field(default_factory=threading.Lock, repr=False)
+    _lock: Any = field(default_factory=fork_safe_lock, repr=False)
 
     def add(self, method: str, measured: MethodMetrics) -> None:
         with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -61,6 +62,17 @@ def _decode_tables(references: msgspec.Raw) -> dict[NodeId, ChunkTable]:
 
 _pauses = threading.Lock()
 _paused = 0
+
+
+def _resume_in_child() -> None:
+    # The threads that paused the search are those of the parent.
+    global _pauses, _paused
+    if _paused:
+        gc.enable()
+    _pauses, _paused = threading.Lock(), 0
+
+
+os.register_at_fork(after_in_child=_resume_in_child)
 
 
 @contextlib.contextmanager

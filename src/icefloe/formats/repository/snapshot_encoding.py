@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 
 import msgspec
 
+from icefloe.blocking import fork_safe_lock
 from icefloe.errors import InvalidInputError
 from icefloe.formats.repository.documents import AS_ZARR, Kept, Taken, take_apart
 from icefloe.formats.repository.history import DOCUMENTS, encode_history, encode_properties
@@ -112,7 +112,7 @@ class _TakenDocuments:
         self._limit_bytes = limit_bytes
         self._bytes = 0
         self._held: OrderedDict[bytes, Taken] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def take_apart(self, document: bytes) -> Taken:
         with self._lock:
