@@ -12,6 +12,7 @@ import weakref
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any, Protocol, TypeVar
 
+from icefloe.environment import current_environment
 from icefloe.errors import SessionStateError
 
 T = TypeVar("T")
@@ -101,8 +102,9 @@ atexit.register(_stop_door)
 
 
 def blocking_loop() -> asyncio.AbstractEventLoop:
-    """The event loop behind the door, for those who hand it work themselves."""
-    return _door.loop()
+    """The event loop behind the door, for those who hand it work themselves; a simulation has its own."""
+    simulated = current_environment().loop
+    return _door.loop() if simulated is None else simulated
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from icefloe.environment import random_bytes
 from icefloe.errors import InvalidInputError
 
 NodeId: TypeAlias = bytes
@@ -145,14 +145,14 @@ def _decode_few(text: npt.NDArray[np.uint8], byte_count: int) -> npt.NDArray[np.
 
 def new_object_id(byte_count: int = OBJECT_ID_BYTES) -> ObjectId:
     """A fresh random object id as text."""
-    return encode_base32(secrets.token_bytes(byte_count))
+    return encode_base32(random_bytes(byte_count))
 
 
 def new_chunk_id(byte_count: int = OBJECT_ID_BYTES) -> bytes:
     """A fresh random chunk id as bytes."""
-    return secrets.token_bytes(byte_count)
+    return random_bytes(byte_count)
 
 
 def new_node_id() -> NodeId:
     """A fresh random node id."""
-    return secrets.token_bytes(NODE_ID_BYTES)
+    return random_bytes(NODE_ID_BYTES)

@@ -7,12 +7,12 @@ created like a commit, so that of a commit and a deletion at the same time exact
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from icefloe.archive.files import Archive
+from icefloe.environment import current_time
 from icefloe.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -246,7 +246,7 @@ def _check_new_branch(branch: str) -> None:
 
 def _new_reference(snapshot_id: ObjectId, properties: Mapping[str, Any]) -> Reference:
     # A text of its own makes every file unique, so that a lost answer can be settled by reading back.
-    return Reference(snapshot_id, dt.datetime.now(dt.UTC), {**properties, _UPDATE: new_object_id()})
+    return Reference(snapshot_id, current_time(), {**properties, _UPDATE: new_object_id()})
 
 
 def _contended(branch: str) -> StorageError:

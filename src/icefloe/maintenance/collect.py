@@ -7,6 +7,7 @@ import datetime as dt
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from icefloe.environment import current_time
 from icefloe.errors import ConflictError, InvalidInputError, ReadOnlyError, SnapshotNotFoundError
 from icefloe.ids import ObjectId
 from icefloe.maintenance.collect_plan import KINDS, AgeLimits, CollectionPlan, GCSummary, plan_collection
@@ -68,7 +69,7 @@ async def collect(engine: Engine, request: CollectionRequest) -> GCSummary:
     marking = await plan_collection_of(reading, request)
     await apply_plan(engine, reading, marking)
     if not request.incremental and isinstance(engine.storage, LocalStorage):
-        age = dt.datetime.now(dt.UTC) - marking.plan.cutoff
+        age = current_time() - marking.plan.cutoff
         await engine.storage.remove_leftovers(max(age, dt.timedelta(minutes=5)))
     if request.incremental:
         now = microseconds(await fetch_store_time(reading.storage))

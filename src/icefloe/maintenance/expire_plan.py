@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from icefloe.display.amounts import format_count
+from icefloe.environment import current_time
 from icefloe.errors import InvalidInputError, SnapshotNotFoundError, UnsupportedError
 from icefloe.ids import ObjectId
 from icefloe.ledger.contract import HistoryChange
@@ -69,7 +70,7 @@ class ExpiryRequest:
     snapshots: frozenset[ObjectId] = frozenset()
     delete_branches: bool = False
     delete_tags: bool = False
-    now: dt.datetime = field(default_factory=lambda: dt.datetime.now(dt.UTC))
+    now: dt.datetime = field(default_factory=current_time)
 
     def __post_init__(self) -> None:
         if self.older_than is None and self.retain_last is None and not self.rules and not self.snapshots:

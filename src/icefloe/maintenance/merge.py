@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
+from icefloe.environment import current_time
 from icefloe.errors import ConflictError, InvalidInputError, RebaseFailedError, SnapshotNotFoundError
 from icefloe.ids import ObjectId, new_object_id
 from icefloe.maintenance.merge_plan import MergePlan
@@ -209,7 +210,7 @@ def _squashed(
 ) -> Snapshot:
     capabilities = engine.capabilities
     above = (replace(parent.info, manifests=()), *parent.history)[:HISTORY_LENGTH]
-    now = dt.datetime.now(dt.UTC)
+    now = current_time()
     return replace(
         newest,
         id=new_object_id(capabilities.object_id_bytes),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from icefloe.blocking import run_blocking
+from icefloe.environment import current_time
 from icefloe.errors import InvalidInputError
 from icefloe.ids import ObjectId
 from icefloe.maintenance.collect import CollectionRequest, collect, plan_collection_of
@@ -420,7 +421,7 @@ def _expiry_request(
     delete_branches: bool,
     delete_tags: bool,
 ) -> ExpiryRequest:
-    now = dt.datetime.now(dt.UTC)
+    now = current_time()
     moment = now - older_than if isinstance(older_than, dt.timedelta) else older_than
     if moment is not None and moment.tzinfo is None:
         moment = moment.replace(tzinfo=dt.UTC)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import random
-import time
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from icefloe.environment import current_time, monotonic_time
 from icefloe.errors import ConflictError, SessionStateError, UnsupportedError
 from icefloe.formats.flat.times import later_than
 from icefloe.ids import NodeId, ObjectId, new_object_id
@@ -54,7 +53,7 @@ async def commit(work: Workspace, branch: str, request: CommitRequest) -> Snapsh
     """Land the changes on a branch, rebasing over the commits they missed when a solver is given."""
     ledger = work.engine.ledger
     for attempt in range(max(request.rebase_tries, 0) + 1):
-        started = time.monotonic()
+        started = monotonic_time()
         if attempt > 0:
             await rebase(work, branch, _solver(request))
         assert work.tip is not None, "a session with a branch knows where it stood"
@@ -65,7 +64,7 @@ async def commit(work: Workspace, branch: str, request: CommitRequest) -> Snapsh
         except ConflictError:
             if request.rebase_with is None or attempt == request.rebase_tries:
                 raise
-        await asyncio.sleep(random.uniform(0, longest_pause(attempt, time.monotonic() - started)))
+        await asyncio.sleep(random.uniform(0, longest_pause(attempt, monotonic_time() - started)))
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
@@ -297,7 +296,7 @@ def _build_snapshot(
     older = base.history if onto is None else base.history[1:]
     history = (replace(parent, manifests=()), *older)[:HISTORY_LENGTH] if capabilities.history_in_snapshot else ()
     total = None if base.total_ancestors is None else base.total_ancestors + (1 if onto is None else 0)
-    now = dt.datetime.now(dt.UTC)
+    now = current_time()
     return Snapshot(
         id=new_object_id(capabilities.object_id_bytes),
         parent_id=parent.id,

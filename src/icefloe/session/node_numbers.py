@@ -7,10 +7,10 @@ of early files), and a new node gives its number up where another node has it.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Collection, Mapping, Set
 from dataclasses import replace
 
+from icefloe.environment import random_bytes
 from icefloe.errors import RebaseFailedError
 from icefloe.ids import NODE_ID_BYTES, NodeId
 from icefloe.model.snapshot import Snapshot
@@ -46,7 +46,7 @@ def draw_node_id(used: Collection[NodeId]) -> NodeId:
     """A random number that is not in use, as a node id."""
     largest = _SMALL if len(used) < _SMALL_HIERARCHY else _LARGE
     while True:
-        drawn = (1 + secrets.randbelow(largest)).to_bytes(NODE_ID_BYTES, "big")
+        drawn = (1 + int.from_bytes(random_bytes(16), "big") % largest).to_bytes(NODE_ID_BYTES, "big")
         if drawn not in used:
             return drawn
 

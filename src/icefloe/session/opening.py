@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import logging
 import random
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import Any
 
 from icefloe.archive.files import Archive
 from icefloe.blocking import blocking_loop
+from icefloe.environment import current_time
 from icefloe.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -78,7 +78,7 @@ async def create_engine(
             f"{storage.url} holds other objects; choose an empty place, or pass check_clean_root=False", url=storage.url
         )
     engine = build_engine(storage, version, config or RepositoryConfig.default(), authorized)
-    initial = engine.format.initial_snapshot(dt.datetime.now(dt.UTC))
+    initial = engine.format.initial_snapshot(current_time())
     await engine.archive.flush_snapshot(initial)
     if engine.format.logs_initial_snapshot:
         await engine.archive.flush_transaction_log(initial.id, TransactionLog())

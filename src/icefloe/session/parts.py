@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from icefloe.environment import random_bytes
 from icefloe.errors import InvalidInputError, SessionStateError, UnsupportedError
 from icefloe.ids import NodeId, ObjectId, new_object_id
 from icefloe.manifests.boxes import box_array, overlapping_pairs
@@ -32,7 +32,7 @@ class WrittenParts:
     label: str = ""
     """Who wrote them, for messages."""
     chunks: int = 0
-    attempt: str = field(default_factory=lambda: secrets.token_hex(8))
+    attempt: str = field(default_factory=lambda: random_bytes(8).hex())
 
 
 async def write_parts(work: Workspace, label: str = "") -> WrittenParts:

@@ -6,6 +6,7 @@ import datetime as dt
 import weakref
 from typing import Any
 
+from icefloe.environment import current_time
 from icefloe.storage.contract import Storage
 
 _RUNNING: weakref.WeakKeyDictionary[Any, tuple[str, dt.datetime]] = weakref.WeakKeyDictionary()
@@ -13,7 +14,7 @@ _RUNNING: weakref.WeakKeyDictionary[Any, tuple[str, dt.datetime]] = weakref.Weak
 
 def note_running(session: Any, storage: Storage) -> None:
     """Remember that a session may write from now on."""
-    _RUNNING[session] = (storage.url, dt.datetime.now(dt.UTC))
+    _RUNNING[session] = (storage.url, current_time())
 
 
 def oldest_running(storage: Storage) -> dt.datetime | None:

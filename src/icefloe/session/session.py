@@ -189,8 +189,12 @@ class Session(Described):
 
         The places that become free read as fill value. Resize the array first to keep everything.
         """
+        run_blocking(self.shift_array_async(path, chunk_offset))
+
+    async def shift_array_async(self, path: str, chunk_offset: Iterable[int]) -> None:
+        """`shift_array`, awaited."""
         self._check_writable()
-        run_blocking(shift_array(self._workspace, path, tuple(chunk_offset)))
+        await shift_array(self._workspace, path, tuple(chunk_offset))
 
     def reindex_array(
         self,
@@ -207,8 +211,17 @@ class Session(Described):
         backward
             The inverse: where given, a place whose source is None or empty reads as fill value afterwards.
         """
+        run_blocking(self.reindex_array_async(path, forward, backward))
+
+    async def reindex_array_async(
+        self,
+        path: str,
+        forward: Callable[[Iterable[int]], Iterable[int] | None],
+        backward: Callable[[Iterable[int]], Iterable[int] | None] | None = None,
+    ) -> None:
+        """`reindex_array`, awaited."""
         self._check_writable()
-        run_blocking(reindex_array(self._workspace, path, forward, backward))
+        await reindex_array(self._workspace, path, forward, backward)
 
     # -- virtual references ---------------------------------------------------------------------------------------
 
@@ -310,10 +323,11 @@ class Session(Described):
         A fork sees the changes made here so far. Large chunks and packs are written to storage by the worker; only
         references travel back.
         """
-        self._check_writable(moves_only=False)
-        return run_blocking(self._fork())
+        return run_blocking(self.fork_async())
 
-    async def _fork(self) -> ForkSession:
+    async def fork_async(self) -> ForkSession:
+        """`fork`, awaited."""
+        self._check_writable(moves_only=False)
         await self._workspace.writer.flush(self._workspace.changes)
         return ForkSession(Fork.of(self._workspace), default_metadata=self._default_metadata)
 

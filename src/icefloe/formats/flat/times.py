@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 
+from icefloe.environment import current_time
 from icefloe.errors import FormatError
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -29,5 +30,5 @@ def later_than(previous: dt.datetime | None, now: dt.datetime | None = None) -> 
 
     Official libraries refuse to commit a snapshot that is not later than its parent.
     """
-    now = now or dt.datetime.now(dt.UTC)
+    now = now or current_time()
     return now if previous is None or now > previous else previous + dt.timedelta(microseconds=1)

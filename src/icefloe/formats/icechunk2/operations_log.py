@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
 
+from icefloe.environment import random_bytes
 from icefloe.formats.flat.flexible import decode_flexible
 from icefloe.formats.icechunk2.repo_info import RepoInfo, Update
 from icefloe.ids import encode_base32
@@ -18,7 +18,7 @@ _END_OF_TIME_MS = 32_503_680_000_000
 
 def new_backup_name(now_us: int) -> str:
     """A fresh name in `overwritten/` for the repo file that is about to be replaced."""
-    return f"repo.{_END_OF_TIME_MS - now_us // 1000:014d}.{encode_base32(secrets.token_bytes(12))}"
+    return f"repo.{_END_OF_TIME_MS - now_us // 1000:014d}.{encode_base32(random_bytes(12))}"
 
 
 def next_update_time(info: RepoInfo, now_us: int) -> int:
