@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from icefloe.conversion.commit_words import unfit_words
@@ -18,6 +18,7 @@ from icefloe.ledger.names import check_new_name
 from icefloe.ledger.store import StoreLedger
 from icefloe.ledger.whole_history import keeps_deleted_tags
 from icefloe.model.capabilities import SpecVersion
+from icefloe.model.chunk_keys import key_encoding
 from icefloe.model.nodes import ArrayNode
 from icefloe.model.zarr_document import parse_document
 
@@ -35,6 +36,8 @@ class LossKind(enum.Enum):
 
     CHUNK_GRIDS = "chunk-grids"
     """Arrays whose chunk grid is not regular are left out."""
+    KEY_ENCODINGS = "key-encodings"
+    """Arrays whose chunk key encoding is not the default one are left out."""
     CHECKSUMS = "checksums"
     """Virtual references lose their ETag or last-modified time."""
     DELETED_TAGS = "deleted-tags"
@@ -124,7 +127,9 @@ async def find_losses(survey: Survey, target: Format, ledger: Ledger) -> tuple[L
         for word in unfit_words(info, target):
             found.add(LossKind.COMMIT_WORDS, f"{word} of {info.id}")
     if not target.capabilities.any_chunk_grid and survey.engine.capabilities.any_chunk_grid:
-        await _look_at_grids(survey, found)
+        await _look_at_arrays(survey, found, LossKind.CHUNK_GRIDS, is_regular)
+    if not target.capabilities.any_key_encoding and survey.engine.capabilities.any_key_encoding:
+        await _look_at_arrays(survey, found, LossKind.KEY_ENCODINGS, has_default_keys)
     checksums = survey.engine.capabilities.checksums and not target.capabilities.checksums
     locations = expands_locations(target)
     if checksums or locations:
@@ -141,6 +146,11 @@ def is_regular(node: ArrayNode) -> bool:
     """Whether the chunks of an array are all of one shape."""
     grid = parse_document(node.document, node.path)["chunk_grid"]
     return bool(grid["name"] == "regular")
+
+
+def has_default_keys(node: ArrayNode) -> bool:
+    """Whether the chunks of an array have keys of the default encoding."""
+    return key_encoding(node.document).is_default
 
 
 def unspeakable_refs(survey: Survey, ledger: Ledger) -> frozenset[tuple[str, str]]:
@@ -189,11 +199,11 @@ def _look_at_administration(survey: Survey, target: Format, found: _Found) -> No
                 found.add(LossKind.OPERATIONS, update.kind.name.lower().replace("_", " "))
 
 
-async def _look_at_grids(survey: Survey, found: _Found) -> None:
+async def _look_at_arrays(survey: Survey, found: _Found, kind: LossKind, fits: Callable[[ArrayNode], bool]) -> None:
     async for snapshot in survey.snapshots():
         for node in snapshot.nodes.values():
-            if isinstance(node, ArrayNode) and not is_regular(node):
-                found.add(LossKind.CHUNK_GRIDS, node.path)
+            if isinstance(node, ArrayNode) and not fits(node):
+                found.add(kind, node.path)
 
 
 async def _look_at_references(survey: Survey, found: _Found, *, checksums: bool, locations: bool) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from icefloe.conversion.identities import Identities
-from icefloe.conversion.losses import RELATIVE, LossKind, is_regular
+from icefloe.conversion.losses import RELATIVE, LossKind, has_default_keys, is_regular
 from icefloe.conversion.survey import Grid
 from icefloe.ids import NodeId, ObjectId
 from icefloe.manifests.columns import take
@@ -153,7 +153,11 @@ def convert_snapshot(
 
 def is_kept(node: Node, drops: frozenset[LossKind]) -> bool:
     """Whether a node goes into the target."""
-    return LossKind.CHUNK_GRIDS not in drops or not isinstance(node, ArrayNode) or is_regular(node)
+    if not isinstance(node, ArrayNode):
+        return True
+    if LossKind.CHUNK_GRIDS in drops and not is_regular(node):
+        return False
+    return LossKind.KEY_ENCODINGS not in drops or has_default_keys(node)
 
 
 def convert_log(log: TransactionLog, identities: Identities) -> TransactionLog:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from icefloe.errors import InvalidInputError
+from icefloe.model.paths import check_unicode
 
 MAIN = "main"
 _MAX_BYTES = 200
@@ -23,6 +24,7 @@ def check_name(name: str, what: str) -> str:
     """A name that may exist already: other writers allow more than we do."""
     if not isinstance(name, str) or not name:
         raise InvalidInputError(f"a {what} needs a name, found {name!r}")
+    check_unicode(name, f"the {what} name")
     if "/" in name:
         raise InvalidInputError(f"{name!r} is not a {what} name: `/` is not allowed")
     return name

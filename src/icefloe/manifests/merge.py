@@ -149,7 +149,7 @@ def _same_codes(left: Any, right: Any, texts: Sequence[str]) -> npt.NDArray[np.b
 def shift_coords(table: ChunkTable, offset: Sequence[int], grid: Sequence[int]) -> ChunkTable:
     """Every chunk moved by an offset; those that leave the grid are gone."""
     moved = table.coords.astype(np.int64) + np.asarray(offset, dtype=np.int64)
-    inside = rows_inside(moved, (0,) * len(grid), grid)
+    inside = rows_inside(moved, (0,) * len(grid), [min(n, _UINT32_END) for n in grid])
     rows = np.flatnonzero(inside)
     return replace(take(table, rows), coords=moved[rows].astype(np.uint32))
 

@@ -94,9 +94,12 @@ class Capabilities:
     """The generation's own readers expect a commit with moves to hold nothing else."""
     any_chunk_grid: bool = True
     """False: only regular chunk grids can be stored."""
+    any_key_encoding: bool = True
+    """False: the generation's own readers find chunks only under keys of the default encoding, such as `a/c/0/1`."""
     compressed_locations: bool = False
     checksums: bool = True
     """Virtual references can carry an ETag or a last-modified time."""
     configuration: bool = True
     """The repository can keep its configuration."""
-    max_chunk_index: int = 2**32 - 1
+    max_chunks_per_dimension: int = 2**32 - 1
+    """Chunk coordinates are 32 bits wide in every generation."""

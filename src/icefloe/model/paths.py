@@ -67,8 +67,21 @@ def document_key(path: str) -> str:
     return DOCUMENT if path == "/" else f"{path[1:]}/{DOCUMENT}"
 
 
+def check_unicode(text: str, what: str) -> str:
+    """A text that can be stored; lone surrogates, as in file names that are not UTF-8, cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(
+            f"{what} {text!r} is not valid Unicode: it has a lone surrogate at position {error.start}. File names that "
+            "are not UTF-8 come out of os.listdir like this; give it a text of your own"
+        ) from error
+    return text
+
+
 def check_path(path: str) -> str:
-    """A node path in canonical form: absolute, no empty, `.` or `..` segments."""
+    """A node path in canonical form: valid Unicode, absolute, no empty, `.` or `..` segments."""
+    check_unicode(path, "the node path")
     normal = path if path.startswith("/") else "/" + path
     if len(normal) > 1:
         normal = normal.removesuffix("/")

@@ -103,7 +103,11 @@ class KeySpace:
         if found is None:
             return None
         node, coords = found
-        return await self._workspace.locate_chunks(node, np.array(coords, dtype=np.uint32))
+        try:
+            columns = np.array(coords, dtype=np.uint32)
+        except OverflowError:
+            return None
+        return await self._workspace.locate_chunks(node, columns)
 
     async def write_chunks(self, keys: Sequence[str], data: Sequence[Buffer]) -> bool:
         """Set many chunks of one array; False, and nothing is done, when the keys are anything else."""

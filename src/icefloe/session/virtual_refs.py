@@ -13,6 +13,7 @@ from icefloe.errors import InvalidInputError, UnsupportedError, VirtualChunkErro
 from icefloe.manifests.columns import code_texts, normalise
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable
 from icefloe.model.nodes import ArrayNode
+from icefloe.model.paths import check_unicode
 from icefloe.model.string_column import FEW_TEXTS, StringColumn, codes_of, text_array
 from icefloe.model.virtual import VirtualChunkSpec
 from icefloe.session.workspace import Workspace
@@ -25,6 +26,7 @@ def virtual_ref(
 ) -> ChunkRef:
     """A checked reference to a range of a file."""
     _check_range(offset, length)
+    check_unicode(location, "the location")
     text = _checked_location(work, location) if validate_container else location
     etag, modified = _split_checksum(work, checksum)
     return ChunkRef(ChunkKind.VIRTUAL, offset, length, location=text, etag=etag, last_modified=modified)
@@ -50,7 +52,7 @@ def _split_checksum(work: Workspace, checksum: Checksum) -> tuple[str | None, in
             f"generation {work.engine.format.spec_version.value!r} has no place for checksums of virtual chunks"
         )
     if isinstance(checksum, str):
-        return checksum, None
+        return check_unicode(checksum, "the checksum"), None
     if checksum.tzinfo is None:
         raise InvalidInputError(
             f"the checksum time {checksum} has no time zone; use datetime(..., tzinfo=timezone.utc)"
@@ -95,6 +97,9 @@ def set_columns(
     corner = tuple(first) if first is not None else (0,) * ndim
     if len(grid_shape) != ndim or len(corner) != ndim:
         raise InvalidInputError(f"a box of {grid_shape} chunks at {corner} for {node.path} with {ndim} dimensions")
+    if all(grid_shape):
+        work.check_coords(node, corner)
+        work.check_coords(node, tuple(first + n - 1 for first, n in zip(corner, grid_shape, strict=True)))
     coords = _box_coords(grid_shape, corner)
     work.set_table(node, _virtual_table(work, coords, columns, checksum, validate_containers=validate_containers))
     return None
@@ -128,7 +133,10 @@ def _virtual_table(
     """Checked columns (locations, offsets, lengths) as a table, without the rows that have no location."""
     count = len(coords)
     offsets, lengths = _numbers(columns[1], count, "offsets"), _numbers(columns[2], count, "lengths")
-    codes, texts = code_texts(columns[0], count)
+    try:
+        codes, texts = code_texts(columns[0], count)
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(f"a location is not valid Unicode: {error.object!r}") from error
     texts = _without_empty(texts)
     missing = np.zeros(len(texts) + 1, dtype=bool)
     if texts.arrow.null_count:

@@ -17,10 +17,11 @@ from icefloe.manifests.edits import EditBuffer
 from icefloe.manifests.merge import merge_edits, overlay
 from icefloe.manifests.pieces import PartRef
 from icefloe.manifests.split import filter_box, in_box
+from icefloe.model.chunk_keys import key_encoding
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords
 from icefloe.model.coordinates import highest, rows_below
 from icefloe.model.nodes import ArrayNode, Extents, GroupNode, ManifestRef, Node
-from icefloe.model.paths import check_path, document_key
+from icefloe.model.paths import check_path, check_unicode, document_key
 from icefloe.model.snapshot import Snapshot
 from icefloe.model.zarr_document import join_attributes, parse_array_shape, parse_document
 from icefloe.session.change_set import ChangeSet
@@ -31,6 +32,8 @@ from icefloe.session.lookup import ChunkLookup
 from icefloe.session.node_numbers import NodeNumbers
 from icefloe.session.tree import Tree
 from icefloe.storage.contract import Buffer
+
+_MAX_COORD = 2**32 - 1
 
 
 class Workspace:
@@ -100,7 +103,10 @@ class Workspace:
             self._replace(existing, GroupNode(group_id, path, document))
             return
         grid = parse_array_shape(parsed, key)
-        self._check_grid(parsed, key)
+        for name in grid.dimension_names or ():
+            check_unicode(name or "", f"{key}: the dimension name")
+        self._check_grid(parsed, key, grid.grid, existing)
+        self._check_key_encoding(document, key, existing)
         if isinstance(existing, ArrayNode) and len(existing.shape) == len(grid.shape):
             if any(new < old for new, old in zip(grid.grid, existing.grid, strict=True)):
                 self.writer.settle(self.changes)
@@ -118,13 +124,28 @@ class Workspace:
             self._remove(existing)
         self.changes.put_node(self.base, node)
 
-    def _check_grid(self, parsed: dict[str, object], key: str) -> None:
+    def _check_grid(self, parsed: dict[str, object], key: str, counts: tuple[int, ...], existing: Node | None) -> None:
         grid = parsed["chunk_grid"]
         assert isinstance(grid, dict)
+        most = self.engine.format.capabilities.max_chunks_per_dimension
+        if max(counts, default=0) > most and not (isinstance(existing, ArrayNode) and existing.grid == counts):
+            raise InvalidInputError(
+                f"{key} asks for {max(counts)} chunks in one dimension; the most is {most}. Choose larger chunks"
+            )
         if not self.engine.format.capabilities.any_chunk_grid and grid["name"] != "regular":
             raise InvalidInputError(
                 f"{key} has a {grid['name']!r} chunk grid; repositories of generation "
                 f"{self.engine.format.spec_version.value!r} hold regular grids only"
+            )
+
+    def _check_key_encoding(self, document: bytes, key: str, existing: Node | None) -> None:
+        if self.engine.format.capabilities.any_key_encoding or key_encoding(document).is_default:
+            return
+        if not isinstance(existing, ArrayNode) or key_encoding(existing.document) != key_encoding(document):
+            raise InvalidInputError(
+                f"{key} has a chunk key encoding that the official package cannot read in repositories of generation "
+                f"{self.engine.format.spec_version.value!r}; use the default one: "
+                '{"name": "default", "separator": "/"}'
             )
 
     def _new_node_id(self) -> NodeId:
@@ -345,8 +366,9 @@ def _view_parts(node: ArrayNode, parts: Sequence[PartRef]) -> tuple[_PartView, .
 
 
 def _in_grid(node: ArrayNode, coords: Coords) -> bool:
+    # Arrays of early repositories may have larger grids than there are coordinates.
     grid = node.grid
-    return len(coords) == len(grid) and all(0 <= c < n for c, n in zip(coords, grid, strict=True))
+    return len(coords) == len(grid) and all(0 <= c < n and c <= _MAX_COORD for c, n in zip(coords, grid, strict=True))
 
 
 def _slice(data: Buffer, start: int | None, end: int | None) -> Buffer:

@@ -26,7 +26,7 @@ class Icechunk1Format(Format):
 
     spec_version = SpecVersion.ICECHUNK1
     searches_manifests = True
-    capabilities = Capabilities(deletable_tags=True, any_chunk_grid=False)
+    capabilities = Capabilities(deletable_tags=True, any_chunk_grid=False, any_key_encoding=False)
 
     def object_metadata(self, file_type: str) -> Mapping[str, str]:
         return files.object_metadata(file_type, SPEC)

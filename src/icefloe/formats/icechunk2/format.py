@@ -36,6 +36,7 @@ class Icechunk2Format(Format):
         operations_log=True,
         feature_flags=True,
         compressed_locations=True,
+        any_key_encoding=False,
     )
 
     def object_metadata(self, file_type: str) -> Mapping[str, str]:
