@@ -15,7 +15,7 @@ from rich.console import Console
 from icefloe import Repository, in_memory_storage
 from icefloe.blocking import run_blocking
 from icefloe.errors import InvalidInputError
-from icefloe.ingest.access import SourceAccess
+from icefloe.ingest.access import SourceAccess, normalise_url
 from icefloe.ingest.display import PlanView
 from icefloe.ingest.execution import run_task
 from icefloe.ingest.local import ingest_local
@@ -50,9 +50,11 @@ def test_a_week_and_then_a_day_equal_the_sources(tmp_path: Path, mode: Any, pack
     first = ingest_local(
         tmp_path / "in put" / "a", repository, IngestOptions(mode=mode, native_below_bytes=10_000), message="first"
     )
+    above = normalise_url(tmp_path / "in put") + "/"
     second = ingest_local(
-        tmp_path / "in put" / "b", repository, IngestOptions(mode=mode, append_dim="time", native_below_bytes=10_000)
-    )
+        tmp_path / "in put" / "b", repository,
+        IngestOptions(mode=mode, append_dim="time", native_below_bytes=10_000, container_prefix=above),
+    )  # fmt: skip
     containers = {*first.plan.containers, *second.plan.containers}  # type: ignore[union-attr]
     assert bool(containers) == (mode != "native")
     result = _opened(place, *containers)

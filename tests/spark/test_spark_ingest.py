@@ -41,7 +41,10 @@ def test_many_files_and_an_append_equal_the_sources(
     write_month(b, start=dt.date(2020, 1, 11), days=1, hours_per_file=6, packed=True, **GRID)
     options = {"native_below_bytes": 2000, "task_bytes": 200_000, "files_per_task": 8}
     first = ingest(spark, a, place, mode=mode, message="ten days", **options)
-    second = ingest(spark, str(b / "*.nc"), place, mode=mode, append_dim="time", **options)
+    above = f"file://{tmp_path}/"
+    second = ingest(
+        spark, str(b / "*.nc"), place, mode=mode, append_dim="time", container_prefix=above, **options
+    )  # fmt: skip
     containers = {*first.plan.containers, *second.plan.containers}  # type: ignore[union-attr]
     assert bool(containers) == (mode != "native") == bool(first.authorisation)
     xr.testing.assert_equal(opened(place, *containers).drop_vars("orography"), expected(a, b).drop_vars("orography"))
@@ -176,7 +179,10 @@ def test_two_appends_at_the_same_time_both_land(
     outcomes: dict[int, IngestOutcome] = {}
 
     def append(number: int) -> None:
-        outcomes[number] = ingest(spark, folders[number], place, mode=mode, append_dim="time")
+        above = f"file://{tmp_path}/"
+        outcomes[number] = ingest(
+            spark, folders[number], place, mode=mode, append_dim="time", container_prefix=above
+        )  # fmt: skip
 
     threads = [threading.Thread(target=append, args=(number,)) for number in (1, 2)]
     for thread in threads:

@@ -74,6 +74,12 @@ def ingest(
     parser: Annotated[str | None, typer.Option("--format", metavar="NAME", help="Parser to use.")] = None,
     on_error: Annotated[OnError, typer.Option("--on-error", help="What a broken file does.")] = "fail",
     skip_ingested: Annotated[bool, typer.Option("--skip-ingested", help="Leave out what was ingested before.")] = False,
+    authorize: Annotated[
+        Texts, typer.Option("--authorize", metavar="PREFIX", help="Read the repository's virtual chunks below it.")
+    ] = None,
+    unchecked: Annotated[
+        bool, typer.Option("--unchecked", help="Go on although coordinates of the repository cannot be read.")
+    ] = False,
     batch: Annotated[
         int | None, typer.Option("--batch", metavar="N", help="Land N sources at a time; a run that died goes on.")
     ] = None,
@@ -93,7 +99,9 @@ def ingest(
     storage = storage_at(place, options)
     repository: Any = place
     if not dry_run or Repository.exists(storage):
-        repository = Repository.open_or_create(storage)
+        repository = Repository.open_or_create(
+            storage, authorize_virtual_chunk_access=dict.fromkeys(authorize or ()) or None
+        )
     more = without_none(
         {
             "variables": parse_names(variables), "drop_variables": parse_names(drop), "container_prefix": container,
@@ -106,7 +114,7 @@ def ingest(
         outcome = run(
             spark, sources, repository, mode=mode, append_dim=append_dim, branch=branch, message=message,
             group=group, on_error=on_error, dry_run=dry_run, skip_ingested=skip_ingested, unpack=unpack,
-            allow_missing=allow_missing, batch=batch, statistics=statistics, **more,
+            allow_missing=allow_missing, unchecked=unchecked, batch=batch, statistics=statistics, **more,
         )  # fmt: skip
     except KeyboardInterrupt:
         stderr().print(f"interrupted: {branch} is as it was; icefloe gc removes what was written", markup=False)

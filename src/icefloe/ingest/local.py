@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import datetime as dt
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import zarr
+from zarr.core.buffer import default_buffer_prototype
+from zarr.storage import MemoryStore
 
 from icefloe.blocking import run_blocking
-from icefloe.errors import VirtualChunkError
+from icefloe.chunks.locations import container_prefix, normalise_location
+from icefloe.errors import IcefloeError, VirtualChunkError
 from icefloe.ingest.access import SourceAccess
 from icefloe.ingest.execution import TaskResult, run_task
 from icefloe.ingest.existing import Existing, ExistingArray
@@ -24,10 +29,13 @@ from icefloe.ingest.session_sink import SessionSink
 from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema
 from icefloe.ingest.sources import Sources, expand_sources
 from icefloe.ingest.virtual_places import store_containers, with_stored_containers
+from icefloe.model.chunk_keys import key_encoding
+from icefloe.model.chunk_table import ChunkKind, ChunkRef, Coords
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 from icefloe.model.zarr_document import parse_document
 from icefloe.repository import Repository
 from icefloe.session.session import Session
+from icefloe.storage.sources import check_unchanged
 
 PARSE_THREADS = 8
 
@@ -53,8 +61,45 @@ def read_schemas(
     return schemas, [failure for failure in found if isinstance(failure, SourceFailure)]
 
 
-def read_existing(session: Session) -> Existing:
-    """The arrays and groups of a session, with the values of its one-dimensional coordinates."""
+@dataclass(frozen=True, slots=True)
+class NamedSources:
+    """The folders of the sources that a caller named, and how the caller reaches them.
+
+    Who names a source may read it, so virtual coordinates of the repository that lie in these folders are read the
+    same way. Nothing that the repository stores has a say in where or with which credentials.
+    """
+
+    access: SourceAccess = field(default_factory=SourceAccess)
+    folders: frozenset[str] = frozenset()
+
+    def url_of(self, session: Session, location: str) -> str | None:
+        """The URL of a location, or None when it lies in none of the folders."""
+        url = normalise_location(session.workspace.engine.containers.absolute(location))
+        inside = ".." not in url.split("/") and any(url.startswith(folder) for folder in self.folders)
+        return url if inside else None
+
+
+def name_sources(
+    files: Sequence[SourceFile],
+    schemas: Sequence[SourceSchema],
+    options: IngestOptions,
+    access: SourceAccess,
+    containers: Sequence[VirtualChunkContainer] = (),
+) -> NamedSources:
+    """The folders of all sources, of the files they refer to, and the prefixes that the caller gave."""
+    prefixes = {file.url.rstrip("/").rsplit("/", 1)[0] for file in files}
+    prefixes.update(folder for schema in schemas for folder in schema.referenced)
+    prefixes.update(container.url_prefix for container in containers)
+    if options.container_prefix is not None:
+        prefixes.add(options.container_prefix)
+    return NamedSources(access, frozenset(map(container_prefix, prefixes)))
+
+
+def read_existing(session: Session, sources: NamedSources | None = None) -> Existing:
+    """The arrays and groups of a session, with the values of its one-dimensional coordinates.
+
+    Virtual coordinates are read where the session is authorised to, and in the folders of `sources`.
+    """
     documents = run_blocking(_documents(session))
     arrays: dict[str, ExistingArray] = {}
     groups: set[str] = set()
@@ -67,11 +112,70 @@ def read_existing(session: Session) -> Existing:
         values = None
         if document.get("dimension_names") == [path.rpartition("/")[2]]:
             try:
-                values = np.asarray(zarr.open_array(session.store, path=path, mode="r")[...])
+                values = _read_coordinate(session, path, content, sources or NamedSources())
             except VirtualChunkError as error:
-                unreadable[path] = str(error).partition("\n")[0]
+                unreadable[path] = str(error).partition("\n")[0].partition(". Virtual chunks")[0]
         arrays[path] = ExistingArray(path, document, values)
     return Existing(arrays, frozenset(groups), unreadable)
+
+
+def _read_coordinate(session: Session, path: str, document: bytes, sources: NamedSources) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(zarr.open_array(session.store, path=path, mode="r")[...])
+    except VirtualChunkError:
+        chunks = _read_named(session, path, sources)
+        if chunks is None:
+            raise
+    encoding = key_encoding(document)
+    make = default_buffer_prototype().buffer.from_bytes
+    contents = {encoding.suffix(coords): make(data) for coords, data in chunks.items()}
+    return np.asarray(zarr.open_array(MemoryStore({**contents, "zarr.json": make(document)}), mode="r")[...])
+
+
+def _read_named(session: Session, path: str, sources: NamedSources) -> dict[Coords, bytes] | None:
+    """The chunks of an array read by the caller's own access; None when some lie outside of the named folders."""
+    work = session.workspace
+    node = work.tree.array(f"/{path}")
+    table = run_blocking(work.chunk_table(node))
+    found: dict[Coords, bytes] = {}
+    by_file: dict[str, dict[Coords, ChunkRef]] = {}
+    for coords, ref in table.rows():
+        if ref.kind is not ChunkKind.VIRTUAL:
+            found[coords] = bytes(run_blocking(work.fetch_chunk(node, coords)) or b"")
+            continue
+        url = sources.url_of(session, str(ref.location))
+        if url is None:
+            return None
+        by_file.setdefault(url, {})[coords] = ref
+    with ThreadPoolExecutor(PARSE_THREADS) as pool:
+        for part in pool.map(lambda item: _read_refs(sources.access, *item), by_file.items()):
+            found.update(part)
+    return found
+
+
+def _read_refs(access: SourceAccess, url: str, refs: Mapping[Coords, ChunkRef]) -> dict[Coords, bytes]:
+    """Chunks of one file, which must be as it was when it was referred to."""
+    spans = [(ref.offset, ref.offset + ref.length) for ref in refs.values()]
+    try:
+        file = access.describe(url)
+        for etag, modified in {(ref.etag, ref.last_modified) for ref in refs.values()}:
+            check_unchanged(
+                url, etag=etag, found_etag=file.etag, not_modified_after=_instant(modified),
+                found_modified=_instant(file.last_modified),
+            )  # fmt: skip
+        data = access.read_ranges(url, [start for start, _ in spans], [end for _, end in spans])
+    except VirtualChunkError:
+        raise
+    except IcefloeError as error:
+        raise VirtualChunkError(str(error), location=url) from error
+    for (start, end), each in zip(spans, data, strict=True):
+        if len(each) < end - start:
+            raise VirtualChunkError(f"{url} ends before byte {end}, which a reference names", location=url)
+    return dict(zip(refs, data, strict=True))
+
+
+def _instant(seconds: int | None) -> dt.datetime | None:
+    return None if seconds is None else dt.datetime.fromtimestamp(seconds, tz=dt.UTC)
 
 
 async def _documents(session: Session) -> dict[str, bytes]:
@@ -122,7 +226,7 @@ def ingest_local(
     options = options or IngestOptions()
     access = access or SourceAccess()
     check_format(options.format)
-    files = expand_sources(sources, access)
+    named = files = expand_sources(sources, access)
     known = len(files)
     if skip_ingested:
         files = not_ingested(files, ingested_sources(repository, branch))
@@ -130,14 +234,19 @@ def ingest_local(
             return IngestResult(None, None, already_there=known)
     schemas, failures = read_schemas(files, access, options.format)
     repository = with_stored_containers(repository)
-    existing = read_existing(repository.readonly_session(branch))
-    plan = plan_ingest(schemas, options, failures=failures, existing=existing)
-    if dry_run:
-        check_free(plan, existing)
-        return IngestResult(plan, None, already_there=known - len(files))
-    check_plan(plan, existing)
-    writer = store_containers(repository, plan.containers, containers)
-    session = writer.writable_session(branch)
+    allowed = name_sources(named, schemas, options, access, containers)
+    while True:
+        planned = repository.readonly_session(branch)
+        existing = read_existing(planned, allowed)
+        plan = plan_ingest(schemas, options, failures=failures, existing=existing)
+        if dry_run:
+            check_free(plan, existing)
+            return IngestResult(plan, None, already_there=known - len(files))
+        check_plan(plan, existing)
+        repository = store_containers(repository, plan.containers, containers)
+        session = repository.writable_session(branch)
+        if session.snapshot_id == planned.snapshot_id:
+            break
     sink = SessionSink(session)
     sink.begin(plan)
     results = []

@@ -38,6 +38,7 @@ class IngestOptions:
     unpack          native: apply scale_factor and add_offset instead of keeping packed integers
     time_units      native: CF units for every time coordinate; None takes the first file's (or the repository's)
     allow_missing   a variable that some files lack stays fill value there
+    unchecked       go on although the repository's own coordinates cannot be read and compared
     on_error        what a broken file does: fail, or skip (its region stays fill value)
     native_below_bytes  mixed: arrays smaller than this are native
     task_bytes      decoded bytes a native task handles, about
@@ -62,6 +63,7 @@ class IngestOptions:
     unpack: bool = False
     time_units: str | None = None
     allow_missing: bool = False
+    unchecked: bool = False
     on_error: OnError = "fail"
     native_below_bytes: int = 1 << 20
     task_bytes: int = 128 << 20

@@ -12,9 +12,9 @@ from icefloe.errors import InvalidInputError
 from icefloe.ingest.array_plan import ArrayPlan
 from icefloe.ingest.dataset_plan import DatasetPlan, ValueWrite, plan_dataset
 from icefloe.ingest.existing import Existing
-from icefloe.ingest.members import split_datasets
+from icefloe.ingest.members import join_path, split_datasets
 from icefloe.ingest.options import IngestOptions
-from icefloe.ingest.schema_report import SchemaIssue, SchemaReport, join_reports
+from icefloe.ingest.schema_report import SchemaIssue, SchemaReport, Severity, join_reports
 from icefloe.ingest.source_model import SourceFailure, SourceSchema, intern_schemas
 from icefloe.ingest.sources import natural_key
 from icefloe.ingest.tasks import IngestTask, plan_native_tasks, plan_virtual_tasks
@@ -82,7 +82,7 @@ def plan_ingest(
     groups = _group_attributes(ordered, datasets)
     documents = {p: group_document(a) for p, a in groups.items() if p not in existing.groups}
     documents.update({a.path: a.document for a in arrays.values()})
-    skipped = SchemaReport((*_skipped_members(ordered), *_unchecked(existing, datasets)))
+    skipped = SchemaReport((*_skipped_members(ordered), *_unchecked(existing, datasets, options)))
     tasks = _number(datasets, options)
     return IngestPlan(
         documents=dict(sorted(documents.items())),
@@ -159,12 +159,20 @@ def _skipped_members(schemas: Sequence[SourceSchema]) -> list[SchemaIssue]:
     ]
 
 
-def _unchecked(existing: Existing, datasets: Sequence[DatasetPlan]) -> list[SchemaIssue]:
-    groups = {dataset.group for dataset in datasets}
+def _unchecked(existing: Existing, datasets: Sequence[DatasetPlan], options: IngestOptions) -> list[SchemaIssue]:
+    """Coordinates of the repository that the sources should have been compared with, and could not be."""
+    needed = {join_path(d.group, dim) for d in datasets for array in d.arrays for dim in array.dims}
+    severity: Severity = "note" if options.unchecked else "error"
+    resolution = (
+        "the sources are not checked against it, as asked for"
+        if options.unchecked
+        else "open the repository with that authorisation (authorize_virtual_chunk_access, --authorize), or go on "
+        "with unchecked=True (--unchecked): repeated cells and other grids are then not noticed"
+    )
     return [
-        SchemaIssue("note", "", path, "repository's values", "readable", reason, "overlaps are not checked against it")
+        SchemaIssue(severity, "", path, "the repository's values", "readable", reason, resolution)
         for path, reason in existing.unreadable.items()
-        if path.rpartition("/")[0] in groups
+        if path in needed
     ]
 
 

@@ -28,7 +28,7 @@ class SchemaIssue:
     resolution: str
 
     def __str__(self) -> str:
-        place = f"{self.file}: {self.variable}" if self.variable else self.file
+        place = ": ".join(part for part in (self.file, self.variable) if part)
         told = f"{self.facet}: expected {self.expected}, found {self.found}; {self.resolution}"
         return f"{place}: {told}" if place else f"{self.found}; {self.resolution}"
 

@@ -53,7 +53,7 @@ def staging_branch(
 
 def land_in_batches(spark: SparkSession, job: IngestJob, staging: str, batch: int) -> Landed:
     """Land every batch on the staging branch, then move the branch of the job there."""
-    existing = read_existing(job.repository.readonly_session(staging))
+    existing = read_existing(job.repository.readonly_session(staging), job.named)
     whole = plan_first_pass(spark, job.first_pass, existing, job.options)
     # Everything is checked before the first batch: differences between files are told all at once.
     check_plan(whole, existing)

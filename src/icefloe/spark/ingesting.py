@@ -15,7 +15,7 @@ from icefloe.errors import InvalidInputError
 from icefloe.ingest.access import SourceAccess
 from icefloe.ingest.existing import Existing
 from icefloe.ingest.ingested import ingested_sources
-from icefloe.ingest.local import read_existing
+from icefloe.ingest.local import name_sources, read_existing
 from icefloe.ingest.options import IngestOptions, Mode, OnError, Region
 from icefloe.ingest.parsers.registry import check_format
 from icefloe.ingest.plan import IngestPlan, check_free
@@ -72,6 +72,7 @@ def ingest(
     on_error: OnError = "fail",
     dry_run: bool = False,
     skip_ingested: bool = False,
+    unchecked: bool = False,
     batch: int | None = None,
     rebase_with: ConflictSolver | None = None,
     containers: Sequence[VirtualChunkContainer] = (),
@@ -121,6 +122,9 @@ def ingest(
         Keep the ranges of values of chunks, as `icefloe.spark.analyze` does: after the commit, for all chunks of the
         groups that were written to of which none are kept. It reads them once more, so it goes with `native` only;
         chunks elsewhere are analyzed by a repository that may read them.
+    unchecked
+        Go on where coordinates of the repository that the sources must be compared with cannot be read: virtual ones
+        outside the folders of the sources, which the repository is not authorised for. Without it they are refused.
     more
         Further options of `icefloe.ingest.options.IngestOptions`: concat_dims, rename, codecs, dtypes, unpack, ...
 
@@ -139,13 +143,14 @@ def ingest(
     options = _options(
         {
             "mode": mode, "append_dim": append_dim, "region": region, "group": group, "on_error": on_error,
-            "chunks": dict(chunks or {}), "variables": tuple(variables) if variables is not None else None,
+            "unchecked": unchecked, "chunks": dict(chunks or {}),
+            "variables": tuple(variables) if variables is not None else None,
         },
         more,
     )  # fmt: skip
     access = access or SourceAccess()
     check_format(options.format)
-    files = expand_sources(list_sources(sources), access)
+    named = files = expand_sources(list_sources(sources), access)
     repository = _repository(repo, create=not dry_run)
     known = len(files)
     if skip_ingested and repository is not None:
@@ -163,15 +168,16 @@ def ingest(
     schemas, failures = fetch_schemas(spark, files, access, options.format, progress)
     fixed = "task_bytes" in more or "files_per_task" in more
     found = FirstPass(tuple(files), tuple(schemas), tuple(failures), options, fixed)
+    allowed = name_sources(named, schemas, options, access, containers)
     if dry_run or repository is None:
-        existing = Existing() if repository is None else read_existing(repository.readonly_session(branch))
+        existing = Existing() if repository is None else read_existing(repository.readonly_session(branch), allowed)
         plan = plan_first_pass(spark, found, existing, options)
         check_free(plan, existing)
         return IngestOutcome(
             job_id, plan, None, known - len(files), failures=found.failures, seconds=time.monotonic() - started
         )
     job = IngestJob(
-        job_id, repository, branch, found, access, message, tuple(containers), rebase_with, metadata, progress
+        job_id, repository, branch, found, access, message, tuple(containers), rebase_with, metadata, progress, allowed
     )
     landed = land(spark, job) if batch is None else land_in_batches(spark, job, staging, batch)
     if statistics:

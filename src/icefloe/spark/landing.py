@@ -14,7 +14,7 @@ from icefloe.errors import ConflictError, RebaseFailedError
 from icefloe.ingest.access import SourceAccess
 from icefloe.ingest.existing import Existing
 from icefloe.ingest.ingested import keep_record
-from icefloe.ingest.local import read_existing
+from icefloe.ingest.local import NamedSources, read_existing
 from icefloe.ingest.options import IngestOptions
 from icefloe.ingest.plan import IngestPlan, check_plan, plan_ingest
 from icefloe.ingest.record import ingest_metadata
@@ -61,6 +61,8 @@ class IngestJob:
     rebase_with: ConflictSolver | None = None
     metadata: Mapping[str, Any] | None = None
     shown: bool | None = None
+    named: NamedSources | None = None
+    """Where virtual coordinates of the repository may be read, beside what it is authorised for."""
 
     @property
     def options(self) -> IngestOptions:
@@ -168,7 +170,7 @@ def _prepare(spark: SparkSession, job: IngestJob, options: IngestOptions) -> tup
     repository = with_stored_containers(job.repository)
     while True:
         planned = repository.readonly_session(job.branch)
-        existing = read_existing(planned)
+        existing = read_existing(planned, job.named)
         plan = plan_first_pass(spark, job.first_pass, existing, options)
         check_plan(plan, existing)
         repository = store_containers(repository, plan.containers, job.containers)

@@ -1,0 +1,104 @@
+"""An append is checked against what is there, however the repository was opened; what cannot be checked is refused."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xarray as xr
+
+from icefloe import Repository
+from icefloe.errors import InvalidInputError
+from icefloe.ingest import local
+from icefloe.ingest.local import ingest_local
+from icefloe.ingest.options import IngestOptions
+from icefloe.ingest.synthetic import write_month
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+GRID: dict[str, Any] = {"nlat": 5, "nlon": 6, "variables": ("t2m",)}
+GENERATIONS = ["repository", "dataset", "store", "icechunk1", "icechunk2"]
+
+
+def _append(mode: Any, **more: Any) -> IngestOptions:
+    return IngestOptions(mode=mode, append_dim="time", **more)
+
+
+def _times(place: Path, folder: Path) -> int:
+    repository = Repository.open(str(place), authorize_virtual_chunk_access={f"file://{folder}/": None})
+    return int(xr.open_zarr(repository.readonly_session("main").store, consolidated=False).sizes["time"])
+
+
+@pytest.mark.parametrize("mode", ["virtual", "mixed"])
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_the_same_files_are_not_appended_twice(tmp_path: Path, mode: Any, generation: str) -> None:
+    write_month(tmp_path / "in", days=2, **GRID)
+    repository = Repository.create(str(tmp_path / "repo"), spec_version=generation)
+    ingest_local(tmp_path / "in", repository, _append(mode))
+    before = _times(tmp_path / "repo", tmp_path / "in")
+    for order in ("after", "any"):
+        with pytest.raises(InvalidInputError, match="cannot append along time"):
+            ingest_local(tmp_path / "in", Repository.open(str(tmp_path / "repo")), _append(mode, append_order=order))
+    assert _times(tmp_path / "repo", tmp_path / "in") == before
+
+
+def test_a_file_of_another_grid_is_not_appended_to_virtual_ones(tmp_path: Path) -> None:
+    write_month(tmp_path / "in", days=1, **GRID)
+    repository = Repository.create(str(tmp_path / "repo"))
+    ingest_local(tmp_path / "in", repository, _append("virtual"))
+    write_month(tmp_path / "in", start=dt.date(2020, 1, 2), days=1, **GRID)
+    [second] = sorted((tmp_path / "in").rglob("*.nc"))[1:]
+    moved = xr.load_dataset(second, decode_cf=False)
+    second.unlink()
+    moved.assign_coords(latitude=moved.latitude + 7).to_netcdf(second)
+    with pytest.raises(InvalidInputError, match="the grids differ"):
+        ingest_local(second, Repository.open(str(tmp_path / "repo")), _append("virtual"))
+
+
+def test_coordinates_that_cannot_be_read_are_refused_unless_asked_for(tmp_path: Path) -> None:
+    write_month(tmp_path / "a", days=1, **GRID)
+    write_month(tmp_path / "b", start=dt.date(2020, 1, 2), days=1, **GRID)
+    repository = Repository.create(str(tmp_path / "repo"))
+    ingest_local(tmp_path / "a", repository, _append("virtual"))
+    before = repository.lookup_branch("main")
+    with pytest.raises(InvalidInputError, match="unchecked=True"):
+        ingest_local(tmp_path / "b", repository, _append("virtual"))
+    assert repository.lookup_branch("main") == before
+    allowed = repository.reopen(authorize_virtual_chunk_access={f"file://{tmp_path}/a/": None})
+    assert ingest_local(tmp_path / "b", allowed, _append("virtual"), dry_run=True).plan is not None
+    result = ingest_local(tmp_path / "b", repository, _append("virtual", unchecked=True))
+    assert result.plan is not None
+    assert {issue.severity for issue in result.plan.report.issues if issue.facet == "the repository's values"} == {
+        "note"
+    }
+
+
+def test_a_source_that_changed_since_it_was_referred_to_is_no_check(tmp_path: Path) -> None:
+    write_month(tmp_path / "in", days=1, **GRID)
+    repository = Repository.create(str(tmp_path / "repo"), spec_version="icechunk2")
+    ingest_local(tmp_path / "in", repository, _append("virtual"))
+    [file] = (tmp_path / "in").rglob("*.nc")
+    os.utime(file, (file.stat().st_atime, file.stat().st_mtime + 100))
+    write_month(tmp_path / "in", start=dt.date(2020, 1, 2), days=1, **GRID)
+    with pytest.raises(InvalidInputError, match="changed after the reference"):
+        ingest_local(sorted((tmp_path / "in").rglob("*.nc"))[-1], repository, _append("virtual"))
+
+
+def test_a_commit_while_an_ingest_is_planned_is_planned_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_month(tmp_path / "a", days=1, **GRID)
+    write_month(tmp_path / "b", start=dt.date(2020, 1, 2), days=1, **GRID)
+    place = str(tmp_path / "repo")
+    ingest_local(tmp_path / "a", Repository.create(place), _append("native"))
+    check, others = local.check_plan, [1]
+
+    def check_and_be_late(*given: Any) -> None:
+        check(*given)
+        if others:
+            others.clear()
+            ingest_local(tmp_path / "b", Repository.open(place), _append("native"))
+
+    monkeypatch.setattr(local, "check_plan", check_and_be_late)
+    with pytest.raises(InvalidInputError, match="cannot append along time"):
+        ingest_local(tmp_path / "b", Repository.open(place), _append("native"))
