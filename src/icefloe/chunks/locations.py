@@ -72,9 +72,12 @@ def container_prefix(url_prefix: str) -> str:
 
 
 def by_longest_prefix(containers: Mapping[str, VirtualChunkContainer]) -> list[tuple[str, VirtualChunkContainer]]:
-    """Containers with their prefixes, longest first, so that the first match is the right one."""
+    """Containers with their prefixes, longest first, so that the first match is the right one.
+
+    Of two with the same prefix, the one that the caller gave comes before the one that a repository holds.
+    """
     pairs = [(container_prefix(container.url_prefix), container) for container in containers.values()]
-    return sorted(pairs, key=lambda pair: (-len(pair[0]), pair[0]))
+    return sorted(pairs, key=lambda pair: (-len(pair[0]), pair[0], pair[1].stored))
 
 
 def split_url(url: str) -> tuple[str, str]:

@@ -1,8 +1,14 @@
-"""Virtual chunks are read from the containers a repository names and its user has authorised, and nowhere else."""
+"""Virtual chunks are read from the containers a repository names and its user has authorised, and nowhere else.
+
+A container that a repository holds is data of a stranger. It tells that there are references below a prefix. What is
+read below an authorised prefix, and where credentials go, is decided by what the caller wrote: the prefix, the
+credentials, and the containers of the caller's own configuration.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
@@ -18,6 +24,7 @@ from icefloe.chunks.locations import (
     url_path,
 )
 from icefloe.chunks.source import Source, source_in
+from icefloe.chunks.stored_containers import plan_store
 from icefloe.errors import VirtualChunkError
 from icefloe.model.object_store_config import AzureObjectStore, LocalFileSystemObjectStore, ObjectStoreConfig
 from icefloe.model.string_column import FEW_TEXTS, StringColumn
@@ -38,8 +45,8 @@ class OpenStore(Protocol):
 class VirtualContainers:
     """The containers of a repository, and the credentials their user gave for some of them.
 
-    `authorized` maps the prefix (or name) of a container to its credentials, or to None where none are needed; a
-    container that is not in it is never read.
+    `authorized` maps the prefix of a container to its credentials, or to None where none are needed; a container that
+    is not in it is never read. The name of a container authorises it only if the caller gave the container.
     """
 
     def __init__(
@@ -52,9 +59,12 @@ class VirtualContainers:
         self._authorized = dict(authorized or {})
         self._open_store = open_store
         self._by_prefix = by_longest_prefix(self._containers)
-        self._by_name = {c.name: c for c in self._containers.values() if c.name is not None}
+        # The caller's containers come last, and so win.
+        ordered = sorted(self._containers.values(), key=lambda container: not container.stored)
+        self._by_name = {c.name: c for c in ordered if c.name is not None}
+        self._given_names = {c.name for c in ordered if c.name is not None and not c.stored}
         self._credentials = {
-            (key if key in self._by_name else container_prefix(key)): credentials
+            (key if key in self._given_names else container_prefix(key)): credentials
             for key, credentials in self._authorized.items()
         }
         self._stores: dict[tuple[str, str], SourceStorage] = {}
@@ -116,13 +126,14 @@ class VirtualContainers:
         if container is None:
             raise self._uncovered(location)
         prefix = container_prefix(container.url_prefix)
-        if prefix not in self._credentials and container.name not in self._credentials:
+        by_name = container.name if container.name in self._given_names and not container.stored else None
+        if prefix not in self._credentials and by_name not in self._credentials:
             raise no_authorization(location, container)
-        credentials = self._credentials.get(prefix, self._credentials.get(container.name or ""))
+        credentials = self._credentials.get(prefix, self._credentials.get(by_name or ""))
         url = normalise_location(self.absolute(location))
         if not url.startswith(prefix):
             raise _outside(location, prefix)
-        config = container.store
+        config = plan_store(container, prefix, credentials)
         if isinstance(config, LocalFileSystemObjectStore):
             folder = _folder_of(config, prefix)
             config, root, key = replace(config, path=folder), f"file://{folder}", url_path(url[len(prefix) :])
@@ -135,6 +146,7 @@ class VirtualContainers:
                 root = f"{root}{folder}/"
             if not key or ".." in key.split("/"):
                 raise _outside(location, prefix)
+            _refuse_odd_root(location, root)
         store = self._stores.get((prefix, root))
         if store is None:
             store = self._stores[prefix, root] = self._open_store(config, credentials, root)
@@ -159,6 +171,23 @@ def _folder_of(store: LocalFileSystemObjectStore, prefix: str) -> str:
     given = os.path.abspath(os.path.expanduser(store.path)) if store.path else "/"
     inside = given.rstrip("/") + "/"
     return own if own.startswith(inside) else inside
+
+
+_BUCKET = r"[A-Za-z0-9$][A-Za-z0-9._$-]*"
+_ROOT = re.compile(rf"[a-z0-9+.-]+://{_BUCKET}/")
+_AZURE_ROOT = re.compile(rf"[a-z0-9+.-]+://({_BUCKET}@[A-Za-z0-9.-]+|{_BUCKET})/({_BUCKET}/)?")
+_NO_BUCKET = ("http://", "https://", "memory://")
+
+
+def _refuse_odd_root(location: str, root: str) -> None:
+    """Refuse a bucket whose name would become more than a name in the address that requests are sent to."""
+    name = _AZURE_ROOT if root.startswith(("az", "abfs")) else _ROOT
+    if not root.startswith(_NO_BUCKET) and name.fullmatch(root) is None:
+        raise VirtualChunkError(
+            f"{location} is in {root}, which is not the name of a bucket or container: letters, digits, '.', '-' and "
+            "'_' are allowed",
+            location=location,
+        )
 
 
 def _names_account(store: AzureObjectStore, root: str) -> bool:

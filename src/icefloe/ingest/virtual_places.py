@@ -82,5 +82,5 @@ def explain_authorisation(prefixes: Sequence[str]) -> str:
     return (
         "readers open it with\n"
         f"  Repository.open(storage, authorize_virtual_chunk_access=containers_credentials({{{pairs}}}))\n"
-        "where None stands for the environment's credentials"
+        "where None reads local files and public buckets; give credentials for private ones"
     )

@@ -132,8 +132,11 @@ class RepositoryConfig(ConfigValue):
             merged.manifest = _merge_manifest(self.manifest, other.manifest)
         if containers is not None or other.virtual_chunk_containers is not None:
             merged.virtual_chunk_containers = dict(containers or {})
+            given = [found for found in (containers or {}).values() if not found.stored]
             for container in (other.virtual_chunk_containers or {}).values():
-                merged.set_virtual_chunk_container(container)
+                # What a repository holds never takes the place of what the caller gave.
+                if not (container.stored and any(_is_same(found, container) for found in given)):
+                    merged.set_virtual_chunk_container(container)
         return merged
 
     def set_virtual_chunk_container(self, cont: VirtualChunkContainer) -> None:
@@ -166,6 +169,10 @@ _MERGED = (
     "caching", "storage", "manifest", "repo_update_retries", "num_updates_per_repo_info_file",
     "max_concurrent_decodes", "chunk_packing", "attributes_threshold_bytes",
 )  # fmt: skip
+
+
+def _is_same(one: VirtualChunkContainer, other: VirtualChunkContainer) -> bool:
+    return one.url_prefix == other.url_prefix or (one.name is not None and one.name == other.name)
 
 
 def _merge_manifest(mine: ManifestConfig, theirs: ManifestConfig) -> ManifestConfig:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 from icefloe.errors import InvalidInputError
+
+_SECRET = re.compile("key|token|secret|password|credential|service_account|sas|certificate_path", re.IGNORECASE)
+"""Options of a client that hold credentials or say where they lie; these are never stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +29,25 @@ class S3Options:
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> S3Options:
         """Options as stored; unknown ones are left aside, null is the default."""
-        known = {f.name for f in fields(cls)}
-        return cls(**{name: value for name, value in given.items() if name in known and value is not None})
+        found: dict[str, Any] = {}
+        for setting in fields(cls):
+            value = given.get(setting.name)
+            if value is None:
+                continue
+            wanted = _S3_TYPES.get(setting.name, str)
+            if type(value) is not wanted:
+                raise InvalidInputError(f"{setting.name} of an S3 store is a {wanted.__name__}; found {value!r}")
+            found[setting.name] = value
+        return cls(**found)
+
+
+_S3_TYPES: dict[str, type] = {
+    "allow_http": bool,
+    "anonymous": bool,
+    "force_path_style": bool,
+    "requester_pays": bool,
+    "network_stream_timeout_seconds": int,
+}
 
 
 class ObjectStoreConfig:
@@ -102,7 +123,7 @@ class _WithOptions(ObjectStoreConfig):
         return hash((self.tag, tuple(sorted(self.opts.items()))))
 
     def _content(self) -> Any:
-        return dict(self.opts)
+        return {name: value for name, value in self.opts.items() if _SECRET.search(name) is None}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +148,8 @@ class HttpObjectStore(_WithOptions):
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def _content(self) -> Any:
-        return dict(self.opts) | ({"headers": dict(self.headers)} if self.headers else {})
+        # Headers carry keys and cookies; whoever needs them gives them when opening.
+        return {name: value for name, value in self.opts.items() if _SECRET.search(name) is None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +211,11 @@ def _parse_content(kind: type[ObjectStoreConfig], content: Any) -> ObjectStoreCo
     if issubclass(kind, _S3Like):
         return kind(S3Options.from_dict(content))
     headers = content.get("headers") if kind is HttpObjectStore else None
+    if headers is not None and not isinstance(headers, Mapping):
+        raise InvalidInputError(f"the headers of an http store are a map; found {headers!r}")
     opts = {name: str(value) for name, value in content.items() if not (headers is not None and name == "headers")}
     if kind is HttpObjectStore:
-        return HttpObjectStore(opts, dict(headers or {}))
+        return HttpObjectStore(opts, {str(name): str(value) for name, value in (headers or {}).items()})
     return GcsObjectStore(opts) if kind is GcsObjectStore else AzureObjectStore(opts)
 
 

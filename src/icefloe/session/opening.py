@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from icefloe.archive.files import Archive
@@ -148,9 +149,19 @@ async def _fetch_config(storage: Storage, detected: Detected) -> RepositoryConfi
         stored = detected.config()
         if stored is None:
             stored = await make_ledger(version, storage, Archive(storage, get_format(version))).fetch_config()
-        return None if stored.document is None else decode_config(stored.document)
+        return None if stored.document is None else _decode_stored(stored.document)
     except InvalidInputError as error:
         raise FormatError(f"the stored configuration of {storage.url} cannot be used: {error}") from error
+
+
+def _decode_stored(document: Mapping[str, Any]) -> RepositoryConfig:
+    """The configuration of a repository; its containers are marked as data of whoever wrote it."""
+    config = decode_config(document)
+    if config.virtual_chunk_containers is not None:
+        config.virtual_chunk_containers = {
+            key: replace(container, stored=True) for key, container in config.virtual_chunk_containers.items()
+        }
+    return config
 
 
 async def fetch_stored_config(storage: Storage) -> RepositoryConfig | None:
