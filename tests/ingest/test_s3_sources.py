@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from icefloe import Repository, VirtualChunkContainer, s3_credentials, s3_storage, s3_store
+from icefloe import Repository, RepositoryConfig, VirtualChunkContainer, s3_credentials, s3_storage, s3_store
 from icefloe.blocking import run_blocking
 from icefloe.ingest.access import SourceAccess
 from icefloe.ingest.local import ingest_local
@@ -43,7 +43,11 @@ def test_files_in_a_bucket_are_ingested_and_read_back(tmp_path: Path, ministack:
     )  # fmt: skip
     assert result.plan is not None and result.plan.containers == ((prefix,) if mode == "virtual" else ())
     secrets = s3_credentials(access_key_id=options["access_key_id"], secret_access_key=options["secret_access_key"])
-    reader = Repository.open(storage, authorize_virtual_chunk_access={prefix: secrets} if mode == "virtual" else None)
+    # Credentials go to an endpoint of the reader's own configuration, not to one that the repository names.
+    own = RepositoryConfig(virtual_chunk_containers={prefix: container})
+    reader = Repository.open(
+        storage, own, authorize_virtual_chunk_access={prefix: secrets} if mode == "virtual" else None
+    )
     found = xr.open_zarr(reader.readonly_session("main").store, consolidated=False)
     expected = xr.open_mfdataset([str(p) for p in paths], engine="netcdf4", data_vars="minimal")
     np.testing.assert_array_equal(found.t2m.values, expected.t2m.values)
