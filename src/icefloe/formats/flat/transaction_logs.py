@@ -49,10 +49,15 @@ def _read_chunks(root: Tables) -> dict[NodeId, npt.NDArray[np.uint32]]:
     rows, held = arrays.tables(1)
     columns = read_coordinates(rows, 0, held)
     chunks: dict[NodeId, npt.NDArray[np.uint32]] = {}
+    listed: set[NodeId] = set()
     for array, count in enumerate(held.counts.tolist()):
         node_id = ids[array].tobytes()
-        if node_id in chunks:
+        if node_id in listed:
             raise root.body.corrupt("an array is listed twice")
+        listed.add(node_id)
+        if not count:
+            # Official writers name arrays of which they changed no chunk; nothing tells their rank.
+            continue
         coords = columns.of(array, count)
         # Official writers do not sort across the manifests of a split array.
         chunks[node_id] = coords if columns.in_order or row_order(coords) is None else _unique_rows(coords)

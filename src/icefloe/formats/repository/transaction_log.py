@@ -64,7 +64,8 @@ def decode_log_body(body: bytes) -> TransactionLog:
         parts = parts[1:8]
     lists = [decode_or_refuse(_IDS, part, "transaction log") for part in parts[:6]]
     sets = [frozenset(parse_node_id(wire) for wire in ids) for ids in lists]
-    chunks = decode_or_refuse(_CHUNKS, parts[6], "transaction log")
+    wire_chunks = decode_or_refuse(_CHUNKS, parts[6], "transaction log")
+    chunks = {parse_node_id(node): _decode_coords(memoryview(raw)) for node, raw in wire_chunks.items()}
     return TransactionLog(
         new_groups=sets[0],
         new_arrays=sets[1],
@@ -73,7 +74,8 @@ def decode_log_body(body: bytes) -> TransactionLog:
         # Early writers list new nodes here as well.
         updated_groups=sets[4] - sets[0] - sets[1],
         updated_arrays=sets[5] - sets[0] - sets[1],
-        updated_chunks={parse_node_id(node): _decode_coords(memoryview(raw)) for node, raw in chunks.items()},
+        # An array without chunks says nothing, and nothing tells its rank.
+        updated_chunks={node: coords for node, coords in chunks.items() if len(coords)},
         moves=() if moves is None else _decode_moves(moves),
         updated_boxes={} if boxes is None else _decode_boxes(boxes),
     )
