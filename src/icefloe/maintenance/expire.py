@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import reduce
 
 from icefloe.errors import ObjectNotFoundError
 from icefloe.ids import ObjectId
@@ -14,7 +13,7 @@ from icefloe.maintenance.reading import Reading, read_anew
 from icefloe.model.transaction_log import TransactionLog
 from icefloe.session.compare import compare_snapshots
 from icefloe.session.engine import Engine
-from icefloe.session.logs import merge_logs
+from icefloe.session.logs import join_logs, merge_logs
 
 
 async def plan_expiry_of(engine: Engine, request: ExpiryRequest) -> ExpiryPlan:
@@ -64,13 +63,16 @@ def _union(one: TransactionLog, other: TransactionLog) -> TransactionLog:
         new_arrays=one.new_arrays | other.new_arrays,
         deleted_groups=one.deleted_groups | other.deleted_groups,
         deleted_arrays=one.deleted_arrays | other.deleted_arrays,
+        updated_groups=one.updated_groups | other.updated_groups,
+        updated_arrays=one.updated_arrays | other.updated_arrays,
     )
 
 
 async def _log_since(reading: Reading, snapshots: list[ObjectId], parent: ObjectId) -> TransactionLog:
     archive = reading.archive
+    old, new = await archive.fetch_snapshot(parent), await archive.fetch_snapshot(snapshots[-1])
     try:
-        return reduce(merge_logs, [await archive.fetch_transaction_log(each) for each in snapshots])
+        logs = [await archive.fetch_transaction_log(each) for each in snapshots]
     except ObjectNotFoundError:
-        old, new = await archive.fetch_snapshot(parent), await archive.fetch_snapshot(snapshots[-1])
         return await compare_snapshots(old, new, archive)
+    return await join_logs(logs, old, new, archive)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from typing import Any
 
 from icefloe.environment import current_time
@@ -15,12 +14,11 @@ from icefloe.maintenance.merge_plan import MergePlan
 from icefloe.maintenance.transplant import Transplant, transplant
 from icefloe.model.diff import Diff
 from icefloe.model.snapshot import Snapshot
-from icefloe.model.transaction_log import TransactionLog
 from icefloe.session.commit import HISTORY_LENGTH, CommitRequest, flush_snapshot
 from icefloe.session.conflicts import ConflictDetector, ConflictSolver
 from icefloe.session.engine import Engine
 from icefloe.session.history import diff_between, fetch_log
-from icefloe.session.logs import merge_logs
+from icefloe.session.logs import join_logs
 from icefloe.session.status import diff_of_changes
 from icefloe.session.workspace import Workspace
 
@@ -199,7 +197,8 @@ async def squash(engine: Engine, plan: SquashPlan, message: str, metadata: Mappi
     snapshot = _squashed(engine, newest, parent, message, metadata)
     await engine.archive.flush_snapshot(snapshot)
     if engine.capabilities.transaction_logs:
-        await engine.archive.flush_transaction_log(snapshot.id, reduce(merge_logs, logs, TransactionLog()))
+        log = await join_logs(logs, parent, newest, engine.archive)
+        await engine.archive.flush_transaction_log(snapshot.id, log)
     await engine.ledger.record_detached(snapshot)
     await engine.ledger.reset_branch(plan.branch, snapshot.id, plan.tip)
     return snapshot.id

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
 
 from icefloe.errors import RebaseFailedError
 from icefloe.ids import ObjectId
@@ -17,7 +16,7 @@ from icefloe.session.compare import compare_snapshots
 from icefloe.session.conflicts import Conflict, ConflictSolver
 from icefloe.session.engine import Engine
 from icefloe.session.history import fetch_log
-from icefloe.session.logs import merge_logs
+from icefloe.session.logs import join_logs
 from icefloe.session.rebase import rebase_over
 from icefloe.session.untouched import without_untouched
 
@@ -59,6 +58,6 @@ async def log_between(engine: Engine, old: Snapshot, new: Snapshot) -> Transacti
             if info.id == old.id:
                 snapshots = [await engine.archive.fetch_snapshot(each) for each in reversed(between)]
                 logs = [await fetch_log(engine, snapshot) for snapshot in snapshots]
-                return reduce(merge_logs, logs, TransactionLog())
+                return await join_logs(logs, old, new, engine.archive)
             between.append(info.id)
     return await compare_snapshots(old, new, engine.archive)

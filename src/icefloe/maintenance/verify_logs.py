@@ -20,7 +20,7 @@ from icefloe.model.nodes import ArrayNode
 from icefloe.model.snapshot import Snapshot
 from icefloe.model.transaction_log import TransactionLog
 from icefloe.session.compare import compare_snapshots
-from icefloe.session.logs import merge_logs
+from icefloe.session.logs import join_logs, merge_logs
 from icefloe.session.lookup import ChunkLookup
 from icefloe.session.written import Written
 
@@ -35,6 +35,8 @@ async def check_log(reading: Reading, snapshot_id: ObjectId, parent_id: ObjectId
         pruned = await reading.ledger.fetch_pruned_logs(snapshot_id)
         logs = [await reading.archive.fetch_transaction_log(each) for each in (*pruned, snapshot_id)]
         told = reduce(merge_logs, logs)
+        if len(logs) > 1:
+            told = await _join(reading, logs, snapshot_id, parent_id) or told
     except ObjectNotFoundError as error:
         return _damage(DamageKind.MISSING, key, f"no log was written ({error})", snapshot_id)
     except FormatError as error:
@@ -49,6 +51,18 @@ async def check_log(reading: Reading, snapshot_id: ObjectId, parent_id: ObjectId
     true = await _without_moved(reading, told, true, parent_id, snapshot)
     missing = find_untold(told, true, frozenset(node.id for node in snapshot.nodes.values()))
     return None if missing is None else _damage(DamageKind.LOG_DIFFERS, key, missing, snapshot_id)
+
+
+async def _join(
+    reading: Reading, logs: list[TransactionLog], snapshot_id: ObjectId, parent_id: ObjectId
+) -> TransactionLog | None:
+    """The logs as readers join them; None where the files of a snapshot are damaged themselves."""
+    archive = reading.archive
+    try:
+        before, after = await archive.fetch_snapshot(parent_id), await archive.fetch_snapshot(snapshot_id)
+        return await join_logs(logs, before, after, archive)
+    except (NotFoundError, FormatError):
+        return None
 
 
 async def true_log(reading: Reading, snapshot_id: ObjectId, parent_id: ObjectId) -> TransactionLog:

@@ -122,7 +122,7 @@ async def rebase(work: Workspace, branch: str, solver: ConflictSolver) -> None:
     base, changes = work.base, work.changes
     for snapshot_id in reversed(await _missed(work, tip)):
         theirs = await work.engine.archive.fetch_snapshot(snapshot_id)
-        log = await fetch_log(work.engine, theirs)
+        log = await fetch_log(work.engine, theirs, base, changes.edits.keys() | changes.parts.keys())
         log = await without_untouched(log, base, changes, theirs, work.engine.archive)
         changes = rebase_over(base, changes, theirs, log, solver)
         base = theirs

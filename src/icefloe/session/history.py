@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from dataclasses import dataclass
 from functools import reduce
 
 from icefloe.errors import InvalidInputError, ObjectNotFoundError, SnapshotNotFoundError
-from icefloe.ids import ObjectId
+from icefloe.ids import NodeId, ObjectId
 from icefloe.model.diff import Diff
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.model.transaction_log import TransactionLog
 from icefloe.session.compare import chunks_in_boxes, compare_snapshots, diff_from_logs
 from icefloe.session.engine import Engine
-from icefloe.session.logs import merge_logs
+from icefloe.session.logs import join_logs, merge_logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +64,30 @@ async def snapshot_as_of(engine: Engine, snapshot_id: ObjectId, time: dt.datetim
     raise SnapshotNotFoundError(f"the branch had no commit at {moment.isoformat()}{since}", as_of=moment)
 
 
-async def fetch_log(engine: Engine, snapshot: Snapshot) -> TransactionLog:
-    """What a snapshot changed: its log, or a comparison where the generation or an early writer left none."""
+async def fetch_log(
+    engine: Engine, snapshot: Snapshot, parent: Snapshot | None = None, wanted: Container[NodeId] | None = None
+) -> TransactionLog:
+    """What a snapshot changed: its log, or a comparison where the generation or an early writer left none.
+
+    `parent` saves a request where the caller has it; `wanted` are the arrays of which every chunk must be told.
+    """
+    logs: list[TransactionLog] = []
     if engine.capabilities.transaction_logs:
         pruned = await engine.ledger.fetch_pruned_logs(snapshot.id)
         try:
             logs = [await engine.archive.fetch_transaction_log(each) for each in (*pruned, snapshot.id)]
-            return reduce(merge_logs, logs)
         except ObjectNotFoundError:
-            pass
-    parent_id = (await engine.ledger.fetch_info(snapshot.id)).parent_id
-    if parent_id is None:
-        return TransactionLog()
-    parent = await engine.archive.fetch_snapshot(parent_id)
-    return await compare_snapshots(parent, snapshot, engine.archive)
+            logs = []
+    if len(logs) == 1:
+        return logs[0]
+    if parent is None:
+        parent_id = (await engine.ledger.fetch_info(snapshot.id)).parent_id
+        parent = None if parent_id is None else await engine.archive.fetch_snapshot(parent_id)
+    if parent is None:
+        return reduce(merge_logs, logs, TransactionLog())
+    if not logs:
+        return await compare_snapshots(parent, snapshot, engine.archive)
+    return await join_logs(logs, parent, snapshot, engine.archive, wanted)
 
 
 async def diff_between(engine: Engine, old: ObjectId, new: ObjectId) -> Diff:

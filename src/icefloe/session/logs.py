@@ -2,18 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
 
+from icefloe.archive.files import Archive
 from icefloe.errors import FormatError
+from icefloe.ids import NodeId
+from icefloe.manifests.keys import find_rows
+from icefloe.model.nodes import ArrayNode
+from icefloe.model.snapshot import Snapshot
 from icefloe.model.transaction_log import TransactionLog
+from icefloe.session.lookup import ChunkLookup
+
+
+async def join_logs(
+    logs: Sequence[TransactionLog],
+    before: Snapshot,
+    after: Snapshot,
+    archive: Archive,
+    wanted: Container[NodeId] | None = None,
+) -> TransactionLog:
+    """The logs of all commits from one snapshot to another, oldest first, as one log.
+
+    An array that one commit makes smaller and a later one larger again loses chunks of which neither log tells: the
+    first only says that the array has another shape. So the references of arrays that were changed more than once
+    are compared. `wanted` restricts that to some arrays.
+    """
+    joined = reduce(merge_logs, logs, TransactionLog())
+    changed = _find_changed_again(logs)
+    if wanted is not None:
+        changed = {node_id for node_id in changed if node_id in wanted}
+    if not changed:
+        return joined
+    was = {n.id: n for n in before.nodes.values() if n.id in changed and isinstance(n, ArrayNode)}
+    now = {n.id: n for n in after.nodes.values() if n.id in was and isinstance(n, ArrayNode)}
+    lookup, chunks = ChunkLookup(archive), dict(joined.updated_chunks)
+    for node_id, node in now.items():
+        lost = await _find_lost(was[node_id], node, lookup)
+        if len(lost):
+            known = chunks.get(node_id)
+            chunks[node_id] = lost if known is None else join_coordinates([known, lost])
+    return replace(joined, updated_chunks=chunks)
 
 
 def merge_logs(first: TransactionLog, second: TransactionLog) -> TransactionLog:
-    """Two consecutive logs as one."""
+    """Two consecutive logs as one, as far as they tell; `join_logs` also looks for chunks that they do not mention."""
     born = first.new_arrays | first.new_groups
     gone = second.deleted_arrays | second.deleted_groups
     # A node that was deleted and came back under its id, as by a revert, is neither new nor deleted.
@@ -51,5 +89,29 @@ def join_coordinates(parts: Sequence[npt.NDArray[np.uint32]]) -> npt.NDArray[np.
     filled = [part for part in parts if len(part)] or list(parts[:1])
     if len({part.shape[1] for part in filled}) > 1:
         ranks = ", ".join(str(part.shape[1]) for part in filled)
-        raise FormatError(f"transaction logs name chunks of one array with {ranks} dimensions: they contradict each other")
+        raise FormatError(f"transaction logs name chunks of one array with {ranks} dimensions: they contradict")
     return filled[0] if len(filled) == 1 else np.unique(np.concatenate(filled), axis=0)
+
+
+def _find_changed_again(logs: Iterable[TransactionLog]) -> set[NodeId]:
+    """Arrays whose document changed in more than one commit, or that were deleted and came back."""
+    changes: Counter[NodeId] = Counter()
+    for log in logs:
+        changes.update(log.updated_arrays | log.new_arrays | log.deleted_arrays)
+    return {node_id for node_id, count in changes.items() if count > 1}
+
+
+async def _find_lost(was: ArrayNode, now: ArrayNode, lookup: ChunkLookup) -> npt.NDArray[np.uint32]:
+    """Chunks that an array had, that it still has room for, and that it does not have any more."""
+    none = np.empty((0, len(now.grid)), dtype=np.uint32)
+    if len(was.grid) != len(now.grid):
+        return none
+    # Manifests that both have hold the same references.
+    common = set(was.manifests) & set(now.manifests)
+    older = replace(was, manifests=tuple(ref for ref in was.manifests if ref not in common))
+    box = tuple((0, min(a, b)) for a, b in zip(was.grid, now.grid, strict=True))
+    if not older.manifests:
+        return none
+    held, kept = await lookup.table(older, box), await lookup.table(now, box)
+    lost: npt.NDArray[np.uint32] = held.coords[find_rows(kept, held.coords) < 0]
+    return lost
