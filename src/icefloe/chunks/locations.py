@@ -17,6 +17,7 @@ _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*$")
 _URL = r"^[a-z][a-z0-9+.-]*://."
 _UNTIDY_FILE = r"^file://([^/]|//|/.*//|/(.*/)?\.\.?(/|$))"
 """A file URL with a host, with doubled slashes, or with dots as segments."""
+_USERINFO = r"^https?://[^/?#]*@"
 
 
 def normalise_location(location: str) -> str:
@@ -29,6 +30,11 @@ def normalise_location(location: str) -> str:
         hint = f"file://{quote(location)}" if location.startswith("/") else "s3://bucket/key or file:///path/to/file"
         raise InvalidInputError(f"the location {location!r} is not a URL; write it like {hint}", location=location)
     scheme = scheme.lower()
+    if scheme in ("http", "https") and "@" in re.split("[/?#]", rest, maxsplit=1)[0]:
+        raise InvalidInputError(
+            f"a location on {rest.partition('/')[0].rpartition('@')[2]} holds a user or a password; locations are "
+            "stored and shown, give credentials as headers of the container's http_store(...)"
+        )
     if scheme != "file":
         return f"{scheme}://{rest}"
     host, slash, path = rest.partition("/")
@@ -52,7 +58,8 @@ def normalise_locations(locations: Any) -> StringColumn:
     import pyarrow.compute as pc  # noqa: PLC0415 - a twentieth of a second that a few locations do not need
 
     untidy = pc.or_(
-        pc.invert(pc.match_substring_regex(column.arrow, _URL)), pc.match_substring_regex(column.arrow, _UNTIDY_FILE)
+        pc.invert(pc.match_substring_regex(column.arrow, _URL)),
+        pc.match_substring_regex(column.arrow, f"({_UNTIDY_FILE})|({_USERINFO})"),
     )
     if not pc.any(untidy).as_py():
         return column

@@ -18,13 +18,18 @@ from icefloe.errors import InvalidInputError, ObjectNotFoundError, PermissionDen
 from icefloe.ingest.remote_file import RemoteFile
 from icefloe.ingest.source_model import SourceFile
 from icefloe.storage import storage_from_url
-from icefloe.storage.contract import ObjectInfo, Storage
+from icefloe.storage.contract import ObjectInfo, Storage, has_userinfo
 from icefloe.storage.local_files import read_at
 
 
 def normalise_url(place: str | os.PathLike[str]) -> str:
     """A path or URL as the absolute URL under which a virtual reference would name it."""
     text = os.fspath(place)
+    if has_userinfo(text):
+        raise InvalidInputError(
+            "the URL of a source holds a user or a password; sources are stored and shown, give credentials with "
+            "SourceAccess({prefix: http_storage(url, headers=...)})"
+        )
     if "://" in text:
         return text
     return "file://" + quote(str(Path(text).expanduser().absolute()))

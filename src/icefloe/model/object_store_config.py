@@ -236,6 +236,8 @@ def s3_store(
     checksum_algorithm: str | None = None,
 ) -> S3ObjectStore | S3CompatibleObjectStore:
     """Virtual files in S3, or in a service that speaks it."""
+    if endpoint_url is not None and "@" in endpoint_url:
+        raise InvalidInputError("the endpoint_url of an S3 service holds no user and no password; give access keys")
     options = S3Options(
         region,
         endpoint_url,

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from icefloe.errors import InvalidInputError
 from icefloe.model.object_store_config import S3Options
-from icefloe.storage.contract import Storage
+from icefloe.storage.contract import Storage, has_userinfo, without_userinfo
 from icefloe.storage.credentials import (
     AzureStaticCredentials,
     GcsBearerCredential,
@@ -77,6 +77,8 @@ def s3_storage(
         get_credentials=get_credentials,
         scatter_initial_credentials=scatter_initial_credentials,
     )
+    if endpoint_url is not None and has_userinfo(endpoint_url):
+        raise InvalidInputError("the endpoint_url of an S3 service holds no user and no password; give access keys")
     options = S3Options(
         region,
         endpoint_url,
@@ -226,11 +228,13 @@ def http_storage(
 ) -> Storage:
     """A repository that a web server offers, for reading."""
     if urlsplit(base_url).scheme not in ("http", "https"):
-        raise InvalidInputError(f"{base_url!r} is not an http or https address")
+        raise InvalidInputError(f"{without_userinfo(base_url)!r} is not an http or https address")
     return ObstoreStorage(HttpPlace(base_url, dict(opts or {}), dict(headers or {})), retries=retries)
 
 
 def _name(what: str, value: str) -> str:
+    if "@" in value or ":" in value:
+        raise InvalidInputError(f"the name of a {what} holds no '@' and no ':'; credentials are given as options")
     if not value or "/" in value:
         raise InvalidInputError(f"{value!r} is not the name of a {what}")
     return value

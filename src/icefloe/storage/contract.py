@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,27 @@ class Versioned:
     data: bytes
     version: Version
     last_modified: dt.datetime | None = None
+
+
+_USERINFO = re.compile(r"([a-z][a-z0-9+.-]*://)[^/?#\s]*@", re.IGNORECASE)
+_QUERY = re.compile(r"(https?://[^\s?#'\"]*)\?[^\s'\")]+", re.IGNORECASE)
+
+
+def has_userinfo(url: str) -> bool:
+    """Whether an http address holds a user or a password; `abfss://container@account` is no such thing."""
+    return url.lower().startswith(("http://", "https://")) and _USERINFO.match(url) is not None
+
+
+def without_userinfo(text: str) -> str:
+    """A text for people: its URLs lose user, password, and the query of http addresses, where signatures stand."""
+    if "://" not in text:
+        return text
+    text = _QUERY.sub(r"\1", text)
+    return _USERINFO.sub(lambda found: found[1] if _is_secret(found) else found[0], text)
+
+
+def _is_secret(found: re.Match[str]) -> bool:
+    return found[1].lower().startswith("http") or ":" in found[0].partition("://")[2]
 
 
 class Storage(ABC):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
 from icefloe.errors import InvalidInputError, UnsupportedError
 from icefloe.model.object_store_config import S3Options
 from icefloe.storage.aws_profile import read_profile
+from icefloe.storage.contract import without_userinfo
 from icefloe.storage.credentials import (
     AnonymousCredentials,
     AzureCredentials,
@@ -313,15 +316,26 @@ def _split_client_options(given: Mapping[str, str]) -> tuple[dict[str, Any], dic
 
 @dataclass(frozen=True, slots=True)
 class HttpPlace(Place):
-    """A folder of a web server; read only."""
+    """A folder of a web server; read only.
 
-    base_url: str
+    A user and a password in the address are taken out of it and sent as a header, so that they are in no message.
+    """
+
+    base_url: str = field(repr=False)
     config: Mapping[str, str] = field(default_factory=dict, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.base_url)
+        if "@" in parts.netloc:
+            userinfo, _, host = parts.netloc.rpartition("@")
+            object.__setattr__(self, "base_url", urlunsplit(parts._replace(netloc=host)))
+            secret = base64.b64encode(unquote(userinfo).encode()).decode()
+            object.__setattr__(self, "headers", {"Authorization": f"Basic {secret}", **self.headers})
+
     @property
     def url(self) -> str:
-        return self.base_url.rstrip("/") + "/"
+        return without_userinfo(self.base_url).rstrip("/") + "/"
 
     @property
     def traits(self) -> Traits:

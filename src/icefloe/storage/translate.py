@@ -17,6 +17,7 @@ from icefloe.errors import (
     UnsupportedError,
     VersionMismatchError,
 )
+from icefloe.storage.contract import without_userinfo
 
 OBSTORE_ERRORS: dict[type[Exception], type[IcefloeError]] = {
     foreign.BaseError: StorageError,
@@ -51,7 +52,12 @@ def translate_obstore(error: Exception, action: str, url: str) -> IcefloeError:
     """The error of this library for one that obstore raised."""
     kind = next((OBSTORE_ERRORS[base] for base in type(error).__mro__ if base in OBSTORE_ERRORS), StorageError)
     # The first line is the message; obstore appends a debug print of the source below it.
-    found = str(error).partition("\n")[0].strip()
+    whole = str(error)
+    shown = without_userinfo(whole)
+    if shown != whole:
+        # The address of a request can hold a password or a signature. The original error is shown in tracebacks.
+        error.args = (shown,)
+    found = shown.partition("\n")[0].strip()
     return kind(f"cannot {action} in {url}: {found}{_ADVICE.get(kind, '')}")
 
 
