@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from icefloe.storage.memory import MemoryStorage
 from icefloe.storage.split import SplitStorage
 
 
-def test_a_dataset_is_found_through_the_root_in_its_state(tmp_path: Path) -> None:
+def test_a_dataset_is_found_where_its_caller_says_that_it_is(tmp_path: Path) -> None:
     state = icefloe.local_filesystem_storage(tmp_path / "catalog")
     data = icefloe.local_filesystem_storage(tmp_path / "data")
     repository = icefloe.Repository.create(SplitStorage(state, data), spec_version="dataset")
@@ -24,13 +25,32 @@ def test_a_dataset_is_found_through_the_root_in_its_state(tmp_path: Path) -> Non
     session.commit("numbers")
     assert [path.name for path in (tmp_path / "catalog").iterdir()] == ["state.json"]
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["c", "i", "s"]
-    opened = icefloe.Repository.open(state)
+    opened = icefloe.Repository.open(SplitStorage(state, data))
     session = pickle.loads(pickle.dumps(opened)).writable_session("main")
     array = zarr.open_array(session.store)
     assert array[9_999] == 9_999
     array[0] = 7
     session.commit("on top")
-    assert zarr.open_array(icefloe.Repository.open(state).readonly_session("main").store, mode="r")[0] == 7
+    again = icefloe.Repository.open(SplitStorage(state, data)).readonly_session("main")
+    assert zarr.open_array(again.store, mode="r")[0] == 7
+
+
+def test_a_root_below_the_state_file_is_found_by_itself(tmp_path: Path) -> None:
+    state = icefloe.local_filesystem_storage(tmp_path / "a b")
+    split = SplitStorage(state, icefloe.local_filesystem_storage(tmp_path / "a b" / "deep" / "data"))
+    repository = icefloe.Repository.create(split, spec_version="dataset")
+    for root in (None, "deep/data", str(tmp_path / "a b" / "deep" / "data"), "./deep/data"):
+        path = tmp_path / "a b" / "state.json"
+        if root is not None:
+            path.write_text(json.dumps({**json.loads(path.read_text()), "store_root": root}))
+        if root == "./deep/data":
+            with pytest.raises(InvalidInputError):
+                icefloe.Repository.open(state)
+            continue
+        with icefloe.Repository.open(state).transaction("main", message=f"{root}") as store:
+            zarr.create_array(store, name=f"n{len(str(root))}", shape=(4,), dtype="i4")[:] = 1
+    assert sorted(path.name for path in (tmp_path / "a b").iterdir()) == ["deep", "state.json"]
+    assert repository.lookup_branch("main")
 
 
 async def test_a_split_storage_lists_one_object_from_one_place_and_the_rest_from_the_other() -> None:

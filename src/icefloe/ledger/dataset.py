@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote, unquote
 
 from icefloe.archive.files import Archive
 from icefloe.errors import (
@@ -38,8 +39,7 @@ from icefloe.ids import ObjectId, new_object_id
 from icefloe.ledger.contract import HistoryChange, Ledger, StoredConfig, Tip
 from icefloe.ledger.names import MAIN, check_name, check_new_name
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
-from icefloe.storage import storage_from_url
-from icefloe.storage.contract import Storage, Version
+from icefloe.storage.contract import Storage, Version, without_userinfo
 from icefloe.storage.retries import RetryPolicy
 from icefloe.storage.split import SplitStorage
 
@@ -67,13 +67,37 @@ async def fetch_state(storage: Storage) -> SeenState:
 async def locate_data(storage: Storage) -> Storage:
     """The storage of a whole dataset, from the one that holds its state file.
 
-    Where the state names another root, its files are looked for there, with the credentials of the environment; who has
-    other ones opens a SplitStorage.
+    A state may name another root. A folder below that of the state file is used. Any other root is refused: the file
+    may come from a stranger, and would decide where files are read, written and deleted with the caller's rights. The
+    caller names such a root by opening a SplitStorage.
     """
     if isinstance(storage, SplitStorage):
         return storage
     root = resolve_data_root((await fetch_state(storage)).state, storage)
-    return storage if root is None else SplitStorage(storage, storage_from_url(root), STATE_KEY)
+    if root is None:
+        return storage
+    inner = _below(root, storage)
+    if inner is not None:
+        return SplitStorage(storage, storage.child(inner), STATE_KEY)
+    shown = without_userinfo(root)
+    raise InvalidInputError(
+        f"the state file in {storage.url} says that the files of this dataset are in {shown}, which is not below it; "
+        "if you trust that place, name it yourself:\n"
+        "    from icefloe.storage import SplitStorage\n"
+        f"    icefloe.Repository.open(SplitStorage(state_storage, icefloe.storage_from_url({shown!r})))",
+        url=storage.url,
+    )
+
+
+def _below(root: str, storage: Storage) -> str | None:
+    """The folder of a storage that a root names, or None when it is no folder below the storage's own."""
+    own = storage.url.rstrip("/") + "/"
+    path = f"file://{quote(root)}" if root.startswith("/") else root
+    if not path.startswith(own):
+        return None
+    inner = unquote(path[len(own) :]) if own.startswith("file://") else path[len(own) :]
+    parts = inner.strip("/").split("/")
+    return None if not {"", ".", ".."}.isdisjoint(parts) or "\0" in inner else inner
 
 
 class DatasetLedger(Ledger):

@@ -17,12 +17,14 @@ from icefloe.storage.build import (
 from icefloe.storage.contract import Buffer, ObjectInfo, Storage, Version, Versioned
 from icefloe.storage.probe import check_conditional_writes
 from icefloe.storage.retries import RetryPolicy
+from icefloe.storage.split import SplitStorage
 from icefloe.storage.virtual import open_object_store
 
 __all__ = [
     "Buffer",
     "ObjectInfo",
     "RetryPolicy",
+    "SplitStorage",
     "Storage",
     "Version",
     "Versioned",
