@@ -136,7 +136,7 @@ async def test_without_hard_links_creation_is_still_exclusive(tmp_path: Path, mo
     await storage.create("a/k", b"1")
     assert await storage.get("a/k") == b"1"
     with pytest.raises(FileExistsError):
-        local_files.create_file(str(tmp_path / "a" / "k"), b"2", local_files.Durability())
+        local_files.create_file(str(tmp_path / "a" / "k"), b"2", None)
     assert os.listdir(tmp_path / "a") == ["k"]
 
 
@@ -318,7 +318,7 @@ async def test_leftover_files_that_vanish_while_they_are_looked_for_are_passed_o
         number = 0
         while not done.is_set():
             number += 1
-            local_files.write_file(f"{tmp_path}/k{number % 7}", b"x", local_files.Durability())
+            local_files.write_file(f"{tmp_path}/k{number % 7}", b"x", None)
 
     writers = [threading.Thread(target=write) for _ in range(2)]
     for writer in writers:

@@ -49,3 +49,4 @@ class StorageSettings(ConfigValue):
     chunks_storage_class: Annotated[str | None, Setting(Text())] = None
     minimum_size_for_multipart_upload: Annotated[int | None, Setting(Count(1), 100 << 20)] = None
     timeouts: Annotated[StorageTimeoutSettings | None, Setting(Nested(StorageTimeoutSettings))] = None
+    fsync: Annotated[bool | None, Setting(Flag(), True)] = None

@@ -35,8 +35,17 @@ def in_memory_storage() -> Storage:
     return MemoryStorage()
 
 
-def local_filesystem_storage(path: str | os.PathLike[str], *, fsync: bool = False) -> Storage:
-    """A storage in a folder; with `fsync`, a write is on the disk before it is reported."""
+def local_filesystem_storage(path: str | os.PathLike[str], *, fsync: bool | None = None) -> Storage:
+    """A storage in a folder of the file system.
+
+    Parameters
+    ----------
+    path
+        The folder. It is made by the first write.
+    fsync
+        Whether commits survive a power loss. True waits for the disk before a commit is reported, False is faster. If
+        not given, the setting `storage.fsync` of the repository decides, which is True by default.
+    """
     return LocalStorage(path, fsync=fsync)
 
 

@@ -175,6 +175,12 @@ class Storage(ABC):
                 return False
         return True
 
+    async def make_durable(self) -> None:
+        """Return when everything that this process wrote here would survive a power loss.
+
+        `create`, `swap` and `delete` do so themselves before they take effect. Object stores always do.
+        """
+
     @abstractmethod
     def child(self, prefix: str) -> Storage:
         """The same storage, one folder deeper."""

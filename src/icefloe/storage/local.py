@@ -12,9 +12,16 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from icefloe.errors import AlreadyExistsError, InvalidInputError, StorageError, VersionMismatchError
+from icefloe.errors import (
+    AlreadyExistsError,
+    InvalidInputError,
+    OutcomeUnknownError,
+    StorageError,
+    VersionMismatchError,
+)
 from icefloe.storage import local_files as files
 from icefloe.storage.contract import Buffer, ObjectInfo, Storage, Version, Versioned, flat_bytes
+from icefloe.storage.durability import unsynced_below
 from icefloe.storage.keys import check_key, check_prefix, encode_key, join_prefix
 from icefloe.storage.ranges import check_range
 from icefloe.storage.sources import SourceStorage, check_unchanged
@@ -57,26 +64,35 @@ class _Pace:
 class LocalStorage(SourceStorage):
     """Objects as files below a folder.
 
-    `fsync` makes every write durable before it is reported. `encoded` is False for files of others, whose names are
-    taken as they are.
+    With `fsync`, which is the default, what a create, swap or delete comes after survives a power loss before it takes
+    effect, and so does its own effect before it is reported. A plain put is not waited for: nothing refers to it until
+    a later write decides so. In another process than the one that made the storage every put is waited for, because
+    the write that decides happens elsewhere. `encoded` is False for files of others, whose names are taken as they are.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, fsync: bool = False, encoded: bool = True) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, fsync: bool | None = None, encoded: bool = True) -> None:
         self._root = os.path.abspath(os.path.expanduser(os.fspath(path)))
         self._prefix = self._root.rstrip("/") + "/"
-        self._durability = files.Durability(fsync)
+        self._fsync = fsync
+        self._unsynced = unsynced_below(self._root) if fsync is not False else None
+        self._home = os.getpid()
         self._encoded = encoded
         self._pace = _Pace()
         self._list_pace = _Pace()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._root, self._durability.fsync, self._encoded)
+        # Whoever takes the storage over may refer to what was written here.
+        if self._unsynced is not None and self._unsynced.has_writes:
+            self._unsynced.sync()
+        return _rebuild, (self._root, self._fsync, self._encoded, self._home)
 
     def __repr__(self) -> str:
         return f"LocalStorage({self._root!r})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, LocalStorage) and self.__reduce__() == other.__reduce__()
+        if not isinstance(other, LocalStorage):
+            return False
+        return (self._root, self._fsync, self._encoded) == (other._root, other._fsync, other._encoded)
 
     def __hash__(self) -> int:
         return hash(self._root)
@@ -94,10 +110,45 @@ class LocalStorage(SourceStorage):
         check_prefix(prefix)
         return self._prefix + (encode_key(prefix) if self._encoded else prefix).removesuffix("/")
 
+    @property
+    def fsync(self) -> bool | None:
+        """Whether writes survive a power loss; None where nobody said so, which means that they do."""
+        return self._fsync
+
+    def with_fsync(self, fsync: bool) -> LocalStorage:
+        """The same storage, with writes that survive a power loss or with faster ones."""
+        return _rebuild(self._root, fsync, self._encoded, self._home)
+
+    async def make_durable(self) -> None:
+        unsynced = self._unsynced
+        if unsynced is not None:
+            with Translating("sync", "", self._root):
+                await FILES.run(unsynced.sync)
+
+    @property
+    def _at_once(self) -> bool:
+        """Whether a put waits for the disk: somebody else decides, and does not know of it."""
+        return self._unsynced is not None and os.getpid() != self._home
+
     async def _run(self, pace: _Pace, call: Callable[[], T], size: int = 0) -> T:
-        if size <= INLINE_BYTES and pace.quick and not self._durability.fsync:
+        if size <= INLINE_BYTES and pace.quick:
             return pace.timed(call)
         return await FILES.run(lambda: pace.timed(call))
+
+    async def _put(self, call: Callable[[], T], size: int) -> T:
+        return await (FILES.run(call) if self._at_once else self._run(self._pace, call, size))
+
+    async def _decide(self, call: Callable[[], T], size: int, key: str) -> T:
+        """Carry out a conditional write; one that waits for the disk holds nobody up."""
+        if self._unsynced is None:
+            return await self._run(self._pace, call, size)
+        try:
+            return await FILES.run(call)
+        except files.NotDurableError as error:
+            raise OutcomeUnknownError(
+                f"{key!r} in {self._root} was written, but the system cannot say that it survives a power loss: "
+                f"{error}; check the disk, then look at what is there"
+            ) from error
 
     async def get(self, key: str) -> bytes:
         path = self.path_of(key)
@@ -160,7 +211,8 @@ class LocalStorage(SourceStorage):
     async def put(self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None) -> None:
         path, flat = self.path_of(key), flat_bytes(data)
         with Translating("write", key, self._root):
-            await self._run(self._pace, lambda: files.write_file(path, flat, self._durability), len(flat))
+            at_once = self._at_once
+            await self._put(lambda: files.write_file(path, flat, self._unsynced, at_once=at_once), len(flat))
 
     async def create(
         self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None, unique: bool = True
@@ -168,7 +220,7 @@ class LocalStorage(SourceStorage):
         path, flat = self.path_of(key), flat_bytes(data)
         with Translating("create", key, self._root):
             try:
-                return await self._run(self._pace, lambda: files.create_file(path, flat, self._durability), len(flat))
+                return await self._decide(lambda: files.create_file(path, flat, self._unsynced), len(flat), key)
             except FileExistsError as error:
                 raise AlreadyExistsError(f"cannot create {key!r} in {self._root}: it is there already") from error
 
@@ -185,14 +237,13 @@ class LocalStorage(SourceStorage):
         with Translating("replace", key, self._root):
             try:
                 try:
-                    return await self._run(
-                        self._pace,
-                        lambda: files.swap_file(path, flat, version, self._durability, wait=False),
-                        len(flat),
+                    wait = self._unsynced is not None  # in a thread anyway
+                    return await self._decide(
+                        lambda: files.swap_file(path, flat, version, self._unsynced, wait=wait), len(flat), key
                     )
                 except BlockingIOError:
                     # Another process swaps in this folder: wait where it holds nobody up.
-                    return await FILES.run(lambda: files.swap_file(path, flat, version, self._durability, wait=True))
+                    return await FILES.run(lambda: files.swap_file(path, flat, version, self._unsynced, wait=True))
             except files.ChangedError as error:
                 raise VersionMismatchError(
                     f"cannot replace {key!r} in {self._root}: it changed since it was read"
@@ -229,13 +280,14 @@ class LocalStorage(SourceStorage):
     async def delete(self, keys: Sequence[str]) -> None:
         paths = [self.path_of(key) for key in keys]
         with Translating(f"delete {len(keys)} objects, among them", keys[0] if keys else "", self._root):
-            if len(paths) <= _FEW_FILES and self._pace.quick:
+            unsynced = self._unsynced
+            if len(paths) <= _FEW_FILES and self._pace.quick and not (unsynced and unsynced.has_writes):
                 try:
-                    return self._pace.timed(lambda: files.delete_files(paths, wait=False))
+                    return self._pace.timed(lambda: files.delete_files(paths, unsynced, wait=False))
                 except BlockingIOError:
                     pass  # another process swaps in this folder: wait where it holds nobody up
             parts = [paths[low : low + _DELETED_AT_ONCE] for low in range(0, len(paths), _DELETED_AT_ONCE)]
-            work = [DELETIONS.run(functools.partial(files.delete_files, part)) for part in parts]
+            work = [DELETIONS.run(functools.partial(files.delete_files, part, unsynced)) for part in parts]
             for outcome in await asyncio.gather(*work, return_exceptions=True):
                 if isinstance(outcome, BaseException):
                     raise outcome
@@ -244,8 +296,9 @@ class LocalStorage(SourceStorage):
         old, new = self.path_of(source), self.path_of(target)
         with Translating("copy", source, self._root):
             try:
-                await self._run(
-                    self._pace, lambda: files.copy_file(old, new, version, self._durability), self._size_of(old)
+                at_once = self._at_once
+                await self._put(
+                    lambda: files.copy_file(old, new, version, self._unsynced, at_once=at_once), self._size_of(old)
                 )
             except files.ChangedError as error:
                 raise VersionMismatchError(
@@ -254,7 +307,9 @@ class LocalStorage(SourceStorage):
 
     def child(self, prefix: str) -> Storage:
         folder = join_prefix("", prefix)
-        return LocalStorage(self._folder_of(folder), fsync=self._durability.fsync, encoded=self._encoded)
+        child = _rebuild(self._folder_of(folder), self._fsync, self._encoded, self._home)
+        child._unsynced = self._unsynced
+        return child
 
     async def remove_leftovers(self, older_than: dt.timedelta) -> int:
         """Remove the unfinished files of writers that died that long ago; how many they were."""
@@ -262,8 +317,10 @@ class LocalStorage(SourceStorage):
             return await FILES.run(lambda: files.remove_leftovers(self._root, older_than.total_seconds(), time.time()))
 
 
-def _rebuild(root: str, fsync: bool, encoded: bool) -> LocalStorage:
-    return LocalStorage(root, fsync=fsync, encoded=encoded)
+def _rebuild(root: str, fsync: bool | None, encoded: bool, home: int) -> LocalStorage:
+    storage = LocalStorage(root, fsync=fsync, encoded=encoded)
+    storage._home = home
+    return storage
 
 
 def _time(found: os.stat_result) -> dt.datetime:

@@ -9,9 +9,9 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from icefloe.storage.contract import Version
+from icefloe.storage.durability import Unsynced, sync_open, sync_path
 from icefloe.storage.keys import decode_key
 
 Bytes = bytes | memoryview
@@ -25,11 +25,8 @@ class ChangedError(Exception):
     """The file is not the version that was expected."""
 
 
-@dataclass(frozen=True, slots=True)
-class Durability:
-    """Whether a write is on the disk before it is reported."""
-
-    fsync: bool = False
+class NotDurableError(Exception):
+    """The write took effect, but the system cannot say that it survives a power loss."""
 
 
 def stat_etag(found: os.stat_result) -> str:
@@ -104,8 +101,13 @@ def stat_file(path: str) -> os.stat_result:
     return found
 
 
-def _write_temporary(path: str, data: Bytes, durability: Durability) -> tuple[str, os.stat_result]:
-    """A finished file beside `path`, under a name that no key can have and that listings of others skip too."""
+def _write_temporary(
+    path: str, data: Bytes, unsynced: Unsynced | None, *, sync: bool = False
+) -> tuple[str, os.stat_result]:
+    """A finished file beside `path`, under a name that no key can have and that listings of others skip too.
+
+    With `sync`, its bytes are on the disk.
+    """
     folder = os.path.dirname(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     while True:
@@ -116,13 +118,13 @@ def _write_temporary(path: str, data: Bytes, durability: Durability) -> tuple[st
         except FileExistsError:
             continue  # a repeated request of a network file system; the name is not the key's, so nobody lost a race
         except FileNotFoundError:
-            make_folders(folder, durability)
+            make_folders(folder, unsynced)
     try:
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
-        if durability.fsync:
-            os.fsync(fd)
+        if sync:
+            sync_open(fd)
         found = os.fstat(fd)
     except BaseException:
         os.close(fd)
@@ -132,7 +134,7 @@ def _write_temporary(path: str, data: Bytes, durability: Durability) -> tuple[st
     return temporary, found
 
 
-def make_folders(folder: str, durability: Durability) -> None:
+def make_folders(folder: str, unsynced: Unsynced | None) -> None:
     """The folder and those above it."""
     missing = []
     while not os.path.isdir(folder):
@@ -141,17 +143,8 @@ def make_folders(folder: str, durability: Durability) -> None:
     for new in reversed(missing):
         with contextlib.suppress(FileExistsError):
             os.mkdir(new)
-        _sync_folder(os.path.dirname(new), durability)
-
-
-def _sync_folder(folder: str, durability: Durability) -> None:
-    if not durability.fsync:
-        return
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        if unsynced is not None:
+            unsynced.add_folder(os.path.dirname(new))
 
 
 def _unlink_quietly(path: str) -> None:
@@ -159,24 +152,35 @@ def _unlink_quietly(path: str) -> None:
         os.unlink(path)
 
 
-def write_file(path: str, data: Bytes, durability: Durability) -> os.stat_result:
-    """Write a file, whole or not at all."""
-    temporary, found = _write_temporary(path, data, durability)
+def write_file(path: str, data: Bytes, unsynced: Unsynced | None, *, at_once: bool = False) -> os.stat_result:
+    """Write a file, whole or not at all; with `at_once`, it survives a power loss from then on.
+
+    So does what replaces a file: the old one was needed, and what is written next may rely on the new one.
+    """
+    sync = unsynced is not None and (at_once or os.path.lexists(path))
+    temporary, found = _write_temporary(path, data, unsynced, sync=sync)
     try:
         _rename(temporary, path, found)
     except BaseException:
         _unlink_quietly(temporary)
         raise
-    _sync_folder(os.path.dirname(path), durability)
+    if unsynced is not None:
+        if sync:
+            unsynced.add_folder(os.path.dirname(path))
+            unsynced.sync()
+        else:
+            unsynced.add_file(path)
     return found
 
 
-def create_file(path: str, data: Bytes, durability: Durability) -> Version:
+def create_file(path: str, data: Bytes, unsynced: Unsynced | None) -> Version:
     """Write a file that is not there yet, whole; FileExistsError for all callers but one."""
     if os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, "File exists", path)
-    temporary, found = _write_temporary(path, data, durability)
+    temporary, found = _write_temporary(path, data, unsynced)
     try:
+        if unsynced is not None:
+            unsynced.sync(temporary)
         try:
             os.link(temporary, path)
         except FileExistsError:
@@ -192,7 +196,7 @@ def create_file(path: str, data: Bytes, durability: Durability) -> Version:
                 _rename(temporary, path, found)
     finally:
         _unlink_quietly(temporary)
-    _sync_folder(os.path.dirname(path), durability)
+    _sync_name(path, unsynced)
     return content_version(found, data)
 
 
@@ -217,19 +221,32 @@ def _is_file(path: str, written: os.stat_result) -> bool:
         return False
 
 
-def swap_file(path: str, data: Bytes, expected: Version, durability: Durability, *, wait: bool) -> Version:
+def swap_file(path: str, data: Bytes, expected: Version, unsynced: Unsynced | None, *, wait: bool) -> Version:
     """Replace a file if it is the expected version; BlockingIOError if not waiting and someone else swaps."""
     if not os.path.lexists(path):
         raise ChangedError
-    temporary, found = _write_temporary(path, data, durability)
+    temporary, found = _write_temporary(path, data, unsynced)
     try:
+        if unsynced is not None:
+            unsynced.sync(temporary)
         with folder_lock(os.path.dirname(path), wait=wait):
             check_version(path, expected)
             _rename(temporary, path, found)
     finally:
         _unlink_quietly(temporary)
-    _sync_folder(os.path.dirname(path), durability)
+    _sync_name(path, unsynced)
     return content_version(found, data)
+
+
+def _sync_name(path: str, unsynced: Unsynced | None) -> None:
+    """Make a name durable that decides something; NotDurableError when the system cannot."""
+    if unsynced is None:
+        return
+    try:
+        sync_path(os.path.dirname(path))
+    except OSError as error:
+        unsynced.add_folder(os.path.dirname(path))
+        raise NotDurableError(str(error)) from error
 
 
 def check_version(path: str, expected: Version) -> bytes | None:
@@ -247,10 +264,10 @@ def check_version(path: str, expected: Version) -> bytes | None:
     return data
 
 
-def copy_file(source: str, target: str, expected: Version | None, durability: Durability) -> None:
+def copy_file(source: str, target: str, expected: Version | None, unsynced: Unsynced | None, *, at_once: bool) -> None:
     """Copy a file, whole; ChangedError when it is not the expected version."""
     data = None if expected is None else check_version(source, expected)
-    write_file(target, read_file(source) if data is None else data, durability)
+    write_file(target, read_file(source) if data is None else data, unsynced, at_once=at_once)
 
 
 @contextlib.contextmanager
@@ -275,11 +292,15 @@ def folder_lock(folder: str, *, wait: bool = True, shared: bool = False) -> Iter
         os.close(fd)
 
 
-def delete_files(paths: Sequence[str], *, wait: bool = True) -> None:
+def delete_files(paths: Sequence[str], unsynced: Unsynced | None, *, wait: bool = True) -> None:
     """Delete files, those of one folder under its lock, so that a swap under way does not bring one back.
+
+    What was written before survives a power loss before anything is gone.
 
     BlockingIOError if not waiting and someone swaps.
     """
+    if unsynced is not None and unsynced.has_writes:
+        unsynced.sync()
     by_folder: dict[str, list[str]] = {}
     for path in paths:
         by_folder.setdefault(path[: path.rindex("/")], []).append(path)
@@ -290,6 +311,8 @@ def delete_files(paths: Sequence[str], *, wait: bool = True) -> None:
                     os.unlink(path)
                 except (FileNotFoundError, IsADirectoryError):
                     continue  # what is gone already stops nobody
+            if unsynced is not None:
+                unsynced.add_deletions(folder)
 
 
 def names_of_length(folder: str, length: int) -> list[bytes]:

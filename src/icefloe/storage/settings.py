@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from icefloe.model.storage_settings import StorageRetriesSettings, StorageSettings
 from icefloe.storage.contract import Storage
+from icefloe.storage.local import LocalStorage
 from icefloe.storage.remote import ObstoreStorage
 from icefloe.storage.retries import RetryPolicy
 
 
 def configured_storage(storage: Storage, settings: StorageSettings | None) -> Storage:
     """The storage as a repository uses it; what the settings leave open stays as the storage was made."""
-    if settings is None or settings.retries is None or not isinstance(storage, ObstoreStorage):
+    if settings is None:
+        return storage
+    if isinstance(storage, LocalStorage):
+        chosen = settings.fsync if storage.fsync is None else None
+        return storage if chosen is None else storage.with_fsync(chosen)
+    if settings.retries is None or not isinstance(storage, ObstoreStorage):
         return storage
     policy = retry_policy(settings.retries, storage.retries)
     return storage if policy == storage.retries else storage.with_retries(policy)

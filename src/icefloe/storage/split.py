@@ -63,6 +63,8 @@ class SplitStorage(Storage):
     async def create(
         self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None, unique: bool = True
     ) -> Version:
+        if key == self.key:
+            await self.rest.make_durable()
         return await self._place(key).create(key, data, metadata=metadata, unique=unique)
 
     async def swap(
@@ -74,6 +76,8 @@ class SplitStorage(Storage):
         metadata: Mapping[str, str] | None = None,
         unique: bool = True,
     ) -> Version:
+        if key == self.key:
+            await self.rest.make_durable()
         return await self._place(key).swap(key, data, version, metadata=metadata, unique=unique)
 
     async def list_names(self, prefix: str) -> list[str]:
@@ -99,12 +103,17 @@ class SplitStorage(Storage):
     async def delete(self, keys: Sequence[str]) -> None:
         await self.rest.delete([key for key in keys if key != self.key])
         if self.key in keys:
+            await self.rest.make_durable()
             await self.apart.delete([self.key])
 
     async def copy(self, source: str, target: str, *, version: Version | None = None) -> None:
         if self._place(source) is not self._place(target):
             raise InvalidInputError(f"cannot copy {source!r} to {target!r}: they are in different storages")
         await self._place(source).copy(source, target, version=version)
+
+    async def make_durable(self) -> None:
+        await self.rest.make_durable()
+        await self.apart.make_durable()
 
     def child(self, prefix: str) -> Storage:
         return self.rest.child(prefix)

@@ -43,3 +43,6 @@ DELETIONS = Threads("deletions", 16)
 REQUESTS = Threads("requests", 64)
 """Blocking requests in our threads rather than obstore's coroutines: those end on threads that Python does not know,
 and a process that exits at that moment is aborted."""
+
+SYNCS = Threads("syncs", 8)
+"""Files are synced at the same time, because the system then writes its journal once for several of them."""

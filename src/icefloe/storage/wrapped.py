@@ -118,5 +118,8 @@ class WrappedStorage(Storage):
     async def copy(self, source: str, target: str, *, version: Version | None = None) -> None:
         await self._pass(Operation("copy", source), lambda: self.inner.copy(source, target, version=version))
 
+    async def make_durable(self) -> None:
+        await self.inner.make_durable()
+
     def child(self, prefix: str) -> Storage:
         return self._around(self.inner.child(prefix))
