@@ -60,6 +60,11 @@ def random_bytes(count: int) -> bytes:
     return _CURRENT.get().random_bytes(count)
 
 
+def adopt(environment: Environment) -> None:
+    """Put an environment in force for the rest of the running task, and for the tasks that it starts."""
+    _CURRENT.set(environment)
+
+
 @contextmanager
 def using(environment: Environment) -> Iterator[None]:
     """Put an environment in force for this block and for the tasks that are started in it."""

@@ -1,0 +1,611 @@
+"""The actors of a simulation: processes with repositories of their own, and what they do to the one repository.
+
+A `Process` is what an operating system would call one: it has a clock, a connection to the store, a `Repository` with
+its caches (for its whole life, or opened anew for every step), and sessions. Its lanes are its threads: their steps run
+at the same time, and share the repository and the sessions. A process that dies starts again with nothing in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import pickle
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from zarr.core.buffer import Buffer, default_buffer_prototype
+
+from icefloe.environment import Environment, adopt
+from icefloe.errors import (
+    ConflictError,
+    IcefloeError,
+    InvalidInputError,
+    NotFoundError,
+    OutcomeUnknownError,
+    ReadOnlyError,
+    RebaseFailedError,
+    RefNotFoundError,
+    SessionStateError,
+    SnapshotNotFoundError,
+    StorageError,
+)
+from icefloe.ids import ObjectId
+from icefloe.model.config import RepositoryConfig
+from icefloe.model.packing_config import ChunkPackingConfig
+from icefloe.repository.repository import Repository
+from icefloe.session.fork import Fork
+from icefloe.session.session import ForkSession, Session
+from icefloe.store import IcechunkStore
+from icefloe.testing.event_loop import ACTOR, SimulatedLoop, observe
+from icefloe.testing.model import (
+    Change,
+    Chunk,
+    Content,
+    Delete,
+    Document,
+    Put,
+    apply_change,
+    array_document,
+    carry_over,
+    describe_difference,
+    find_clashes,
+    find_path,
+    read_content,
+    touched_by,
+)
+from icefloe.testing.oracle import SOLVERS, Intent, Oracle, SessionModel
+from icefloe.testing.simulated_store import Network, ProcessDied, SimulatedStorage, SimulatedStore
+
+Edit: TypeAlias = tuple[str, str, int]
+"""What to change, in which array, and a number: a chunk, a size, an offset."""
+
+CONFIGS: Mapping[str, RepositoryConfig] = {
+    "inline": RepositoryConfig(),
+    "packed": RepositoryConfig(inline_chunk_threshold_bytes=0),
+    "loose": RepositoryConfig(inline_chunk_threshold_bytes=0, chunk_packing=ChunkPackingConfig(enabled=False)),
+}
+"""Where chunks go: into manifests, into packs, into objects of their own."""
+
+EPOCH = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
+DAY = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlan:
+    """A process as a schedule describes it."""
+
+    name: str
+    config: str = "inline"
+    long_lived: bool = True
+    skew_seconds: float = 0.0
+    loss_share: float = 0.0
+    death_share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call of one lane of a process, at a time (or when the lane's step before it is done)."""
+
+    number: int
+    at: float
+    process: str
+    lane: int
+    verb: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        return f"{self.number:3}  {self.at:10.3f} s  {self.process}.{self.lane}  {self.verb}({told})"
+
+
+@dataclass(slots=True)
+class _Slot:
+    session: Session
+    model: SessionModel
+
+
+class Process:
+    """One simulated process."""
+
+    def __init__(
+        self, plan: ProcessPlan, store: SimulatedStore, loop: SimulatedLoop, oracle: Oracle, seed: int
+    ) -> None:
+        self.plan = plan
+        self._store = store
+        self._loop = loop
+        self._oracle = oracle
+        self._seed = seed
+        self._births = 0
+        self._source = random.Random(f"{seed}/{plan.name}")
+        self._rebirth()
+
+    def _rebirth(self) -> None:
+        self._births += 1
+        self._network = Network(
+            random.Random(self._seed), loss_share=self.plan.loss_share, death_share=self.plan.death_share
+        )
+        self._storage = SimulatedStorage(self._store, f"{self.plan.name}-{self._births}", self._network)
+        self._repo: Repository | None = None
+        self._slots: dict[str, _Slot] = {}
+        self._readers: dict[str, Session] = {}
+
+    def environment(self) -> Environment:
+        """Time and randomness of this process."""
+        skew = dt.timedelta(seconds=self.plan.skew_seconds)
+        return Environment(
+            now=lambda: EPOCH + dt.timedelta(seconds=self._loop.time()) + skew,
+            monotonic=self._loop.time,
+            random_bytes=self._source.randbytes,
+            loop=self._loop,
+        )
+
+    async def run_lane(self, lane: int, steps: Sequence[Step]) -> None:
+        """Take the steps of one thread, one after the other."""
+        actor = f"{self.plan.name}.{lane}"
+        ACTOR.set(actor)
+        adopt(self.environment())
+        for step in steps:
+            if step.at > self._loop.time():
+                await asyncio.sleep(step.at - self._loop.time())
+            if self._oracle.violations:
+                return
+            await self._take(actor, step)
+
+    def stop(self) -> None:
+        """End the process where it is."""
+        self._network.is_dead = True
+
+    async def _take(self, actor: str, step: Step) -> None:
+        # A step meets the same delays and faults, whatever other steps are left out.
+        self._network.random = random.Random(f"{self._seed}/{step.number}")
+        births = self._births
+        verb: Callable[..., Awaitable[None]] = getattr(self, f"_{step.verb}")
+        try:
+            if self._repo is None or not self.plan.long_lived:
+                self._repo = await Repository.open_async(self._storage, config=CONFIGS[self.plan.config])
+            await verb(actor, f"{actor}#{step.number}", **step.arguments)
+        except ProcessDied:
+            if self._births == births:
+                self._rebirth()
+        except (OutcomeUnknownError, StorageError, ConflictError, RebaseFailedError):
+            pass
+        except NotFoundError as error:
+            self._check_not_found(actor, step, error)
+        except IcefloeError as error:
+            self._check_error(actor, step, error)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - any other error is a finding
+            self._oracle.report("errors are typed", f"{actor}: {step.verb} raised {type(error).__name__}: {error}")
+        finally:
+            self._oracle.intents.pop(actor, None)
+
+    def _check_not_found(self, actor: str, step: Step, error: NotFoundError) -> None:
+        if isinstance(error, RefNotFoundError) or self._oracle.collections:
+            return
+        if isinstance(error, SnapshotNotFoundError) and (self._oracle.expiries or self._oracle.resets):
+            return
+        self._oracle.report("nothing vanishes", f"{actor}: {step.verb} raised {type(error).__name__}: {error}")
+
+    def _check_error(self, actor: str, step: Step, error: IcefloeError) -> None:
+        if not isinstance(error, (InvalidInputError, ReadOnlyError, SessionStateError)) and not _is_expected(error):
+            self._oracle.report("errors are typed", f"{actor}: {step.verb} raised {type(error).__name__}: {error}")
+
+    @property
+    def repo(self) -> Repository:
+        assert self._repo is not None
+        return self._repo
+
+    def _intent(self, actor: str, verb: str, branch: str, **facts: Any) -> Intent:
+        intent = Intent(verb, branch, since=len(self._oracle.moves), **facts)
+        self._oracle.intents[actor] = intent
+        return intent
+
+    # -- writers --------------------------------------------------------------------------------------------------
+
+    async def _open(self, actor: str, label: str, slot: str, branch: str) -> None:
+        since, began = len(self._oracle.moves), self._loop.time()
+        session = await self.repo.writable_session_async(branch)
+        base = self._oracle.contents.get(session.snapshot_id)
+        if base is None:
+            self._oracle.report("every read is of one snapshot", f"{actor}: nobody knows {session.snapshot_id}")
+            return
+        self._slots[slot] = _Slot(session, SessionModel(branch, session.snapshot_id, base, began, since))
+
+    async def _edit(self, actor: str, label: str, slot: str, edits: Sequence[Edit]) -> None:
+        held = self._slots.get(slot)
+        if held is not None:
+            for number, edit in enumerate(edits):
+                await self._apply(held.session, held.model, edit, f"{label}.{number}", actor)
+
+    async def _apply(self, session: Session, model: SessionModel, edit: Edit, label: str, actor: str) -> None:
+        """Make one change in a session, and the same in its model."""
+        changes = _changes_of(edit, model.view(), label)
+        if not changes:
+            return
+        model.under_way += changes
+        try:
+            if edit[0] == "shift":
+                await session.shift_array_async("/" + edit[1], (edit[2],))
+            else:
+                for change in changes:
+                    await _write(session, model.view(), change)
+        except (ReadOnlyError, SessionStateError):
+            # A session that is being committed, or was, may refuse what comes too late.
+            return
+        finally:
+            for change in changes:
+                model.under_way.remove(change)
+        model.changes += changes
+        if model.landed is not None:
+            await self._check_late(session, model, changes, actor)
+
+    async def _check_late(self, session: Session, model: SessionModel, changes: Sequence[Change], actor: str) -> None:
+        """Changes were accepted while the session was being committed: they are in the commit, or still here."""
+        assert model.landed is not None
+        committed = self._oracle.contents[model.landed]
+        after = model.view()
+        paths = {array.uid: path for path, array in after.items()}
+        for change in changes:
+            if not isinstance(change, Chunk) or change.uid not in paths:
+                continue
+            path = paths[change.uid]
+            if after[path].chunks.get(change.index) != change.data:
+                continue
+            in_commit = path in committed and committed[path].chunks.get(change.index) == change.data
+            here = await session.keyspace.fetch(f"{path}/c/{change.index}")
+            if not in_commit and (None if here is None else bytes(here)) != change.data:
+                self._oracle.report(
+                    "what is acknowledged is there",
+                    f"{actor}: a write of {change.data!r} to chunk {change.index} of {path} returned while the session "
+                    f"was being committed; it is neither in {model.landed} nor in the session",
+                )
+
+    async def _commit(self, actor: str, label: str, slot: str, solver: str = "none", amend: bool = False) -> None:
+        held = self._slots.pop(slot, None)
+        if held is None:
+            return
+        session, model = held.session, held.model
+        intent = self._intent(
+            actor, "amend" if amend else "commit", model.branch, model=model, solver=SOLVERS[solver](),
+            required=len(model.changes),
+        )  # fmt: skip
+        intent.since = model.since
+        try:
+            if amend:
+                snapshot_id = await session.amend_async(label)
+            else:
+                snapshot_id = await session.commit_async(label, rebase_with=intent.solver, rebase_tries=6)
+        except OutcomeUnknownError:
+            return
+        except RebaseFailedError as error:
+            self._oracle.check_refused(intent, error)
+            self._oracle.check_clash(intent, model, error)
+            return
+        except ConflictError as error:
+            self._oracle.check_refused(intent, error)
+            self._oracle.check_conflict(intent, model, error)
+            return
+        except SessionStateError as error:
+            self._oracle.check_refused(intent, error)
+            if error.facts.get("no_changes") and _is_change(model):
+                self._oracle.report("explicit writes are changes", f"{actor}: {error}; it made {model.changes[:3]}")
+            return
+        except IcefloeError as error:
+            self._oracle.check_refused(intent, error)
+            raise
+        self._oracle.check_landed(intent, snapshot_id)
+        if self._oracle.violations:
+            return
+        model.landed = snapshot_id
+        await self._check_late(session, model, model.changes[intent.required :], actor)
+        self._readers[f"{slot} after its commit"] = session
+
+    async def _transaction(
+        self, actor: str, label: str, branch: str, edits: Sequence[Edit], solver: str = "none", amend: bool = False
+    ) -> None:
+        slot = f"own {label}"
+        await self._open(actor, label, slot, branch)
+        await self._edit(actor, label, slot, edits)
+        await self._commit(actor, label, slot, solver, amend)
+
+    async def _rebase(self, actor: str, label: str, slot: str, solver: str) -> None:
+        held = self._slots.get(slot)
+        if held is None or held.model.parts:
+            return
+        model = held.model
+        intent = self._intent(actor, "rebase", model.branch, model=model)
+        intent.since = model.since
+        chosen = SOLVERS[solver]()
+        assert chosen is not None
+        try:
+            await held.session.rebase_async(chosen)
+        except RebaseFailedError as error:
+            self._oracle.check_clash(intent, model, error)
+            return
+        base_id = held.session.snapshot_id
+        if base_id != model.base_id and base_id in self._oracle.contents:
+            # From here on the model starts from what the session shows: the next commit is checked against that.
+            del self._slots[slot]
+
+    # -- forks ----------------------------------------------------------------------------------------------------
+
+    async def _fork(
+        self, actor: str, label: str, slot: str, edits: Sequence[Sequence[Edit]], how: str = "merge", pause: float = 0.0
+    ) -> None:
+        held = self._slots.get(slot)
+        if held is None:
+            return
+        work: list[tuple[ForkSession, SessionModel]] = []
+        for number, wanted in enumerate(edits):
+            fork = await held.session.fork_async()
+            if how == "elsewhere":
+                fork = await self._send(fork)
+            view = held.model.view()
+            model = SessionModel(held.model.branch, held.model.base_id, view, self._loop.time())
+            work.append((fork, model))
+            for place, edit in enumerate(wanted):
+                await self._apply(fork, model, edit, f"{label}/{number}.{place}", actor)
+        self._slots[f"{slot} forks"] = _Slot(held.session, held.model)
+        if pause:
+            await asyncio.sleep(pause)
+        for fork, model in work:
+            await self._merge_fork(held, fork, model, how, actor)
+        self._slots.pop(f"{slot} forks", None)
+
+    async def _send(self, fork: ForkSession) -> ForkSession:
+        """A fork as it arrives in a worker: another engine, and copies of everything."""
+        repo = await Repository.open_async(self._storage, config=CONFIGS[self.plan.config])
+        await fork.workspace.writer.flush(fork.workspace.changes)
+        state = fork.fork_state
+        base = await repo.engine.archive.fetch_snapshot(state.base.id)
+        inherited, changes = pickle.loads(pickle.dumps((state.inherited, state.changes)))
+        return ForkSession(Fork(repo.engine, base, inherited, changes))
+
+    async def _merge_fork(self, held: _Slot, fork: ForkSession, model: SessionModel, how: str, actor: str) -> None:
+        before = held.model.view()
+        clashes = find_clashes(model.base, model.changes, before)
+        try:
+            if how == "parts":
+                await held.session.link_parts_async([await fork.write_parts_async()])
+            else:
+                await held.session.merge_async(fork)
+        except (InvalidInputError, SessionStateError) as error:
+            after = await read_content(held.session)
+            if text := describe_difference(before, after):
+                self._oracle.report("a fork that is refused changes nothing", f"{actor}: {error}; then {text}")
+            others = touched_by(model.base, [c for c in held.model.changes if c not in _inherited(held.model, model)])
+            ours = touched_by(model.base, model.changes)
+            if how != "parts" and not clashes and not ours.meets(others):
+                self._oracle.report("no false conflicts", f"{actor}: no fork changed the same thing, but {error}")
+            return
+        if clashes and how != "parts":
+            self._oracle.report(
+                "conflicts are reported", f"{actor}: a fork was merged, although both changed {clashes}"
+            )
+            return
+        expected = carry_over(model.base, model.changes, before)
+        found = await read_content(held.session)
+        if text := describe_difference(expected, found):
+            self._oracle.report("a merge is the session and the fork's changes", f"{actor}: {text}")
+            return
+        held.model.changes += model.changes
+        held.model.parts = held.model.parts or how == "parts"
+
+    # -- readers --------------------------------------------------------------------------------------------------
+
+    async def _hold(self, actor: str, label: str, slot: str, branch: str) -> None:
+        self._readers[slot] = await self.repo.readonly_session_async(branch)
+
+    async def _read(self, actor: str, label: str, slot: str, branch: str) -> None:
+        session = self._readers.get(slot)
+        if session is None:
+            session = await self.repo.readonly_session_async(branch)
+        await self._oracle.check_read(session, actor)
+
+    async def _read_own(self, actor: str, label: str, slot: str) -> None:
+        """A session shows its base and its changes, unless somebody is changing it right now."""
+        held = self._slots.get(slot)
+        if held is None or held.model.under_way or held.session.read_only:
+            return
+        before, changes = held.model.view(), len(held.model.changes)
+        found = await read_content(held.session)
+        unchanged = changes == len(held.model.changes) and not held.model.under_way
+        if unchanged and not held.session.read_only and (text := describe_difference(before, found)):
+            self._oracle.report("a session shows its own changes", f"{actor}: {text}")
+
+    async def _look(self, actor: str, label: str, slot: str) -> None:
+        held = self._slots.get(slot)
+        if held is not None:
+            held.session.status()
+            repr(held.session)
+
+    async def _history(self, actor: str, label: str, branch: str) -> None:
+        async for _ in self.repo.async_ancestry(branch=branch):
+            pass
+
+    # -- refs -----------------------------------------------------------------------------------------------------
+
+    async def _ancestor(self, branch: str, back: int) -> ObjectId:
+        infos = [info.id async for info in self.repo.async_ancestry(branch=branch)]
+        return infos[min(back, len(infos) - 1)]
+
+    async def _create_branch(self, actor: str, label: str, branch: str, source: str, back: int = 0) -> None:
+        self._intent(actor, "create_branch", branch)
+        await self.repo.create_branch_async(branch, await self._ancestor(source, back))
+
+    async def _delete_branch(self, actor: str, label: str, branch: str) -> None:
+        self._intent(actor, "delete_branch", branch)
+        await self.repo.delete_branch_async(branch)
+
+    async def _reset(self, actor: str, label: str, branch: str, back: int, guarded: bool) -> None:
+        self._oracle.resets += 1
+        tip = await self.repo.lookup_branch_async(branch)
+        target = await self._ancestor(branch, back)
+        self._intent(actor, "reset", branch, target=target)
+        await self.repo.reset_branch_async(branch, target, from_snapshot_id=tip if guarded else None)
+
+    async def _create_tag(self, actor: str, label: str, tag: str, branch: str, back: int) -> None:
+        target = await self._ancestor(branch, back)
+        await self.repo.create_tag_async(tag, target)
+        self._oracle.tags[tag] = target
+
+    # -- maintenance ----------------------------------------------------------------------------------------------
+
+    async def _expire(self, actor: str, label: str, age: float | None = None, back: int | None = None) -> None:
+        self._oracle.expiries += 1
+        if back is not None:
+            infos = [info.id async for info in self.repo.async_ancestry(branch="main")]
+            if 0 < back < len(infos) - 1:
+                await self.repo.expire_snapshots_async(snapshots=[infos[back]])
+            return
+        await self.repo.expire_snapshots_async(dt.timedelta(seconds=age or 0))
+
+    async def _collect(self, actor: str, label: str, grace: float, incremental: bool = False) -> None:
+        self._oracle.collections += 1
+        open_since = self._oldest_writer()
+        began = self._loop.time()
+        await self.repo.garbage_collect_async(dt.timedelta(seconds=grace), incremental=incremental)
+        # A second of slack for clocks that count in seconds.
+        if self.plan.skew_seconds == 0 and open_since is not None and open_since < began - grace - 2:
+            still = self._oldest_writer()
+            if still == open_since:
+                self._oracle.report(
+                    "a collection sees the writers of its process",
+                    f"{actor}: objects older than {grace} s were judged, but a session or fork of this process has "
+                    f"written since {began - open_since:.1f} s",
+                )
+
+    def _oldest_writer(self) -> float | None:
+        """When the oldest session with uncommitted changes of this very process was opened."""
+        if not self.plan.long_lived:
+            return None
+        starts = [
+            held.model.opened_at
+            for slot, held in self._slots.items()
+            if slot.endswith(" forks") or (held.model.changes and not held.session.read_only)
+        ]
+        return min(starts, default=None)
+
+    async def _compact(self, actor: str, label: str, branch: str) -> None:
+        self._intent(actor, "compact", branch)
+        await self.repo.compact_async(branch, message=label)
+
+    async def _rewrite(self, actor: str, label: str, branch: str) -> None:
+        self._intent(actor, "rewrite", branch)
+        await self.repo.rewrite_manifests_async(label, branch=branch)
+
+    async def _verify(self, actor: str, label: str) -> None:
+        await self.repo.verify_async()
+
+    async def _squash(self, actor: str, label: str, branch: str, back: int) -> None:
+        onto = await self._ancestor(branch, back)
+        self._oracle.resets += 1
+        self._intent(actor, "squash", branch)
+        await self.repo.squash_async(branch, onto, message=label)
+
+    async def _merge(self, actor: str, label: str, source: str, into: str, solver: str) -> None:
+        intent = self._intent(actor, "merge", into)
+        self._oracle.check_landed(intent, await self.repo.merge_async(source, into, solver=SOLVERS[solver]()))
+
+    async def _revert(self, actor: str, label: str, branch: str, back: int) -> None:
+        target = await self._ancestor(branch, back)
+        self._intent(actor, "revert", branch)
+        await self.repo.revert_async(target, branch)
+
+    async def _cherry_pick(self, actor: str, label: str, source: str, branch: str) -> None:
+        target = await self.repo.lookup_branch_async(source)
+        self._intent(actor, "cherry_pick", branch)
+        await self.repo.cherry_pick_async(target, branch)
+
+    async def _mirror(self, actor: str, label: str) -> None:
+        copy = SimulatedStore(self._store.now)
+        await self.repo.mirror_async(SimulatedStorage(copy, "mirror", self._network))
+        await observe(self._check_copy(copy, actor))
+
+    async def _check_copy(self, copy: SimulatedStore, actor: str) -> None:
+        repo = await Repository.open_async(SimulatedStorage(copy, "copy"))
+        for branch in await repo.list_branches_async():
+            session = await repo.readonly_session_async(branch)
+            expected = self._oracle.contents.get(session.snapshot_id)
+            text = "" if expected is None else describe_difference(expected, await read_content(session))
+            if expected is None or text:
+                self._oracle.report("a mirror shows one state", f"{actor}: {branch} at {session.snapshot_id}: {text}")
+
+
+def _is_expected(error: IcefloeError) -> bool:
+    return error.kind.value in ("already_exists", "conflict", "outcome_unknown", "not_found", "storage")
+
+
+def _inherited(session: SessionModel, fork: SessionModel) -> Sequence[Change]:
+    """The changes of a session that a fork of it knew when it left."""
+    known: list[Change] = []
+    content: Content = session.base
+    for change in session.changes:
+        if content == fork.base:
+            break
+        known.append(change)
+        content = apply_change(content, change)
+    return known
+
+
+def _is_change(model: SessionModel) -> bool:
+    """Whether a session that says it has no changes has some: a chunk was written or cleared in an array it has."""
+    uids = {array.uid for array in model.view().values()}
+    return any(isinstance(change, Chunk) and change.uid in uids for change in model.changes)
+
+
+def _changes_of(edit: Edit, view: Content, label: str) -> list[Change]:
+    """What an edit means for what is there; nothing if it makes no sense there."""
+    verb, path, number = edit
+    array = view.get(path)
+    data = label.encode().ljust(24, b".")
+    if verb == "create":
+        return [Put(label, path, max(1, number), label)] if array is None else []
+    if array is None:
+        return []
+    if verb == "replace":
+        return [Put(label, path, max(1, number), label)]
+    if verb == "delete":
+        return [Delete(array.uid)]
+    if verb == "note":
+        return [Document(array.uid, array.grid, label)]
+    if verb == "resize":
+        return [Document(array.uid, number, array.note)] if number != array.grid else []
+    if array.grid == 0:
+        return []
+    if verb == "shift":
+        moved: dict[int, bytes | None] = dict.fromkeys(array.chunks)
+        for index, chunk in array.chunks.items():
+            if 0 <= index + number < array.grid:
+                moved[index + number] = chunk
+        return [Chunk(array.uid, index, chunk) for index, chunk in sorted(moved.items())]
+    index = number % array.grid
+    return [Chunk(array.uid, index, data if verb == "set" else None)]
+
+
+async def _write(session: Session, view: Content, change: Change) -> None:
+    """Make a change of the model in a real session, through its Zarr store."""
+    store = IcechunkStore(session)
+    if isinstance(change, Put):
+        if change.path in view:
+            await store.delete_dir(change.path)
+        await store.set(f"{change.path}/zarr.json", _buffer(array_document(change.grid, change.note)))
+        return
+    path = find_path(view, change.uid)
+    if path is None:
+        return
+    if isinstance(change, Delete):
+        await store.delete_dir(path)
+    elif isinstance(change, Document):
+        await store.set(f"{path}/zarr.json", _buffer(array_document(change.grid, change.note)))
+    elif change.data is None:
+        await store.delete(f"{path}/c/{change.index}")
+    else:
+        await store.set(f"{path}/c/{change.index}", _buffer(change.data))
+
+
+def _buffer(data: bytes) -> Buffer:
+    return default_buffer_prototype().buffer.from_bytes(data)
