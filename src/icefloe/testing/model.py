@@ -301,9 +301,9 @@ async def read_content(session: Session) -> Content:
         note = json.loads(await work.fetch_document(node.path) or b"{}").get("attributes", {}).get("note", "")
         chunks = {}
         table = await work.chunk_table(node)
-        for (index,) in table.coords.tolist():
-            data = await work.fetch_chunk(node, (index,))
-            if data is not None:
-                chunks[index] = bytes(data)
+        for row, (index,) in enumerate(table.coords.tolist()):
+            ref = table.row(row)
+            data = ref.data if ref.data is not None else await work.reader.fetch(ref, 0, None, where=f"chunk {index}")
+            chunks[index] = bytes(data)
         found[node.path[1:]] = ArrayState(node.id, node.grid[0], note, chunks)
     return found

@@ -121,12 +121,34 @@ SOLVERS: dict[str, Callable[[], ConflictSolver | None]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a repository holds when a simulation begins."""
+
+    tips: dict[str, ObjectId]
+    contents: dict[ObjectId, Content]
+    parents: dict[ObjectId, ObjectId | None]
+
+
+async def read_start(repo: Repository) -> Start:
+    """Read everything that a repository holds."""
+    start = Start({}, {}, {})
+    for branch in await repo.list_branches_async():
+        tip = start.tips[branch] = await repo.lookup_branch_async(branch)
+        async for info in repo.async_ancestry(snapshot_id=tip):
+            session = await repo.readonly_session_async(snapshot_id=info.id)
+            start.contents[info.id] = await read_content(session)
+            start.parents[info.id] = info.parent_id
+    return start
+
+
 class Oracle:
     """Follows every move of every branch, and knows what each snapshot must read as."""
 
-    def __init__(self, store: SimulatedStore, generation: str) -> None:
+    def __init__(self, store: SimulatedStore, generation: str, start: Start) -> None:
         self.store = store
         self.generation = generation
+        self.start_of = start
         self.contents: dict[ObjectId, Content] = {}
         self.parents: dict[ObjectId, ObjectId | None] = {}
         self.tips: dict[str, ObjectId] = {}
@@ -149,14 +171,8 @@ class Oracle:
     async def start(self) -> None:
         """Learn what there is, and watch from now on."""
         self._repo = await Repository.open_async(SimulatedStorage(self.store, "oracle"))
-        for branch in await self._repo.list_branches_async():
-            tip = await self._repo.lookup_branch_async(branch)
-            self.tips[branch] = tip
-            async for info in self._repo.async_ancestry(snapshot_id=tip):
-                self.contents[info.id] = await read_content(
-                    await self._repo.readonly_session_async(snapshot_id=info.id)
-                )
-                self.parents[info.id] = info.parent_id
+        start = self.start_of
+        self.tips, self.contents, self.parents = dict(start.tips), dict(start.contents), dict(start.parents)
         self.store.watchers.append(self._watch)
 
     # -- moves of branches ----------------------------------------------------------------------------------------

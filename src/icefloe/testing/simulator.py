@@ -15,9 +15,10 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, replace
+from functools import cache
 
 from icefloe.environment import Environment, using
 from icefloe.model.capabilities import SpecVersion
@@ -25,7 +26,7 @@ from icefloe.repository.repository import Repository
 from icefloe.testing.actors import CONFIGS, DAY, EPOCH, Process, Step
 from icefloe.testing.event_loop import SimulatedLoop, WaitsForEverError
 from icefloe.testing.model import array_document
-from icefloe.testing.oracle import Oracle, Violation
+from icefloe.testing.oracle import Oracle, Start, Violation, read_start
 from icefloe.testing.profiles import PROFILES, Schedule, draw_schedule
 from icefloe.testing.simulated_store import SimulatedStorage, SimulatedStore
 
@@ -79,6 +80,9 @@ def _simulate(schedule: Schedule, loop: SimulatedLoop) -> Violation | None:
         return EPOCH + dt.timedelta(seconds=loop.time()) + skew
 
     store = SimulatedStore(store_time, schedule.store_resolution_seconds, schedule.page_size)
+    objects, start = _prepare(schedule.generation, "loose" if schedule.seed % 3 else "inline")
+    for key, data in objects.items():
+        store.write(key, data)
     source = random.Random(f"observer/{schedule.seed}")
     observer = Environment(
         now=lambda: EPOCH + dt.timedelta(seconds=loop.time()),
@@ -87,7 +91,7 @@ def _simulate(schedule: Schedule, loop: SimulatedLoop) -> Violation | None:
         loop=loop,
     )
     with using(observer):
-        oracle = Oracle(store, schedule.generation)
+        oracle = Oracle(store, schedule.generation, start)
         try:
             loop.run(_live(schedule, loop, store, oracle))
         except WaitsForEverError as error:
@@ -96,7 +100,6 @@ def _simulate(schedule: Schedule, loop: SimulatedLoop) -> Violation | None:
 
 
 async def _live(schedule: Schedule, loop: SimulatedLoop, store: SimulatedStore, oracle: Oracle) -> None:
-    await _make_repository(store, schedule)
     await oracle.start()
     processes = {plan.name: Process(plan, store, loop, oracle, schedule.seed) for plan in schedule.processes}
     lanes: dict[tuple[str, int], list[Step]] = {}
@@ -122,18 +125,31 @@ async def _live(schedule: Schedule, loop: SimulatedLoop, store: SimulatedStore, 
         await oracle.check_end(schedule.thorough_end)
 
 
-async def _make_repository(store: SimulatedStore, schedule: Schedule) -> None:
-    """Two arrays with some chunks, two commits; the same for every schedule but for where chunks lie."""
-    storage = SimulatedStorage(store, "maker")
-    config = CONFIGS["loose" if schedule.seed % 3 else "inline"]
-    await Repository.create_async(storage, spec_version=schedule.generation)
-    repo = await Repository.open_async(storage, config=config)
+@cache
+def _prepare(generation: str, config: str) -> tuple[Mapping[str, bytes], Start]:
+    """The objects of a repository with two arrays and two commits, and what it holds; made once per process."""
+    loop = SimulatedLoop(0, _LIMIT_SECONDS)
+    store = SimulatedStore(lambda: EPOCH)
+    source = random.Random(f"{generation}/{config}")
+    environment = Environment(lambda: EPOCH, loop.time, source.randbytes, loop)
+    try:
+        with using(environment):
+            start = loop.run(_make_repository(SimulatedStorage(store, "maker"), generation, config))
+    finally:
+        loop.discard()
+    return {key: held.data for key, held in store.objects.items()}, start
+
+
+async def _make_repository(storage: SimulatedStorage, generation: str, config: str) -> Start:
+    await Repository.create_async(storage, spec_version=generation)
+    repo = await Repository.open_async(storage, config=CONFIGS[config])
     for number, path in enumerate(("a", "b")):
         session = await repo.writable_session_async("main")
         await session.keyspace.write(f"{path}/zarr.json", array_document(6, "first"))
         for index in range(0, 6, number + 1):
             await session.keyspace.write(f"{path}/c/{index}", f"first {path} {index}".encode().ljust(24, b"."))
         await session.commit_async(f"first {path}")
+    return await read_start(await Repository.open_async(storage))
 
 
 # -- shortening -------------------------------------------------------------------------------------------------------
