@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Sets up everything and runs a job of the project: `python3 dev.py demo`, `test`, `lint`, `bench`, `lock`.
+"""Sets up everything and runs a job of the project: `python3 dev.py demo`, `test`, `simulate`, `lint`, `bench`, `lock`.
 
 Needs nothing but Python 3.11 or newer. The first run makes a virtual environment (`.venv`) from the lock file of the
 interpreter's version; later runs install nothing until the lock file or pyproject.toml changes.
@@ -273,6 +273,13 @@ def do_bench(arguments: argparse.Namespace, rest: list[str]) -> int:
     return attempt([environment.python, "-m", "benchmarks", *rest], **activated(environment))
 
 
+def do_simulate(arguments: argparse.Namespace, rest: list[str]) -> int:
+    """Look for schedules that break a promise, until stopped: see docs/development.md."""
+    environment = prepare(arguments.python)
+    command = [environment.python, "-m", "icefloe.testing.simulator", *rest]
+    return attempt(command, PYTHONHASHSEED="0", **activated(environment))
+
+
 def do_run(arguments: argparse.Namespace, rest: list[str]) -> int:
     """Any command, with the environment set up: `python3 dev.py run pytest tests/storage`."""
     environment = prepare(arguments.python)
@@ -321,6 +328,7 @@ JOBS = {
     ),
     "lint": (do_lint, "set up, then run ruff, mypy and the import layers (--fix: let ruff mend)"),
     "bench": (do_bench, "set up, then run the benchmarks"),
+    "simulate": (do_simulate, "set up, then simulate many actors on one repository, until stopped"),
     "run": (do_run, "set up, then run any command in the environment"),
     "setup": (do_setup, "set up only"),
     "lock": (do_lock, "resolve the newest allowed versions into requirements/"),
@@ -331,7 +339,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(prog="dev.py", description="Develop icefloe. Set-up happens by itself.")
     jobs = parser.add_subparsers(dest="job", required=True, metavar="JOB")
     for name, (_, help_text) in JOBS.items():
-        job = jobs.add_parser(name, help=help_text, description=help_text, add_help=name != "run")
+        job = jobs.add_parser(name, help=help_text, description=help_text, add_help=name not in ("run", "simulate"))
         job.add_argument("--python", metavar="X.Y", help="use this Python version, in an environment of its own")
         if name == "test":
             job.add_argument("--quick", action="store_true", help="leave out spark and s3 tests too")

@@ -82,6 +82,8 @@ class ProcessPlan:
     skew_seconds: float = 0.0
     loss_share: float = 0.0
     death_share: float = 0.0
+    is_local: bool = False
+    """Whether its requests take no time, so that only its threads are in each other's way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,26 +128,27 @@ class Process:
         self._network = Network(
             random.Random(self._seed), loss_share=self.plan.loss_share, death_share=self.plan.death_share
         )
-        self._storage = SimulatedStorage(self._store, f"{self.plan.name}-{self._births}", self._network)
+        network = None if self.plan.is_local else self._network
+        self._storage = SimulatedStorage(self._store, f"{self.plan.name}-{self._births}", network)
         self._repo: Repository | None = None
         self._slots: dict[str, _Slot] = {}
         self._readers: dict[str, Session] = {}
 
-    def environment(self) -> Environment:
-        """Time and randomness of this process."""
+    def environment(self, loop: SimulatedLoop) -> Environment:
+        """Time and randomness of this process; `loop` is that of one of its threads."""
         skew = dt.timedelta(seconds=self.plan.skew_seconds)
         return Environment(
             now=lambda: EPOCH + dt.timedelta(seconds=self._loop.time()) + skew,
             monotonic=self._loop.time,
             random_bytes=self._source.randbytes,
-            loop=self._loop,
+            loop=loop,
         )
 
-    async def run_lane(self, lane: int, steps: Sequence[Step]) -> None:
+    async def run_lane(self, lane: int, steps: Sequence[Step], loop: SimulatedLoop | None = None) -> None:
         """Take the steps of one thread, one after the other."""
         actor = f"{self.plan.name}.{lane}"
         ACTOR.set(actor)
-        adopt(self.environment())
+        adopt(self.environment(loop or self._loop))
         for step in steps:
             if step.at > self._loop.time():
                 await asyncio.sleep(step.at - self._loop.time())
@@ -421,6 +424,15 @@ class Process:
         if held is not None:
             held.session.status()
             repr(held.session)
+
+    async def _list(self, actor: str, label: str, slot: str) -> None:
+        """Ask for the chunks of a session while somebody writes to it."""
+        held = self._slots.get(slot)
+        if held is not None:
+            for path in ("/a", "/b"):
+                async for _ in held.session.chunk_coordinates(path):
+                    pass
+                await held.session.chunk_type_async(path, (0,))
 
     async def _history(self, actor: str, label: str, branch: str) -> None:
         async for _ in self.repo.async_ancestry(branch=branch):

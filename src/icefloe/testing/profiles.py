@@ -230,6 +230,18 @@ def _threads(draw: _Drawing) -> None:
         draw.time += 5
 
 
+def _preempted(draw: _Drawing) -> None:
+    """Threads of one process that may switch at any call: they write to a session, look at it, and commit it."""
+    for lane in range(draw.random.randint(1, 2)):
+        for _ in range(draw.random.randint(2, 6)):
+            draw.add("notebook", "edit", lane=lane, slot="shared", edits=draw.edits(4, _CHUNKS))
+    for lane in range(2, 2 + draw.random.randint(1, 2)):
+        for _ in range(draw.random.randint(2, 6)):
+            draw.add("notebook", draw.pick({"look": 3, "read_own": 1, "list": 1}), lane=lane, slot="shared")
+    if draw.chance(0.3):
+        draw.add("notebook", "commit", lane=4, slot="shared", solver="none")
+
+
 def _branches(draw: _Drawing) -> None:
     """Branches, tags, resets, merges, squashes and reverts, beside writers."""
     draw.add("one", "create_branch", branch="dev", source="main", back=draw.random.randrange(2))
@@ -293,6 +305,7 @@ PROFILES: Mapping[str, Callable[[_Drawing], None]] = {
     "late": _late,
     "forks": _forks,
     "threads": _threads,
+    "preempted": _preempted,
     "branches": _branches,
     "care": _care_profile,
 }
@@ -315,6 +328,7 @@ def draw_schedule(generation: str, seed: int, profile: str | None = None) -> Sch
             skew_seconds=rng.choice((0.0, 0.0, 0.0, rng.uniform(-7200, 7200))),
             loss_share=rng.choice((0.0, 0.02, 0.1)) if faulty else 0.0,
             death_share=rng.choice((0.0, 0.01)) if faulty else 0.0,
+            is_local=profile == "preempted",
         )
         for name in sorted({step.process for step in steps})
     )

@@ -148,7 +148,9 @@ class SimulatedStorage(Storage):
         """Send a request whose effect happens at one moment; `changes` names the key that it changes."""
         network = self._network
         if network is None:
-            return effect()
+            answer = effect()
+            await self._tell(changes)
+            return answer
         tries = _PATIENCE.max_tries if patient else 1
         for attempt in range(tries):
             network.operations += 1
@@ -166,9 +168,7 @@ class SimulatedStorage(Storage):
                 await asyncio.sleep(network.random.uniform(0.1, 1.0))
                 continue
             answer = effect()
-            if changes:
-                for watch in self._store.watchers:
-                    await watch(changes, self._name)
+            await self._tell(changes)
             if chance < network.death_share:
                 network.is_dead = True
                 raise ProcessDied
@@ -180,6 +180,11 @@ class SimulatedStorage(Storage):
             if changes and patient and attempt == 0 and network.random.random() < 0.3:
                 asyncio.get_running_loop().call_later(network.random.uniform(0.1, 2.0), _again, effect)
         raise StorageError(f"no answer from {self.url} after {tries} tries")
+
+    async def _tell(self, changes: str) -> None:
+        if changes:
+            for watch in self._store.watchers:
+                await watch(changes, self._name)
 
     async def get(self, key: str) -> bytes:
         path = self._prefix + check_key(key)

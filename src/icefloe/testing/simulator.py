@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
-from icefloe.environment import Environment, using
+from icefloe.environment import Environment, adopt, using
 from icefloe.model.capabilities import SpecVersion
 from icefloe.repository.repository import Repository
 from icefloe.testing.actors import CONFIGS, DAY, EPOCH, Process, Step
@@ -29,6 +29,7 @@ from icefloe.testing.model import array_document
 from icefloe.testing.oracle import Oracle, Start, Violation, read_start
 from icefloe.testing.profiles import PROFILES, Schedule, draw_schedule
 from icefloe.testing.simulated_store import SimulatedStorage, SimulatedStore
+from icefloe.testing.threads import Interleaver, ThreadLoop
 
 GENERATIONS = tuple(version.value for version in SpecVersion)
 _LIMIT_SECONDS = 400 * DAY
@@ -67,13 +68,23 @@ def run_schedule(schedule: Schedule) -> Violation | None:
     random.seed(f"{schedule.generation}/{schedule.seed}")
     loop = SimulatedLoop(schedule.seed, _LIMIT_SECONDS)
     try:
-        return copy_context().run(_simulate, schedule, loop)
+        return copy_context().run(_simulate_threads if schedule.profile == "preempted" else _simulate, schedule, loop)
     finally:
         loop.discard()
         random.setstate(state)
 
 
 def _simulate(schedule: Schedule, loop: SimulatedLoop) -> Violation | None:
+    oracle = _begin(schedule, loop)
+    try:
+        loop.run(_live(schedule, loop, oracle))
+    except WaitsForEverError as error:
+        oracle.report("nothing waits for ever", str(error))
+    return oracle.violations[0] if oracle.violations else None
+
+
+def _begin(schedule: Schedule, loop: SimulatedLoop) -> Oracle:
+    """A store with a repository, and an oracle that will watch it."""
     skew = dt.timedelta(seconds=schedule.store_skew_seconds)
 
     def store_time() -> dt.datetime:
@@ -84,28 +95,66 @@ def _simulate(schedule: Schedule, loop: SimulatedLoop) -> Violation | None:
     for key, data in objects.items():
         store.write(key, data)
     source = random.Random(f"observer/{schedule.seed}")
-    observer = Environment(
-        now=lambda: EPOCH + dt.timedelta(seconds=loop.time()),
-        monotonic=loop.time,
-        random_bytes=source.randbytes,
-        loop=loop,
+    adopt(
+        Environment(
+            now=lambda: EPOCH + dt.timedelta(seconds=loop.time()),
+            monotonic=loop.time,
+            random_bytes=source.randbytes,
+            loop=loop,
+        )
     )
-    with using(observer):
-        oracle = Oracle(store, schedule.generation, start)
+    return Oracle(store, schedule.generation, start)
+
+
+def _simulate_threads(schedule: Schedule, loop: SimulatedLoop) -> Violation | None:
+    """The lanes of one process as real threads, which may switch at any call."""
+    oracle = _begin(schedule, loop)
+    interleaver = Interleaver(schedule.seed)
+    (plan,) = schedule.processes
+    with interleaver.locks():
+        process = Process(plan, oracle.store, loop, oracle, schedule.seed)
+        first = Step(-1, 0.0, plan.name, 9, "open", {"slot": "shared", "branch": "main"})
+
+        def thread(lane: int, steps: Sequence[Step]) -> None:
+            own = ThreadLoop(interleaver)
+            try:
+                own.run(process.run_lane(lane, steps, own))
+            finally:
+                own.discard()
+
         try:
-            loop.run(_live(schedule, loop, store, oracle))
+            loop.run(oracle.start())
+            loop.run(process.run_lane(9, [first]))
+            lanes = _lanes(schedule)
+            for error in interleaver.run([partial(thread, lane, steps) for (_, lane), steps in lanes.items()]):
+                oracle.report("errors are typed", f"a thread ended with {type(error).__name__}: {error}")
+            last = [
+                Step(-2, 0.0, plan.name, 9, "read_own", {"slot": "shared"}),
+                Step(-3, 0.0, plan.name, 9, "commit", {"slot": "shared"}),
+            ]
+            if not oracle.violations:
+                loop.run(process.run_lane(9, last))
+            if not oracle.violations:
+                oracle.store.watchers.clear()
+                loop.run(oracle.check_end(False))
         except WaitsForEverError as error:
             oracle.report("nothing waits for ever", str(error))
     return oracle.violations[0] if oracle.violations else None
 
 
-async def _live(schedule: Schedule, loop: SimulatedLoop, store: SimulatedStore, oracle: Oracle) -> None:
-    await oracle.start()
-    processes = {plan.name: Process(plan, store, loop, oracle, schedule.seed) for plan in schedule.processes}
+def _lanes(schedule: Schedule) -> dict[tuple[str, int], list[Step]]:
     lanes: dict[tuple[str, int], list[Step]] = {}
     for step in schedule.steps:
         lanes.setdefault((step.process, step.lane), []).append(step)
-    tasks = [asyncio.create_task(processes[name].run_lane(lane, steps)) for (name, lane), steps in lanes.items()]
+    return lanes
+
+
+async def _live(schedule: Schedule, loop: SimulatedLoop, oracle: Oracle) -> None:
+    await oracle.start()
+    processes = {plan.name: Process(plan, oracle.store, loop, oracle, schedule.seed) for plan in schedule.processes}
+    tasks = [
+        asyncio.create_task(processes[name].run_lane(lane, steps)) for (name, lane), steps in _lanes(schedule).items()
+    ]
     found = asyncio.create_task(oracle.found.wait())
     while not oracle.violations and not all(task.done() for task in tasks):
         await asyncio.wait([found, *(t for t in tasks if not t.done())], return_when=asyncio.FIRST_COMPLETED)
@@ -121,7 +170,7 @@ async def _live(schedule: Schedule, loop: SimulatedLoop, store: SimulatedStore, 
     if not oracle.violations:
         # Requests that are still under way arrive before the last look.
         await asyncio.sleep(60)
-        store.watchers.clear()
+        oracle.store.watchers.clear()
         await oracle.check_end(schedule.thorough_end)
 
 

@@ -1,0 +1,61 @@
+"""Many actors on one repository, simulated: whatever the order of their steps, no promise is broken.
+
+The official package takes part in real turns on real storage: tests/generations/test_turns_of_both_libraries.py and
+tests/icechunk/test_turns.py.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+
+from icefloe.testing.profiles import PROFILES, draw_schedule
+from icefloe.testing.simulator import GENERATIONS, run_schedule
+
+SCHEDULES = 125
+"""Schedules of one test; four tests for each generation make the ordinary run."""
+
+
+def simulate(generation: str, seed: int, schedules: int) -> None:
+    """Run schedules in a process of its own, where sets have the same order for everybody."""
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "icefloe.testing.simulator", "--stop", "--every", "1000",
+            "--generation", generation, "--seed", str(seed), "--schedules", str(schedules),
+        ],
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("batch", range(4))
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_no_schedule_breaks_a_promise(generation: str, batch: int) -> None:
+    simulate(generation, batch * SCHEDULES, SCHEDULES)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("batch", range(4))
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_no_new_schedule_breaks_a_promise(generation: str, batch: int) -> None:
+    simulate(generation, random.SystemRandom().randrange(1 << 40), 10 * SCHEDULES)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_seed_always_makes_the_same_schedule(profile: str) -> None:
+    assert draw_schedule("store", 5, profile) == draw_schedule("store", 5, profile)
+    assert draw_schedule("store", 5, profile) != draw_schedule("store", 6, profile)
+
+
+def test_a_schedule_is_over_in_no_time_although_days_pass_in_it() -> None:
+    schedule = draw_schedule("repository", 8, "service")
+    assert schedule.steps[-1].at > 86400
+    assert run_schedule(schedule) is None
