@@ -112,24 +112,28 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         raise WaitsForEverError(f"at {self._seconds:.3f} s everybody waits, and nobody is there to go on")
 
     def _enqueue(self, handle: asyncio.Handle) -> None:
-        assert handle._context is not None
-        actor = handle._context.get(ACTOR, "nobody")
+        context: Context = handle._context  # type: ignore[attr-defined]
+        actor = context.get(ACTOR, "nobody")
         queue = self._queues.get(actor)
         if queue is None:
             queue = self._queues[actor] = deque()
         queue.append(handle)
 
-    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
+    # The types of these methods say `*args: *Ts`, which a method that hands them on cannot repeat.
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, copy_context() if context is None else context)
         self._enqueue(handle)
         return handle
 
-    def call_soon_threadsafe(
+    def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         return self.call_soon(callback, *args, context=context)
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, copy_context() if context is None else context)
@@ -137,7 +141,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         heapq.heappush(self._timers, (when, self._timer_count, handle))
         return handle
 
-    def call_later(
+    def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         return self.call_at(self._seconds + delay, callback, *args, context=context)
@@ -145,7 +149,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         pass
 
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
         """Run a function in a step of its own instead of in a thread."""
         outcome: asyncio.Future[T] = self.create_future()
 

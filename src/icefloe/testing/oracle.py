@@ -439,6 +439,7 @@ class Oracle:
         other = SpecVersion.ICECHUNK2 if self.generation != "icechunk2" else SpecVersion.REPOSITORY
         target = SimulatedStorage(SimulatedStore(self.store.now), "converted")
         done = await convert_async(fresh, target, other)
+        assert done.repository is not None
         for branch, tip in self.tips.items():
             found = await read_content(await done.repository.readonly_session_async(branch))
             if text := describe_difference(self.contents[tip], found):

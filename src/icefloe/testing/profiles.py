@@ -150,7 +150,7 @@ def _care(draw: _Drawing, process: str, verb: str) -> None:
 def _late(draw: _Drawing) -> None:
     """Sessions that are opened before others change, compact, expire and collect, and are committed after it."""
     draw.days(0.8)
-    slots = []
+    slots: list[str] = []
     for _ in range(draw.random.randint(1, 3)):
         slot = f"late{len(slots)}"
         slots.append(slot)

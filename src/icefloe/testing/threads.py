@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -106,13 +107,14 @@ class Interleaver:
     @contextmanager
     def locks(self) -> Iterator[None]:
         """While this is in force, new locks of the threading module hand over instead of blocking."""
-        real = threading.Lock, threading.RLock
-        threading.Lock = lambda: HandingLock(self, reentrant=False)  # type: ignore[assignment,misc]
-        threading.RLock = lambda: HandingLock(self, reentrant=True)  # type: ignore[assignment,misc]
+        module: Any = threading
+        real = module.Lock, module.RLock
+        module.Lock = partial(HandingLock, self, reentrant=False)
+        module.RLock = partial(HandingLock, self, reentrant=True)
         try:
             yield
         finally:
-            threading.Lock, threading.RLock = real  # type: ignore[misc]
+            module.Lock, module.RLock = real
 
 
 class HandingLock:
