@@ -26,8 +26,29 @@ IcefloeError (also named IcechunkError)
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Sequence
 from typing import Any
+
+_SEQUENCE = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # a control sequence: cursor, colours, erasing
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"  # a string: titles, links
+    r"|\x1b[ -/]*[0-~]?"
+)
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Everything a terminal acts on but tabs and line ends; marks that change the order of text; halves of characters."""
+
+
+def printable(text: str) -> str:
+    """A text of a stranger for a terminal or a page: escape sequences become `␛`, other control characters `\\x07`."""
+    if text.isprintable():
+        return text
+    return _CONTROL.sub(_spelled, _SEQUENCE.sub("\u241b", text))
+
+
+def _spelled(found: re.Match[str]) -> str:
+    code = ord(found.group())
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
 class ErrorKind(enum.Enum):
@@ -51,6 +72,8 @@ class IcefloeError(Exception):
     kind: ErrorKind = ErrorKind.OTHER
 
     def __init__(self, message: str, **facts: Any) -> None:
+        # Messages quote names and texts of repositories, and end in terminals.
+        message = printable(message)
         super().__init__(message)
         self.message = message
         self.facts = facts

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from icefloe.cli.output import stderr, stdout
+from icefloe.cli.output import stderr, stdout, styled
 from icefloe.cli.verbs import VERBS
 from icefloe.debug import debug_info, initialize_logs
 from icefloe.errors import IcefloeError
@@ -101,7 +101,7 @@ def _report(message: str, *details: str, debug: bool) -> None:
     console = stderr()
     if debug:
         console.print_exception(show_locals=False)
-    console.print("[bold red]error:[/] ", end="")
+    console.print(styled("[bold red]error:[/] "), end="")
     console.print(" ".join(message.split()), markup=False, highlight=False, soft_wrap=True)
     # What several files or nodes are to blame for is a line each.
     for detail in details:

@@ -15,8 +15,8 @@ import zarr
 from icefloe.blocking import run_blocking
 from icefloe.cli.arguments import AsOf, Branch, Json, Place, Snapshot, StorageOptions, Tag
 from icefloe.cli.opening import Point, open_repository
-from icefloe.cli.output import print_json, stdout
-from icefloe.errors import InvalidInputError, NodeNotFoundError
+from icefloe.cli.output import print_json, stdout, write_text
+from icefloe.errors import InvalidInputError, NodeNotFoundError, printable
 from icefloe.model.nodes import ArrayNode
 from icefloe.session.session import Session
 
@@ -81,8 +81,12 @@ def _cat_array(session: Session, node: ArrayNode, region: str | None, *, json: b
         return
     # numpy shows the ends of what is long; a pipe gets everything.
     threshold = 1000 if sys.stdout.isatty() else _MOST_VALUES + 1
+    if values.dtype.kind in "UOT" and sys.stdout.isatty():
+        values = np.vectorize(lambda value: printable(value) if isinstance(value, str) else value, otypes=[object])(
+            values
+        )
     text = np.array2string(values, threshold=threshold, max_line_width=stdout().width if threshold == 1000 else 120)
-    sys.stdout.write(text + "\n")
+    write_text(text + "\n")
 
 
 def parse_slices(text: str) -> tuple[slice | int, ...]:
@@ -129,6 +133,9 @@ def _cat_key(session: Session, key: str, *, json: bool) -> None:
     if not json:
         sys.stdout.flush()
         is_document = key.rpartition("/")[2] == "zarr.json"
+        if sys.stdout.isatty():
+            write_text(bytes(data).decode("utf-8", "backslashreplace") + "\n")
+            return
         sys.stdout.buffer.write(bytes(data) + (b"\n" if is_document else b""))
         sys.stdout.buffer.flush()
         return

@@ -30,7 +30,7 @@ def print_commit(console: Console, info: SnapshotInfo, names: Sequence[str] = ()
     if names:
         head.append(f" ({', '.join(names)})", style="bold green")
     console.print(head, soft_wrap=True)
-    console.print(f"[dim]Date:[/]  {format_time(info.written_at)}")
+    console.print(Text.assemble(("Date:", "dim"), f"  {format_time(info.written_at)}"))
     for key, value in sorted(info.metadata.items()):
         told = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
         console.print(Text.assemble((f"{key}:", "dim"), f"  {told}"), soft_wrap=True)

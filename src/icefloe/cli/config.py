@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import typer
 import yaml
 from rich.syntax import Syntax
+from rich.text import Text
 
 from icefloe.blocking import run_blocking
 from icefloe.cli.arguments import Json, Place, StorageOptions
 from icefloe.cli.opening import open_repository
-from icefloe.cli.output import print_json, stderr, stdout
+from icefloe.cli.output import print_json, stderr, stdout, write_text
 from icefloe.errors import InvalidInputError
 from icefloe.formats.config_document import decode_config, encode_config
 from icefloe.formats.config_yaml import decode_yaml, encode_yaml
@@ -60,7 +61,7 @@ def config(
     if json:
         print_json(document)
     else:
-        stderr().print(f"[dim]configuration of {repository.storage.url} saved[/]")
+        stderr().print(Text(f"configuration of {repository.storage.url} saved", style="dim"))
         _print_yaml(document)
 
 
@@ -83,7 +84,7 @@ def _print_yaml(document: Mapping[str, Any]) -> None:
     if sys.stdout.isatty():
         stdout().print(Syntax(text, "yaml", theme="ansi_dark", background_color="default"))
     else:
-        sys.stdout.write(text + "\n")
+        write_text(text + "\n")
 
 
 def _changed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from icefloe.cli.arguments import Json, Place, StorageOptions, TargetOptions
 from icefloe.cli.opening import open_repository, storage_at
@@ -98,9 +99,9 @@ def _show(done: Conversion) -> None:
         ]
     )
     verb = "Would convert" if done.repository is None else "Converted"
-    console.print(f"{verb} {done.from_version.value} to [bold]{done.to_version.value}[/]: {counted}")
+    console.print(f"{verb} {done.from_version.value} to {done.to_version.value}: {counted}")
     if done.repository is not None:
         copied = f"{format_count(done.copied_objects, 'object')} ({format_bytes(done.copied_bytes)}) copied"
         console.print(f"Chunks: {format_count(done.chunk_objects, 'object')}, {copied}. {done.target}")
     for loss in done.losses:
-        console.print(f"[yellow]{'lost' if done.repository else 'no place for'}[/] {loss}")
+        console.print(Text.assemble(("lost" if done.repository else "no place for", "yellow"), f" {loss}"))

@@ -50,4 +50,4 @@ def create(
         print_json({"url": storage.url, "spec_version": generation, "created": not existed, "snapshot_id": tip})
     else:
         done = "There is" if existed else "Created"
-        stdout().print(f"{done} a repository of generation [bold]{generation}[/] at {storage.url}, main at {tip}")
+        stdout().print(f"{done} a repository of generation {generation} at {storage.url}, main at {tip}")

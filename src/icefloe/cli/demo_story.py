@@ -42,14 +42,14 @@ class _Teller:
     @contextmanager
     def step(self, title: str) -> Iterator[None]:
         number = len(self.seconds) + 1
-        self.console.print(f"\n[bold cyan]{number}. {title}[/]")
+        self.console.print(f"\n[bold cyan]{number}. {title}[/]", markup=True)
         started = time.monotonic()
         yield
         self.seconds[title] = time.monotonic() - started
-        self.console.print(f"   [dim]{self.seconds[title]:.1f} s[/]")
+        self.console.print(f"   [dim]{self.seconds[title]:.1f} s[/]", markup=True)
 
     def say(self, text: str) -> None:
-        self.console.print(f"   {text}")
+        self.console.print(f"   {text}", markup=True)
 
 
 def tell(folder: Path, days: int, start_spark: Callable[[], SparkSession], console: Console) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def tell(folder: Path, days: int, start_spark: Callable[[], SparkSession], conso
     teller = _Teller(console)
     say = teller.say
     files, native, virtual = folder / "files", folder / "native", folder / "virtual"
-    console.print(f"[bold]Icefloe demo[/] in {folder}")
+    console.print(f"[bold]Icefloe demo[/] in {folder}", markup=True)
     console.print("From a folder of files to an archive with history, on a Spark of its own: takes a minute or two.")
     with teller.step(f"Make {days} days of hourly weather, one NetCDF file a day"):
         paths = write_month(files, start=_FIRST_DAY, days=days, variables=_VARIABLES)
@@ -118,13 +118,15 @@ def tell(folder: Path, days: int, start_spark: Callable[[], SparkSession], conso
         }
         picture = draw(folder / "weather.png", mean_map, world["main"]["msl"].isel(time=-1).load() / 100, point)
         say(f"[bold]{picture}[/]")
-    console.print("\n[bold]History[/]\n")
-    console.print(str(repository.ancestry_graph()), markup=False)
-    console.print("\n[bold]Look around[/]\n")
+    console.print("\n[bold]History[/]\n", markup=True)
+    console.print(repository.ancestry_graph().__rich__(), markup=True)
+    console.print("\n[bold]Look around[/]\n", markup=True)
     for line in _invitations(native, picture):
-        console.print(f"   {line}", soft_wrap=True)
+        console.print(f"   {line}", soft_wrap=True, markup=True)
     console.print(
-        f"\n[dim]{sum(teller.seconds.values()):.0f} s in all; delete {folder} when you are done[/]", soft_wrap=True
+        f"\n[dim]{sum(teller.seconds.values()):.0f} s in all; delete {folder} when you are done[/]",
+        soft_wrap=True,
+        markup=True,
     )
     return {
         "folder": str(folder),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from icefloe.cli.arguments import Json, Place, StorageOptions
 from icefloe.cli.diff_facts import diff_json, print_diff
@@ -39,5 +40,5 @@ def diff(
     if json:
         print_json({"from": from_id, "to": to_id, **diff_json(found, chunks=chunks)})
         return
-    stderr().print(f"[dim]{from_id or 'nothing'} → {to_id}[/]")
+    stderr().print(Text(f"{from_id or 'nothing'} → {to_id}", style="dim"))
     print_diff(stdout(), found, chunks=chunks)

@@ -48,7 +48,7 @@ def _highest_moves(moves: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 def print_diff(console: Console, diff: Diff, *, chunks: bool) -> None:
     """A diff with one line per path: + new, - deleted, ~ changed, > moved."""
     if diff.is_empty():
-        console.print("[dim]no changes[/]")
+        console.print(Text("no changes", style="dim"))
         return
     for sign, style, groups, arrays in (
         ("+", "green", diff.new_groups, diff.new_arrays),

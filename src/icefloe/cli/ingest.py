@@ -177,7 +177,7 @@ def _show(outcome: IngestOutcome, *, dry_run: bool) -> None:
     what = [format_count(len(plan.sources), "source"), format_count(outcome.references, "chunk reference")]
     if outcome.decoded_bytes:
         what.append(f"{format_bytes(outcome.decoded_bytes)} decoded")
-    console.print(f"{', '.join(what)} in {outcome.seconds:.1f} s: snapshot [bold]{outcome.snapshot_id}[/]")
+    console.print(f"{', '.join(what)} in {outcome.seconds:.1f} s: snapshot {outcome.snapshot_id}")
     if outcome.attempts > 1:
         console.print(f"{outcome.attempts} attempts, because others committed meanwhile")
     if outcome.authorisation:

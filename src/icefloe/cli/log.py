@@ -71,7 +71,7 @@ def _log(repository: Repository, start: str, limit: int, *, oneline: bool, json:
             print_commit(console, info, names.get(info.id, []))
             console.print()
     if limit and next(ancestry, None) is not None:
-        console.print(f"[dim]… there is more; --limit 0 shows all, this is the newest {limit}[/]")
+        console.print(Text(f"… there is more; --limit 0 shows all, this is the newest {limit}", style="dim"))
 
 
 def _print_json_graph(graph: AncestryGraph) -> None:

@@ -63,7 +63,7 @@ def _list_group(session: Session, start: str, *, json: bool) -> None:
         else:
             shape, chunks = Text(facts.shape_text(), style="green"), "×".join(map(str, facts.chunk_shape or ()))
             listing.add_row(Text(facts.name), Text(str(facts.data_type), style="cyan"), shape, chunks)
-    stdout().print(listing) if children else stdout().print("[dim]empty[/]")
+    stdout().print(listing) if children else stdout().print(Text("empty", style="dim"))
 
 
 def _list_chunks(session: Session, node: ArrayNode, limit: int, *, json: bool) -> None:
@@ -88,7 +88,7 @@ def _list_chunks(session: Session, node: ArrayNode, limit: int, *, json: bool) -
     cells = int(np.prod(node.grid, dtype=np.float64)) if node.grid else 1
     written = f"{format_count(len(found), 'chunk')} of {cells:,}, {format_bytes(int(found.length.sum()))}"
     rest = f"; {len(shown):,} shown, --limit 0 shows all" if len(shown) < len(found) else ""
-    console.print(f"\n[dim]{written}{rest}[/]")
+    console.print(Text(f"\n{written}{rest}", style="dim"))
 
 
 def _reference(ref: ChunkRef, generation: Format) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from icefloe.cli.arguments import AsOf, Branch, Json, Limit, Place, Snapshot, StorageOptions, Tag
 from icefloe.cli.opening import Point, open_repository
-from icefloe.cli.output import print_json, stdout, table
+from icefloe.cli.output import print_json, stdout, styled, table
 from icefloe.display.amounts import format_bytes, format_count
 from icefloe.ids import ObjectId
 from icefloe.model.nodes import ArrayNode, Extents
@@ -57,8 +57,10 @@ def manifests(
     total_refs = sum(file.num_chunk_refs for file in files)
     rest = f"; {len(shown):,} shown, the largest; --limit 0 shows all" if len(shown) < len(files) else ""
     console.print(
-        f"\n[dim]{format_count(len(files), 'manifest')}, {format_bytes(total_bytes)}, "
-        f"{format_count(total_refs, 'chunk')}{rest}[/]"
+        styled(
+            f"\n[dim]{format_count(len(files), 'manifest')}, {format_bytes(total_bytes)}, "
+            f"{format_count(total_refs, 'chunk')}{rest}[/]"
+        )
     )
 
 

@@ -5,31 +5,66 @@ from __future__ import annotations
 import datetime as dt
 import enum
 import json
+import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
+
+from icefloe.errors import printable
 
 _PIPE_WIDTH = 400
 """Columns for output that goes to a file or pipe, where cutting lines to a screen would lose what is searched for."""
 
 
+class _SafeConsole(Console):
+    """A console for texts of strangers: no control character of theirs reaches the terminal.
+
+    Texts are not read as markup either. Use `styled` for markup of our own.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable() or segment.text == "\n":
+                yield segment
+            else:
+                yield Segment(printable(segment.text), segment.style)
+
+
 def stdout() -> Console:
     """The console of a verb's result; no colours and no cutting when it is not a terminal."""
-    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    return _SafeConsole(file=sys.stdout, highlight=False, markup=False, emoji=False, width=width)
 
 
 def stderr() -> Console:
     """The console of remarks and errors."""
-    return Console(file=sys.stderr, highlight=False)
+    return _SafeConsole(file=sys.stderr, highlight=False, markup=False, emoji=False)
+
+
+def styled(markup: str) -> Text:
+    """A text with markup of rich, which holds nothing of a repository."""
+    return Text.from_markup(markup, emoji=False)
+
+
+def write_text(text: str) -> None:
+    """Write a text of a repository as it is laid out; control characters are spelled out on a terminal."""
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+
+
+_UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def print_json(value: Any) -> None:
     """One JSON document for machines; times are ISO 8601 in UTC."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=_plain)
+    # The same document: JSON spells these characters as escapes too, and need not for those below a space only.
+    sys.stdout.write(_UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found.group()):04x}", text) + "\n")
 
 
 def _plain(value: Any) -> Any:

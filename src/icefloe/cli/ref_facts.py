@@ -27,7 +27,7 @@ def print_refs(repository: Repository, kind: Literal["branch", "tag"], json: boo
                     for ref, info in zip(refs, infos, strict=True)])  # fmt: skip
         return
     if not refs:
-        stderr().print(f"[dim]no {kind}[/]")
+        stderr().print(Text(f"no {kind}", style="dim"))
         return
     listing = table("name", "snapshot", "written", "message")
     for ref, info in zip(refs, infos, strict=True):

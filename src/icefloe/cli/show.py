@@ -10,7 +10,7 @@ from icefloe.cli.arguments import AsOf, Branch, Json, Place, Snapshot, StorageOp
 from icefloe.cli.commit_facts import commit_json, print_commit
 from icefloe.cli.diff_facts import diff_json, print_diff
 from icefloe.cli.opening import Point, open_repository, resolve_revision
-from icefloe.cli.output import print_json, stdout
+from icefloe.cli.output import print_json, stdout, styled
 from icefloe.display.amounts import format_bytes, format_count
 from icefloe.model.diff import Diff
 
@@ -53,7 +53,9 @@ def show(
     console = stdout()
     print_commit(console, info)
     console.print(
-        f"\n[dim]{format_count(len(manifests), 'manifest')}, {format_bytes(total_bytes)}, "
-        f"{format_count(total_refs, 'chunk')}; parent {parent or 'none'}[/]\n"
+        styled(
+            f"\n[dim]{format_count(len(manifests), 'manifest')}, {format_bytes(total_bytes)}, "
+            f"{format_count(total_refs, 'chunk')}; parent {parent or 'none'}[/]\n"
+        )
     )
     print_diff(console, changes, chunks=chunks)

@@ -68,7 +68,7 @@ def sql(
     console = stdout()
     console.print(listing)
     if len(rows) > len(shown):
-        console.print(f"\n[dim]the first {limit:,} rows; --limit 0 shows all[/]")
+        console.print(Text(f"\nthe first {limit:,} rows; --limit 0 shows all", style="dim"))
 
 
 def _cell(value: Any) -> Text:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 from rich.tree import Tree
 
 from icefloe.cli.arguments import AsOf, Branch, Json, Place, Snapshot, StorageOptions, Tag
@@ -49,23 +49,25 @@ def _depth(path: str) -> int:
 
 
 def _drawn(start: str, found: list[NodeFacts]) -> Tree:
-    root = Tree(f"[bold blue]{escape(start)}[/]")
+    root = Tree(Text(start, style="bold blue"))
     places = {start: root}
     for facts in found:
         if facts.path == start:
             if facts.kind == "array":
-                root.label = f"[bold]{escape(start)}[/] {_array(facts)}"
+                root.label = Text.assemble((start, "bold"), " ", *_array(facts))
             continue
         above = parent_path(facts.path)
         while above is not None and above not in places:
             above = parent_path(above)
-        label = f"[bold blue]{escape(facts.name)}/[/]" if facts.kind == "group" else escape(facts.name)
-        text = label if facts.kind == "group" else f"{label} {_array(facts)}"
+        if facts.kind == "group":
+            text = Text(facts.name + "/", style="bold blue")
+        else:
+            text = Text.assemble(facts.name, " ", *_array(facts))
         places[facts.path] = places.get(above or start, root).add(text)
     if not found:
-        root.label = f"[bold blue]{escape(start)}[/] [dim](empty)[/]"
+        root.label = Text.assemble((start, "bold blue"), " ", ("(empty)", "dim"))
     return root
 
 
-def _array(facts: NodeFacts) -> str:
-    return f"[green]{escape(facts.shape_text())}[/] [cyan]{escape(str(facts.data_type))}[/]"
+def _array(facts: NodeFacts) -> tuple[tuple[str, str] | str, ...]:
+    return (facts.shape_text(), "green"), " ", (str(facts.data_type), "cyan")

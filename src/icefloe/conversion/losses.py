@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from icefloe.conversion.commit_words import unfit_words
 from icefloe.conversion.survey import Survey
-from icefloe.errors import InvalidInputError, UnsupportedError, VirtualChunkError
+from icefloe.errors import InvalidInputError, UnsupportedError, VirtualChunkError, printable
 from icefloe.formats.contract import Format
 from icefloe.formats.icechunk2.repo_info import Availability, UpdateKind
 from icefloe.ledger.contract import Ledger
@@ -68,7 +68,7 @@ class Loss:
 
     def __str__(self) -> str:
         more = ", ..." if self.count > len(self.examples) else ""
-        return f"{self.kind.value} ({self.count}: {', '.join(self.examples)}{more})"
+        return printable(f"{self.kind.value} ({self.count}: {', '.join(self.examples)}{more})")
 
 
 def parse_drops(given: Iterable[LossKind | str]) -> frozenset[LossKind]:

@@ -6,6 +6,8 @@ import datetime as dt
 import itertools
 from collections.abc import Sequence
 
+from icefloe.errors import printable
+
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _SHORTEST_ID = 8
 
@@ -58,5 +60,5 @@ def _shared(a: str, b: str) -> int:
 
 def first_line(message: str, width: int = 72) -> str:
     """The first line of a message, cut to a width."""
-    line = message.strip().partition("\n")[0].strip()
+    line = printable(message).strip().partition("\n")[0].strip()
     return line if len(line) <= width else line[: width - 1] + "…"

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TypeAlias
 
+from icefloe.errors import printable
+
 # Colours come from the page (inherit, currentColor) or stand in the middle, so that both kinds of page can be read.
 _CARD = (
     "display:inline-block;max-width:100%;overflow-x:auto;border:1px solid rgba(128,128,128,.4);border-radius:6px;"
@@ -61,7 +63,7 @@ class Card:
     def html(self, picture: str = "") -> str:
         """The card for a page; `picture` is HTML to be shown below the facts."""
         rows = "".join(
-            f'<tr style="{_ROW}"><th style="{_LABEL}">{escape(label)}</th><td style="{_VALUE}">{_html(words)}</td></tr>'
+            f'<tr style="{_ROW}"><th style="{_LABEL}">{_html(label)}</th><td style="{_VALUE}">{_html(words)}</td></tr>'
             for label, words in self.facts
         )
         table = f'<table style="{_TABLE}">{rows}</table>' if rows else ""
@@ -102,11 +104,12 @@ class Described:
 
 def _html(words: Words) -> str:
     if isinstance(words, str):
-        return escape(words)
+        return escape(printable(words))
+    text = escape(printable(words.text))
     if words.style == "code":
-        return f'<code style="{_CODE}">{escape(words.text)}</code>'
+        return f'<code style="{_CODE}">{text}</code>'
     style = _DIM if words.style == "dim" else f"color:{COLOURS[words.style]};font-weight:600"
-    return f'<span style="{style}">{escape(words.text)}</span>'
+    return f'<span style="{style}">{text}</span>'
 
 
 def _listing_html(listing: Listing) -> str:
@@ -116,7 +119,7 @@ def _listing_html(listing: Listing) -> str:
     is_open = ' open="open"' if len(entries) <= _MOST_ENTRIES else ""
     return (
         f'<details{is_open} style="margin:.2em 0"><summary style="cursor:pointer">'
-        f'<span style="color:{colour}">{escape(listing.title)}</span> ({len(entries):,})</summary>'
+        f'<span style="color:{colour}">{escape(printable(listing.title))}</span> ({len(entries):,})</summary>'
         f'<ul style="{_LIST}">{shown}{more}</ul></details>'
     )
 
@@ -128,4 +131,4 @@ def _markup(words: Words) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("[", "\\[")
+    return printable(text).replace("\\", "\\\\").replace("[", "\\[")

@@ -8,6 +8,7 @@ from html import escape
 from icefloe.display.amounts import first_line, short_length
 from icefloe.display.card import COLOURS
 from icefloe.display.graph import Layout, Line, Ref
+from icefloe.errors import printable
 
 _ROW_PX, _LANE_PX, _MARGIN_PX, _RADIUS_PX, _CHARACTER_PX = 24, 18, 14, 5, 7.3
 _LANE_COLOURS = ("#e5534b", "#2da44e", "#c69026", "#4184e4", "#a371f7", "#1b9ab8")
@@ -30,7 +31,7 @@ def graph_svg(layout: Layout, refs: Iterable[Ref], *, plain: bool = False, stand
         colour = _colour(row.own, plain)
         fill = colour if row.commit.parent_id is not None else "none"
         when = f"{row.commit.written_at:%Y-%m-%d %H:%M:%S} UTC"
-        title = escape(f"{row.commit.id}\n{when}\n{row.commit.message}")
+        title = escape(printable(f"{row.commit.id}\n{when}\n{row.commit.message}"))
         dots.append(
             f'<circle cx="{x}" cy="{y}" r="{_RADIUS_PX}" fill="{fill}" stroke="{colour}" stroke-width="2">'
             f"<title>{title}</title></circle>"
@@ -81,12 +82,12 @@ def _stroke(path: str, colour: str, *, dashed: bool = False) -> str:
 
 def _label(short_id: str, refs: list[Ref], message: str, plain: bool) -> tuple[str, int]:
     """The text of a row, and how many characters wide it is."""
-    spans, characters = [f'<tspan fill-opacity="0.65">{escape(short_id)}</tspan>'], len(short_id)
+    spans, characters = [f'<tspan fill-opacity="0.65">{escape(printable(short_id))}</tspan>'], len(short_id)
     for index, ref in enumerate(refs):
         name = ref.name if ref.kind == "branch" else f"tag: {ref.name}"
         name += "," if index + 1 < len(refs) else ""
         colour = "currentColor" if plain else COLOURS[ref.kind]
-        spans.append(f'<tspan fill="{colour}" font-weight="bold"> {escape(name)}</tspan>')
+        spans.append(f'<tspan fill="{colour}" font-weight="bold"> {escape(printable(name))}</tspan>')
         characters += len(name) + 2
-    spans.append(f" {escape(message)}")
+    spans.append(f" {escape(printable(message))}")
     return "".join(spans), characters + len(message) + 1

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from icefloe.display.amounts import first_line, short_length
 from icefloe.display.graph import Layout, Line, Ref, Row
+from icefloe.errors import printable
 
 Piece: TypeAlias = tuple[str, str]
 """Text and its style: a lane colour (`lane0`...), `id`, `branch`, `tag`, `time`, `dim`, or nothing."""
@@ -127,13 +128,13 @@ def _joining(row: Row, width: int) -> list[Piece]:
 
 
 def _label(row: Row, refs: Sequence[Ref], length: int, *, times: bool) -> Iterator[Piece]:
-    yield (row.commit.id[:length], "id")
+    yield (printable(row.commit.id[:length]), "id")
     if refs:
         yield (" (", "dim")
         for index, ref in enumerate(refs):
             if index:
                 yield (", ", "dim")
-            yield (ref.name if ref.kind == "branch" else f"tag: {ref.name}", ref.kind)
+            yield (printable(ref.name if ref.kind == "branch" else f"tag: {ref.name}"), ref.kind)
         yield (")", "dim")
     yield (f" {first_line(row.commit.message)}", "")
     if times:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from icefloe.display.amounts import format_count
-from icefloe.errors import InvalidInputError
+from icefloe.errors import InvalidInputError, printable
 
 GAP = "gap"
 """The facet of a difference that is nobody's fault: values missing between neighbours of a joined dimension."""
@@ -30,7 +30,7 @@ class SchemaIssue:
     def __str__(self) -> str:
         place = ": ".join(part for part in (self.file, self.variable) if part)
         told = f"{self.facet}: expected {self.expected}, found {self.found}; {self.resolution}"
-        return f"{place}: {told}" if place else f"{self.found}; {self.resolution}"
+        return printable(f"{place}: {told}" if place else f"{self.found}; {self.resolution}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.display.amounts import format_bytes, format_count
-from icefloe.errors import InvalidInputError
+from icefloe.errors import InvalidInputError, printable
 from icefloe.ids import NodeId, ObjectId
 from icefloe.maintenance.hilbert import hilbert_order
 from icefloe.maintenance.listing import Listed, id_keys
@@ -107,7 +107,7 @@ class CompactionPlan:
         lines = [f"to {verb} on branch {self.request.branch}: {format_count(self.chunks, 'chunk')}, "
                  f"{format_bytes(self.size_bytes)}"]  # fmt: skip
         lines += [f"  {each.path}: {len(each.table):,} chunks, {format_bytes(each.size_bytes)}" for each in self.arrays]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from icefloe.display.amounts import format_count
 from icefloe.environment import current_time
-from icefloe.errors import InvalidInputError, SnapshotNotFoundError, UnsupportedError
+from icefloe.errors import InvalidInputError, SnapshotNotFoundError, UnsupportedError, printable
 from icefloe.ids import ObjectId
 from icefloe.ledger.contract import HistoryChange
 from icefloe.ledger.names import MAIN
@@ -98,7 +98,7 @@ class ExpiryPlan:
         lines += [f"  branch {name} is deleted" for name in sorted(self.change.branches)]
         lines += [f"  tag {name} is deleted" for name in sorted(self.change.tags)]
         lines += [f"  {child} gets the parent {parent}" for child, parent in list(self.change.parents.items())[:_SHOWN]]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 def plan_expiry(history: History, request: ExpiryRequest, *, tags_can_go: bool = True) -> ExpiryPlan:

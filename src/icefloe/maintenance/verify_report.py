@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from icefloe.display.amounts import format_bytes, format_count
+from icefloe.errors import printable
 from icefloe.ids import ObjectId
 
 _SHOWN = 50
@@ -61,7 +62,7 @@ class Damage:
         where = f" of {self.array}" if self.array else ""
         which = f", snapshot {self.snapshot_id}" if self.snapshot_id and self.snapshot_id not in self.key else ""
         refs = f" ({', '.join(self.refs)})" if self.refs else ""
-        return f"{self.what} {self.kind.value}: {self.key}{where}{which}{refs}: {self.detail}"
+        return printable(f"{self.what} {self.kind.value}: {self.key}{where}{which}{refs}: {self.detail}")
 
 
 @dataclass(frozen=True, slots=True)

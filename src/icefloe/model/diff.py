@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from icefloe.display.amounts import format_count
 from icefloe.display.card import Card, Described, Listing
+from icefloe.errors import printable
 
 
 @dataclass(frozen=True)
@@ -84,4 +85,4 @@ class Diff(Described):
                 lines += [f"        {row}" for row in coords[:10].tolist()]
                 if len(coords) > 10:
                     lines.append(f"        ... {len(coords) - 10} more")
-        return "\n".join(lines).rstrip() or "(no changes)"
+        return printable("\n".join(lines).rstrip()) or "(no changes)"

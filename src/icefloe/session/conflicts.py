@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from icefloe.errors import printable
+
 
 class ConflictType(enum.Enum):
     """What kind of clash it is."""
@@ -53,7 +55,7 @@ class Conflict:
         if self.chunk_coords is not None:
             shown = ", ".join(str(c) for c in self.chunk_coords[:3].tolist())
             chunks = f" ({len(self.chunk_coords)} chunk(s): {shown}{', ...' if len(self.chunk_coords) > 3 else ''})"
-        return f"{self.conflict_type.name} at {self.path}{chunks}"
+        return printable(f"{self.conflict_type.name} at {self.path}{chunks}")
 
 
 class ConflictSolver(ABC):

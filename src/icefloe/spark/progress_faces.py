@@ -19,6 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from icefloe.errors import printable
 from icefloe.spark.progress import JobMeter
 
 Show = Callable[[int], None]
@@ -43,13 +44,13 @@ def progress_face(meter: JobMeter) -> Iterator[Show | None]:
 @contextmanager
 def _bar(console: Console, meter: JobMeter) -> Iterator[Show]:
     bar = Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-        TextColumn("{task.fields[amount]}"), TimeRemainingColumn(), TimeElapsedColumn(),
+        SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+        TextColumn("{task.fields[amount]}", markup=False), TimeRemainingColumn(), TimeElapsedColumn(),
         # A finished bar stays on the screen where it says more than that its one task is done.
         console=console, transient=meter.tasks == 1,
     )  # fmt: skip
     with bar:
-        task = bar.add_task(meter.description, total=meter.tasks, amount=meter.amount(0))
+        task = bar.add_task(printable(meter.description), total=meter.tasks, amount=meter.amount(0))
         yield lambda done: bar.update(task, completed=done, amount=meter.amount(done))
 
 
@@ -62,7 +63,7 @@ def _line(meter: JobMeter) -> Iterator[Show]:
         passed = time.monotonic() - started
         left = f", about {passed * (meter.tasks - done) / done:,.0f} s left" if 0 < done < meter.tasks else ""
         parts = (f"{done:,}/{meter.tasks:,} tasks", meter.amount(done), f"{passed:,.0f} s{left}")
-        text = f"{meter.description}: {', '.join(part for part in parts if part)}"
+        text = f"{printable(meter.description)}: {', '.join(part for part in parts if part)}"
         sys.stderr.write(f"\r{text:<100}")
         sys.stderr.flush()
 
