@@ -26,11 +26,14 @@ class ByteCache(Generic[K, V]):
         # Reentrant: a load that ends at once is forgotten while it is being noted.
         self._lock = fork_safe_lock()
         self._loading: dict[K, concurrent.futures.Future[V]] = {}
+        self._loads: dict[K, object] = {}
+        """The load under way whose value may be kept, per key; one that began before `renew` did may not."""
         tell_after_fork(self)
 
     def after_fork(self) -> None:
         """Load again what the parent was loading: in a forked child, nobody is at it."""
         self._loading = {}
+        self._loads = {}
         # Another thread of the parent may have been between keeping a value and counting its bytes.
         self._bytes = sum(size for _, size in self._held.values())
 
@@ -45,7 +48,8 @@ class ByteCache(Generic[K, V]):
             loading = self._loading.get(key)
             if loading is None:
                 # Loads run on this library's own loop: one that a caller blocks could keep others waiting for ever.
-                loading = asyncio.run_coroutine_threadsafe(self._load(key, load), blocking_loop())
+                token = self._loads[key] = object()
+                loading = asyncio.run_coroutine_threadsafe(self._load(key, load, token), blocking_loop())
                 self._loading[key] = loading
                 loading.add_done_callback(lambda done: self._forget_load(key, done))
         return await asyncio.shield(asyncio.wrap_future(loading))
@@ -55,9 +59,23 @@ class ByteCache(Generic[K, V]):
             if self._loading.get(key) is done:
                 del self._loading[key]
 
-    async def _load(self, key: K, load: Callable[[], Awaitable[tuple[V, int]]]) -> V:
-        value, size = await load()
-        self.put(key, value, size)
+    async def renew(self, key: K, load: Callable[[], Awaitable[tuple[V, int]]]) -> V:
+        """The value of a key as it is now, whatever is held; it is held from then on."""
+        with self._lock:
+            self.misses += 1
+            token = self._loads[key] = object()
+        return await self._load(key, load, token)
+
+    async def _load(self, key: K, load: Callable[[], Awaitable[tuple[V, int]]], token: object) -> V:
+        try:
+            value, size = await load()
+            with self._lock:
+                if self._loads.get(key) is token:
+                    self.put(key, value, size)
+        finally:
+            with self._lock:
+                if self._loads.get(key) is token:
+                    del self._loads[key]
         return value
 
     def holds(self, key: K) -> bool:
@@ -78,8 +96,9 @@ class ByteCache(Generic[K, V]):
                 self._discard(oldest)
 
     def drop(self, key: K) -> None:
-        """Forget a value."""
+        """Forget a value, also one that is on its way."""
         with self._lock:
+            self._loads.pop(key, None)
             self._discard(key)
 
     def _discard(self, key: K) -> None:

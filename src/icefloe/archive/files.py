@@ -48,13 +48,18 @@ class Archive:
         self._logs: ByteCache[ObjectId, TransactionLog] = ByteCache(limits.transaction_logs)
         self._attributes: ByteCache[ObjectId, Sequence[bytes]] = ByteCache(limits.attributes)
 
-    async def fetch_snapshot(self, snapshot_id: ObjectId) -> Snapshot:
-        """A snapshot by id; SnapshotNotFoundError when there is none."""
+    async def fetch_snapshot(self, snapshot_id: ObjectId, *, anew: bool = False) -> Snapshot:
+        """A snapshot by id; SnapshotNotFoundError when there is none.
+
+        What a snapshot holds never changes, but expiry rewrites its parent and the history that it quotes in place.
+        Whoever decides by these reads the file `anew`, whatever is remembered.
+        """
 
         async def load() -> tuple[Snapshot, int]:
             try:
                 data = await self.storage.get(self.format.snapshot_key(snapshot_id))
             except ObjectNotFoundError as error:
+                self._snapshots.drop(snapshot_id)
                 raise SnapshotNotFoundError(
                     f"no snapshot {snapshot_id} in {self.storage.url}; `icefloe log` lists those of a branch",
                     snapshot_id=snapshot_id,
@@ -62,7 +67,7 @@ class Archive:
             snapshot = await _decode(self.format.decode_snapshot, data)
             return snapshot, _snapshot_weight(snapshot, len(data))
 
-        return await self._snapshots.get(snapshot_id, load)
+        return await (self._snapshots.renew if anew else self._snapshots.get)(snapshot_id, load)
 
     def has_snapshot(self, snapshot_id: ObjectId) -> bool:
         """Whether a snapshot is in memory, or on its way."""
@@ -112,15 +117,18 @@ class Archive:
         assert isinstance(held, OpenManifest)
         return held
 
-    async def fetch_transaction_log(self, snapshot_id: ObjectId) -> TransactionLog:
-        """What a snapshot changed against its parent; ObjectNotFoundError when no log was written."""
+    async def fetch_transaction_log(self, snapshot_id: ObjectId, *, anew: bool = False) -> TransactionLog:
+        """What a snapshot changed against its parent; ObjectNotFoundError when no log was written.
+
+        Expiry rewrites logs in place in some generations, as it does with the parents of snapshots.
+        """
 
         async def load() -> tuple[TransactionLog, int]:
             data = await self.storage.get(self.format.transaction_log_key(snapshot_id))
             log = await _decode(self.format.decode_transaction_log, data)
             return log, 4 * len(data)
 
-        return await self._logs.get(snapshot_id, load)
+        return await (self._logs.renew if anew else self._logs.get)(snapshot_id, load)
 
     async def fetch_attributes(self, attributes_id: ObjectId, row: int) -> bytes:
         """One attributes object of an attributes file, as JSON text."""

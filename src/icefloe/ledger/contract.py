@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from icefloe.errors import RefNotFoundError, UnsupportedError
+from icefloe.errors import ConflictError, RefNotFoundError, UnsupportedError
 from icefloe.ids import ObjectId
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.storage.contract import Versioned
@@ -19,6 +19,24 @@ class Tip:
 
     snapshot_id: ObjectId
     mark: Any
+
+
+class StaleTipError(ConflictError):
+    """The branch stands where it stood, but its ref was written again since: history was expired or garbage collected.
+
+    `tip` is where the branch stands, under the mark that it has now. Whoever commits looks again at what the new
+    snapshot refers to, and tries again.
+    """
+
+    tip: Tip
+
+    def __init__(self, tip: Tip) -> None:
+        super().__init__(
+            f"history was expired or garbage collected in every try to commit on {tip.snapshot_id}; commit again",
+            expected_parent=tip.snapshot_id,
+            actual_parent=tip.snapshot_id,
+            tip=tip,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +73,9 @@ class Ledger(ABC):
 
     keeps_pruned_logs = False
     """Whether a snapshot that lost its parents remembers their logs; else its own log must tell of their changes."""
+
+    parents_change_unseen = False
+    """Whether expiry changes parents in files that a commit neither reads nor writes: then a commit looks again."""
 
     @abstractmethod
     async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
@@ -93,10 +114,21 @@ class Ledger(ABC):
     async def advance(self, branch: str, tip: Tip, snapshot: Snapshot, *, amends: ObjectId | None = None) -> Tip:
         """Commit: the branch goes from `tip` to the flushed snapshot.
 
-        ConflictError(expected_parent, actual_parent) if it is no longer at `tip.snapshot_id`; a mark that is stale
-        while the branch is still at that snapshot is refreshed and tried again here. `amends` names the snapshot
-        that this one replaces at the tip (its parent is then the parent of that one).
+        ConflictError(expected_parent, actual_parent) if it is no longer at `tip.snapshot_id`; StaleTipError if it is,
+        but history may have been rewritten or garbage collected since the tip was read. A mark that is stale for
+        another reason is refreshed and tried again here. `amends` names the snapshot that this one replaces at the
+        tip (its parent is then the parent of that one).
         """
+
+    def is_current(self, branch: str, tip: Tip) -> bool:
+        """Whether the snapshot at a tip, as the archive remembers it, quotes the history that it has at this tip.
+
+        A commit copies these quotes. Only generations whose snapshots quote their ancestors have to know.
+        """
+        return True
+
+    def note_current(self, branch: str, tip: Tip) -> None:
+        """Take note that the snapshot at a tip was read from storage after the tip was."""
 
     @abstractmethod
     async def record_detached(self, snapshot: Snapshot) -> None:
@@ -108,6 +140,10 @@ class Ledger(ABC):
     @abstractmethod
     async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> None:
         """Point a branch anywhere; ConflictError if `expected` is given and is not where it stands."""
+
+    async def replace_tip(self, branch: str, tip: Tip, snapshot_id: ObjectId) -> None:
+        """Point a branch anywhere, if it still stands as `tip` says; ConflictError or StaleTipError, see `advance`."""
+        await self.reset_branch(branch, snapshot_id, tip.snapshot_id)
 
     @abstractmethod
     async def delete_branch(self, branch: str) -> None:
@@ -144,10 +180,14 @@ class Ledger(ABC):
         """Give a snapshot another parent, all else equal; doing it twice does no harm."""
         raise UnsupportedError(f"{type(self).__name__} cannot give snapshot {snapshot_id} another parent")
 
-    async def change_history(self, change: HistoryChange) -> None:
-        """Expiry: carry a change of history out; whoever is interrupted plans and does it again."""
+    async def change_parents(self, change: HistoryChange) -> None:
+        """Give snapshots other parents, as a change of history says."""
         for snapshot_id, parent_id in change.parents.items():
             await self.reparent_snapshot(snapshot_id, parent_id)
+
+    async def change_history(self, change: HistoryChange) -> None:
+        """Expiry: carry a change of history out; whoever is interrupted plans and does it again."""
+        await self.change_parents(change)
         for branch, standing in change.branches.items():
             if await self._stands(self.fetch_tip(branch), standing):
                 await self.delete_branch(branch)

@@ -21,11 +21,14 @@ async def walk_history(
     parent is fetched. The first snapshot of some early repositories is quoted under an id that no file has: it has no
     parent, so it is never asked for.
 
+    Every file is read from storage, whatever is remembered: expiry rewrites parents and quotes in place, in another
+    process perhaps.
+
     A writer that was under way while history was expired may quote snapshots that were collected since. The parent
     that a snapshot's own file names is always there, so the walk falls back to those. Who knows which snapshots are
     there (`existing`) is never shown one that is not.
     """
-    snapshot = await archive.fetch_snapshot(snapshot_id)
+    snapshot = await archive.fetch_snapshot(snapshot_id, anew=True)
     seen = {snapshot.id}
     yield snapshot.info
     while True:
@@ -51,14 +54,14 @@ async def walk_history(
         else:
             assert following is not None
             _check_new(following, seen)
-            snapshot = await archive.fetch_snapshot(following)
+            snapshot = await archive.fetch_snapshot(following, anew=True)
         seen.add(snapshot.id)
         yield snapshot.info
 
 
 async def _find_snapshot(archive: Archive, snapshot_id: ObjectId) -> Snapshot | None:
     try:
-        return await archive.fetch_snapshot(snapshot_id)
+        return await archive.fetch_snapshot(snapshot_id, anew=True)
     except SnapshotNotFoundError:
         return None
 
@@ -68,7 +71,7 @@ async def _follow_parents(archive: Archive, snapshot: Snapshot, seen: set[Object
     met = {snapshot.id}
     while snapshot.parent_id is not None:
         _check_new(snapshot.parent_id, met)
-        snapshot = await archive.fetch_snapshot(snapshot.parent_id)
+        snapshot = await archive.fetch_snapshot(snapshot.parent_id, anew=True)
         if snapshot.id not in seen:
             return snapshot
     return None

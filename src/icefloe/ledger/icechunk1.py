@@ -36,12 +36,21 @@ _REF_FILE = "/ref.json"
 _TOMBSTONE = "/ref.json.deleted"
 _MAX_REF_BYTES = 4096
 _KNOWN_HISTORY = 50_000
+_AT_ONCE = 16
+"""Ancestors that are fetched at the same time in a walk over history, where an earlier walk told who they were."""
 CONTENTION = RetryPolicy(max_tries=100, initial_backoff_ms=5, max_backoff_ms=1_000)
 """Under contention somebody lands a commit in every round, so a hundred rounds are many."""
 
 
 class Icechunk1Ledger(Ledger):
-    """The refs of one repository, each an object that is created or swapped on its own."""
+    """The refs of one repository, each an object that is created or swapped on its own.
+
+    Who the parent of a snapshot is stands in its own file, which expiry rewrites in place, in another process or by
+    another library. So history is read from storage every time. What was read before only tells which files will
+    probably be asked for next: they are fetched at the same time.
+    """
+
+    parents_change_unseen = True
 
     def __init__(self, storage: Storage, archive: Archive) -> None:
         self.storage = storage
@@ -179,7 +188,8 @@ class Icechunk1Ledger(Ledger):
             raise _no_ref("tag", tag, "it was deleted in the meantime") from error
 
     async def ancestry(self, snapshot_id: ObjectId) -> AsyncIterator[SnapshotInfo]:
-        info = await self._fetch_history_entry(snapshot_id)
+        ahead: dict[ObjectId, SnapshotInfo | None] = {}
+        info = await self._fetch_next(snapshot_id, ahead, 0)
         seen: set[ObjectId] = set()
         while True:
             if info.id in seen:
@@ -188,37 +198,63 @@ class Icechunk1Ledger(Ledger):
             yield info
             if info.parent_id is None:
                 return
-            info = await self._fetch_parent(info, info.parent_id)
+            # Most walks end after a few steps, so that as many are taken ahead as were taken before.
+            info = await self._fetch_parent(info, info.parent_id, ahead, min(len(seen) - 1, _AT_ONCE))
 
-    async def _fetch_parent(self, child: SnapshotInfo, parent_id: ObjectId) -> SnapshotInfo:
+    async def _fetch_parent(
+        self, child: SnapshotInfo, parent_id: ObjectId, ahead: dict[ObjectId, SnapshotInfo | None], count: int
+    ) -> SnapshotInfo:
         try:
-            return await self._fetch_history_entry(parent_id)
+            return await self._fetch_next(parent_id, ahead, count)
         except SnapshotNotFoundError:
-            # Expiry, maybe another library's, rewrites a snapshot in place with another parent.
-            self._history.pop(child.id, None)
+            # The child was rewritten with another parent, and this one collected, since the child was read.
             anew = (await self._fetch_history_entry(child.id)).parent_id
             if anew is None or anew == parent_id:
                 raise
             return await self._fetch_history_entry(anew)
 
+    async def _fetch_next(
+        self, snapshot_id: ObjectId, ahead: dict[ObjectId, SnapshotInfo | None], count: int
+    ) -> SnapshotInfo:
+        """The next entry of a walk; some ancestors, by what was seen before, are fetched beside it into `ahead`."""
+        found = ahead.pop(snapshot_id, None)
+        if found is not None:
+            return found
+        ahead.clear()
+        probable: list[ObjectId] = []
+        known = self._history.get(snapshot_id)
+        while known is not None and known.parent_id is not None and len(probable) < count:
+            probable.append(known.parent_id)
+            known = self._history.get(known.parent_id)
+        wanted, others = await asyncio.gather(
+            self._fetch_history_entry(snapshot_id), asyncio.gather(*map(self._find_history_entry, probable))
+        )
+        ahead.update(zip(probable, others, strict=True))
+        return wanted
+
+    async def _find_history_entry(self, snapshot_id: ObjectId) -> SnapshotInfo | None:
+        try:
+            return await self._fetch_history_entry(snapshot_id)
+        except (SnapshotNotFoundError, FormatError):
+            return None
+
     async def _fetch_history_entry(self, snapshot_id: ObjectId) -> SnapshotInfo:
         """As `fetch_info`, but leaves the nodes alone: a walk over history meets many large snapshots."""
-        known = self._history.get(snapshot_id)
-        if known is None:
-            try:
-                data = await self.storage.get(self.archive.format.snapshot_key(snapshot_id))
-            except ObjectNotFoundError as error:
-                raise SnapshotNotFoundError(
-                    f"no snapshot {snapshot_id} in {self.storage.url}", snapshot_id=snapshot_id
-                ) from error
-            known = decode_snapshot_info(data)
-            if len(self._history) >= _KNOWN_HISTORY:
-                self._history.clear()
-            self._history[snapshot_id] = known
-        return known
+        try:
+            data = await self.storage.get(self.archive.format.snapshot_key(snapshot_id))
+        except ObjectNotFoundError as error:
+            self._history.pop(snapshot_id, None)
+            raise SnapshotNotFoundError(
+                f"no snapshot {snapshot_id} in {self.storage.url}", snapshot_id=snapshot_id
+            ) from error
+        found = decode_snapshot_info(data)
+        if len(self._history) >= _KNOWN_HISTORY:
+            self._history.clear()
+        self._history[snapshot_id] = found
+        return found
 
     async def fetch_info(self, snapshot_id: ObjectId) -> SnapshotInfo:
-        return (await self.archive.fetch_snapshot(snapshot_id)).info
+        return (await self.archive.fetch_snapshot(snapshot_id, anew=True)).info
 
     async def reparent_snapshot(self, snapshot_id: ObjectId, parent_id: ObjectId) -> None:
         """Expiry: rewrite a snapshot in place with another parent, all else equal."""

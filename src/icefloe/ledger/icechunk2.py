@@ -180,9 +180,6 @@ class Icechunk2Ledger(Ledger):
             yield to_snapshot_info(info.snapshots[ancestor])
 
     async def fetch_info(self, snapshot_id: ObjectId) -> SnapshotInfo:
-        known = self._seen
-        if known is not None and snapshot_id in known.info.snapshots:
-            return to_snapshot_info(known.info.snapshots[snapshot_id])
         return to_snapshot_info(_find_record(await self.fetch_repo_info(), snapshot_id))
 
     async def fetch_listed(self) -> Mapping[ObjectId, SnapshotInfo]:

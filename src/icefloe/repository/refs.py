@@ -18,7 +18,7 @@ class RefsDoor:
 
     async def create_branch_async(self, branch: str, snapshot_id: str) -> None:
         """`create_branch`, awaited."""
-        await self._engine.archive.fetch_snapshot(snapshot_id)
+        await self._engine.archive.fetch_snapshot(snapshot_id, anew=True)
         await self._engine.ledger.create_branch(branch, snapshot_id)
 
     def list_branches(self) -> set[str]:
@@ -43,7 +43,7 @@ class RefsDoor:
 
     async def reset_branch_async(self, branch: str, snapshot_id: str, *, from_snapshot_id: str | None = None) -> None:
         """`reset_branch`, awaited."""
-        await self._engine.archive.fetch_snapshot(snapshot_id)
+        await self._engine.archive.fetch_snapshot(snapshot_id, anew=True)
         await self._engine.ledger.reset_branch(branch, snapshot_id, from_snapshot_id)
 
     def delete_branch(self, branch: str) -> None:
@@ -60,7 +60,7 @@ class RefsDoor:
 
     async def create_tag_async(self, tag: str, snapshot_id: str) -> None:
         """`create_tag`, awaited."""
-        await self._engine.archive.fetch_snapshot(snapshot_id)
+        await self._engine.archive.fetch_snapshot(snapshot_id, anew=True)
         await self._engine.ledger.create_tag(tag, snapshot_id)
 
     def list_tags(self) -> set[str]:

@@ -9,6 +9,7 @@ from functools import reduce
 
 from icefloe.errors import InvalidInputError, ObjectNotFoundError, SnapshotNotFoundError
 from icefloe.ids import NodeId, ObjectId
+from icefloe.ledger.contract import Tip
 from icefloe.model.diff import Diff
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.model.transaction_log import TransactionLog
@@ -64,6 +65,25 @@ async def snapshot_as_of(engine: Engine, snapshot_id: ObjectId, time: dt.datetim
     raise SnapshotNotFoundError(f"the branch had no commit at {moment.isoformat()}{since}", as_of=moment)
 
 
+async def fetch_branch(engine: Engine, branch: str) -> tuple[Tip, Snapshot]:
+    """Where a branch stands, and the snapshot there, for work that will commit on top of it."""
+    tip = await engine.ledger.fetch_tip(branch)
+    return tip, await fetch_base(engine, branch, tip)
+
+
+async def fetch_base(engine: Engine, branch: str, tip: Tip) -> Snapshot:
+    """The snapshot at a tip, with the history that its file quotes now.
+
+    A commit copies these quotes, and expiry rewrites them in place. A snapshot that is remembered is good if it was
+    read, or written, under the very ref that the branch has now: expiry writes the ref again.
+    """
+    if engine.ledger.is_current(branch, tip):
+        return await engine.archive.fetch_snapshot(tip.snapshot_id)
+    snapshot = await engine.archive.fetch_snapshot(tip.snapshot_id, anew=True)
+    engine.ledger.note_current(branch, tip)
+    return snapshot
+
+
 async def fetch_log(
     engine: Engine, snapshot: Snapshot, parent: Snapshot | None = None, wanted: Container[NodeId] | None = None
 ) -> TransactionLog:
@@ -75,7 +95,9 @@ async def fetch_log(
     if engine.capabilities.transaction_logs:
         pruned = await engine.ledger.fetch_pruned_logs(snapshot.id)
         try:
-            logs = [await engine.archive.fetch_transaction_log(each) for each in (*pruned, snapshot.id)]
+            # Where expiry leaves no list of the logs that belong together, it rewrites the log of a kept snapshot.
+            anew = not engine.ledger.keeps_pruned_logs
+            logs = [await engine.archive.fetch_transaction_log(each, anew=anew) for each in (*pruned, snapshot.id)]
         except ObjectNotFoundError:
             logs = []
     if len(logs) == 1:
