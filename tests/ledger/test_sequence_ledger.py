@@ -26,7 +26,7 @@ from icefloe.errors import (
 from icefloe.formats.repository import FORMAT
 from icefloe.formats.repository.history import MAX_HISTORY
 from icefloe.ids import new_object_id
-from icefloe.ledger.contract import Tip
+from icefloe.ledger.contract import StaleTipError, Tip
 from icefloe.ledger.sequence import SequenceLedger
 from icefloe.ledger.sequence_files import RefContent, RefStyle, encode_sequence, parse_sequence
 from icefloe.model.snapshot import Snapshot
@@ -121,12 +121,29 @@ async def test_of_two_commits_on_one_parent_one_is_a_conflict(storage: Storage) 
     assert (caught.value.expected_parent, caught.value.actual_parent) == (initial.id, first.id)
 
 
-async def test_a_stale_mark_at_the_same_snapshot_is_refreshed(storage: Storage) -> None:
+async def test_a_stale_mark_at_the_same_snapshot_is_told_with_the_mark_of_now(storage: Storage) -> None:
     ledger, initial = await create(storage)
     tip = await ledger.fetch_tip("main")
     child = await commit(ledger)
     await ledger.reset_branch("main", initial.id, child.id)
-    assert (await ledger.advance("main", tip, child_of(initial))).mark == 3
+    with pytest.raises(StaleTipError) as caught:
+        await ledger.advance("main", tip, child_of(initial))
+    assert (await ledger.advance("main", caught.value.tip, child_of(initial))).mark == 3
+
+
+async def test_a_touched_branch_stands_where_it_stood_and_its_remembered_snapshot_is_not_trusted(
+    storage: Storage,
+) -> None:
+    ledger, _ = await create(storage)
+    child = await commit(ledger)
+    tip = await ledger.fetch_tip("main")
+    assert ledger.is_current("main", tip)
+    other = open_ledger(storage)
+    assert await other.touch_branch("main", tip)
+    assert not await other.touch_branch("main", tip)
+    now = await ledger.fetch_tip("main")
+    assert (now.snapshot_id, now.mark) == (child.id, tip.mark + 1)
+    assert not ledger.is_current("main", now)
 
 
 async def test_every_commit_of_many_writers_is_in_the_history_once(storage: Storage) -> None:

@@ -171,11 +171,16 @@ def test_transaction_logs_are_found_and_repaired(past: Past, damage: str) -> Non
 @pytest.mark.parametrize("version", ["store", "repository"])
 def test_quotes_of_collected_ancestors_are_found_and_repaired(version: str) -> None:
     past = make_past(icefloe.in_memory_storage(), version)
-    session = past.repo.writable_session("main")
-    zarr.open_group(session.store, mode="a").create_group("late")
+    archive = past.repo.engine.archive
+    quoted = run_blocking(archive.fetch_snapshot(past.repo.lookup_branch("main"))).history
     past.repo.expire_snapshots(retain_last=1)
-    past.repo.garbage_collect(now(), ignore_running_sessions=True)
-    session.commit("late")
+    past.repo.garbage_collect(now())
+    with past.repo.transaction("main", message="late") as store:
+        zarr.open_group(store, mode="a").create_group("late")
+    # As a writer left it that had the history of before in memory.
+    late = run_blocking(archive.fetch_snapshot(past.repo.lookup_branch("main")))
+    parent = dataclasses.replace(late.history[0], parent_id=quoted[0].id)
+    run_blocking(archive.flush_snapshot(dataclasses.replace(late, history=(parent, *quoted))))
     assert ("snapshot", "misquoted") in kinds(past.repo)
     assert icefloe.Repository.open(past.repo.storage).verify(repair=True).is_clean
     assert messages(icefloe.Repository.open(past.repo.storage)) == ["late", "c 5 on main", "Repository initialized"]

@@ -26,6 +26,7 @@ from icefloe.errors import (
 from icefloe.formats.store import FORMAT
 from icefloe.formats.store.schemas import load_schema
 from icefloe.ids import new_object_id
+from icefloe.ledger.contract import StaleTipError
 from icefloe.ledger.store import StoreLedger
 from icefloe.model.snapshot import Snapshot
 from icefloe.storage import s3_storage
@@ -128,7 +129,9 @@ async def test_a_stale_tip_conflicts_only_when_the_branch_moved(storage: Storage
         await ledger.advance("main", tip, make_snapshot(initial, 2))
     assert (caught.value.expected_parent, caught.value.actual_parent) == (initial.id, first.id)
     await ledger.reset_branch("main", initial.id, first.id)
-    moved = await ledger.advance("main", tip, make_snapshot(initial, 3))
+    with pytest.raises(StaleTipError) as stale:
+        await ledger.advance("main", tip, make_snapshot(initial, 3))
+    moved = await ledger.advance("main", stale.value.tip, make_snapshot(initial, 3))
     assert moved.mark == 3
 
 

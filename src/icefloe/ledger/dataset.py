@@ -29,6 +29,7 @@ from icefloe.formats.dataset.state import (
     RefType,
     State,
     StateRef,
+    StateSnapshot,
     encode_state,
     parse_state,
     resolve_data_root,
@@ -36,7 +37,7 @@ from icefloe.formats.dataset.state import (
 )
 from icefloe.formats.strict_json import dump_json
 from icefloe.ids import ObjectId, new_object_id
-from icefloe.ledger.contract import HistoryChange, Ledger, StoredConfig, Tip
+from icefloe.ledger.contract import HistoryChange, Ledger, StaleTipError, StoredConfig, Tip
 from icefloe.ledger.names import MAIN, check_name, check_new_name
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.storage.contract import Storage, Version, without_userinfo
@@ -157,6 +158,9 @@ class DatasetLedger(Ledger):
             if standing != tip.snapshot_id:
                 raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=standing)
             entry = snapshot_entry(snapshot.info)
+            parent = tip.snapshot_id if amends is None else _require_entry(state, amends).parent_id
+            if entry.parent_id != parent:
+                raise StaleTipError(tip)  # the parent expired since the amended snapshot was looked at
             return state.with_snapshot(entry).with_ref(branch, _moved(state, branch, snapshot.id))
 
         # The state of the last read serves as long as it is the one the tip was taken from.
@@ -368,6 +372,13 @@ def _require_snapshot(state: State, snapshot_id: ObjectId) -> State:
     if state.find_snapshot(snapshot_id) is None:
         raise _missing(snapshot_id)
     return state
+
+
+def _require_entry(state: State, snapshot_id: ObjectId) -> StateSnapshot:
+    entry = state.find_snapshot(snapshot_id)
+    if entry is None:
+        raise _missing(snapshot_id)
+    return entry
 
 
 def _missing(snapshot_id: ObjectId) -> SnapshotNotFoundError:

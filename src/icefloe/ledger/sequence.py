@@ -28,8 +28,8 @@ from icefloe.errors import (
 from icefloe.formats.config_yaml import decode_yaml
 from icefloe.ids import ObjectId
 from icefloe.ledger.config_file import save_config_file
-from icefloe.ledger.contract import Ledger, StoredConfig, Tip
-from icefloe.ledger.history_rewrite import reparent
+from icefloe.ledger.contract import StaleTipError, StoredConfig, Tip
+from icefloe.ledger.history_rewrite import QuotingLedger
 from icefloe.ledger.history_walk import walk_history
 from icefloe.ledger.names import MAIN, check_name, check_new_name
 from icefloe.ledger.sequence_files import (
@@ -65,10 +65,11 @@ class _Newest:
     content: RefContent
 
 
-class SequenceLedger(Ledger):
+class SequenceLedger(QuotingLedger):
     """The refs of one repository. `Tip.mark` is the sequence number of the newest branch file."""
 
     def __init__(self, storage: Storage, archive: Archive) -> None:
+        super().__init__()
         self.storage = storage
         self.archive = archive
         # Where branches stood when last seen: the newest file is then found without listing all of them.
@@ -199,22 +200,31 @@ class SequenceLedger(Ledger):
         return tags - deleted
 
     async def advance(self, branch: str, tip: Tip, snapshot: Snapshot, *, amends: ObjectId | None = None) -> Tip:
+        await self.replace_tip(branch, tip, snapshot.id)
+        landed = Tip(snapshot.id, tip.mark + 1)
+        self.note_current(branch, landed)
+        return landed
+
+    async def replace_tip(self, branch: str, tip: Tip, snapshot_id: ObjectId) -> None:
         check_name(branch, "branch")
         seen = self._seen.get(branch) or await self._fetch_newest(branch)
         if seen is None:
             raise _no_branch(branch)
-        style, mark = seen.style, tip.mark
-        for pause in _CONTENTION.pauses():
-            try:
-                await self._create_file(branch, style, mark + 1, RefContent(snapshot.id))
-                return Tip(snapshot.id, mark + 1)
-            except AlreadyExistsError:
-                current = await self.fetch_tip(branch)
+        try:
+            await self._create_file(branch, seen.style, tip.mark + 1, RefContent(snapshot_id))
+        except AlreadyExistsError:
+            current = await self.fetch_tip(branch)
             if current.snapshot_id != tip.snapshot_id:
-                raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current.snapshot_id)
-            mark = current.mark
-            await asyncio.sleep(pause)
-        raise _contended(branch)
+                raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current.snapshot_id) from None
+            raise StaleTipError(current) from None
+
+    async def touch_branch(self, branch: str, tip: Tip) -> bool:
+        newest = await self._fetch_newest(check_name(branch, "branch"))
+        if newest is None or newest.content.deleted:
+            return True
+        if Tip(newest.content.snapshot_id, newest.sequence) != tip:
+            return False
+        return await self._take_next(branch, newest, newest.content)
 
     async def _create_file(self, branch: str, style: RefStyle, sequence: int, content: RefContent) -> None:
         await self.storage.create(style.branch_key(branch, sequence), content.encode())
@@ -294,15 +304,6 @@ class SequenceLedger(Ledger):
 
     def ancestry(self, snapshot_id: ObjectId) -> AsyncIterator[SnapshotInfo]:
         return walk_history(self.archive, snapshot_id)
-
-    async def fetch_info(self, snapshot_id: ObjectId) -> SnapshotInfo:
-        return (await self.archive.fetch_snapshot(snapshot_id)).info
-
-    async def reparent_snapshot(self, snapshot_id: ObjectId, parent_id: ObjectId) -> None:
-        """Expiry: give a snapshot another parent, in its own file and in those of descendants that quote it."""
-        tips = [(await self.fetch_tip(branch)).snapshot_id for branch in await self.list_branches()]
-        tips += [await self.fetch_tag(tag) for tag in await self.list_tags()]
-        await reparent(self.archive, tips, snapshot_id, parent_id)
 
     async def fetch_config(self) -> StoredConfig:
         own = await _find(self.storage.get_versioned(CONFIG_KEY))

@@ -33,8 +33,8 @@ from icefloe.formats.store.reference_file import (
 from icefloe.formats.strict_json import dump_json, load_object
 from icefloe.ids import ObjectId, new_object_id
 from icefloe.ledger.config_file import save_config_file
-from icefloe.ledger.contract import Ledger, StoredConfig, Tip
-from icefloe.ledger.history_rewrite import reparent
+from icefloe.ledger.contract import StaleTipError, StoredConfig, Tip
+from icefloe.ledger.history_rewrite import QuotingLedger
 from icefloe.ledger.history_walk import walk_history
 from icefloe.ledger.names import MAIN, check_name, check_new_name
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
@@ -61,10 +61,11 @@ class _Newest:
         return self.reference.properties.get(_DELETED) is True
 
 
-class StoreLedger(Ledger):
+class StoreLedger(QuotingLedger):
     """The refs of one store. `Tip.mark` is the sequence number of the newest branch file."""
 
     def __init__(self, storage: Storage, archive: Archive) -> None:
+        super().__init__()
         self.storage = storage
         self.archive = archive
 
@@ -138,19 +139,32 @@ class StoreLedger(Ledger):
         return {name.removesuffix(EXTENSION) for name in names if name.endswith(EXTENSION)}
 
     async def advance(self, branch: str, tip: Tip, snapshot: Snapshot, *, amends: ObjectId | None = None) -> Tip:
+        await self.replace_tip(branch, tip, snapshot.id)
+        landed = Tip(snapshot.id, tip.mark + 1)
+        self.note_current(branch, landed)
+        return landed
+
+    async def replace_tip(self, branch: str, tip: Tip, snapshot_id: ObjectId) -> None:
         check_name(branch, "branch")
-        sequence = tip.mark
-        for pause in _CONTENTION.pauses():
-            try:
-                await self._create_file(branch, sequence + 1, snapshot.id)
-                return Tip(snapshot.id, sequence + 1)
-            except AlreadyExistsError:
-                current = await self.fetch_tip(branch)
+        try:
+            await self._create_file(branch, tip.mark + 1, snapshot_id)
+        except AlreadyExistsError:
+            current = await self.fetch_tip(branch)
             if current.snapshot_id != tip.snapshot_id:
-                raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current.snapshot_id)
-            sequence = current.mark
-            await asyncio.sleep(pause)
-        raise _contended(branch)
+                raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current.snapshot_id) from None
+            raise StaleTipError(current) from None
+
+    async def touch_branch(self, branch: str, tip: Tip) -> bool:
+        newest = await self._find_newest(check_name(branch, "branch"))
+        if newest is None or newest.deleted:
+            return True
+        if Tip(newest.reference.snapshot_id, newest.sequence) != tip:
+            return False
+        try:
+            await self._create_file(branch, newest.sequence + 1, newest.reference.snapshot_id)
+        except AlreadyExistsError:
+            return False
+        return True
 
     async def _create_file(self, branch: str, sequence: int, snapshot_id: ObjectId, *, deleted: bool = False) -> None:
         """Take a sequence number; AlreadyExistsError when somebody else did."""
@@ -210,15 +224,6 @@ class StoreLedger(Ledger):
 
     def ancestry(self, snapshot_id: ObjectId) -> AsyncIterator[SnapshotInfo]:
         return walk_history(self.archive, snapshot_id)
-
-    async def fetch_info(self, snapshot_id: ObjectId) -> SnapshotInfo:
-        return (await self.archive.fetch_snapshot(snapshot_id)).info
-
-    async def reparent_snapshot(self, snapshot_id: ObjectId, parent_id: ObjectId) -> None:
-        """Expiry: give a snapshot another parent, in its own file and in those of descendants that quote it."""
-        tips = [(await self.fetch_tip(branch)).snapshot_id for branch in await self.list_branches()]
-        tips += [await self.fetch_tag(tag) for tag in await self.list_tags()]
-        await reparent(self.archive, tips, snapshot_id, parent_id)
 
     async def fetch_config(self) -> StoredConfig:
         try:

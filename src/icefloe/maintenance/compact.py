@@ -27,8 +27,9 @@ from icefloe.manifests.merge import same_references, take_raw
 from icefloe.manifests.split import filter_box
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.nodes import ArrayNode
-from icefloe.session.commit import CommitRequest, flush_snapshot
+from icefloe.session.commit import CommitRequest, advance_branch, flush_snapshot
 from icefloe.session.engine import Engine
+from icefloe.session.history import fetch_branch
 from icefloe.session.manifest_flush import flush_manifests
 from icefloe.session.workspace import Workspace
 from icefloe.storage.contract import Buffer
@@ -195,8 +196,7 @@ async def _land(
     written: dict[NodeId, tuple[ChunkTable, ChunkTable]],
 ) -> tuple[ObjectId | None, int]:
     """Commit new references for the chunks that are still as they were read; how many that are."""
-    tip = await engine.ledger.fetch_tip(branch)
-    base = await engine.archive.fetch_snapshot(tip.snapshot_id)
+    tip, base = await fetch_branch(engine, branch)
     work = Workspace(engine, base)
     kept = 0
     for node in work.tree.nodes():
@@ -213,5 +213,5 @@ async def _land(
         return None, 0
     flushed = await flush_manifests(work)
     snapshot = await flush_snapshot(Workspace(engine, base), commit, manifests=flushed)
-    await engine.ledger.advance(branch, tip, snapshot)
+    await advance_branch(engine, branch, tip, snapshot)
     return snapshot.id, kept

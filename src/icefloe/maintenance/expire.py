@@ -6,14 +6,17 @@ from dataclasses import replace
 
 from icefloe.errors import ObjectNotFoundError
 from icefloe.ids import ObjectId
-from icefloe.maintenance.expire_plan import ExpiryPlan, ExpiryRequest, plan_expiry
+from icefloe.maintenance.expire_plan import ExpiryPlan, ExpiryRequest, plan_again, plan_expiry
 from icefloe.maintenance.history import fetch_history
 from icefloe.maintenance.progress import tell
-from icefloe.maintenance.reading import Reading, read_anew
+from icefloe.maintenance.reading import Reading, fetch_all_refs, read_anew
 from icefloe.model.transaction_log import TransactionLog
 from icefloe.session.compare import compare_snapshots
 from icefloe.session.engine import Engine
 from icefloe.session.logs import join_logs, merge_logs
+
+_ROUNDS = 20
+"""How often the work is done again because others committed on what was being expired."""
 
 
 async def plan_expiry_of(engine: Engine, request: ExpiryRequest) -> ExpiryPlan:
@@ -32,6 +35,21 @@ async def apply_expiry(engine: Engine, plan: ExpiryPlan) -> ExpiryPlan:
     await engine.ledger.check_writable()
     if plan.change.is_empty():
         return plan
+    refs = await fetch_all_refs(read_anew(engine).ledger)
+    await _apply(engine, plan)
+    for _ in range(_ROUNDS):
+        # A commit or an amendment that landed meanwhile may stand on what just expired.
+        history = await fetch_history(read_anew(engine))
+        if history.refs == refs:
+            break
+        refs, missed = history.refs, plan_again(history, plan.change.expired)
+        if missed.change.is_empty():
+            break
+        await _apply(engine, missed)
+    return plan
+
+
+async def _apply(engine: Engine, plan: ExpiryPlan) -> None:
     seams = {} if engine.ledger.keeps_pruned_logs or not engine.capabilities.transaction_logs else plan.skipped
     reading = read_anew(engine)
     exact = {}
@@ -46,7 +64,6 @@ async def apply_expiry(engine: Engine, plan: ExpiryPlan) -> ExpiryPlan:
     for child, log in exact.items():
         await _write_log(engine, child, log)
     tell("change history", 1, 1)
-    return plan
 
 
 async def _write_log(engine: Engine, snapshot_id: ObjectId, log: TransactionLog) -> None:

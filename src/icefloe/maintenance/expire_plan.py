@@ -169,6 +169,12 @@ def _plan_named(history: History, named: frozenset[ObjectId]) -> ExpiryPlan:
     return _finish(history, named, {}, {})
 
 
+def plan_again(history: History, expired: frozenset[ObjectId]) -> ExpiryPlan:
+    """What is left of an expiry: snapshots that it took out and that refs lead to again; what a ref points at stays."""
+    kept = history.refs.targets() | history.roots()
+    return _finish(history, frozenset(expired & history.snapshots.keys()) - kept, {}, {})
+
+
 def _finish(
     history: History, expired: frozenset[ObjectId], branches: Mapping[str, ObjectId], tags: Mapping[str, ObjectId]
 ) -> ExpiryPlan:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from icefloe.errors import SnapshotNotFoundError
 from icefloe.ids import ObjectId
+from icefloe.ledger.contract import HistoryChange
 from icefloe.ledger.history_walk import walk_history
 from icefloe.maintenance.reading import Reading, Refs, fetch_all_refs
 from icefloe.model.snapshot import SnapshotInfo
@@ -76,8 +77,9 @@ async def fetch_history(reading: Reading) -> History:
 
 async def correct_quotes(engine: Engine, reading: Reading) -> None:
     """Where snapshots quote ancestors that are gone, write anew who their ancestors are."""
-    for child, parent in (await fetch_history(reading)).misquoted.items():
-        await engine.ledger.reparent_snapshot(child, parent)
+    misquoted = (await fetch_history(reading)).misquoted
+    if misquoted:
+        await engine.ledger.change_parents(HistoryChange(frozenset(), misquoted))
 
 
 def _find_contradictions(

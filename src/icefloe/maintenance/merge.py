@@ -10,11 +10,12 @@ from typing import Any
 from icefloe.environment import current_time
 from icefloe.errors import ConflictError, InvalidInputError, RebaseFailedError, SnapshotNotFoundError
 from icefloe.ids import ObjectId, new_object_id
+from icefloe.ledger.contract import StaleTipError
 from icefloe.maintenance.merge_plan import MergePlan
 from icefloe.maintenance.transplant import Transplant, transplant
 from icefloe.model.diff import Diff
 from icefloe.model.snapshot import Snapshot
-from icefloe.session.commit import HISTORY_LENGTH, CommitRequest, flush_snapshot
+from icefloe.session.commit import CommitRequest, advance_branch, flush_snapshot, with_parent
 from icefloe.session.conflicts import ConflictDetector, ConflictSolver
 from icefloe.session.engine import Engine
 from icefloe.session.history import diff_between, fetch_log
@@ -72,7 +73,7 @@ async def _land(engine: Engine, request: MergeRequest, moved: Transplant) -> Obj
         return moved.target.id
     work = Workspace(engine, moved.target, moved.changes, moved.tip)
     snapshot = await flush_snapshot(work, CommitRequest(request.message, request.metadata))
-    await engine.ledger.advance(request.branch, moved.tip, snapshot)
+    await advance_branch(engine, request.branch, moved.tip, snapshot)
     return snapshot.id
 
 
@@ -191,8 +192,26 @@ async def squash(engine: Engine, plan: SquashPlan, message: str, metadata: Mappi
     await engine.ledger.check_writable()
     if len(plan.commits) < 2:
         return plan.tip
+    for attempt in range(_TRIES):
+        try:
+            return await _squash(engine, plan, message, metadata)
+        except StaleTipError:
+            # History was expired meanwhile: others are between the tip and the snapshot below by now.
+            if attempt == _TRIES - 1:
+                raise
+            now = await plan_squash(engine, plan.branch, plan.onto)
+            if now.tip != plan.tip:
+                raise ConflictError(expected_parent=plan.tip, actual_parent=now.tip) from None
+            plan = now
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+async def _squash(engine: Engine, plan: SquashPlan, message: str, metadata: Mapping[str, Any]) -> ObjectId:
+    tip = await engine.ledger.fetch_tip(plan.branch)
+    if tip.snapshot_id != plan.tip:
+        raise ConflictError(expected_parent=plan.tip, actual_parent=tip.snapshot_id)
     newest = await engine.archive.fetch_snapshot(plan.tip)
-    parent = await engine.archive.fetch_snapshot(plan.onto)
+    parent = await engine.archive.fetch_snapshot(plan.onto, anew=True)
     logs = [await fetch_log(engine, await engine.archive.fetch_snapshot(each)) for each in reversed(plan.commits)]
     snapshot = _squashed(engine, newest, parent, message, metadata)
     await engine.archive.flush_snapshot(snapshot)
@@ -200,7 +219,7 @@ async def squash(engine: Engine, plan: SquashPlan, message: str, metadata: Mappi
         log = await join_logs(logs, parent, newest, engine.archive)
         await engine.archive.flush_transaction_log(snapshot.id, log)
     await engine.ledger.record_detached(snapshot)
-    await engine.ledger.reset_branch(plan.branch, snapshot.id, plan.tip)
+    await engine.ledger.replace_tip(plan.branch, tip, snapshot.id)
     return snapshot.id
 
 
@@ -208,16 +227,15 @@ def _squashed(
     engine: Engine, newest: Snapshot, parent: Snapshot, message: str, metadata: Mapping[str, Any]
 ) -> Snapshot:
     capabilities = engine.capabilities
-    above = (replace(parent.info, manifests=()), *parent.history)[:HISTORY_LENGTH]
     now = current_time()
-    return replace(
+    fresh = replace(
         newest,
         id=new_object_id(capabilities.object_id_bytes),
         parent_id=parent.id,
         written_at=max(now, newest.written_at + dt.timedelta(microseconds=1)),
         message=message,
         metadata=metadata,
-        history=above if capabilities.history_in_snapshot else (),
-        total_ancestors=None if parent.total_ancestors is None else parent.total_ancestors + 1,
+        history=(),
         started_at=now,
     )
+    return with_parent(fresh, parent) if capabilities.history_in_snapshot else fresh

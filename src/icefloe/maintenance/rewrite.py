@@ -13,9 +13,11 @@ from icefloe.maintenance.progress import tell
 from icefloe.manifests.plan import ManifestPlan, plan_repack
 from icefloe.model.manifest_config import SPECIFIED
 from icefloe.model.nodes import ArrayNode
-from icefloe.session.commit import CommitRequest, flush_snapshot
+from icefloe.model.snapshot import Snapshot
+from icefloe.model.transaction_log import TransactionLog
+from icefloe.session.commit import CommitRequest, advance_branch, flush_snapshot, replace_newest
 from icefloe.session.engine import Engine
-from icefloe.session.history import fetch_log
+from icefloe.session.history import fetch_branch
 from icefloe.session.manifest_flush import apply_plan
 from icefloe.session.workspace import Workspace
 
@@ -58,8 +60,8 @@ async def rewrite_manifests(engine: Engine, request: RewriteRequest) -> ObjectId
 
 
 async def _open(engine: Engine, branch: str) -> tuple[Workspace, Tip]:
-    tip = await engine.ledger.fetch_tip(branch)
-    return Workspace(engine, await engine.archive.fetch_snapshot(tip.snapshot_id)), tip
+    tip, base = await fetch_branch(engine, branch)
+    return Workspace(engine, base), tip
 
 
 def _plan(work: Workspace) -> ManifestPlan:
@@ -75,13 +77,10 @@ async def _apply(work: Workspace, tip: Tip, plan: ManifestPlan, request: Rewrite
     commit = CommitRequest(request.message, request.metadata)
     if not request.amends:
         snapshot = await flush_snapshot(work, commit, manifests=flushed)
-        await engine.ledger.advance(request.branch, tip, snapshot)
+        await advance_branch(engine, request.branch, tip, snapshot)
         return snapshot.id
-    parent_id = (await engine.ledger.fetch_info(tip.snapshot_id)).parent_id
-    if parent_id is None:
-        raise ConflictError("the first snapshot of a repository cannot be replaced; rewrite with a new commit")
-    parent = await engine.ledger.fetch_info(parent_id)
-    earlier = await fetch_log(engine, work.base)
-    snapshot = await flush_snapshot(work, commit, onto=parent, earlier=earlier, manifests=flushed)
-    await engine.ledger.advance(request.branch, tip, snapshot, amends=tip.snapshot_id)
-    return snapshot.id
+
+    async def flush(parent: Snapshot, earlier: TransactionLog) -> Snapshot:
+        return await flush_snapshot(work, commit, onto=parent, earlier=earlier, manifests=flushed)
+
+    return (await replace_newest(engine, request.branch, tip, work.base, flush))[0].id

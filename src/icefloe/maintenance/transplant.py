@@ -15,7 +15,7 @@ from icefloe.session.change_set import ChangeSet
 from icefloe.session.compare import compare_snapshots
 from icefloe.session.conflicts import Conflict, ConflictSolver
 from icefloe.session.engine import Engine
-from icefloe.session.history import fetch_log
+from icefloe.session.history import fetch_branch, fetch_log
 from icefloe.session.logs import join_logs
 from icefloe.session.rebase import rebase_over
 from icefloe.session.untouched import without_untouched
@@ -35,8 +35,7 @@ async def transplant(engine: Engine, old: ObjectId, new: ObjectId, branch: str, 
     """The change from `old` to `new`, on top of where a branch stands now; nothing is written."""
     before = await engine.archive.fetch_snapshot(old)
     after = await engine.archive.fetch_snapshot(new)
-    tip = await engine.ledger.fetch_tip(branch)
-    target = await engine.archive.fetch_snapshot(tip.snapshot_id)
+    tip, target = await fetch_branch(engine, branch)
     changes = await changes_between(engine, before, after)
     if target.id == before.id:
         return Transplant(target, tip, changes, ())

@@ -25,7 +25,7 @@ from icefloe.repository.refs import RefsDoor
 from icefloe.session import opening
 from icefloe.session.conflicts import ConflictSolver
 from icefloe.session.engine import Engine
-from icefloe.session.history import RefChoice, resolve, snapshot_as_of
+from icefloe.session.history import RefChoice, fetch_branch, resolve, snapshot_as_of
 from icefloe.session.modes import SessionMode
 from icefloe.session.running import note_running
 from icefloe.session.session import Session
@@ -326,8 +326,7 @@ class Repository(
         if mode is SessionMode.REARRANGE:
             await check_feature(self._engine.ledger, "move_node")
         opening.expect_tip(self._engine, branch)
-        tip = await self._engine.ledger.fetch_tip(branch)
-        base = await self._engine.archive.fetch_snapshot(tip.snapshot_id)
+        tip, base = await fetch_branch(self._engine, branch)
         opening.preload(self._engine, base)
         session = Session(
             self._engine, base, mode=mode, branch=branch, tip=tip, default_metadata=self._default_metadata

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from icefloe.environment import current_time, monotonic_time
-from icefloe.errors import ConflictError, SessionStateError, UnsupportedError
+from icefloe.errors import (
+    ConflictError,
+    NotFoundError,
+    SessionStateError,
+    SnapshotNotFoundError,
+    UnsupportedError,
+)
 from icefloe.formats.flat.times import later_than
 from icefloe.ids import NodeId, ObjectId, new_object_id
-from icefloe.ledger.contract import Tip
+from icefloe.ledger.contract import StaleTipError, Tip
 from icefloe.ledger.features import check_feature
 from icefloe.manifests.boxes import contains
 from icefloe.manifests.split import in_box
@@ -24,7 +30,8 @@ from icefloe.model.transaction_log import TransactionLog
 from icefloe.model.zarr_document import split_attributes
 from icefloe.session.change_set import summarise, transaction_log
 from icefloe.session.conflicts import ConflictSolver
-from icefloe.session.history import fetch_log
+from icefloe.session.engine import Engine
+from icefloe.session.history import fetch_base, fetch_log
 from icefloe.session.logs import merge_logs
 from icefloe.session.manifest_flush import FlushedManifests, flush_manifests
 from icefloe.session.rebase import rebase_over
@@ -37,6 +44,8 @@ HISTORY_LENGTH = 32
 _FIRST_PAUSE_SECONDS = 0.005
 _PAUSE_PER_TRY = 4.0
 _LONGEST_PAUSE_SECONDS = 10.0
+_STALE_TRIES = 100
+"""In every try that is lost somebody expired history or collected garbage, so a hundred tries are many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +60,6 @@ class CommitRequest:
 
 async def commit(work: Workspace, branch: str, request: CommitRequest) -> Snapshot:
     """Land the changes on a branch, rebasing over the commits they missed when a solver is given."""
-    ledger = work.engine.ledger
     for attempt in range(max(request.rebase_tries, 0) + 1):
         started = monotonic_time()
         if attempt > 0:
@@ -59,13 +67,45 @@ async def commit(work: Workspace, branch: str, request: CommitRequest) -> Snapsh
         assert work.tip is not None, "a session with a branch knows where it stood"
         snapshot = await _flush_beside_packs(work, request)
         try:
-            await ledger.advance(branch, work.tip, snapshot)
-            return snapshot
+            return await advance_branch(work.engine, branch, work.tip, snapshot)
         except ConflictError:
             if request.rebase_with is None or attempt == request.rebase_tries:
                 raise
         await asyncio.sleep(random.uniform(0, longest_pause(attempt, monotonic_time() - started)))
     raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+async def advance_branch(engine: Engine, branch: str, tip: Tip, snapshot: Snapshot) -> Snapshot:
+    """Make a flushed snapshot the newest of a branch that stands at `tip`, its parent; ConflictError if it moved.
+
+    When history was rewritten under the writer, the snapshot gets the quotes that its parent has now, in its own file:
+    nobody can have read it yet.
+    """
+    for tries in range(_STALE_TRIES):
+        try:
+            await engine.ledger.advance(branch, tip, snapshot)
+            return snapshot
+        except StaleTipError as stale:
+            if tries == _STALE_TRIES - 1:
+                raise
+            tip = stale.tip
+        if engine.capabilities.history_in_snapshot:
+            quoting = with_parent(snapshot, await fetch_base(engine, branch, tip))
+            if quoting != snapshot:
+                snapshot = quoting
+                await engine.archive.flush_snapshot(snapshot)
+        await asyncio.sleep(random.uniform(0, longest_pause(tries, _FIRST_PAUSE_SECONDS)))
+    raise AssertionError("unreachable: the last try returns or raises")
+
+
+def with_parent(snapshot: Snapshot, parent: Snapshot) -> Snapshot:
+    """The snapshot with quotes of its parent and of the ancestors that the parent quotes."""
+    total = None if parent.total_ancestors is None else parent.total_ancestors + 1
+    return replace(snapshot, parent_id=parent.id, history=_quotes(parent), total_ancestors=total)
+
+
+def _quotes(parent: Snapshot) -> tuple[SnapshotInfo, ...]:
+    return (replace(parent.info, manifests=()), *parent.history)[:HISTORY_LENGTH]
 
 
 async def _flush_beside_packs(work: Workspace, request: CommitRequest) -> Snapshot:
@@ -105,40 +145,95 @@ def longest_pause(lost: int, took_seconds: float) -> float:
 
 async def amend(work: Workspace, branch: str, tip: Tip, request: CommitRequest) -> tuple[Snapshot, Tip]:
     """Replace the newest commit of a branch by one that holds its changes and these."""
-    replaced = work.base
-    parent_id = (await work.engine.ledger.fetch_info(replaced.id)).parent_id
-    if parent_id is None:
-        raise SessionStateError("the first snapshot of a repository cannot be amended; commit instead")
     await work.writer.flush(work.changes)
-    parent = await work.engine.ledger.fetch_info(parent_id)
-    earlier = await _list_lost(work, await fetch_log(work.engine, replaced), parent_id)
-    snapshot = await flush_snapshot(work, request, onto=parent, earlier=earlier)
-    return snapshot, await work.engine.ledger.advance(branch, tip, snapshot, amends=replaced.id)
+
+    async def flush(parent: Snapshot, earlier: TransactionLog) -> Snapshot:
+        return await flush_snapshot(work, request, onto=parent, earlier=await _list_lost(work, earlier, parent))
+
+    return await replace_newest(work.engine, branch, tip, work.base, flush)
+
+
+async def replace_newest(
+    engine: Engine,
+    branch: str,
+    tip: Tip,
+    replaced: Snapshot,
+    flush: Callable[[Snapshot, TransactionLog], Awaitable[Snapshot]],
+) -> tuple[Snapshot, Tip]:
+    """Put another snapshot in the place of the newest of a branch, on the parent that this one has now.
+
+    `flush` writes the snapshot, given the parent and what the replaced one changed against it. Both are read from
+    storage: others may have expired the parent that this process remembers.
+    """
+    for tries in range(_STALE_TRIES):
+        parent_id = (await engine.ledger.fetch_info(replaced.id)).parent_id
+        if parent_id is None:
+            raise SessionStateError("the first snapshot of a repository cannot be amended; commit instead")
+        try:
+            parent = await engine.archive.fetch_snapshot(parent_id, anew=True)
+            snapshot = await flush(parent, await fetch_log(engine, replaced, parent))
+            landed = await engine.ledger.advance(branch, tip, snapshot, amends=replaced.id)
+        except (StaleTipError, SnapshotNotFoundError) as error:
+            if tries == _STALE_TRIES - 1:
+                raise
+            tip = error.tip if isinstance(error, StaleTipError) else tip
+            continue
+        if engine.ledger.parents_change_unseen:
+            await _follow_parent(engine, replaced.id, snapshot)
+        return snapshot, landed
+    raise AssertionError("unreachable: the last try returns or raises")
+
+
+async def _follow_parent(engine: Engine, replaced_id: ObjectId, snapshot: Snapshot) -> None:
+    """Give a snapshot the parent that the replaced one has by now: others may have expired the one it had."""
+    try:
+        parent_id = (await engine.ledger.fetch_info(replaced_id)).parent_id
+        if parent_id is None or parent_id == snapshot.parent_id:
+            return
+        earlier = await engine.archive.fetch_transaction_log(replaced_id, anew=True)
+        own = await engine.archive.fetch_transaction_log(snapshot.id, anew=True)
+    except NotFoundError:
+        return  # the replaced snapshot was collected; what this one names was checked before
+    await engine.archive.flush_transaction_log(snapshot.id, merge_logs(earlier, own))
+    await engine.ledger.reparent_snapshot(snapshot.id, parent_id)
 
 
 async def rebase(work: Workspace, branch: str, solver: ConflictSolver) -> None:
     """Carry the changes over to where the branch stands now; all the way, or not at all."""
     tip = await work.engine.ledger.fetch_tip(branch)
     base, changes = work.base, work.changes
-    for snapshot_id in reversed(await _missed(work, tip)):
+    missed = await _missed(work, branch, tip)
+    # The walk over history began with the file of the tip, as it is now.
+    work.engine.ledger.note_current(branch, tip)
+    for snapshot_id in reversed(missed):
         theirs = await work.engine.archive.fetch_snapshot(snapshot_id)
         log = await fetch_log(work.engine, theirs, base, changes.edits.keys() | changes.parts.keys())
         log = await without_untouched(log, base, changes, theirs, work.engine.archive)
         changes = rebase_over(base, changes, theirs, log, solver)
         base = theirs
+    if not missed:
+        base = await work.engine.archive.fetch_snapshot(tip.snapshot_id)
     work.rebase_to(base, changes, tip)
 
 
-async def _missed(work: Workspace, tip: Tip) -> list[ObjectId]:
+async def _missed(work: Workspace, branch: str, tip: Tip) -> list[ObjectId]:
     """Commits between the base and the tip, newest first."""
     missed: list[ObjectId] = []
+    if work.engine.capabilities.history_in_snapshot and work.engine.ledger.is_current(branch, tip):
+        # Another session of this process wrote the tip, so that what is remembered of its history is what it is.
+        newest = await work.engine.archive.fetch_snapshot(tip.snapshot_id)
+        quoted = [newest.id, *(entry.id for entry in newest.history)]
+        if work.base.id in quoted:
+            return quoted[: quoted.index(work.base.id)]
     async for info in work.engine.ledger.ancestry(tip.snapshot_id):
         if info.id == work.base.id:
             return missed
         missed.append(info.id)
+        if info.parent_id == work.base.id:
+            return missed
     raise ConflictError(
-        f"the branch is at {tip.snapshot_id}, whose history does not contain the session's base {work.base.id}: it was "
-        "reset; open a new session and write again",
+        f"the branch is at {tip.snapshot_id}, whose history does not contain the session's base {work.base.id}: the "
+        "branch was reset, or the base has expired; open a new session and write again",
         expected_parent=work.base.id,
         actual_parent=tip.snapshot_id,
     )
@@ -148,7 +243,7 @@ async def flush_snapshot(
     work: Workspace,
     request: CommitRequest,
     *,
-    onto: SnapshotInfo | None = None,
+    onto: Snapshot | None = None,
     earlier: TransactionLog | None = None,
     manifests: FlushedManifests | None = None,
 ) -> Snapshot:
@@ -219,7 +314,7 @@ async def _list_cleared(work: Workspace, log: TransactionLog) -> TransactionLog:
     return replace(log, updated_chunks=chunks)
 
 
-async def _list_lost(work: Workspace, earlier: TransactionLog, parent_id: ObjectId) -> TransactionLog:
+async def _list_lost(work: Workspace, earlier: TransactionLog, parent: Snapshot) -> TransactionLog:
     """The log of the commit to be amended, with chunks of arrays that it made smaller and we made larger again."""
     grown = {
         node.id: (was, node)
@@ -230,7 +325,6 @@ async def _list_lost(work: Workspace, earlier: TransactionLog, parent_id: Object
     }
     if not grown:
         return earlier
-    parent = await work.engine.archive.fetch_snapshot(parent_id)
     chunks = dict(earlier.updated_chunks)
     for older in parent.nodes.values():
         if isinstance(older, ArrayNode) and older.id in grown:
@@ -286,16 +380,14 @@ def _build_snapshot(
     request: CommitRequest,
     nodes: Mapping[str, Node],
     manifests: FlushedManifests,
-    onto: SnapshotInfo | None,
+    onto: Snapshot | None,
 ) -> Snapshot:
     base, capabilities = work.base, work.engine.format.capabilities
-    parent = onto or base.info
+    parent = onto or base
     known = {**base.manifests, **manifests.files}
     links = {id(node.manifests): node.manifests for node in nodes.values() if isinstance(node, ArrayNode)}
     used = dict.fromkeys(ref.manifest_id for refs in links.values() for ref in refs)
-    older = base.history if onto is None else base.history[1:]
-    history = (replace(parent, manifests=()), *older)[:HISTORY_LENGTH] if capabilities.history_in_snapshot else ()
-    total = None if base.total_ancestors is None else base.total_ancestors + (1 if onto is None else 0)
+    total = None if parent.total_ancestors is None else parent.total_ancestors + 1
     now = current_time()
     return Snapshot(
         id=new_object_id(capabilities.object_id_bytes),
@@ -308,7 +400,7 @@ def _build_snapshot(
         attribute_files=tuple(
             dict.fromkeys(n.attributes.object_id for n in nodes.values() if n.attributes is not None)
         ),
-        history=history,
+        history=_quotes(parent) if capabilities.history_in_snapshot else (),
         total_ancestors=total,
         started_at=now,
     )
