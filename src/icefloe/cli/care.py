@@ -19,15 +19,17 @@ _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
 
 
 def parse_age(text: str) -> dt.datetime | dt.timedelta:
-    """A time span such as `12h`, `30d` or `2w`, or a time in ISO 8601 (UTC unless it says otherwise)."""
+    """A time span such as `12h`, `30d` or `2w`, or a time in ISO 8601 with its time zone."""
     span = _SPAN.fullmatch(text.strip())
     if span is not None:
         return dt.timedelta(seconds=float(span.group(1)) * _UNITS[span.group(2)])
     try:
         moment = dt.datetime.fromisoformat(text)
     except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is neither a span (12h, 30d, 2w) nor a time (2024-05-01T12:00)") from error
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)
+        raise typer.BadParameter(f"{text!r} is neither a span (12h, 30d, 2w) nor a time (2024-05-01T12:00Z)") from error
+    if moment.tzinfo is None:
+        raise typer.BadParameter(f"{text!r} has no time zone; write {text}Z for UTC, or an offset such as +09:00")
+    return moment
 
 
 def parse_span(text: str) -> dt.timedelta:

@@ -80,7 +80,10 @@ class Point:
     def session(self, repository: Repository) -> Session:
         """A read-only session there."""
         found = find_snapshot(repository, self.snapshot) if self.snapshot is not None else None
-        return repository.readonly_session(self.branch, tag=self.tag, snapshot_id=found, as_of=self.as_of)
+        as_of = self.as_of
+        if as_of is not None and as_of.tzinfo is None:
+            as_of = as_of.replace(tzinfo=dt.UTC)  # as the option's help says
+        return repository.readonly_session(self.branch, tag=self.tag, snapshot_id=found, as_of=as_of)
 
     def snapshot_id(self, repository: Repository) -> str:
         """The snapshot there."""

@@ -31,6 +31,7 @@ from icefloe.maintenance.saved_mark import fetch_mark, save_mark
 from icefloe.maintenance.side_objects import list_side_objects
 from icefloe.maintenance.store_clock import cutoff_time, fetch_store_time
 from icefloe.session.engine import Engine
+from icefloe.session.history import check_zone
 from icefloe.session.running import oldest_running
 from icefloe.storage.local import LocalStorage
 
@@ -49,6 +50,10 @@ class CollectionRequest:
     ignore_running: bool = False
     incremental: bool = False
     """Begin where the mark of the last incremental run ends, and leave one for the next."""
+
+    def __post_init__(self) -> None:
+        if self.created_after is not None:
+            check_zone(self.created_after, "created_after")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from icefloe.ledger.contract import HistoryChange
 from icefloe.ledger.names import MAIN
 from icefloe.maintenance.history import History
 from icefloe.model.snapshot import SnapshotInfo
+from icefloe.session.history import check_past
 
 _SHOWN = 10
 
@@ -77,6 +78,8 @@ class ExpiryRequest:
             raise InvalidInputError("nothing is chosen to expire: give older_than, retain_last, rules or snapshots")
         if self.retain_last is not None and self.retain_last < 1:
             raise InvalidInputError(f"retain_last={self.retain_last}: at least one commit of a ref stays")
+        if self.older_than is not None:
+            check_past(self.older_than, "older_than", self.now)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import datetime as dt
 
+from icefloe.environment import current_time
 from icefloe.errors import InvalidInputError
 from icefloe.ids import new_object_id
+from icefloe.session.history import check_past, check_zone
 from icefloe.storage.contract import Storage
 
 FOLDER = "icefloe/"
+_ARGUMENT = "delete_object_older_than"
+_RESOLUTION = dt.timedelta(seconds=2)
 
 
 async def cutoff_time(storage: Storage, older_than: dt.datetime | dt.timedelta) -> dt.datetime:
-    """A time as given, or so long ago by the store's clock."""
+    """A time as given, or so long ago by the store's clock; never one that is in the future by that clock."""
     if isinstance(older_than, dt.datetime):
-        return older_than if older_than.tzinfo is not None else older_than.replace(tzinfo=dt.UTC)
+        check_zone(older_than, _ARGUMENT)
+        # A plan may be made where nothing can be written; nothing is deleted there either.
+        now = current_time() if storage.read_only else await fetch_store_time(storage)
+        check_past(older_than, _ARGUMENT, now)
+        # Some stores tell whole seconds.
+        return older_than if older_than <= now + _RESOLUTION else now
     if older_than < dt.timedelta(0):
         raise InvalidInputError(f"{older_than} is in the future; garbage is older than a time span, not younger")
     return await fetch_store_time(storage) - older_than

@@ -27,6 +27,7 @@ from icefloe.maintenance.verify import VerifyRequest, verify
 from icefloe.maintenance.verify_report import VerifyReport
 from icefloe.manifests.plan import ManifestPlan
 from icefloe.session.engine import Engine
+from icefloe.session.history import check_past
 from icefloe.storage.build import resolve_storage
 from icefloe.storage.contract import Storage
 
@@ -423,8 +424,8 @@ def _expiry_request(
 ) -> ExpiryRequest:
     now = current_time()
     moment = now - older_than if isinstance(older_than, dt.timedelta) else older_than
-    if moment is not None and moment.tzinfo is None:
-        moment = moment.replace(tzinfo=dt.UTC)
+    if moment is not None:
+        check_past(moment, "older_than", now)
     return ExpiryRequest(moment, retain_last, tuple(rules), frozenset(snapshots), delete_branches, delete_tags, now)
 
 

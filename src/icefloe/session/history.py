@@ -17,6 +17,9 @@ from icefloe.session.compare import chunks_in_boxes, compare_snapshots, diff_fro
 from icefloe.session.engine import Engine
 from icefloe.session.logs import join_logs, merge_logs
 
+_CLOCK_DIFFERENCE = dt.timedelta(minutes=5)
+"""How far the clocks of two machines may be apart."""
+
 
 @dataclass(frozen=True, slots=True)
 class RefChoice:
@@ -53,9 +56,29 @@ async def ancestry(engine: Engine, choice: RefChoice) -> AsyncIterator[SnapshotI
         yield info
 
 
+def check_zone(moment: dt.datetime, name: str) -> dt.datetime:
+    """A time that says its time zone; InvalidInputError for one that does not, because it would have to be guessed."""
+    if moment.tzinfo is None or moment.utcoffset() is None:
+        raise InvalidInputError(
+            f"{name}={moment.isoformat()} has no time zone, so that it may be off by hours; give one, as in "
+            "datetime.now(timezone.utc) or datetime(2024, 5, 1, tzinfo=timezone.utc)"
+        )
+    return moment
+
+
+def check_past(moment: dt.datetime, name: str, now: dt.datetime) -> dt.datetime:
+    """A time with a zone that is not in the future, up to the difference between two clocks."""
+    if check_zone(moment, name) > now + _CLOCK_DIFFERENCE:
+        raise InvalidInputError(
+            f"{name}={moment.isoformat()} is in the future: it is {now.isoformat()}. Everything would be old enough; "
+            "check the time zone, or give a time span such as timedelta(days=1)"
+        )
+    return moment
+
+
 async def snapshot_as_of(engine: Engine, snapshot_id: ObjectId, time: dt.datetime) -> ObjectId:
     """The newest ancestor that was written at or before a time."""
-    moment = time if time.tzinfo is not None else time.replace(tzinfo=dt.UTC)
+    moment = check_zone(time, "as_of")
     oldest = None
     async for info in engine.ledger.ancestry(snapshot_id):
         if info.written_at <= moment:
