@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
+import json
 import logging
 import random
 from collections.abc import Mapping
@@ -11,18 +14,22 @@ from typing import Any
 
 from icefloe.archive.files import Archive
 from icefloe.blocking import blocking_loop
-from icefloe.environment import current_time
+from icefloe.environment import current_time, monotonic_time
 from icefloe.errors import (
     AlreadyExistsError,
     ConflictError,
     FormatError,
     IcefloeError,
     InvalidInputError,
+    ObjectNotFoundError,
     RepositoryNotFoundError,
+    StorageError,
+    VersionMismatchError,
 )
 from icefloe.formats.config_document import decode_config, encode_config
 from icefloe.formats.contract import Format
 from icefloe.formats.registry import get_format
+from icefloe.ids import new_object_id
 from icefloe.ledger.detect import Detected, detect, detect_generation
 from icefloe.ledger.registry import locate_files, make_ledger
 from icefloe.manifests.preload import manifests_to_preload
@@ -31,7 +38,8 @@ from icefloe.model.config import RepositoryConfig
 from icefloe.model.snapshot import Snapshot
 from icefloe.model.transaction_log import TransactionLog
 from icefloe.session.engine import Engine, build_engine
-from icefloe.storage.contract import Storage
+from icefloe.storage.contract import Storage, Version, Versioned
+from icefloe.storage.split import SplitStorage
 
 DEFAULT_SPEC_VERSION = SpecVersion.REPOSITORY
 _NUMBERS = {1: SpecVersion.ICECHUNK1, 2: SpecVersion.ICECHUNK2}
@@ -41,6 +49,9 @@ _FEW_NODES = 200
 """Up to here, looking at every node takes less time than handing the work to a thread."""
 _MOST_LEFTOVERS = 1000
 """Files of creators that did not finish; a place with more of them is something else."""
+_CLAIM_KEY = "creating.json"
+_CLAIM_SECONDS = 30.0
+"""A creator looks at its claim just before it decides. One that is silent for longer is taken for dead."""
 
 
 def parse_spec_version(given: SpecVersion | str | int | None) -> SpecVersion:
@@ -71,24 +82,99 @@ async def create_engine(
     *,
     check_clean_root: bool,
 ) -> Engine:
-    """Make a repository; AlreadyExistsError for all callers but one."""
+    """Make a repository; AlreadyExistsError for all callers but one, whatever generations they ask for."""
     if await find_spec_version(storage) is not None:
         raise _taken(storage)
-    if check_clean_root and not await _is_free(storage, get_format(version)):
-        raise AlreadyExistsError(
-            f"{storage.url} holds other objects; choose an empty place, or pass check_clean_root=False", url=storage.url
-        )
     engine = build_engine(storage, version, config or RepositoryConfig.default(), authorized)
     initial = engine.format.initial_snapshot(current_time())
-    await engine.archive.flush_snapshot(initial)
-    if engine.format.logs_initial_snapshot:
-        await engine.archive.flush_transaction_log(initial.id, TransactionLog())
     document = None if config is None else encode_config(config)
-    try:
-        await engine.ledger.create(initial, document)
-    except AlreadyExistsError as error:
-        raise _taken(storage) from error
-    return engine
+    claim = _CreationClaim(storage, version)
+    while True:
+        await claim.take()
+        try:
+            if check_clean_root and not await _is_free(storage, engine.format):
+                raise AlreadyExistsError(
+                    f"{storage.url} holds other objects; choose an empty place, or pass check_clean_root=False",
+                    url=storage.url,
+                )
+            await engine.archive.flush_snapshot(initial)
+            if engine.format.logs_initial_snapshot:
+                await engine.archive.flush_transaction_log(initial.id, TransactionLog())
+            if not await claim.holds():
+                continue
+            try:
+                await engine.ledger.create(initial, document)
+            except AlreadyExistsError as error:
+                raise _taken(storage) from error
+            return engine
+        finally:
+            await claim.release()
+
+
+class _CreationClaim:
+    """Which generation a place is to have, while repositories are being created there.
+
+    Each generation decides by an object of its own who creates it, so two generations could both be created. An object
+    that all of them share says which one may be. Creators of that generation need not wait for each other. Others
+    wait until it is released, or until it did not change for so long that its owner must have died.
+    """
+
+    def __init__(self, storage: Storage, version: SpecVersion) -> None:
+        self._storage = storage.apart if isinstance(storage, SplitStorage) else storage
+        self._place = storage
+        self._document = json.dumps({"creating": version.value, "by": new_object_id()}).encode()
+        self._version = version
+        self._own: Version | None = None
+
+    async def take(self) -> None:
+        """Return when only repositories of this generation may be created; AlreadyExistsError when one was."""
+        watched, since = Version(), monotonic_time()
+        for number in itertools.count():
+            found = await self._find()
+            try:
+                if found is None:
+                    self._own = await self._storage.create(_CLAIM_KEY, self._document)
+                elif self._is_ours(found) or monotonic_time() - since > _CLAIM_SECONDS:
+                    self._own = await self._storage.swap(_CLAIM_KEY, self._document, found.version)
+            except (AlreadyExistsError, VersionMismatchError):
+                continue
+            if await find_spec_version(self._place) is not None:
+                await self.release()
+                raise _taken(self._place)
+            if self._own is not None:
+                return
+            assert found is not None
+            if found.version != watched:
+                watched, since = found.version, monotonic_time()
+            await asyncio.sleep(random.uniform(0.5, 1) * min(0.02 * 2 ** min(number, 5), 0.5))
+
+    async def _find(self) -> Versioned | None:
+        try:
+            return await self._storage.get_versioned(_CLAIM_KEY)
+        except ObjectNotFoundError:
+            return None
+
+    def _is_ours(self, found: Versioned) -> bool:
+        try:
+            document = json.loads(found.data)
+        except ValueError:
+            return False
+        return isinstance(document, dict) and document.get("creating") == self._version.value
+
+    async def holds(self) -> bool:
+        """Whether the place is still to have this generation; asked just before the write that decides."""
+        found = await self._find()
+        return found is not None and self._is_ours(found)
+
+    async def release(self) -> None:
+        """Let others create here, unless another creator of this generation took the claim over."""
+        own, self._own = self._own, None
+        if own is None:
+            return
+        with contextlib.suppress(StorageError):  # a claim that stays does no harm: it is taken over
+            found = await self._find()
+            if found is not None and found.data == self._document:
+                await self._storage.delete([_CLAIM_KEY])
 
 
 async def _is_free(storage: Storage, generation: Format) -> bool:
@@ -97,7 +183,8 @@ async def _is_free(storage: Storage, generation: Format) -> bool:
     found = 0
     async for page in storage.list(""):
         found += len(page)
-        if found > _MOST_LEFTOVERS or any(item.key.rpartition("/")[0] not in folders for item in page):
+        others = (item.key for item in page if item.key != _CLAIM_KEY)
+        if found > _MOST_LEFTOVERS or any(key.rpartition("/")[0] not in folders for key in others):
             return False
     return True
 
