@@ -11,7 +11,7 @@ from icefloe.errors import IcefloeError
 from icefloe.ingest.cf import is_time_units
 from icefloe.ingest.members import Member
 from icefloe.ingest.schema_report import SchemaIssue, Severity
-from icefloe.ingest.source_model import SourceVariable
+from icefloe.ingest.source_model import IDENTITY_ATTRIBUTES, SourceVariable
 from icefloe.ingest.zarr_documents import parse_fill_attribute
 
 _PACKING = ("scale_factor", "add_offset")
@@ -119,7 +119,7 @@ def _attributes_differ(
             yield "error", *facts, f"packed numbers mean different values: use {advice}"
         elif key in ("_FillValue", "missing_value") and not virtual:
             yield "handled", *facts, "missing values are re-encoded"
-        elif key in _MEANING:
+        elif key in _MEANING or key in IDENTITY_ATTRIBUTES:
             yield "error", *facts, "the numbers do not mean the same"
         else:
             yield "note", *facts, "the first file's is kept"

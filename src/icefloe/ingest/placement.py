@@ -98,7 +98,8 @@ def stack_member(member: Member, dim: str) -> Member:
     variables: dict[str, SourceVariable] = {}
     for name, variable in member.variables.items():
         is_own = name == dim and variable.dims == ()
-        if is_own or (variable.dims and variable.dims != (name,)):
+        # Coordinates of the grid, such as two-dimensional latitudes, are the same in every file.
+        if is_own or (variable.dims and name not in member.coordinates):
             variables[name] = _stacked(variable, dim)
         else:
             variables[name] = variable

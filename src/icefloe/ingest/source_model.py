@@ -19,6 +19,21 @@ Layout: TypeAlias = Literal["chunked", "contiguous", "records", "opaque"]
 KEPT_COORDINATE_CELLS = 1 << 16
 """Longer coordinates travel as a summary and are read from their files again when they are written."""
 
+GRIB_PRODUCT_KEYS = (
+    "derivedForecast", "percentileValue", "quantileValue", "totalNumberOfQuantiles", "probabilityType", "lowerLimit",
+    "upperLimit", "clusterNumber", "constituentType", "aerosolType", "sourceSinkChemicalPhysicalProcess", "firstSize",
+    "secondSize", "firstWavelength", "secondWavelength", "satelliteSeries", "satelliteNumber", "instrumentType",
+    "centralWaveNumber", "directionNumber", "frequencyNumber", "typeOfWavePeriodInterval", "tileIndex", "tileAttribute",
+    "localType", "hindcastDate", "systemNumber", "methodNumber",
+)  # fmt: skip
+"""Keys of GRIB messages, beyond parameter, level, step, member and time, that make two fields different."""
+
+IDENTITY_ATTRIBUTES = frozenset(
+    {"crs", "GRIB_paramId", "GRIB_stepType", "GRIB_typeOfLevel", "GRIB_level", "GRIB_md5GridSection"}
+    | {f"GRIB_{key}" for key in GRIB_PRODUCT_KEYS}
+)
+"""Attributes that must be the same in all files of one array: with other values, the numbers are of something else."""
+
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:

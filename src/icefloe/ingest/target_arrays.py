@@ -17,7 +17,7 @@ from icefloe.ingest.members import Member
 from icefloe.ingest.options import IngestOptions
 from icefloe.ingest.placement import JoinedDimension
 from icefloe.ingest.schema_report import SchemaIssue
-from icefloe.ingest.source_model import SourceVariable
+from icefloe.ingest.source_model import IDENTITY_ATTRIBUTES, SourceVariable
 from icefloe.ingest.zarr_documents import array_document, fill_attribute, fill_value_document, parse_fill_attribute
 
 COORDINATE_CHUNK = 1 << 13
@@ -269,6 +269,10 @@ def _existing_values_fit(own: SourceVariable, variable: SourceVariable, member: 
     units, found = own.attributes.get("units"), variable.attributes.get("units")
     if units != found and not (is_time_units(units) and is_time_units(found)):
         issues.append(_issue(member, name, "units", str(units), str(found), "the numbers do not mean the same"))
+    for key in sorted(IDENTITY_ATTRIBUTES & own.attributes.keys() & variable.attributes.keys()):
+        ours_is, theirs_is = own.attributes[key], variable.attributes[key]
+        if ours_is != theirs_is:
+            issues.append(_issue(member, name, key, str(ours_is), str(theirs_is), "the numbers do not mean the same"))
     plain = "string" not in (own.dtype, variable.dtype)
     unpacks = ours.is_plain and not theirs.is_plain
     if plain and not unpacks and not np.can_cast(np.dtype(variable.dtype), np.dtype(own.dtype), "same_kind"):
