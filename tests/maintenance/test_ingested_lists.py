@@ -1,4 +1,4 @@
-"""Lists of ingested sources live as long as a commit names them."""
+"""What was ingested is known as long as the data is there, whatever becomes of the history."""
 
 from __future__ import annotations
 
@@ -12,53 +12,143 @@ from tests.maintenance.histories import GENERATIONS, now
 
 import icefloe
 from icefloe.blocking import run_blocking
-from icefloe.ingest.ingested import ingested_sources, keep_record
+from icefloe.ingest.ingested import MOST_TEXTS, ingested_sources, keep_record
 from icefloe.ingest.record import METADATA_KEY
 from icefloe.maintenance.side_objects import FOLDER, list_side_objects
+from icefloe.model.snapshot import INGESTED_KEY
+from icefloe.session import commit
 
 WIDTH = 8
 
 
-def _ingest(repo: icefloe.Repository, name: str) -> bytes:
+def _ingest(repo: icefloe.Repository, name: str, *, sources: int = 800, branch: str = "main") -> frozenset[bytes]:
     """A commit such as an ingest makes; the fingerprints of its sources."""
-    marks = os.urandom(800 * WIDTH)
-    metadata = keep_record(repo, {METADATA_KEY: {"job": name, "fingerprints": base64.b64encode(marks).decode()}})
-    session = repo.writable_session("main")
+    marks = os.urandom(sources * WIDTH)
+    session = repo.writable_session(branch)
+    own = {METADATA_KEY: {"job": name, "fingerprints": base64.b64encode(marks).decode()}}
+    metadata = keep_record(repo, session.workspace.base, own)
     zarr.open_group(session.store, mode="a").create_group(name)
     session.commit(f"ingest {name}", metadata=metadata)
-    return marks
+    return frozenset(marks[low : low + WIDTH] for low in range(0, len(marks), WIDTH))
+
+
+def _write(repo: icefloe.Repository, name: str, branch: str = "main") -> None:
+    """A commit of another kind."""
+    session = repo.writable_session(branch)
+    zarr.open_group(session.store, mode="a").create_group(name)
+    session.commit(f"write {name}")
 
 
 def _lists(repo: icefloe.Repository) -> list[str]:
     return [item.key for item in run_blocking(list_side_objects(repo.storage))]
 
 
+def _known(repo: icefloe.Repository, branch: str = "main") -> frozenset[bytes]:
+    return ingested_sources(icefloe.Repository.open(repo.storage), branch)
+
+
 @pytest.mark.parametrize("incremental", [False, True])
 @pytest.mark.parametrize("version", GENERATIONS)
-def test_a_list_goes_with_the_last_commit_that_names_it(version: str, incremental: bool) -> None:
+def test_a_list_goes_with_the_last_commit_that_holds_its_sources(version: str, incremental: bool) -> None:
     repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version=version)
-    for name in "abc":
-        marks = _ingest(repo, name)
+    marks = {name: _ingest(repo, name) for name in "abc"}
     before = _lists(repo)
     assert len(before) == 3 and all(key.startswith(FOLDER) for key in before)
-    assert repo.garbage_collect(now(), incremental=incremental) == icefloe.GCSummary()
-    assert _lists(repo) == before
-    repo.create_tag("second", list(repo.ancestry(branch="main"))[1].id)
     repo.expire_snapshots(retain_last=1)
+    assert repo.garbage_collect(now(), incremental=incremental).lists_deleted == 0
+    assert _known(repo) == marks["a"] | marks["b"] | marks["c"]
+    d = _ingest(repo, "d")
+    repo.reset_branch("main", list(repo.ancestry(branch="main"))[1].id)
     planned = repo.garbage_collect(now(), dry_run=True)
-    assert planned.lists_deleted == 1 and _lists(repo) == before
+    assert planned.lists_deleted == 1 and set(_lists(repo)) > set(before)
     done = repo.garbage_collect(now(), incremental=incremental)
-    assert done.lists_deleted == 1 and done.snapshots_deleted == 1
-    assert len(_lists(repo)) == 2 and set(_lists(repo)) < set(before)
-    found = ingested_sources(icefloe.Repository.open(repo.storage), "main")
-    assert {marks[low : low + WIDTH] for low in range(0, len(marks), WIDTH)} <= found
+    assert done.lists_deleted == 1 and _lists(repo) == before and not d & _known(repo)
     assert repo.verify().is_clean
+
+
+@pytest.mark.parametrize("sources", [1, 40])
+@pytest.mark.parametrize("version", GENERATIONS)
+def test_what_was_ingested_is_known_whatever_becomes_of_the_history(version: str, sources: int) -> None:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version=version)
+    wanted: frozenset[bytes] = frozenset()
+    root = repo.lookup_branch("main")
+    for number in range(7):
+        wanted |= _ingest(repo, f"i{number}", sources=sources)
+        _write(repo, f"w{number}")
+    assert _known(repo) == wanted
+    assert len(repo.lookup_snapshot(repo.lookup_branch("main")).metadata[INGESTED_KEY]) <= MOST_TEXTS
+    repo.expire_snapshots(retain_last=1)
+    repo.garbage_collect(now())
+    assert _known(repo) == wanted and len(list(repo.ancestry(branch="main"))) == 2
+    wanted |= _ingest(repo, "after", sources=sources)
+    _write(repo, "later")
+    repo.squash("main", root, message="one")
+    repo.garbage_collect(now())
+    assert _known(repo) == wanted
+    amending = repo.writable_session("main")
+    zarr.open_group(amending.store, mode="a").create_group("amended")
+    amending.amend("one and a bit")
+    repo.rewrite_manifests("again", branch="main")
+    assert _known(repo) == wanted and repo.verify().is_clean
+
+
+@pytest.mark.parametrize("version", GENERATIONS)
+def test_lists_come_along_to_other_generations_and_mirrors(version: str) -> None:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version="repository")
+    wanted = _ingest(repo, "a") | _ingest(repo, "b", sources=2)
+    if version != "repository":
+        there = icefloe.in_memory_storage()
+        converted = icefloe.convert(repo.storage, there, version)
+        assert _known(converted.repository) == wanted and converted.repository.verify().is_clean
+    mirrored = icefloe.in_memory_storage()
+    repo.mirror(mirrored)
+    assert _known(icefloe.Repository.open(mirrored)) == wanted
+
+
+def test_merged_and_picked_ingests_are_known_and_reverted_ones_are_not() -> None:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    first = _ingest(repo, "a")
+    repo.create_branch("side", repo.lookup_branch("main"))
+    _write(repo, "b")
+    more = _ingest(repo, "c", branch="side") | _ingest(repo, "d", sources=1, branch="side")
+    picked = _ingest(repo, "e", branch="side")
+    repo.create_branch("other", repo.lookup_branch("main"))
+    repo.cherry_pick(repo.lookup_branch("side"), "other")
+    assert _known(repo, "other") == first | picked
+    repo.merge("side", "main")
+    assert _known(repo) == first | more | picked
+    repo.revert(repo.lookup_branch("other"), "other")
+    # The commit that picked it says what it picked, so undoing that is undoing the ingest.
+    assert _known(repo, "other") == first
+    last = _ingest(repo, "f", sources=1)
+    undone = repo.lookup_branch("main")
+    repo.revert(undone, "main")
+    assert not last & _known(repo)
+    repo.revert(repo.lookup_branch("main"), "main")
+    assert last <= _known(repo) and repo.verify().is_clean
+
+
+def test_commits_of_somebody_who_does_not_take_the_list_over_do_not_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    first = _ingest(repo, "a")
+    tip = repo.lookup_branch("main")
+    session = repo.writable_session("main")
+    zarr.open_group(session.store, mode="a").create_group("foreign")
+    with monkeypatch.context() as patched:
+        patched.setattr(commit, "inherit_metadata", lambda parent, own: own)
+        session.commit("as another package commits")
+    assert INGESTED_KEY not in repo.lookup_snapshot(repo.lookup_branch("main")).metadata
+    assert repo.lookup_branch("main") != tip and _known(repo) == first
+    second = _ingest(repo, "b")
+    repo.expire_snapshots(retain_last=1)
+    assert _known(repo) == first | second
 
 
 def test_the_list_of_an_ingest_under_way_stays() -> None:
     repo = icefloe.Repository.create(icefloe.in_memory_storage())
     marks = base64.b64encode(os.urandom(800 * WIDTH)).decode()
-    keep_record(repo, {METADATA_KEY: {"job": "x", "fingerprints": marks}})
+    base = repo.writable_session("main").workspace.base
+    keep_record(repo, base, {METADATA_KEY: {"job": "x", "fingerprints": marks}})
     assert repo.garbage_collect(dt.timedelta(hours=1)).lists_deleted == 0
     assert len(_lists(repo)) == 1
     assert repo.garbage_collect(now()).lists_deleted == 1

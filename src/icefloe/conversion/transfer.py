@@ -26,6 +26,7 @@ from icefloe.conversion.rewriting import (
 from icefloe.conversion.survey import Survey
 from icefloe.errors import ObjectNotFoundError, VirtualChunkError
 from icefloe.ids import NodeId, ObjectId
+from icefloe.maintenance.side_objects import named_objects
 from icefloe.model.nodes import Node
 from icefloe.model.snapshot import ManifestFileInfo, Snapshot, SnapshotInfo
 from icefloe.model.transaction_log import TransactionLog
@@ -69,6 +70,7 @@ class Transfer:
 
     async def run(self) -> None:
         """Write every file; no ref points at them yet."""
+        await self._transfer_lists()
         await self._transfer_attributes()
         await self._transfer_manifests()
         await self._transfer_snapshots()
@@ -76,6 +78,14 @@ class Transfer:
     def take_over(self) -> None:
         """The target reads the files of the source as they are: nothing is written, history stays as it is."""
         self.infos = {info.id: info for info in self.work.survey.history}
+
+    async def _transfer_lists(self) -> None:
+        """Objects that commits name in their metadata: lists of ingested sources."""
+        source, target = self.work.survey.engine.storage, self.work.target.storage
+        named = dict.fromkeys(key for info in self.work.survey.history for key in named_objects(info.metadata))
+        for key in named:
+            if not await target.exists(key):
+                await target.put(key, await source.get(key))
 
     # -- attributes and references --------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from icefloe.ingest.options import IngestOptions
     from icefloe.ingest.parsers.registry import FORMATS, open_source, parse_schema, parse_source, try_schema
     from icefloe.ingest.plan import IngestPlan, plan_ingest
-    from icefloe.ingest.record import ingest_metadata, ingested_before, not_ingested
+    from icefloe.ingest.record import ingest_metadata, not_ingested
     from icefloe.ingest.schema_report import SchemaIssue, SchemaReport
     from icefloe.ingest.session_sink import SessionSink
     from icefloe.ingest.source_model import ParsedSource, SourceFailure, SourceFile, SourceSchema, SourceVariable
@@ -44,7 +44,6 @@ _HOMES = {
     "explain_authorisation": "virtual_places",
     "ingest_local": "local",
     "ingest_metadata": "record",
-    "ingested_before": "record",
     "not_ingested": "record",
     "open_source": "parsers.registry",
     "parse_schema": "parsers.registry",
@@ -81,7 +80,6 @@ __all__ = [
     "explain_authorisation",
     "ingest_local",
     "ingest_metadata",
-    "ingested_before",
     "not_ingested",
     "open_source",
     "parse_schema",

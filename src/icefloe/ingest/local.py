@@ -254,6 +254,6 @@ def ingest_local(
         results.append(run_task(task, plan.arrays, sink, access=access, format=options.format))
         if progress is not None:
             progress(results[-1])
-    facts = {**keep_record(repository, ingest_metadata(plan, files)), **(metadata or {})}
+    facts = {**keep_record(repository, session.workspace.base, ingest_metadata(plan, files)), **(metadata or {})}
     snapshot_id = session.commit(message or f"Ingest {len(plan.sources)} sources", facts)
     return IngestResult(plan, str(snapshot_id), tuple(results), known - len(files))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from icefloe.ingest.plan import IngestPlan
 from icefloe.ingest.source_model import SourceFile
+from icefloe.maintenance.side_objects import INGEST_KEY
 
-METADATA_KEY = "icefloe.ingest"
+METADATA_KEY = INGEST_KEY
 _FINGERPRINT_BYTES = 8
 
 
@@ -40,16 +41,10 @@ def ingest_metadata(plan: IngestPlan, files: Sequence[SourceFile], **facts: Any)
     return {METADATA_KEY: {key: value for key, value in entry.items() if value is not None}}
 
 
-def ingested_before(metadata: Iterable[Mapping[str, Any]]) -> frozenset[bytes]:
-    """Fingerprints of every source that the commits with these metadata ingested."""
-    found: set[bytes] = set()
-    for entry in metadata:
-        record = entry.get(METADATA_KEY)
-        if isinstance(record, Mapping) and isinstance(record.get("fingerprints"), str):
-            marks = base64.b64decode(record["fingerprints"])
-            step = _FINGERPRINT_BYTES
-            found.update(marks[start : start + step] for start in range(0, len(marks), step))
-    return frozenset(found)
+def parse_fingerprints(data: bytes) -> set[bytes]:
+    """The fingerprints of a list, which stand one after the other."""
+    step = _FINGERPRINT_BYTES
+    return {data[start : start + step] for start in range(0, len(data), step)}
 
 
 def not_ingested(files: Iterable[SourceFile], before: frozenset[bytes]) -> list[SourceFile]:

@@ -14,7 +14,7 @@ from icefloe.ledger.contract import StaleTipError
 from icefloe.maintenance.merge_plan import MergePlan
 from icefloe.maintenance.transplant import Transplant, transplant
 from icefloe.model.diff import Diff
-from icefloe.model.snapshot import Snapshot
+from icefloe.model.snapshot import Snapshot, inherit_metadata
 from icefloe.session.commit import CommitRequest, advance_branch, flush_snapshot, with_parent
 from icefloe.session.conflicts import ConflictDetector, ConflictSolver
 from icefloe.session.engine import Engine
@@ -234,7 +234,7 @@ def _squashed(
         parent_id=parent.id,
         written_at=max(now, newest.written_at + dt.timedelta(microseconds=1)),
         message=message,
-        metadata=metadata,
+        metadata=inherit_metadata(newest.metadata, metadata),
         history=(),
         started_at=now,
     )

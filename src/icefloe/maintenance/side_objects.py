@@ -8,9 +8,14 @@ from typing import Any
 import zstandard
 
 from icefloe.maintenance.listing import microseconds
+from icefloe.model.snapshot import ingested_texts
 from icefloe.storage.contract import ObjectInfo, Storage
 
 FOLDER = "icefloe-ingested/"
+INGEST_KEY = "icefloe.ingest"
+"""What a commit says about the ingest that made it."""
+INLINE, REMOVED = "=", "-"
+"""How a text of the list begins that is fingerprints in base64, and one whose sources are no longer there."""
 _PIECE_BYTES = 1 << 20
 
 
@@ -18,8 +23,33 @@ def named_objects(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     """The objects that the metadata of a commit name, in an entry or inside one."""
     texts: list[Any] = []
     for value in metadata.values():
-        texts += value.values() if isinstance(value, Mapping) else [value]
-    return tuple(text for text in texts if isinstance(text, str) and text.startswith(FOLDER))
+        texts += value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
+    named = (text.removeprefix(REMOVED) for text in texts if isinstance(text, str))
+    return tuple(dict.fromkeys(text for text in named if text.startswith(FOLDER)))
+
+
+def own_texts(metadata: Mapping[str, Any]) -> list[str]:
+    """What the commit of an ingest adds to the list of ingested sources: an object, or the fingerprints themselves."""
+    entry = metadata.get(INGEST_KEY)
+    if not isinstance(entry, Mapping):
+        return []
+    key, inline = entry.get("fingerprints_object"), entry.get("fingerprints")
+    if isinstance(key, str):
+        return [key]
+    return [INLINE + inline] if isinstance(inline, str) and inline else []
+
+
+def taken_over(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What was ingested between two commits, in the words of the list."""
+    before = set(ingested_texts(old))
+    return [text for text in ingested_texts(new) if text not in before]
+
+
+def taken_back(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What undoes in the list what the commit `new` on top of `old` did to it."""
+    # The commit of an ingest may also have joined the texts of others; its entry names its own sources.
+    done = own_texts(new) or taken_over(old, new)
+    return [text.removeprefix(REMOVED) if text.startswith(REMOVED) else REMOVED + text for text in done]
 
 
 async def list_side_objects(storage: Storage) -> tuple[ObjectInfo, ...]:

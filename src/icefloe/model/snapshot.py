@@ -14,6 +14,39 @@ from icefloe.model.chunk_table import ChunkTable
 from icefloe.model.chunk_tables import ChunkTables
 from icefloe.model.nodes import Node
 
+INGESTED_KEY = "icefloe.ingested"
+"""Metadata that a commit takes over from the one below it: a list of texts that tells which sources were ingested.
+
+History may be shortened, squashed or converted: the list of what a snapshot holds is in the snapshot itself.
+"""
+
+
+def inherit_metadata(parent: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The metadata of a commit on top of another: its own, and what it takes over.
+
+    A commit adds to the list by giving a list, or changes it by giving a mapping of texts to `add` and to `drop`. Later
+    texts count more, so what is added stands last.
+    """
+    if INGESTED_KEY not in parent and INGESTED_KEY not in own:
+        return own
+    change = own.get(INGESTED_KEY)
+    added, dropped = change, ()
+    if isinstance(change, Mapping):
+        added, dropped = change.get("add"), change.get("drop") or ()
+    more = _texts(added)
+    kept = [text for text in ingested_texts(parent) if text not in dropped and text not in more]
+    return {**own, INGESTED_KEY: [*kept, *more]}
+
+
+def ingested_texts(metadata: Mapping[str, Any]) -> list[str]:
+    """The list of a commit; empty where there is none."""
+    return _texts(metadata.get(INGESTED_KEY))
+
+
+def _texts(value: Any) -> list[str]:
+    # Metadata may have been written by anybody.
+    return [text for text in value if isinstance(text, str)] if isinstance(value, list | tuple) else []
+
 
 @dataclass(frozen=True, slots=True)
 class ManifestFileInfo:

@@ -10,6 +10,8 @@ from icefloe.ids import ObjectId
 from icefloe.maintenance import merge as merging
 from icefloe.maintenance.merge import FastForwardPlan, MergeRequest, SquashPlan
 from icefloe.maintenance.merge_plan import MergePlan
+from icefloe.maintenance.side_objects import own_texts, taken_back, taken_over
+from icefloe.model.snapshot import INGESTED_KEY
 from icefloe.session.conflicts import ConflictDetector, ConflictSolver
 from icefloe.session.engine import Engine
 
@@ -91,6 +93,8 @@ class MergingDoor:
         ours, theirs = await ledger.fetch_tip(source), await ledger.fetch_tip(into)
         base = await merging.find_merge_base(self._engine, ours.snapshot_id, theirs.snapshot_id)
         told = {**self._default_metadata, "merged_branch": source, merging.MERGED: ours.snapshot_id}
+        known, tip = await ledger.fetch_info(base), await ledger.fetch_info(ours.snapshot_id)
+        told |= _ingested(taken_over(known.metadata, tip.metadata))
         return MergeRequest(
             into, base, ours.snapshot_id, message or f"Merge branch {source!r}", {**told, **(metadata or {})},
             solver or ConflictDetector(), fast_forward,
@@ -144,7 +148,8 @@ class MergingDoor:
     ) -> MergeRequest:
         parent = await merging.fetch_parent(self._engine, snapshot_id)
         picked = await self._engine.ledger.fetch_info(snapshot_id)
-        told = {**self._default_metadata, "picked_snapshot": snapshot_id, **(metadata or {})}
+        told = {**self._default_metadata, "picked_snapshot": snapshot_id, **_ingested(own_texts(picked.metadata))}
+        told |= metadata or {}
         return MergeRequest(branch, parent, snapshot_id, message or picked.message, told, solver or ConflictDetector())
 
     def revert(
@@ -191,7 +196,9 @@ class MergingDoor:
     ) -> MergeRequest:
         parent = await merging.fetch_parent(self._engine, snapshot_id)
         undone = await self._engine.ledger.fetch_info(snapshot_id)
-        told = {**self._default_metadata, "reverted_snapshot": snapshot_id, **(metadata or {})}
+        below = await self._engine.ledger.fetch_info(parent)
+        gone = taken_back(below.metadata, undone.metadata)
+        told = {**self._default_metadata, "reverted_snapshot": snapshot_id, **_ingested(gone), **(metadata or {})}
         return MergeRequest(
             branch, snapshot_id, parent, message or f"Revert {undone.message!r}", told, solver or ConflictDetector()
         )
@@ -222,3 +229,7 @@ class MergingDoor:
     def plan_squash(self, branch: str, onto: str) -> SquashPlan:
         """What `squash` would do now; nothing is changed."""
         return run_blocking(merging.plan_squash(self._engine, branch, onto))
+
+
+def _ingested(texts: list[str]) -> dict[str, Any]:
+    return {INGESTED_KEY: texts} if texts else {}

@@ -25,7 +25,7 @@ from icefloe.ledger.features import check_feature
 from icefloe.manifests.boxes import contains
 from icefloe.manifests.split import in_box
 from icefloe.model.nodes import ArrayNode, AttributesRef, Node
-from icefloe.model.snapshot import Snapshot, SnapshotInfo
+from icefloe.model.snapshot import Snapshot, SnapshotInfo, inherit_metadata
 from icefloe.model.transaction_log import TransactionLog
 from icefloe.model.zarr_document import split_attributes
 from icefloe.session.change_set import summarise, transaction_log
@@ -394,7 +394,7 @@ def _build_snapshot(
         parent_id=parent.id,
         written_at=later_than(base.written_at, now),
         message=request.message,
-        metadata=request.metadata,
+        metadata=inherit_metadata(base.metadata, request.metadata),
         nodes=nodes,
         manifests={manifest_id: known[manifest_id] for manifest_id in used if manifest_id in known},
         attribute_files=tuple(

@@ -199,5 +199,6 @@ def _metadata(job: IngestJob, attempt: _Attempt, references: int, number: int) -
     }
     if plan.options.append_order == "any" and job.options.append_order == "after":
         facts["appended_behind_another"] = True
-    record = keep_record(job.repository, ingest_metadata(plan, job.first_pass.files, **facts))
+    own = ingest_metadata(plan, job.first_pass.files, **facts)
+    record = keep_record(job.repository, attempt.session.workspace.base, own)
     return {**record, **(job.metadata or {})}
