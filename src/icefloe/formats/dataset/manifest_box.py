@@ -55,7 +55,7 @@ def select_row_groups(opened: pq.ParquetFile, array_id: int, low: bytes, high: b
 def read_manifest_box(source: Source, array_id: int, extents: Extents) -> ChunkTable:
     """The chunks of an array inside a box of its grid; the empty tuple is the box of a 0-d array.
 
-    `source` is the bytes of a manifest file, its path, or an open file, of which only the needed parts are read.
+    `source` is the bytes of a manifest file, or its path.
     """
     rank = len(extents)
     if any(first >= end for first, end in extents):
@@ -66,7 +66,7 @@ def read_manifest_box(source: Source, array_id: int, extents: Extents) -> ChunkT
     if metadata.get(COORD_KEY, b"ov1") != b"ov1":
         raise FormatError(f"{_WHAT} writes coordinates in a way that has no bounds; read it whole")
     try:
-        groups = select_row_groups(opened, array_id, low, high)
+        groups = select_row_groups(opened.file, array_id, low, high)
     except (pa.ArrowException, KeyError, OSError, UnicodeDecodeError) as error:
         raise FormatError(f"{_WHAT} has unreadable statistics: {error}") from error
     rows = read_columns(opened, _COLUMNS, _WHAT, groups)

@@ -33,6 +33,8 @@ _COORD_NAMES = {b"ov1": decode_coords, b"be64": decode_fixed_coords}
 _SLICE_ROWS = 1 << 18
 _SLICE_INLINE_BYTES = 1 << 30
 _COLUMNS = ("array_id", "coord", "inline_data", "chunk_file", "offset", "length")
+_REPEATING = ("array_id", "inline_data", "offset", "length")
+"""Dictionaries of names and coordinates, nearly all of which differ, cost time and space and save nothing."""
 _WHAT = "the chunk manifest"
 
 
@@ -65,7 +67,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
     metadata = {COORD_KEY: b"ov1", MANIFEST_KEY: manifest.id.encode()}
     if wide:
         metadata[WIDENED_KEY] = b"length"
-    return write_parquet(pa.Table.from_batches(batches, schema), ROW_GROUP_ROWS, metadata)
+    return write_parquet(pa.Table.from_batches(batches, schema), ROW_GROUP_ROWS, metadata, _REPEATING)
 
 
 def array_number(node_id: NodeId) -> int:
