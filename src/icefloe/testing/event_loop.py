@@ -11,6 +11,7 @@ one state of it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import random
 from collections import deque
@@ -23,7 +24,8 @@ T = TypeVar("T")
 ACTOR: ContextVar[str] = ContextVar("simulated_actor", default="nobody")
 OBSERVER = "observer"
 
-_MOST_STEPS = 2_000_000
+_MOST_STEPS = 1_000_000
+_LEFT_STEPS = 10_000
 
 
 class WaitsForEverError(Exception):
@@ -65,10 +67,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         try:
             for task in asyncio.all_tasks(self):
                 task.cancel()
-            left = 10_000
-            while self._queues and left:
-                self._step()
-                left -= 1
+            with contextlib.suppress(WaitsForEverError):
+                for _ in range(_LEFT_STEPS):
+                    if not self._queues:
+                        break
+                    self._step()
         finally:
             asyncio._set_running_loop(None)
         for task in asyncio.all_tasks(self):

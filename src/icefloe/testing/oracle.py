@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from icefloe.conversion.convert import convert_async
+from icefloe.conversion.losses import LossKind
+from icefloe.conversion.running import ConversionOptions
 from icefloe.errors import (
     FormatError,
     IcefloeError,
@@ -47,6 +49,13 @@ _IMMUTABLE = (
     "s/", "m/", "c/", "a/", "t/", "icefloe/", "structure/", "structures/",
 )  # fmt: skip
 """Folders whose objects decide nothing: a branch does not move when one of them is written."""
+
+
+_RULES_OF_OBJECTS = (
+    "what landed is readable", "what is reachable is readable", "errors are typed", "verify is clean",
+    "the repository is whole at the end", "a mirror shows one state", "nothing vanishes",
+)  # fmt: skip
+"""Rules that a missing object breaks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +107,16 @@ class Intent:
     landed: list[ObjectId] = field(default_factory=list)
     since: int = 0
     """How many moves of branches there had been when it, or its session, began."""
+    began: float = 0.0
+
+
+@dataclass(slots=True)
+class Collection:
+    """A garbage collection: when it ran, and up to what time it judged objects."""
+
+    began: float
+    cutoff: float
+    ended: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +179,19 @@ class Oracle:
         self.expiries = 0
         self.collections = 0
         self.resets = 0
+        self.deaths = 0
+        self.judged: list[Collection] = []
+        self.tainted = False
+        """Whether a commit landed during a collection that judged the objects of its session, against all advice: the
+        collection may delete them afterwards, and nobody can help it."""
         self._repo: Repository | None = None
         self._looking = asyncio.Lock()
 
     def report(self, rule: str, what: str) -> None:
         """Note a violation; the simulation stops at the first one."""
+        if self.tainted and rule in _RULES_OF_OBJECTS:
+            self.found.set()
+            return
         self.violations.append(Violation(rule, what))
         self.found.set()
 
@@ -205,6 +232,7 @@ class Oracle:
         touched = Touched()
         if new is not None:
             intent.landed.append(new)
+            self._note_taint(intent)
             if new not in self.contents:
                 await self._learn(new, where)
                 if new not in self.contents:
@@ -215,6 +243,14 @@ class Oracle:
             if intent.model is not None and old is not None:
                 touched.join(touched_by(intent.model.base, intent.model.changes))
         self.moves.append(Moved(branch, old, new, touched))
+
+    def _note_taint(self, intent: Intent) -> None:
+        now = asyncio.get_running_loop().time()
+        began = intent.began if intent.model is None else intent.model.opened_at
+        for each in self.judged:
+            is_running = each.ended is None or now <= each.ended + 3
+            if is_running and each.cutoff + 2 > began:
+                self.tainted = True
 
     async def _learn(self, snapshot_id: ObjectId, where: str) -> None:
         """Read a snapshot that just became reachable."""
@@ -279,9 +315,12 @@ class Oracle:
                 elif intent.solver.on_chunk_conflict is VersionSelection.UseTheirs:
                     dropped.add((uid, index))
             # A commit in between may have changed a chunk and another one changed it back.
-            for uid, chunks in self._touched_since(intent, model).chunks.items():
+            since = self._touched_since(intent, model)
+            for uid, chunks in since.chunks.items():
                 if uid in paths:
                     unsure |= {(paths[uid], i) for i in chunks if (uid, i) not in dropped}
+            # Chunks outside an array that was smaller for a while are gone, whoever wins.
+            unsure |= {(paths[uid], i) for uid in since.documents if uid in paths for i in range(64)}
             unsure |= {(paths[uid], i) for uid, i in dropped if uid in paths and model.parts}
         expected = carry_over(model.base, changes, parent, dropped)
         # Writes that had not returned when the commit began may be in it or not.
@@ -369,7 +408,8 @@ class Oracle:
                 await self._check_history(repo, branch)
             if self.violations:
                 return
-            report = await repo.verify_async()
+            # Who dies while history is rewritten may leave a log that tells too much; repairing needs no guess.
+            report = await repo.verify_async(repair=self.deaths > 0)
             if not report.is_clean:
                 self.report("verify is clean", "; ".join(str(report).splitlines()[:4]))
                 return
@@ -438,7 +478,7 @@ class Oracle:
             self.report("verify is clean", "after expire and collect: " + "; ".join(str(report).splitlines()[:4]))
         other = SpecVersion.ICECHUNK2 if self.generation != "icechunk2" else SpecVersion.REPOSITORY
         target = SimulatedStorage(SimulatedStore(self.store.now), "converted")
-        done = await convert_async(fresh, target, other)
+        done = await convert_async(fresh, target, other, ConversionOptions(frozenset(LossKind)))
         assert done.repository is not None
         for branch, tip in self.tips.items():
             found = await read_content(await done.repository.readonly_session_async(branch))

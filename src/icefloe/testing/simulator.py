@@ -156,7 +156,7 @@ async def _live(schedule: Schedule, loop: SimulatedLoop, oracle: Oracle) -> None
         asyncio.create_task(processes[name].run_lane(lane, steps)) for (name, lane), steps in _lanes(schedule).items()
     ]
     found = asyncio.create_task(oracle.found.wait())
-    while not oracle.violations and not all(task.done() for task in tasks):
+    while not oracle.found.is_set() and not all(task.done() for task in tasks):
         await asyncio.wait([found, *(t for t in tasks if not t.done())], return_when=asyncio.FIRST_COMPLETED)
     found.cancel()
     for process in processes.values():
@@ -167,7 +167,7 @@ async def _live(schedule: Schedule, loop: SimulatedLoop, oracle: Oracle) -> None
     for task in tasks:
         if task.done() and not task.cancelled() and (error := task.exception()) is not None:
             oracle.report("errors are typed", f"an actor ended with {type(error).__name__}: {error}")
-    if not oracle.violations:
+    if not oracle.found.is_set():
         # Requests that are still under way arrive before the last look.
         await asyncio.sleep(60)
         oracle.store.watchers.clear()
