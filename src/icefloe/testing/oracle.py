@@ -240,6 +240,9 @@ class Oracle:
                 self._check_content(branch, old, new, intent, where)
             if old is not None:
                 touched = difference(self.contents[old], self.contents[new])
+            if intent.verb in ("compact", "rewrite") and self.generation == "dataset":
+                # Without transaction logs, chunks that lie elsewhere than before count as changed.
+                touched.chunks = {array.uid: set(array.chunks) for array in self.contents[new].values()}
             if intent.model is not None and old is not None:
                 touched.join(touched_by(intent.model.base, intent.model.changes))
         self.moves.append(Moved(branch, old, new, touched))
