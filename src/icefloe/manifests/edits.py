@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,29 +29,40 @@ _DELETED = ChunkRef(ChunkKind.DELETED, 0, 0)
 _REF_BYTES = 400
 
 
+class _Held(NamedTuple):
+    """The edits of a buffer, oldest last: single ones, sorted runs (the newest is the last), or rows among others."""
+
+    recent: dict[Coords, ChunkRef]
+    runs: tuple[ChunkTable, ...]
+    shared: Shared | None
+
+
 class EditBuffer:
     """Edits as a few sorted runs of geometrically growing size, and a small dict in front of them.
+
+    Everything a buffer holds is one value that is replaced in one step, never taken out first and put back later. A
+    question may bring the edits into another form, which says the same. Edits are made, and copies taken, by one thread
+    at a time: the owner's lock sees to that.
 
     Memory is that of the columns (about 40 bytes for a native or virtual reference in two dimensions), for a moment
     twice that while the largest runs are merged. `base_box` is the part of the committed chunks that is still
     visible: everything (None) until the array is made smaller or its chunks are moved.
     """
 
-    __slots__ = ("_recent", "_recent_bytes", "_runs", "_shared", "base_box", "ndim")
+    __slots__ = ("_held", "_recent_bytes", "base_box", "ndim")
 
     def __init__(self, ndim: int) -> None:
         self.ndim = ndim
         self.base_box: Extents | None = None
-        self._recent: dict[Coords, ChunkRef] = {}
         self._recent_bytes = 0
-        self._runs: list[ChunkTable] = []
-        self._shared: Shared | None = None
+        self._held = _Held({}, (), None)
 
     def set(self, coords: Coords, ref: ChunkRef) -> None:
         """Set one chunk."""
-        self._recent[coords] = ref
+        recent = self._held.recent
+        recent[coords] = ref
         self._recent_bytes += _REF_BYTES + (len(ref.data) if ref.data is not None else 0)
-        if len(self._recent) >= FOLD_AT:
+        if len(recent) >= FOLD_AT:
             self._fold()
 
     def delete(self, coords: Coords) -> None:
@@ -60,39 +71,40 @@ class EditBuffer:
 
     def add_table(self, table: ChunkTable) -> None:
         """Set many chunks at once; DELETED rows remove."""
-        self._fold()
-        self._push(table)
+        self._hold(_pushed(self._fold(), table))
 
     def add_shared(self, tables: ChunkTables, index: int) -> None:
         """Set the chunks of one array among many; they are cut out of the columns when somebody asks for them."""
-        if self._shared is None and not self._runs and not self._recent:
-            self._shared = (tables, index)
+        if not any(self._held):
+            self._held = _Held({}, (), (tables, index))
         else:
             self.add_table(tables.at(index))
 
     @property
     def loose(self) -> Mapping[Coords, ChunkRef]:
         """Single edits, if there is nothing else and none of them is a deletion."""
-        if self._runs or self._shared is not None:
+        held = self._held
+        if held.runs or held.shared is not None:
             return {}
-        return {} if any(ref.kind is ChunkKind.DELETED for ref in self._recent.values()) else self._recent
+        return {} if any(ref.kind is ChunkKind.DELETED for ref in held.recent.values()) else held.recent
 
     def take_shared(self, tables: ChunkTables, index: int) -> None:
         """Hold the same edits in columns that many arrays share."""
-        self._recent, self._recent_bytes, self._shared = {}, 0, (tables, index)
+        self._held, self._recent_bytes = _Held({}, (), (tables, index)), 0
 
     @property
     def shared(self) -> Shared | None:
         """Where the edits lie, if all of them are those of one array among many and the base is visible."""
-        return None if self._recent or self._runs or self.base_box is not None else self._shared
+        held = self._held
+        return None if held.recent or held.runs or self.base_box is not None else held.shared
 
     def find(self, coords: Coords) -> ChunkRef | None:
         """The newest edit of a chunk (DELETED ones too), or None when this change set says nothing about it."""
-        recent = self._recent.get(coords)
+        held = self._held
+        recent = held.recent.get(coords)
         if recent is not None:
             return recent
-        self._cut_out()
-        for run in reversed(self._runs):
+        for run in reversed(_runs_of(held)):
             row = find_row(run, coords)
             if row is not None:
                 return run.row(row)
@@ -102,9 +114,8 @@ class EditBuffer:
         self, coords: npt.NDArray[np.uint32], positions: npt.NDArray[np.intp]
     ) -> tuple[list[Found], npt.NDArray[np.intp]]:
         """The newest edits of `coords[positions]`, DELETED ones too, and the positions nothing is said about."""
-        self._fold()
         found = []
-        for run in reversed(self._runs):
+        for run in reversed(self._fold()):
             if not len(positions):
                 break
             here, positions = find_in(run, coords, positions)
@@ -123,10 +134,11 @@ class EditBuffer:
 
     def to_table(self) -> ChunkTable:
         """All edits as one table, tombstones included."""
-        self._fold()
-        if len(self._runs) > 1:
-            self._runs = [overlay(*self._runs)]
-        return self._runs[0] if self._runs else empty_table(self.ndim)
+        runs = self._fold()
+        if len(runs) > 1:
+            runs = (overlay(*runs),)
+            self._hold(runs)
+        return runs[0] if runs else empty_table(self.ndim)
 
     def clip(self, grid: Sequence[int]) -> None:
         """Forget every chunk outside a grid, in the edits and in the base: the array was resized."""
@@ -172,50 +184,58 @@ class EditBuffer:
     def copy(self) -> EditBuffer:
         """An independent buffer with the same edits; runs are shared, they never change."""
         twin = EditBuffer(self.ndim)
-        twin._shared = self._shared
-        twin.base_box = self.base_box
-        twin._recent = dict(self._recent)
+        held = self._held
+        twin._held = held._replace(recent=dict(held.recent))
         twin._recent_bytes = self._recent_bytes
-        twin._runs = list(self._runs)
+        twin.base_box = self.base_box
         return twin
 
     def __len__(self) -> int:
         """The number of edited chunks."""
-        return len(self.to_table()) if self._runs or self._shared else len(self._recent)
+        held = self._held
+        return len(self.to_table()) if held.runs or held.shared else len(held.recent)
 
     def __bool__(self) -> bool:
-        return bool(self._recent or self._runs or self._shared or self.base_box is not None)
+        return any(self._held) or self.base_box is not None
 
     @property
     def nbytes(self) -> int:
         """Memory held, estimated for the edits that are not columns yet."""
-        self._cut_out()
-        return self._recent_bytes + sum(run.nbytes for run in self._runs)
+        return self._recent_bytes + sum(run.nbytes for run in _runs_of(self._held))
 
-    def _cut_out(self) -> None:
-        # They are the oldest: nothing is shared once there is a run.
-        if self._shared is not None:
-            tables, index = self._shared
-            self._runs, self._shared = [tables.at(index)], None
+    def _hold(self, runs: tuple[ChunkTable, ...]) -> None:
+        self._held, self._recent_bytes = _Held({}, runs, None), 0
 
-    def _fold(self) -> None:
-        self._cut_out()
-        if self._recent:
-            recent, self._recent, self._recent_bytes = self._recent, {}, 0
-            self._push(table_from_rows(list(recent.items()), self.ndim))
-
-    def _push(self, run: ChunkTable) -> None:
-        if len(run) == 0:
-            return
-        self._runs.append(run)
-        # Merging a run only with one less than twice its size keeps the number of runs logarithmic.
-        while len(self._runs) > 1 and len(self._runs[-2]) < 2 * len(self._runs[-1]):
-            newer, older = self._runs.pop(), self._runs.pop()
-            self._runs.append(overlay(older, newer))
+    def _fold(self) -> tuple[ChunkTable, ...]:
+        """All edits as runs."""
+        held = self._held
+        runs = _runs_of(held)
+        if held.recent:
+            runs = _pushed(runs, table_from_rows(list(held.recent.items()), self.ndim))
+        if held.recent or held.shared is not None:
+            self._hold(runs)
+        return runs
 
     def _rewrite(self, change: Callable[[ChunkTable], ChunkTable]) -> None:
-        self._fold()
-        self._runs = [run for run in map(change, self._runs) if len(run)]
+        self._hold(tuple(run for run in map(change, self._fold()) if len(run)))
+
+
+def _runs_of(held: _Held) -> tuple[ChunkTable, ...]:
+    """The runs, and rows that are shared with other arrays cut out of them: nothing is shared once there is a run."""
+    if held.shared is None:
+        return held.runs
+    tables, index = held.shared
+    return (tables.at(index),)
+
+
+def _pushed(runs: tuple[ChunkTable, ...], run: ChunkTable) -> tuple[ChunkTable, ...]:
+    """The runs and a newer one, merged with those that are less than twice its size: their number is logarithmic."""
+    if len(run) == 0:
+        return runs
+    older = list(runs)
+    while older and len(older[-1]) < 2 * len(run):
+        run = overlay(older.pop(), run)
+    return (*older, run)
 
 
 @dataclass(frozen=True, slots=True)

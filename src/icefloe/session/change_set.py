@@ -28,8 +28,26 @@ class ChangeSet:
     parts: dict[NodeId, tuple[PartRef, ...]] = field(default_factory=dict)
     """Manifests that workers of a distributed write left for this change set; edits win over them."""
 
+    def copy(self, only: NodeId | None = None) -> ChangeSet:
+        """The same changes, which nobody else changes; of chunk edits only those of one array, where one is named."""
+        if only is None:
+            edits = {node_id: buffer.copy() for node_id, buffer in self.edits.items()}
+        else:
+            edits = {only: self.edits[only].copy()} if only in self.edits else {}
+        return ChangeSet(dict(self.added), set(self.removed), dict(self.origin), edits, dict(self.parts))
+
+    def copy_nodes(self) -> ChangeSet:
+        """The changes of nodes only: what a fork begins with."""
+        return ChangeSet(dict(self.added), set(self.removed), dict(self.origin))
+
     def is_empty(self) -> bool:
         return not (self.added or self.removed or self.parts or any(self.edits.values()))
+
+    def changes_nothing_of(self, inherited: ChangeSet) -> bool:
+        """Whether a fork that began with the nodes of `inherited` has changed nothing since."""
+        if self.parts or any(self.edits.values()):
+            return False
+        return self.added == inherited.added and self.removed == inherited.removed
 
     def put_node(self, base: Snapshot, node: Node) -> None:
         """A node is at its path from now on: new, or in place of what was there."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
-from icefloe.blocking import fork_safe_lock
 from icefloe.chunks.packs import PackBuilder, SealedPack, packing_policy
 from icefloe.formats.contract import Format
 from icefloe.ids import NodeId, new_chunk_id
+from icefloe.manifests.edits import EditBuffer
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, Coords
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.nodes import ArrayNode
@@ -16,64 +18,74 @@ from icefloe.session.change_set import ChangeSet
 from icefloe.storage.contract import Buffer, Storage
 
 
+class EditTarget(Protocol):
+    """Where the references of written chunks are recorded."""
+
+    @property
+    def changes(self) -> ChangeSet: ...
+    def open_edits(self, node: ArrayNode, coords: Coords) -> EditBuffer:
+        """The edits of an array; an error when the session takes no change, or has no such chunk (any more)."""
+
+
 class ChunkWriter:
-    """Writes chunks of one session and records them in its change set.
+    """Writes chunks of one session and records them in its change set, while the session's lock is held.
+
+    A chunk is recorded when its bytes are stored or in memory. Where the session takes no change at that moment, the
+    write is an error and the change set does not know of it.
 
     Small chunks wait in memory until their pack is full. A pack that could not be stored stays in memory and is
     tried again by `flush`, so that no chunk whose write was accepted is lost before the commit says so.
     """
 
-    def __init__(self, storage: Storage, format: Format, config: RepositoryConfig) -> None:
+    def __init__(self, storage: Storage, format: Format, config: RepositoryConfig, lock: threading.RLock) -> None:
         self._storage = storage
         self._format = format
         self._inline_bytes: int = config.effective("inline_chunk_threshold_bytes")
         self._packs = PackBuilder(packing_policy(config), id_bytes=format.capabilities.object_id_bytes)
         self.unstored: dict[bytes, bytes] = {}
         """Packs that are sealed but not known to be stored, by object id."""
-        self.lock = fork_safe_lock()
+        self.lock = lock
 
     def find_pending(self, node_id: NodeId, coords: Coords) -> Buffer | None:
         """The bytes of a chunk that waits for its pack."""
         return self._packs.find(node_id, coords)
 
-    async def write(self, changes: ChangeSet, node: ArrayNode, coords: Coords, data: Buffer) -> None:
+    async def write(self, target: EditTarget, node: ArrayNode, coords: Coords, data: Buffer) -> None:
         """Take a chunk; it can be read back at once."""
         size = len(data)
         if size <= self._inline_bytes:
-            self._record(changes, node, coords, ChunkRef(ChunkKind.INLINE, 0, size, data=bytes(data)))
+            self.record(target, node, coords, ChunkRef(ChunkKind.INLINE, 0, size, data=bytes(data)))
         elif self._packs.policy.takes(size):
             with self.lock:
-                changes.buffer(node)
+                target.open_edits(node, coords)
                 self._packs.add(node.id, coords, data)
-                full = self._packs.seal_full(self._recorder(changes)) if self._packs.is_full else []
+                full = self._packs.seal_full(self._recorder(target.changes)) if self._packs.is_full else []
             for pack in full:
-                await self._store(pack.object_id)
+                await self._store(pack.object_id, pack.data)
         else:
             chunk_id = new_chunk_id(self._format.capabilities.object_id_bytes)
             await self._storage.put(self._format.chunk_key(chunk_id), data)
-            self._record(changes, node, coords, ChunkRef(ChunkKind.NATIVE, 0, size, object_id=chunk_id))
+            self.record(target, node, coords, ChunkRef(ChunkKind.NATIVE, 0, size, object_id=chunk_id))
 
     async def write_many(
-        self, changes: ChangeSet, node: ArrayNode, coords: Sequence[Coords], data: Sequence[Buffer]
+        self, target: EditTarget, node: ArrayNode, coords: Sequence[Coords], data: Sequence[Buffer]
     ) -> None:
         """Take many chunks of an array; large ones are stored at the same time."""
         large = []
         for each, body in zip(coords, data, strict=True):
             size = len(body)
             if size > self._inline_bytes and not self._packs.policy.takes(size):
-                large.append(self.write(changes, node, each, body))
+                large.append(self.write(target, node, each, body))
             else:
-                await self.write(changes, node, each, body)
+                await self.write(target, node, each, body)
         await asyncio.gather(*large)
 
-    def _record(self, changes: ChangeSet, node: ArrayNode, coords: Coords, ref: ChunkRef) -> None:
-        with self.lock:
-            self._packs.discard(node.id, coords)
-            changes.buffer(node).set(coords, ref)
-
-    def record(self, changes: ChangeSet, node: ArrayNode, coords: Coords, ref: ChunkRef) -> None:
+    def record(self, target: EditTarget, node: ArrayNode, coords: Coords, ref: ChunkRef) -> None:
         """Record a reference whose bytes are elsewhere, or a deletion."""
-        self._record(changes, node, coords, ref)
+        with self.lock:
+            edits = target.open_edits(node, coords)
+            self._packs.discard(node.id, coords)
+            edits.set(coords, ref)
 
     def forget_node(self, node_id: NodeId) -> None:
         """Drop what waits for an array that is deleted."""
@@ -90,9 +102,10 @@ class ChunkWriter:
         self.settle(changes)
         await self.store_packs()
 
-    async def store_packs(self) -> None:
-        """Store what has its place in a pack already."""
-        await asyncio.gather(*(self._store(object_id) for object_id in list(self.unstored)))
+    async def store_packs(self, packs: Mapping[bytes, bytes] | None = None) -> None:
+        """Store packs that are not known to be stored: some, or all there are."""
+        waiting = dict(self.unstored) if packs is None else packs
+        await asyncio.gather(*(self._store(object_id, data) for object_id, data in waiting.items()))
 
     def discard(self) -> None:
         """Forget everything that is not stored."""
@@ -112,8 +125,6 @@ class ChunkWriter:
 
         return record
 
-    async def _store(self, object_id: bytes) -> None:
-        data = self.unstored.get(object_id)
-        if data is not None:
-            await self._storage.put(self._format.chunk_key(object_id), data)
-            self.unstored.pop(object_id, None)
+    async def _store(self, object_id: bytes, data: bytes) -> None:
+        await self._storage.put(self._format.chunk_key(object_id), data)
+        self.unstored.pop(object_id, None)

@@ -22,6 +22,7 @@ from icefloe.session.change_set import ChangeSet
 from icefloe.session.conflicts import VersionSelection
 from icefloe.session.engine import Engine
 from icefloe.session.node_numbers import renumber_fork
+from icefloe.session.view import View
 from icefloe.session.workspace import Workspace
 
 
@@ -35,21 +36,9 @@ class Fork:
     changes: ChangeSet
 
     @classmethod
-    def of(cls, work: Workspace) -> Fork:
-        """A fork of a session whose chunks are all stored."""
-        before = work.changes
-        edits = {node_id: buffer.copy() for node_id, buffer in before.edits.items()}
-        inherited = ChangeSet(
-            dict(before.added), set(before.removed), dict(before.origin), edits, dict(before.parts)
-        )  # fmt: skip
-        changes = ChangeSet(dict(before.added), set(before.removed), dict(before.origin), {})
-        return cls(work.engine, work.base, inherited, changes)
-
-    def attach(self, work: Workspace) -> None:
-        """Let a workspace write into this fork."""
-        work.rebase_to(self.base, self.changes)
-        work.inherited_edits = self.inherited.edits
-        work.inherited_parts = self.inherited.parts
+    def of(cls, view: View) -> Fork:
+        """A fork of a session as it is now."""
+        return cls(view.engine, view.base, view.changes, view.changes.copy_nodes())
 
     def __getstate__(self) -> dict[str, Any]:
         return {

@@ -15,10 +15,14 @@ from icefloe.model.chunk_table import ChunkRef, Coords, tombstones
 from icefloe.model.nodes import ArrayNode, Extents, Node
 from icefloe.model.paths import DOCUMENT, ChunkKey, DocumentKey, document_key, parse_key
 from icefloe.session.located import LocatedChunks
+from icefloe.session.tree import Tree
+from icefloe.session.view import View
 from icefloe.session.workspace import Workspace
 from icefloe.storage.contract import Buffer
 
 Chunk: TypeAlias = tuple[ArrayNode, Coords]
+_NO_ARRAY = b""
+"""The id of no array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,15 +178,15 @@ class KeySpace:
         folder = prefix.strip("/")
         if self._workspace.delete_node("/" + folder):
             return
-        found = self._chunk_folder(folder)
+        found = self._chunk_folder(folder, self._workspace.tree)
         if found is not None:
             node, leading = found
             table = await self._workspace.chunk_table(node, _box(node, leading))
             self._workspace.set_table(node, tombstones(table.coords))
 
-    def _chunk_folder(self, folder: str) -> Chunk | None:
+    def _chunk_folder(self, folder: str, tree: Tree) -> Chunk | None:
         """The array and leading coordinates of a folder such as `a/b/c/3`."""
-        node = self._workspace.tree.enclosing_array("/" + folder)
+        node = tree.enclosing_array("/" + folder)
         if node is None:
             return None
         leading = key_encoding(node.document).parse_folder(_below(node, folder), len(node.shape))
@@ -191,82 +195,93 @@ class KeySpace:
     async def names_in(self, prefix: str) -> list[str]:
         """Names directly below a folder."""
         folder = prefix.strip("/")
-        node = self._workspace.tree.find("/" + folder)
+        work = self._workspace
+        around = work.tree.find_array("/" + folder) or work.tree.enclosing_array("/" + folder)
+        # Only the chunks of an array need its edits.
+        view = work.view(_NO_ARRAY if around is None else around.id)
+        node = view.tree.find("/" + folder)
         if node is None:
-            found = self._chunk_folder(folder)
+            found = self._chunk_folder(folder, view.tree)
             if found is not None:
-                return await self._coordinate_names(*found)
-        names = set(self._workspace.tree.child_names("/" + folder))
+                return await _coordinate_names(view, *found)
+        names = set(view.tree.child_names("/" + folder))
         if node is not None:
             names.add(DOCUMENT)
         if isinstance(node, ArrayNode):
-            names |= await self._chunk_names(node)
+            names |= await _chunk_names(view, node)
         return sorted(names)
-
-    async def _coordinate_names(self, node: ArrayNode, leading: Coords) -> list[str]:
-        table = await self._workspace.chunk_table(node, _box(node, leading))
-        return [str(value) for value in np.unique(table.coords[:, len(leading)]).tolist()]
-
-    async def _chunk_names(self, node: ArrayNode) -> set[str]:
-        encoding = key_encoding(node.document)
-        if encoding.separator == "/" and not encoding.lead and node.shape:
-            return set(await self._coordinate_names(node, ()))
-        table = await self._workspace.chunk_table(node)
-        if encoding.is_default:
-            return {encoding.lead} if len(table) else set()
-        return {encoding.suffix(coords) for coords in table.coords.tolist()}
 
     async def size_of(self, prefix: str) -> int:
         """Bytes of all keys below a folder, from documents and references alone."""
         folder = prefix.strip("/")
-        nodes = self._workspace.tree.subtree("/" + folder)
-        found = None if nodes else self._chunk_folder(folder)
+        view = self._workspace.view()
+        nodes = view.tree.subtree("/" + folder)
+        found = None if nodes else self._chunk_folder(folder, view.tree)
         if found is not None:
             node, leading = found
-            return await self._size_of_chunks(node, _box(node, leading))
-        sizes = await asyncio.gather(*(self._size_of_node(node) for node in nodes))
+            return await _size_of_chunks(view, node, _box(node, leading))
+        sizes = await asyncio.gather(*(_size_of_node(view, node) for node in nodes))
         return sum(sizes)
-
-    async def _size_of_node(self, node: Node) -> int:
-        document = await self._workspace.fetch_document(node.path)
-        chunks = await self._size_of_chunks(node) if isinstance(node, ArrayNode) else 0
-        return len(document or b"") + chunks
-
-    async def _size_of_chunks(self, node: ArrayNode, box: Extents | None = None) -> int:
-        table = await self._workspace.chunk_table(node, box)
-        return int(table.length.sum())
 
     async def keys(self, prefix: str = "") -> AsyncIterator[str]:
         """Every key that starts with a prefix."""
-        for node in list(self._nodes_meeting(prefix)):
+        view = self._workspace.view()
+        for node in _nodes_meeting(view.tree, prefix):
             document = document_key(node.path)
             if document.startswith(prefix):
                 yield document
             if isinstance(node, ArrayNode):
-                async for key in self._chunk_keys(node, prefix):
+                async for key in _chunk_keys(view, node, prefix):
                     yield key
 
-    def _nodes_meeting(self, prefix: str) -> list[Node]:
-        """Nodes that may have keys with that prefix: below its last complete folder, or an array around it."""
-        folder = prefix.rpartition("/")[0]
-        tree = self._workspace.tree
-        if not folder:
-            return list(tree.nodes())
-        around = tree.find_array("/" + folder) or tree.enclosing_array("/" + folder)
-        return [around] if around is not None else tree.subtree("/" + folder)
 
-    async def _chunk_keys(self, node: ArrayNode, prefix: str) -> AsyncIterator[str]:
-        encoding: KeyEncoding = key_encoding(node.document)
-        start = "" if node.path == "/" else node.path[1:] + "/"
-        shared = min(len(start), len(prefix))
-        if start[:shared] != prefix[:shared]:
-            return
-        leading = encoding.parse_folder(prefix[len(start) :].rpartition("/")[0], len(node.shape))
-        table = await self._workspace.chunk_table(node, _box(node, leading or ()))
-        for coords in table.coords.tolist():
-            key = start + encoding.suffix(coords)
-            if key.startswith(prefix):
-                yield key
+def _nodes_meeting(tree: Tree, prefix: str) -> list[Node]:
+    """Nodes that may have keys with that prefix: below its last complete folder, or an array around it."""
+    folder = prefix.rpartition("/")[0]
+    if not folder:
+        return list(tree.nodes())
+    around = tree.find_array("/" + folder) or tree.enclosing_array("/" + folder)
+    return [around] if around is not None else tree.subtree("/" + folder)
+
+
+async def _chunk_keys(view: View, node: ArrayNode, prefix: str) -> AsyncIterator[str]:
+    encoding: KeyEncoding = key_encoding(node.document)
+    start = "" if node.path == "/" else node.path[1:] + "/"
+    shared = min(len(start), len(prefix))
+    if start[:shared] != prefix[:shared]:
+        return
+    leading = encoding.parse_folder(prefix[len(start) :].rpartition("/")[0], len(node.shape))
+    table = await view.chunk_table(node, _box(node, leading or ()))
+    for coords in table.coords.tolist():
+        key = start + encoding.suffix(coords)
+        if key.startswith(prefix):
+            yield key
+
+
+async def _coordinate_names(view: View, node: ArrayNode, leading: Coords) -> list[str]:
+    table = await view.chunk_table(node, _box(node, leading))
+    return [str(value) for value in np.unique(table.coords[:, len(leading)]).tolist()]
+
+
+async def _chunk_names(view: View, node: ArrayNode) -> set[str]:
+    encoding = key_encoding(node.document)
+    if encoding.separator == "/" and not encoding.lead and node.shape:
+        return set(await _coordinate_names(view, node, ()))
+    table = await view.chunk_table(node)
+    if encoding.is_default:
+        return {encoding.lead} if len(table) else set()
+    return {encoding.suffix(coords) for coords in table.coords.tolist()}
+
+
+async def _size_of_node(view: View, node: Node) -> int:
+    document = await view.fetch_document(node.path)
+    chunks = await _size_of_chunks(view, node) if isinstance(node, ArrayNode) else 0
+    return len(document or b"") + chunks
+
+
+async def _size_of_chunks(view: View, node: ArrayNode, box: Extents | None = None) -> int:
+    table = await view.chunk_table(node, box)
+    return int(table.length.sum())
 
 
 def _is_number(text: str) -> bool:

@@ -18,6 +18,7 @@ from icefloe.model.chunk_table import ChunkKind
 from icefloe.model.manifest_config import SPECIFIED
 from icefloe.model.nodes import ArrayNode
 from icefloe.model.snapshot import Manifest
+from icefloe.session.view import View
 from icefloe.session.workspace import Workspace
 
 
@@ -37,16 +38,16 @@ class WrittenParts:
 
 async def write_parts(work: Workspace, label: str = "") -> WrittenParts:
     """Store the chunks and references of a fork; returns what the driver needs to link them."""
-    await work.writer.flush(work.changes)
+    view = await work.stored_view()
     fresh_id = partial(new_object_id, work.engine.capabilities.object_id_bytes)
     config = work.engine.config.manifest or SPECIFIED
     parts: list[PartRef] = []
     paths: dict[NodeId, str] = {}
-    for node_id, edits in work.changes.edits.items():
+    for node_id, edits in view.changes.edits.items():
         table = edits.to_table()
         if not len(table):
             continue
-        node = _edited_array(work, node_id)
+        node = _edited_array(view, node_id)
         paths[node_id] = node.path
         if (table.kind == ChunkKind.DELETED).any() or edits.base_box is not None:
             raise UnsupportedError(
@@ -55,15 +56,15 @@ async def write_parts(work: Workspace, label: str = "") -> WrittenParts:
         for cell in cut_table(node, table, config):
             info = await work.engine.archive.flush_manifest(Manifest(fresh_id(), {node_id: cell}))
             parts.append(PartRef(info.id, node_id, cell.extents(), len(cell), info.size_bytes))
-    return WrittenParts(work.base.id, tuple(parts), paths, label, sum(part.count for part in parts))
+    return WrittenParts(view.base.id, tuple(parts), paths, label, sum(part.count for part in parts))
 
 
-def _edited_array(work: Workspace, node_id: NodeId) -> ArrayNode:
-    """The array behind edits of this workspace."""
-    origin = work.changes.origin.get(node_id)
-    node = work.tree.find(origin) if origin is not None else None
+def _edited_array(view: View, node_id: NodeId) -> ArrayNode:
+    """The array behind edits of a view."""
+    origin = view.changes.origin.get(node_id)
+    node = view.tree.find(origin) if origin is not None else None
     if node is None or node.id != node_id:
-        node = next((node for node in work.changes.added.values() if node.id == node_id), None)
+        node = next((node for node in view.changes.added.values() if node.id == node_id), None)
     assert isinstance(node, ArrayNode), "edits are dropped together with their array"
     return node
 

@@ -24,7 +24,7 @@ async def shift_array(work: Workspace, path: str, offset: Sequence[int]) -> None
     if len(offset) != len(node.shape):
         raise InvalidInputError(f"offset {tuple(offset)} for {node.path}, which has {len(node.shape)} dimensions")
     table = await work.chunk_table(node)
-    work.set_table(node, overlay(tombstones(table.coords), shift_coords(table, offset, node.grid)))
+    work.add_table(node, overlay(tombstones(table.coords), shift_coords(table, offset, node.grid)))
 
 
 async def reindex_array(work: Workspace, path: str, forward: Mapper, backward: Mapper | None) -> None:
@@ -42,7 +42,7 @@ async def reindex_array(work: Workspace, path: str, forward: Mapper, backward: M
 
     mapped = map_coords(table, checked)
     cleared = _vacated(table, backward) if backward is not None else None
-    work.set_table(node, mapped if cleared is None else overlay(cleared, mapped))
+    work.add_table(node, mapped if cleared is None else overlay(cleared, mapped))
 
 
 def _vacated(table: ChunkTable, backward: Mapper) -> ChunkTable:

@@ -14,14 +14,13 @@ from icefloe.display.card import Card, Described, Fact, Styled
 from icefloe.errors import InvalidInputError, ReadOnlyError, SessionStateError
 from icefloe.ids import ObjectId, encode_base32
 from icefloe.ledger.contract import Tip
-from icefloe.model.chunk_table import ChunkKind
+from icefloe.model.chunk_table import ChunkKind, ChunkRef
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.diff import Diff
 from icefloe.model.nodes import ArrayNode
 from icefloe.model.snapshot import Snapshot
 from icefloe.model.virtual import VirtualChunkSpec
 from icefloe.session import commit as committing
-from icefloe.session.change_set import ChangeSet
 from icefloe.session.conflicts import ConflictSolver, VersionSelection
 from icefloe.session.engine import Engine
 from icefloe.session.fork import Fork, merge_fork
@@ -156,8 +155,8 @@ class Session(Described):
 
     def status(self) -> Diff:
         """What the session has changed and not committed."""
-        self._workspace.writer.settle(self._workspace.changes)
-        return diff_of_changes(self._workspace.base, self._workspace.changes)
+        view = self._workspace.view()
+        return diff_of_changes(view.base, view.changes)
 
     def discard_changes(self) -> None:
         """Forget every change; the session stays writable."""
@@ -262,10 +261,10 @@ class Session(Described):
     async def all_virtual_chunk_locations_async(self) -> list[str]:
         """URL of every virtual chunk, with repetitions."""
         found: list[str] = []
-        for path in list(self._workspace.tree.paths()):
-            node = self._workspace.tree.find_array(path)
-            if node is not None:
-                table = await self._workspace.chunk_table(node)
+        view = self._workspace.view()
+        for node in view.tree.nodes():
+            if isinstance(node, ArrayNode):
+                table = await view.chunk_table(node)
                 if table.location is not None:
                     texts = np.asarray(table.locations, dtype=object)
                     found += texts[table.location[table.location >= 0]].tolist()
@@ -280,14 +279,16 @@ class Session(Described):
     async def chunk_coordinates(self, array_path: str, batch_size: int = 1000) -> AsyncIterator[tuple[int, ...]]:
         """The coordinates of every chunk of an array that was written."""
         node = self._workspace.tree.array(_absolute(array_path))
-        async for table in self._workspace.chunk_batches(node, batch_size):
+        view = self._workspace.view(node.id)
+        async for table in view.chunk_batches(view.tree.array(node.path), batch_size):
             for row in table.coords.tolist():
                 yield tuple(row)
 
     async def chunk_columns(self, array_path: str, batch_size: int) -> AsyncIterator[ChunkBatch]:
         """The references of an array as columns; see `IcechunkStore.array_chunk_iterator`."""
         node = self._workspace.tree.array(_absolute(array_path))
-        async for table in self._workspace.chunk_batches(node, batch_size):
+        view = self._workspace.view(node.id)
+        async for table in view.chunk_batches(view.tree.array(node.path), batch_size):
             inline = {int(i): table.row(int(i)).data or b"" for i in np.flatnonzero(table.kind == ChunkKind.INLINE)}
             texts = np.asarray([*table.locations, ""], dtype=object)
             codes = np.full(len(table), -1) if table.location is None else table.location
@@ -298,10 +299,10 @@ class Session(Described):
         node = self._workspace.tree.array(_absolute(array_path))
         coords = tuple(int(c) for c in chunk_coordinates)
         self._workspace.check_coords(node, coords)
-        if self._workspace.writer.find_pending(node.id, coords) is not None:
-            return ChunkType.NATIVE
-        ref = await self._workspace.find_ref(node, coords)
-        return ChunkType.UNINITIALIZED if ref is None else _TYPE_OF_KIND[ref.kind]
+        found = await self._workspace.find_chunk(node, coords)
+        if found is None:
+            return ChunkType.UNINITIALIZED
+        return _TYPE_OF_KIND[found.kind] if isinstance(found, ChunkRef) else ChunkType.NATIVE
 
     def chunk_type(self, array_path: str, chunk_coordinates: Sequence[int]) -> ChunkType:
         """Where the bytes of a chunk are."""
@@ -328,8 +329,8 @@ class Session(Described):
     async def fork_async(self) -> ForkSession:
         """`fork`, awaited."""
         self._check_writable(moves_only=False)
-        await self._workspace.writer.flush(self._workspace.changes)
-        return ForkSession(Fork.of(self._workspace), default_metadata=self._default_metadata)
+        view = await self._workspace.stored_view()
+        return ForkSession(Fork.of(view), default_metadata=self._default_metadata)
 
     def merge(self, *forks: ForkSession, on_chunk_conflict: VersionSelection = VersionSelection.Fail) -> None:
         """Take over what forks have written, each with its references in memory; see `link_parts` for many chunks.
@@ -350,8 +351,10 @@ class Session(Described):
         for fork in forks:
             if not isinstance(fork, ForkSession):
                 raise InvalidInputError(f"merge takes forks of this session, got {type(fork).__name__}")
-            await fork._workspace.writer.flush(fork._workspace.changes)
-            merge_fork(self._workspace, fork.fork_state, on_chunk_conflict)
+        states = [await fork.stored_state() for fork in forks]
+        with self._workspace.lock:
+            for state in states:
+                merge_fork(self._workspace, state, on_chunk_conflict)
 
     def link_parts(self, written: Sequence[WrittenParts]) -> None:
         """Take over what workers left in storage with `ForkSession.write_parts`; no reference passes through here."""
@@ -403,6 +406,7 @@ class Session(Described):
         allow_empty: bool = False,
     ) -> ObjectId:
         """`commit`, awaited."""
+        self._check_writable()
         branch, _ = self._commit_target(allow_empty=allow_empty)
         request = committing.CommitRequest(message, self._metadata(metadata), rebase_with, rebase_tries)
         snapshot = await committing.commit(self._workspace, branch, request)
@@ -416,6 +420,7 @@ class Session(Described):
         self, message: str, *, metadata: Mapping[str, Any] | None = None, allow_empty: bool = False
     ) -> ObjectId:
         """`amend`, awaited."""
+        self._check_writable()
         branch, tip = self._commit_target(allow_empty=allow_empty)
         request = committing.CommitRequest(message, self._metadata(metadata))
         snapshot, _ = await committing.amend(self._workspace, branch, tip, request)
@@ -427,8 +432,9 @@ class Session(Described):
 
     async def flush_async(self, message: str, *, metadata: Mapping[str, Any] | None = None) -> ObjectId:
         """`flush`, awaited."""
+        self._check_writable()
         self._commit_target(allow_empty=False)
-        await self._workspace.writer.flush(self._workspace.changes)
+        await self._workspace.flush()
         request = committing.CommitRequest(message, self._metadata(metadata))
         snapshot = await committing.flush_snapshot(self._workspace, request)
         await self._workspace.engine.ledger.record_detached(snapshot)
@@ -441,9 +447,11 @@ class Session(Described):
     async def rebase_async(self, solver: ConflictSolver) -> None:
         """`rebase`, awaited."""
         self._check_writable()
-        assert self._branch is not None
-        await self._workspace.writer.flush(self._workspace.changes)
-        await committing.rebase(self._workspace, self._branch, solver)
+        branch = self._branch
+        if branch is None:
+            raise SessionStateError("this session has no branch to rebase to")
+        await self._workspace.flush()
+        await committing.rebase(self._workspace, branch, solver)
 
     def _commit_target(self, *, allow_empty: bool) -> tuple[str, Tip]:
         self._check_writable()
@@ -460,9 +468,9 @@ class Session(Described):
         return {**self._default_metadata, **(metadata or {})}
 
     def _finish(self, snapshot: Snapshot) -> ObjectId:
-        self._workspace.writer.discard()
-        self._workspace.rebase_to(snapshot, ChangeSet())
-        self._mode, self._branch = SessionMode.READONLY, None
+        with self._workspace.lock:
+            self._workspace.close(snapshot)
+            self._mode, self._branch = SessionMode.READONLY, None
         return snapshot.id
 
     def _check_writable(self, *, moves_only: bool = True) -> None:
@@ -477,8 +485,12 @@ class ForkSession(Session):
 
     def __init__(self, fork: Fork, default_metadata: Mapping[str, Any] | None = None) -> None:
         super().__init__(fork.engine, fork.base, mode=SessionMode.WRITABLE, default_metadata=default_metadata)
-        self.fork_state = fork
-        fork.attach(self._workspace)
+        self._workspace.begin(fork.changes, fork.inherited)
+
+    async def stored_state(self) -> Fork:
+        """What the fork has changed, with every chunk stored."""
+        view = await self._workspace.stored_view()
+        return Fork(view.engine, view.base, view.inherited, view.changes)
 
     def write_parts(self, label: str = "") -> WrittenParts:
         """Store everything written here, references included, and return a small descriptor for `Session.link_parts`.
@@ -495,8 +507,7 @@ class ForkSession(Session):
         return await write_parts(self._workspace, label)
 
     def __getstate__(self) -> dict[str, Any]:
-        run_blocking(self._workspace.writer.flush(self._workspace.changes))
-        return {"fork": self.fork_state, "default_metadata": self._default_metadata}
+        return {"fork": run_blocking(self.stored_state()), "default_metadata": self._default_metadata}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__init__(state["fork"], state["default_metadata"])  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
@@ -13,21 +14,27 @@ from icefloe.session.change_set import ChangeSet
 
 
 class Tree:
-    """Nodes by path over a base and a change set; both may be replaced by `rebase` and `discard`."""
+    """Nodes by path over a base and a change set.
 
-    def __init__(self, base: Snapshot, changes: ChangeSet) -> None:
+    Every question is answered as of one moment: whoever changes the change set holds the lock meanwhile.
+    """
+
+    def __init__(self, base: Snapshot, changes: ChangeSet, lock: threading.RLock | None = None) -> None:
         self.base = base
         self.changes = changes
+        self._lock = lock or threading.RLock()
         self._base_paths: Sequence[str] | None = None
 
     def find(self, path: str) -> Node | None:
         """The node at a path, or None."""
         changes = self.changes
-        node = changes.added.get(path)
-        if node is not None:
-            return node
-        if path in changes.removed:
-            return None
+        if changes.added or changes.removed:
+            with self._lock:
+                node = changes.added.get(path)
+                if node is not None:
+                    return node
+                if path in changes.removed:
+                    return None
         return self.base.nodes.get(path)
 
     def find_array(self, path: str) -> ArrayNode | None:
@@ -60,15 +67,19 @@ class Tree:
 
     def paths(self) -> Iterator[str]:
         """Every path, in order."""
-        yield from self._merged(0, len(self._sorted_base()), sorted(self.changes.added))
+        with self._lock:
+            found = list(self._merged(0, len(self._sorted_base()), sorted(self.changes.added)))
+        yield from found
 
     def nodes(self) -> Iterator[Node]:
         """Every node, in order of path."""
         if not self.changes.added and not self.changes.removed:
             yield from self.base.nodes.values()
             return
-        added, base = self.changes.added, self.base.nodes
-        for path in self.paths():
+        with self._lock:
+            added, paths = dict(self.changes.added), list(self.paths())
+        base = self.base.nodes
+        for path in paths:
             node = added.get(path)
             yield base[path] if node is None else node
 
@@ -76,15 +87,20 @@ class Tree:
         """The nodes at and below a path, in order."""
         first, end = subtree_bounds(path)
         base = self._sorted_base()
-        added = sorted(p for p in self.changes.added if first <= p < end and p != path)
-        here = self.find(path)
-        below = [
-            self.node(p) for p in self._merged(bisect_left(base, first), bisect_left(base, end), added) if p != path
-        ]
+        with self._lock:
+            added = sorted(p for p in self.changes.added if first <= p < end and p != path)
+            here = self.find(path)
+            below = [
+                self.node(p) for p in self._merged(bisect_left(base, first), bisect_left(base, end), added) if p != path
+            ]
         return ([here] if here is not None else []) + below
 
     def child_names(self, path: str) -> list[str]:
         """Names directly below a path, whether or not a node stands at each."""
+        with self._lock:
+            return self._child_names(path)
+
+    def _child_names(self, path: str) -> list[str]:
         first, end = subtree_bounds(path)
         names = {p[len(first) :].partition("/")[0] for p in self.changes.added if first <= p < end and p != "/"}
         base = self._sorted_base()

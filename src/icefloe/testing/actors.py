@@ -367,8 +367,7 @@ class Process:
     async def _send(self, fork: ForkSession) -> ForkSession:
         """A fork as it arrives in a worker: another engine, and copies of everything."""
         repo = await Repository.open_async(self._storage, config=CONFIGS[self.plan.config])
-        await fork.workspace.writer.flush(fork.workspace.changes)
-        state = fork.fork_state
+        state = await fork.stored_state()
         base = await repo.engine.archive.fetch_snapshot(state.base.id)
         inherited, changes = pickle.loads(pickle.dumps((state.inherited, state.changes)))
         return ForkSession(Fork(repo.engine, base, inherited, changes))
