@@ -46,6 +46,12 @@ class Session(Described):
 
     Sessions come from `Repository.readonly_session` and `Repository.writable_session`. A read-only session pickles;
     a writable one does not: `fork()` it for workers.
+
+    Threads may share a session. Reading and looking (`status`, `chunk_coordinates`, `fork`, listings) see it as of one
+    moment. A verb that waits for storage (`commit`, `amend`, `flush`, `rebase`, `link_parts`, `shift_array`,
+    `reindex_array`) takes the changes made before it began. A change that comes while it runs raises
+    SessionStateError, and ReadOnlyError after a commit: it is in neither the commit nor the session. A verb that fails
+    leaves the session writable, with all its changes.
     """
 
     def __init__(
@@ -193,7 +199,8 @@ class Session(Described):
     async def shift_array_async(self, path: str, chunk_offset: Iterable[int]) -> None:
         """`shift_array`, awaited."""
         self._check_writable()
-        await shift_array(self._workspace, path, tuple(chunk_offset))
+        with self._workspace.exclusive("shift_array"):
+            await shift_array(self._workspace, path, tuple(chunk_offset))
 
     def reindex_array(
         self,
@@ -220,7 +227,8 @@ class Session(Described):
     ) -> None:
         """`reindex_array`, awaited."""
         self._check_writable()
-        await reindex_array(self._workspace, path, forward, backward)
+        with self._workspace.exclusive("reindex_array"):
+            await reindex_array(self._workspace, path, forward, backward)
 
     # -- virtual references ---------------------------------------------------------------------------------------
 
@@ -353,6 +361,7 @@ class Session(Described):
                 raise InvalidInputError(f"merge takes forks of this session, got {type(fork).__name__}")
         states = [await fork.stored_state() for fork in forks]
         with self._workspace.lock:
+            self._workspace.check_open()
             for state in states:
                 merge_fork(self._workspace, state, on_chunk_conflict)
 
@@ -363,7 +372,8 @@ class Session(Described):
     async def link_parts_async(self, written: Sequence[WrittenParts]) -> None:
         """`link_parts`, awaited."""
         self._check_writable(moves_only=False)
-        await link_parts(self._workspace, written)
+        with self._workspace.exclusive("link_parts"):
+            await link_parts(self._workspace, written)
 
     # -- commits --------------------------------------------------------------------------------------------------
 
@@ -378,7 +388,8 @@ class Session(Described):
     ) -> ObjectId:
         """Make the changes visible to everyone, all at once; returns the id of the new snapshot.
 
-        The session is read-only afterwards, at the new snapshot.
+        The session is read-only afterwards, at the new snapshot. Writes of other threads that come while the commit
+        runs are refused with SessionStateError.
 
         Parameters
         ----------
@@ -407,10 +418,11 @@ class Session(Described):
     ) -> ObjectId:
         """`commit`, awaited."""
         self._check_writable()
-        branch, _ = self._commit_target(allow_empty=allow_empty)
-        request = committing.CommitRequest(message, self._metadata(metadata), rebase_with, rebase_tries)
-        snapshot = await committing.commit(self._workspace, branch, request)
-        return self._finish(snapshot)
+        with self._workspace.exclusive("commit"):
+            branch, _ = self._commit_target(allow_empty=allow_empty)
+            request = committing.CommitRequest(message, self._metadata(metadata), rebase_with, rebase_tries)
+            snapshot = await committing.commit(self._workspace, branch, request)
+            return self._finish(snapshot)
 
     def amend(self, message: str, *, metadata: Mapping[str, Any] | None = None, allow_empty: bool = False) -> ObjectId:
         """Replace the newest commit of the branch by one that also holds these changes."""
@@ -421,10 +433,11 @@ class Session(Described):
     ) -> ObjectId:
         """`amend`, awaited."""
         self._check_writable()
-        branch, tip = self._commit_target(allow_empty=allow_empty)
-        request = committing.CommitRequest(message, self._metadata(metadata))
-        snapshot, _ = await committing.amend(self._workspace, branch, tip, request)
-        return self._finish(snapshot)
+        with self._workspace.exclusive("amend"):
+            branch, tip = self._commit_target(allow_empty=allow_empty)
+            request = committing.CommitRequest(message, self._metadata(metadata))
+            snapshot, _ = await committing.amend(self._workspace, branch, tip, request)
+            return self._finish(snapshot)
 
     def flush(self, message: str, *, metadata: Mapping[str, Any] | None = None) -> ObjectId:
         """Save the changes as a snapshot that no branch points at; returns its id."""
@@ -433,12 +446,13 @@ class Session(Described):
     async def flush_async(self, message: str, *, metadata: Mapping[str, Any] | None = None) -> ObjectId:
         """`flush`, awaited."""
         self._check_writable()
-        self._commit_target(allow_empty=False)
-        await self._workspace.flush()
-        request = committing.CommitRequest(message, self._metadata(metadata))
-        snapshot = await committing.flush_snapshot(self._workspace, request)
-        await self._workspace.engine.ledger.record_detached(snapshot)
-        return self._finish(snapshot)
+        with self._workspace.exclusive("flush"):
+            self._commit_target(allow_empty=False)
+            await self._workspace.flush()
+            request = committing.CommitRequest(message, self._metadata(metadata))
+            snapshot = await committing.flush_snapshot(self._workspace, request)
+            await self._workspace.engine.ledger.record_detached(snapshot)
+            return self._finish(snapshot)
 
     def rebase(self, solver: ConflictSolver) -> None:
         """Carry the changes over to where the branch stands now; RebaseFailedError lists what clashes."""
@@ -450,8 +464,9 @@ class Session(Described):
         branch = self._branch
         if branch is None:
             raise SessionStateError("this session has no branch to rebase to")
-        await self._workspace.flush()
-        await committing.rebase(self._workspace, branch, solver)
+        with self._workspace.exclusive("rebase"):
+            await self._workspace.flush()
+            await committing.rebase(self._workspace, branch, solver)
 
     def _commit_target(self, *, allow_empty: bool) -> tuple[str, Tip]:
         self._check_writable()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.blocking import fork_safe_lock
-from icefloe.errors import InvalidInputError, NodeNotFoundError
+from icefloe.errors import InvalidInputError, NodeNotFoundError, ReadOnlyError, SessionStateError
 from icefloe.ids import NodeId, new_node_id
 from icefloe.ledger.contract import Tip
 from icefloe.manifests.edits import EditBuffer
@@ -37,7 +38,9 @@ class Workspace(View):
     """The state of one session: base, changes, and the chunks on their way to storage.
 
     The changes are a value that is only changed while the lock is held, and the lock is never held while something is
-    awaited. Looking takes a copy (`view`), whose columns are shared.
+    awaited. Looking takes a copy (`view`), whose columns are shared. A verb that needs the changes to stay as they are
+    while it waits for storage, such as a commit, makes the session `exclusive`: it can still be read, but what would
+    change it is refused until the verb has ended.
     """
 
     def __init__(
@@ -55,6 +58,8 @@ class Workspace(View):
         self.tip = tip
         """Where the branch stood that a commit goes to, when the base was found there."""
         self.node_numbers = NodeNumbers()
+        self._running: str | None = None
+        self._closed = False
 
     def view(self, only: NodeId | None = None) -> View:
         """The session as it is now; of chunk edits only those of one array, where one is named."""
@@ -65,6 +70,31 @@ class Workspace(View):
                 self.changes.edits[only].to_table()
             return View(self.engine, Tree(self.base, self.changes.copy(only)), self.inherited, self.reader)
 
+    def check_open(self) -> None:
+        """Refuse a change where the session takes none; the lock is held by the caller."""
+        if self._closed:
+            raise ReadOnlyError(
+                "the session was committed, so it is read-only now; open a new one with repo.writable_session(branch)"
+            )
+        if self._running is not None:
+            raise SessionStateError(
+                f"{self._running}() of this session is running in another thread or task. The change was refused: it "
+                "is neither in the commit nor in the session. Try again when the other one has ended"
+            )
+
+    @contextmanager
+    def exclusive(self, verb: str) -> Iterator[None]:
+        """Refuse every change from elsewhere until the block ends; reading goes on."""
+        with self.lock:
+            self.check_open()
+            self.writer.settle(self.changes)
+            self._running = verb
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._running = None
+
     def rebase_to(self, base: Snapshot, changes: ChangeSet, tip: Tip | None = None) -> None:
         """Stand on another base with other changes."""
         with self.lock:
@@ -72,14 +102,16 @@ class Workspace(View):
             self.tip = tip
 
     def close(self, base: Snapshot) -> None:
-        """Stand on what was committed."""
+        """Stand on what was committed, and take no change from now on."""
         with self.lock:
             self.writer.discard()
             self.rebase_to(base, ChangeSet())
+            self._closed = True
 
     def discard(self) -> None:
         """Forget every change."""
         with self.lock:
+            self.check_open()
             self.writer.discard()
             self.tree = Tree(self.base, self.inherited.copy_nodes(), self.lock)
 
@@ -115,6 +147,7 @@ class Workspace(View):
         key = document_key(path)
         parsed = parse_document(document, key)
         with self.lock:
+            self.check_open()
             self._write_node(path, key, document, parsed)
 
     def _write_node(self, path: str, key: str, document: bytes, parsed: dict[str, Any]) -> None:
@@ -180,6 +213,7 @@ class Workspace(View):
     def delete_node(self, path: str) -> bool:
         """Remove the node at a path (a group with everything below it); False when there is none."""
         with self.lock:
+            self.check_open()
             nodes = self.tree.subtree(path)
             for node in nodes:
                 self._remove(node)
@@ -188,6 +222,7 @@ class Workspace(View):
     def delete_document(self, path: str) -> bool:
         """Remove one node and, for an array, its chunks; what lies below a group stays."""
         with self.lock:
+            self.check_open()
             node = self.tree.find(path)
             if node is not None:
                 self._remove(node)
@@ -201,6 +236,7 @@ class Workspace(View):
         """Give a node, and what is below it, another path; no chunk or manifest is touched."""
         source, target = check_path(from_path), check_path(to_path)
         with self.lock:
+            self.check_open()
             self._move(source, target)
 
     def _move(self, source: str, target: str) -> None:
@@ -228,7 +264,8 @@ class Workspace(View):
         return now if isinstance(now, ArrayNode) and now.id == node.id else None
 
     def open_edits(self, node: ArrayNode, coords: Coords | None = None) -> EditBuffer:
-        """The chunk edits of an array, to be changed by who holds the lock."""
+        """The chunk edits of an array, to be changed by who holds the lock; refused where nothing may change."""
+        self.check_open()
         now = self._current(node)
         if now is None:
             raise NodeNotFoundError(
