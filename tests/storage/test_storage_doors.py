@@ -21,7 +21,7 @@ from icefloe.errors import (
 from icefloe.model.object_store_config import S3Options
 from icefloe.storage import build
 from icefloe.storage import credentials as creds
-from icefloe.storage.aws_profile import read_profile
+from icefloe.storage.aws_profile import AwsProfile, AwsSettings, read_profile, read_settings
 from icefloe.storage.build import resolve_storage, storage_from_url
 from icefloe.storage.contract import Storage
 from icefloe.storage.memory import MemoryStorage
@@ -296,3 +296,14 @@ def test_profiles_of_the_aws_tools_are_read(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("no section")
     with pytest.raises(InvalidInputError, match="config"):
         read_profile(files)
+
+
+def test_settings_of_s3_are_asked_in_the_order_of_the_aws_tools() -> None:
+    profile = AwsProfile(endpoint_url="https://profile", addressing_style="virtual")
+    assert read_settings({}, None) == AwsSettings()
+    assert read_settings({}, profile) == AwsSettings("https://profile", False, False)
+    general = {"AWS_ENDPOINT_URL": "http://general"}
+    assert read_settings(general, profile) == AwsSettings("http://general", False, True)
+    own = general | {"AWS_ENDPOINT_URL_S3": "https://own", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "false"}
+    assert read_settings(own, profile) == AwsSettings("https://own", True, False)
+    assert read_settings({"AWS_ALLOW_HTTP": "true"}).allow_http

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from icefloe.cli.arguments import Json, StorageOptions
-from icefloe.cli.opening import storage_at
+from icefloe.cli.opening import parse_options, storage_at
 from icefloe.cli.output import print_json, stderr, stdout
 from icefloe.cli.spark_session import (
     Master,
@@ -90,6 +90,10 @@ def ingest(
     master: Master = None,
     conf: Settings = None,
     options: StorageOptions = None,
+    source_options: Annotated[
+        Texts,
+        typer.Option("--source-option", metavar="NAME=VALUE", help="Option of the storage of the sources."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Ingest NetCDF, HDF5, Zarr and other files with one commit, on Spark."""
@@ -104,6 +108,7 @@ def ingest(
         )
     more = without_none(
         {
+            "repo_options": parse_options(options or ()) if repository is place else None,
             "variables": parse_names(variables), "drop_variables": parse_names(drop), "container_prefix": container,
             "concat_dims": parse_names(concat), "group_pattern": group_pattern, "format": parser,
             "rename": parse_pairs(rename, "--rename") or None, "chunks": parse_numbers(chunks, "--chunks") or None,
@@ -114,7 +119,8 @@ def ingest(
         outcome = run(
             spark, sources, repository, mode=mode, append_dim=append_dim, branch=branch, message=message,
             group=group, on_error=on_error, dry_run=dry_run, skip_ingested=skip_ingested, unpack=unpack,
-            allow_missing=allow_missing, unchecked=unchecked, batch=batch, statistics=statistics, **more,
+            allow_missing=allow_missing, unchecked=unchecked, batch=batch, statistics=statistics,
+            source_options=parse_options(source_options or ()), **more,
         )  # fmt: skip
     except KeyboardInterrupt:
         stderr().print(f"interrupted: {branch} is as it was; icefloe gc removes what was written", markup=False)

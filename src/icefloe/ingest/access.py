@@ -7,10 +7,10 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 from urllib.parse import quote, unquote, urlsplit
 
 from icefloe.blocking import run_blocking
@@ -55,9 +55,11 @@ def local_errors(url: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class SourceAccess:
-    """Storages by URL prefix; a URL under none of them is opened with the environment's credentials."""
+    """Storages by URL prefix; a URL under none of them is opened with `options` and what the environment says."""
 
     storages: Mapping[str, Storage] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Options of the storages of all other URLs, such as `endpoint_url` of `s3_storage`; they may hold secrets."""
 
     def place(self, url: str) -> tuple[Storage, str]:
         """The storage that holds a URL, and its key there."""
@@ -68,7 +70,8 @@ class SourceAccess:
         parts = urlsplit(url)
         if not parts.netloc:
             raise InvalidInputError(f"{url} names no bucket or host", url=url)
-        return _root_storage(f"{parts.scheme}://{parts.netloc}"), unquote(parts.path.lstrip("/"))
+        options = tuple(sorted(self.options.items()))
+        return _root_storage(f"{parts.scheme}://{parts.netloc}", options), unquote(parts.path.lstrip("/"))
 
     def describe(self, url: str) -> SourceFile:
         """Size, time and version of one file."""
@@ -159,5 +162,11 @@ async def _list(storage: Storage, prefix: str) -> list[ObjectInfo]:
 
 
 @lru_cache(maxsize=64)
-def _root_storage(url: str) -> Storage:
-    return storage_from_url(url)
+def _root_storage(url: str, options: tuple[tuple[str, Any], ...] = ()) -> Storage:
+    return storage_from_url(url, **dict(options))
+
+
+def choose_access(access: SourceAccess | None, options: Mapping[str, Any] | None) -> SourceAccess:
+    """The access that was given, with the options for sources that it has no storage for."""
+    chosen = access or SourceAccess()
+    return replace(chosen, options=dict(options)) if options else chosen

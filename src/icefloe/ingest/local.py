@@ -17,7 +17,7 @@ from zarr.storage import MemoryStore
 from icefloe.blocking import run_blocking
 from icefloe.chunks.locations import container_prefix, normalise_location
 from icefloe.errors import IcefloeError, VirtualChunkError
-from icefloe.ingest.access import SourceAccess
+from icefloe.ingest.access import SourceAccess, choose_access
 from icefloe.ingest.execution import TaskResult, run_task
 from icefloe.ingest.existing import Existing, ExistingArray
 from icefloe.ingest.ingested import ingested_sources, keep_record
@@ -196,6 +196,7 @@ def ingest_local(
     branch: str = "main",
     message: str | None = None,
     access: SourceAccess | None = None,
+    source_options: Mapping[str, Any] | None = None,
     containers: Sequence[VirtualChunkContainer] = (),
     skip_ingested: bool = False,
     dry_run: bool = False,
@@ -212,6 +213,10 @@ def ingest_local(
         Where to. A virtual or mixed ingest adds the containers it needs to its configuration.
     options
         Mode, combining, encoding: see IngestOptions.
+    access
+        Storages for sources that need more than the environment's credentials.
+    source_options
+        Options of the storages of all other sources, such as `endpoint_url` and `anonymous` of `s3_storage`.
     containers
         How readers reach the virtual chunks, where the ordinary settings of the store do not do.
     skip_ingested
@@ -224,7 +229,7 @@ def ingest_local(
     >>> ingest_local("weather/*.nc", repository, IngestOptions(mode="virtual"))  # doctest: +SKIP
     """
     options = options or IngestOptions()
-    access = access or SourceAccess()
+    access = choose_access(access, source_options)
     check_format(options.format)
     named = files = expand_sources(sources, access)
     known = len(files)
@@ -243,7 +248,7 @@ def ingest_local(
             check_free(plan, existing)
             return IngestResult(plan, None, already_there=known - len(files))
         check_plan(plan, existing)
-        repository = store_containers(repository, plan.containers, containers)
+        repository = store_containers(repository, plan.containers, containers, access.options)
         session = repository.writable_session(branch)
         if session.snapshot_id == planned.snapshot_id:
             break

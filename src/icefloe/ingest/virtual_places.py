@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 from icefloe.blocking import run_blocking
@@ -21,19 +22,23 @@ from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 from icefloe.repository import Repository
 from icefloe.session.opening import extend_config
 
-
-def container_for(prefix: str) -> VirtualChunkContainer:
-    """A container for a URL prefix, with the ordinary settings of its kind of store."""
-    return VirtualChunkContainer(prefix, _store(prefix))
+_S3_SETTINGS = ("region", "endpoint_url", "allow_http", "anonymous", "force_path_style", "requester_pays")
+"""Options of `s3_storage` that a container keeps; secrets are none of them."""
 
 
-def _store(prefix: str) -> ObjectStoreConfig:
+def container_for(prefix: str, options: Mapping[str, Any] | None = None) -> VirtualChunkContainer:
+    """A container for a URL prefix, with the settings that its sources were read with."""
+    return VirtualChunkContainer(prefix, _store(prefix, options or {}))
+
+
+def _store(prefix: str, options: Mapping[str, Any]) -> ObjectStoreConfig:
     scheme = urlsplit(prefix).scheme
     match scheme:
         case "file":
             return local_filesystem_store(str(local_path(prefix)))
         case "s3" | "s3a":
-            return s3_store()
+            settings = {name: options[name] for name in _S3_SETTINGS if options.get(name) is not None}
+            return s3_store(**settings, s3_compatible="endpoint_url" in settings)
         case "gs" | "gcs":
             return gcs_store()
         case "http" | "https":
@@ -56,15 +61,19 @@ def with_stored_containers(repository: Repository) -> Repository:
 
 
 def store_containers(
-    repository: Repository, prefixes: Sequence[str], given: Sequence[VirtualChunkContainer] = ()
+    repository: Repository,
+    prefixes: Sequence[str],
+    given: Sequence[VirtualChunkContainer] = (),
+    options: Mapping[str, Any] | None = None,
 ) -> Repository:
     """The repository with containers for these prefixes kept in its configuration.
 
-    A container that the repository has already, or that is given, and that covers a prefix is used for it.
+    A container that the repository has already, or that is given, and that covers a prefix is used for it. `options`
+    are those of the storages of the sources; a new container keeps their settings, not their secrets.
     """
     repository = with_stored_containers(repository)
     known = [*given, *(repository.config.virtual_chunk_containers or {}).values()]
-    fresh = [container_for(p) for p in prefixes if not any(p.startswith(c.url_prefix) for c in known)]
+    fresh = [container_for(p, options) for p in prefixes if not any(p.startswith(c.url_prefix) for c in known)]
     if not fresh and not given:
         return repository
     config = RepositoryConfig()

@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from icefloe.errors import InvalidInputError
-from icefloe.ingest.access import SourceAccess
+from icefloe.ingest.access import SourceAccess, choose_access
 from icefloe.ingest.existing import Existing
 from icefloe.ingest.ingested import ingested_sources
 from icefloe.ingest.local import name_sources, read_existing
@@ -30,7 +30,7 @@ from icefloe.spark.analysis import analyze
 from icefloe.spark.batches import check_batches, land_in_batches, publish_batches, staging_branch
 from icefloe.spark.first_pass import fetch_schemas
 from icefloe.spark.landing import FirstPass, IngestJob, land, plan_first_pass
-from icefloe.storage.build import resolve_storage
+from icefloe.storage.build import storage_from_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,8 @@ def ingest(
     rebase_with: ConflictSolver | None = None,
     containers: Sequence[VirtualChunkContainer] = (),
     access: SourceAccess | None = None,
+    source_options: Mapping[str, Any] | None = None,
+    repo_options: Mapping[str, Any] | None = None,
     metadata: Mapping[str, Any] | None = None,
     statistics: bool = False,
     progress: bool | None = None,
@@ -118,6 +120,11 @@ def ingest(
         How readers reach virtual chunks, where the ordinary settings of the store do not do.
     access
         Storages for sources that need more than the environment's credentials.
+    source_options
+        Options of the storages of all other sources, such as `endpoint_url` and `anonymous` of `s3_storage`. A virtual
+        ingest keeps those that are no secrets in the containers of the repository.
+    repo_options
+        Options of the repository's storage, where `repo` is a path or URL.
     statistics
         Keep the ranges of values of chunks, as `icefloe.spark.analyze` does: after the commit, for all chunks of the
         groups that were written to of which none are kept. It reads them once more, so it goes with `native` only;
@@ -148,10 +155,10 @@ def ingest(
         },
         more,
     )  # fmt: skip
-    access = access or SourceAccess()
+    access = choose_access(access, source_options)
     check_format(options.format)
     named = files = expand_sources(list_sources(sources), access)
-    repository = _repository(repo, create=not dry_run)
+    repository = _repository(repo, repo_options, create=not dry_run)
     known = len(files)
     if skip_ingested and repository is not None:
         files = not_ingested(files, ingested_sources(repository, branch))
@@ -219,10 +226,14 @@ def list_sources(sources: Any) -> Sources:
     return [str(value) for value in values if value is not None]
 
 
-def _repository(repo: Repository | str | os.PathLike[str], *, create: bool) -> Repository | None:
+def _repository(
+    repo: Repository | str | os.PathLike[str], options: Mapping[str, Any] | None, *, create: bool
+) -> Repository | None:
     if isinstance(repo, Repository):
+        if options:
+            raise InvalidInputError("repo_options are for a path or URL; this repository has been opened already")
         return repo
-    storage = resolve_storage(os.fspath(repo))
+    storage = storage_from_url(os.fspath(repo), **(options or {}))
     if create:
         return Repository.open_or_create(storage)
     return Repository.open(storage) if Repository.exists(storage) else None

@@ -173,7 +173,7 @@ def _prepare(spark: SparkSession, job: IngestJob, options: IngestOptions) -> tup
         existing = read_existing(planned, job.named)
         plan = plan_first_pass(spark, job.first_pass, existing, options)
         check_plan(plan, existing)
-        repository = store_containers(repository, plan.containers, job.containers)
+        repository = store_containers(repository, plan.containers, job.containers, job.access.options)
         session = repository.writable_session(job.branch)
         if session.snapshot_id == planned.snapshot_id:
             return plan, existing, session

@@ -5,7 +5,7 @@ from __future__ import annotations
 import configparser
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from icefloe.errors import InvalidInputError
 from icefloe.storage.credentials import S3StaticCredentials
@@ -17,37 +17,87 @@ _OTHER_SOURCES = (
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
+_TRUE = {"true", "1", "yes", "on"}
 
 
 @dataclass(frozen=True, slots=True)
 class AwsProfile:
-    """What a profile says; either may be missing."""
+    """What a profile says; each may be missing."""
 
     credentials: S3StaticCredentials | None = None
     region: str | None = None
+    endpoint_url: str | None = None
+    addressing_style: str | None = None
+    """`path` or `virtual`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwsSettings:
+    """Where requests for S3 go, as the environment and the profile say."""
+
+    endpoint_url: str | None = None
+    by_path: bool | None = None
+    """Whether the bucket is in the path of a URL, rather than in the name of its host; None if neither is asked for."""
+    allow_http: bool = False
+
+
+def read_settings(environment: Mapping[str, str], profile: AwsProfile | None = None) -> AwsSettings:
+    """The settings of AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL and a profile, in the order in which AWS' tools ask them.
+
+    `AWS_VIRTUAL_HOSTED_STYLE_REQUEST` and `AWS_ALLOW_HTTP` are obstore's. An endpoint that the environment names with
+    `http://` is allowed, as AWS' tools do.
+    """
+    profile = profile or AwsProfile()
+    endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL") or profile.endpoint_url
+    virtual = environment.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "").strip().lower()
+    by_path = None
+    if virtual:
+        by_path = virtual not in _TRUE
+    elif profile.addressing_style in ("path", "virtual"):
+        by_path = profile.addressing_style == "path"
+    allowed = environment.get("AWS_ALLOW_HTTP", "").strip().lower() in _TRUE
+    return AwsSettings(endpoint, by_path, allowed or (endpoint or "").startswith("http://"))
 
 
 def read_profile(environment: Mapping[str, str]) -> AwsProfile:
-    """The profile that the environment names, or the default one, of the shared credentials and config files."""
-    if any(environment.get(name) for name in _OTHER_SOURCES):
-        return AwsProfile()
-    name = environment.get("AWS_PROFILE") or environment.get("AWS_DEFAULT_PROFILE") or "default"
-    home = os.path.expanduser("~")
-    secrets = _read(environment.get("AWS_SHARED_CREDENTIALS_FILE") or f"{home}/.aws/credentials")
-    config = _read(environment.get("AWS_CONFIG_FILE") or f"{home}/.aws/config")
-    section = "default" if name == "default" else f"profile {name}"
-    found = {**_section(config, section), **_section(secrets, name)}
-    credentials = None
+    """The profile that the environment names, or the default one, of the shared credentials and config files.
+
+    Its credentials are left out where the environment has others.
+    """
+    settings, found = read_profile_settings(environment), _read_named(environment)
+    if any(environment.get(source) for source in _OTHER_SOURCES):
+        return settings
     if "aws_access_key_id" in found and "aws_secret_access_key" in found:
         credentials = S3StaticCredentials(
             found["aws_access_key_id"], found["aws_secret_access_key"], found.get("aws_session_token")
         )
-    elif environment.get("AWS_PROFILE"):
+        return replace(settings, credentials=credentials)
+    if environment.get("AWS_PROFILE"):
         raise InvalidInputError(
-            f"AWS_PROFILE is {name!r}, but no access key of that profile is in the shared credentials or config file; "
-            "profiles of other kinds need get_credentials="
+            f"AWS_PROFILE is {environment['AWS_PROFILE']!r}, but no access key of that profile is in the shared "
+            "credentials or config file; profiles of other kinds need get_credentials="
         )
-    return AwsProfile(credentials, found.get("region"))
+    return settings
+
+
+def read_profile_settings(environment: Mapping[str, str]) -> AwsProfile:
+    """The profile without its credentials."""
+    found = _read_named(environment)
+    services = {}
+    if "services" in found:
+        config = _read(environment.get("AWS_CONFIG_FILE") or os.path.expanduser("~/.aws/config"))
+        services = _nested(_section(config, f"services {found['services']}").get("s3", ""))
+    endpoint = services.get("endpoint_url") or found.get("endpoint_url")
+    return AwsProfile(None, found.get("region"), endpoint, _nested(found.get("s3", "")).get("addressing_style"))
+
+
+def _read_named(environment: Mapping[str, str]) -> dict[str, str]:
+    """Everything that both files say about the profile."""
+    name = environment.get("AWS_PROFILE") or environment.get("AWS_DEFAULT_PROFILE") or "default"
+    secrets = _read(environment.get("AWS_SHARED_CREDENTIALS_FILE") or os.path.expanduser("~/.aws/credentials"))
+    config = _read(environment.get("AWS_CONFIG_FILE") or os.path.expanduser("~/.aws/config"))
+    section = "default" if name == "default" else f"profile {name}"
+    return {**_section(config, section), **_section(secrets, name)}
 
 
 def _read(path: str) -> configparser.ConfigParser:
@@ -61,3 +111,9 @@ def _read(path: str) -> configparser.ConfigParser:
 
 def _section(parser: configparser.ConfigParser, name: str) -> dict[str, str]:
     return dict(parser.items(name)) if parser.has_section(name) else {}
+
+
+def _nested(text: str) -> dict[str, str]:
+    """The indented settings below one of a section, such as `s3 =`."""
+    lines = (line.partition("=") for line in text.splitlines() if "=" in line)
+    return {name.strip(): value.strip() for name, _, value in lines}

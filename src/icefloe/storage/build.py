@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from icefloe.errors import InvalidInputError
 from icefloe.model.object_store_config import S3Options
+from icefloe.storage.aws_profile import read_profile_settings, read_settings
 from icefloe.storage.contract import Storage, has_userinfo, without_userinfo
 from icefloe.storage.credentials import (
     AzureStaticCredentials,
@@ -108,7 +109,9 @@ def known_to_sort(endpoint_url: str | None, bucket: str) -> bool | None:
     if bucket.endswith("--x-s3"):  # directory buckets
         return False
     if endpoint_url is None:
-        return None if os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL_S3") else True
+        endpoint_url = read_settings(os.environ, read_profile_settings(os.environ)).endpoint_url
+    if endpoint_url is None:
+        return True
     host = urlsplit(endpoint_url).hostname or ""
     return True if host.endswith(_SORTED_ENDPOINTS) else None
 

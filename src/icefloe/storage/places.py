@@ -15,7 +15,7 @@ from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
 from icefloe.errors import InvalidInputError, UnsupportedError
 from icefloe.model.object_store_config import S3Options
-from icefloe.storage.aws_profile import read_profile
+from icefloe.storage.aws_profile import AwsProfile, AwsSettings, read_profile, read_settings
 from icefloe.storage.contract import without_userinfo
 from icefloe.storage.credentials import (
     AnonymousCredentials,
@@ -137,6 +137,7 @@ class S3Place(Place):
         options = self.options
         config: Any = {"conditional_put": "etag"}
         credentials, region = self.credentials, options.region
+        profile = AwsProfile()
         if isinstance(credentials, FromEnvCredentials):
             profile = read_profile(os.environ)
             credentials = profile.credentials or credentials
@@ -144,11 +145,16 @@ class S3Place(Place):
                 region = region or profile.region
         if region is not None:
             config["region"] = region
+        settings = read_settings(os.environ, profile)
+        # Settings of the environment belong to its endpoint; whoever names another gives its settings too.
         if options.endpoint_url is not None:
-            config["endpoint"] = options.endpoint_url
+            settings = AwsSettings(options.endpoint_url, None, options.allow_http)
         # A custom endpoint is addressed by path: it seldom has a name for each bucket.
-        by_path = options.force_path_style or options.endpoint_url is not None or "." in self.bucket
+        by_path = settings.by_path if settings.by_path is not None else settings.endpoint_url is not None
+        by_path = by_path or options.force_path_style or "." in self.bucket
         config["virtual_hosted_style_request"] = not by_path
+        if settings.endpoint_url is not None:
+            config["endpoint"] = settings.endpoint_url if by_path else _with_bucket(settings.endpoint_url, self.bucket)
         if options.requester_pays:
             config["request_payer"] = True
         if options.checksum_algorithm is not None:
@@ -163,13 +169,21 @@ class S3Place(Place):
             self.bucket,
             config=config,
             client_options=client_options(
-                allow_http=options.allow_http,
+                allow_http=options.allow_http or settings.allow_http,
                 stream_timeout_seconds=options.network_stream_timeout_seconds,
                 headers=self.headers,
             ),
             retry_config=retry_config(retries),
             credential_provider=provider,
         )
+
+
+def _with_bucket(endpoint_url: str, bucket: str) -> str:
+    """The endpoint with the bucket in the name of its host."""
+    parts = urlsplit(endpoint_url)
+    if parts.netloc.startswith(f"{bucket}."):
+        return endpoint_url
+    return urlunsplit(parts._replace(netloc=f"{bucket}.{parts.netloc}"))
 
 
 def _checksum(name: str) -> str:
