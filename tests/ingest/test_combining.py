@@ -261,8 +261,9 @@ def test_time_bounds_are_converted_with_their_coordinate(tmp_path: Path) -> None
                 bounds.dims[axis].attach_scale(file[name])
     sink = carry_out(plan_of(tmp_path))
     stored = zarr.open_group(sink.store())
-    np.testing.assert_array_equal(stored["time"][...], np.arange(48.0))
-    np.testing.assert_array_equal(stored["time_bnds"][:, 0], np.arange(48.0))
+    np.testing.assert_array_equal(stored["time"][...], np.arange(48))
+    hours = np.datetime64("2000-01-01", "h") + np.arange(48)
+    np.testing.assert_array_equal(opened(sink).time_bnds.values[:, 0], hours)
 
 
 def test_a_file_of_constants_beside_the_days_is_kept_as_it_is(tmp_path: Path) -> None:
@@ -317,21 +318,21 @@ def test_packed_files_with_different_scales_are_unpacked(tmp_path: Path) -> None
     assert "scale_factor" not in result.v.encoding
 
 
-def test_a_missing_variable_is_an_error_or_stays_fill_value(tmp_path: Path) -> None:
+def test_a_missing_variable_is_an_error_or_stays_missing(tmp_path: Path) -> None:
     cube = np.ones((4, 2, 2))
     write(tmp_path / "a.h5", cube, time=np.arange(4.0), extra={"w": cube})
     write(tmp_path / "b.h5", cube, time=np.arange(4.0) + 4)
     with pytest.raises(InvalidInputError, match=r"b\.h5: w: missing variable"):
         plan_of(tmp_path).report.raise_on_errors()
     result = opened(carry_out(plan_of(tmp_path, allow_missing=True)))
-    assert result.w.values[:4].min() == 1 and result.w.values[4:].max() == 0
+    assert result.w.values[:4].min() == 1 and np.isnan(result.w.values[4:]).all()
 
 
-def test_a_broken_file_leaves_its_region_at_the_fill_value(tmp_path: Path) -> None:
+def test_a_broken_file_between_others_leaves_its_region_missing(tmp_path: Path) -> None:
     cube = np.ones((4, 2, 2))
     for number in range(4):
-        write(tmp_path / f"{number}.h5", cube, time=np.arange(4.0) + 4 * number)
-    for broken in ("2.h5", "3.h5"):
+        write(tmp_path / f"{number}.h5", cube, time=np.arange(4.0) + 4 * number, extra={"n": cube.astype("i4")})
+    for broken in ("1.h5", "2.h5"):
         good = (tmp_path / broken).read_bytes()
         (tmp_path / broken).write_bytes(good[:1000])
         with pytest.raises(InvalidInputError, match=broken):
@@ -340,18 +341,35 @@ def test_a_broken_file_leaves_its_region_at_the_fill_value(tmp_path: Path) -> No
         result = opened(carry_out(plan))
         first = 4 * int(broken[0])
         assert result.sizes["time"] == 16
-        assert result.v.values[first : first + 4].max() == 0
-        assert result.v.values.sum() == 12 * 4
+        for name in ("v", "n"):
+            assert np.isnan(result[name].values[first : first + 4]).all()
+            assert np.nansum(result[name].values) == 12 * 4
         assert (np.diff(result.time.values) == np.timedelta64(1, "h")).all()
         assert len(plan.skipped) == 1
         (tmp_path / broken).write_bytes(good)
 
 
+@pytest.mark.parametrize("broken", ["0.h5", "3.h5"])
+def test_a_broken_file_at_either_end_is_left_out_and_no_times_are_invented(tmp_path: Path, broken: str) -> None:
+    cube = np.ones((4, 2, 2))
+    for number, day in enumerate((1, 2, 3, 10)):
+        write(tmp_path / f"{number}.h5", cube, time=np.arange(4.0) * 6 + 24 * day)
+    (tmp_path / broken).write_bytes((tmp_path / broken).read_bytes()[:1000])
+    plan = plan_of(tmp_path, on_error="skip")
+    [issue] = [i for i in plan.report.issues if i.severity == "handled"]
+    assert broken in issue.file and "left out" in issue.resolution
+    times = opened(carry_out(plan)).time.values
+    days = (1, 2, 3, 10)
+    readable = [day for number, day in enumerate(days) if broken != f"{number}.h5"]
+    wanted = np.datetime64("2000-01-01", "h") + np.concatenate([np.arange(4) * 6 + 24 * day for day in readable])
+    np.testing.assert_array_equal(times, wanted)
+
+
 def test_a_broken_file_whose_place_is_unknown_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "0.h5", np.ones((4, 2, 2)), time=np.arange(4.0))
-    write(tmp_path / "1.h5", np.ones((3, 2, 2)), time=np.arange(3.0) + 4)
-    (tmp_path / "2.h5").write_bytes(b"\x89HDF\r\n\x1a\nbroken")
-    with pytest.raises(InvalidInputError, match=r"2\.h5.*place along time is not known"):
+    write(tmp_path / "2.h5", np.ones((3, 2, 2)), time=np.arange(3.0) + 9)
+    (tmp_path / "1.h5").write_bytes(b"\x89HDF\r\n\x1a\nbroken")
+    with pytest.raises(InvalidInputError, match=r"1\.h5.*place along time is not known"):
         plan_of(tmp_path, on_error="skip")
 
 

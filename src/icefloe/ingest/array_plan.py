@@ -11,7 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.errors import InvalidInputError
-from icefloe.ingest.cf import convert_times, is_time_units, packing_of, parse_time_units, unpack
+from icefloe.ingest.cf import (
+    Packing,
+    TimeUnits,
+    convert_times,
+    decoded_dtype,
+    find_time_units,
+    keeps_values,
+    packing_of,
+    unpack,
+)
 from icefloe.ingest.chunk_grids import grid_shape
 from icefloe.ingest.source_model import SourceVariable
 
@@ -120,39 +129,97 @@ def native_codecs(dtype: str) -> tuple[Mapping[str, Any], ...]:
     return head, {"name": "blosc", "configuration": settings}
 
 
-def convert_values(
-    values: npt.NDArray[Any], variable: SourceVariable, array: ArrayPlan, units: str | None, calendar: str
-) -> npt.NDArray[Any]:
-    """Stored values of one file as the array holds them. `units` are the file's own, for times."""
+def convert_values(values: npt.NDArray[Any], variable: SourceVariable, array: ArrayPlan) -> npt.NDArray[Any]:
+    """Stored values of one file as the array holds them: the same values, or an error."""
     if array.dtype == "string":
         return values.astype(object)
-    target_units = array.attributes.get("units")
-    if units is not None and is_time_units(units) and is_time_units(target_units) and units != target_units:
-        target = parse_time_units(str(target_units), str(array.attributes.get("calendar", calendar)))
-        return convert_times(values, parse_time_units(units, calendar), target, array.dtype)
-    source, target_packing = packing_of(variable.attributes, variable.dtype), packing_of(array.attributes, array.dtype)
-    wanted = np.dtype(array.dtype)
-    if (source.scale, source.offset) != (target_packing.scale, target_packing.offset):
-        if not target_packing.is_plain:
-            raise InvalidInputError(
-                f"{variable.path} is packed with {source}, the array {array.path} with {target_packing}"
-            )
-        result = unpack(values, source, array.dtype)
-        if target_packing.fill is not None and not math.isnan(float(target_packing.fill)):
-            result[np.isnan(result)] = target_packing.fill
+    source, target = packing_of(variable.attributes, variable.dtype), packing_of(array.attributes, array.dtype)
+    times = _find_times(variable, array, source, target)
+    if times is not None:
+        missing = source.missing(values)
+        return convert_times(values, *times, array.dtype, missing=missing, no_time=target.fill)
+    if (source.scale, source.offset, source.sign) == (target.scale, target.offset, target.sign):
+        result = _cast(values, variable, array, target)
+    elif target.is_plain and not target.sign and np.dtype(array.dtype).kind == "f":
+        own = variable.decoded_dtype or decoded_dtype(variable.dtype, variable.attributes)
+        result = _cast(unpack(values, source, own), variable, array, target)
+    else:
+        raise InvalidInputError(
+            f"{variable.path} is packed with {source}, the array {array.path} with {target}; use unpack=True",
+            path=array.path,
+        )
+    return result if source.fills == target.fills else _fill_anew(result, values, variable, array, source, target)
+
+
+def _find_times(
+    variable: SourceVariable, array: ArrayPlan, source: Packing, target: Packing
+) -> tuple[TimeUnits, TimeUnits] | None:
+    """The units of times that have to be converted."""
+    if not (source.is_plain and target.is_plain) or source.sign or target.sign:
+        return None
+    own, wanted = find_time_units(variable.attributes), find_time_units(array.attributes)
+    if own is None or wanted is None:
+        return None
+    is_same = own.counts_alike == wanted.counts_alike and source.fills == target.fills
+    return None if is_same and keeps_values(variable.dtype, array.dtype) else (own, wanted)
+
+
+def _fill_anew(
+    result: npt.NDArray[Any],
+    values: npt.NDArray[Any],
+    variable: SourceVariable,
+    array: ArrayPlan,
+    source: Packing,
+    target: Packing,
+) -> npt.NDArray[Any]:
+    """Missing values as the array marks them."""
+    missing = source.missing(values)
+    taken = target.missing(result)
+    if taken is not None and missing is not None:
+        taken &= ~missing
+    if taken is not None and bool(taken.any()):
+        raise InvalidInputError(
+            f"{variable.path} holds {target.fills}, which mean missing in the array /{array.path} and not in the file; "
+            "ingest it into another group",
+            path=array.path,
+        )
+    if missing is None:
         return result
-    result = values.astype(wanted, copy=False)
-    if source.fill is not None and target_packing.fill is not None and not _same(source.fill, target_packing.fill):
-        is_missing = np.isnan(values) if _is_nan(source.fill) else values == values.dtype.type(source.fill)
-        if bool(is_missing.any()):
-            result = result.copy() if result is values or np.shares_memory(result, values) else result
-            result[is_missing] = target_packing.fill
+    wanted = np.dtype(array.dtype)
+    if target.fill is None and wanted.kind != "f":
+        raise InvalidInputError(
+            f"values of {variable.path} are missing, and the array /{array.path} declares no _FillValue for them",
+            path=array.path,
+        )
+    if result is values or np.shares_memory(result, values):
+        result = result.copy()
+    result[missing] = np.nan if target.fill is None else target.stored(target.fill, wanted)
     return result
 
 
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)
-
-
-def _same(left: Any, right: Any) -> bool:
-    return bool(left == right) or (_is_nan(left) and _is_nan(right))
+def _cast(values: npt.NDArray[Any], variable: SourceVariable, array: ArrayPlan, target: Packing) -> npt.NDArray[Any]:
+    """Values in the array's type; one that cannot hold them was asked for, and is refused where values would change."""
+    wanted = np.dtype(array.dtype)
+    if keeps_values(values.dtype.str, wanted.str):
+        return values.astype(wanted, copy=False)
+    absent = None
+    if values.dtype.kind == "f" and wanted.kind in "iu" and target.fill is not None:
+        absent = np.isnan(values)
+        values = np.where(absent, values.dtype.type(0), values)
+    with np.errstate(invalid="ignore", over="ignore"):
+        result = values.astype(wanted)
+    if values.dtype.kind == "f" and wanted.kind == "f":
+        is_lost = np.isinf(result) & np.isfinite(values)
+    else:
+        is_lost = result.astype(values.dtype) != values
+        if values.dtype.kind in "iu" and wanted.kind in "iu":
+            is_lost |= (result < 0) != (values < 0)
+    if bool(is_lost.any()):
+        raise InvalidInputError(
+            f"{values[is_lost].reshape(-1)[0]} of {variable.path} does not fit the type {wanted} of the array "
+            f"/{array.path}",
+            path=array.path,
+        )
+    if absent is not None:
+        result[absent] = target.stored(target.fill, wanted)
+    return result

@@ -1,11 +1,17 @@
-"""CF conventions: units of time, and values packed into small integers."""
+"""CF conventions: times in any calendar, packed numbers, missing values.
+
+Values are decoded as xarray decodes them. `tests/ingest/test_cf_conventions.py` compares the two.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+import importlib
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,31 +20,59 @@ import numpy.typing as npt
 from icefloe.errors import InvalidInputError, UnsupportedError
 from icefloe.ingest.zarr_documents import parse_fill_attribute
 
-_UNITS_US = {
-    "microsecond": 1, "microseconds": 1, "us": 1,
-    "millisecond": 10**3, "milliseconds": 10**3, "msec": 10**3, "msecs": 10**3, "ms": 10**3,
-    "second": 10**6, "seconds": 10**6, "sec": 10**6, "secs": 10**6, "s": 10**6,
-    "minute": 60 * 10**6, "minutes": 60 * 10**6, "min": 60 * 10**6, "mins": 60 * 10**6,
-    "hour": 3600 * 10**6, "hours": 3600 * 10**6, "hr": 3600 * 10**6, "hrs": 3600 * 10**6, "h": 3600 * 10**6,
-    "day": 86400 * 10**6, "days": 86400 * 10**6, "d": 86400 * 10**6,
+_NANOSECONDS = {
+    "nanosecond": 1, "nanoseconds": 1, "ns": 1, "nsec": 1, "nsecs": 1,
+    "microsecond": 10**3, "microseconds": 10**3, "us": 10**3,
+    "millisecond": 10**6, "milliseconds": 10**6, "msec": 10**6, "msecs": 10**6, "ms": 10**6,
+    "second": 10**9, "seconds": 10**9, "sec": 10**9, "secs": 10**9, "s": 10**9,
+    "minute": 60 * 10**9, "minutes": 60 * 10**9, "min": 60 * 10**9, "mins": 60 * 10**9,
+    "hour": 3600 * 10**9, "hours": 3600 * 10**9, "hr": 3600 * 10**9, "hrs": 3600 * 10**9, "h": 3600 * 10**9,
+    "day": 86400 * 10**9, "days": 86400 * 10**9, "d": 86400 * 10**9,
 }  # fmt: skip
+_UNIT_NAMES = ("days", "hours", "minutes", "seconds", "milliseconds", "microseconds", "nanoseconds")
 _SINCE = re.compile(r"^\s*(\w+)\s+since\s+(.+?)\s*$", re.IGNORECASE)
 _STAMP = re.compile(
-    r"^(-?\d{1,4})-(\d{1,2})-(\d{1,2})(?:[T\s]+(\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d+))?)?)?"
+    r"^(-?\d{1,4})-(\d{1,2})-(\d{1,2})(?:[T\s]+(\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d*))?)?)?"
     r"\s*(Z|UTC|GMT|[+-]\d{1,2}(?::?\d{2})?)?$"
 )
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_STANDARD = ("standard", "gregorian", "proleptic_gregorian", "")
+_REFORM = dt.datetime(1582, 10, 15, tzinfo=dt.UTC)
+_REFORM_NS = (_REFORM - _EPOCH) // dt.timedelta(microseconds=1) * 1000
+_CALENDARS = {
+    "": "standard", "gregorian": "standard", "none": "standard", "365_day": "noleap", "366_day": "all_leap",
+}  # fmt: skip
+_CIVIL = ("standard", "proleptic_gregorian")
+_MOST = int(np.iinfo(np.int64).max)
+NO_TIME = int(np.iinfo(np.int64).min)
+"""The integer that stands for a missing time: numpy's and xarray's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeUnits:
-    """`hours since 2000-01-01` taken apart: microseconds per unit, and the reference instant since 1970."""
+    """`hours since 2000-01-01` taken apart.
+
+    The reference is counted from 1970-01-01 of the same calendar. Instants of the standard and of the proleptic
+    Gregorian calendar are the same number for the same instant.
+    """
 
     text: str
     calendar: str
-    unit_us: int
-    reference_us: int
+    unit_ns: int
+    reference_ns: int
+
+    @property
+    def unit_us(self) -> int:
+        """Microseconds in a unit; zero for nanoseconds."""
+        return self.unit_ns // 1000
+
+    @property
+    def reference_us(self) -> int:
+        return self.reference_ns // 1000
+
+    @property
+    def counts_alike(self) -> tuple[int, int]:
+        """Units with an equal pair count alike, however they are written."""
+        return self.unit_ns, self.reference_ns
 
 
 def is_time_units(units: Any) -> bool:
@@ -46,35 +80,74 @@ def is_time_units(units: Any) -> bool:
     return isinstance(units, str) and _SINCE.match(units) is not None
 
 
+def calendar_name(calendar: Any) -> str:
+    """The CF name of a calendar; several have two.
+
+    >>> calendar_name("gregorian"), calendar_name(None), calendar_name("365_day")
+    ('standard', 'standard', 'noleap')
+    """
+    name = str(calendar or "").lower()
+    return _CALENDARS.get(name, name)
+
+
+@lru_cache(maxsize=4096)
 def parse_time_units(units: str, calendar: str = "standard") -> TimeUnits:
-    """Take CF time units apart; only calendars that agree with the civil one since 1582."""
+    """Take CF time units apart, in any calendar of cftime."""
     match = _SINCE.match(units)
-    if match is None or match[1].lower() not in _UNITS_US:
+    if match is None or match[1].lower() not in _NANOSECONDS:
         raise InvalidInputError(f"{units!r} are not CF time units of a fixed length", units=units)
-    if calendar.lower() not in _STANDARD:
-        raise UnsupportedError(
-            f"times in the calendar {calendar!r} are not converted between units; give every file the same units",
-            units=units, calendar=calendar,
-        )  # fmt: skip
-    stamp = _STAMP.match(match[2])
-    if stamp is None:
-        raise InvalidInputError(f"the instant {match[2]!r} of the time units {units!r} is not understood", units=units)
+    name = calendar_name(calendar)
+    since = _civil_reference(match[2], name)
+    if since is None:
+        since = _cftime_reference(units, match[2], name)
+    return TimeUnits(units, name, _NANOSECONDS[match[1].lower()], since)
+
+
+def _civil_reference(text: str, calendar: str) -> int | None:
+    """Nanoseconds from 1970 to an instant after the reform of the calendar; None where cftime has to say."""
+    stamp = _STAMP.match(text)
+    if stamp is None or calendar not in _CIVIL:
+        return None
     year, month, day, hour, minute, second = (int(g or 0) for g in stamp.groups()[:6])
     try:
-        instant = dt.datetime(max(year, 1), month, day, hour, minute, second, tzinfo=dt.UTC)
-    except ValueError as error:
-        raise InvalidInputError(f"the instant of the time units {units!r} does not exist: {error}") from error
-    micro = int((stamp[7] or "0").ljust(6, "0")[:6])
-    since = (instant - _EPOCH) // dt.timedelta(microseconds=1) + micro - _zone_us(stamp[8])
-    return TimeUnits(units, calendar or "standard", _UNITS_US[match[1].lower()], since)
+        instant = dt.datetime(year, month, day, hour, minute, second, tzinfo=dt.UTC)
+    except ValueError:
+        return None
+    if instant < _REFORM and calendar == "standard":
+        return None
+    nano = int((stamp[7] or "0").ljust(9, "0")[:9])
+    return (instant - _EPOCH) // dt.timedelta(microseconds=1) * 1000 + nano - _zone_ns(stamp[8])
 
 
-def _zone_us(zone: str | None) -> int:
+def _cftime_reference(units: str, text: str, calendar: str) -> int:
+    cftime = _load_cftime(f"the time units {units!r} in the calendar {calendar!r}")
+    try:
+        instant = cftime.num2date(0, f"microseconds since {text}", calendar, only_use_cftime_datetimes=True)
+        epoch = cftime.datetime(1970, 1, 1, calendar=instant.calendar, has_year_zero=instant.has_year_zero)
+        return int((instant - epoch) // dt.timedelta(microseconds=1)) * 1000
+    except (ValueError, OverflowError) as error:
+        raise InvalidInputError(
+            f"the time units {units!r} in the calendar {calendar!r} are not understood: {error}", units=units
+        ) from error
+
+
+def _zone_ns(zone: str | None) -> int:
     if zone is None or zone in ("Z", "UTC", "GMT"):
         return 0
     digits = zone[1:].replace(":", "")
     hours, minutes = (int(digits[:-2]), int(digits[-2:])) if len(digits) > 2 else (int(digits), 0)
-    return (1 if zone[0] == "+" else -1) * (hours * 60 + minutes) * 60 * 10**6
+    return (1 if zone[0] == "+" else -1) * (hours * 60 + minutes) * 60 * 10**9
+
+
+def find_time_units(attributes: Mapping[str, Any]) -> TimeUnits | None:
+    """The time units that a variable's attributes declare; None for other units and those without a fixed length."""
+    units = attributes.get("units")
+    if not is_time_units(units):
+        return None
+    try:
+        return parse_time_units(str(units), str(attributes.get("calendar") or "standard"))
+    except InvalidInputError:
+        return None
 
 
 def format_coordinate(value: Any, units: str | None, calendar: str = "standard") -> str:
@@ -85,14 +158,31 @@ def format_coordinate(value: Any, units: str | None, calendar: str = "standard")
     """
     if not isinstance(value, (int, float, np.integer, np.floating)):
         return str(value)
-    if units is not None and is_time_units(units) and calendar.lower() in _STANDARD:
-        told = parse_time_units(units, calendar)
-        try:
-            moment = _EPOCH + dt.timedelta(microseconds=told.reference_us + float(value) * told.unit_us)
-        except (OverflowError, ValueError):
-            return f"{value:.15g} ({units})"
-        return f"{moment:%Y-%m-%d %H:%M}" if not moment.second else f"{moment:%Y-%m-%d %H:%M:%S}"
-    return f"{value:.15g}"
+    told = find_time_units({"units": units, "calendar": calendar})
+    if told is None:
+        return f"{value:.15g}"
+    try:
+        offset = int(value) * told.unit_ns if isinstance(value, (int, np.integer)) else float(value) * told.unit_ns
+        moment = _moment(told, (told.reference_ns + offset) / 1000)
+    except (OverflowError, ValueError):
+        return f"{value:.15g} ({units})"
+    return f"{moment:%Y-%m-%d %H:%M}" if not moment.second else f"{moment:%Y-%m-%d %H:%M:%S}"
+
+
+def _moment(units: TimeUnits, micro: float) -> Any:
+    civil = units.calendar in _CIVIL
+    if civil and (units.calendar == "proleptic_gregorian" or micro * 1000 >= _REFORM_NS):
+        return _EPOCH + dt.timedelta(microseconds=round(micro))
+    cftime = _load_cftime(f"dates in the calendar {units.calendar!r}")
+    return cftime.num2date(round(micro), "microseconds since 1970-01-01", units.calendar)
+
+
+def _load_cftime(needed_for: str) -> Any:
+    # Only calendars other than the civil one need it, so it is not loaded with the module.
+    try:
+        return importlib.import_module("cftime")
+    except ImportError as error:
+        raise UnsupportedError(f"{needed_for} need the package cftime: pip install cftime") from error
 
 
 def format_range(first: Any, last: Any, attributes: Mapping[str, Any]) -> str:
@@ -113,73 +203,372 @@ def format_step(step: float, units: str | None) -> str:
     return f"{step:g} {match[1].rstrip('s') if step == 1 else match[1]}"
 
 
-def convert_times(values: npt.NDArray[Any], source: TimeUnits, target: TimeUnits, dtype: str) -> npt.NDArray[Any]:
-    """Times in other units; exact, or an error where the target's integers cannot hold them."""
-    shift_us = source.reference_us - target.reference_us
+@dataclass(frozen=True, slots=True)
+class TimeEncoding:
+    """How an array counts time: its units, the calendar as it is written, and its type."""
+
+    units: TimeUnits
+    calendar: str | None
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTimes:
+    """Times of one file: units, the calendar as it is written, type, and the values where they are known."""
+
+    units: TimeUnits
+    calendar: str | None
+    dtype: str
+    values: npt.NDArray[Any] | None = None
+
+
+def choose_time_encoding(sources: Sequence[SourceTimes]) -> TimeEncoding:
+    """One encoding that holds the times of all files exactly.
+
+    Files that count alike keep their units, in a type that holds all of theirs. Others are counted by 64-bit integers
+    since the first file's reference, in the largest unit of which all times are whole multiples.
+    """
+    first = sources[0]
+    _check_calendars(sources)
+    dtype = np.result_type(*(np.dtype(s.dtype).newbyteorder("=") for s in sources))
+    if len({s.units.counts_alike for s in sources}) == 1 and all(keeps_values(s.dtype, dtype.str) for s in sources):
+        return TimeEncoding(first.units, first.calendar, dtype.newbyteorder("<").str)
+    common = 0
+    for source in sources:
+        common = math.gcd(common, source.units.reference_ns - first.units.reference_ns, _granularity(source))
+    names = [n for n in _UNIT_NAMES if _NANOSECONDS[n] <= first.units.unit_ns]
+    unit = next(n for n in names if common % _NANOSECONDS[n] == 0)
+    return TimeEncoding(_units_since(unit, first.units), first.calendar, "<i8")
+
+
+def _units_since(unit: str, first: TimeUnits) -> TimeUnits:
+    """Units with the reference of the first file's, or with a later one where nobody could count so far."""
+    match = _SINCE.match(first.text)
+    assert match is not None
+    if _NANOSECONDS[unit] == first.unit_ns:
+        return first
+    if unit != "nanoseconds" or _is_within_nanoseconds(first):
+        return parse_time_units(f"{unit} since {match[2]}", first.calendar)
+    if first.calendar in _CIVIL:
+        return parse_time_units("nanoseconds since 1970-01-01", first.calendar)
+    raise InvalidInputError(f"times in {first.text!r} of the calendar {first.calendar!r} are finer than microseconds")
+
+
+def _is_within_nanoseconds(units: TimeUnits) -> bool:
+    """Whether xarray counts nanoseconds from a reference; elsewhere it leaves times to cftime, which does not."""
+    is_early = units.calendar == "standard" and units.reference_ns < _REFORM_NS
+    return units.calendar in _CIVIL and abs(units.reference_ns) < _MOST and not is_early
+
+
+def _granularity(source: SourceTimes) -> int:
+    """Nanoseconds of which every time of a source is a whole multiple after its reference."""
+    if np.dtype(source.dtype).kind in "iu":
+        return source.units.unit_ns
+    if source.values is None:
+        return 1
+    values = source.values.astype(np.float64)
+    offsets, scale = _float_offsets(values[np.isfinite(values)], source.units)
+    return int(np.gcd.reduce(offsets)) * scale if offsets.size else 0
+
+
+def _check_calendars(sources: Sequence[SourceTimes]) -> None:
+    names = {s.units.calendar for s in sources}
+    if len(names) == 1:
+        return
+    if names <= set(_CIVIL) and all(_is_after_reform(s) for s in sources):
+        return
+    raise InvalidInputError(
+        f"times are counted in the calendars {' and '.join(sorted(names))}, which do not have the same dates; "
+        "ingest them into different groups"
+    )
+
+
+def _is_after_reform(source: SourceTimes) -> bool:
+    if source.values is None:
+        return False
+    ends = (np.nanmin(source.values), np.nanmax(source.values)) if source.values.size else ()
+    return all(source.units.reference_ns + float(v) * source.units.unit_ns >= _REFORM_NS for v in ends)
+
+
+def convert_times(
+    values: npt.NDArray[Any],
+    source: TimeUnits,
+    target: TimeUnits,
+    dtype: str,
+    *,
+    missing: npt.NDArray[np.bool_] | None = None,
+    no_time: Any = None,
+) -> npt.NDArray[Any]:
+    """Times in other units: exactly the same instants, or an error.
+
+    Missing ones become `no_time`, or where that is None, NaN of floats and `NO_TIME` of 64-bit integers.
+    """
     wanted = np.dtype(dtype)
+    if source.counts_alike == target.counts_alike:
+        return _cast_times(values, wanted, source, missing, no_time)
+    absent = _absent(values, missing)
     if values.dtype.kind in "iu":
-        micro = values.astype(np.int64) * source.unit_us + shift_us
-        if wanted.kind in "iu":
-            if bool((micro % target.unit_us).any()):
-                raise InvalidInputError(
-                    f"times in {source.text!r} are no whole {target.text!r}; choose finer units or a float dtype"
-                )
-            return (micro // target.unit_us).astype(wanted)
-        return (micro / target.unit_us).astype(wanted)
-    converted = values.astype(np.float64) * (source.unit_us / target.unit_us) + shift_us / target.unit_us
+        plain = values if absent is None else np.where(absent, 0, values)
+        offsets, scale = plain, source.unit_ns
+    else:
+        plain = values.astype(np.float64)
+        offsets, scale = _float_offsets(plain if absent is None else np.where(absent, 0, plain), source)
+    shift = source.reference_ns - target.reference_ns
     if wanted.kind in "iu":
-        rounded = np.rint(converted)
-        if bool((np.abs(converted - rounded) > 1e-6).any()):
-            raise InvalidInputError(
-                f"times in {source.text!r} are no whole {target.text!r}; choose finer units or a float dtype"
-            )
-        return rounded.astype(wanted)
-    return converted.astype(wanted)
+        result = _whole_units(offsets, scale, shift, source, target, wanted)
+    else:
+        result = _float_units(offsets, scale, shift, source, target, wanted)
+    if absent is not None:
+        result[absent] = _no_time(wanted, no_time)
+    return result
+
+
+def _absent(values: npt.NDArray[Any], missing: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.bool_] | None:
+    found = np.isnan(values) if values.dtype.kind == "f" else None
+    if values.dtype.kind == "i" and values.dtype.itemsize == 8:
+        found = values == NO_TIME
+    if found is None:
+        found = missing
+    elif missing is not None:
+        found = found | missing
+    return found if found is not None and bool(found.any()) else None
+
+
+def _no_time(wanted: np.dtype[Any], given: Any) -> Any:
+    if given is not None:
+        return given
+    if wanted.kind == "f":
+        return np.nan
+    if wanted.kind == "i" and wanted.itemsize == 8:
+        return NO_TIME
+    raise InvalidInputError(f"times are missing, and an array of {wanted} has no number for them")
+
+
+def _cast_times(
+    values: npt.NDArray[Any],
+    wanted: np.dtype[Any],
+    units: TimeUnits,
+    missing: npt.NDArray[np.bool_] | None,
+    no_time: Any,
+) -> npt.NDArray[Any]:
+    absent = _absent(values, missing)
+    if absent is None and keeps_values(values.dtype.str, wanted.str):
+        return values.astype(wanted, copy=False)
+    plain = values if absent is None else np.where(absent, values.dtype.type(0), values)
+    with np.errstate(invalid="ignore", over="ignore"):
+        result = plain.astype(wanted)
+    if not np.array_equal(result.astype(np.longdouble), plain.astype(np.longdouble)):
+        raise InvalidInputError(
+            f"times in {units.text!r} do not fit the type {wanted} of their array; they are of type {values.dtype}"
+        )
+    if absent is not None:
+        result[absent] = _no_time(wanted, no_time)
+    return result
+
+
+def _whole_units(
+    offsets: npt.NDArray[Any], scale: int, shift: int, source: TimeUnits, target: TimeUnits, wanted: np.dtype[Any]
+) -> npt.NDArray[Any]:
+    if offsets.size == 0:
+        return offsets.astype(wanted)
+    common = math.gcd(scale, shift, target.unit_ns)
+    scale, shift, unit = scale // common, shift // common, target.unit_ns // common
+    low, high = (int(end) * scale + shift for end in (offsets.min(), offsets.max()))
+    limits = np.iinfo(wanted)
+    told = f"times in {source.text!r}"
+    if low < -_MOST or high > _MOST or low // unit < limits.min or high // unit > limits.max:
+        raise InvalidInputError(
+            f"{told} do not fit {target.text!r} in the type {wanted} of their array; choose coarser units (time_units)"
+        )
+    total = offsets.astype(np.int64) * scale + shift
+    if bool((total % unit).any()):
+        raise InvalidInputError(f"{told} are no whole {target.text!r}; choose finer units or a float dtype")
+    return (total // unit).astype(wanted)
+
+
+def _float_units(
+    offsets: npt.NDArray[Any], scale: int, shift: int, source: TimeUnits, target: TimeUnits, wanted: np.dtype[Any]
+) -> npt.NDArray[Any]:
+    """Times as floats, which decode to the very same instants."""
+    exact = offsets.astype(np.longdouble) * scale + shift
+    result = (exact / target.unit_ns).astype(wanted)
+    back, unit = _float_offsets(result.astype(np.float64), target)
+    if not np.array_equal(back.astype(np.longdouble) * unit, exact):
+        raise InvalidInputError(
+            f"times in {source.text!r} are not exact as {wanted} of {target.text!r}; store times as integers "
+            "(time_units with a unit of which they are multiples)"
+        )
+    return result
+
+
+def _float_offsets(values: npt.NDArray[np.float64], units: TimeUnits) -> tuple[npt.NDArray[Any], int]:
+    """What floating times stand for after their reference, as xarray decodes them, and in how many nanoseconds.
+
+    xarray counts nanoseconds and cuts the rest where 64 bits suffice, or else lets cftime count microseconds.
+    """
+    finite = values[np.isfinite(values)]
+    ends = [float(finite.min()), float(finite.max())] if finite.size else [0.0]
+    largest = max(abs(units.reference_ns), *(abs(units.reference_ns + end * units.unit_ns) for end in ends))
+    in_range = max(largest, *(abs(end * units.unit_ns) for end in ends)) < _MOST
+    if in_range and _is_within_nanoseconds(units):
+        return (values * np.int64(units.unit_ns)).astype(np.int64), 1
+    micro = np.around(values.astype(np.longdouble) * (units.unit_ns / 1000))
+    if micro.size and float(np.abs(micro).max()) > _MOST:
+        raise InvalidInputError(f"times in {units.text!r} are too far from their reference to be counted")
+    return micro.astype(np.int64), 1000
+
+
+def keeps_values(source: str, target: str) -> bool:
+    """Whether every value of one type is exactly a value of the other.
+
+    >>> keeps_values("<i2", "<f4"), keeps_values("<i8", "<f8"), keeps_values(">f4", "<f8")
+    (True, False, True)
+    """
+    if "string" in (source, target):
+        return source == target
+    ours, theirs = np.dtype(source), np.dtype(target)
+    if ours.kind in "iu" and theirs.kind in "fc":
+        # numpy calls int64 to float64 safe; beyond 2**53 it is not.
+        digits = 8 * ours.itemsize - (ours.kind == "i")
+        part = theirs if theirs.kind == "f" else np.dtype(f"f{theirs.itemsize // 2}")
+        return digits <= np.finfo(part).nmant + 1
+    if (ours.kind == "b") != (theirs.kind == "b"):
+        return False
+    return bool(np.can_cast(ours, theirs, "safe"))
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How stored numbers become values: stored * scale + offset, with one stored number for "missing"."""
+    """How stored numbers become values: stored * scale + offset, some of them missing.
+
+    fills  numbers that mean missing, as the numbers are before they are scaled; NaN is missing anyway
+    sign   "u" where stored signed integers are meant without sign (`_Unsigned`), "i" for the reverse
+    """
 
     scale: float = 1.0
     offset: float = 0.0
-    fill: Any = None
+    fills: tuple[Any, ...] = ()
+    sign: str = ""
 
     @property
     def is_plain(self) -> bool:
         return self.scale == 1.0 and self.offset == 0.0
 
+    @property
+    def fill(self) -> Any:
+        """The number to write for a missing value; None where none is declared."""
+        return self.fills[0] if self.fills else None
+
+    def __str__(self) -> str:
+        told = f"scale_factor {self.scale:g}, add_offset {self.offset:g}"
+        return f"{told}, missing {', '.join(map(str, self.fills))}" if self.fills else told
+
+    def meant_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """The type of the numbers before they are scaled."""
+        return dtype if not self.sign else np.dtype(f"{dtype.byteorder}{self.sign}{dtype.itemsize}")
+
+    def meant(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Stored numbers with the sign that is meant."""
+        return values if not self.sign else values.view(self.meant_dtype(values.dtype))
+
+    def missing(self, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None:
+        """Which stored numbers mean missing; None where none does. NaN is not counted."""
+        if not self.fills or values.dtype.kind not in "iuf":
+            return None
+        numbers = self.meant(values)
+        found: npt.NDArray[np.bool_] = numbers == numbers.dtype.type(self.fills[0])
+        for fill in self.fills[1:]:
+            found |= numbers == numbers.dtype.type(fill)
+        return found if bool(found.any()) else None
+
+    def stored(self, number: Any, dtype: np.dtype[Any]) -> Any:
+        """A number with the sign that is meant, as it is stored."""
+        meant = self.meant_dtype(dtype)
+        return np.array([number], dtype=meant).view(dtype)[0] if self.sign else dtype.type(number)
+
 
 def packing_of(attributes: Mapping[str, Any], dtype: str) -> Packing:
-    """The packing that a variable's attributes declare."""
-    fill = attributes.get("_FillValue", attributes.get("missing_value"))
-    if isinstance(fill, list):
-        fill = fill[0] if fill else None
-    return Packing(
-        float(attributes.get("scale_factor", 1.0)),
-        float(attributes.get("add_offset", 0.0)),
-        None if fill is None else parse_fill_attribute(dtype, fill),
+    """The packing that a variable's attributes declare, as xarray understands them."""
+    if dtype == "string" or np.dtype(dtype).kind not in "iuf":
+        return Packing()
+    stored = np.dtype(dtype)
+    unsigned = str(attributes.get("_Unsigned", "")).lower()
+    sign = (
+        "u" if stored.kind == "i" and unsigned == "true" else "i" if stored.kind == "u" and unsigned == "false" else ""
     )
+    packing = Packing(_number(attributes, "scale_factor", 1.0), _number(attributes, "add_offset", 0.0), (), sign)
+    meant = packing.meant_dtype(stored)
+    fills: dict[Any, None] = {}
+    for name in ("_FillValue", "missing_value"):
+        given = attributes.get(name)
+        for entry in given if isinstance(given, (list, tuple)) else [given]:
+            number = parse_fill_attribute(dtype, entry) if name == "_FillValue" and entry is not None else entry
+            if sign and name == "_FillValue" and isinstance(number, (int, float)) and _fits(number, stored):
+                number = np.array([number], dtype=stored).view(meant)[0].item()
+            if _fits(number, meant):
+                fills[meant.type(number).item()] = None
+    return Packing(packing.scale, packing.offset, tuple(fills), sign)
+
+
+def _number(attributes: Mapping[str, Any], name: str, default: float) -> float:
+    value = attributes.get(name, default)
+    if isinstance(value, (list, tuple)) and len(value) == 1:
+        value = value[0]
+    if not isinstance(value, (int, float)):
+        raise InvalidInputError(f"the attribute {name} is {value!r}, which is not a number")
+    return float(value)
+
+
+def _fits(number: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether a number can be a value of a type; texts and numbers out of its range match nothing."""
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or number != number:
+        return False
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return limits.min <= number <= limits.max and number == int(number)
+    with np.errstate(over="ignore"):
+        return float(dtype.type(number)) == float(number)
 
 
 def unpack(values: npt.NDArray[Any], packing: Packing, dtype: str) -> npt.NDArray[Any]:
     """Stored numbers as floating values, missing ones as NaN."""
     wanted = np.dtype(dtype)
-    result = values.astype(wanted)
+    result = packing.meant(values).astype(wanted)
     if packing.scale != 1.0:
         result *= wanted.type(packing.scale)
     if packing.offset != 0.0:
         result += wanted.type(packing.offset)
-    if packing.fill is not None and values.dtype.kind in "iuf":
-        result[values == values.dtype.type(packing.fill)] = np.nan
+    missing = packing.missing(values)
+    if missing is not None:
+        result[missing] = np.nan
     return result
 
 
 def unpacked_dtype(dtype: str, attributes: Mapping[str, Any]) -> str:
-    """The floating type that holds unpacked values: single precision for small integers, as xarray chooses."""
+    """The floating type of unpacked values in tables: single precision for small integers without an offset."""
     numpy_type = np.dtype(dtype)
     if numpy_type.kind == "f":
         return numpy_type.newbyteorder("<").str
-    if numpy_type.itemsize <= 2 and "add_offset" not in attributes:
-        return "<f4"
     return "<f8" if numpy_type.itemsize > 2 or "add_offset" in attributes else "<f4"
+
+
+def decoded_dtype(dtype: str, attributes: Mapping[str, Any]) -> str:
+    """The type in which xarray decodes packed numbers, or numbers of which some are missing.
+
+    The attributes are a file's own: the type of `scale_factor` and `add_offset` decides.
+
+    >>> decoded_dtype("<i2", {"scale_factor": np.float32(0.5)}), decoded_dtype("<i2", {"scale_factor": 0.5})
+    ('<f4', '<f8')
+    >>> decoded_dtype("<i2", {}), decoded_dtype("<i4", {})
+    ('<f4', '<f8')
+    """
+    stored = np.dtype(dtype)
+    scale, offset = (
+        np.asarray(attributes[n]).dtype if n in attributes else None for n in ("scale_factor", "add_offset")
+    )
+    if scale is None and offset is None:
+        single = stored.itemsize <= 2 if stored.kind in "iu" else stored.itemsize <= 4
+        return "<f4" if single else "<f8"
+    if scale is not None and offset is not None and scale == offset and scale in (np.float32, np.float64):
+        return "<f8" if stored.itemsize == 4 and stored.kind in "iu" else scale.newbyteorder("<").str
+    return "<f4" if offset is None and scale == np.float32 else "<f8"

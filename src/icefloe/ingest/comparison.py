@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 
 from icefloe.errors import IcefloeError
-from icefloe.ingest.cf import is_time_units
+from icefloe.ingest.cf import find_time_units, keeps_values, packing_of
 from icefloe.ingest.members import Member
 from icefloe.ingest.schema_report import SchemaIssue, Severity
 from icefloe.ingest.source_model import IDENTITY_ATTRIBUTES, SourceVariable
 from icefloe.ingest.zarr_documents import parse_fill_attribute
 
 _PACKING = ("scale_factor", "add_offset")
-_MEANING = ("units", "calendar", "_FillValue", "missing_value", *_PACKING)
+_MISSING = ("_FillValue", "missing_value", "_Unsigned")
+_MEANING = ("units", "calendar", *_MISSING, *_PACKING)
 
 
 def compare_variable(
@@ -27,10 +28,12 @@ def compare_variable(
     virtual: bool,
     keep_times: bool,
     unpack: bool,
+    is_asked: bool = False,
 ) -> Iterator[SchemaIssue]:
     """Differences of one variable from its reference, over the members that have it.
 
-    `virtual`: its bytes are referenced; `keep_times`: times may not be re-encoded either way.
+    `virtual`: its bytes are referenced; `keep_times`: times may not be re-encoded either way; `is_asked`: the caller
+    chose a type for it.
     """
     checked: dict[int, list[tuple[Severity, str, str, str, str]]] = {id(reference): []}
     for member in members:
@@ -40,7 +43,15 @@ def compare_variable(
         # Alike files share one value: compared once.
         if id(variable) not in checked:
             checked[id(variable)] = list(
-                _differences(reference, variable, joined, virtual=virtual, keep_times=keep_times, unpack=unpack)
+                _differences(
+                    reference,
+                    variable,
+                    joined,
+                    virtual=virtual,
+                    keep_times=keep_times,
+                    unpack=unpack,
+                    is_asked=is_asked,
+                )
             )
         for severity, facet, expected, found, resolution in checked[id(variable)]:
             yield SchemaIssue(severity, member.file.url, name, facet, expected, found, resolution)
@@ -54,6 +65,7 @@ def _differences(
     virtual: bool,
     keep_times: bool,
     unpack: bool,
+    is_asked: bool = False,
 ) -> Iterator[tuple[Severity, str, str, str, str]]:
     if variable.dims != reference.dims:
         yield "error", "dimensions", str(reference.dims), str(variable.dims), "leave the file out"
@@ -63,34 +75,62 @@ def _differences(
         if dim not in joined:
             yield "error", f"length of {dim}", str(expected), str(found), "files can only differ where they are joined"
     if variable.dtype != reference.dtype:
-        yield _data_type(reference, variable, virtual)
+        difference = _data_type(reference, variable, virtual, is_asked)
+        if difference is not None:
+            yield difference
     if virtual:
         yield from _bytes_differ(reference, variable)
     yield from _attributes_differ(reference, variable, virtual=virtual, keep_times=keep_times, unpack=unpack)
 
 
+def promoted_dtype(dtypes: Sequence[str]) -> str | None:
+    """The type that holds every value of several, as numpy promotes them; None where there is none.
+
+    >>> promoted_dtype(["<i2", ">i4"]), promoted_dtype(["<f4", "<i4"]), promoted_dtype(["<i8", "<u8"])
+    ('<i4', '<f8', None)
+    """
+    if "string" in dtypes:
+        return "string" if set(dtypes) == {"string"} else None
+    types = [np.dtype(d).newbyteorder("=") for d in dtypes]
+    if len(set(types)) == 1:
+        return types[0].newbyteorder("<").str
+    kinds = {t.kind for t in types}
+    if not kinds <= set("iufc") and kinds not in ({"S"}, {"U"}):
+        return None
+    found = np.result_type(*types).newbyteorder("<").str
+    return found if all(keeps_values(t.str, found) for t in types) else None
+
+
 def _data_type(
-    reference: SourceVariable, variable: SourceVariable, virtual: bool
-) -> tuple[Severity, str, str, str, str]:
+    reference: SourceVariable, variable: SourceVariable, virtual: bool, is_asked: bool
+) -> tuple[Severity, str, str, str, str] | None:
     facts = ("dtype", reference.dtype, variable.dtype)
     if virtual:
         return "error", *facts, "one array has one type: use mode='native'"
     if "string" in (reference.dtype, variable.dtype):
         return "error", *facts, "text and numbers cannot be joined"
-    if np.can_cast(np.dtype(variable.dtype), np.dtype(reference.dtype), "same_kind"):
-        return "handled", *facts, f"converted to {reference.dtype}"
-    return "error", *facts, "choose a type for both with dtypes"
+    found = promoted_dtype([reference.dtype, variable.dtype])
+    if found is not None and np.dtype(found).newbyteorder("=") == np.dtype(variable.dtype).newbyteorder("="):
+        if np.dtype(reference.dtype).newbyteorder("=") == np.dtype(found).newbyteorder("="):
+            return None
+        return "handled", *facts, f"all are stored as {np.dtype(found)}"
+    if found is not None:
+        return "handled", *facts, f"stored as {np.dtype(found)}"
+    is_time = all(find_time_units(v.attributes) is not None for v in (reference, variable))
+    if is_asked or is_time:
+        return "handled", *facts, "converted to the type that was asked for" if is_asked else "times are re-encoded"
+    return "error", *facts, "no type holds the values of both: choose one with dtypes"
 
 
 def _bytes_differ(reference: SourceVariable, variable: SourceVariable) -> Iterator[tuple[Severity, str, str, str, str]]:
     advice = "chunk bytes stay as they are: use mode='native'"
     if variable.chunks != reference.chunks and variable.layout == "chunked":
         yield "error", "chunks", str(reference.chunks), str(variable.chunks), advice
-    if _decoding(variable.codecs) != _decoding(reference.codecs):
+    if decoding_codecs(variable.codecs) != decoding_codecs(reference.codecs):
         yield "error", "codecs", _names(reference.codecs), _names(variable.codecs), advice
 
 
-def _decoding(codecs: Sequence[Mapping[str, Any]]) -> list[Any]:
+def decoding_codecs(codecs: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Codecs without what only an encoder needs."""
     free = ("level", "clevel", "cname", "blocksize")
     return [(c["name"], {k: v for k, v in (c.get("configuration") or {}).items() if k not in free}) for c in codecs]
@@ -104,12 +144,15 @@ def _attributes_differ(
     reference: SourceVariable, variable: SourceVariable, *, virtual: bool, keep_times: bool, unpack: bool
 ) -> Iterator[tuple[Severity, str, str, str, str]]:
     ours, theirs = reference.attributes, variable.attributes
-    keys = sorted({k for k in (*ours, *theirs) if ours.get(k) != theirs.get(k)})
-    is_time = is_time_units(ours.get("units")) and is_time_units(theirs.get("units"))
+    keys = sorted({k for k in (*ours, *theirs) if not _same_value(ours.get(k), theirs.get(k))})
+    is_time = find_time_units(ours) is not None and find_time_units(theirs) is not None
+    is_same = packing_of(ours, reference.dtype) == packing_of(theirs, variable.dtype)
     for key in keys:
         facts = (key, _shown(reference, key), _shown(variable, key))
-        if key == "units" and is_time and not (virtual or keep_times):
+        if key in ("units", "calendar") and is_time and not (virtual or keep_times):
             yield "handled", *facts, "times are re-encoded"
+        elif key in ("units", "calendar") and is_time and _count_alike(ours, theirs):
+            yield "note", *facts, "it says the same in other words; the first file's is kept"
         elif key == "units" and is_time:
             yield "error", *facts, "times are not re-encoded by reference: use mode='mixed' or 'native'"
         elif key in _PACKING and unpack:
@@ -117,12 +160,26 @@ def _attributes_differ(
         elif key in _PACKING:
             advice = "unpack=True" if not virtual else "mode='native', unpack=True"
             yield "error", *facts, f"packed numbers mean different values: use {advice}"
-        elif key in ("_FillValue", "missing_value") and not virtual:
+        elif key in _MISSING and not virtual:
             yield "handled", *facts, "missing values are re-encoded"
+        elif key in _MISSING and is_same:
+            yield "note", *facts, "the same values are missing"
         elif key in _MEANING or key in IDENTITY_ATTRIBUTES:
             yield "error", *facts, "the numbers do not mean the same"
         else:
             yield "note", *facts, "the first file's is kept"
+
+
+def _same_value(left: Any, right: Any) -> bool:
+    # NaN equals nothing, and itself least; its text does.
+    return bool(left == right) or repr(left) == repr(right)
+
+
+def _count_alike(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    left, right = find_time_units(ours), find_time_units(theirs)
+    if left is None or right is None:
+        return False
+    return (left.counts_alike, left.calendar) == (right.counts_alike, right.calendar)
 
 
 def _shown(variable: SourceVariable, key: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,24 +11,23 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.errors import InvalidInputError
-from icefloe.ingest.array_plan import ArrayPlan
+from icefloe.ingest.array_plan import ArrayPlan, convert_values
 from icefloe.ingest.cf import format_range
 from icefloe.ingest.comparison import compare_variable, missing_variables
 from icefloe.ingest.existing import Existing
 from icefloe.ingest.members import Member, join_path
 from icefloe.ingest.offsets import find_append_gap, find_offset
-from icefloe.ingest.options import IngestOptions
+from icefloe.ingest.options import IngestOptions, suggest
 from icefloe.ingest.placement import (
     JoinedDimension,
-    convert_coordinate,
     find_joined_dims,
+    find_time_encoding,
     join_dimension,
     stack_member,
-    target_units,
 )
 from icefloe.ingest.schema_report import GAP, SchemaIssue, SchemaReport, Severity
 from icefloe.ingest.source_model import SourceFailure, SourceVariable
-from icefloe.ingest.target_arrays import TargetDimensions, plan_array
+from icefloe.ingest.target_arrays import TargetDimensions, extend_array, fill_means_missing, plan_array
 from icefloe.ingest.tasks import Extent, PlacedFile
 
 
@@ -65,6 +65,7 @@ def plan_dataset(
     """Find the joined dimensions, compare the members, place them, describe the arrays."""
     asked = _asked_dims(options, members)
     names = find_joined_dims(members, asked)
+    _check_dimensions(group, members, names, options, existing)
     for name in names:
         if all(name not in m.sizes() for m in members):
             members = [stack_member(m, name) for m in members]
@@ -76,16 +77,20 @@ def plan_dataset(
     contributions, duplicates = _contributions(members, joined)
     issues = duplicates
     arrays: list[ArrayPlan] = []
-    for name in contributions:
+    for name, cells in contributions.items():
         having = [m for m in members if name in m.variables]
-        array, found = plan_array(join_path(group, name), name, having, dims, options, existing)
+        path = join_path(group, name)
+        holes = _has_holes(having[0].variables[name], cells, dims, is_new=path not in existing.arrays)
+        array, found = plan_array(path, name, having, dims, options, existing, has_holes=holes)
         issues += found
         if array is not None:
             arrays.append(array)
     virtual = {array.path.rpartition("/")[2] for array in arrays if array.kind == "virtual"}
     issues += _issues(members, contributions, joined, virtual, options)
-    values = _values(group, arrays, members, dims, options)
-    arrays = [_kind_settled(array, {v.path for v in values}) for array in arrays]
+    grown, found = _lacking(group, members, contributions, dims, options, existing)
+    issues += [*found, *_lacked(group, members, contributions, arrays, dims, options)]
+    values = [] if any(issue.severity == "error" for issue in issues) else _values(arrays, members, dims, options)
+    arrays = [_kind_settled(array, {v.path for v in values}) for array in arrays] + grown
     gaps = [gap for j in joined.values() if (gap := find_append_gap(group, j, options, existing)) is not None]
     issues += _join_notes(joined, failures, gaps)
     written = {a.path: a for a in arrays if a.kind != "values"}
@@ -99,6 +104,103 @@ def plan_dataset(
         SchemaReport(tuple(issues)),
         tuple(f.file.url for _, f in failures),
     )
+
+
+def _check_dimensions(
+    group: str, members: Sequence[Member], names: Sequence[str], options: IngestOptions, existing: Existing
+) -> None:
+    """Refuse dimensions that nobody has: a new one is made only where files are stacked along it on purpose."""
+    known = {d for m in members for d in m.sizes()} | {
+        name for m in members for name, v in m.variables.items() if not v.dims
+    }
+    stored = {
+        str(d)
+        for path, array in existing.arrays.items()
+        if path.rpartition("/")[0] == group
+        for d in array.document.get("dimension_names") or ()
+        if d is not None
+    }
+    asked = [options.append_dim] if options.append_dim is not None else []
+    asked += [d for d in options.region if d not in asked] if isinstance(options.region, Mapping) else []
+    for name in asked:
+        if name not in known | stored and name not in (options.concat_dims or ()):
+            raise InvalidInputError(
+                f"no source and no array of /{group} has a dimension {name!r}{suggest(name, known | stored)}; to stack "
+                f"files along a new dimension, name it in concat_dims too",
+                dim=name,
+            )
+    for name in options.concat_dims or ():
+        close = suggest(name, known | stored)
+        if name not in known | stored and close:
+            raise InvalidInputError(f"no source has a dimension {name!r}{close}", dim=name)
+
+
+def _has_holes(variable: SourceVariable, cells: Mapping[Any, str], dims: TargetDimensions, *, is_new: bool) -> bool:
+    """Whether cells of a variable come from no file: places of the grid without one, or what was there before it."""
+    own = [d for d in variable.dims if d in dims.joined]
+    if is_new and any(dims.offset[d] for d in own):
+        return True
+    places = math.prod(len(dims.joined[d].filled) for d in own)
+    filled = sum(all(dims.joined[d].blocks[i].size for d, i in place) for place in cells)
+    return bool(own) and filled < places
+
+
+def _lacking(
+    group: str,
+    members: Sequence[Member],
+    cells: Mapping[str, Mapping[Any, str]],
+    dims: TargetDimensions,
+    options: IngestOptions,
+    existing: Existing,
+) -> tuple[list[ArrayPlan], list[SchemaIssue]]:
+    """Arrays of the repository that grow along the appended dimension, of which the files have nothing."""
+    name = options.append_dim
+    grown: list[ArrayPlan] = []
+    issues: list[SchemaIssue] = []
+    if name is None or name not in dims.joined or not dims.joined[name].size:
+        return grown, issues
+    url = members[0].file.url
+    for path, stored in existing.arrays.items():
+        folder, _, own = path.rpartition("/")
+        if folder != group or own in cells or name not in (stored.document.get("dimension_names") or ()):
+            continue
+        if not options.allow_missing:
+            told = "use allow_missing to leave missing values"
+            issues.append(SchemaIssue("error", url, own, "missing variable", "present", "absent", told))
+            continue
+        array = extend_array(stored, name, dims.length(name))
+        if not fill_means_missing(array):
+            told = "its fill value is an ordinary one, so cells cannot be left out"
+            issues.append(SchemaIssue("error", url, own, "missing variable", "present", "absent", told))
+            continue
+        told = "its region stays missing"
+        issues.append(SchemaIssue("handled", url, own, "missing variable", "present", "absent", told))
+        grown.append(array)
+    return grown, issues
+
+
+def _lacked(
+    group: str,
+    members: Sequence[Member],
+    cells: Mapping[str, Mapping[Any, str]],
+    arrays: Sequence[ArrayPlan],
+    dims: TargetDimensions,
+    options: IngestOptions,
+) -> list[SchemaIssue]:
+    """Variables of the files that the repository lacks where it has others."""
+    issues: list[SchemaIssue] = []
+    new = {array.path: array for array in arrays if array.is_new}
+    for name in cells:
+        array = new.get(join_path(group, name))
+        if array is None or not any(dims.offset[d] for d in array.joined):
+            continue
+        severity: Severity = "handled" if options.allow_missing else "error"
+        told = (
+            "its earlier cells stay missing" if options.allow_missing else "use allow_missing to leave missing values"
+        )
+        url = next(m.file.url for m in members if name in m.variables)
+        issues.append(SchemaIssue(severity, url, name, "new variable", "in the repository", "absent", told))
+    return issues
 
 
 def _asked_dims(options: IngestOptions, members: Sequence[Member]) -> tuple[str, ...] | None:
@@ -126,11 +228,10 @@ def _join(
     options: IngestOptions,
     existing: Existing,
 ) -> JoinedDimension:
-    asked = options.time_units
     stored = existing.arrays.get(join_path(group, name))
-    if stored is not None and "units" in stored.document.get("attributes", {}):
-        asked = str(stored.document["attributes"]["units"])
-    units, calendar = target_units(members, name, asked)
+    own = None if stored is None else stored.variable()
+    known = None if own is None else {"attributes": own.attributes, "dtype": own.dtype}
+    encoding = find_time_encoding(members, name, known, options.time_units)
     missing = [(order, failure.file.url) for order, failure in failures]
     if missing and len(names) > 1:
         raise InvalidInputError(
@@ -138,7 +239,7 @@ def _join(
             f"take it out of the sources",
             url=missing[0][1],
         )
-    return join_dimension(members, name, units, calendar, missing)
+    return join_dimension(members, name, encoding, missing)
 
 
 def _contributions(
@@ -183,7 +284,7 @@ def _issues(
         reference = having[0].variables[name]
         issues += compare_variable(
             name, reference, having, list(joined), virtual=name in virtual, keep_times=options.mode == "virtual",
-            unpack=options.unpack,
+            unpack=options.unpack, is_asked=name in options.dtypes,
         )  # fmt: skip
         by_rank.setdefault(tuple(d for d in joined if d in reference.dims), []).append(name)
     for dims, names in by_rank.items():
@@ -219,11 +320,7 @@ def _static_differ(members: Sequence[Member], joined: Mapping[str, JoinedDimensi
 
 
 def _values(
-    group: str,
-    arrays: Sequence[ArrayPlan],
-    members: Sequence[Member],
-    dims: TargetDimensions,
-    options: IngestOptions,
+    arrays: Sequence[ArrayPlan], members: Sequence[Member], dims: TargetDimensions, options: IngestOptions
 ) -> list[ValueWrite]:
     """Coordinates whose values travelled with the schemas; nothing is read again for them."""
     writes: list[ValueWrite] = []
@@ -238,7 +335,7 @@ def _values(
             coordinate = member.coordinates.get(name)
             values = None if coordinate is None else coordinate.values
             if values is not None:
-                values = values.astype(np.dtype(array.dtype)).reshape(array.shape)
+                values = _convert(values, member, name, array).reshape(array.shape)
         else:
             values = None
         if values is not None:
@@ -247,11 +344,17 @@ def _values(
     return writes
 
 
+def _convert(values: npt.NDArray[Any], member: Member, name: str, array: ArrayPlan) -> npt.NDArray[Any]:
+    try:
+        return convert_values(values, member.variables[name], array)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{member.file.url}: {error}", url=member.file.url) from error
+
+
 def _joined_values(array: ArrayPlan, members: Sequence[Member], joined: JoinedDimension) -> npt.NDArray[Any] | None:
     by_url = {m.file.url: m for m in members}
     parts: list[npt.NDArray[Any]] = []
-    units = array.attributes.get("units")
-    for block in joined.blocks:
+    for block in joined.filled:
         if block.is_missing:
             if block.coordinate is None or block.coordinate.values is None:
                 return None
@@ -262,13 +365,8 @@ def _joined_values(array: ArrayPlan, members: Sequence[Member], joined: JoinedDi
         coordinate = None if member is None else member.coordinates.get(joined.name)
         if member is None or coordinate is None or coordinate.values is None:
             return None
-        attributes = member.variables[joined.name].attributes
-        parts.append(
-            convert_coordinate(
-                coordinate.values, attributes, None if units is None else str(units), joined.calendar, array.dtype
-            )
-        )
-    return np.concatenate(parts)
+        parts.append(_convert(coordinate.values, member, joined.name, array))
+    return np.concatenate(parts) if parts else None
 
 
 def _kind_settled(array: ArrayPlan, with_values: set[str]) -> ArrayPlan:
@@ -283,12 +381,12 @@ def _join_notes(
         SchemaIssue("note", "", "", GAP, "equal steps", note, "the files are joined without filling it")
         for note in found
     ]
+    left_out = {url for d in joined.values() for url in d.left_out}
     for _, failure in failures:
-        notes.append(
-            SchemaIssue(
-                "handled", failure.file.url, "", "file", "readable", failure.reason, "its region stays fill value"
-            )
-        )
+        told = "its region stays missing"
+        if failure.file.url in left_out:
+            told = "it is left out: nothing tells where it belongs"
+        notes.append(SchemaIssue("handled", failure.file.url, "", "file", "readable", failure.reason, told))
     return notes
 
 

@@ -11,13 +11,15 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from icefloe.errors import InvalidInputError
 from icefloe.ingest.access import SourceAccess
-from icefloe.ingest.array_plan import ArrayPlan, convert_values
+from icefloe.ingest.array_plan import ArrayPlan, convert_values, parse_fill_document
 from icefloe.ingest.chunk_grids import (
     Region,
     chunk_region,
     concatenate_tables,
     expand_table,
+    grid_shape,
     region_shape,
     shift_table,
 )
@@ -168,8 +170,10 @@ def _write_values(task: IngestTask, array: ArrayPlan, sink: BlockSink, files: _O
 def _read(piece: _Piece, array: ArrayPlan, files: _OpenFiles) -> npt.NDArray[Any]:
     source = files.get(piece.placed.file, piece.placed.format)
     values = read_values(source, piece.variable, piece.source)
-    units, calendar = _own_units(piece.placed, array, piece.variable)
-    return convert_values(values, piece.variable, array, units, calendar)
+    try:
+        return convert_values(values, piece.variable, array)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{piece.placed.file.url}: {error}", url=piece.placed.file.url) from error
 
 
 def read_values(source: OpenSource, variable: SourceVariable, region: Region) -> npt.NDArray[Any]:
@@ -177,12 +181,6 @@ def read_values(source: OpenSource, variable: SourceVariable, region: Region) ->
     if variable.is_stacked:
         return source.values(variable.in_file(), region[1:])[np.newaxis]
     return source.values(variable, region)
-
-
-def _own_units(placed: PlacedFile, array: ArrayPlan, variable: SourceVariable) -> tuple[str | None, str]:
-    """The time units of a file's variable."""
-    units = variable.attributes.get("units")
-    return (None if units is None else str(units)), str(variable.attributes.get("calendar", "standard"))
 
 
 def _write_references(task: IngestTask, array: ArrayPlan, sink: BlockSink, files: _OpenFiles) -> tuple[int, int, int]:
@@ -197,6 +195,8 @@ def _write_references(task: IngestTask, array: ArrayPlan, sink: BlockSink, files
         fitted = replace(variable, chunks=array.chunks)
         found = source.references(fitted.in_file())
         table, by_value = found.table, found.by_value
+        if not _same_fill(variable, array):
+            by_value = np.concatenate([by_value, _absent_chunks(fitted.in_file(), table, by_value)])
         if variable.is_stacked:
             table, by_value = expand_table(table), np.insert(by_value, 0, 0, axis=1)
         origin = [placed.origin.get(d, 0) if d in array.joined else 0 for d in array.dims]
@@ -210,6 +210,25 @@ def _write_references(task: IngestTask, array: ArrayPlan, sink: BlockSink, files
     if len(table):
         sink.write_table(array.path, table)
     return blocks, len(table), size
+
+
+def _same_fill(variable: SourceVariable, array: ArrayPlan) -> bool:
+    """Whether a chunk that is nowhere reads the same in the file and in the array."""
+    if array.dtype == "string":
+        return True
+    own, other = parse_fill_document(variable.dtype, variable.fill_value), array.fill()
+    return bool(own == other) or bool(own != own and other != other)
+
+
+def _absent_chunks(
+    variable: SourceVariable, table: ChunkTable, by_value: npt.NDArray[np.uint32]
+) -> npt.NDArray[np.uint32]:
+    """Chunks that the file never stored: their cells are the file's fill value."""
+    grid = grid_shape(variable.shape, variable.chunks)
+    is_absent = np.ones(grid, dtype=bool)
+    for coords in (table.coords, by_value):
+        is_absent[tuple(coords.T)] = False
+    return np.argwhere(is_absent).astype(np.uint32).reshape(-1, len(grid))
 
 
 def _shift(region: Region, origin: Sequence[int]) -> Region:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from icefloe.errors import UnsupportedError
 from icefloe.ingest.parsers.zarr_metadata import variable_of_v3
 from icefloe.ingest.source_model import SourceVariable
 
@@ -49,11 +48,22 @@ def find_run(whole: npt.NDArray[Any], part: npt.NDArray[Any]) -> int | None:
     """Where `part` stands in `whole` as a run of neighbours; None when it does not."""
     if len(part) == 0 or len(part) > len(whole):
         return None
-    if part.dtype.kind not in "iuf":
-        raise UnsupportedError("a region can be found from numeric coordinates only")
-    close = np.isclose(whole.astype(np.float64), float(part[0]), rtol=1e-9, atol=1e-9)
-    for start in np.flatnonzero(close):
+    for start in np.flatnonzero(same_coordinates(whole, np.full(len(whole), part[0]))):
         run = whole[start : start + len(part)]
-        if len(run) == len(part) and np.allclose(run.astype(np.float64), part.astype(np.float64), rtol=1e-9, atol=1e-9):
+        if len(run) == len(part) and bool(same_coordinates(run, part).all()):
             return int(start)
     return None
+
+
+def same_coordinates(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which values of two coordinates of equal length are the same.
+
+    Floats of different precision are the same where the coarser type cannot tell them apart.
+    """
+    if left.dtype.kind == "f" and right.dtype.kind == "f" and left.dtype.itemsize != right.dtype.itemsize:
+        coarse = min(left.dtype, right.dtype, key=lambda dtype: dtype.itemsize)
+        left, right = left.astype(coarse), right.astype(coarse)
+    found: npt.NDArray[np.bool_] = np.asarray(left == right)
+    if left.dtype.kind == "f" and right.dtype.kind == "f":
+        found |= np.isnan(left) & np.isnan(right)
+    return found

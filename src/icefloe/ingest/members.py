@@ -9,7 +9,7 @@ from typing import Any
 
 from icefloe.errors import InvalidInputError
 from icefloe.ingest.cf import is_time_units
-from icefloe.ingest.options import IngestOptions
+from icefloe.ingest.options import IngestOptions, suggest
 from icefloe.ingest.source_model import Coordinate, SourceFile, SourceSchema, SourceVariable
 
 _NAMING_ATTRIBUTES = ("coordinates", "bounds", "grid_mapping", "ancillary_variables", "cell_measures", "formula_terms")
@@ -44,7 +44,7 @@ def split_datasets(schemas: Sequence[tuple[int, SourceSchema]], options: IngestO
     datasets: dict[str, list[Member]] = {}
     shared: dict[tuple[int, ...], tuple[Any, dict[str, SourceVariable]]] = {}
     for order, schema in schemas:
-        below = join_path(options.group, _group_of(schema.file, options))
+        below = target_group(schema.file, options)
         for group in _groups(schema):
             chosen = _select(schema, group, options)
             if not chosen and group:
@@ -63,6 +63,11 @@ def split_datasets(schemas: Sequence[tuple[int, SourceSchema]], options: IngestO
     return datasets
 
 
+def target_group(file: SourceFile, options: IngestOptions) -> str:
+    """The group of the target under which a file's groups lie."""
+    return join_path(options.group, _group_of(file, options))
+
+
 def _group_of(file: SourceFile, options: IngestOptions) -> str:
     if options.group_pattern is None:
         return ""
@@ -78,14 +83,25 @@ def _groups(schema: SourceSchema) -> list[str]:
 
 
 def _check_names(schemas: Sequence[SourceSchema], options: IngestOptions) -> None:
+    """Refuse names that nothing has. Variables are named as in the sources, targets by their new names."""
     present = {name for schema in schemas for path, v in schema.variables.items() for name in (path, v.name)}
+    dims = {d for schema in schemas for v in schema.variables.values() for d in v.dims}
     for name in (*(options.variables or ()), *options.drop_variables):
         if name not in present:
-            raise InvalidInputError(f"no source has a variable {name!r}; there are {', '.join(sorted(present)[:30])}")
-    dims = {d for schema in schemas for v in schema.variables.values() for d in v.dims}
+            shown = ", ".join(sorted(present)[:30])
+            raise InvalidInputError(f"no source has a variable {name!r}{suggest(name, present)}; there are {shown}")
     for name in options.rename:
-        if name not in present and name not in dims:
-            raise InvalidInputError(f"no source has a variable or dimension {name!r} to rename")
+        if name not in present | dims:
+            near = suggest(name, present | dims)
+            raise InvalidInputError(f"no source has a variable or dimension {name!r} to rename{near}")
+    renamed = {options.rename.get(d, d) for d in dims}
+    for name in options.chunks:
+        if name not in renamed | {options.append_dim, *(options.concat_dims or ())}:
+            raise InvalidInputError(f"chunks: no source has a dimension {name!r}{suggest(name, renamed)}")
+    targets = {options.rename.get(name, name) for name in present}
+    for name in options.dtypes:
+        if name.rpartition("/")[2] not in targets:
+            raise InvalidInputError(f"dtypes: no source has a variable {name!r}{suggest(name, targets)}")
 
 
 def _select(schema: SourceSchema, group: str, options: IngestOptions) -> dict[str, SourceVariable]:

@@ -10,10 +10,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from icefloe.errors import IcefloeError, InvalidInputError
-from icefloe.ingest.cf import convert_times, format_coordinate, format_step, is_time_units, parse_time_units
+from icefloe.errors import InvalidInputError
+from icefloe.ingest.cf import (
+    SourceTimes,
+    TimeEncoding,
+    choose_time_encoding,
+    convert_times,
+    find_time_units,
+    format_coordinate,
+    format_step,
+    is_time_units,
+    packing_of,
+    parse_time_units,
+)
 from icefloe.ingest.members import Member
-from icefloe.ingest.source_model import Coordinate, SourceVariable
+from icefloe.ingest.source_model import Coordinate, SourceVariable, summarise_coordinate
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +52,24 @@ class JoinedDimension:
     """Block by URL."""
     notes: tuple[str, ...] = ()
     """Gaps between neighbours."""
+    encoding: TimeEncoding | None = None
+    """How its times are counted in the target; None where the files count them alike, or it is no time."""
+    direction: int = 0
+    """1 ascending, -1 descending, 0 where a single value does not tell."""
+    left_out: tuple[str, ...] = ()
+    """URLs of unreadable files whose place is not known."""
+
+    @property
+    def filled(self) -> tuple[Block, ...]:
+        """The blocks that have cells; a file may have none."""
+        return tuple(block for block in self.blocks if block.size)
+
+    def values(self) -> npt.NDArray[Any] | None:
+        """The values of the coordinate, as the target counts them; None where they are not all known."""
+        known = [
+            b.coordinate.values for b in self.filled if b.coordinate is not None and b.coordinate.values is not None
+        ]
+        return np.concatenate(known) if known and len(known) == len(self.filled) else None
 
 
 def find_joined_dims(members: Sequence[Member], asked: Sequence[str] | None) -> tuple[str, ...]:
@@ -115,32 +144,51 @@ def _stacked(variable: SourceVariable, dim: str) -> SourceVariable:
     )  # fmt: skip
 
 
-def target_units(members: Sequence[Member], dim: str, asked: str | None) -> tuple[str | None, str]:
-    """The units and calendar of a joined coordinate: those asked for, or the first file's."""
-    for member in members:
-        variable = member.variables.get(dim)
-        if variable is not None:
-            units = variable.attributes.get("units")
-            calendar = str(variable.attributes.get("calendar", "standard"))
-            if is_time_units(units):
-                return asked or str(units), calendar
-            return (None if units is None else str(units)), calendar
-    return None, "standard"
+def find_time_encoding(
+    members: Sequence[Member], dim: str, stored: Mapping[str, Any] | None, asked: str | None
+) -> TimeEncoding | None:
+    """How the times of a dimension are counted in the target.
+
+    `stored` is the variable of the repository (attributes and dtype), which stays as it is. `asked` are units that the
+    caller wants. None where the dimension is no time.
+    """
+    sources = [times for m in members if (times := _source_times(m, dim)) is not None]
+    if not sources:
+        return None
+    if stored is not None:
+        units = find_time_units(stored["attributes"])
+        return None if units is None else TimeEncoding(units, stored["attributes"].get("calendar"), stored["dtype"])
+    if asked is None:
+        return choose_time_encoding(sources)
+    units = parse_time_units(asked, sources[0].units.calendar)
+    dtype = "<i8" if all(_is_whole(source, units) for source in sources) else "<f8"
+    return TimeEncoding(units, sources[0].calendar, dtype)
 
 
-def convert_coordinate(
-    values: npt.NDArray[Any], attributes: Mapping[str, Any], units: str | None, calendar: str, dtype: str
-) -> npt.NDArray[Any]:
-    """A coordinate's values in the joined dimension's units."""
-    own = attributes.get("units")
-    if units is None or own == units or not is_time_units(own):
-        return values if values.dtype.kind in "SU" or dtype == "string" else values.astype(np.dtype(dtype))
-    source = parse_time_units(str(own), str(attributes.get("calendar", "standard")))
-    return convert_times(values, source, parse_time_units(units, calendar), dtype)
+def _source_times(member: Member, dim: str) -> SourceTimes | None:
+    variable, coordinate = member.variables.get(dim), member.coordinates.get(dim)
+    if variable is None or variable.dtype == "string" or np.dtype(variable.dtype).kind not in "iuf":
+        return None
+    units, packing = find_time_units(variable.attributes), packing_of(variable.attributes, variable.dtype)
+    if units is None or not packing.is_plain or packing.sign:
+        return None
+    values = None if coordinate is None else coordinate.values
+    return SourceTimes(units, variable.attributes.get("calendar"), variable.dtype, values)
+
+
+def _is_whole(source: SourceTimes, units: Any) -> bool:
+    values = source.values
+    if values is None:
+        return np.dtype(source.dtype).kind in "iu"
+    try:
+        convert_times(values, source.units, units, "<i8")
+    except InvalidInputError:
+        return False
+    return True
 
 
 def join_dimension(
-    members: Sequence[Member], dim: str, units: str | None, calendar: str, missing: Sequence[tuple[int, str]] = ()
+    members: Sequence[Member], dim: str, encoding: TimeEncoding | None, missing: Sequence[tuple[int, str]] = ()
 ) -> JoinedDimension:
     """Put the members in order along one dimension; overlaps are an error, gaps are noted.
 
@@ -149,12 +197,16 @@ def join_dimension(
     with_values = [m for m in members if dim in m.sizes()]
     if all(dim not in m.coordinates for m in with_values):
         return _join_by_order(with_values, dim, missing)
+    units, calendar = _shown_units(with_values, dim, encoding)
     groups: dict[str, tuple[Coordinate, list[Member]]] = {}
-    several_units = len({str(m.variables[dim].attributes.get("units")) for m in with_values if dim in m.variables}) > 1
+    empty: list[tuple[Coordinate, list[Member]]] = []
+    shared: dict[tuple[int, int], Coordinate] = {}
     for member in with_values:
-        coordinate = _comparable(member, dim, units, calendar)
-        key = f"{coordinate.first}:{coordinate.last}:{coordinate.size}" if several_units else coordinate.digest
-        groups.setdefault(key, (coordinate, []))[1].append(member)
+        coordinate = _comparable(member, dim, encoding, shared)
+        if coordinate.size == 0:
+            empty.append((coordinate, [member]))
+            continue
+        groups.setdefault(coordinate.digest, (coordinate, []))[1].append(member)
     entries = list(groups.values())
     directions = {c.direction for c, _ in entries if c.size > 1}
     if len(directions) > 1 or 0 in directions:
@@ -165,6 +217,9 @@ def join_dimension(
             f"the coordinate {dim} is not monotone, or runs in different directions between files ({wrong})", url=wrong
         )
     sign = directions.pop() if directions else 1
+    nameless = next((m.file.url for c, g in entries for m in g if c.first != c.first or c.last != c.last), None)
+    if nameless is not None:
+        raise InvalidInputError(f"the coordinate {dim} of {nameless} has missing values (NaN)", url=nameless)
     entries.sort(key=lambda entry: entry[0].first, reverse=sign < 0)
     notes: list[str] = []
     steps = [abs(c.step) for c, _ in entries if c.step]
@@ -180,33 +235,60 @@ def join_dimension(
         if step and abs(_difference(right.first, left.last)) > 1.5 * step:
             notes.append(f"gap along {dim}: {pair} (a step is {format_step(step, units)})")
     blocks, index_of, start = [], {}, 0
-    for index, (coordinate, group) in enumerate(entries):
+    for index, (coordinate, group) in enumerate([*entries, *empty]):
         blocks.append(Block(start, coordinate.size, coordinate, tuple(m.file.url for m in group)))
         index_of.update({m.file.url: index for m in group})
         start += coordinate.size
-    joined = JoinedDimension(dim, tuple(blocks), start, units, calendar, index_of, tuple(notes))
+    notes += [f"{group[0].file.name} has no cells along {dim}" for _, group in empty]
+    direction = sign if start > 1 else 0
+    joined = JoinedDimension(
+        dim, tuple(blocks), start, units, calendar, index_of, tuple(notes), encoding, direction
+    )  # fmt: skip
     return _hold_free(joined, members, missing, sign * step if step else None) if missing else joined
 
 
-def _comparable(member: Member, dim: str, units: str | None, calendar: str) -> Coordinate:
-    """The member's coordinate with its ends in the joined units."""
+def _shown_units(members: Sequence[Member], dim: str, encoding: TimeEncoding | None) -> tuple[str | None, str]:
+    """The units and the calendar in which values of a dimension are shown."""
+    if encoding is not None:
+        return encoding.units.text, encoding.units.calendar
+    variable = next((m.variables[dim] for m in members if dim in m.variables), None)
+    if variable is None:
+        return None, "standard"
+    units = variable.attributes.get("units")
+    return (None if units is None else str(units)), str(variable.attributes.get("calendar", "standard"))
+
+
+def _comparable(
+    member: Member, dim: str, encoding: TimeEncoding | None, shared: dict[tuple[int, int], Coordinate]
+) -> Coordinate:
+    """The member's coordinate as the target counts it. Alike files share one."""
     coordinate = member.coordinates.get(dim)
     if coordinate is None:
         raise InvalidInputError(f"{member.file.url} has no coordinate for {dim}, other files do", url=member.file.url)
     variable = member.variables.get(dim)
-    own = variable.attributes.get("units") if variable is not None else None
-    if variable is None or own == units or not is_time_units(own) or units is None:
+    own = None if variable is None or encoding is None else _source_times(member, dim)
+    if own is None or variable is None or encoding is None:
         return coordinate
-    ends = np.array([coordinate.first, coordinate.last])
-    kept = coordinate.values
-    try:
-        first, last = convert_coordinate(ends, variable.attributes, units, calendar, "<f8").tolist()
-        values = None if kept is None else convert_coordinate(kept, variable.attributes, units, calendar, "<f8")
-    except IcefloeError as error:
-        raise InvalidInputError(f"{member.file.url}: {error}", url=member.file.url) from error
-    scale = parse_time_units(str(own)).unit_us / parse_time_units(units).unit_us
-    step = None if coordinate.step is None else coordinate.step * scale
-    return replace(coordinate, first=first, last=last, step=step, values=values)
+    if own.units.counts_alike == encoding.units.counts_alike:
+        return coordinate
+    key = id(variable), id(coordinate)
+    if key not in shared:
+        try:
+            shared[key] = _converted(coordinate, own, encoding)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{member.file.url}: {error}", url=member.file.url) from error
+    return shared[key]
+
+
+def _converted(coordinate: Coordinate, own: SourceTimes, encoding: TimeEncoding) -> Coordinate:
+    def convert(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return convert_times(values, own.units, encoding.units, encoding.dtype)
+
+    if coordinate.values is not None:
+        return summarise_coordinate(convert(coordinate.values))
+    first, last = convert(np.array([coordinate.first, coordinate.last], dtype=own.dtype)).tolist()
+    step = None if coordinate.step is None else coordinate.step * own.units.unit_ns / encoding.units.unit_ns
+    return replace(coordinate, digest=f"{coordinate.digest}:{own.units.text}", first=first, last=last, step=step)
 
 
 def _difference(right: Any, left: Any) -> float:
@@ -244,36 +326,50 @@ def _unknown_place(url: str, dim: str, why: str) -> InvalidInputError:
 def _hold_free(
     joined: JoinedDimension, members: Sequence[Member], missing: Sequence[tuple[int, str]], step: float | None
 ) -> JoinedDimension:
-    """Blocks for unreadable files, where order of names, equal lengths and spacing say where they would be."""
+    """Blocks for unreadable files between others, where order of names, equal lengths and spacing say where they are.
+
+    Files before the first and behind the last readable one are left out: nothing says where they would be.
+    """
     by_url = {m.file.url: m for m in members}
-    orders = [by_url[b.urls[0]].order for b in joined.blocks]
-    sizes = {b.size for b in joined.blocks}
-    for _, url in missing:
+    known = joined.filled
+    orders = [by_url[b.urls[0]].order for b in known]
+    outside = tuple(url for order, url in missing if not orders or not min(orders) < order < max(orders))
+    inside = [(order, url) for order, url in missing if url not in outside]
+    joined = replace(joined, left_out=outside)
+    if not inside:
+        return joined
+    sizes = {b.size for b in known}
+    for _, url in inside:
         if len(sizes) != 1:
             raise _unknown_place(url, joined.name, "the files differ in length")
         if orders != sorted(orders):
             raise _unknown_place(url, joined.name, "the order of the names is not that of the coordinate")
-        if step is None or not isinstance(joined.blocks[0].coordinate.first, (int, float)):  # type: ignore[union-attr]
+        if step is None or not isinstance(known[0].coordinate.first, (int, float)):  # type: ignore[union-attr]
             raise _unknown_place(url, joined.name, "the coordinate is not equally spaced")
+    assert step is not None
     size = sizes.pop()
     entries = sorted(
-        [(order, block.urls, block.coordinate) for order, block in zip(orders, joined.blocks, strict=True)]
-        + [(order, (url,), None) for order, url in missing],
+        [(order, block.urls, block.coordinate) for order, block in zip(orders, known, strict=True)]
+        + [(order, (url,), None) for order, url in inside],
         key=lambda entry: entry[0],
     )
-    anchor = next(index for index, entry in enumerate(entries) if entry[2] is not None)
-    origin = entries[anchor][2].first - anchor * size * step  # type: ignore[operator, union-attr]
+    first_known = known[0].coordinate
+    assert first_known is not None
+    is_whole = isinstance(first_known.first, int)
     blocks: list[Block] = []
     for index, (_, urls, coordinate) in enumerate(entries):
-        first = origin + index * size * step  # type: ignore[operator]
+        first = first_known.first + index * size * step
         if coordinate is not None:
-            if abs(coordinate.first - first) > 0.01 * abs(step):  # type: ignore[arg-type]
-                raise _unknown_place(missing[0][1], joined.name, f"{urls[0]} is not where equal spacing would put it")
+            if abs(coordinate.first - first) > 0.01 * abs(step):
+                raise _unknown_place(inside[0][1], joined.name, f"{urls[0]} is not where equal spacing would put it")
             blocks.append(Block(index * size, size, coordinate, urls))
             continue
-        values = first + step * np.arange(size)  # type: ignore[operator]
-        made = Coordinate(size, f"missing:{urls[0]}", first, float(values[-1]), 1, step, values)
+        values: npt.NDArray[Any] = first + step * np.arange(size)
+        if is_whole:
+            values = np.rint(values).astype(np.int64)
+        made = replace(summarise_coordinate(values), digest=f"missing:{urls[0]}")
         blocks.append(Block(index * size, size, made, urls, is_missing=True))
+    total = size * len(blocks)
+    blocks += [replace(block, start=total) for block in joined.blocks if not block.size]
     index_of = {url: index for index, block in enumerate(blocks) for url in block.urls}
-    notes = tuple(n for n in joined.notes if not missing)
-    return replace(joined, blocks=tuple(blocks), size=size * len(blocks), index_of=index_of, notes=notes)
+    return replace(joined, blocks=tuple(blocks), size=total, index_of=index_of, notes=())

@@ -12,7 +12,7 @@ from icefloe.errors import InvalidInputError
 from icefloe.ingest.array_plan import ArrayPlan
 from icefloe.ingest.dataset_plan import DatasetPlan, ValueWrite, plan_dataset
 from icefloe.ingest.existing import Existing
-from icefloe.ingest.members import join_path, split_datasets
+from icefloe.ingest.members import join_path, split_datasets, target_group
 from icefloe.ingest.options import IngestOptions
 from icefloe.ingest.schema_report import SchemaIssue, SchemaReport, Severity, join_reports
 from icefloe.ingest.source_model import SourceFailure, SourceSchema, intern_schemas
@@ -79,9 +79,10 @@ def plan_ingest(
         if any(m.variables for m in members)
     ]
     arrays = {a.path: a for d in datasets for a in d.arrays}
-    groups = _group_attributes(ordered, datasets)
+    groups = _group_attributes(ordered, datasets, options)
     documents = {p: group_document(a) for p, a in groups.items() if p not in existing.groups}
-    documents.update({a.path: a.document for a in arrays.values()})
+    # An array that keeps its shape keeps its document: writing it again would conflict with others for nothing.
+    documents.update({a.path: a.document for a in arrays.values() if a.is_new or _grows(a, existing)})
     skipped = SchemaReport((*_skipped_members(ordered), *_unchecked(existing, datasets, options)))
     tasks = _number(datasets, options)
     return IngestPlan(
@@ -124,6 +125,10 @@ def _order(
     return [(position[s.file.url], s) for s in ordered], [(position[f.file.url], f) for f in failures]
 
 
+def _grows(array: ArrayPlan, existing: Existing) -> bool:
+    return tuple(existing.arrays[array.path].document["shape"]) != array.shape
+
+
 def _takes_failures(members: Sequence[Any]) -> bool:
     return any(m.variables for m in members)
 
@@ -140,14 +145,20 @@ def _number(datasets: Sequence[DatasetPlan], options: IngestOptions) -> tuple[In
     return tuple(tasks)
 
 
-def _group_attributes(schemas: Sequence[SourceSchema], datasets: Sequence[DatasetPlan]) -> dict[str, Mapping[str, Any]]:
-    """Every group of the target and those above it."""
+def _group_attributes(
+    schemas: Sequence[SourceSchema], datasets: Sequence[DatasetPlan], options: IngestOptions
+) -> dict[str, Mapping[str, Any]]:
+    """Every group of the target and those above it. One without variables is the first source's that has it."""
     found: dict[str, Mapping[str, Any]] = {"": {}}
-    for dataset in datasets:
-        parts = dataset.group.split("/") if dataset.group else []
+    own = {dataset.group: dataset.attributes for dataset in datasets}
+    for schema in {id(s.groups): s for s in schemas}.values() if options.variables is None else ():
+        for path, attributes in schema.groups.items():
+            own.setdefault(join_path(target_group(schema.file, options), path), attributes)
+    for group, attributes in own.items():
+        parts = group.split("/") if group else []
         for depth in range(1, len(parts)):
-            found.setdefault("/".join(parts[:depth]), {})
-        found[dataset.group] = dataset.attributes
+            found.setdefault("/".join(parts[:depth]), own.get("/".join(parts[:depth]), {}))
+        found[group] = attributes
     return found
 
 

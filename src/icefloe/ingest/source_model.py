@@ -69,6 +69,8 @@ class SourceVariable:
     """Why its bytes cannot be referenced where they are; None when they can."""
     is_stacked: bool = False
     """The first dimension, of length one, is not in the file: files are stacked along it."""
+    decoded_dtype: str | None = None
+    """The type in which xarray decodes its packed or missing numbers; None where its attributes tell as they are."""
 
     @property
     def name(self) -> str:
@@ -155,19 +157,17 @@ class SourceFailure:
 def summarise_coordinate(values: npt.NDArray[Any]) -> Coordinate:
     """Order, spacing and fingerprint of a coordinate's values."""
     flat = np.ascontiguousarray(values).reshape(-1)
-    digest = hashlib.blake2b(f"{flat.dtype.str}{flat.shape}".encode(), digest_size=16)
-    digest.update(flat.tobytes() if flat.dtype != object else repr(flat.tolist()).encode())
     direction, step = 0, None
     if flat.size > 1 and flat.dtype.kind in "iuf":
-        wide = flat.astype(np.float64) if flat.dtype.kind == "f" else flat.astype(np.int64)
-        differences = np.diff(wide)
-        direction = 1 if bool((differences > 0).all()) else -1 if bool((differences < 0).all()) else 0
+        # Neighbours are compared, not subtracted: differences of wide integers may overflow.
+        direction = 1 if bool((flat[1:] > flat[:-1]).all()) else -1 if bool((flat[1:] < flat[:-1]).all()) else 0
+        wide = flat.astype(np.float64)
         mean = float(wide[-1] - wide[0]) / (flat.size - 1)
-        if direction and bool((np.abs(differences - mean) <= 1e-3 * abs(mean)).all()):
+        if direction and bool((np.abs(np.diff(wide) - mean) <= 1e-3 * abs(mean)).all()):
             step = mean
     return Coordinate(
         size=int(flat.size),
-        digest=digest.hexdigest(),
+        digest=_digest(flat),
         first=flat[0].item() if flat.size else None,
         last=flat[-1].item() if flat.size else None,
         direction=direction,
@@ -176,10 +176,23 @@ def summarise_coordinate(values: npt.NDArray[Any]) -> Coordinate:
     )
 
 
+def _digest(flat: npt.NDArray[Any]) -> str:
+    """A fingerprint of values: numbers that are equal have the same one, whatever their type and byte order."""
+    kind = "number" if flat.dtype.kind in "iuf" else flat.dtype.kind
+    if kind == "number":
+        wide = flat.astype(np.float64) + 0.0
+        # Integers beyond 2**53 have no exact double; they keep their own bytes.
+        is_exact = flat.dtype.kind == "f" or flat.dtype.itemsize < 8 or bool((np.abs(wide) < 2.0**53).all())
+        flat = wide if is_exact else flat.astype(flat.dtype.newbyteorder("<"))
+    digest = hashlib.blake2b(f"{kind}{flat.shape}".encode(), digest_size=16)
+    digest.update(flat.tobytes() if flat.dtype != object else repr(flat.tolist()).encode())
+    return digest.hexdigest()
+
+
 def intern_schemas(schemas: Iterable[SourceSchema]) -> list[SourceSchema]:
     """The same schemas, sharing equal variables, coordinates and groups, so that many alike files cost little."""
     variables: dict[bytes, SourceVariable] = {}
-    coordinates: dict[str, Coordinate] = {}
+    coordinates: dict[tuple[str, str], Coordinate] = {}
     mappings: dict[bytes, Any] = {}
 
     def share(value: Any) -> Any:
@@ -191,9 +204,14 @@ def intern_schemas(schemas: Iterable[SourceSchema]) -> list[SourceSchema]:
             replace(
                 schema,
                 variables={p: variables.setdefault(pickle.dumps(v), v) for p, v in schema.variables.items()},
-                coordinates={p: coordinates.setdefault(c.digest, c) for p, c in schema.coordinates.items()},
+                coordinates={p: _shared_coordinate(c, coordinates) for p, c in schema.coordinates.items()},
                 groups=share(dict(schema.groups)),
                 skipped=share(dict(schema.skipped)),
             )
         )
     return shared
+
+
+def _shared_coordinate(coordinate: Coordinate, known: dict[tuple[str, str], Coordinate]) -> Coordinate:
+    dtype = "" if coordinate.values is None else coordinate.values.dtype.str
+    return known.setdefault((coordinate.digest, dtype), coordinate)

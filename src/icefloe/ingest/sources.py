@@ -48,6 +48,8 @@ def expand_sources(sources: Sources, access: SourceAccess | None = None) -> list
 
 
 def _expand_one(text: str, access: SourceAccess) -> Sequence[SourceFile]:
+    if not text.strip():
+        raise InvalidInputError("a source is an empty text; name a file, a folder ('.' for this one) or a URL")
     if text.endswith((".txt", ".list")) and not glob.has_magic(text):
         lines = access.read(normalise_url(text)).decode("utf-8").splitlines()
         entries = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]

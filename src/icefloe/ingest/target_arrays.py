@@ -8,21 +8,36 @@ from typing import Any
 
 import numpy as np
 
+from icefloe.errors import InvalidInputError
 from icefloe.ingest.array_plan import ArrayKind, ArrayPlan, choose_chunks, native_codecs
-from icefloe.ingest.cf import format_range, is_time_units, packing_of, unpacked_dtype
+from icefloe.ingest.cf import (
+    NO_TIME,
+    Packing,
+    SourceTimes,
+    TimeEncoding,
+    choose_time_encoding,
+    convert_times,
+    decoded_dtype,
+    find_time_units,
+    format_range,
+    is_time_units,
+    keeps_values,
+    packing_of,
+)
 from icefloe.ingest.chunk_grids import is_contiguous_chunking
-from icefloe.ingest.comparison import find_byte_difference
-from icefloe.ingest.existing import Existing, ExistingArray
+from icefloe.ingest.comparison import decoding_codecs, find_byte_difference, promoted_dtype
+from icefloe.ingest.existing import Existing, ExistingArray, same_coordinates
 from icefloe.ingest.members import Member
 from icefloe.ingest.options import IngestOptions
 from icefloe.ingest.placement import JoinedDimension
 from icefloe.ingest.schema_report import SchemaIssue
 from icefloe.ingest.source_model import IDENTITY_ATTRIBUTES, SourceVariable
-from icefloe.ingest.zarr_documents import array_document, fill_attribute, fill_value_document, parse_fill_attribute
+from icefloe.ingest.zarr_documents import array_document, fill_attribute, fill_value_document
 
 COORDINATE_CHUNK = 1 << 13
 """Cells in a chunk of a native coordinate: a year of hours, still small when a few more are appended."""
-_PACKING = ("scale_factor", "add_offset", "_FillValue", "missing_value")
+_MISSING = ("_FillValue", "missing_value")
+_PACKING = ("scale_factor", "add_offset", "_Unsigned", *_MISSING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +52,27 @@ class TargetDimensions:
 
 
 def plan_array(
-    path: str, name: str, members: Sequence[Member], dims: TargetDimensions, options: IngestOptions, existing: Existing
+    path: str,
+    name: str,
+    members: Sequence[Member],
+    dims: TargetDimensions,
+    options: IngestOptions,
+    existing: Existing,
+    *,
+    has_holes: bool = False,
 ) -> tuple[ArrayPlan | None, list[SchemaIssue]]:
-    """One array, or None when it is there already and nothing of it is written."""
+    """One array, or None when it is there already and nothing of it is written.
+
+    `has_holes`: no file covers some of its cells, which must read as missing.
+    """
     variable = members[0].variables[name]
     joined = tuple(d for d in variable.dims if d in dims.joined)
     stored = existing.arrays.get(path)
     if stored is not None:
-        return _plan_existing(stored, variable, members, dims, joined, options, path, name)
+        array, issues = _plan_existing(stored, variable, members, dims, joined, options, path, name)
+        if array is not None and has_holes:
+            issues += _existing_holes(array, members[0], name)
+        return array, issues
     if options.region is not None:
         issue = _issue(members[0], name, "array", "in the repository", "absent", "region writes into existing arrays")
         return None, [issue]
@@ -52,8 +80,12 @@ def plan_array(
     kind, template, issues = _choose_kind(variable, name, members, dims, joined, shape, options)
     if kind == "virtual":
         array = _virtual_array(path, template, shape, joined)
+        if has_holes:
+            array, found = _virtual_holes(array, members[0], name)
+            issues += found
     else:
-        array = _native_array(path, name, variable, members, shape, joined, dims, options)
+        array, found = _native_array(path, name, members, shape, joined, dims, options, has_holes)
+        issues += found
     return array, issues
 
 
@@ -69,53 +101,259 @@ def _virtual_array(path: str, variable: SourceVariable, shape: tuple[int, ...], 
     )  # fmt: skip
 
 
+def _virtual_holes(array: ArrayPlan, member: Member, name: str) -> tuple[ArrayPlan, list[SchemaIssue]]:
+    """The array with a fill value that reads as missing: chunks that no file has are read as it."""
+    packing = packing_of(array.attributes, array.dtype)
+    kind = "" if array.dtype == "string" else np.dtype(array.dtype).kind
+    if packing.fills:
+        fill = fill_value_document(array.dtype, packing.stored(packing.fill, np.dtype(array.dtype)))
+    elif kind == "f":
+        fill = fill_value_document(array.dtype, np.nan)
+    else:
+        advice = "references cannot change its values: use mode='native', or drop_variables"
+        found = f"{array.dtype} without _FillValue"
+        return array, [_issue(member, name, "missing cells", "a value that means missing", found, advice)]
+    template = array.template
+    document = array_document(
+        shape=array.shape, dtype=array.dtype, chunks=array.chunks, codecs=template.codecs, fill_value=fill,
+        attributes=array.attributes, dims=array.dims,
+    )  # fmt: skip
+    return replace(array, fill_value=fill, document=document), []
+
+
+def _existing_holes(array: ArrayPlan, member: Member, name: str) -> list[SchemaIssue]:
+    """Cells of an array of the repository that stay empty read as its fill value, which must mean missing."""
+    if fill_means_missing(array):
+        return []
+    found = f"the fill value {array.fill_value}, which is an ordinary one"
+    advice = "write the array anew with a _FillValue, or bring all of its cells"
+    return [_issue(member, name, "missing cells", "a value that means missing", found, advice)]
+
+
+def extend_array(stored: ExistingArray, dim: str, length: int) -> ArrayPlan:
+    """An array of the repository made longer, with nothing written into it."""
+    own = stored.variable()
+    shape = tuple(max(n, length) if d == dim else n for d, n in zip(own.dims, own.shape, strict=True))
+    return ArrayPlan(
+        stored.path, "native", own.dims, shape, own.chunks, own.dtype, own.attributes, own.fill_value,
+        stored.resized(shape), (dim,), own, is_new=False,
+    )  # fmt: skip
+
+
+def fill_means_missing(array: ArrayPlan) -> bool:
+    """Whether cells that were never written read as missing."""
+    fill = array.fill()
+    if array.dtype == "string" or np.dtype(array.dtype).kind not in "iufM":
+        return False
+    if bool(fill != fill) or np.dtype(array.dtype).kind == "M":
+        return bool(fill != fill)
+    packing = packing_of(array.attributes, array.dtype)
+    is_time = is_time_units(array.attributes.get("units")) and packing.is_plain
+    return packing.missing(np.array([fill], dtype=array.dtype)) is not None or (is_time and fill == NO_TIME)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """How an array stores the values of all its files."""
+
+    dtype: str
+    attributes: dict[str, Any]
+    fill_value: Any
+    """As zarr.json spells it."""
+
+
+class _NoTypeError(Exception):
+    """No type holds the values of all files; says what was found and what to do."""
+
+    def __init__(self, facet: str, found: str, advice: str) -> None:
+        super().__init__(found)
+        self.facet, self.found, self.advice = facet, found, advice
+
+
 def _native_array(
     path: str,
     name: str,
-    variable: SourceVariable,
     members: Sequence[Member],
     shape: tuple[int, ...],
     joined: tuple[str, ...],
     dims: TargetDimensions,
     options: IngestOptions,
-) -> ArrayPlan:
-    attributes = dict(variable.attributes)
-    packing = packing_of(attributes, variable.dtype)
-    dtype = variable.dtype
-    fill: Any = variable.fill_value
-    if options.unpack and not packing.is_plain:
-        dtype = unpacked_dtype(dtype, attributes)
-        attributes = {k: v for k, v in attributes.items() if k not in _PACKING}
-        attributes["_FillValue"] = fill_attribute(dtype, np.nan)
-        fill = "NaN"
+    has_holes: bool,
+) -> tuple[ArrayPlan, list[SchemaIssue]]:
+    variables = list({id(m.variables[name]): m.variables[name] for m in members}.values())
+    variable = variables[0]
+    encoding = dims.joined[name].encoding if name in dims.joined else None
     wanted = options.dtypes.get(name, options.dtypes.get(path))
-    if wanted is not None and dtype != "string":
-        dtype, fill, attributes = _retyped(np.dtype(wanted).str, dtype, fill, attributes)
-    if dtype != "string":
-        dtype = np.dtype(dtype).newbyteorder("<").str
-    if is_time_units(attributes.get("units")):
-        units = dims.joined[name].units if name in dims.joined else options.time_units
-        attributes["units"] = units or attributes["units"]
-    chunks = choose_chunks(replace(variable, dtype=dtype), shape, joined, options.chunks)
+    issues: list[SchemaIssue] = []
+    try:
+        stored = _choose_stored(name, variables, encoding, options, has_holes=has_holes, is_asked=wanted is not None)
+        if wanted is not None:
+            stored = _retyped(np.dtype(wanted).newbyteorder("<").str, stored)
+    except _NoTypeError as error:
+        issues.append(_issue(members[0], name, error.facet, "one that holds all values", error.found, error.advice))
+        stored = _Stored(variable.dtype, dict(variable.attributes), variable.fill_value)
+    chunks = choose_chunks(replace(variable, dtype=stored.dtype), shape, joined, options.chunks)
     if variable.dims in ((), (name,)):
         chunks = tuple(max(1, min(options.chunks.get(d, COORDINATE_CHUNK), COORDINATE_CHUNK)) for d in variable.dims)
         chunks = tuple(min(c, max(1, n)) if not joined else c for c, n in zip(chunks, shape, strict=True))
-    fill = fill if fill is not None else fill_value_document(dtype, None)
+    fill = stored.fill_value if stored.fill_value is not None else fill_value_document(stored.dtype, None)
     document = array_document(
-        shape=shape, dtype=dtype, chunks=chunks, codecs=options.codecs or native_codecs(dtype), fill_value=fill,
-        attributes=attributes, dims=variable.dims,
+        shape=shape, dtype=stored.dtype, chunks=chunks, codecs=options.codecs or native_codecs(stored.dtype),
+        fill_value=fill, attributes=stored.attributes, dims=variable.dims,
     )  # fmt: skip
-    return ArrayPlan(path, "native", variable.dims, shape, chunks, dtype, attributes, fill, document, joined, variable)
+    array = ArrayPlan(
+        path, "native", variable.dims, shape, chunks, stored.dtype, stored.attributes, fill, document, joined, variable
+    )
+    return array, issues
 
 
-def _retyped(wanted: str, dtype: str, fill: Any, attributes: dict[str, Any]) -> tuple[str, Any, dict[str, Any]]:
-    """Another data type, with the fill value and its attribute in the new type's spelling."""
-    if "_FillValue" in attributes:
-        value = parse_fill_attribute(dtype, attributes["_FillValue"])
-        attributes["_FillValue"] = fill_attribute(wanted, value)
-        return wanted, fill_value_document(wanted, value), attributes
-    number = fill if isinstance(fill, (int, float)) else float(str(fill or 0).replace("Infinity", "inf"))
-    return wanted, fill_value_document(wanted, number), attributes
+def _choose_stored(
+    name: str,
+    variables: Sequence[SourceVariable],
+    encoding: TimeEncoding | None,
+    options: IngestOptions,
+    *,
+    has_holes: bool,
+    is_asked: bool,
+) -> _Stored:
+    """A type and attributes that hold the values of all files exactly, and tell which are missing.
+
+    Numbers stay as the files store them where they mean the same in all of them. Integers of which files mark
+    missing values differently, or that have holes and no mark for them, become floats with NaN, as xarray decodes them.
+    """
+    first = variables[0]
+    if first.dtype == "string":
+        if has_holes:
+            raise _NoTypeError("missing cells", "text, which has no missing value", "use drop_variables")
+        return _Stored("string", dict(first.attributes), "")
+    if any(v.dtype == "string" for v in variables):
+        return _Stored(first.dtype, dict(first.attributes), first.fill_value)
+    packings = [packing_of(v.attributes, v.dtype) for v in variables]
+    if all(p.is_plain and not p.sign for p in packings):
+        units = [find_time_units(v.attributes) for v in variables]
+        if all(u is not None for u in units) and np.dtype(first.dtype).kind in "iuf":
+            return _choose_times(variables, packings, encoding, options, has_holes=has_holes)
+    dtype = promoted_dtype([v.dtype for v in variables])
+    if dtype is None and is_asked:
+        dtype = np.result_type(*(np.dtype(v.dtype).newbyteorder("=") for v in variables)).newbyteorder("<").str
+    if dtype is None:
+        found = " and ".join(sorted({str(np.dtype(v.dtype)) for v in variables}))
+        raise _NoTypeError("dtype", found, f"choose a type for both with dtypes={{{name!r}: ...}}")
+    kind = np.dtype(dtype).kind
+    same_fills = len({frozenset(p.fills) for p in packings}) == 1
+    same_sign = len({p.sign for p in packings}) == 1 and (
+        not packings[0].sign or len({np.dtype(v.dtype).itemsize for v in variables}) == 1
+    )
+    packed = any(n in v.attributes for v in variables for n in ("scale_factor", "add_offset"))
+    decode = (options.unpack and packed) or not same_sign
+    if kind in "iu":
+        decode = decode or not same_fills or (has_holes and not packings[0].fills)
+    if decode and kind in "iuf":
+        return _decoded(name, variables, packed=packed, is_asked=is_asked)
+    attributes = dict(first.attributes)
+    if kind == "f":
+        if not same_fills or (has_holes and not packings[0].fills):
+            attributes = {k: v for k, v in attributes.items() if k not in _MISSING}
+            attributes["_FillValue"] = fill_attribute(dtype, np.nan)
+        fill = packings[0].fill if same_fills and packings[0].fills else np.nan
+        return _Stored(dtype, attributes, fill_value_document(dtype, fill))
+    if kind in "iu" and packings[0].fills:
+        return _Stored(
+            dtype, attributes, fill_value_document(dtype, packings[0].stored(packings[0].fill, np.dtype(dtype)))
+        )
+    if kind in "mM":
+        return _Stored(dtype, attributes, fill_value_document(dtype, np.array("NaT", dtype=dtype)))
+    if has_holes:
+        raise _NoTypeError("missing cells", f"{np.dtype(dtype)}, which has no missing value", "use drop_variables")
+    fill = first.fill_value if np.dtype(first.dtype).newbyteorder("=") == np.dtype(dtype).newbyteorder("=") else None
+    return _Stored(dtype, attributes, fill)
+
+
+def _decoded(name: str, variables: Sequence[SourceVariable], *, packed: bool, is_asked: bool) -> _Stored:
+    """Numbers as xarray decodes them: floats, missing ones NaN."""
+    wide = next((v for v in variables if np.dtype(v.dtype).kind in "iu" and np.dtype(v.dtype).itemsize == 8), None)
+    if wide is not None and not packed and not is_asked:
+        raise _NoTypeError(
+            "missing values", f"{np.dtype(wide.dtype)}, of which some are missing and none is free to say so",
+            f"accept rounded values with dtypes={{{name!r}: 'float64'}}",
+        )  # fmt: skip
+    types = [
+        v.dtype if _is_plain_float(v) else v.decoded_dtype or decoded_dtype(v.dtype, v.attributes) for v in variables
+    ]
+    dtype = np.result_type(*(np.dtype(t).newbyteorder("=") for t in types)).newbyteorder("<").str
+    attributes = {k: v for k, v in variables[0].attributes.items() if k not in _PACKING}
+    attributes["_FillValue"] = fill_attribute(dtype, np.nan)
+    return _Stored(dtype, attributes, fill_value_document(dtype, np.nan))
+
+
+def _is_plain_float(variable: SourceVariable) -> bool:
+    is_packed = any(name in variable.attributes for name in ("scale_factor", "add_offset"))
+    return not is_packed and np.dtype(variable.dtype).kind == "f"
+
+
+def _choose_times(
+    variables: Sequence[SourceVariable],
+    packings: Sequence[Packing],
+    encoding: TimeEncoding | None,
+    options: IngestOptions,
+    *,
+    has_holes: bool,
+) -> _Stored:
+    """Times: in units that hold those of all files, missing ones as NaN or the integer that xarray knows as NaT."""
+    attributes = dict(variables[0].attributes)
+    if encoding is None:
+        sources = []
+        for variable in variables:
+            units = find_time_units(variable.attributes)
+            assert units is not None
+            sources.append(SourceTimes(units, variable.attributes.get("calendar"), variable.dtype))
+        try:
+            encoding = choose_time_encoding(sources)
+        except InvalidInputError as error:
+            raise _NoTypeError("calendar", str(error), "ingest them into different groups") from error
+        if options.time_units is not None:
+            asked = find_time_units({"units": options.time_units, "calendar": encoding.units.calendar})
+            if asked is not None:
+                encoding = TimeEncoding(asked, encoding.calendar, "<i8")
+    attributes["units"] = encoding.units.text
+    dtype = encoding.dtype
+    fills = {frozenset(p.fills) for p in packings}
+    if len(fills) == 1 and packings[0].fills and all(keeps_values(v.dtype, dtype) for v in variables):
+        alike = {u.counts_alike for v in variables if (u := find_time_units(v.attributes)) is not None}
+        if alike == {encoding.units.counts_alike}:
+            return _Stored(dtype, attributes, fill_value_document(dtype, packings[0].fill))
+    if fills == {frozenset()} and not has_holes:
+        fill: Any = np.nan if np.dtype(dtype).kind == "f" else variables[0].fill_value
+        if np.dtype(dtype).kind != "f" and np.dtype(variables[0].dtype).kind == "f":
+            fill = NO_TIME
+        return _Stored(dtype, attributes, fill_value_document(dtype, fill))
+    if np.dtype(dtype).kind in "iu":
+        dtype = "<i8"
+    fill = np.nan if np.dtype(dtype).kind == "f" else NO_TIME
+    attributes = {k: v for k, v in attributes.items() if k not in _MISSING}
+    attributes["_FillValue"] = fill_attribute(dtype, fill)
+    return _Stored(dtype, attributes, fill_value_document(dtype, fill))
+
+
+def _retyped(wanted: str, stored: _Stored) -> _Stored:
+    """The type that was asked for, with missing values in its own spelling."""
+    kind, own = np.dtype(wanted).kind, "" if stored.dtype == "string" else np.dtype(stored.dtype).kind
+    if (kind in "iufc") != (own in "iufc") or (kind not in "iufc" and kind != own):
+        raise _NoTypeError("dtype", stored.dtype, f"values of it do not become {np.dtype(wanted)}")
+    packing = packing_of(stored.attributes, stored.dtype)
+    attributes = {k: v for k, v in stored.attributes.items() if k not in _MISSING}
+    fits = [fill for fill in packing.fills if fill in packing_of({"missing_value": fill}, wanted).fills]
+    if kind == "f":
+        if packing.fills or "_FillValue" in stored.attributes:
+            attributes["_FillValue"] = fill_attribute(wanted, np.nan)
+        return _Stored(wanted, attributes, fill_value_document(wanted, np.nan))
+    if kind in "iu" and fits and not packing.sign:
+        attributes["_FillValue"] = fill_attribute(wanted, fits[0])
+        return _Stored(wanted, attributes, fill_value_document(wanted, fits[0]))
+    if kind in "iu" and packing.fills:
+        advice = f"{np.dtype(wanted)} holds none of the numbers that mean missing"
+        raise _NoTypeError("dtype", ", ".join(map(str, packing.fills)), advice)
+    return _Stored(wanted, attributes, fill_value_document(wanted, None))
 
 
 def _choose_kind(
@@ -158,7 +396,7 @@ def fit_chunks(
     for axis, dim in enumerate(variable.dims):
         if dim not in joined:
             continue
-        blocks = dims.joined[dim].blocks
+        blocks = dims.joined[dim].filled
         starts = [dims.offset[dim] + b.start for b in blocks]
         if variable.layout == "contiguous" and axis == 0:
             # Row-major bytes can be cut anywhere along the first dimension: the longest run that fits every file.
@@ -208,6 +446,9 @@ def _plan_existing(
     if own.dims != variable.dims:
         issue = _issue(members[0], name, "dimensions", str(own.dims), str(variable.dims), "rename the dimensions")
         return None, [issue]
+    if options.region is not None and variable.dims == (name,):
+        # A region lies where the repository's coordinates are the files'; they are compared, never written.
+        return None, _same_region(stored, dims, members[0], name)
     shape = tuple(max(n, dims.length(d)) if d in joined else n for d, n in zip(own.dims, own.shape, strict=True))
     issues: list[SchemaIssue] = []
     for dim, have, given, length in zip(own.dims, own.shape, variable.shape, shape, strict=True):
@@ -222,8 +463,11 @@ def _plan_existing(
         path, "virtual" if is_virtual else "native", own.dims, shape, own.chunks, own.dtype, own.attributes,
         own.fill_value, stored.resized(shape), joined, template, is_new=False,
     )  # fmt: skip
-    if not is_virtual:
-        issues += _existing_values_fit(own, variable, members[0], name)
+    checked: set[int] = set()
+    for member in members:
+        if id(member.variables[name]) not in checked:
+            checked.add(id(member.variables[name]))
+            issues += _existing_values_fit(own, member, name, options, is_virtual=is_virtual)
     return array, issues
 
 
@@ -247,8 +491,9 @@ def _existing_kind(
     for facet, ours, theirs in (
         ("data type", own.dtype, variable.dtype),
         ("chunks", own.chunks, template.chunks),
-        ("codecs", [c["name"] for c in own.codecs], [c["name"] for c in variable.codecs]),
+        ("codecs", decoding_codecs(own.codecs), decoding_codecs(variable.codecs)),
         ("packing", packing_of(own.attributes, own.dtype), packing_of(variable.attributes, variable.dtype)),
+        ("units", _units(own), _units(variable)),
     ):
         if ours != theirs and repr(ours) != repr(theirs):
             reason = reason or f"the array's {facet} is {ours}, the file's {theirs}"
@@ -259,42 +504,129 @@ def _existing_kind(
     return True, template, [_issue(members[0], name, "references", "possible", reason, "use mode='mixed' or 'native'")]
 
 
-def _existing_values_fit(own: SourceVariable, variable: SourceVariable, member: Member, name: str) -> list[SchemaIssue]:
+def _units(variable: SourceVariable) -> tuple[Any, ...]:
+    units = find_time_units(variable.attributes)
+    return (variable.attributes.get("units"),) if units is None else (*units.counts_alike, units.calendar)
+
+
+def _existing_values_fit(
+    own: SourceVariable, member: Member, name: str, options: IngestOptions, *, is_virtual: bool
+) -> list[SchemaIssue]:
+    """Why values of a file cannot become values of an array of the repository."""
+    variable = member.variables[name]
     issues = []
-    ours, theirs = packing_of(own.attributes, own.dtype), packing_of(variable.attributes, variable.dtype)
-    if not ours.is_plain and (ours.scale, ours.offset) != (theirs.scale, theirs.offset):
-        issues.append(
-            _issue(member, name, "packing", str(ours), str(theirs), "packed numbers would mean different values")
-        )
     units, found = own.attributes.get("units"), variable.attributes.get("units")
-    if units != found and not (is_time_units(units) and is_time_units(found)):
+    ours, theirs = find_time_units(own.attributes), find_time_units(variable.attributes)
+    if ours is not None and theirs is not None:
+        if not is_virtual:
+            issues += _times_fit(own, member, name)
+    elif units != found:
         issues.append(_issue(member, name, "units", str(units), str(found), "the numbers do not mean the same"))
     for key in sorted(IDENTITY_ATTRIBUTES & own.attributes.keys() & variable.attributes.keys()):
         ours_is, theirs_is = own.attributes[key], variable.attributes[key]
         if ours_is != theirs_is:
             issues.append(_issue(member, name, key, str(ours_is), str(theirs_is), "the numbers do not mean the same"))
-    plain = "string" not in (own.dtype, variable.dtype)
-    unpacks = ours.is_plain and not theirs.is_plain
-    if plain and not unpacks and not np.can_cast(np.dtype(variable.dtype), np.dtype(own.dtype), "same_kind"):
-        issues.append(_issue(member, name, "dtype", own.dtype, variable.dtype, "the values do not fit the array"))
+    if is_virtual:
+        return issues
+    if "string" in (own.dtype, variable.dtype):
+        if own.dtype != variable.dtype:
+            issues.append(_issue(member, name, "dtype", own.dtype, variable.dtype, "text and numbers cannot be joined"))
+        return issues
+    mine, other = packing_of(own.attributes, own.dtype), packing_of(variable.attributes, variable.dtype)
+    is_same = (mine.scale, mine.offset, mine.sign) == (other.scale, other.offset, other.sign)
+    unpacks = not is_same and mine.is_plain and not mine.sign and np.dtype(own.dtype).kind == "f"
+    if not is_same and not unpacks:
+        issues.append(
+            _issue(member, name, "packing", str(mine), str(other), "packed numbers would mean different values")
+        )
+    if other.fills and not mine.fills and np.dtype(own.dtype).kind != "f" and ours is None:
+        advice = "the array has no missing value (_FillValue): write it anew"
+        issues.append(_issue(member, name, "missing values", "none", ", ".join(map(str, other.fills)), advice))
+    if ours is not None and theirs is not None:
+        return issues
+    given = variable.dtype
+    if unpacks:
+        given = variable.decoded_dtype or decoded_dtype(variable.dtype, variable.attributes)
+    is_asked = any(np.dtype(options.dtypes[n]) == np.dtype(own.dtype) for n in (name, own.path) if n in options.dtypes)
+    if not keeps_values(given, own.dtype) and not is_asked:
+        ours_shown, theirs_shown = str(np.dtype(own.dtype)), str(np.dtype(given))
+        advice = (
+            f"its values may not fit; dtypes={{{name!r}: {ours_shown!r}}} converts them and refuses what does not fit"
+        )
+        issues.append(_issue(member, name, "dtype", ours_shown, theirs_shown, advice))
     return issues
 
 
+def _times_fit(own: SourceVariable, member: Member, name: str) -> list[SchemaIssue]:
+    """Why times of a file cannot be counted as an array of the repository counts them."""
+    variable = member.variables[name]
+    ours, theirs = find_time_units(own.attributes), find_time_units(variable.attributes)
+    assert ours is not None and theirs is not None
+    coordinate = member.coordinates.get(name)
+    values = None if coordinate is None or variable.dims not in ((), (name,)) else coordinate.values
+    try:
+        choose_time_encoding(
+            [SourceTimes(ours, None, own.dtype, None if values is None else np.zeros(0)),
+             SourceTimes(theirs, None, variable.dtype, values)]
+        )  # fmt: skip
+        if values is not None:
+            no_time = packing_of(own.attributes, own.dtype).fill
+            missing = packing_of(variable.attributes, variable.dtype).missing(values)
+            convert_times(values, theirs, ours, own.dtype, missing=missing, no_time=no_time)
+    except InvalidInputError as error:
+        shown = f"{theirs.text} ({np.dtype(variable.dtype)})"
+        return [_issue(member, name, "units", f"{ours.text} ({np.dtype(own.dtype)})", shown, str(error))]
+    return []
+
+
 def _same_static(stored: ExistingArray, member: Member, name: str) -> list[SchemaIssue]:
+    """A coordinate that is not joined must be the repository's."""
     coordinate = member.coordinates.get(name)
     if stored.values is None or coordinate is None or coordinate.values is None or not member.variables[name].dims:
         return []
-    ours, theirs = np.asarray(stored.values).reshape(-1), coordinate.values
-    equal = len(ours) == len(theirs) and (
-        np.allclose(ours.astype(np.float64), theirs.astype(np.float64), rtol=1e-6, atol=1e-9)
-        if ours.dtype.kind in "iuf" and theirs.dtype.kind in "iuf"
-        else np.array_equal(ours, theirs)
-    )
-    if equal:
+    ours = np.asarray(stored.values).reshape(-1)
+    theirs, reason = _as_stored(stored, member, name, coordinate.values)
+    if reason is None and len(ours) == len(theirs) and bool(same_coordinates(ours, theirs).all()):
         return []
     ends = format_range(coordinate.first, coordinate.last, member.variables[name].attributes)
     found = f"{len(theirs)} values, {ends}"
-    return [_issue(member, name, "values", f"the repository's {len(ours)} values", found, "the grids differ")]
+    return [_issue(member, name, "values", f"the repository's {len(ours)} values", found, reason or "the grids differ")]
+
+
+def _same_region(stored: ExistingArray, dims: TargetDimensions, member: Member, name: str) -> list[SchemaIssue]:
+    """Where a region is written, the repository's coordinate must be that of the files."""
+    if stored.values is None:
+        return []
+    joined, first = dims.joined[name], dims.offset[name]
+    ours = np.asarray(stored.values).reshape(-1)[first : first + joined.size]
+    shown = f"cells {first} to {first + joined.size}"
+    if len(ours) < joined.size:
+        told = f"{len(stored.values)} cells"
+        return [_issue(member, name, f"length of {name}", told, shown, "use append_dim to extend it")]
+    theirs = joined.values()
+    if theirs is None or not joined.size:
+        return []
+    if bool(same_coordinates(ours, theirs).all()):
+        return []
+    attributes = stored.variable().attributes
+    expected = format_range(ours[0].item(), ours[-1].item(), attributes)
+    found = format_range(theirs[0].item(), theirs[-1].item(), attributes)
+    advice = f"the files belong elsewhere: region='auto' finds where, {shown} hold other values"
+    return [_issue(member, name, "values", expected, found, advice)]
+
+
+def _as_stored(
+    stored: ExistingArray, member: Member, name: str, values: np.ndarray[Any, Any]
+) -> tuple[np.ndarray[Any, Any], str | None]:
+    """A file's coordinate as the repository counts it, or why it cannot be."""
+    own, variable = stored.variable(), member.variables[name]
+    ours, theirs = find_time_units(own.attributes), find_time_units(variable.attributes)
+    if ours is None or theirs is None:
+        return values, None
+    try:
+        return convert_times(values, theirs, ours, own.dtype), None
+    except InvalidInputError as error:
+        return values, str(error)
 
 
 def _issue(member: Member, name: str, facet: str, expected: str, found: str, resolution: str) -> SchemaIssue:

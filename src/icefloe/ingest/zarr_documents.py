@@ -93,15 +93,13 @@ def group_document(attributes: Mapping[str, Any]) -> bytes:
 
 
 def json_value(value: Any) -> Any:
-    """An attribute's value as JSON can hold it; numbers that JSON lacks become their names."""
+    """An attribute's value as zarr.json holds it. NaN and infinities are written as zarr and xarray write them."""
     if isinstance(value, np.ndarray):
         return json_value(value.reshape(-1)[0]) if value.size == 1 else [json_value(v) for v in value.reshape(-1)]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bytes):
         return value.rstrip(b"\x00").decode("utf-8", errors="replace")
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, (list, tuple)):
         return [json_value(v) for v in value]
     if isinstance(value, Mapping):
@@ -137,8 +135,18 @@ def attribute_pairs(attributes: Mapping[str, Any], dtype: str) -> dict[str, Any]
     pairs = {str(k): json_value(v) for k, v in attributes.items()}
     if "_FillValue" in attributes:
         value = np.asarray(attributes["_FillValue"]).reshape(-1)
-        if value.size:
+        if value.size and _is_fill(dtype, value[0]):
             pairs["_FillValue"] = fill_attribute(dtype, value[0])
         else:
             del pairs["_FillValue"]
     return pairs
+
+
+def _is_fill(dtype: str, value: Any) -> bool:
+    """Whether a `_FillValue` can be a value of its array: others match nothing, and xarray ignores them."""
+    if dtype == "string" or np.dtype(dtype).kind not in "iuf":
+        return True
+    number = value.item() if isinstance(value, np.generic) else value
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        return False
+    return np.dtype(dtype).kind == "f" or (math.isfinite(number) and number == int(number))

@@ -16,7 +16,7 @@ from icefloe.ingest.access import SourceAccess, choose_access
 from icefloe.ingest.existing import Existing
 from icefloe.ingest.ingested import ingested_sources
 from icefloe.ingest.local import name_sources, read_existing
-from icefloe.ingest.options import IngestOptions, Mode, OnError, Region
+from icefloe.ingest.options import IngestOptions, Mode, OnError, Region, suggest
 from icefloe.ingest.parsers.registry import check_format
 from icefloe.ingest.plan import IngestPlan, check_free
 from icefloe.ingest.record import not_ingested
@@ -208,7 +208,8 @@ def _options(given: Mapping[str, Any], more: Mapping[str, Any]) -> IngestOptions
     allowed = {field.name for field in fields(IngestOptions)}
     unknown = sorted(set(more) - allowed)
     if unknown:
-        raise InvalidInputError(f"ingest has no option {unknown[0]!r}; there are {', '.join(sorted(allowed))}")
+        near = suggest(unknown[0], allowed)
+        raise InvalidInputError(f"ingest has no option {unknown[0]!r}{near}; there are {', '.join(sorted(allowed))}")
     return IngestOptions(**{**given, **more})
 
 

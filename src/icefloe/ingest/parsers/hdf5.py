@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from icefloe.errors import IcefloeError, UnsupportedError
 from icefloe.ingest.access import SourceAccess, local_errors, local_path
+from icefloe.ingest.cf import decoded_dtype
 from icefloe.ingest.chunk_grids import (
     Region,
     all_coords,
@@ -93,8 +94,9 @@ class Hdf5Source(OpenSource):
                     skipped[path] = str(error)
                     continue
                 variables[path] = variable
-                if variable.dims in ((), (name,)) and variable.dtype != "string":
-                    coordinates[path] = summarise_coordinate(np.atleast_1d(dataset[()]))
+                if variable.dims in ((), (name,)):
+                    found = dataset.asstr()[()] if variable.dtype == "string" else dataset[()]
+                    coordinates[path] = summarise_coordinate(np.atleast_1d(found))
         return SourceSchema(self.file, self.format, variables, coordinates, groups, skipped)
 
     def references(self, variable: SourceVariable) -> References:
@@ -168,11 +170,8 @@ def _describe(path: str, dataset: Any, dims: tuple[str, ...]) -> SourceVariable:
     dtype, not_virtual = _data_type(dataset)
     raw = {key: dataset.attrs[key] for key in dataset.attrs if key not in HIDDEN_ATTRIBUTES}
     raw = {key: value for key, value in raw.items() if not isinstance(value, h5py.Empty)}
-    fill = raw.get("_FillValue")
-    if fill is None and dtype != "string" and dataset.fillvalue is not None:
-        fill = dataset.fillvalue
-    elif fill is not None:
-        fill = np.asarray(fill).reshape(-1)[0]
+    # Cells that were never written read as the dataset's own fill value, whatever the attribute `_FillValue` says.
+    fill = dataset.fillvalue if dtype != "string" else None
     plist = dataset.id.get_create_plist()
     layout = plist.get_layout()
     shape = tuple(int(n) for n in dataset.shape)
@@ -190,6 +189,7 @@ def _describe(path: str, dataset: Any, dims: tuple[str, ...]) -> SourceVariable:
         path=path, dims=dims, shape=shape, dtype=dtype, chunks=chunks, attributes=attribute_pairs(raw, dtype),
         fill_value=fill_value_document(dtype, fill), codecs=codecs, layout=kind,  # type: ignore[arg-type]
         not_virtual=not_virtual or filter_reason,
+        decoded_dtype=decoded_dtype(dtype, raw) if dtype != "string" else None,
     )  # fmt: skip
 
 

@@ -80,7 +80,7 @@ class KerchunkSource(OpenSource):
         coordinates = {
             path: summarise_coordinate(self.values(v, tuple(slice(0, n) for n in v.shape)))
             for path, v in variables.items()
-            if v.dims in ((), (v.name,)) and v.dtype != "string" and v.not_virtual is None
+            if v.dims in ((), (v.name,)) and v.not_virtual is None
         }
         self._schema = SourceSchema(
             self.file, self.format, variables, coordinates, groups, skipped, self._referenced(variables)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from icefloe.errors import FormatError
 from icefloe.ingest.access import SourceAccess
+from icefloe.ingest.cf import decoded_dtype
 from icefloe.ingest.chunk_grids import Region, contiguous_chunks, contiguous_references, region_shape, virtual_table
 from icefloe.ingest.parsers.contract import OpenSource, broken
 from icefloe.ingest.parsers.netcdf3_header import ClassicHeader, ClassicVariable, parse_header
@@ -140,6 +141,7 @@ def _describe(variable: ClassicVariable) -> SourceVariable:
         path=variable.name, dims=variable.dims, shape=variable.shape, dtype=dtype, chunks=chunks,
         attributes=attribute_pairs(attributes, dtype), fill_value=fill_value_document(dtype, fill),
         codecs=(bytes_codec(dtype),), layout="records" if variable.is_record else "contiguous",
+        decoded_dtype=decoded_dtype(dtype, variable.attributes),
     )  # fmt: skip
 
 

@@ -74,7 +74,7 @@ class VirtualiZarrSource(OpenSource):
         coordinates: dict[str, Coordinate] = {
             path: summarise_coordinate(self.values(v, tuple(slice(0, n) for n in v.shape)))
             for path, v in variables.items()
-            if v.dims in ((), (v.name,)) and v.dtype != "string"
+            if v.dims in ((), (v.name,))
         }
         places = (url for v in variables.values() for url in self.references(v).table.locations if url)
         folders = tuple(sorted({url.rsplit("/", 1)[0] + "/" for url in places}))

@@ -10,7 +10,7 @@ from zarr.dtype import parse_dtype
 
 from icefloe.errors import UnsupportedError
 from icefloe.ingest.source_model import SourceVariable
-from icefloe.ingest.zarr_documents import bytes_codec, fill_value_document, json_value
+from icefloe.ingest.zarr_documents import attribute_pairs, bytes_codec, fill_value_document, json_value
 
 _V3_NAMES = {"zstd", "gzip", "blosc"}
 _BLOSC_SHUFFLES = {0: "noshuffle", 1: "shuffle", 2: "bitshuffle"}
@@ -50,6 +50,11 @@ def variable_of_v2(path: str, document: Mapping[str, Any], attributes: Mapping[s
     raw_fill = document.get("fill_value")
     attributes = dict(attributes)
     dims = attributes.pop("_ARRAY_DIMENSIONS", None)
+    if dtype != "string" and np.dtype(dtype).kind in "iuf":
+        # xarray takes the fill value of a Zarr v2 array for its `_FillValue`.
+        attributes.pop("_FillValue", None)
+        if raw_fill is not None:
+            attributes = {**attributes, **attribute_pairs({"_FillValue": _v2_fill(raw_fill, dtype)}, dtype)}
     return SourceVariable(
         path=path,
         dims=_dims(dims, shape),

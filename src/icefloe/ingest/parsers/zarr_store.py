@@ -91,7 +91,7 @@ class ZarrSource(OpenSource):
         return {
             path: summarise_coordinate(self.values(v, tuple(slice(0, n) for n in v.shape)))
             for path, v in schema.variables.items()
-            if v.dims in ((), (v.name,)) and v.dtype != "string" and v.not_virtual is None
+            if v.dims in ((), (v.name,)) and v.not_virtual is None
         }
 
     def references(self, variable: SourceVariable) -> References:
