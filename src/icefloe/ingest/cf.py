@@ -41,7 +41,8 @@ _REFORM_NS = (_REFORM - _EPOCH) // dt.timedelta(microseconds=1) * 1000
 _CALENDARS = {
     "": "standard", "gregorian": "standard", "none": "standard", "365_day": "noleap", "366_day": "all_leap",
 }  # fmt: skip
-_CIVIL = ("standard", "proleptic_gregorian")
+CIVIL_CALENDARS = ("standard", "proleptic_gregorian")
+"""Calendars whose dates since 1582 are those of everyday life."""
 _MOST = int(np.iinfo(np.int64).max)
 NO_TIME = int(np.iinfo(np.int64).min)
 """The integer that stands for a missing time: numpy's and xarray's own."""
@@ -106,7 +107,7 @@ def parse_time_units(units: str, calendar: str = "standard") -> TimeUnits:
 def _civil_reference(text: str, calendar: str) -> int | None:
     """Nanoseconds from 1970 to an instant after the reform of the calendar; None where cftime has to say."""
     stamp = _STAMP.match(text)
-    if stamp is None or calendar not in _CIVIL:
+    if stamp is None or calendar not in CIVIL_CALENDARS:
         return None
     year, month, day, hour, minute, second = (int(g or 0) for g in stamp.groups()[:6])
     try:
@@ -170,7 +171,7 @@ def format_coordinate(value: Any, units: str | None, calendar: str = "standard")
 
 
 def _moment(units: TimeUnits, micro: float) -> Any:
-    civil = units.calendar in _CIVIL
+    civil = units.calendar in CIVIL_CALENDARS
     if civil and (units.calendar == "proleptic_gregorian" or micro * 1000 >= _REFORM_NS):
         return _EPOCH + dt.timedelta(microseconds=round(micro))
     cftime = _load_cftime(f"dates in the calendar {units.calendar!r}")
@@ -249,7 +250,7 @@ def _units_since(unit: str, first: TimeUnits) -> TimeUnits:
         return first
     if unit != "nanoseconds" or _is_within_nanoseconds(first):
         return parse_time_units(f"{unit} since {match[2]}", first.calendar)
-    if first.calendar in _CIVIL:
+    if first.calendar in CIVIL_CALENDARS:
         return parse_time_units("nanoseconds since 1970-01-01", first.calendar)
     raise InvalidInputError(f"times in {first.text!r} of the calendar {first.calendar!r} are finer than microseconds")
 
@@ -257,7 +258,7 @@ def _units_since(unit: str, first: TimeUnits) -> TimeUnits:
 def _is_within_nanoseconds(units: TimeUnits) -> bool:
     """Whether xarray counts nanoseconds from a reference; elsewhere it leaves times to cftime, which does not."""
     is_early = units.calendar == "standard" and units.reference_ns < _REFORM_NS
-    return units.calendar in _CIVIL and abs(units.reference_ns) < _MOST and not is_early
+    return units.calendar in CIVIL_CALENDARS and abs(units.reference_ns) < _MOST and not is_early
 
 
 def _granularity(source: SourceTimes) -> int:
@@ -275,7 +276,7 @@ def _check_calendars(sources: Sequence[SourceTimes]) -> None:
     names = {s.units.calendar for s in sources}
     if len(names) == 1:
         return
-    if names <= set(_CIVIL) and all(_is_after_reform(s) for s in sources):
+    if names <= set(CIVIL_CALENDARS) and all(_is_after_reform(s) for s in sources):
         return
     raise InvalidInputError(
         f"times are counted in the calendars {' and '.join(sorted(names))}, which do not have the same dates; "
@@ -371,6 +372,9 @@ def _whole_units(
 ) -> npt.NDArray[Any]:
     if offsets.size == 0:
         return offsets.astype(wanted)
+    # Offsets in nanoseconds are reduced by what they have in common: spans of millennia have no place in 64 bits.
+    shared = int(np.gcd.reduce(offsets)) or 1 if scale in (1, 1000) else 1
+    offsets, scale = (offsets // shared, scale * shared) if shared > 1 else (offsets, scale)
     common = math.gcd(scale, shift, target.unit_ns)
     scale, shift, unit = scale // common, shift // common, target.unit_ns // common
     low, high = (int(end) * scale + shift for end in (offsets.min(), offsets.max()))

@@ -12,7 +12,7 @@ import xarray as xr
 from icefloe.session.session import Session
 from icefloe.spark.partials import Axes, Extremes, Reduction, Sums, Values
 from icefloe.tables.chunk_values import ChunkValues
-from icefloe.tables.columns import ColumnCoding, coding_of, decodes_like_xarray
+from icefloe.tables.columns import ColumnCoding, coding_of, has_one_missing_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def chunk_coding(session: Session, path: str, decoded: xr.DataArray, reduction: 
         return None
     values = ChunkValues(session, path)
     array = values.array
-    if not values.is_direct or array.dtype.kind not in "iuf" or not decodes_like_xarray(array.attrs):
+    if not values.is_direct or array.dtype.kind not in "iuf" or not has_one_missing_value(array.attrs):
         return None
     coding = coding_of(array.dtype, array.attrs)
     one = np.zeros((1,) * array.ndim, dtype=array.dtype)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy.typing as npt
 
-from icefloe.errors import FormatError, IcefloeError, StorageError
+from icefloe.errors import FormatError, IcefloeError, InvalidInputError, StorageError
 from icefloe.ingest.access import SourceAccess
 from icefloe.ingest.array_plan import ArrayPlan
 from icefloe.ingest.chunk_grids import Region
@@ -17,6 +17,7 @@ from icefloe.ingest.execution import TaskResult, run_task
 from icefloe.ingest.options import OnError
 from icefloe.ingest.session_sink import SessionSink
 from icefloe.ingest.source_model import SourceFailure
+from icefloe.ingest.target_arrays import fill_means_missing
 from icefloe.ingest.tasks import IngestTask, PlacedFile
 from icefloe.model.chunk_table import ChunkTable
 from icefloe.session.session import ForkSession
@@ -67,10 +68,21 @@ class IngestWork:
                     f"at the fill value): {failures[0].reason}",
                     url=failures[0].file.url,
                 ) from error
+        self._check_holes(task, failures)
         broken = {failure.file.url for failure in failures}
         rest = replace(task, files=tuple(placed for placed in task.files if placed.file.url not in broken))
         fork = open_fork()
         return fork, IngestReport(self._run(rest, SessionSink(fork)), failures)
+
+    def _check_holes(self, task: IngestTask, failures: Sequence[SourceFailure]) -> None:
+        """Refuse to leave a file out of an array in which cells that were never written are ordinary values."""
+        for path in task.arrays:
+            if not fill_means_missing(self.arrays[path]):
+                raise FormatError(
+                    f"{failures[0].file.url} cannot be read, and cells of /{path} that are left out would not read as "
+                    f"missing; nothing was committed: {failures[0].reason}",
+                    url=failures[0].file.url,
+                )
 
     def _run(self, task: IngestTask, sink: Any) -> TaskResult:
         return run_task(task, self.arrays, sink, access=self.access, format=self.format)
@@ -88,6 +100,9 @@ class IngestWork:
         try:
             self._run(replace(task, files=(placed,)), _Nowhere())
         except StorageError:
+            raise
+        except InvalidInputError:
+            # Its values do not fit the arrays: the file is not broken, and leaving it out is not for us to decide.
             raise
         except _BROKEN as error:
             return SourceFailure(placed.file, f"{type(error).__name__}: {error}", type(error).__name__)

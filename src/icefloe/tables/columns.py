@@ -10,8 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from icefloe.errors import InvalidInputError, UnsupportedError
-from icefloe.ingest.cf import Packing, TimeUnits, is_time_units, packing_of, parse_time_units, unpack, unpacked_dtype
+from icefloe.errors import UnsupportedError
+from icefloe.ingest.cf import (
+    CIVIL_CALENDARS,
+    Packing,
+    TimeUnits,
+    find_time_units,
+    packing_of,
+    unpack,
+    unpacked_dtype,
+)
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 _WIDENED = {"u1": pa.int16(), "u2": pa.int32(), "u4": pa.int64(), "u8": pa.decimal128(20, 0), "f2": pa.float32()}
@@ -38,7 +46,7 @@ class ColumnCoding:
     def has_missing(self) -> bool:
         """Whether any value of the column can be missing."""
         if pa.types.is_floating(self.type) or pa.types.is_integer(self.type) or pa.types.is_boolean(self.type):
-            return self.missing_is_nan or (self.packing is not None and self.packing.fill is not None)
+            return self.missing_is_nan or (self.packing is not None and bool(self.packing.fills))
         return True
 
     def decode(self, values: npt.NDArray[Any], *, as_nan: bool = False) -> pa.Array:
@@ -56,14 +64,16 @@ class ColumnCoding:
         if flat.dtype.kind in "Mm":
             return _instants(flat, self.type)
         if self.times is not None:
-            return _times(flat, self.times, self._fill(flat))
+            return _times(self._meant(flat), self.times, self._missing(flat))
         if self.packing is not None and not self.packing.is_plain:
             flat = unpack(flat, self.packing, unpacked_dtype(self.dtype, _packing_attributes(self.packing)))
-        elif (missing := self._fill(flat)) is not None:
+        elif (missing := self._missing(flat)) is not None:
             if flat.dtype.kind == "f":
                 flat = np.where(missing, flat.dtype.type(np.nan), flat)
             else:
-                return pa.array(_plain(flat), mask=missing).cast(self.type)
+                return pa.array(_plain(self._meant(flat)), mask=missing).cast(self.type)
+        else:
+            flat = self._meant(flat)
         return self._finish(flat, nulls=not as_nan)
 
     def with_nulls(self, column: pa.Array) -> pa.Array:
@@ -81,19 +91,18 @@ class ColumnCoding:
         if self.packing is not None and not self.raw and self.times is None:
             if not self.packing.is_plain:
                 values = unpack(values, self.packing, unpacked_dtype(self.dtype, _packing_attributes(self.packing)))
-            elif values.dtype.kind == "f" and (missing := self._fill(values)) is not None:
+            elif values.dtype.kind == "f" and (missing := self._missing(values)) is not None:
                 values = np.where(missing, values.dtype.type(np.nan), values)
+            else:
+                values = self._meant(values)
         return np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
 
-    def _fill(self, flat: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None:
-        if self.packing is None or self.packing.fill is None or flat.dtype.kind not in "iufb":
-            return None
-        fill = flat.dtype.type(self.packing.fill)
-        if fill != fill:
-            # NaN equals nothing; it is missing by itself.
-            return None
-        missing: npt.NDArray[np.bool_] = flat == fill
-        return missing if missing.any() else None
+    def _missing(self, flat: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None:
+        """Which stored values are declared missing; NaN is missing by itself."""
+        return None if self.packing is None else self.packing.missing(flat)
+
+    def _meant(self, flat: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return flat if self.packing is None else self.packing.meant(flat)
 
     def _finish(self, flat: npt.NDArray[Any], *, nulls: bool) -> pa.Array:
         mask = None
@@ -162,24 +171,26 @@ def coding_of(dtype: np.dtype[Any], attributes: Mapping[str, Any], *, raw: bool 
     if packing is not None and not packing.is_plain:
         unpacked = np.dtype(unpacked_dtype(dtype.str, _packing_attributes(packing)))
         return ColumnCoding(dtype.str, _column_type(unpacked), None, packing)
-    return ColumnCoding(dtype.str, plain, None, packing if packing is not None and packing.fill is not None else None)
+    if packing is None or not (packing.fills or packing.sign):
+        return ColumnCoding(dtype.str, plain)
+    return ColumnCoding(dtype.str, _column_type(packing.meant_dtype(dtype)), None, packing)
 
 
-def decodes_like_xarray(attributes: Mapping[str, Any]) -> bool:
-    """Whether values of a coding are those that xarray decodes; it knows two more conventions."""
+def has_one_missing_value(attributes: Mapping[str, Any]) -> bool:
+    """Whether at most one number is declared missing, and `_Unsigned` is not used.
+
+    Statistics that were kept before others were understood are exact for such arrays only.
+    """
     fills = [attributes[name] for name in ("_FillValue", "missing_value") if name in attributes]
     return "_Unsigned" not in attributes and not any(isinstance(fill, list) or fill != fills[0] for fill in fills)
 
 
 def _time_units(attributes: Mapping[str, Any]) -> TimeUnits | None:
-    units = attributes.get("units")
-    if not is_time_units(units):
+    """Units of times that have civil dates to the microsecond; others stay the numbers they are."""
+    units = find_time_units(attributes)
+    if units is None or not units.unit_us or units.calendar not in CIVIL_CALENDARS:
         return None
-    try:
-        return parse_time_units(str(units), str(attributes.get("calendar", "standard")))
-    except InvalidInputError:
-        # Units without a fixed length and calendars without a civil date stay the numbers they are.
-        return None
+    return units
 
 
 def _column_type(dtype: np.dtype[Any]) -> pa.DataType:

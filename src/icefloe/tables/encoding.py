@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from icefloe.errors import InvalidInputError, UnsupportedError
-from icefloe.ingest.cf import TimeUnits
+from icefloe.ingest.cf import Packing, TimeUnits
 from icefloe.ingest.zarr_documents import fill_attribute
 from icefloe.tables.columns import TIMESTAMP, ColumnCoding, coding_of
 
@@ -64,7 +64,8 @@ def encode_column(name: str, coding: ColumnCoding, values: pa.Array, fill_value:
     """Column values as the array stores them; nulls become its missing value."""
     column = _as_decoded(name, coding, values)
     nulls = np.asarray(column.is_null())
-    missing = coding.packing.fill if coding.packing is not None and coding.packing.fill is not None else None
+    packing = coding.packing or Packing()
+    missing = packing.fill
     if coding.dtype == "string":
         return np.array(column.fill_null("").to_pylist(), dtype=object)
     stored = np.dtype(coding.dtype)
@@ -80,11 +81,11 @@ def encode_column(name: str, coding: ColumnCoding, values: pa.Array, fill_value:
     elif coding.packing is not None and not coding.packing.is_plain:
         result = _pack(name, column, coding, stored)
     else:
-        result = _numbers(column, stored)
+        result = _numbers(column, packing.meant_dtype(stored)).view(stored)
+    if stored.kind in "iu" and (taken := packing.missing(result)) is not None and bool((taken & ~nulls).any()):
+        raise InvalidInputError(f"the column {name} holds a number that means missing in its array: {packing.fills}")
     if nulls.any():
-        result[nulls] = np.nan if missing is None else stored.type(missing)
-    elif missing is not None and stored.kind in "iu" and (result == stored.type(missing)).any():
-        raise InvalidInputError(f"the column {name} holds {missing}, which means missing in its array")
+        result[nulls] = np.nan if missing is None else packing.stored(missing, stored)
     return result
 
 
@@ -126,7 +127,8 @@ def _pack(name: str, column: pa.Array, coding: ColumnCoding, stored: np.dtype[An
     if stored.kind not in "iu":
         return numbers.astype(stored)
     rounded = np.rint(numbers)
-    limits = np.iinfo(stored)
+    meant = coding.packing.meant_dtype(stored)
+    limits = np.iinfo(meant)
     if len(rounded) and (rounded.min() < limits.min or rounded.max() > limits.max):
         raise InvalidInputError(f"the column {name} holds values beyond what its packed array ({stored}) can hold")
-    return rounded.astype(stored)
+    return rounded.astype(meant).view(stored)

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from icefloe.session.session import Session
-from icefloe.tables.columns import coding_of, decodes_like_xarray
+from icefloe.tables.columns import coding_of, has_one_missing_value
 from icefloe.tables.grids import Variable, open_array
 from icefloe.tables.statistics import load_ranges
 
@@ -29,7 +29,7 @@ class Summary:
 def summarise_array(session: Session, path: str) -> Summary | None:
     """The summary of an array; None where the statistics of some of its chunks are not known."""
     array = open_array(session, path)
-    if array.dtype.kind not in "iuf" or not decodes_like_xarray(array.attrs):
+    if array.dtype.kind not in "iuf" or not has_one_missing_value(array.attrs):
         return None
     chunks = tuple(max(1, int(each)) for each in (array.shards or array.chunks))
     coding = coding_of(array.dtype, array.attrs)
