@@ -373,7 +373,7 @@ def _whole_units(
     if offsets.size == 0:
         return offsets.astype(wanted)
     # Offsets in nanoseconds are reduced by what they have in common: spans of millennia have no place in 64 bits.
-    shared = int(np.gcd.reduce(offsets)) or 1 if scale in (1, 1000) else 1
+    shared = int(np.gcd.reduce(offsets, axis=None)) or 1 if scale in (1, 1000) else 1
     offsets, scale = (offsets // shared, scale * shared) if shared > 1 else (offsets, scale)
     common = math.gcd(scale, shift, target.unit_ns)
     scale, shift, unit = scale // common, shift // common, target.unit_ns // common
