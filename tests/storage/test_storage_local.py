@@ -136,7 +136,7 @@ async def test_without_hard_links_creation_is_still_exclusive(tmp_path: Path, mo
     await storage.create("a/k", b"1")
     assert await storage.get("a/k") == b"1"
     with pytest.raises(FileExistsError):
-        local_files.create_file(str(tmp_path / "a" / "k"), b"2", None)
+        local_files.create_file(str(tmp_path / "a" / "k"), b"2", None, local_files.Bounds(str(tmp_path)))
     assert os.listdir(tmp_path / "a") == ["k"]
 
 
@@ -170,12 +170,12 @@ async def test_a_slow_file_system_is_asked_from_threads(tmp_path: Path, monkeypa
     asked_from: list[int] = []
     real = local_files.read_file
 
-    def slow(path: str) -> bytes:
+    def slow(path: str, bounds: local_files.Bounds) -> bytes:
         import time
 
         asked_from.append(threading.get_ident())
         time.sleep(0.02)
-        return real(path)
+        return real(path, bounds)
 
     monkeypatch.setattr(local_files, "read_file", slow)
     for _ in range(8):
@@ -203,7 +203,7 @@ async def test_a_deletion_that_fails_does_not_stop_the_others(tmp_path: Path, mo
     unlink = os.unlink
 
     def deny(path: str, **options: Any) -> None:
-        if path.endswith("/500"):
+        if path == "500":
             raise PermissionError(13, "Permission denied", path)
         unlink(path, **options)
 
@@ -318,7 +318,7 @@ async def test_leftover_files_that_vanish_while_they_are_looked_for_are_passed_o
         number = 0
         while not done.is_set():
             number += 1
-            local_files.write_file(f"{tmp_path}/k{number % 7}", b"x", None)
+            local_files.write_file(f"{tmp_path}/k{number % 7}", b"x", None, local_files.Bounds(str(tmp_path)))
 
     writers = [threading.Thread(target=write) for _ in range(2)]
     for writer in writers:

@@ -73,6 +73,7 @@ class LocalStorage(SourceStorage):
     def __init__(self, path: str | os.PathLike[str], *, fsync: bool | None = None, encoded: bool = True) -> None:
         self._root = os.path.abspath(os.path.expanduser(os.fspath(path)))
         self._prefix = self._root.rstrip("/") + "/"
+        self._bounds = files.Bounds(self._root)
         self._fsync = fsync
         self._unsynced = unsynced_below(self._root) if fsync is not False else None
         self._home = os.getpid()
@@ -84,7 +85,7 @@ class LocalStorage(SourceStorage):
         # Whoever takes the storage over may refer to what was written here.
         if self._unsynced is not None and self._unsynced.has_writes:
             self._unsynced.sync()
-        return _rebuild, (self._root, self._fsync, self._encoded, self._home)
+        return _rebuild, (self._root, self._fsync, self._encoded, self._home, self._bounds.root)
 
     def __repr__(self) -> str:
         return f"LocalStorage({self._root!r})"
@@ -117,7 +118,7 @@ class LocalStorage(SourceStorage):
 
     def with_fsync(self, fsync: bool) -> LocalStorage:
         """The same storage, with writes that survive a power loss or with faster ones."""
-        return _rebuild(self._root, fsync, self._encoded, self._home)
+        return _rebuild(self._root, fsync, self._encoded, self._home, self._bounds.root)
 
     async def make_durable(self) -> None:
         unsynced = self._unsynced
@@ -153,7 +154,7 @@ class LocalStorage(SourceStorage):
     async def get(self, key: str) -> bytes:
         path = self.path_of(key)
         with Translating("read", key, self._root):
-            return await self._run(self._pace, lambda: files.read_file(path), self._size_of(path))
+            return await self._run(self._pace, lambda: files.read_file(path, self._bounds), self._size_of(path))
 
     def _size_of(self, path: str) -> int:
         """How large a file is, where asking is cheap and the answer decides who reads it."""
@@ -162,7 +163,9 @@ class LocalStorage(SourceStorage):
     async def get_versioned(self, key: str) -> Versioned:
         path = self.path_of(key)
         with Translating("read", key, self._root):
-            data, version, found = await self._run(self._pace, lambda: files.read_versioned(path), self._size_of(path))
+            data, version, found = await self._run(
+                self._pace, lambda: files.read_versioned(path, self._bounds), self._size_of(path)
+            )
         return Versioned(data, version, _time(found))
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
@@ -182,7 +185,9 @@ class LocalStorage(SourceStorage):
             wanted += end - start
         path = self.path_of(key)
         with Translating("read", key, self._root):
-            parts, found = await self._run(self._pace, lambda: files.read_ranges(path, starts, ends), wanted)
+            parts, found = await self._run(
+                self._pace, lambda: files.read_ranges(path, starts, ends, self._bounds), wanted
+            )
         for part, start, end in zip(parts, starts, ends, strict=True):
             if not part and end > start:
                 size = found.st_size
@@ -205,14 +210,16 @@ class LocalStorage(SourceStorage):
     async def head(self, key: str) -> ObjectInfo:
         path = self.path_of(key)
         with Translating("look at", key, self._root):
-            found = await self._run(self._pace, lambda: files.stat_file(path))
+            found = await self._run(self._pace, lambda: files.stat_file(path, self._bounds))
         return _info(key, found)
 
     async def put(self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None) -> None:
         path, flat = self.path_of(key), flat_bytes(data)
         with Translating("write", key, self._root):
             at_once = self._at_once
-            await self._put(lambda: files.write_file(path, flat, self._unsynced, at_once=at_once), len(flat))
+            await self._put(
+                lambda: files.write_file(path, flat, self._unsynced, self._bounds, at_once=at_once), len(flat)
+            )
 
     async def create(
         self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None, unique: bool = True
@@ -220,7 +227,9 @@ class LocalStorage(SourceStorage):
         path, flat = self.path_of(key), flat_bytes(data)
         with Translating("create", key, self._root):
             try:
-                return await self._decide(lambda: files.create_file(path, flat, self._unsynced), len(flat), key)
+                return await self._decide(
+                    lambda: files.create_file(path, flat, self._unsynced, self._bounds), len(flat), key
+                )
             except FileExistsError as error:
                 raise AlreadyExistsError(f"cannot create {key!r} in {self._root}: it is there already") from error
 
@@ -239,11 +248,15 @@ class LocalStorage(SourceStorage):
                 try:
                     wait = self._unsynced is not None  # in a thread anyway
                     return await self._decide(
-                        lambda: files.swap_file(path, flat, version, self._unsynced, wait=wait), len(flat), key
+                        lambda: files.swap_file(path, flat, version, self._unsynced, self._bounds, wait=wait),
+                        len(flat),
+                        key,
                     )
                 except BlockingIOError:
                     # Another process swaps in this folder: wait where it holds nobody up.
-                    return await FILES.run(lambda: files.swap_file(path, flat, version, self._unsynced, wait=True))
+                    return await FILES.run(
+                        lambda: files.swap_file(path, flat, version, self._unsynced, self._bounds, wait=True)
+                    )
             except files.ChangedError as error:
                 raise VersionMismatchError(
                     f"cannot replace {key!r} in {self._root}: it changed since it was read"
@@ -252,10 +265,12 @@ class LocalStorage(SourceStorage):
     async def list_names(self, prefix: str) -> list[str]:
         folder = self._folder_of(prefix)
         with Translating("list", prefix, self._root):
-            return await self._run(self._list_pace, lambda: files.list_folder(folder, encoded=self._encoded))
+            return await self._run(
+                self._list_pace, lambda: files.list_folder(folder, self._bounds, encoded=self._encoded)
+            )
 
     async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[Sequence[ObjectInfo]]:
-        walking = files.walk(self._folder_of(prefix), prefix, after or "", encoded=self._encoded)
+        walking = files.walk(self._folder_of(prefix), prefix, after or "", self._bounds, encoded=self._encoded)
         for size in itertools.chain(_PAGES, itertools.repeat(_PAGES[-1])):
             take = functools.partial(_next_page, walking, size)
             with Translating("list", prefix, self._root):
@@ -269,13 +284,13 @@ class LocalStorage(SourceStorage):
         """Names of so many bytes directly in a folder, as files spell them, in any order."""
         folder = self._folder_of(prefix)
         with Translating("list", prefix, self._root):
-            return await FILES.run(lambda: files.names_of_length(folder, length))
+            return await FILES.run(lambda: files.names_of_length(folder, length, self._bounds))
 
     async def stat_names(self, prefix: str, names: Sequence[bytes]) -> tuple[Sequence[int], Sequence[int]]:
         """Sizes, and times in nanoseconds, of files directly in a folder; -1 for those that are gone."""
         folder = self._folder_of(prefix)
         with Translating("list", prefix, self._root):
-            return await FILES.run(lambda: files.stat_names(folder, names))
+            return await FILES.run(lambda: files.stat_names(folder, names, self._bounds))
 
     async def delete(self, keys: Sequence[str]) -> None:
         paths = [self.path_of(key) for key in keys]
@@ -283,11 +298,13 @@ class LocalStorage(SourceStorage):
             unsynced = self._unsynced
             if len(paths) <= _FEW_FILES and self._pace.quick and not (unsynced and unsynced.has_writes):
                 try:
-                    return self._pace.timed(lambda: files.delete_files(paths, unsynced, wait=False))
+                    return self._pace.timed(lambda: files.delete_files(paths, unsynced, self._bounds, wait=False))
                 except BlockingIOError:
                     pass  # another process swaps in this folder: wait where it holds nobody up
             parts = [paths[low : low + _DELETED_AT_ONCE] for low in range(0, len(paths), _DELETED_AT_ONCE)]
-            work = [DELETIONS.run(functools.partial(files.delete_files, part, unsynced)) for part in parts]
+            work = [
+                DELETIONS.run(functools.partial(files.delete_files, part, unsynced, self._bounds)) for part in parts
+            ]
             for outcome in await asyncio.gather(*work, return_exceptions=True):
                 if isinstance(outcome, BaseException):
                     raise outcome
@@ -298,7 +315,8 @@ class LocalStorage(SourceStorage):
             try:
                 at_once = self._at_once
                 await self._put(
-                    lambda: files.copy_file(old, new, version, self._unsynced, at_once=at_once), self._size_of(old)
+                    lambda: files.copy_file(old, new, version, self._unsynced, self._bounds, at_once=at_once),
+                    self._size_of(old),
                 )
             except files.ChangedError as error:
                 raise VersionMismatchError(
@@ -307,7 +325,8 @@ class LocalStorage(SourceStorage):
 
     def child(self, prefix: str) -> Storage:
         folder = join_prefix("", prefix)
-        child = _rebuild(self._folder_of(folder), self._fsync, self._encoded, self._home)
+        # No link below the folder that the caller named leads out of it, also not the folder of the child.
+        child = _rebuild(self._folder_of(folder), self._fsync, self._encoded, self._home, self._bounds.root)
         child._unsynced = self._unsynced
         return child
 
@@ -317,8 +336,9 @@ class LocalStorage(SourceStorage):
             return await FILES.run(lambda: files.remove_leftovers(self._root, older_than.total_seconds(), time.time()))
 
 
-def _rebuild(root: str, fsync: bool | None, encoded: bool, home: int) -> LocalStorage:
+def _rebuild(root: str, fsync: bool | None, encoded: bool, home: int, bounds: str) -> LocalStorage:
     storage = LocalStorage(root, fsync=fsync, encoded=encoded)
+    storage._bounds = files.Bounds(bounds)
     storage._home = home
     return storage
 

@@ -19,10 +19,73 @@ Bytes = bytes | memoryview
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_FOLDER_LOCKS = {errno.EBADF, errno.EISDIR, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
 _LOCK_NAME = ".lock#0"
+_GET_PATH: int | None = getattr(fcntl, "F_GETPATH", None)
+"""On macOS, what tells where an open file is."""
+_LOOK = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK)
 
 
 class ChangedError(Exception):
     """The file is not the version that was expected."""
+
+
+class LeadsOutError(PermissionError):
+    """A symbolic link leads out of the folder of a storage."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(errno.EPERM, "a symbolic link leads out of the folder and is not followed", path)
+
+
+class Bounds:
+    """The folder of a storage, which no symbolic link leads out of.
+
+    Whoever writes a folder that others open can put links into it. What was opened is asked where it really is, so
+    that nothing can be exchanged between the check and the use. Links that stay inside are followed.
+    """
+
+    __slots__ = ("_real", "root")
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._real = ""
+
+    def check(self, fd: int, path: str) -> None:
+        """Refuse an open file or folder that is not inside; LeadsOutError."""
+        found = _real_path(fd, path)
+        # The folder itself may be a link, and may be moved: it is the caller's.
+        if not self._holds(found):
+            self._real = os.path.realpath(self.root)
+            if not self._holds(found):
+                raise LeadsOutError(path)
+
+    def _holds(self, found: str) -> bool:
+        real = self._real
+        return bool(real) and (found == real or found.startswith(real if real == "/" else real + "/"))
+
+
+def _real_path(fd: int, path: str) -> str:
+    """Where an open file is, without links."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        pass
+    if _GET_PATH is not None:
+        return os.fsdecode(fcntl.fcntl(fd, _GET_PATH, bytes(1024)).rstrip(b"\0"))
+    # Nothing tells where it is: what the path leads to now has to be the same file.
+    real = os.path.realpath(path)
+    if not os.path.samestat(os.stat(real, follow_symlinks=False), os.fstat(fd)):
+        raise LeadsOutError(path)
+    return real
+
+
+def open_inside(path: str, bounds: Bounds) -> int:
+    """A file or folder, opened for reading; opening a pipe does not wait for who writes into it."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        bounds.check(fd, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 class NotDurableError(Exception):
@@ -39,15 +102,16 @@ def content_version(found: os.stat_result, data: Bytes) -> Version:
     return Version(etag=stat_etag(found), generation=hashlib.sha256(data).hexdigest())
 
 
-def read_file(path: str) -> bytes:
+def read_file(path: str, bounds: Bounds) -> bytes:
     """All bytes of a file."""
-    return read_open_file(os.open(path, os.O_RDONLY | os.O_CLOEXEC))[0]
+    return read_open_file(open_inside(path, bounds))[0]
 
 
 def read_open_file(fd: int) -> tuple[bytes, os.stat_result]:
     """All bytes and the state of an open file, which is closed."""
     try:
         found = os.fstat(fd)
+        _check_kind(found)
         parts = [os.read(fd, found.st_size + 1)]
         # One read gives all, but for files above the system's limit per call.
         while len(parts[-1]) and (found.st_size > sum(map(len, parts)) or len(parts) > 1):
@@ -57,19 +121,20 @@ def read_open_file(fd: int) -> tuple[bytes, os.stat_result]:
     return (parts[0] if len(parts) == 1 else b"".join(parts)), found
 
 
-def read_versioned(path: str) -> tuple[bytes, Version, os.stat_result]:
+def read_versioned(path: str, bounds: Bounds) -> tuple[bytes, Version, os.stat_result]:
     """All bytes of a file, and which state of it they are."""
-    data, found = read_open_file(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    data, found = read_open_file(open_inside(path, bounds))
     return data, content_version(found, data), found
 
 
-def read_ranges(path: str, starts: Sequence[int], ends: Sequence[int]) -> tuple[list[bytes], os.stat_result]:
+def read_ranges(
+    path: str, starts: Sequence[int], ends: Sequence[int], bounds: Bounds
+) -> tuple[list[bytes], os.stat_result]:
     """Ranges of a file; a range that starts behind the end comes back empty."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_inside(path, bounds)
     try:
         found = os.fstat(fd)
-        if stat.S_ISDIR(found.st_mode):
-            raise IsADirectoryError(errno.EISDIR, "Is a directory", path)
+        _check_kind(found)
         # No more memory is taken than the file has bytes, whatever was asked for.
         size = found.st_size
         return [read_at(fd, start, min(end, size)) for start, end in zip(starts, ends, strict=True)], found
@@ -93,16 +158,29 @@ def read_at(fd: int, start: int, end: int) -> bytes:
     return b"".join(parts)
 
 
-def stat_file(path: str) -> os.stat_result:
+def stat_file(path: str, bounds: Bounds) -> os.stat_result:
     """The state of a file; a folder is no object."""
-    found = os.stat(path)
-    if stat.S_ISDIR(found.st_mode):
-        raise IsADirectoryError(errno.EISDIR, "Is a directory", path)
+    fd = os.open(path, _LOOK | os.O_CLOEXEC)
+    try:
+        bounds.check(fd, path)
+        found = os.fstat(fd)
+    finally:
+        os.close(fd)
+    _check_kind(found)
     return found
 
 
+def _check_kind(found: os.stat_result) -> None:
+    """Refuse what is no file: a folder, or a pipe on which a reader would wait."""
+    if stat.S_ISREG(found.st_mode):
+        return
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "Is a directory")
+    raise FileNotFoundError(errno.ENOENT, "No such file")
+
+
 def _write_temporary(
-    path: str, data: Bytes, unsynced: Unsynced | None, *, sync: bool = False
+    path: str, data: Bytes, unsynced: Unsynced | None, bounds: Bounds, *, sync: bool = False
 ) -> tuple[str, os.stat_result]:
     """A finished file beside `path`, under a name that no key can have and that listings of others skip too.
 
@@ -118,8 +196,10 @@ def _write_temporary(
         except FileExistsError:
             continue  # a repeated request of a network file system; the name is not the key's, so nobody lost a race
         except FileNotFoundError:
-            make_folders(folder, unsynced)
+            make_folders(folder, unsynced, bounds)
     try:
+        # The names that follow are in the folder of this file: it was there when the folder was looked up.
+        bounds.check(fd, path)
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
@@ -134,12 +214,14 @@ def _write_temporary(
     return temporary, found
 
 
-def make_folders(folder: str, unsynced: Unsynced | None) -> None:
+def make_folders(folder: str, unsynced: Unsynced | None, bounds: Bounds) -> None:
     """The folder and those above it."""
     missing = []
     while not os.path.isdir(folder):
         missing.append(folder)
         folder = os.path.dirname(folder)
+    if folder.startswith(bounds.root):
+        os.close(open_inside(folder, bounds))
     for new in reversed(missing):
         with contextlib.suppress(FileExistsError):
             os.mkdir(new)
@@ -152,13 +234,15 @@ def _unlink_quietly(path: str) -> None:
         os.unlink(path)
 
 
-def write_file(path: str, data: Bytes, unsynced: Unsynced | None, *, at_once: bool = False) -> os.stat_result:
+def write_file(
+    path: str, data: Bytes, unsynced: Unsynced | None, bounds: Bounds, *, at_once: bool = False
+) -> os.stat_result:
     """Write a file, whole or not at all; with `at_once`, it survives a power loss from then on.
 
     So does what replaces a file: the old one was needed, and what is written next may rely on the new one.
     """
     sync = unsynced is not None and (at_once or os.path.lexists(path))
-    temporary, found = _write_temporary(path, data, unsynced, sync=sync)
+    temporary, found = _write_temporary(path, data, unsynced, bounds, sync=sync)
     try:
         _rename(temporary, path, found)
     except BaseException:
@@ -173,11 +257,11 @@ def write_file(path: str, data: Bytes, unsynced: Unsynced | None, *, at_once: bo
     return found
 
 
-def create_file(path: str, data: Bytes, unsynced: Unsynced | None) -> Version:
+def create_file(path: str, data: Bytes, unsynced: Unsynced | None, bounds: Bounds) -> Version:
     """Write a file that is not there yet, whole; FileExistsError for all callers but one."""
     if os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, "File exists", path)
-    temporary, found = _write_temporary(path, data, unsynced)
+    temporary, found = _write_temporary(path, data, unsynced, bounds)
     try:
         if unsynced is not None:
             unsynced.sync(temporary)
@@ -221,16 +305,18 @@ def _is_file(path: str, written: os.stat_result) -> bool:
         return False
 
 
-def swap_file(path: str, data: Bytes, expected: Version, unsynced: Unsynced | None, *, wait: bool) -> Version:
+def swap_file(
+    path: str, data: Bytes, expected: Version, unsynced: Unsynced | None, bounds: Bounds, *, wait: bool
+) -> Version:
     """Replace a file if it is the expected version; BlockingIOError if not waiting and someone else swaps."""
     if not os.path.lexists(path):
         raise ChangedError
-    temporary, found = _write_temporary(path, data, unsynced)
+    temporary, found = _write_temporary(path, data, unsynced, bounds)
     try:
         if unsynced is not None:
             unsynced.sync(temporary)
         with folder_lock(os.path.dirname(path), wait=wait):
-            check_version(path, expected)
+            check_version(path, expected, bounds)
             _rename(temporary, path, found)
     finally:
         _unlink_quietly(temporary)
@@ -249,14 +335,14 @@ def _sync_name(path: str, unsynced: Unsynced | None) -> None:
         raise NotDurableError(str(error)) from error
 
 
-def check_version(path: str, expected: Version) -> bytes | None:
+def check_version(path: str, expected: Version, bounds: Bounds) -> bytes | None:
     """ChangedError unless the file is that version; the bytes, when the comparison read them."""
     try:
         if expected.generation is None:
-            if expected.etag is None or stat_etag(os.stat(path)) != expected.etag:
+            if expected.etag is None or stat_etag(stat_file(path, bounds)) != expected.etag:
                 raise ChangedError
             return None
-        data, version, _ = read_versioned(path)
+        data, version, _ = read_versioned(path, bounds)
     except FileNotFoundError as error:
         raise ChangedError from error
     if version.generation != expected.generation or (expected.etag is not None and version.etag != expected.etag):
@@ -264,10 +350,12 @@ def check_version(path: str, expected: Version) -> bytes | None:
     return data
 
 
-def copy_file(source: str, target: str, expected: Version | None, unsynced: Unsynced | None, *, at_once: bool) -> None:
+def copy_file(
+    source: str, target: str, expected: Version | None, unsynced: Unsynced | None, bounds: Bounds, *, at_once: bool
+) -> None:
     """Copy a file, whole; ChangedError when it is not the expected version."""
-    data = None if expected is None else check_version(source, expected)
-    write_file(target, read_file(source) if data is None else data, unsynced, at_once=at_once)
+    data = None if expected is None else check_version(source, expected, bounds)
+    write_file(target, read_file(source, bounds) if data is None else data, unsynced, bounds, at_once=at_once)
 
 
 @contextlib.contextmanager
@@ -292,7 +380,7 @@ def folder_lock(folder: str, *, wait: bool = True, shared: bool = False) -> Iter
         os.close(fd)
 
 
-def delete_files(paths: Sequence[str], unsynced: Unsynced | None, *, wait: bool = True) -> None:
+def delete_files(paths: Sequence[str], unsynced: Unsynced | None, bounds: Bounds, *, wait: bool = True) -> None:
     """Delete files, those of one folder under its lock, so that a swap under way does not bring one back.
 
     What was written before survives a power loss before anything is gone.
@@ -305,26 +393,42 @@ def delete_files(paths: Sequence[str], unsynced: Unsynced | None, *, wait: bool 
     for path in paths:
         by_folder.setdefault(path[: path.rindex("/")], []).append(path)
     for folder, members in by_folder.items():
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError), folder_lock(folder, wait=wait, shared=True):
+        with (
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),
+            _folder_inside(folder, bounds) as folder_fd,
+            folder_lock(folder, wait=wait, shared=True),
+        ):
             for path in members:
                 try:
-                    os.unlink(path)
+                    os.unlink(path[len(folder) + 1 :], dir_fd=folder_fd)
                 except (FileNotFoundError, IsADirectoryError):
                     continue  # what is gone already stops nobody
             if unsynced is not None:
                 unsynced.add_deletions(folder)
 
 
-def names_of_length(folder: str, length: int) -> list[bytes]:
+@contextlib.contextmanager
+def _folder_inside(folder: str, bounds: Bounds) -> Iterator[int]:
+    """A folder, opened."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        bounds.check(fd, folder)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def names_of_length(folder: str, length: int, bounds: Bounds) -> list[bytes]:
     """Names of so many bytes directly in a folder, in any order; for folders of very many files."""
     try:
-        names = os.listdir(os.fsencode(folder))
+        with _folder_inside(folder, bounds) as folder_fd:
+            names = [os.fsencode(name) for name in os.listdir(folder_fd)]
     except (FileNotFoundError, NotADirectoryError):
         return []
     return names if set(map(len, names)) <= {length} else [name for name in names if len(name) == length]
 
 
-def stat_names(folder: str, names: Sequence[bytes]) -> tuple[list[int], list[int]]:
+def stat_names(folder: str, names: Sequence[bytes], bounds: Bounds) -> tuple[list[int], list[int]]:
     """Sizes and times in nanoseconds of files in a folder; -1 for what is not there any more or is no file."""
     sizes: list[int] = []
     times: list[int] = []
@@ -333,9 +437,11 @@ def stat_names(folder: str, names: Sequence[bytes]) -> tuple[list[int], list[int
     except (FileNotFoundError, NotADirectoryError):
         return [-1] * len(names), [-1] * len(names)
     try:
+        bounds.check(folder_fd, folder)
         for name in names:
             try:
-                found = os.stat(name, dir_fd=folder_fd)
+                # Of a link its own state: it may lead anywhere.
+                found = os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
             except FileNotFoundError:
                 size, time = -1, -1  # deleted since the folder was read
             else:
@@ -347,26 +453,29 @@ def stat_names(folder: str, names: Sequence[bytes]) -> tuple[list[int], list[int
     return sizes, times
 
 
-def walk(folder: str, prefix: str, after: str, *, encoded: bool) -> Iterator[tuple[str, str]]:
+def walk(folder: str, prefix: str, after: str, bounds: Bounds, *, encoded: bool) -> Iterator[tuple[str, str]]:
     """Key and path of the files below a folder, in order of their keys, from the first key greater than `after`."""
-    names, spelling = _read_folder(folder, encoded=encoded)
+    names, spelling = _read_folder(folder, bounds, encoded=encoded)
     # A folder sorts as its name with the slash: this is the order of the full keys.
     names.sort()
     for name in names:
         key = prefix + name
         if name[-1] == "/":
             if key > after or after.startswith(key):
-                yield from walk(f"{folder}/{spelling.get(name, name[:-1])}", key, after, encoded=encoded)
+                yield from walk(f"{folder}/{spelling.get(name, name[:-1])}", key, after, bounds, encoded=encoded)
         elif key > after:
             yield key, f"{folder}/{spelling.get(name, name)}"
 
 
-def _read_folder(folder: str, *, encoded: bool) -> tuple[list[str], dict[str, str]]:
-    """Names in a folder as keys spell them, with a slash behind folders, and how files spell those that differ."""
+def _read_folder(folder: str, bounds: Bounds, *, encoded: bool) -> tuple[list[str], dict[str, str]]:
+    """Names in a folder as keys spell them, with a slash behind folders, and how files spell those that differ.
+
+    A link to a folder is left out: it may lead anywhere, and round in a circle. So is a link to a file outside.
+    """
     names: list[str] = []
     spelling: dict[str, str] = {}
     try:
-        with os.scandir(folder) as found:
+        with _folder_inside(folder, bounds) as folder_fd, os.scandir(folder_fd) as found:
             for entry in found:
                 spelled = name = entry.name
                 if encoded:
@@ -374,8 +483,10 @@ def _read_folder(folder: str, *, encoded: bool) -> tuple[list[str], dict[str, st
                         continue  # unfinished files, ours and object_store's; a key never has a bare one
                     if "%" in name:
                         name = decode_key(name)
-                if entry.is_dir():
+                if entry.is_dir(follow_symlinks=False):
                     name += "/"
+                elif entry.is_symlink() and not _is_listed_link(f"{folder}/{spelled}", bounds):
+                    continue
                 if name != spelled and name[:-1] != spelled:
                     spelling[name] = spelled
                 names.append(name)
@@ -384,16 +495,24 @@ def _read_folder(folder: str, *, encoded: bool) -> tuple[list[str], dict[str, st
     return names, spelling
 
 
-def list_folder(folder: str, *, encoded: bool) -> list[str]:
+def _is_listed_link(path: str, bounds: Bounds) -> bool:
+    """Whether a link leads to a file inside."""
+    try:
+        return stat.S_ISREG(stat_file(path, bounds).st_mode)
+    except OSError:
+        return False
+
+
+def list_folder(folder: str, bounds: Bounds, *, encoded: bool) -> list[str]:
     """Sorted names in a folder; those of folders that hold a file end in `/`."""
-    names, spelling = _read_folder(folder, encoded=encoded)
+    names, spelling = _read_folder(folder, bounds, encoded=encoded)
     names.sort()
-    return [name for name in names if name[-1] != "/" or _holds_file(folder, name, spelling, encoded=encoded)]
+    return [name for name in names if name[-1] != "/" or _holds_file(folder, name, spelling, bounds, encoded=encoded)]
 
 
-def _holds_file(folder: str, name: str, spelling: dict[str, str], *, encoded: bool) -> bool:
+def _holds_file(folder: str, name: str, spelling: dict[str, str], bounds: Bounds, *, encoded: bool) -> bool:
     inner = f"{folder}/{spelling.get(name, name[:-1])}"
-    return next(walk(inner, "", "", encoded=encoded), None) is not None
+    return next(walk(inner, "", "", bounds, encoded=encoded), None) is not None
 
 
 def remove_leftovers(folder: str, older_than_seconds: float, now: float) -> int:

@@ -70,6 +70,8 @@ def translate_os_error(error: OSError, action: str, url: str) -> IcefloeError:
         )
     if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
         return ObjectNotFoundError(f"cannot {action} in {url}: no such object")
+    if isinstance(error, PermissionError) and error.errno == errno.EPERM and "leads out" in found:
+        return PermissionDeniedError(f"cannot {action} in {url}: {found}")
     if isinstance(error, PermissionError) or error.errno == errno.EROFS:
         return PermissionDeniedError(f"cannot {action} in {url}: {found}; check owner and mode of the folder")
     if error.errno == errno.ENAMETOOLONG:
