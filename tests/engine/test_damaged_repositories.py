@@ -185,15 +185,17 @@ def _pack(place: Place) -> Path:
 
 
 JSON_REFS = ("repository", "icechunk1", "store")
+ONE_STATE = ("icechunk1", "icechunk2", "dataset")
+"""Elsewhere the branch stands where the file before the empty one says."""
 CONFIGURED = ("repository", "icechunk1")
 CASES = {
-    "empty ref": Case(_ref(b""), _open_and_read),
+    "empty ref": Case(_ref(b""), _open_and_read, ONE_STATE),
     "ref that is not JSON": Case(_ref(b"not json"), _open_and_read),
     "ref of another shape": Case(_ref(b'["a"]'), _open_and_read),
     "ref with a wrong id": Case(_ref(b'{"snapshot": "not-an-id"}'), _open_and_read),
     "ref with a number as id": Case(_ref(b'{"snapshot": 17}'), _open_and_read, JSON_REFS),
     "ref to a snapshot that is not there": Case(_ref_to_nowhere, _open_and_read, JSON_REFS),
-    "write on an empty ref": Case(_ref(b""), _write),
+    "write on an empty ref": Case(_ref(b""), _write, ONE_STATE),
     "missing snapshot": Case(_gone(_snapshot), _open_and_read),
     "write on a missing snapshot": Case(_gone(_snapshot), _write),
     "walk from a missing snapshot": Case(_gone(_snapshot), _walk, ("repository", "icechunk1", "store")),

@@ -384,7 +384,20 @@ async def test_the_configuration_of_others_is_read_and_then_replaced(storage: St
         await ledger.fetch_config()
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"snapshot": 5}', b'{"snapshot": "short"}', b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"\0" * 40, b'{"snapshot":"0000', b'{"snapshot"' + b"\0" * 9])
+async def test_a_branch_file_that_was_not_finished_is_passed_over_and_stays(content: bytes) -> None:
+    storage = in_memory_storage()
+    ledger, initial = await create(storage)
+    await storage.put("refs/branch.main/ZZZZZZZY.json", content)
+    for each in (ledger, open_ledger(storage)):
+        tip = await each.fetch_tip("main")
+        assert (tip.snapshot_id, tip.mark) == (initial.id, 1)
+    await ledger.reset_branch("main", "0" * 20, initial.id)
+    assert await storage.get("refs/branch.main/ZZZZZZZY.json") == content
+    assert (await open_ledger(storage).fetch_tip("main")).mark == 2
+
+
+@pytest.mark.parametrize("content", [b"{}", b"[]", b'{"snapshot": 5}', b'{"snapshot": "short"}', b"\xff"])
 async def test_a_broken_ref_file_is_refused(content: bytes) -> None:
     storage = in_memory_storage()
     await create(storage)

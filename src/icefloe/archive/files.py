@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from icefloe.archive.cache import ByteCache
-from icefloe.errors import FormatError, ObjectNotFoundError, SnapshotNotFoundError
+from icefloe.errors import FormatError, InvalidInputError, ObjectNotFoundError, SnapshotNotFoundError
 from icefloe.formats.contract import Format, OpenManifest
 from icefloe.ids import NodeId, ObjectId
 from icefloe.model.chunk_table import ChunkRef
@@ -200,6 +200,10 @@ def _snapshot_weight(snapshot: Snapshot, size_bytes: int) -> int:
 
 
 async def _decode(decode: Callable[[bytes], T], data: bytes) -> T:
-    if len(data) < _OFFLOAD_BYTES:
-        return decode(data)
-    return await asyncio.to_thread(decode, data)
+    try:
+        if len(data) < _OFFLOAD_BYTES:
+            return decode(data)
+        return await asyncio.to_thread(decode, data)
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, InvalidInputError) as error:
+        # Decoders name what they find wrong. What a library below them trips over is a broken file all the same.
+        raise FormatError(f"the file is not what it should be: {type(error).__name__}: {error}") from error

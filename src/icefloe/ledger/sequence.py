@@ -4,12 +4,16 @@ A branch is a folder of files with falling names; the first in order is the newe
 No branch file is ever replaced or removed. A deleted branch ends with a file that says so: were its files removed, a
 writer that is still under way could create a file in the gap, and its commit would be lost or the branch be back.
 The one file is created like a commit, so that of a commit and a deletion at the same time exactly one comes first.
+
+A power loss may leave the newest file empty or cut short, where files are not synced. Its commit was never finished:
+the branch stands where the file before it says, and the next commit takes the number after it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +44,7 @@ from icefloe.ledger.sequence_files import (
     TAG_TOMBSTONE,
     RefContent,
     RefStyle,
+    TornRefError,
     parse_folder,
     parse_ref,
     parse_sequence,
@@ -47,6 +52,8 @@ from icefloe.ledger.sequence_files import (
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.storage.contract import Storage, Versioned
 from icefloe.storage.retries import RetryPolicy
+
+_LOG = logging.getLogger(__name__)
 
 CONFIG_KEY, EARLY_CONFIG_KEY = "config.json", "config.yaml"
 GENERATION_KEY, GENERATION = "generation", "repository"
@@ -104,9 +111,13 @@ class SequenceLedger(QuotingLedger):
 
     async def _confirm(self, branch: str, seen: _Newest) -> _Newest | None:
         """What was seen before, if it is still there and has no successor."""
-        own, following = await asyncio.gather(
-            self._find_file(branch, seen.style, seen.sequence), self._find_file(branch, seen.style, seen.sequence + 1)
-        )
+        try:
+            own, following = await asyncio.gather(
+                self._find_file(branch, seen.style, seen.sequence),
+                self._find_file(branch, seen.style, seen.sequence + 1),
+            )
+        except TornRefError:
+            return None
         if own is None or following is not None:
             return None
         return _Newest(seen.style, seen.sequence, own)
@@ -128,25 +139,48 @@ class SequenceLedger(QuotingLedger):
                 continue
             sequence, number_bytes = found
             own_style = RefStyle(style.separator, number_bytes)
-            content = await self._find_file(branch, own_style, sequence)
+            content = await self._find_whole(branch, own_style, sequence)
             if content is not None:
                 return _Newest(own_style, sequence, content)
         return None
 
+    async def _find_whole(self, branch: str, style: RefStyle, sequence: int) -> RefContent | None:
+        """What the file of a number says or, where it was not written to its end, the newest one before it."""
+        torn: TornRefError | None = None
+        for number in range(sequence, -1, -1):
+            try:
+                content = await self._find_file(branch, style, number)
+            except TornRefError as error:
+                torn = torn or error
+                continue
+            if content is None and torn is not None:
+                break  # the files before were removed by others
+            if torn is not None:
+                _LOG.warning("%s; branch %r stands where it stood before", torn, branch)
+            return content
+        if torn is not None:
+            raise torn
+        return None
+
     async def _probe_newest(self, branch: str) -> _Newest | None:
         """The newest file of a branch on a storage that cannot list: numbers have no gaps, so it is searched for."""
-        newest: RefContent | None = None
         low, high = -1, 0
-        while (content := await self._find_file(branch, DOTTED, high)) is not None:
-            newest, low, high = content, high, 2 * high + 1
+        while await self._is_there(branch, high):
+            low, high = high, 2 * high + 1
         while high - low > 1:
             middle = (low + high) // 2
-            content = await self._find_file(branch, DOTTED, middle)
-            if content is None:
-                high = middle
+            if await self._is_there(branch, middle):
+                low = middle
             else:
-                newest, low = content, middle
+                high = middle
+        newest = None if low < 0 else await self._find_whole(branch, DOTTED, low)
         return None if newest is None else _Newest(DOTTED, low, newest)
+
+    async def _is_there(self, branch: str, sequence: int) -> bool:
+        try:
+            return await self._find_file(branch, DOTTED, sequence) is not None
+        except TornRefError:
+            return True
 
     async def _first_in_folder(self, folder: str) -> tuple[int, int] | None:
         """The newest sequence number in a folder: the first file of it in order."""

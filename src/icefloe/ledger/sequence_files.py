@@ -80,8 +80,23 @@ class RefContent:
         return json.dumps(document, separators=(",", ":")).encode()
 
 
+class TornRefError(FormatError):
+    """A branch file is what a power loss leaves of a commit that was never finished."""
+
+
+def is_torn(data: bytes) -> bool:
+    """Whether a JSON file was not written to its end: it is empty, or zeros, or the beginning of an object."""
+    written = data.strip(b"\0 \r\n")
+    return not written or (written.startswith(b"{") and not written.endswith(b"}"))
+
+
 def parse_ref(data: bytes, key: str) -> RefContent:
-    """The content of a ref file."""
+    """The content of a ref file; TornRefError when it was not written to its end."""
+    if is_torn(data):
+        raise TornRefError(
+            f"{key} was not written to its end, as after a power loss: {len(data)} bytes; "
+            "`icefloe verify --repair` goes back to what is whole"
+        )
     try:
         document = json.loads(data)
         snapshot_id = document["snapshot"]

@@ -7,6 +7,7 @@ created like a commit, so that of a commit and a deletion at the same time exact
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,13 +38,16 @@ from icefloe.ledger.contract import StaleTipError, StoredConfig, Tip
 from icefloe.ledger.history_rewrite import QuotingLedger
 from icefloe.ledger.history_walk import walk_history
 from icefloe.ledger.names import MAIN, check_name, check_new_name
+from icefloe.ledger.sequence_files import TornRefError, is_torn
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.storage.contract import Storage
 from icefloe.storage.retries import RetryPolicy
 
+_LOG = logging.getLogger(__name__)
+
 REFS = "r/"
 CONFIG_KEY = "config.json"
-_DELETED = "icefloe-deleted"
+DELETED = "icefloe-deleted"
 _UPDATE = "icefloe-update"
 _CONTENTION = RetryPolicy(max_tries=100, initial_backoff_ms=2, max_backoff_ms=500)
 """In every round that is lost somebody else moved the branch, so a hundred rounds are many."""
@@ -58,7 +62,7 @@ class _Newest:
 
     @property
     def deleted(self) -> bool:
-        return self.reference.properties.get(_DELETED) is True
+        return self.reference.properties.get(DELETED) is True
 
 
 class StoreLedger(QuotingLedger):
@@ -95,31 +99,57 @@ class StoreLedger(QuotingLedger):
                 for item in page:
                     sequence = find_sequence(item.key.removeprefix(folder))
                     if sequence is not None:
-                        return _Newest(sequence, decode_reference(await self.storage.get(item.key)))
+                        return await self._find_whole(branch, sequence)
         except UnsupportedError:
             return await self._probe_newest(branch)
         return None
 
     async def _probe_newest(self, branch: str) -> _Newest | None:
         """The newest file on a storage that cannot list: numbers have no gaps, so it is searched for."""
-        newest: _Newest | None = None
         low, high = -1, 0
-        while (found := await self._find_file(branch, high)) is not None:
-            newest, low, high = found, high, 2 * high + 1
+        while await self._is_there(branch, high):
+            low, high = high, 2 * high + 1
         while high - low > 1:
             middle = (low + high) // 2
-            found = await self._find_file(branch, middle)
-            if found is None:
-                high = middle
+            if await self._is_there(branch, middle):
+                low = middle
             else:
-                newest, low = found, middle
-        return newest
+                high = middle
+        return None if low < 0 else await self._find_whole(branch, low)
+
+    async def _is_there(self, branch: str, sequence: int) -> bool:
+        try:
+            return await self._find_file(branch, sequence) is not None
+        except TornRefError:
+            return True
+
+    async def _find_whole(self, branch: str, sequence: int) -> _Newest | None:
+        """The file of a number or, where it was not written to its end, what the newest one before it says."""
+        torn: TornRefError | None = None
+        for number in range(sequence, -1, -1):
+            try:
+                found = await self._find_file(branch, number)
+            except TornRefError as error:
+                torn = torn or error
+                continue
+            if found is None:
+                break
+            if torn is not None:
+                _LOG.warning("%s; branch %r stands where it stood before", torn, branch)
+            # The next commit takes the number after those of the unfinished ones, which stay.
+            return _Newest(sequence, found.reference)
+        if torn is not None:
+            raise torn
+        return None
 
     async def _find_file(self, branch: str, sequence: int) -> _Newest | None:
+        key = f"{REFS}{branch}/{sequence_name(sequence)}"
         try:
-            data = await self.storage.get(f"{REFS}{branch}/{sequence_name(sequence)}")
+            data = await self.storage.get(key)
         except ObjectNotFoundError:
             return None
+        if is_torn(data):
+            raise TornRefError(f"{key} was not written to its end, as after a power loss: {len(data)} bytes")
         return _Newest(sequence, decode_reference(data))
 
     async def fetch_tag(self, tag: str) -> ObjectId:
@@ -168,7 +198,7 @@ class StoreLedger(QuotingLedger):
 
     async def _create_file(self, branch: str, sequence: int, snapshot_id: ObjectId, *, deleted: bool = False) -> None:
         """Take a sequence number; AlreadyExistsError when somebody else did."""
-        reference = _new_reference(snapshot_id, {_DELETED: True} if deleted else {})
+        reference = new_reference(snapshot_id, {DELETED: True} if deleted else {})
         await self.storage.create(f"{REFS}{branch}/{sequence_name(sequence)}", encode_reference(reference))
 
     async def record_detached(self, snapshot: Snapshot) -> None:
@@ -214,7 +244,7 @@ class StoreLedger(QuotingLedger):
     async def create_tag(self, tag: str, snapshot_id: ObjectId) -> None:
         check_new_name(tag, "tag")
         try:
-            await self.storage.create(_tag_key(tag), encode_reference(_new_reference(snapshot_id, {})))
+            await self.storage.create(_tag_key(tag), encode_reference(new_reference(snapshot_id, {})))
         except AlreadyExistsError as error:
             raise AlreadyExistsError(f"tag {tag!r} exists already; tags never move", name=tag) from error
 
@@ -249,7 +279,8 @@ def _check_new_branch(branch: str) -> None:
         )
 
 
-def _new_reference(snapshot_id: ObjectId, properties: Mapping[str, Any]) -> Reference:
+def new_reference(snapshot_id: ObjectId, properties: Mapping[str, Any]) -> Reference:
+    """The content of a new ref file."""
     # A text of its own makes every file unique, so that a lost answer can be settled by reading back.
     return Reference(snapshot_id, current_time(), {**properties, _UPDATE: new_object_id()})
 

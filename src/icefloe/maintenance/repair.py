@@ -8,6 +8,7 @@ from icefloe.errors import FormatError, NotFoundError
 from icefloe.ids import ObjectId
 from icefloe.maintenance.history import correct_quotes
 from icefloe.maintenance.reading import Reading, read_anew
+from icefloe.maintenance.recover import recover
 from icefloe.maintenance.verify import VerifyRequest, verify
 from icefloe.maintenance.verify_logs import true_log
 from icefloe.maintenance.verify_report import Damage, DamageKind, VerifyReport
@@ -17,11 +18,15 @@ from icefloe.session.engine import Engine
 
 async def repair(engine: Engine, request: VerifyRequest | None = None) -> tuple[VerifyReport, VerifyReport]:
     """Verify, repair what can be, verify again; both reports."""
-    before = await verify(engine, request)
-    damages = [damage for damage in before.damages if damage.repairable]
+    before = found = await verify(engine, request)
+    if any(damage.repairable for damage in found.damages):
+        await engine.ledger.check_writable()
+    if any(damage.repairable and damage.what in ("ref", "configuration") for damage in found.damages):
+        await recover(engine.storage)
+        found = await verify(engine, request)
+    damages = [damage for damage in found.damages if damage.repairable]
     if not damages:
-        return before, before
-    await engine.ledger.check_writable()
+        return before, found
     reading = read_anew(engine)
     if any(damage.kind is DamageKind.MISQUOTED for damage in damages):
         await correct_quotes(engine, reading)

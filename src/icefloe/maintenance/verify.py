@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from icefloe.errors import FormatError, ObjectNotFoundError, SnapshotNotFoundError
+from icefloe.errors import FormatError, IcefloeError, ObjectNotFoundError, SnapshotNotFoundError
 from icefloe.ids import ObjectId
 from icefloe.maintenance.collect import list_all
 from icefloe.maintenance.listing import Listed, id_keys, is_among, text_ids
 from icefloe.maintenance.progress import tell, telling
 from icefloe.maintenance.reading import Reading, Refs, fetch_all_refs, read_anew, stream_bounded
+from icefloe.maintenance.recover import recover
 from icefloe.maintenance.side_objects import find_flaw, list_side_objects, named_objects
 from icefloe.maintenance.verify_chunks import ChunkObjects, ManifestUse, check_manifest, undecodable_chunks
 from icefloe.maintenance.verify_logs import check_log
@@ -65,7 +66,7 @@ class _Verification:
         self.unnamed_lists: tuple[ObjectInfo, ...] = ()
 
     async def run(self) -> None:
-        self.refs = await fetch_all_refs(self.reading.ledger)
+        await self._refs()
         self.checked["refs"] = len(self.refs.branches) + len(self.refs.tags)
         listed = await self.reading.ledger.fetch_listed()
         await self._snapshots({key: info.parent_id for key, info in listed.items()} if listed is not None else None)
@@ -78,7 +79,23 @@ class _Verification:
             starts = sorted(self.refs.targets() & self.parents.keys())
             for number, start in enumerate(starts):
                 tell("decode chunks of refs", number, len(starts))
-                self.damages += await undecodable_chunks(self.engine, start)
+                try:
+                    self.damages += await undecodable_chunks(self.engine, start)
+                except IcefloeError as error:
+                    if not self.damages:  # else what hinders it was found already
+                        key = self.reading.format.snapshot_key(start)
+                        self._add(DamageKind.UNREADABLE, "snapshot", key, str(error), start)
+
+    # -- refs -----------------------------------------------------------------------------------------------------
+
+    async def _refs(self) -> None:
+        """Refs that can be read; for those that cannot, the recovery says what can be done."""
+        recovery = await recover(self.reading.storage, apply=False)
+        self.damages += recovery.damages
+        try:
+            self.refs = await fetch_all_refs(self.reading.ledger)
+        except FormatError:
+            self.refs = recovery.refs
 
     # -- snapshots ------------------------------------------------------------------------------------------------
 

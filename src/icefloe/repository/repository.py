@@ -12,7 +12,10 @@ from icefloe.blocking import run_blocking
 from icefloe.display.card import Card, Described, Fact, Styled
 from icefloe.errors import InvalidInputError, RepositoryNotFoundError
 from icefloe.formats.config_document import encode_config
+from icefloe.ids import ObjectId
 from icefloe.ledger.features import check_feature
+from icefloe.maintenance.recover import recover
+from icefloe.maintenance.verify_report import Damage
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
 from icefloe.repository.administration import AdministrationDoor
@@ -165,6 +168,45 @@ class Repository(
             place, version, config, authorize_virtual_chunk_access or {}, check_clean_root=check_clean_root
         )
         return cls(engine)
+
+    @staticmethod
+    def recover(
+        storage: Place, tips: Mapping[str, ObjectId] | None = None, *, dry_run: bool = False
+    ) -> tuple[Damage, ...]:
+        """Make the files readable again that say where branches stand; for a repository that does not open.
+
+        Branches come back to the newest state that can be read. Nothing is removed.
+
+        Parameters
+        ----------
+        storage
+            Where the repository is.
+        tips
+            Where branches are to stand for which the files do not tell.
+        dry_run
+            Only say what is damaged.
+
+        Returns
+        -------
+        tuple of Damage
+            What was damaged. Those that are `repairable` were repaired. The others say what to do.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> storage = icefloe.in_memory_storage()
+        >>> repo = icefloe.Repository.create(storage)
+        >>> icefloe.Repository.recover(storage)
+        ()
+        """
+        return run_blocking(Repository.recover_async(storage, tips, dry_run=dry_run))
+
+    @staticmethod
+    async def recover_async(
+        storage: Place, tips: Mapping[str, ObjectId] | None = None, *, dry_run: bool = False
+    ) -> tuple[Damage, ...]:
+        """`recover`, awaited."""
+        return (await recover(resolve_storage(storage), tips=tips, apply=not dry_run)).damages
 
     @staticmethod
     def exists(storage: Place, storage_settings: Any = None) -> bool:
