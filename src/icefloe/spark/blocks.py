@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import xarray as xr
 
 from icefloe.errors import InvalidInputError
+from icefloe.spark.places import unknown_name
 
 TASK_BYTES = 64 << 20
 
@@ -54,7 +55,10 @@ def plan_blocks(
     sizes = {str(dim): int(n) for dim, n in dataset.sizes.items()}
     unknown = sorted(set(asked or {}) - set(sizes))
     if unknown:
-        raise InvalidInputError(f"there is no dimension {unknown[0]!r} to cut; there are {', '.join(sizes)}")
+        raise unknown_name("of the blocks, the dimension", unknown[0], sizes)
+    for dim, length in (asked or {}).items():
+        if length < 1 and length != -1:
+            raise InvalidInputError(f"blocks of {length} cells along {dim} are not possible (-1 means all of it)")
     chunks = stored_chunks(dataset)
     fixed = {dim: sizes[dim] if n == -1 else min(n, max(1, sizes[dim])) for dim, n in (asked or {}).items()}
     lengths = {dim: fixed.get(dim, min(chunks.get(dim, n), max(1, n))) for dim, n in sizes.items()}

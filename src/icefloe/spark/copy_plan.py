@@ -15,7 +15,7 @@ from icefloe.blocking import run_blocking
 from icefloe.errors import InvalidInputError, NodeNotFoundError, UnsupportedError
 from icefloe.model.nodes import ArrayNode
 from icefloe.session.session import Session
-from icefloe.spark.places import Bounds, parse_bounds
+from icefloe.spark.places import Bounds, parse_bounds, unknown_name
 
 Box = tuple[tuple[int, int], ...]
 """[first, end) chunk coordinates of the target, by dimension."""
@@ -119,7 +119,7 @@ def _choose(arrays: Sequence[ArrayNode], names: Sequence[str] | None, root: str)
     inside = {node.path[len(root) :].strip("/") if root != "/" else node.path.strip("/"): node for node in arrays}
     missing = [name for name in names if name not in inside]
     if missing:
-        raise NodeNotFoundError(f"{root} has no array {missing[0]!r}; it has {', '.join(sorted(inside))}")
+        raise NodeNotFoundError(str(unknown_name(f"in {root}, the array", missing[0], sorted(inside))))
     wanted = dict.fromkeys(names)
     for name in names:
         folder = name.rpartition("/")[0]
@@ -135,7 +135,7 @@ def _check_names(arrays: Sequence[ArrayNode], selection: CopySelection) -> None:
     for what, asked in (("region", selection.region), ("chunks", selection.chunks)):
         unknown = sorted(set(asked or {}) - known)
         if unknown:
-            raise InvalidInputError(f"{what} names {unknown[0]!r}; the dimensions are {', '.join(sorted(known))}")
+            raise unknown_name(f"of {what}, the dimension", unknown[0], sorted(known))
 
 
 def _plan_array(node: ArrayNode, document: bytes, selection: CopySelection, target: str) -> ArrayCopy:

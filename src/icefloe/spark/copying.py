@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from icefloe.session.workspace import Workspace
 from icefloe.spark.blocks import TASK_BYTES
 from icefloe.spark.copy_plan import ArrayCopy, Box, CopyPlan, CopySelection, CopyTask, plan_copy
 from icefloe.spark.distributed import OpenFork, WriteJob, link, write_with_tasks
-from icefloe.spark.places import Bounds, JobOutcome, Source, Target, reading_session, writing_repository
+from icefloe.spark.places import Bounds, JobOutcome, Source, Target, existing_repository, open_places
 from icefloe.storage.contract import Buffer
 
 _AT_ONCE = 32
@@ -110,11 +110,34 @@ def copy(
     overwrite
         Replace arrays that are there.
     """
+    session, begin_writing = open_places(source, target, branch)
+    return _copy(
+        spark, session, begin_writing, group=group, target_group=target_group, variables=variables, region=region,
+        chunks=chunks, overwrite=overwrite, message=message, metadata=metadata, task_bytes=task_bytes,
+        progress=progress,
+    )  # fmt: skip
+
+
+def _copy(
+    spark: SparkSession,
+    session: Session,
+    begin_writing: Callable[[], Session],
+    *,
+    group: str = "",
+    target_group: str | None = None,
+    variables: Sequence[str] | None = None,
+    region: Bounds | None = None,
+    chunks: Mapping[str, int] | None = None,
+    overwrite: bool = False,
+    message: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    task_bytes: int = TASK_BYTES,
+    progress: bool | None = None,
+) -> JobOutcome:
     started = time.monotonic()
-    session = reading_session(source)
     selection = CopySelection(group, tuple(variables) if variables is not None else None, region, chunks)
     plan = plan_copy(session, selection, group if target_group is None else target_group, task_bytes)
-    writer = writing_repository(target).writable_session(branch)
+    writer = begin_writing()
     _create(writer, plan, overwrite=overwrite)
     job = WriteJob(_CopyWork(session), f"copying {len(plan.arrays):,} arrays", progress, plan.bytes)
     written = write_with_tasks(spark, writer, job, plan.tasks)
@@ -158,13 +181,17 @@ def rechunk(
     if target is None:
         if isinstance(source, Session):
             raise InvalidInputError("a session does not say where to write: pass the repository, or a target")
-        target = source
-        # The branch that is rewritten is the one that is read.
-        source = writing_repository(target).readonly_session(branch)
+        # The branch that is rewritten is the one that is read, at one snapshot.
+        repository = existing_repository(source)
+        writer = repository.writable_session(branch)
+        session = repository.readonly_session(snapshot_id=writer.snapshot_id)
+        begin_writing: Callable[[], Session] = lambda: writer  # noqa: E731
+    else:
+        session, begin_writing = open_places(source, target, branch)
     same = in_place and (target_group is None or target_group.strip("/") == group.strip("/"))
-    return copy(
-        spark, source, target, group=group, target_group=target_group, variables=variables, chunks=chunks,
-        branch=branch, overwrite=same or bool(options.pop("overwrite", False)),
+    return _copy(
+        spark, session, begin_writing, group=group, target_group=target_group, variables=variables, chunks=chunks,
+        overwrite=same or bool(options.pop("overwrite", False)),
         message=message or f"Rechunk to {', '.join(f'{dim}={n}' for dim, n in chunks.items())}", **options,
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ from icefloe.session.session import ForkSession, Session
 from icefloe.spark.block_target import BlockTarget, create_target, plan_target
 from icefloe.spark.blocks import TASK_BYTES, Window, block_bytes, plan_blocks, whole_chunks
 from icefloe.spark.distributed import OpenFork, WriteJob, link, write_with_tasks
-from icefloe.spark.places import JobOutcome, Source, Target, open_dataset, reading_session, writing_repository
+from icefloe.spark.places import JobOutcome, Source, Target, open_dataset, open_places, unknown_name
 from icefloe.spark.tasks import SparkJob, run_tasks
 
 BlockFunction = Callable[[xr.Dataset], "xr.Dataset | xr.DataArray"]
@@ -70,6 +70,14 @@ def _trimmed(result: xr.Dataset, window: Window, wide: Window, where: str) -> xr
         first = part.start - wide[dim].start
         inner[dim] = slice(first, first + part.stop - part.start)
     return result.isel(inner)
+
+
+def _check_names(dataset: xr.Dataset, halo: Mapping[str, int]) -> None:
+    for dim, cells in halo.items():
+        if dim not in dataset.sizes:
+            raise unknown_name("of the halo, the dimension", dim, dataset.sizes)
+        if cells < 0:
+            raise InvalidInputError(f"the halo of {cells} cells along {dim} is negative")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +146,15 @@ def map_blocks(
     >>> map_blocks(spark, repo, lambda block: block - 273.15, repo, target_group="celsius")  # doctest: +SKIP
     """
     started = time.monotonic()
-    session = reading_session(source)
+    session, begin_writing = open_places(source, target, branch)
     dataset = open_dataset(session, group, variables)
+    _check_names(dataset, halo or {})
     grid = whole_chunks(plan_blocks(dataset, asked=blocks, task_bytes=task_bytes), chunks or {}, blocks or {})
     read = BlockReader(session, group, tuple(variables) if variables is not None else None, func, dict(halo or {}))
     windows = grid.windows()
     [sketch] = run_tasks(spark, SparkJob(_Describe(read), "trying the first block", progress), windows[:1])
     place = plan_target(dataset, sketch, grid, chunks or {}, group if target_group is None else target_group)
-    repository = writing_repository(target)
-    writer = repository.writable_session(branch)
+    writer = begin_writing()
     create_target(writer, place, dataset, sketch, overwrite=overwrite)
     size = block_bytes(dataset, grid.lengths) * len(windows)
     job = WriteJob(_MapWork(read, place), f"mapping {len(windows):,} blocks", progress, size)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -29,14 +30,43 @@ class JobOutcome:
     seconds: float
 
 
+def open_places(source: Source, target: Target, branch: str) -> tuple[Session, Callable[[], Session]]:
+    """The session that a job reads, and a way to the one that it writes.
+
+    Where a job reads and writes one branch, both stand on the same snapshot: a commit that lands while the job runs is
+    rebased over or conflicts. A target that is not there is created when the writer is asked for.
+    """
+    origin = source if isinstance(source, Session) else existing_repository(source)
+    storage = target.storage if isinstance(target, Repository) else resolve_storage(os.fspath(target))
+    if not isinstance(target, Repository) and not Repository.exists(storage):
+        return reading_session(origin), lambda: writing_repository(target).writable_session(branch)
+    repository = existing_repository(target)
+    writer = repository.writable_session(branch)
+    if isinstance(origin, Repository) and branch == "main" and origin.storage == repository.storage:
+        return origin.readonly_session(snapshot_id=writer.snapshot_id), lambda: writer
+    return reading_session(origin), lambda: writer
+
+
+def unknown_name(what: str, name: str, known: Iterable[Any]) -> InvalidInputError:
+    """The error for a name that is not there, with the nearest one that is."""
+    names = [str(each) for each in known]
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return InvalidInputError(f"{what} {name!r} is not there; there are {', '.join(names) or 'none'}{hint}")
+
+
 def reading_session(source: Source) -> Session:
     """A read-only session; a repository stands for the tip of its branch `main`."""
     if isinstance(source, Session):
         if not source.read_only:
             raise InvalidInputError("jobs read committed data: commit, then give a read-only session or the repository")
         return source
-    repository = source if isinstance(source, Repository) else Repository.open(resolve_storage(os.fspath(source)))
-    return repository.readonly_session("main")
+    return existing_repository(source).readonly_session("main")
+
+
+def existing_repository(place: Target) -> Repository:
+    """A repository that is there, given itself or by its path or URL."""
+    return place if isinstance(place, Repository) else Repository.open(resolve_storage(os.fspath(place)))
 
 
 def writing_repository(target: Target) -> Repository:
@@ -58,7 +88,7 @@ def open_dataset(session: Session, group: str = "", variables: Sequence[str] | N
     missing = [name for name in variables if name not in dataset.variables]
     if missing:
         raise NodeNotFoundError(
-            f"/{path} has no variable {missing[0]!r}; it has {', '.join(map(str, dataset.data_vars))}", path=path
+            str(unknown_name(f"in /{path}, the variable", missing[0], dataset.data_vars)), path=path
         )
     return dataset[list(variables)]
 
@@ -80,7 +110,7 @@ def parse_bounds(region: Bounds, sizes: Mapping[str, int]) -> dict[str, slice]:
     parsed: dict[str, slice] = {}
     for dim, bounds in region.items():
         if dim not in sizes:
-            raise InvalidInputError(f"the region names {dim!r}; the dimensions are {', '.join(sizes)}")
+            raise unknown_name("of the region, the dimension", dim, sizes)
         part: Any = bounds if isinstance(bounds, slice) else slice(*bounds)
         first, end, step = part.indices(sizes[dim])
         if step != 1 or end <= first:

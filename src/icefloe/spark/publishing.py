@@ -89,11 +89,13 @@ def write_audit_publish(
 
 def _audit(spark: SparkSession, repo: Repository, staging: str, checks: Sequence[Check]) -> AuditReport:
     """Run the checks and keep what they found in a commit of its own on the staging branch."""
-    session = repo.readonly_session(staging)
+    writer = repo.writable_session(staging)
+    # What is published is what was checked: a commit that lands meanwhile is a conflict.
+    session = repo.readonly_session(snapshot_id=writer.snapshot_id)
     findings = tuple(check.run(spark, session) for check in checks)
     passed = all(finding.passed for finding in findings)
     failed = sum(not finding.passed for finding in findings)
     message = f"Audit: {len(findings)} checks passed" if passed else f"Audit: {failed} of {len(findings)} checks failed"
     record = {"passed": passed, "snapshot": str(session.snapshot_id), "findings": [asdict(f) for f in findings]}
-    snapshot = repo.writable_session(staging).commit(message, {AUDIT_KEY: record}, allow_empty=True)
+    snapshot = writer.commit(message, {AUDIT_KEY: record}, allow_empty=True)
     return AuditReport(passed, False, staging, str(snapshot), findings)

@@ -27,9 +27,10 @@ from icefloe.spark.places import (
     Source,
     Target,
     open_dataset,
+    open_places,
     parse_bounds,
     reading_session,
-    writing_repository,
+    unknown_name,
 )
 from icefloe.spark.reduced import FinishPlace, WritePlace, assemble, kept_dims, plan_reduced, sketch_of
 from icefloe.spark.reduction_tree import ReductionTree
@@ -180,7 +181,7 @@ def reduce(
     >>> reduce(spark, repo, "max", "time", repo, target_group="records")  # doctest: +SKIP
     """
     started = time.monotonic()
-    session = reading_session(source)
+    session, begin_writing = (reading_session(source), None) if target is None else open_places(source, target, branch)
     whole = open_dataset(session, group, variables)
     bounds = parse_bounds(region or {}, {str(dim): n for dim, n in whole.sizes.items()})
     dataset = whole.isel(bounds)
@@ -202,9 +203,9 @@ def reduce(
     unknown = dataset[[name for name in names if name not in known]]
     work = PartialOfBlock.plan(session, group, unknown, origin, chosen, reduction)
     plan = _Plan(session, dataset, chosen, grid, finish, work)
-    if target is None:
+    if begin_writing is None:
         return plan.collect(spark, known, progress)
-    writer = writing_repository(target).writable_session(branch)
+    writer = begin_writing()
     place = group if target_group is None else target_group
     tasks, references = _write(spark, plan, writer, place, chunks or {}, overwrite=overwrite, progress=progress)
     facts = {"source": str(session.snapshot_id), "how": how, "dims": list(chosen), **({} if q is None else {"q": q})}
@@ -241,7 +242,7 @@ def _dims(dims: str | Sequence[str] | None, dataset: xr.Dataset) -> tuple[str, .
     chosen = (dims,) if isinstance(dims, str) else tuple(dims)
     unknown = [dim for dim in chosen if dim not in dataset.sizes]
     if unknown:
-        raise InvalidInputError(f"there is no dimension {unknown[0]!r}; there are {', '.join(map(str, dataset.sizes))}")
+        raise unknown_name("the dimension", unknown[0], dataset.sizes)
     return chosen
 
 
