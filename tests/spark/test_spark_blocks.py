@@ -7,12 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
+import zarr
 
 from icefloe import Repository
-from icefloe.errors import AlreadyExistsError, InvalidInputError
-from icefloe.spark import analyze, copy, export, map_blocks, rechunk, reduce, write_audit_publish
+from icefloe.errors import AlreadyExistsError, InvalidInputError, NodeNotFoundError, RebaseFailedError
+from icefloe.spark import (
+    analyze,
+    copy,
+    copying,
+    export,
+    map_blocks,
+    mapping,
+    rechunk,
+    reduce,
+    reduction,
+    write_audit_publish,
+)
 from icefloe.spark.checks import ExpectedSizes, Holds, MissingShare, Monotone, ValueRange
 from icefloe.spark.publishing import AUDIT_KEY
 from icefloe.spark.reduction_tree import ReductionTree
@@ -328,3 +341,120 @@ def test_only_what_passes_its_checks_is_published(spark: Any, place: Path, opene
     assert "wind" in opened(place, group="twice") and repository.list_branches() == {"main", "stage"}
     newest = next(iter(repository.ancestry(branch="main")))
     assert len(newest.metadata[AUDIT_KEY]["findings"]) == 5
+
+
+def _correct(place: Path) -> None:
+    """Somebody's commit that lands while a job runs."""
+    session = Repository.open(str(place)).writable_session("main")
+    zarr.open_group(session.store)["t2m"][0, 0, 0] = 42.0
+    session.commit("a correction")
+
+
+@pytest.mark.parametrize("job", ["map", "rechunk", "copy", "reduce"])
+def test_a_commit_that_lands_while_a_job_is_planned_is_never_lost(
+    spark: Any, place: Path, job: str, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, name = {
+        "map": (mapping, "plan_target"), "rechunk": (copying, "plan_copy"), "copy": (copying, "plan_copy"),
+        "reduce": (reduction, "sketch_of"),
+    }[job]  # fmt: skip
+    real = getattr(module, name)
+
+    def late(*given: Any, **more: Any) -> Any:
+        _correct(place)
+        return real(*given, **more)
+
+    monkeypatch.setattr(module, name, late)
+    run: dict[str, Callable[[], Any]] = {
+        "map": lambda: map_blocks(spark, place, lambda b: b[["t2m"]] + 1, place, overwrite=True),
+        "rechunk": lambda: rechunk(spark, place, {"time": 25}),
+        "copy": lambda: copy(spark, place, Repository.open(str(place)), overwrite=True, chunks={"time": 25}),
+        "reduce": lambda: reduce(spark, place, "max", "time", place, variables=["t2m"], overwrite=True),
+    }
+    with pytest.raises(RebaseFailedError):
+        run[job]()
+    assert float(opened(place).t2m[0, 0, 0]) == 42.0
+
+
+def test_names_that_are_not_there_are_told_with_the_nearest(spark: Any, place: Path, tmp_path: Path) -> None:
+    target = tmp_path / "other"
+    with pytest.raises(InvalidInputError, match="did you mean 'lon'"):
+        map_blocks(spark, place, lambda b: b, target, halo={"lonn": 1})
+    with pytest.raises(InvalidInputError, match="did you mean 'time'"):
+        map_blocks(spark, place, lambda b: b, target, blocks={"tiem": 1})
+    with pytest.raises(InvalidInputError, match="negative"):
+        map_blocks(spark, place, lambda b: b, target, halo={"lon": -1})
+    with pytest.raises(InvalidInputError, match="blocks of 0"):
+        map_blocks(spark, place, lambda b: b, target, blocks={"lon": 0})
+    with pytest.raises(InvalidInputError, match="did you mean 'time'"):
+        reduce(spark, place, "mean", "tme")
+    with pytest.raises(InvalidInputError, match="did you mean 'time'"):
+        rechunk(spark, place, {"times": 4})
+    with pytest.raises(NodeNotFoundError, match="did you mean 't2m'"):
+        copy(spark, place, target, variables=["tm"])
+    assert not target.exists()
+
+
+def test_what_a_function_changes_beside_its_variables_is_refused(spark: Any, place: Path, tmp_path: Path) -> None:
+    def widen(block: xr.Dataset) -> xr.Dataset:
+        return block[["t2m"]].astype("f8" if float(block.lon[0]) > 0 else "f4")
+
+    def more(block: xr.Dataset) -> xr.Dataset:
+        return block[["t2m"]] if float(block.lon[0]) == 0 else block[["t2m", "wind"]]
+
+    target = tmp_path / "other"
+    with pytest.raises(InvalidInputError, match="changed the values of the coordinate lon"):
+        map_blocks(spark, place, lambda b: b[["t2m"]].assign_coords(lon=b.lon + 100), target)
+    with pytest.raises(InvalidInputError, match="as float64 for a block"):
+        map_blocks(spark, place, widen, target, blocks={"lon": 6})
+    with pytest.raises(InvalidInputError, match="returned 'wind' for a block"):
+        map_blocks(spark, place, more, target, blocks={"lon": 6})
+    with pytest.raises(InvalidInputError, match="coordinate hour along time"):
+        map_blocks(spark, place, lambda b: b[["t2m"]].assign_coords(hour=b.time.dt.hour), target, blocks={"lon": 6})
+
+
+@pytest.fixture
+def bounded(tmp_path: Path) -> Path:
+    """A dataset as models write it: bounds of times beside the values, and variables on parts of the grid."""
+    times = np.datetime64("2020-01-01", "ns") + np.arange(6) * np.timedelta64(1, "D")
+    dataset = xr.Dataset(
+        {
+            "tas": (("time", "x"), np.arange(24, dtype="f4").reshape(6, 4)),
+            "time_bnds": (("time", "bnds"), np.stack([times, times + np.timedelta64(1, "D")], 1)),
+            "height": (("x",), np.arange(4.0)),
+            "level": ((), 2.0),
+        },
+        coords={"time": times, "x": np.arange(4), "area": ("x", np.arange(4) * 10.0)},
+    )
+    session = Repository.create(str(tmp_path / "bounded")).writable_session("main")
+    dataset.to_zarr(session.store, consolidated=False, encoding={"tas": {"chunks": (2, 2)}})
+    session.commit("bounded")
+    return tmp_path / "bounded"
+
+
+def test_bounds_of_times_are_reduced_as_xarray_reduces_them(spark: Any, bounded: Path, opened: Open) -> None:
+    wanted = opened(bounded)
+    for how in ("mean", "min", "max"):
+        result = reduce(spark, bounded, how, "time", task_bytes=64)  # type: ignore[call-overload]
+        expected = getattr(wanted[["tas", "time_bnds"]], how)("time")
+        xr.testing.assert_equal(result[["tas", "time_bnds"]], expected)
+    assert set(reduce(spark, bounded, "sum", "time").data_vars) == {"tas"}
+    with pytest.raises(InvalidInputError, match="time_bnds holds datetime64"):
+        reduce(spark, bounded, "sum", "time", variables=["time_bnds"])
+    reduce(spark, bounded, "mean", "time", bounded, target_group="mean")
+    kept = opened(bounded, group="mean")
+    xr.testing.assert_equal(kept.time_bnds, wanted.time_bnds.mean("time"))
+
+
+def test_a_parquet_export_holds_every_variable_or_is_refused(
+    spark: Any, bounded: Path, tmp_path: Path, opened: Open
+) -> None:
+    with pytest.raises(InvalidInputError, match="time_bnds has the dimensions"):
+        export(spark, bounded, tmp_path / "all", format="parquet")
+    names = ["tas", "height", "level"]
+    export(spark, bounded, tmp_path / "rows", format="parquet", variables=names)
+    found = pd.read_parquet(tmp_path / "rows").sort_values(["time", "x"]).reset_index(drop=True)
+    expected = opened(bounded)[names].to_dataframe().reset_index().sort_values(["time", "x"]).reset_index(drop=True)
+    assert set(found) == set(expected) == {"time", "x", "tas", "height", "level", "area"}
+    for name in set(found) - {"time"}:
+        np.testing.assert_array_equal(found[name], expected[name])

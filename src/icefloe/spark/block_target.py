@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import dask.array
+import numpy as np
 import xarray as xr
 
 from icefloe.errors import AlreadyExistsError, InvalidInputError
@@ -21,6 +22,8 @@ class BlockTarget:
 
     group: str
     chunks: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
+    """Data types of the arrays; a block that has wider ones is refused."""
 
     def write(self, session: Session, block: xr.Dataset, window: Window) -> None:
         """Write the result of one block into its place."""
@@ -30,8 +33,17 @@ class BlockTarget:
         missing = [name for name in self.chunks if name not in block]
         if missing:
             raise InvalidInputError(f"the function returned no {missing[0]!r} for a block, but did for the first one")
+        more = [str(name) for name in block.data_vars if name not in self.chunks]
+        if more:
+            raise InvalidInputError(f"the function returned {more[0]!r} for a block, but not for the first one")
         for name in chosen.variables:
             chosen[name].encoding = {}
+            found, expected = chosen[name].dtype, self.dtypes.get(str(name), chosen[name].dtype)
+            if not np.can_cast(found, expected, "safe"):
+                raise InvalidInputError(
+                    f"the function returned {name} as {found} for a block, but as {expected} for the first one; "
+                    "return the same type for all (astype)"
+                )
         to_icechunk(chosen, session, group=self.group or None, region=region, mode="r+")
 
 
@@ -46,19 +58,25 @@ def plan_target(
             continue
         placed = [str(dim) for dim in variable.dims if dim in grid.sizes]
         cut = [dim for dim in grid.sizes if dim not in placed and grid.lengths[dim] < grid.sizes[dim]]
-        if cut and name not in sketch.coords:
+        if cut and name in sketch.coords:
+            if placed:
+                raise InvalidInputError(
+                    f"the function makes a coordinate {name} along {', '.join(placed)}, and blocks are also cut along "
+                    f"{cut[0]!r}, so that several would write it; pass blocks={{{cut[0]!r}: -1}}, or drop it"
+                )
+            continue
+        if cut:
             raise InvalidInputError(
                 f"the function drops {cut[0]!r} from {name}, but a block has only {grid.lengths[cut[0]]} of its "
                 f"{grid.sizes[cut[0]]} cells; pass blocks={{{cut[0]!r}: -1}}, or use icefloe.spark.reduce"
             )
-        if not cut:
-            found[str(name)] = tuple(
-                chunk_length(str(dim), length, grid, chunks, stored)
-                for dim, length in zip(variable.dims, variable.shape, strict=True)
-            )
+        found[str(name)] = tuple(
+            chunk_length(str(dim), length, grid, chunks, stored)
+            for dim, length in zip(variable.dims, variable.shape, strict=True)
+        )
     if not found:
         raise InvalidInputError("the function returned no variable to write")
-    return BlockTarget(group.strip("/"), found)
+    return BlockTarget(group.strip("/"), found, {name: sketch[name].dtype for name in found})
 
 
 def chunk_length(dim: str, length: int, grid: BlockGrid, chunks: Mapping[str, int], stored: Mapping[str, int]) -> int:

@@ -55,7 +55,7 @@ def plan_blocks(
     sizes = {str(dim): int(n) for dim, n in dataset.sizes.items()}
     unknown = sorted(set(asked or {}) - set(sizes))
     if unknown:
-        raise unknown_name("of the blocks, the dimension", unknown[0], sizes)
+        raise unknown_name("dimension", unknown[0], sizes, option="blocks")
     for dim, length in (asked or {}).items():
         if length < 1 and length != -1:
             raise InvalidInputError(f"blocks of {length} cells along {dim} are not possible (-1 means all of it)")

@@ -41,20 +41,20 @@ class CellTable:
     storage: Storage
 
     def dataset(self) -> xr.Dataset:
-        """The chosen variables; without a choice, those with the dimensions of the largest."""
+        """The chosen variables, or all; those with fewer dimensions than the largest are repeated along the others."""
         chosen = self.selection
         dataset = select_region(open_dataset(self.session, chosen.group, chosen.variables), chosen.region)
         if not dataset.data_vars:
             raise InvalidInputError(f"/{chosen.group} has no variables to make rows of")
-        largest = max(dataset.data_vars.values(), key=lambda array: array.size)
-        same = [name for name, array in dataset.data_vars.items() if array.dims == largest.dims]
-        if chosen.variables is not None and len(same) < len(dataset.data_vars):
-            other = next(str(name) for name in dataset.data_vars if name not in same)
+        largest = max(dataset.data_vars.values(), key=lambda array: (array.ndim, array.size))
+        fitting = [str(name) for name, array in dataset.data_vars.items() if set(array.dims) <= set(largest.dims)]
+        others = [str(name) for name in dataset.data_vars if name not in fitting]
+        if others:
             raise InvalidInputError(
-                f"{other} has the dimensions {dataset[other].dims}, {largest.name} {largest.dims}; a table holds "
-                "variables of the same dimensions: export the others by themselves"
+                f"{others[0]} has the dimensions {dataset[others[0]].dims}, {largest.name} {largest.dims}; rows of a "
+                f"table are the cells of one grid: export variables={fitting!r}, and the others by themselves"
             )
-        return dataset[same]
+        return dataset[[str(largest.name), *(name for name in fitting if name != largest.name)]]
 
     def __call__(self, numbered: tuple[int, Window]) -> tuple[int, int]:
         number, window = numbered
@@ -66,7 +66,7 @@ class CellTable:
 
 
 def cells_of(block: xr.Dataset) -> pa.Table:
-    """A row for each cell, in the order of the dimensions."""
+    """A row for each cell, in the order of the dimensions of the first variable."""
     dims = next(iter(block.data_vars.values())).dims
     shape = tuple(block.sizes[dim] for dim in dims)
     columns: dict[str, Any] = {}
@@ -74,8 +74,11 @@ def cells_of(block: xr.Dataset) -> pa.Table:
         values = block[dim].values if dim in block.coords else np.arange(shape[axis])
         along = values.reshape([-1 if a == axis else 1 for a in range(len(shape))])
         columns[str(dim)] = np.broadcast_to(along, shape).reshape(-1)
-    for name, array in block.data_vars.items():
-        columns[str(name)] = array.values.reshape(-1)
+    rest = {**block.data_vars, **{name: c for name, c in block.coords.items() if name not in dims}}
+    for name, array in rest.items():
+        own = array.transpose(*[dim for dim in dims if dim in array.dims])
+        spread = own.values.reshape([block.sizes[dim] if dim in array.dims else 1 for dim in dims])
+        columns[str(name)] = np.broadcast_to(spread, shape).reshape(-1)
     return pa.table({name: _column(values) for name, values in columns.items()})
 
 

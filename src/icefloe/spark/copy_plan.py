@@ -119,7 +119,7 @@ def _choose(arrays: Sequence[ArrayNode], names: Sequence[str] | None, root: str)
     inside = {node.path[len(root) :].strip("/") if root != "/" else node.path.strip("/"): node for node in arrays}
     missing = [name for name in names if name not in inside]
     if missing:
-        raise NodeNotFoundError(str(unknown_name(f"in {root}, the array", missing[0], sorted(inside))))
+        raise NodeNotFoundError(str(unknown_name("array", missing[0], sorted(inside), option=root)))
     wanted = dict.fromkeys(names)
     for name in names:
         folder = name.rpartition("/")[0]
@@ -135,7 +135,7 @@ def _check_names(arrays: Sequence[ArrayNode], selection: CopySelection) -> None:
     for what, asked in (("region", selection.region), ("chunks", selection.chunks)):
         unknown = sorted(set(asked or {}) - known)
         if unknown:
-            raise unknown_name(f"of {what}, the dimension", unknown[0], sorted(known))
+            raise unknown_name("dimension", unknown[0], sorted(known), option=what)
 
 
 def _plan_array(node: ArrayNode, document: bytes, selection: CopySelection, target: str) -> ArrayCopy:

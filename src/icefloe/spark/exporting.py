@@ -63,7 +63,8 @@ def export(
     target
         Path, URL or storage. Metadata of a Zarr hierarchy are written last: an export that dies is no hierarchy.
     format
-        `zarr`: plain Zarr v3 with consolidated metadata; `parquet`: a row a cell, with coordinates as columns.
+        `zarr`: plain Zarr v3 with consolidated metadata; `parquet`: a row a cell, with coordinates as columns, as
+        `xarray.Dataset.to_dataframe` has them. Variables of other grids than the largest's are refused.
     group, variables, region, chunks
         As of `icefloe.spark.copy`; chunks go with Zarr.
     """

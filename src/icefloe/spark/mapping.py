@@ -49,7 +49,19 @@ class BlockReader:
             result = result.to_dataset(name=result.name or "result")
         if not isinstance(result, xr.Dataset):
             raise InvalidInputError(f"the function returned {type(result).__name__}; it returns xarray objects")
+        _refuse_changed(block, result, where)
         return _trimmed(result, window, wide, where)
+
+
+def _refuse_changed(block: xr.Dataset, result: xr.Dataset, where: str) -> None:
+    """Coordinates of the source are written once, as they are; those that a function changed would be lost."""
+    for name, coordinate in result.coords.items():
+        known = block.coords.get(name)
+        if known is not None and known.shape == coordinate.shape and not known.variable.equals(coordinate.variable):
+            raise InvalidInputError(
+                f"the function changed the values of the coordinate {name} (block {where}); coordinates of the source "
+                "keep theirs: give it another name, or change it after the job"
+            )
 
 
 def _widened(part: slice, halo: int, size: int) -> slice:
@@ -75,7 +87,7 @@ def _trimmed(result: xr.Dataset, window: Window, wide: Window, where: str) -> xr
 def _check_names(dataset: xr.Dataset, halo: Mapping[str, int]) -> None:
     for dim, cells in halo.items():
         if dim not in dataset.sizes:
-            raise unknown_name("of the halo, the dimension", dim, dataset.sizes)
+            raise unknown_name("dimension", dim, dataset.sizes, option="halo")
         if cells < 0:
             raise InvalidInputError(f"the halo of {cells} cells along {dim} is negative")
 

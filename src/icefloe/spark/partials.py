@@ -40,6 +40,13 @@ def find_reduction(how: str, q: float | None = None, *, exact: bool = True) -> R
     raise InvalidInputError(f"there is no reduction {how!r}; there are mean, sum, min, max, count and quantile")
 
 
+def is_defined(how: str, dtype: np.dtype[Any]) -> bool:
+    """Whether values of a type can be reduced so; times have no sum, texts can only be counted."""
+    if how == "count" or dtype.kind in "biufc":
+        return True
+    return dtype.kind in "mM" and (how in ("mean", "min", "max") or (how == "sum" and dtype.kind == "m"))
+
+
 def _present(values: Values) -> npt.NDArray[np.bool_]:
     if values.dtype.kind in "fc":
         return ~np.isnan(values)
@@ -72,6 +79,8 @@ class Sums:
         count = there.sum(axis=axes, dtype=np.int64)
         if self.how == "count":
             return count, count
+        if values.dtype.kind in "mM":
+            return _sum_halves(np.where(there, values.view(np.int64), 0), axes), count
         return np.asarray(np.sum(values, axis=axes, dtype=wide, where=there)), count
 
     def merge(self, first: tuple[Values, Values], second: tuple[Values, Values]) -> tuple[Values, Values]:
@@ -79,10 +88,27 @@ class Sums:
 
     def finish(self, partial: tuple[Values, Values]) -> Values:
         total, count = partial
+        if self.how != "count" and total.ndim > count.ndim:
+            return _join_halves(total, count if self.how == "mean" else np.ones_like(count), count)
         if self.how != "mean":
             return np.asarray(count if self.how == "count" else total)
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.asarray(total / count)
+
+
+def _sum_halves(values: npt.NDArray[np.int64], axes: Axes) -> Values:
+    """Totals of whole numbers too large for one of 64 bits, such as nanoseconds since 1970: upper and lower halves."""
+    upper, lower = values >> 32, values & 0xFFFFFFFF
+    return np.stack([upper.sum(axis=axes, dtype=np.int64), lower.sum(axis=axes, dtype=np.int64)], axis=-1)
+
+
+def _join_halves(total: Values, divisor: Values, count: Values) -> Values:
+    """Totals divided, as whole numbers; what nothing was counted for is NaT."""
+    upper, lower = total[..., 0], total[..., 1]
+    safe = np.maximum(divisor, 1)
+    whole, rest = np.divmod(upper, safe)
+    joined = (whole << 32) + ((rest << 32) + lower) // safe
+    return np.asarray(np.where(count > 0, joined, np.iinfo(np.int64).min))
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,12 +47,13 @@ def open_places(source: Source, target: Target, branch: str) -> tuple[Session, C
     return reading_session(origin), lambda: writer
 
 
-def unknown_name(what: str, name: str, known: Iterable[Any]) -> InvalidInputError:
-    """The error for a name that is not there, with the nearest one that is."""
+def unknown_name(what: str, name: str, known: Iterable[Any], *, option: str = "") -> InvalidInputError:
+    """The error for a name that is not there, with the nearest one that is; `option` is where it was given."""
     names = [str(each) for each in known]
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    return InvalidInputError(f"{what} {name!r} is not there; there are {', '.join(names) or 'none'}{hint}")
+    where = f"{option}: " if option else ""
+    return InvalidInputError(f"{where}there is no {what} {name!r}; there are {', '.join(names) or 'none'}{hint}")
 
 
 def reading_session(source: Source) -> Session:
@@ -88,7 +89,7 @@ def open_dataset(session: Session, group: str = "", variables: Sequence[str] | N
     missing = [name for name in variables if name not in dataset.variables]
     if missing:
         raise NodeNotFoundError(
-            str(unknown_name(f"in /{path}, the variable", missing[0], dataset.data_vars)), path=path
+            str(unknown_name("variable", missing[0], dataset.data_vars, option=f"/{path}")), path=path
         )
     return dataset[list(variables)]
 
@@ -110,7 +111,7 @@ def parse_bounds(region: Bounds, sizes: Mapping[str, int]) -> dict[str, slice]:
     parsed: dict[str, slice] = {}
     for dim, bounds in region.items():
         if dim not in sizes:
-            raise unknown_name("of the region, the dimension", dim, sizes)
+            raise unknown_name("dimension", dim, sizes, option="region")
         part: Any = bounds if isinstance(bounds, slice) else slice(*bounds)
         first, end, step = part.indices(sizes[dim])
         if step != 1 or end <= first:

@@ -37,6 +37,8 @@ class FinishPlace:
     def _typed(self, values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
         """Means and sums of small floats are computed in double precision and given back in their own."""
         dtype = self.dtypes[name]
+        if dtype.kind in "mM" and self.how in ("mean", "sum"):
+            return values.astype(np.int64).view(dtype)
         if self.how == "count" or not (dtype.kind == "f" or self.how in ("min", "max")):
             return values
         return values.astype(dtype)

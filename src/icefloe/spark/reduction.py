@@ -20,7 +20,7 @@ from icefloe.spark.answers import answer
 from icefloe.spark.block_partials import PartialOfBlock
 from icefloe.spark.block_target import BlockTarget, create_target
 from icefloe.spark.blocks import TASK_BYTES, BlockGrid, Window, plan_blocks, whole_chunks
-from icefloe.spark.partials import SKETCH_POINTS, QuantilePoints, QuantileSketch, find_reduction
+from icefloe.spark.partials import SKETCH_POINTS, QuantilePoints, QuantileSketch, find_reduction, is_defined
 from icefloe.spark.places import (
     Bounds,
     JobOutcome,
@@ -160,7 +160,8 @@ def reduce(
     how
         mean, sum, min, max, count (of values that are not missing), or quantile.
     dims
-        The dimensions to reduce over; all of them by default. Variables that have none of them are left out.
+        The dimensions to reduce over; all of them by default. Variables that have none of them are left out, and so
+        are, unless `variables` names them, those whose values cannot be reduced so: a sum of times, a mean of texts.
     target
         A repository that keeps the result: the tasks write it, and one commit lands it. Without a target it is
         returned as a dataset.
@@ -189,6 +190,13 @@ def reduce(
     names = tuple(str(name) for name, array in dataset.data_vars.items() if set(array.dims) & set(chosen))
     if not names:
         raise InvalidInputError(f"no variable has a dimension {' or '.join(chosen)}")
+    defined = tuple(name for name in names if is_defined(how, dataset[name].dtype))
+    if len(defined) < len(names) and (variables is not None or not defined):
+        other = next(name for name in names if name not in defined)
+        raise InvalidInputError(
+            f"{other} holds {dataset[other].dtype} values, which have no {how}; choose other variables"
+        )
+    names = defined
     dataset = dataset[list(names)]
     exact = _is_exact(dataset, chosen, task_bytes) if how == "quantile" and exact is None else bool(exact)
     reduction = find_reduction(how, q, exact=exact)
@@ -242,7 +250,7 @@ def _dims(dims: str | Sequence[str] | None, dataset: xr.Dataset) -> tuple[str, .
     chosen = (dims,) if isinstance(dims, str) else tuple(dims)
     unknown = [dim for dim in chosen if dim not in dataset.sizes]
     if unknown:
-        raise unknown_name("the dimension", unknown[0], dataset.sizes)
+        raise unknown_name("dimension", unknown[0], dataset.sizes)
     return chosen
 
 
