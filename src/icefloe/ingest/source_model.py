@@ -29,7 +29,18 @@ GRIB_PRODUCT_KEYS = (
 """Keys of GRIB messages, beyond parameter, level, step, member and time, that make two fields different."""
 
 IDENTITY_ATTRIBUTES = frozenset(
-    {"crs", "GRIB_paramId", "GRIB_stepType", "GRIB_typeOfLevel", "GRIB_level", "GRIB_md5GridSection"}
+    {
+        "crs",
+        "GeoTransform",
+        "ground_control_points",
+        "scales",
+        "offsets",
+        "GRIB_paramId",
+        "GRIB_stepType",
+        "GRIB_typeOfLevel",
+        "GRIB_level",
+        "GRIB_md5GridSection",
+    }
     | {f"GRIB_{key}" for key in GRIB_PRODUCT_KEYS}
 )
 """Attributes that must be the same in all files of one array: with other values, the numbers are of something else."""

@@ -1,9 +1,17 @@
-"""TIFF, GeoTIFF and cloud-optimised GeoTIFF, read with tifffile."""
+"""TIFF, GeoTIFF and cloud-optimised GeoTIFF, read with tifffile and, for most compressions, imagecodecs.
+
+Both come as wheels without libraries of the system and read ranges of remote files through a Python file, so that
+tiles can be referenced where they are. Coordinates are those of GDAL: a tie point or transformation is that of a
+pixel's corner, or of its centre where the file says that pixels are points.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +35,60 @@ _CODECS: dict[int, dict[str, Any] | None] = {
 """TIFF compressions whose bytes a Zarr codec reads as they are."""
 
 
+_MOST_POSITIONS = 1 << 24
+"""Pixels up to which a rotated image gets two-dimensional coordinates; larger ones have their transformation only."""
+_NOT_PROJECTION = ("KeyDirectoryVersion", "KeyRevision", "KeyRevisionMinor", "GTRasterTypeGeoKey")
+
+
+@dataclass(frozen=True, slots=True)
+class _Transform:
+    """From column and row to a place on the ground: x = x0 + a * column + b * row, y = y0 + d * column + e * row.
+
+    It is that of the centres of the pixels.
+    """
+
+    x0: float
+    a: float
+    b: float
+    y0: float
+    d: float
+    e: float
+
+    @property
+    def is_rotated(self) -> bool:
+        return self.b != 0 or self.d != 0
+
+    def __str__(self) -> str:
+        """As GDAL writes it: origin, width, row rotation, origin, column rotation, height, of the corners."""
+        x, y = self.x0 - (self.a + self.b) / 2, self.y0 - (self.d + self.e) / 2
+        return " ".join(repr(float(v)) for v in (x, self.a, self.b, y, self.d, self.e))
+
+
+@dataclass(frozen=True, slots=True)
+class _Image:
+    """A series of pages of one shape: its name, its dimensions, where its pixels lie."""
+
+    name: str
+    page: Any
+    stack: Any
+    suffix: str
+    """Of its dimensions, where an earlier image of the file has others."""
+    transform: _Transform | None
+
+    @property
+    def y(self) -> str:
+        return f"y{self.suffix}"
+
+    @property
+    def x(self) -> str:
+        return f"x{self.suffix}"
+
+
 class GeoTiffSource(OpenSource):
-    """The full-resolution image of every series; overviews are left out.
+    """The full-resolution image of every series; overviews are left out, and told.
 
     References: uncompressed, deflate, LZMA and zstd tiles or strips without predictor. By value: whatever tifffile
-    decodes (LZW, JPEG and predictors need the package imagecodecs).
+    decodes.
     """
 
     format = "tiff"
@@ -43,35 +100,39 @@ class GeoTiffSource(OpenSource):
         self._decoded: dict[str, npt.NDArray[Any]] = {}
         try:
             self._tiff = tifffile.TiffFile(self._stream)
-            self._pages = {_name(i, len(self._tiff.series)): s.keyframe for i, s in enumerate(self._tiff.series)}
-            self._stacks = {_name(i, len(self._tiff.series)): s for i, s in enumerate(self._tiff.series)}
+            self._images = {image.name: image for image in _images(self._tiff.series)}
         except (tifffile.TiffFileError, ValueError, OSError, IndexError, KeyError) as error:
             self._stream.close()
             raise broken(file, "TIFF", error) from error
-        if not self._pages:
+        if not self._images:
             self.close()
             raise broken(file, "TIFF", "it holds no image (truncated?)")
+        self._positions = {
+            name: (image, axis) for image in self._images.values() for name, axis in _position_names(image).items()
+        }
 
     def schema(self) -> SourceSchema:
         if self._schema is None:
-            variables = {name: _describe(name, self._pages[name], stack) for name, stack in self._stacks.items()}
-            axes = _axes(next(iter(self._pages.values())))
+            variables = {name: _describe(image) for name, image in self._images.items()}
             coordinates = {}
-            for name, values in axes.items():
-                if any(name in v.dims for v in variables.values()):
-                    variables[name] = _axis(name, values)
-                    coordinates[name] = summarise_coordinate(values)
-            attributes = {"": _attributes(next(iter(self._pages.values())))}
-            self._schema = SourceSchema(self.file, self.format, variables, coordinates, attributes)
+            for name, (image, axis) in self._positions.items():
+                values = _positions(image, axis)
+                dims = (name,) if values.ndim == 1 else (image.y, image.x)
+                variables[name] = _position_variable(name, dims, values, axis, image.page)
+                coordinates[name] = summarise_coordinate(values)
+            first = next(iter(self._images.values()))
+            self._schema = SourceSchema(
+                self.file, self.format, variables, coordinates, {"": _attributes(first.page)}, _left_out(self._images)
+            )
         return self._schema
 
     def references(self, variable: SourceVariable) -> References:
         ndim = len(variable.shape)
         grid = grid_shape(variable.shape, variable.chunks)
-        page = self._pages.get(variable.path)
-        if page is None:
+        if variable.path not in self._images:
             return References(empty_table(ndim), all_coords(grid))
-        pages = [p for p in self._stacks[variable.path].pages if p is not None]
+        image = self._images[variable.path]
+        pages = [p for p in image.stack.pages if p is not None]
         offsets = np.concatenate([np.asarray(p.dataoffsets, np.int64) for p in pages])
         lengths = np.concatenate([np.asarray(p.databytecounts, np.int64) for p in pages])
         coords = all_coords(grid)
@@ -80,9 +141,9 @@ class GeoTiffSource(OpenSource):
         present = lengths > 0
         check_inside(self.file, "TIFF", offsets[present], lengths[present])
         whole = np.ones(len(coords), dtype=bool)
-        if not page.is_tiled:
+        if not image.page.is_tiled:
             # The last strip of an image is shorter than a chunk.
-            axis = variable.dims.index("y")
+            axis = variable.dims.index(image.y)
             ends = (coords[:, axis].astype(np.int64) + 1) * variable.chunks[axis]
             whole = ends <= variable.shape[axis]
         chosen = present & whole
@@ -93,16 +154,16 @@ class GeoTiffSource(OpenSource):
         return References(table, coords[present & ~whole])
 
     def values(self, variable: SourceVariable, region: Region) -> npt.NDArray[Any]:
-        if variable.path not in self._pages:
-            axes = _axes(next(iter(self._pages.values())))
-            return axes[variable.path][region[0]]
+        if variable.path not in self._images:
+            image, axis = self._positions[variable.path]
+            return _positions(image, axis)[region]
         if variable.path not in self._decoded:
             try:
-                image = self._stacks[variable.path].asarray()
+                decoded = self._images[variable.path].stack.asarray()
             except (ValueError, RuntimeError, OSError, tifffile.TiffFileError) as error:
                 raise broken(self.file, "TIFF", error) from error
             # The windows of a task ask for one image several times.
-            self._decoded = {variable.path: np.asarray(image).reshape(variable.shape)}
+            self._decoded = {variable.path: np.asarray(decoded).reshape(variable.shape)}
         return self._decoded[variable.path][region]
 
     def close(self) -> None:
@@ -110,11 +171,25 @@ class GeoTiffSource(OpenSource):
         self._stream.close()
 
 
-def _name(index: int, count: int) -> str:
-    return "image" if count == 1 else f"image_{index}"
+def _images(series: Sequence[Any]) -> list[_Image]:
+    """The images of a file; those of another shape than the first have dimensions of their own."""
+    found: list[_Image] = []
+    masks = [s for s in series if s.keyframe.is_mask]
+    images = [s for s in series if not s.keyframe.is_mask] or list(series)
+    shape = (images[0].keyframe.imagelength, images[0].keyframe.imagewidth) if images else ()
+    first = _transform(images[0].keyframe) if images else None
+    for index, stack in enumerate([*images, *(m for m in masks if m not in images)]):
+        page = stack.keyframe
+        same = (page.imagelength, page.imagewidth) == shape
+        own = _transform(page)
+        same = same and (own is None or own == first)
+        name = "mask" if stack in masks and index >= len(images) else "image" if len(images) == 1 else f"image_{index}"
+        found.append(_Image(name, page, stack, "" if same else f"_{index}", first if same else own))
+    return found
 
 
-def _describe(name: str, page: Any, stack: Any) -> SourceVariable:
+def _describe(image: _Image) -> SourceVariable:
+    page, stack = image.page, image.stack
     separate = page.planarconfig == 2 and page.samplesperpixel > 1
     samples = page.samplesperpixel
     height, width = page.imagelength, page.imagewidth
@@ -122,7 +197,7 @@ def _describe(name: str, page: Any, stack: Any) -> SourceVariable:
     columns = page.tilewidth if page.is_tiled else width
     shape: tuple[int, ...] = (height, width)
     chunks: tuple[int, ...] = (rows, columns)
-    dims: tuple[str, ...] = ("y", "x")
+    dims: tuple[str, ...] = (image.y, image.x)
     if samples > 1 and separate:
         shape, chunks, dims = (samples, *shape), (1, *chunks), ("band", *dims)
     elif samples > 1:
@@ -130,14 +205,13 @@ def _describe(name: str, page: Any, stack: Any) -> SourceVariable:
     if len(stack.pages) > 1:
         shape, chunks, dims = (len(stack.pages), *shape), (1, *chunks), ("page", *dims)
     dtype = np.dtype(page.dtype).newbyteorder(page.parent.byteorder).str
-    attributes: dict[str, Any] = {}
-    fill: Any = None
-    if page.tags.get("GDAL_NODATA") is not None:
-        fill = page.nodata
+    attributes: dict[str, Any] = {**_ground(image), **_band_attributes(page)}
+    fill = _nodata(page)
+    if fill is not None:
         attributes["_FillValue"] = fill_attribute(dtype, fill)
     codec = _CODECS.get(int(page.compression))
     return SourceVariable(
-        path=name, dims=dims, shape=shape, dtype=dtype, chunks=chunks, attributes=attributes,
+        path=image.name, dims=dims, shape=shape, dtype=dtype, chunks=chunks, attributes=attributes,
         fill_value=fill_value_document(dtype, fill), codecs=(bytes_codec(dtype), *([codec] if codec else [])),
         not_virtual=_not_virtual(page),
     )  # fmt: skip
@@ -148,40 +222,173 @@ def _not_virtual(page: Any) -> str | None:
         return f"Zarr has no codec for the TIFF compression {page.compression.name}"
     if int(page.predictor) != 1:
         return f"Zarr has no codec for the TIFF predictor {page.predictor}"
-    if page.bitspersample % 8 or page.fillorder != 1:
+    if page.bitspersample % 8 or page.bitspersample != np.dtype(page.dtype).itemsize * 8 or page.fillorder != 1:
         return f"samples of {page.bitspersample} bits are not whole bytes"
     return None
 
 
-def _axes(page: Any) -> dict[str, npt.NDArray[np.float64]]:
-    """Centres of the pixels, where the file says how pixels lie on the ground."""
+def _nodata(page: Any) -> Any:
+    """GDAL's value for missing pixels; None without one, and where no pixel can have it."""
+    tag = page.tags.get("GDAL_NODATA")
+    if tag is None:
+        return None
+    text = str(tag.value).strip().strip("\0")
+    dtype = np.dtype(page.dtype)
+    try:
+        value = float(text)
+        if dtype.kind in "fc":
+            return value
+        exact = int(text) if text.lstrip("+-").isdigit() else int(value) if value.is_integer() else None
+    except (ValueError, OverflowError):
+        return None
+    if exact is None or dtype.kind not in "iu":
+        return None
+    return exact if np.iinfo(dtype).min <= exact <= np.iinfo(dtype).max else None
+
+
+def _band_attributes(page: Any) -> dict[str, Any]:
+    """Scale, offset, units and names of the bands, as GDAL keeps them in a tag of its own."""
+    tag = page.tags.get("GDAL_METADATA")
+    if tag is None:
+        return {}
+    try:
+        items = ElementTree.fromstring(str(tag.value).strip("\0")).findall("Item")
+    except ElementTree.ParseError:
+        return {}
+    by_role: dict[str, dict[int, str]] = {}
+    for item in items:
+        sample = item.get("sample")
+        if sample is not None and sample.isdigit() and item.text:
+            by_role.setdefault(item.get("role") or "", {})[int(sample)] = item.text.strip()
+    attributes: dict[str, Any] = {}
+    count = page.samplesperpixel
+    for role, name, many, usual in (("scale", "scale_factor", "scales", 1.0), ("offset", "add_offset", "offsets", 0.0)):
+        try:
+            values = [float(by_role.get(role, {}).get(i, usual)) for i in range(count)]
+        except ValueError:
+            continue
+        if len(set(values)) > 1:
+            attributes[many] = values  # one array has one scale: readers apply these themselves
+        elif role in by_role:
+            attributes[name] = values[0]
+    for role, name in (("unittype", "units"), ("description", "long_name")):
+        texts = [by_role.get(role, {}).get(i, "") for i in range(count)]
+        if any(texts):
+            attributes[name] = texts[0] if len(set(texts)) == 1 else texts
+    return attributes
+
+
+# Where pixels lie on the ground
+
+
+def _geo_keys(page: Any) -> Mapping[str, Any]:
+    tags = page.geotiff_tags if page.is_geotiff else {}
+    return {str(key): value for key, value in (tags or {}).items()}
+
+
+def _transform(page: Any) -> _Transform | None:
+    """The transformation of the centres of the pixels; None where the file has none, or control points only."""
+    # A point is the centre of its pixel, an area has its corner at the whole numbers.
+    shift = 0.0 if int(_geo_keys(page).get("GTRasterTypeGeoKey") or 1) == 2 else 0.5
+    matrix = page.tags.get("ModelTransformationTag")
     scale, tie = page.tags.get("ModelPixelScaleTag"), page.tags.get("ModelTiepointTag")
-    if scale is None or tie is None or len(tie.value) < 6:
-        return {}
-    column, row, _, east, north = tie.value[:5]
-    step_x, step_y = scale.value[:2]
-    if not (math.isfinite(step_x) and step_x and math.isfinite(step_y) and step_y):
-        return {}
-    x = east + (np.arange(page.imagewidth) + 0.5 - column) * step_x
-    y = north - (np.arange(page.imagelength) + 0.5 - row) * step_y
-    return {"x": x, "y": y}
+    if matrix is not None and len(matrix.value) >= 8:
+        a, b, _, x0, d, e, _, y0 = (float(v) for v in matrix.value[:8])
+    elif scale is not None and tie is not None and len(scale.value) >= 2 and len(tie.value) >= 6:
+        column, row, _, east, north = (float(v) for v in tie.value[:5])
+        # GDAL takes heights of pixels as downwards whatever their sign.
+        a, b, d, e = float(scale.value[0]), 0.0, 0.0, -abs(float(scale.value[1]))
+        x0, y0 = east - column * a, north - row * e
+    else:
+        return None
+    if not all(math.isfinite(v) for v in (a, b, x0, d, e, y0)) or a * e - b * d == 0:
+        return None
+    return _Transform(x0 + shift * (a + b), a, b, y0 + shift * (d + e), d, e)
 
 
-def _axis(name: str, values: npt.NDArray[np.float64]) -> SourceVariable:
+def _position_names(image: _Image) -> dict[str, str]:
+    """Coordinates of an image by name, each with the axis that it is of."""
+    if image.transform is None:
+        return {}
+    if not image.transform.is_rotated:
+        return {image.x: "x", image.y: "y"}
+    if image.page.imagelength * image.page.imagewidth > _MOST_POSITIONS:
+        return {}
+    return {f"xc{image.suffix}": "x", f"yc{image.suffix}": "y"}
+
+
+def _positions(image: _Image, axis: str) -> npt.NDArray[np.float64]:
+    """Eastings or northings of the centres of the pixels."""
+    transform = image.transform
+    assert transform is not None
+    columns = np.arange(image.page.imagewidth, dtype=np.float64)
+    rows = np.arange(image.page.imagelength, dtype=np.float64)
+    if not transform.is_rotated:
+        return transform.x0 + columns * transform.a if axis == "x" else transform.y0 + rows * transform.e
+    origin, by_column, by_row = (
+        (transform.x0, transform.a, transform.b) if axis == "x" else (transform.y0, transform.d, transform.e)
+    )
+    return np.asarray(origin + columns[None, :] * by_column + rows[:, None] * by_row)
+
+
+def _position_variable(
+    name: str, dims: tuple[str, ...], values: npt.NDArray[np.float64], axis: str, page: Any
+) -> SourceVariable:
+    attributes = {"standard_name": f"projection_{axis}_coordinate", "axis": axis.upper()}
+    if _geo_keys(page).get("GTModelTypeGeoKey") == 2:
+        word, units = ("longitude", "degrees_east") if axis == "x" else ("latitude", "degrees_north")
+        attributes.update(standard_name=word, units=units)
     return SourceVariable(
-        path=name, dims=(name,), shape=values.shape, dtype="<f8", chunks=values.shape,
-        attributes={"standard_name": f"projection_{name}_coordinate", "axis": name.upper()},
-        codecs=(bytes_codec("<f8"),), layout="opaque",
+        path=name, dims=dims, shape=values.shape, dtype="<f8", chunks=values.shape, attributes=attributes,
+        codecs=(bytes_codec("<f8"),), layout="opaque", not_virtual="coordinates are computed from tags of the file",
     )  # fmt: skip
+
+
+def _ground(image: _Image) -> dict[str, Any]:
+    """The coordinate reference system of an image, and its transformation where coordinates do not tell it."""
+    attributes: dict[str, Any] = {}
+    crs = _crs(image.page)
+    if crs is not None:
+        attributes["crs"] = crs
+    keys = _geo_keys(image.page)
+    if keys.get("GTRasterTypeGeoKey") is not None:
+        attributes["AREA_OR_POINT"] = "Point" if int(keys["GTRasterTypeGeoKey"]) == 2 else "Area"
+    tie = image.page.tags.get("ModelTiepointTag")
+    if image.transform is not None and image.transform.is_rotated:
+        attributes["GeoTransform"] = str(image.transform)
+        names = _position_names(image)
+        if names:
+            attributes["coordinates"] = " ".join(names)
+    elif image.transform is None and tie is not None:
+        attributes["ground_control_points"] = [float(v) for v in tie.value]
+    return attributes
+
+
+def _crs(page: Any) -> str | None:
+    """The code of the reference system, or the keys that define it."""
+    keys = _geo_keys(page)
+    for key in ("ProjectedCSTypeGeoKey", "GeographicTypeGeoKey"):
+        code = keys.get(key)
+        if code is not None and 0 < int(code) < 32767:
+            return f"EPSG:{int(code)}"
+    named = {k: v for k, v in keys.items() if k.endswith("GeoKey") and "Citation" not in k and k not in _NOT_PROJECTION}
+    if not named:
+        return None
+    return "; ".join(f"{key.removesuffix('GeoKey')}={json_value(named[key])}" for key in sorted(named))
 
 
 def _attributes(page: Any) -> dict[str, Any]:
     """What the GeoTIFF keys say about the map projection."""
-    tags = page.geotiff_tags if page.is_geotiff else {}
-    kept = {str(k): json_value(v) for k, v in tags.items() if isinstance(v, (str, int, float))}
-    for key in ("ProjectedCSTypeGeoKey", "GeographicTypeGeoKey"):
-        code = tags.get(key)
-        if code is not None:
-            kept["crs"] = f"EPSG:{int(code)}"
-            break
-    return kept
+    kept = {k: json_value(v) for k, v in _geo_keys(page).items() if isinstance(v, (str, int, float))}
+    crs = _crs(page)
+    return {**kept, "crs": crs} if crs is not None else kept
+
+
+def _left_out(images: Mapping[str, _Image]) -> dict[str, str]:
+    """Overviews by the name of their image."""
+    told: dict[str, str] = {}
+    for name, image in images.items():
+        sizes = [f"{level.keyframe.imagelength} x {level.keyframe.imagewidth}" for level in image.stack.levels[1:]]
+        if sizes:
+            told[f"{name} (overviews)"] = f"{len(sizes)} overviews of lower resolution ({', '.join(sizes)} pixels)"
+    return told
