@@ -21,6 +21,7 @@ from icefloe.errors import (
     IcefloeError,
     NotFoundError,
 )
+from icefloe.formats.registry import get_format
 from icefloe.ids import ObjectId
 from icefloe.model.capabilities import SpecVersion
 from icefloe.repository.repository import Repository
@@ -168,6 +169,7 @@ class Oracle:
         self.store = store
         self.generation = generation
         self.start_of = start
+        self._has_logs = get_format(SpecVersion(generation)).capabilities.transaction_logs
         self.contents: dict[ObjectId, Content] = {}
         self.parents: dict[ObjectId, ObjectId | None] = {}
         self.tips: dict[str, ObjectId] = {}
@@ -240,7 +242,7 @@ class Oracle:
                 self._check_content(branch, old, new, intent, where)
             if old is not None:
                 touched = difference(self.contents[old], self.contents[new])
-            if intent.verb in ("compact", "rewrite") and self.generation == "dataset":
+            if intent.verb in ("compact", "rewrite") and not self._has_logs:
                 # Without transaction logs, chunks that lie elsewhere than before count as changed.
                 touched.chunks = {array.uid: set(array.chunks) for array in self.contents[new].values()}
             if intent.model is not None and old is not None:

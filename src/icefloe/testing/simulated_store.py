@@ -66,6 +66,8 @@ class SimulatedStore:
     keys: list[str] = field(default_factory=list)
     watchers: list[Callable[[str, str], Awaitable[None]]] = field(default_factory=list)
     """Told of every request that changed something, in the step in which it did."""
+    number: int = field(default_factory=itertools.count().__next__)
+    """Tells the stores of one process apart, also those of simulations that are over."""
     _versions: itertools.count[int] = field(default_factory=itertools.count)
 
     def time(self) -> dt.datetime:
@@ -142,7 +144,7 @@ class SimulatedStorage(Storage):
 
     @property
     def url(self) -> str:
-        return f"simulated://{self._name}/{self._prefix}"
+        return f"simulated://{self._store.number}.{self._name}/{self._prefix}"
 
     async def _request(self, effect: Callable[[], T], changes: str = "", *, patient: bool = True) -> T:
         """Send a request whose effect happens at one moment; `changes` names the key that it changes."""
