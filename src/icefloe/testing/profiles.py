@@ -234,7 +234,9 @@ def _preempted(draw: _Drawing) -> None:
     """Threads of one process that may switch at any call: they write to a session, look at it, and commit it."""
     for lane in range(draw.random.randint(1, 2)):
         for _ in range(draw.random.randint(2, 6)):
-            draw.add("notebook", "edit", lane=lane, slot="shared", edits=draw.edits(4, _CHUNKS))
+            # Each thread has chunks of its own: of two threads that write one, nobody knows which was the last.
+            edits = [(verb, path, number // 2 * 2 + lane) for verb, path, number in draw.edits(4, _CHUNKS)]
+            draw.add("notebook", "edit", lane=lane, slot="shared", edits=edits)
     for lane in range(2, 2 + draw.random.randint(1, 2)):
         for _ in range(draw.random.randint(2, 6)):
             draw.add("notebook", draw.pick({"look": 3, "read_own": 1, "list": 1}), lane=lane, slot="shared")
