@@ -60,6 +60,14 @@ FOUND: dict[str, tuple[Step, ...]] = {
         (2 * DAY, "nightly", "expire", {"age": 1.0}),
         (2 * DAY + 60, "service", "transaction", transaction(("replace", "a", 6), ("fill", "a", 2), amend=True)),
     ),
+    "a service amends while history is being expired": steps(
+        (0.0, "service", "transaction", transaction(("set", "a", 4))),
+        (2 * DAY, "nightly", "expire", {"age": 0.0}),
+        (2 * DAY + 0.05, "service", "transaction", transaction(("set", "a", 0), amend=True)),
+        (3 * DAY, "service", "transaction", transaction(("set", "a", 1))),
+        (4 * DAY, "service", "transaction", transaction(("set", "a", 2), amend=True)),
+        (4 * DAY + 0.2, "nightly", "expire", {"back": 1}),
+    ),
     "chunks are moved while others compact, expire and collect": steps(
         (2 * DAY, "service", "open", OPEN),
         (2 * DAY, "service", "edit", edit(("shift", "a", 1))),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from icefloe.environment import current_time, monotonic_time
 from icefloe.errors import (
     ConflictError,
     NotFoundError,
+    ObjectNotFoundError,
     SessionStateError,
     SnapshotNotFoundError,
     UnsupportedError,
@@ -153,6 +155,18 @@ async def amend(work: Workspace, branch: str, tip: Tip, request: CommitRequest) 
     return await replace_newest(work.engine, branch, tip, work.base, flush)
 
 
+async def _fetch_replaced_log(engine: Engine, replaced: Snapshot, parent: Snapshot) -> TransactionLog:
+    """What the log of the new snapshot must tell of the one that it replaces.
+
+    Where the ledger names the logs of expired ancestors, it goes on to do so for the new snapshot. Its log must not
+    tell of them again, and an expiry meanwhile may name more of them.
+    """
+    if engine.ledger.keeps_pruned_logs:
+        with contextlib.suppress(ObjectNotFoundError):
+            return await engine.archive.fetch_transaction_log(replaced.id)
+    return await fetch_log(engine, replaced, parent)
+
+
 async def replace_newest(
     engine: Engine,
     branch: str,
@@ -171,7 +185,7 @@ async def replace_newest(
             raise SessionStateError("the first snapshot of a repository cannot be amended; commit instead")
         try:
             parent = await engine.archive.fetch_snapshot(parent_id, anew=True)
-            snapshot = await flush(parent, await fetch_log(engine, replaced, parent))
+            snapshot = await flush(parent, await _fetch_replaced_log(engine, replaced, parent))
             landed = await engine.ledger.advance(branch, tip, snapshot, amends=replaced.id)
         except (StaleTipError, SnapshotNotFoundError) as error:
             if tries == _STALE_TRIES - 1:

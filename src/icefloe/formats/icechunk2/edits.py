@@ -47,7 +47,7 @@ def new_repository(initial: Snapshot, config: Mapping[str, Any] | None, now_us: 
     )
 
 
-def make_record(snapshot: Snapshot, parent_id: ObjectId | None) -> SnapshotRecord:
+def make_record(snapshot: Snapshot, parent_id: ObjectId | None, pruned: tuple[ObjectId, ...] = ()) -> SnapshotRecord:
     """A snapshot as the repo file lists it."""
     return SnapshotRecord(
         snapshot.id,
@@ -55,6 +55,7 @@ def make_record(snapshot: Snapshot, parent_id: ObjectId | None) -> SnapshotRecor
         to_microseconds(snapshot.written_at),
         snapshot.message,
         encode_metadata(snapshot.metadata, 2),
+        pruned,
     )
 
 
@@ -79,8 +80,7 @@ def add_amendment(info: RepoInfo, branch: str, amended: ObjectId, snapshot: Snap
     replaced = info.snapshots[amended]
     if replaced.parent_id is None:
         raise InvalidInputError("the initial snapshot cannot be amended; make an ordinary commit first")
-    # Its own log tells of everything since the parent, pruned commits included: naming their logs would tell it twice.
-    after = _with_snapshot(info, make_record(snapshot, replaced.parent_id))
+    after = _with_snapshot(info, make_record(snapshot, replaced.parent_id, replaced.pruned_logs))
     after = dataclasses.replace(after, branches={**info.branches, branch: snapshot.id})
     return Edit(after, Update(UpdateKind.COMMIT_AMENDED, 0, name=branch, previous_id=amended, new_id=snapshot.id))
 
