@@ -87,6 +87,5 @@ def _show_views(views: Any, *, json: bool) -> None:
         return
     listing = table("view", "holds")
     for view in views:
-        what = f"the table {view.table} of metadata" if view.table else f"{', '.join(view.variables)} in {view.group}"
-        listing.add_row(Text(view.name), Text(what))
+        listing.add_row(Text(view.name), Text(view.holds))
     stdout().print(listing)

@@ -21,7 +21,7 @@ from icefloe.ingest.tasks import IngestTask, plan_native_tasks, plan_virtual_tas
 from icefloe.ingest.zarr_documents import group_document
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class IngestPlan:
     """What an ingest will do.
 
@@ -43,6 +43,13 @@ class IngestPlan:
     source_bytes: int
     skipped: tuple[str, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        counts = (
+            f"{len(self.sources):,} sources, {len(self.arrays):,} arrays, {len(self.tasks):,} tasks, "
+            f"{len(self.report.issues):,} differences"
+        )
+        return f"IngestPlan({self.options.mode}: {counts})"
 
     @property
     def total_bytes(self) -> int:

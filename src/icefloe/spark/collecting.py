@@ -36,9 +36,9 @@ from icefloe.maintenance.reading import Reading, gather_bounded, read_anew
 from icefloe.maintenance.side_objects import list_side_objects
 from icefloe.maintenance.store_clock import cutoff_time
 from icefloe.model.string_column import number_array
-from icefloe.repository import Repository
 from icefloe.session.engine import Engine
 from icefloe.spark.inventory import Inventory, batch_columns, chunk_rows, other_listings
+from icefloe.spark.places import Target, existing_repository
 from icefloe.spark.progress import JobMeter
 from icefloe.spark.tasks import collect, parallelism, watched
 
@@ -54,7 +54,7 @@ Batches = Iterator[pa.RecordBatch]
 
 def collect_garbage(
     spark: SparkSession,
-    repo: Repository,
+    repo: Target,
     delete_object_older_than: dt.datetime | dt.timedelta,
     *,
     dry_run: bool = False,
@@ -72,7 +72,7 @@ def collect_garbage(
     inventory_prefix
         What keys of the inventory begin with, where they are not relative to the repository.
     """
-    engine = repo.engine
+    engine = existing_repository(repo).engine
     run_blocking(engine.ledger.check_writable())
     reading = read_anew(engine)
     if reading.storage.read_only and not dry_run:

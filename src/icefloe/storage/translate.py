@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from types import TracebackType
 
 from obstore import exceptions as foreign
@@ -42,6 +43,12 @@ MISSING = (foreign.NotFoundError, FileNotFoundError)
 
 _WRITES = ("write ", "create ", "replace ")
 
+_MISCONFIGURED = re.compile(
+    r"builder error|relative url|missing (bucket|region|container|account)|scheme is not allowed|invalid (url|host)",
+    re.IGNORECASE,
+)
+"""What a request says that no repetition helps: it never left, because it could not be built."""
+
 _ADVICE: dict[type[IcefloeError], str] = {
     PermissionDeniedError: "; check the credentials, the bucket policy, and the region or endpoint",
     StorageError: "; the request was repeated as the retry settings say, trying again later may help",
@@ -58,6 +65,8 @@ def translate_obstore(error: Exception, action: str, url: str) -> IcefloeError:
         # The address of a request can hold a password or a signature. The original error is shown in tracebacks.
         error.args = (shown,)
     found = shown.partition("\n")[0].strip()
+    if kind is StorageError and _MISCONFIGURED.search(found):
+        return InvalidInputError(f"cannot {action} in {url}: {found}; check the address and the options of the storage")
     return kind(f"cannot {action} in {url}: {found}{_ADVICE.get(kind, '')}")
 
 

@@ -98,11 +98,19 @@ def _as_decoded(name: str, coding: ColumnCoding, values: pa.Array) -> pa.Array:
         if pa.types.is_timestamp(values.type) and coding.type == TIMESTAMP and values.type.tz is None:
             return values.cast(pa.timestamp("us")).cast(pa.int64()).view(TIMESTAMP)
         # A float column of doubles loses digits; that is what storing it in a float array means.
-        return values.cast(coding.type, safe=not pa.types.is_floating(coding.type))
+        cast = values.cast(coding.type, safe=not pa.types.is_floating(coding.type))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InvalidInputError(
             f"the column {name} ({values.type}) does not fit its array ({coding.type}): {error}"
         ) from error
+    if pa.types.is_floating(coding.type) and pa.types.is_floating(values.type):
+        beyond = pc.and_(pc.is_inf(cast), pc.is_finite(values))
+        if pc.any(beyond).as_py():
+            number = values.filter(beyond)[0]
+            raise InvalidInputError(
+                f"the column {name} holds {number}, which is too large for its array ({coding.type})"
+            )
+    return cast
 
 
 def _numbers(column: pa.Array, stored: np.dtype[Any]) -> npt.NDArray[Any]:

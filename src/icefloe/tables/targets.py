@@ -202,6 +202,7 @@ def _append_dim(options: WriteOptions, grid: Grid) -> str:
 
 
 def _extend(name: str, values: pa.Array, off: pa.Array, *, any_order: bool) -> pa.Array:
+    _refuse_nan(name, off)
     ascending = len(values) < 2 or values[0].as_py() < values[-1].as_py()
     ordered = off.take(pc.sort_indices(off, sort_keys=[("", "ascending" if ascending else "descending")]))
     if len(values) and not any_order:
@@ -225,11 +226,17 @@ def _new_dimension(name: str, options: WriteOptions, arriving: pa.Array, base: s
             raise InvalidInputError(
                 f"{len(outside)} value(s) of {name}, such as {outside[0]}, are not on the given grid"
             )
+    _refuse_nan(name, values)
     if len(pc.unique(values)) < len(values):
         raise InvalidInputError(f"the coordinates of {name} repeat values")
     whole = pa.types.is_timestamp(values.type) and not bool((values.view(pa.int64()).to_numpy() % 1_000_000).any())
     kind = kind_of_column(name, values.type, is_coordinate=True, whole_seconds=whole)
     return TargetDimension(name, values, 0, kind, kind.coding(), base + name)
+
+
+def _refuse_nan(name: str, values: pa.Array) -> None:
+    if pa.types.is_floating(values.type) and pc.any(pc.is_nan(values)).as_py():
+        raise InvalidInputError(f"the dimension {name} holds NaN, which is no coordinate; leave those rows out")
 
 
 def _instants(values: pa.Array) -> pa.Array:
