@@ -1,10 +1,13 @@
-"""Writers, readers, collection, expiry and compaction together on a real S3 server that misbehaves, for minutes.
+"""A service, writers, forks and a nightly job together on a real S3 server that misbehaves, for minutes.
 
-    python3 -m benchmarks.soak --minutes 10
+    python3 -m benchmarks.soak --minutes 10 --generation all
 
 Each writer owns chunks of one array and counts up in them; every value it was told is committed must be readable ever
-after. What a writer is not told (a lost answer that cannot be settled) it looks up. Prints numbers, exits with 1 when
-a commit was lost or a read was wrong.
+after. What a writer is not told (a lost answer that cannot be settled) it looks up. Some write themselves, some
+through forks in another process. A service keeps one repository open for the whole time, reads and commits with it,
+and reads sessions again that it opened a while ago. A nightly job in another process expires, compacts, rewrites
+manifests and collects, with a repository of its own. Prints numbers for each generation, exits with 1 when a commit
+was lost, a read was wrong, or verify finds damage at the end.
 """
 
 from __future__ import annotations
@@ -12,24 +15,31 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime as dt
+import multiprocessing
 import random
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 import zarr
+from tests.servers.s3 import S3Server
 from tests.servers.seaweedfs import seaweedfs_missing, seaweedfs_server
 
 import icefloe
 from icefloe.errors import ConflictError, IcefloeError, OutcomeUnknownError, StorageError
 
 CHUNK = 64
+WIDTH = 2 * CHUNK
+"""Elements that a writer owns: two chunks."""
+GENERATIONS = ("repository", "icechunk2", "icechunk1", "store", "dataset")
 GRACE = dt.timedelta(seconds=45)
 
 
@@ -134,7 +144,7 @@ def unkind_proxy(target: str, rate: float) -> Iterator[UnkindProxy]:
 class Soak:
     """What all threads share: the place, the time to stop, what is known to be committed, and counts."""
 
-    options: dict[str, object]
+    options: dict[str, Any]
     until: float
     writers: int
     committed: list[int]
@@ -146,7 +156,7 @@ class Soak:
     def open(self) -> icefloe.Repository:
         while True:
             try:
-                return icefloe.Repository.open(icefloe.s3_storage(**self.options))  # type: ignore[arg-type]
+                return icefloe.Repository.open(icefloe.s3_storage(**self.options))
             except StorageError:
                 self.counts["retried opens"] += 1
 
@@ -166,17 +176,20 @@ class Soak:
             self.longest[name] = max(self.longest.get(name, 0.0), time.monotonic() - started)
 
 
-def write(soak: Soak, number: int) -> None:
+def _own(number: int) -> slice:
+    return slice(number * WIDTH, (number + 1) * WIDTH)
+
+
+def write(soak: Soak, number: int, repo: icefloe.Repository | None = None) -> None:
     """Count up in the chunks of this writer; afterwards `committed` holds what must be readable."""
-    repo = soak.open()
+    repo = repo or soak.open()
     chance = random.Random(number)
     while soak.running():
         value = soak.committed[number] + 1
         soak.pending[number] = value
         with soak.timing("commits"):
             session = repo.writable_session("main")
-            array = zarr.open_array(session.store, path="counters", mode="r+")
-            array[number * CHUNK : (number + 1) * CHUNK] = value
+            zarr.open_array(session.store, path="counters", mode="r+")[_own(number)] = value
             if chance.random() < 0.1:
                 session.discard_changes()  # chunks that nobody names
                 continue
@@ -186,12 +199,34 @@ def write(soak: Soak, number: int) -> None:
             _look(soak, repo, number, value)
 
 
+def write_in_forks(soak: Soak, number: int, pool: ProcessPoolExecutor) -> None:
+    """The same, with each chunk written by a fork in another process."""
+    repo = soak.open()
+    while soak.running():
+        value = soak.committed[number] + 1
+        soak.pending[number] = value
+        with soak.timing("commits of forks"):
+            session = repo.writable_session("main")
+            starts = range(number * WIDTH, (number + 1) * WIDTH, CHUNK)
+            work = [pool.submit(_write_fork, session.fork(), start, value) for start in starts]
+            session.merge(*(each.result() for each in work))
+            session.commit(f"forks of {number}: {value}", rebase_with=icefloe.ConflictDetector())
+            soak.committed[number] = value
+        if soak.committed[number] != value:
+            _look(soak, repo, number, value)
+
+
+def _write_fork(fork: Any, start: int, value: int) -> Any:
+    zarr.open_array(fork.store, path="counters", mode="r+")[start : start + CHUNK] = value
+    return fork
+
+
 def _look(soak: Soak, repo: icefloe.Repository, number: int, value: int) -> None:
     """After an error, what is there counts: the old value or the new one."""
     while True:
         try:
             array = zarr.open_array(repo.readonly_session("main").store, path="counters", mode="r")
-            found = int(array[number * CHUNK])
+            found = int(array[number * WIDTH])
             break
         except StorageError:
             continue
@@ -200,42 +235,61 @@ def _look(soak: Soak, repo: icefloe.Repository, number: int, value: int) -> None
     soak.committed[number] = found
 
 
-def read(soak: Soak) -> None:
-    """Every value is one that was committed or is being committed, the same in a whole chunk."""
+def read(soak: Soak, repo: icefloe.Repository | None = None) -> None:
+    """Every value is one that was committed or is being committed, the same in all chunks of a writer."""
+    held: list[tuple[float, Any, list[int]]] = []
     while soak.running():
         with soak.timing("reads"):
             floor = list(soak.committed)
-            values = zarr.open_array(soak.open().readonly_session("main").store, path="counters", mode="r")[:]
+            session = (repo or soak.open()).readonly_session("main")
+            values = zarr.open_array(session.store, path="counters", mode="r")[:]
             ceiling = list(soak.pending)
             for number in range(soak.writers):
-                part = values[number * CHUNK : (number + 1) * CHUNK]
+                part = values[_own(number)]
                 if not (part == part[0]).all() or not floor[number] <= part[0] <= ceiling[number]:
                     soak.wrong.append(
-                        f"a read found {part[0]} of writer {number}, not {floor[number]}..{ceiling[number]}"
+                        f"a read found {part.tolist()} of writer {number}, not {floor[number]}..{ceiling[number]}"
                     )
+            if repo is not None:
+                held.append((time.monotonic(), session, values[::WIDTH].tolist()))
+        # A session is good for as long as collections leave young objects alone.
+        held = [each for each in held if time.monotonic() - each[0] < GRACE.total_seconds() / 3]
+        if held and repo is not None:
+            with soak.timing("reads of held sessions"):
+                _, session, before = held[0]
+                again = zarr.open_array(session.store, path="counters", mode="r")[::WIDTH].tolist()
+                if again != before:
+                    soak.wrong.append(f"a session held {before}, and later {again}")
 
 
-def maintain(soak: Soak) -> None:
-    """Expiry, compaction and collection, one after the other, beside everybody else."""
-    repo = soak.open()
-    turn = 0
-    while soak.running():
-        turn += 1
-        with soak.timing("expiries"):
-            soak.counts["expired"] += len(repo.expire_snapshots(retain_last=20))
-        with soak.timing("compactions"):
-            soak.counts["compacted chunks"] += repo.compact().chunks
-        with soak.timing("collections"):
-            done = repo.garbage_collect(GRACE, incremental=turn % 3 != 0, ignore_running_sessions=True)
-            soak.counts["deleted chunk objects"] += done.chunks_deleted
-            soak.counts["deleted snapshots"] += done.snapshots_deleted
-        time.sleep(1)
+def maintain(options: dict[str, Any], seconds: float, answers: Any) -> None:
+    """The nightly job, every second, in a process of its own; puts its counts and what went wrong."""
+    soak = Soak(options, time.monotonic() + seconds, 0, [], [])
+    try:
+        repo = soak.open()
+        turn = 0
+        while soak.running():
+            turn += 1
+            with soak.timing("expiries"):
+                soak.counts["expired"] += len(repo.expire_snapshots(retain_last=20))
+            with soak.timing("compactions"):
+                soak.counts["compacted chunks"] += repo.compact().chunks
+            with soak.timing("rewrites"):
+                repo.rewrite_manifests("rewrite", branch="main")
+            with soak.timing("collections"):
+                done = repo.garbage_collect(GRACE, incremental=turn % 3 != 0, ignore_running_sessions=True)
+                soak.counts["deleted chunk objects"] += done.chunks_deleted
+                soak.counts["deleted snapshots"] += done.snapshots_deleted
+            time.sleep(1)
+    except IcefloeError as error:
+        soak.wrong.append(f"maintain: {type(error).__name__}: {error}")
+    answers.put((soak.counts, soak.longest, soak.wrong))
 
 
-def guarded(soak: Soak, work: object, *arguments: object) -> threading.Thread:
+def guarded(soak: Soak, work: Callable[..., None], *arguments: object) -> threading.Thread:
     def run() -> None:
         try:
-            work(soak, *arguments)  # type: ignore[operator]
+            work(soak, *arguments)
         except IcefloeError as error:
             soak.wrong.append(f"{getattr(work, '__name__', work)}: {type(error).__name__}: {error}")
 
@@ -244,43 +298,68 @@ def guarded(soak: Soak, work: object, *arguments: object) -> threading.Thread:
     return thread
 
 
+def run_generation(server: S3Server, generation: str, minutes: float, writers: int, rate: float) -> bool:
+    """Soak one generation; whether nothing was lost and everything is whole."""
+    with unkind_proxy(server.endpoint_url, rate) as proxy:
+        bucket = server.make_bucket()
+        kind = icefloe.s3_storage(**server.storage_options(bucket))
+        config = icefloe.RepositoryConfig(inline_chunk_threshold_bytes=0)
+        repo = icefloe.Repository.create(kind, config, spec_version=generation)
+        size = writers * WIDTH
+        with repo.transaction("main", message="start") as store:
+            array = zarr.create_array(
+                store, name="counters", shape=(size,), chunks=(CHUNK,), dtype="i8", compressors=None
+            )
+            array[:] = np.full(size, 1)
+        options = {**server.storage_options(bucket), "endpoint_url": proxy.endpoint_url}
+        soak = Soak(options, time.monotonic() + 60 * minutes, writers, [1] * writers, [1] * writers)
+        context = multiprocessing.get_context("spawn")
+        answers = context.Queue()
+        nightly = context.Process(target=maintain, args=(options, 60 * minutes, answers))
+        nightly.start()
+        service = soak.open()
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            threads = [guarded(soak, write, 0, service), guarded(soak, read, service), guarded(soak, read)]
+            threads += [guarded(soak, write, number) for number in range(1, writers - 1)]
+            threads += [guarded(soak, write_in_forks, writers - 1, pool)]
+            for thread in threads:
+                thread.join()
+        counts, longest, wrong = answers.get(timeout=300)
+        nightly.join()
+        report = icefloe.Repository.open(kind).verify()
+        final = zarr.open_array(repo.readonly_session("main").store, path="counters", mode="r")[::WIDTH].tolist()
+    soak.wrong += wrong
+    soak.wrong += [
+        f"writer {number}: {soak.committed[number]} was committed, {found} is there"
+        for number, found in enumerate(final)
+        if found < soak.committed[number]
+    ]
+    soak.wrong += map(str, report.damages)
+    print(f"{generation}: faults met: {dict(proxy.met)}")
+    print(f"  done: {dict(sorted((soak.counts + counts).items()))}")
+    print(f"  longest: { {name: round(took, 1) for name, took in (soak.longest | longest).items()} }")
+    print(f"  final values {final}, committed {soak.committed}; verify: {len(report.damages)} damages", flush=True)
+    for line in soak.wrong:
+        print("  WRONG:", line, flush=True)
+    return not soak.wrong
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--writers", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=10, help="how long, for each generation")
+    parser.add_argument("--generation", default="repository", choices=["all", *GENERATIONS])
+    parser.add_argument("--writers", type=int, default=4, help="the last one writes in forks, the first is the service")
     parser.add_argument("--rate", type=float, default=0.02, help="the share of requests that meet a fault")
     arguments = parser.parse_args()
+    if arguments.writers < 2:
+        parser.error("--writers: at least 2, the service and the one with forks")
     if reason := seaweedfs_missing():
         print(reason)
         return 2
-    with seaweedfs_server() as server, unkind_proxy(server.endpoint_url, arguments.rate) as proxy:
-        bucket = server.make_bucket()
-        config = icefloe.RepositoryConfig(inline_chunk_threshold_bytes=0)
-        kind = icefloe.s3_storage(**server.storage_options(bucket))
-        repo = icefloe.Repository.create(kind, config)
-        session = repo.writable_session("main")
-        size = arguments.writers * CHUNK
-        zarr.create_array(session.store, name="counters", shape=(size,), chunks=(CHUNK,), dtype="i8", compressors=None)
-        zarr.open_array(session.store, path="counters", mode="r+")[:] = np.full(size, 1)
-        session.commit("start")
-        options = {**server.storage_options(bucket), "endpoint_url": proxy.endpoint_url}
-        until = time.monotonic() + 60 * arguments.minutes
-        soak = Soak(options, until, arguments.writers, [1] * arguments.writers, [1] * arguments.writers)
-        threads = [guarded(soak, write, number) for number in range(arguments.writers)]
-        threads += [guarded(soak, read), guarded(soak, read), guarded(soak, maintain)]
-        for thread in threads:
-            thread.join()
-        report = icefloe.Repository.open(kind).verify()
-        final = zarr.open_array(repo.readonly_session("main").store, path="counters", mode="r")[::CHUNK].tolist()
-    damages = [damage for damage in report.damages if damage.kind.value != "misquoted"]
-    lost = [number for number, found in enumerate(final) if found < soak.committed[number]]
-    print(f"faults met: {dict(proxy.met)}")
-    print(f"done: {dict(sorted(soak.counts.items()))}")
-    print(f"longest: { {name: round(seconds, 1) for name, seconds in soak.longest.items()} }")
-    print(f"final values {final}, committed {soak.committed}; verify: {len(damages)} damages")
-    for line in (*soak.wrong, *map(str, damages)):
-        print("WRONG:", line)
-    return 1 if soak.wrong or lost or damages else 0
+    chosen = GENERATIONS if arguments.generation == "all" else (arguments.generation,)
+    with seaweedfs_server() as server:
+        whole = [run_generation(server, each, arguments.minutes, arguments.writers, arguments.rate) for each in chosen]
+    return 0 if all(whole) else 1
 
 
 if __name__ == "__main__":
