@@ -44,7 +44,7 @@ class LossyProxy:
                     back.write(head + body)
                     await back.drain()
                     answer = await there.readuntil(b"\r\n\r\n")
-                    content = b"" if head.startswith(b"HEAD") else await there.readexactly(_length(answer))
+                    content = b"" if _has_no_body(head, answer) else await _read_body(there, answer)
                     if met and self.lose > 0:
                         self.lose -= 1
                         return
@@ -66,6 +66,23 @@ def _length(head: bytes) -> int:
         if name.lower() == b"content-length":
             return int(value)
     return 0
+
+
+def _has_no_body(head: bytes, answer: bytes) -> bool:
+    return head.startswith(b"HEAD") or answer.split(b" ", 2)[1] in (b"204", b"304")
+
+
+async def _read_body(there: asyncio.StreamReader, answer: bytes) -> bytes:
+    """The body of an answer, with the marks of its pieces where it comes in pieces."""
+    if b"transfer-encoding: chunked" not in answer.lower():
+        return await there.readexactly(_length(answer))
+    parts = []
+    while True:
+        line = await there.readuntil(b"\r\n")
+        size = int(line.split(b";")[0], 16)
+        parts += [line, await there.readexactly(size + 2)]
+        if not size:
+            return b"".join(parts)
 
 
 @contextmanager
