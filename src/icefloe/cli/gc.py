@@ -55,8 +55,10 @@ def gc(
             summary = repository.garbage_collect(
                 age, created_after=after, incremental=incremental, progress=bars.report
             )
-            told = f"Deleted {summary}"
+            told = f"Deleted {summary}\n{summary.judged()}"
     if json:
-        print_json({"dry_run": dry_run, **dataclasses.asdict(summary)})
+        facts = dataclasses.asdict(summary)
+        facts["cutoff"] = None if summary.cutoff is None else summary.cutoff.astimezone(dt.UTC).isoformat()
+        print_json({"dry_run": dry_run, **facts})
     else:
         stdout().print(told, markup=False)

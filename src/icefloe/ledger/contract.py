@@ -19,6 +19,8 @@ class Tip:
 
     snapshot_id: ObjectId
     mark: Any
+    collection: Any = field(default=None, compare=False)
+    """Tells the last garbage collection that is known where the tip was read, see `Ledger.collected_since`."""
 
 
 class StaleTipError(ConflictError):
@@ -73,6 +75,9 @@ class Ledger(ABC):
 
     keeps_pruned_logs = False
     """Whether a snapshot that lost its parents remembers their logs; else its own log must tell of their changes."""
+
+    announces_collections = True
+    """Whether a tip always tells of garbage collections; else a writer that takes long asks for them by itself."""
 
     parents_change_unseen = False
     """Whether expiry changes parents in files that a commit neither reads nor writes: then a commit looks again."""
@@ -129,6 +134,16 @@ class Ledger(ABC):
 
     def note_current(self, branch: str, tip: Tip) -> None:
         """Take note that the snapshot at a tip was read from storage after the tip was."""
+
+    def collected_since(self, earlier: Tip, later: Tip) -> bool:
+        """Whether garbage was collected after one tip of a branch was read and before another was; touches nothing."""
+        return bool(earlier.collection != later.collection)
+
+    async def announce_collection(self, collection_id: str, *, soon: bool) -> None:
+        """Write refs again, so that every commit that is under way fails its first try and learns of a collection.
+
+        `soon` says that objects of a few minutes may be deleted.
+        """
 
     @abstractmethod
     async def record_detached(self, snapshot: Snapshot) -> None:

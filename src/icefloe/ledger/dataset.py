@@ -44,6 +44,8 @@ from icefloe.storage.contract import Storage, Version, without_userinfo
 from icefloe.storage.retries import RetryPolicy
 from icefloe.storage.split import SplitStorage
 
+COLLECTION_KEY = "icefloe-collection"
+"""Names the last garbage collection, beside the members that the specification gives a state."""
 _CONTENTION = RetryPolicy(max_tries=100, initial_backoff_ms=2, max_backoff_ms=500)
 """In every round that is lost somebody else changed the state, so a hundred rounds are many."""
 
@@ -134,7 +136,7 @@ class DatasetLedger(Ledger):
 
     async def fetch_tip(self, branch: str) -> Tip:
         seen = await self.fetch()
-        return Tip(_find_ref(seen.state, branch, "branch"), seen.version)
+        return Tip(_find_ref(seen.state, branch, "branch"), seen.version, seen.state.extra.get(COLLECTION_KEY))
 
     async def fetch_tag(self, tag: str) -> ObjectId:
         return _find_ref((await self.fetch()).state, tag, "tag")
@@ -157,6 +159,8 @@ class DatasetLedger(Ledger):
                 return None
             if standing != tip.snapshot_id:
                 raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=standing)
+            if state.extra.get(COLLECTION_KEY) != tip.collection:
+                raise StaleTipError(Tip(standing, None, state.extra.get(COLLECTION_KEY)))
             entry = snapshot_entry(snapshot.info)
             parent = tip.snapshot_id if amends is None else _require_entry(state, amends).parent_id
             if entry.parent_id != parent:
@@ -166,7 +170,10 @@ class DatasetLedger(Ledger):
         # The state of the last read serves as long as it is the one the tip was taken from.
         known = self._seen if self._seen is not None and self._seen.version == tip.mark else None
         seen = await self._update(plan, known)
-        return Tip(snapshot.id, seen.version)
+        return Tip(snapshot.id, seen.version, tip.collection)
+
+    async def announce_collection(self, collection_id: str, *, soon: bool) -> None:
+        await self._update(lambda state: state.with_extra(COLLECTION_KEY, collection_id))
 
     async def record_detached(self, snapshot: Snapshot) -> None:
         def plan(state: State) -> State | None:

@@ -34,8 +34,11 @@ class QuotingLedger(Ledger):
         self._current: dict[str, Tip] = {}
 
     @abstractmethod
-    async def touch_branch(self, branch: str, tip: Tip) -> bool:
-        """Write the ref of a branch again, with the snapshot that it has; False when the branch moved meanwhile."""
+    async def touch_branch(self, branch: str, tip: Tip, collection: str | None = None) -> bool:
+        """Write the ref of a branch again, with the snapshot that it has; False when the branch moved meanwhile.
+
+        `collection` names a garbage collection that it tells from now on.
+        """
 
     def is_current(self, branch: str, tip: Tip) -> bool:
         return self._current.get(branch) == tip
@@ -68,6 +71,15 @@ class QuotingLedger(Ledger):
             if all(touched):
                 return
         raise StorageError(f"branches were moved by others in each of {_ROUNDS} rounds; expire again")
+
+    async def announce_collection(self, collection_id: str, *, soon: bool) -> None:
+        for branch in sorted(await self.list_branches()):
+            for _ in range(_ROUNDS):
+                tip = await self._find_tip(branch)
+                if tip is None or await self.touch_branch(branch, tip, collection_id):
+                    break
+            else:
+                raise StorageError(f"branch {branch!r} was moved by others in each of {_ROUNDS} rounds; collect again")
 
     async def _find_tip(self, branch: str) -> Tip | None:
         try:

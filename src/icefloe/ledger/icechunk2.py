@@ -30,11 +30,11 @@ from icefloe.formats.icechunk2.edits import FLAGS, Edit
 from icefloe.formats.icechunk2.expiry import Expiry, plan_expiry, plan_removal
 from icefloe.formats.icechunk2.operations_log import OVERWRITTEN, new_backup_name, next_update_time, push_update
 from icefloe.formats.icechunk2.repo_glance import RepoGlance, glance_at_repo
-from icefloe.formats.icechunk2.repo_info import Availability, RepoInfo, RepoStatus, SnapshotRecord, Update
+from icefloe.formats.icechunk2.repo_info import Availability, RepoInfo, RepoStatus, SnapshotRecord, Update, UpdateKind
 from icefloe.formats.icechunk2.repo_reader import decode_repo
 from icefloe.formats.icechunk2.repo_writer import encode_repo
 from icefloe.ids import ObjectId
-from icefloe.ledger.contract import HistoryChange, Ledger, StoredConfig, Tip
+from icefloe.ledger.contract import HistoryChange, Ledger, StaleTipError, StoredConfig, Tip
 from icefloe.ledger.icechunk1 import CONTENTION
 from icefloe.ledger.names import check_name, check_new_name
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
@@ -117,7 +117,7 @@ class Icechunk2Ledger(Ledger):
     async def fetch_tip(self, branch: str) -> Tip:
         check_name(branch, "branch")
         seen = await self.fetch()
-        return Tip(seen.glance.find_branch(branch) or edits.branch_tip(seen.info, branch), seen.version)
+        return Tip(seen.glance.find_branch(branch) or edits.branch_tip(seen.info, branch), seen.version, seen)
 
     async def fetch_tag(self, tag: str) -> ObjectId:
         check_name(tag, "tag")
@@ -140,13 +140,24 @@ class Icechunk2Ledger(Ledger):
         def edit(info: RepoInfo, now_us: int) -> Edit | None:
             if snapshot.id in info.snapshots and snapshot.id in _history(info, edits.branch_tip(info, branch)):
                 return None  # an earlier try of ours landed and its answer was lost
+            now = Tip(edits.branch_tip(info, branch), None, info)
+            if now.snapshot_id == tip.snapshot_id and self.collected_since(tip, now):
+                raise StaleTipError(now)
             if amends is not None:
                 return edits.add_amendment(info, branch, tip.snapshot_id, snapshot)
             return edits.add_commit(info, branch, tip.snapshot_id, snapshot)
 
         known = self._seen
         start = known if known is not None and known.version == tip.mark else None
-        return Tip(snapshot.id, (await self._apply(edit, start)).version)
+        landed = await self._apply(edit, start)
+        return Tip(snapshot.id, landed.version, landed)
+
+    def collected_since(self, earlier: Tip, later: Tip) -> bool:
+        before, after = _info_of(earlier.collection), _info_of(later.collection)
+        return before is not after and _last_collection(before) != _last_collection(after)
+
+    async def announce_collection(self, collection_id: str, *, soon: bool) -> None:
+        await self._apply(lambda info, now_us: Edit(info, Update(UpdateKind.GC_RAN, 0)))
 
     async def record_detached(self, snapshot: Snapshot) -> None:
         await self._apply(
@@ -337,6 +348,15 @@ class Icechunk2Ledger(Ledger):
             f"the `repo` file of {self.storage.url} was replaced by others in each of {CONTENTION.max_tries} rounds; "
             "try again"
         )
+
+
+def _info_of(seen: SeenRepo | RepoInfo | None) -> RepoInfo | None:
+    return seen.info if isinstance(seen, SeenRepo) else seen
+
+
+def _last_collection(info: RepoInfo | None) -> int | None:
+    """When garbage was last collected, as far as the file tells: the operations log goes on in older files."""
+    return None if info is None else next((u.at_us for u in info.updates if u.kind is UpdateKind.GC_RAN), None)
 
 
 def to_snapshot_info(record: SnapshotRecord) -> SnapshotInfo:

@@ -15,7 +15,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from icefloe.archive.files import Archive
@@ -95,7 +95,7 @@ class SequenceLedger(QuotingLedger):
         newest = await self._fetch_newest(check_name(branch, "branch"))
         if newest is None or newest.content.deleted:
             raise _no_branch(branch)
-        return Tip(newest.content.snapshot_id, newest.sequence)
+        return Tip(newest.content.snapshot_id, newest.sequence, newest.content.collection)
 
     async def _fetch_newest(self, branch: str) -> _Newest | None:
         """The newest file of a branch, deleted or not; None when there never was one."""
@@ -235,7 +235,7 @@ class SequenceLedger(QuotingLedger):
 
     async def advance(self, branch: str, tip: Tip, snapshot: Snapshot, *, amends: ObjectId | None = None) -> Tip:
         await self.replace_tip(branch, tip, snapshot.id)
-        landed = Tip(snapshot.id, tip.mark + 1)
+        landed = Tip(snapshot.id, tip.mark + 1, tip.collection)
         self.note_current(branch, landed)
         return landed
 
@@ -245,20 +245,23 @@ class SequenceLedger(QuotingLedger):
         if seen is None:
             raise _no_branch(branch)
         try:
-            await self._create_file(branch, seen.style, tip.mark + 1, RefContent(snapshot_id))
+            await self._create_file(
+                branch, seen.style, tip.mark + 1, RefContent(snapshot_id, collection=tip.collection)
+            )
         except AlreadyExistsError:
             current = await self.fetch_tip(branch)
             if current.snapshot_id != tip.snapshot_id:
                 raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current.snapshot_id) from None
             raise StaleTipError(current) from None
 
-    async def touch_branch(self, branch: str, tip: Tip) -> bool:
+    async def touch_branch(self, branch: str, tip: Tip, collection: str | None = None) -> bool:
         newest = await self._fetch_newest(check_name(branch, "branch"))
         if newest is None or newest.content.deleted:
             return True
         if Tip(newest.content.snapshot_id, newest.sequence) != tip:
             return False
-        return await self._take_next(branch, newest, newest.content)
+        told = newest.content if collection is None else replace(newest.content, collection=collection)
+        return await self._take_next(branch, newest, told)
 
     async def _create_file(self, branch: str, style: RefStyle, sequence: int, content: RefContent) -> None:
         await self.storage.create(style.branch_key(branch, sequence), content.encode())
@@ -293,7 +296,7 @@ class SequenceLedger(QuotingLedger):
                 raise ConflictError(expected_parent=expected, actual_parent=standing)
             if standing == snapshot_id:
                 return
-            if await self._take_next(branch, newest, RefContent(snapshot_id)):
+            if await self._take_next(branch, newest, replace(newest.content, snapshot_id=snapshot_id)):
                 return
             await asyncio.sleep(pause)
         raise _contended(branch)
@@ -306,7 +309,7 @@ class SequenceLedger(QuotingLedger):
             newest = await self._fetch_newest(branch)
             if newest is None or newest.content.deleted:
                 raise _no_branch(branch)
-            if await self._take_next(branch, newest, RefContent(newest.content.snapshot_id, deleted=True)):
+            if await self._take_next(branch, newest, replace(newest.content, deleted=True)):
                 return
             await asyncio.sleep(pause)
         raise _contended(branch)

@@ -72,9 +72,13 @@ class RefContent:
 
     snapshot_id: ObjectId
     deleted: bool = False
+    collection: str | None = None
+    """The last garbage collection before this file was written; every later file of the branch repeats it."""
 
     def encode(self) -> bytes:
         document: dict[str, str | bool] = {"snapshot": self.snapshot_id}
+        if self.collection is not None:
+            document["collection"] = self.collection
         if self.deleted:
             document["deleted"] = True
         return json.dumps(document, separators=(",", ":")).encode()
@@ -105,4 +109,5 @@ def parse_ref(data: bytes, key: str) -> RefContent:
         decode_base32(snapshot_id, 12)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise FormatError(f'{key} is not a ref file: {error}; expected {{"snapshot": "<20 characters>"}}') from error
-    return RefContent(snapshot_id, document.get("deleted") is True)
+    collection = document.get("collection")
+    return RefContent(snapshot_id, document.get("deleted") is True, collection if isinstance(collection, str) else None)

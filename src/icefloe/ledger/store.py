@@ -49,6 +49,8 @@ REFS = "r/"
 CONFIG_KEY = "config.json"
 DELETED = "icefloe-deleted"
 _UPDATE = "icefloe-update"
+_COLLECTION = "icefloe-collection"
+"""The last garbage collection before the file was written; every later file of the branch repeats it."""
 _CONTENTION = RetryPolicy(max_tries=100, initial_backoff_ms=2, max_backoff_ms=500)
 """In every round that is lost somebody else moved the branch, so a hundred rounds are many."""
 
@@ -63,6 +65,10 @@ class _Newest:
     @property
     def deleted(self) -> bool:
         return self.reference.properties.get(DELETED) is True
+
+    @property
+    def tip(self) -> Tip:
+        return Tip(self.reference.snapshot_id, self.sequence, self.reference.properties.get(_COLLECTION))
 
 
 class StoreLedger(QuotingLedger):
@@ -83,7 +89,7 @@ class StoreLedger(QuotingLedger):
 
     async def fetch_tip(self, branch: str) -> Tip:
         newest = await self._require_newest(branch)
-        return Tip(newest.reference.snapshot_id, newest.sequence)
+        return newest.tip
 
     async def _require_newest(self, branch: str) -> _Newest:
         newest = await self._find_newest(check_name(branch, "branch"))
@@ -170,35 +176,47 @@ class StoreLedger(QuotingLedger):
 
     async def advance(self, branch: str, tip: Tip, snapshot: Snapshot, *, amends: ObjectId | None = None) -> Tip:
         await self.replace_tip(branch, tip, snapshot.id)
-        landed = Tip(snapshot.id, tip.mark + 1)
+        landed = Tip(snapshot.id, tip.mark + 1, tip.collection)
         self.note_current(branch, landed)
         return landed
 
     async def replace_tip(self, branch: str, tip: Tip, snapshot_id: ObjectId) -> None:
         check_name(branch, "branch")
         try:
-            await self._create_file(branch, tip.mark + 1, snapshot_id)
+            await self._create_file(branch, tip.mark + 1, snapshot_id, tip.collection)
         except AlreadyExistsError:
             current = await self.fetch_tip(branch)
             if current.snapshot_id != tip.snapshot_id:
                 raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current.snapshot_id) from None
             raise StaleTipError(current) from None
 
-    async def touch_branch(self, branch: str, tip: Tip) -> bool:
+    async def touch_branch(self, branch: str, tip: Tip, collection: str | None = None) -> bool:
         newest = await self._find_newest(check_name(branch, "branch"))
         if newest is None or newest.deleted:
             return True
-        if Tip(newest.reference.snapshot_id, newest.sequence) != tip:
+        if newest.tip != tip:
             return False
         try:
-            await self._create_file(branch, newest.sequence + 1, newest.reference.snapshot_id)
+            told = collection or newest.tip.collection
+            await self._create_file(branch, newest.sequence + 1, newest.reference.snapshot_id, told)
         except AlreadyExistsError:
             return False
         return True
 
-    async def _create_file(self, branch: str, sequence: int, snapshot_id: ObjectId, *, deleted: bool = False) -> None:
+    async def _create_file(
+        self,
+        branch: str,
+        sequence: int,
+        snapshot_id: ObjectId,
+        collection: str | None = None,
+        *,
+        deleted: bool = False,
+    ) -> None:
         """Take a sequence number; AlreadyExistsError when somebody else did."""
-        reference = new_reference(snapshot_id, {DELETED: True} if deleted else {})
+        properties: dict[str, Any] = {DELETED: True} if deleted else {}
+        if collection is not None:
+            properties[_COLLECTION] = collection
+        reference = new_reference(snapshot_id, properties)
         await self.storage.create(f"{REFS}{branch}/{sequence_name(sequence)}", encode_reference(reference))
 
     async def record_detached(self, snapshot: Snapshot) -> None:
@@ -223,7 +241,7 @@ class StoreLedger(QuotingLedger):
             if standing == snapshot_id:
                 return
             try:
-                return await self._create_file(branch, newest.sequence + 1, snapshot_id)
+                return await self._create_file(branch, newest.sequence + 1, snapshot_id, newest.tip.collection)
             except AlreadyExistsError:
                 await asyncio.sleep(pause)
         raise _contended(branch)
@@ -234,9 +252,10 @@ class StoreLedger(QuotingLedger):
         for pause in _CONTENTION.pauses():
             newest = await self._require_newest(branch)
             try:
+                standing = newest.tip
                 return await self._create_file(
-                    branch, newest.sequence + 1, newest.reference.snapshot_id, deleted=True
-                )  # fmt: skip
+                    branch, newest.sequence + 1, standing.snapshot_id, standing.collection, deleted=True
+                )
             except AlreadyExistsError:
                 await asyncio.sleep(pause)
         raise _contended(branch)

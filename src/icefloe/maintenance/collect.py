@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from icefloe.environment import current_time
 from icefloe.errors import ConflictError, InvalidInputError, ReadOnlyError, SnapshotNotFoundError
@@ -26,10 +26,11 @@ from icefloe.maintenance.listing import (
 )
 from icefloe.maintenance.marking import FetchLimits, Known, Marked, mark
 from icefloe.maintenance.progress import tell
-from icefloe.maintenance.reading import Reading, fetch_all_refs, read_anew, stream_bounded
+from icefloe.maintenance.reading import Reading, Refs, fetch_all_refs, read_anew, read_anew_of, stream_bounded
 from icefloe.maintenance.saved_mark import fetch_mark, save_mark
 from icefloe.maintenance.side_objects import list_side_objects
 from icefloe.maintenance.store_clock import cutoff_time, fetch_store_time
+from icefloe.session.collected import Announcement, announced
 from icefloe.session.engine import Engine
 from icefloe.session.history import check_zone
 from icefloe.session.running import oldest_running
@@ -72,7 +73,7 @@ async def collect(engine: Engine, request: CollectionRequest) -> GCSummary:
     if reading.storage.read_only:
         raise ReadOnlyError(f"{reading.storage.url} takes no writes; garbage cannot be collected")
     marking = await plan_collection_of(reading, request)
-    await apply_plan(engine, reading, marking)
+    marking = replace(marking, plan=await apply_plan(engine, reading, marking))
     if not request.incremental and isinstance(engine.storage, LocalStorage):
         age = current_time() - marking.plan.cutoff
         await engine.storage.remove_leftovers(max(age, dt.timedelta(minutes=5)))
@@ -158,26 +159,53 @@ def folders_of(reading: Reading) -> dict[str, str]:
     return folders
 
 
-async def apply_plan(engine: Engine, reading: Reading, marking: Marking) -> None:
+async def apply_plan(engine: Engine, reading: Reading, marking: Marking) -> CollectionPlan:
     """Delete, unless somebody made garbage reachable since it was judged; correct what is quoted of former garbage.
+
+    Returns what was deleted: the plan without what commits refer to that landed meanwhile.
 
     Snapshots go before what they name: whoever dies in between leaves files that nothing names, never a snapshot whose
     files are gone; the next run finds the rest.
     """
-    garbage = marking.plan.garbage
     if quotes_what_is_gone(marking):
         await correct_quotes(engine, reading)
     if marking.plan.is_empty():
-        return
-    doomed = frozenset(garbage["snapshots"].texts())
-    await check_refs(reading, marking, doomed)
-    await _forget(engine, doomed, marking.marked.listed)
+        return marking.plan
+    async with announced(reading.storage, marking.plan.cutoff) as announcement:
+        return (await delete_garbage(engine, reading, marking, announcement))[0]
+
+
+async def delete_garbage(
+    engine: Engine, reading: Reading, marking: Marking, announcement: Announcement
+) -> tuple[CollectionPlan, Marked]:
+    """Delete what a plan names, but for what commits refer to that landed since; what that was, and what is in use."""
+    await engine.ledger.announce_collection(announcement.record.id, soon=announcement.is_soon)
+    marked = await mark_again(reading, marking)
+    plan = marking.plan.without(marked)
+    doomed = frozenset(plan.garbage["snapshots"].texts())
+    await _forget(engine, doomed, marked.listed)
     for kind in KINDS:
-        await delete_objects(reading, kind, garbage[kind])
-    if marking.plan.beside:
-        await reading.storage.delete([item.key for item in marking.plan.beside])
+        await delete_objects(reading, kind, plan.garbage[kind], announcement)
+    if plan.beside:
+        announcement.check()
+        await reading.storage.delete([item.key for item in plan.beside])
     for snapshot_id in doomed:
         engine.archive.forget_snapshot(snapshot_id)
+    return plan, marked
+
+
+async def mark_again(reading: Reading, marking: Marking) -> Marked:
+    """What is in use now: refs that moved since they were read are followed, the rest is known.
+
+    A commit that lands after this was told of the collection, and looks itself whether what it refers to is there.
+    """
+    fresh = await fetch_all_refs(reading.ledger)
+    if fresh.targets() <= marking.marked.refs.targets():
+        return marking.marked
+    await check_refs(reading, marking, fresh, frozenset(marking.plan.garbage["snapshots"].texts()))
+    known = Known(marking.marked.snapshots, marking.marked.manifests)
+    # A view of its own: files that the first look remembers may have been rewritten since.
+    return await mark(read_anew_of(reading), frozenset(), frozenset(), known)
 
 
 def quotes_what_is_gone(marking: Marking) -> bool:
@@ -186,9 +214,8 @@ def quotes_what_is_gone(marking: Marking) -> bool:
     return any(not there.issuperset(facts.quoted) for facts in marking.marked.snapshots.values())
 
 
-async def check_refs(reading: Reading, marking: Marking, doomed: frozenset[ObjectId]) -> None:
+async def check_refs(reading: Reading, marking: Marking, fresh: Refs, doomed: frozenset[ObjectId]) -> None:
     """Follow refs that moved since the mark down to a snapshot that stays."""
-    fresh = await fetch_all_refs(reading.ledger)
     for start in fresh.targets() - marking.marked.refs.targets():
         try:
             async for info in reading.ledger.ancestry(start):
@@ -219,12 +246,13 @@ def _resurrected(snapshot_id: ObjectId, refs: Sequence[str]) -> ConflictError:
     )
 
 
-async def delete_objects(reading: Reading, kind: str, listed: Listed) -> None:
+async def delete_objects(reading: Reading, kind: str, listed: Listed, announcement: Announcement) -> None:
     """Delete objects of one kind, many at a time."""
     key = key_builder(reading, kind)
     batches = [listed.ids[low : low + DELETE_BATCH] for low in range(0, len(listed), DELETE_BATCH)]
 
     async def delete(batch: Ids) -> None:
+        announcement.check()
         await reading.storage.delete([key(text) for text in id_texts(batch)])
 
     done = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -31,6 +31,17 @@ class GCSummary:
     transaction_logs_deleted: int = 0
     lists_deleted: int = 0
     """Lists of ingested sources, which are objects beside the repository's own."""
+    cutoff: dt.datetime | None = field(default=None, compare=False)
+    """Objects were judged that the store last modified before this time, by its own clock."""
+    objects_in_use: int = field(default=0, compare=False)
+    """Objects that branches and tags lead to; a Spark job does not count chunk objects among them."""
+    objects_too_young: int = field(default=0, compare=False)
+    """Objects that nothing names, but that were modified since the cut-off."""
+
+    def judged(self) -> str:
+        """What the collection looked at, for people."""
+        before = "any age" if self.cutoff is None else f"{self.cutoff.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S} UTC"
+        return f"judged by {before}: {self.objects_in_use:,} in use, {self.objects_too_young:,} too young"
 
     def __str__(self) -> str:
         counts = [
@@ -60,8 +71,20 @@ class CollectionPlan:
             bytes_deleted=sum(int(listed.size.sum()) for listed in self.garbage.values())
             + sum(item.size_bytes for item in self.beside),
             lists_deleted=len(self.beside),
+            cutoff=self.cutoff,
+            objects_in_use=sum(self.live.values()),
+            objects_too_young=sum(self.young.values()),
             **{f"{kind}_deleted": len(self.garbage[kind]) for kind in KINDS},
         )
+
+    def without(self, marked: Marked) -> CollectionPlan:
+        """The plan without what is in use by now."""
+        garbage = {
+            kind: listed.take(~is_among(listed.ids, _live_keys(kind, marked, listed.ids.shape[1])))
+            for kind, listed in self.garbage.items()
+        }
+        beside = tuple(item for item in self.beside if item.key not in marked.beside)
+        return replace(self, garbage=garbage, beside=beside)
 
     def is_empty(self) -> bool:
         return not self.beside and not any(len(listed) for listed in self.garbage.values())

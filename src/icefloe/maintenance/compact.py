@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from icefloe.errors import ConflictError
 from icefloe.ids import NodeId, ObjectId, new_chunk_id
+from icefloe.ledger.contract import Tip
 from icefloe.maintenance.collect import list_all
 from icefloe.maintenance.compact_plan import (
     ArrayRewrite,
@@ -27,6 +28,7 @@ from icefloe.manifests.merge import same_references, take_raw
 from icefloe.manifests.split import filter_box
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.nodes import ArrayNode
+from icefloe.session.collected import check_references
 from icefloe.session.commit import CommitRequest, advance_branch, flush_snapshot
 from icefloe.session.engine import Engine
 from icefloe.session.history import fetch_branch
@@ -123,6 +125,7 @@ def _batches(plan: CompactionPlan) -> Iterator[list[_Piece]]:
 
 
 async def _apply_batch(engine: Engine, request: CompactRequest, batch: list[_Piece], number: int) -> CompactSummary:
+    first = await engine.ledger.fetch_tip(request.branch)
     written: dict[NodeId, tuple[ChunkTable, ChunkTable]] = {}
     objects = 0
     for piece in batch:
@@ -138,7 +141,7 @@ async def _apply_batch(engine: Engine, request: CompactRequest, batch: list[_Pie
     total = sum(len(new) for _, new in written.values())
     for attempt in range(_TRIES):
         try:
-            snapshot_id, kept = await _land(engine, request.branch, commit, written)
+            snapshot_id, kept = await _land(engine, request.branch, first, commit, written)
         except ConflictError:
             if attempt == _TRIES - 1:
                 raise
@@ -192,12 +195,16 @@ def _cut(lengths: npt.NDArray[np.uint64], target: int, threshold: int) -> list[i
 async def _land(
     engine: Engine,
     branch: str,
+    first: Tip,
     commit: CommitRequest,
     written: dict[NodeId, tuple[ChunkTable, ChunkTable]],
 ) -> tuple[ObjectId | None, int]:
-    """Commit new references for the chunks that are still as they were read; how many that are."""
+    """Commit new references for the chunks that are still as they were read; how many that are.
+
+    `first` is where the branch stood before the chunks were written.
+    """
     tip, base = await fetch_branch(engine, branch)
-    work = Workspace(engine, base)
+    work = Workspace(engine, base, tip=first)
     kept = 0
     for node in work.tree.nodes():
         if isinstance(node, ArrayNode) and node.id in written:
@@ -213,5 +220,6 @@ async def _land(
         return None, 0
     flushed = await flush_manifests(work)
     snapshot = await flush_snapshot(Workspace(engine, base), commit, manifests=flushed)
+    await check_references(work, tip)
     await advance_branch(engine, branch, tip, snapshot)
     return snapshot.id, kept

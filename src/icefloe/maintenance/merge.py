@@ -15,6 +15,7 @@ from icefloe.maintenance.merge_plan import MergePlan
 from icefloe.maintenance.transplant import Transplant, transplant
 from icefloe.model.diff import Diff
 from icefloe.model.snapshot import Snapshot, inherit_metadata
+from icefloe.session.collected import check_objects
 from icefloe.session.commit import CommitRequest, advance_branch, flush_snapshot, with_parent
 from icefloe.session.conflicts import ConflictDetector, ConflictSolver
 from icefloe.session.engine import Engine
@@ -73,6 +74,8 @@ async def _land(engine: Engine, request: MergeRequest, moved: Transplant) -> Obj
         return moved.target.id
     work = Workspace(engine, moved.target, moved.changes, moved.tip)
     snapshot = await flush_snapshot(work, CommitRequest(request.message, request.metadata))
+    # Its references come from these snapshots. Garbage collection deletes a snapshot before what it refers to.
+    await check_objects(engine, [engine.format.snapshot_key(each) for each in (request.old, request.new)])
     await advance_branch(engine, request.branch, moved.tip, snapshot)
     return snapshot.id
 

@@ -40,6 +40,14 @@ def read_anew(engine: Engine) -> Reading:
     return Reading(engine.storage, engine.format, archive, ledger)
 
 
+def read_anew_of(reading: Reading) -> Reading:
+    """Another view of the same repository, which remembers nothing of what the first one read."""
+    archive = Archive(reading.storage, reading.format, _LIMITS)
+    ledger = make_ledger(reading.format.spec_version, reading.storage, archive)
+    ledger.learn_from(reading.ledger)
+    return Reading(reading.storage, reading.format, archive, ledger)
+
+
 @dataclass(frozen=True, slots=True)
 class Refs:
     """Where all branches and tags point."""

@@ -80,7 +80,7 @@ async def _apply(work: Workspace, tip: Tip, plan: ManifestPlan, request: Rewrite
         await advance_branch(engine, request.branch, tip, snapshot)
         return snapshot.id
 
-    async def flush(parent: Snapshot, earlier: TransactionLog) -> Snapshot:
+    async def flush(tip: Tip, parent: Snapshot, earlier: TransactionLog) -> Snapshot:
         return await flush_snapshot(work, commit, onto=parent, earlier=earlier, manifests=flushed)
 
     return (await replace_newest(engine, request.branch, tip, work.base, flush))[0].id

@@ -16,6 +16,7 @@ from icefloe.errors import (
     ConflictError,
     NotFoundError,
     ObjectNotFoundError,
+    RefNotFoundError,
     SessionStateError,
     SnapshotNotFoundError,
     UnsupportedError,
@@ -31,6 +32,7 @@ from icefloe.model.snapshot import Snapshot, SnapshotInfo, inherit_metadata
 from icefloe.model.transaction_log import TransactionLog
 from icefloe.model.zarr_document import split_attributes
 from icefloe.session.change_set import summarise, transaction_log
+from icefloe.session.collected import check_objects, check_references, referenced_objects
 from icefloe.session.conflicts import ConflictSolver
 from icefloe.session.engine import Engine
 from icefloe.session.history import fetch_base, fetch_log
@@ -66,10 +68,8 @@ async def commit(work: Workspace, branch: str, request: CommitRequest) -> Snapsh
         started = monotonic_time()
         if attempt > 0:
             await rebase(work, branch, _solver(request))
-        assert work.tip is not None, "a session with a branch knows where it stood"
-        snapshot = await _flush_beside_packs(work, request)
         try:
-            return await advance_branch(work.engine, branch, work.tip, snapshot)
+            return await _flush_and_advance(work, branch, request)
         except ConflictError:
             if request.rebase_with is None or attempt == request.rebase_tries:
                 raise
@@ -77,18 +77,37 @@ async def commit(work: Workspace, branch: str, request: CommitRequest) -> Snapsh
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
+async def _flush_and_advance(work: Workspace, branch: str, request: CommitRequest) -> Snapshot:
+    """Write the files of a commit and move the branch; again, with other files, when garbage was collected meanwhile.
+
+    Files of the first try may be old enough for the collection; those of the next are younger than its cut-off.
+    """
+    for tries in range(_STALE_TRIES):
+        tip = work.tip
+        assert tip is not None, "a session with a branch knows where it stood"
+        snapshot = await _flush_beside_packs(work, request)
+        await check_references(work, tip)
+        try:
+            return await advance_branch(work.engine, branch, tip, snapshot)
+        except StaleTipError as stale:
+            if tries == _STALE_TRIES - 1:
+                raise
+            work.rebase_to(await fetch_base(work.engine, branch, stale.tip), work.changes, stale.tip)
+    raise AssertionError("unreachable: the last try returns or raises")
+
+
 async def advance_branch(engine: Engine, branch: str, tip: Tip, snapshot: Snapshot) -> Snapshot:
     """Make a flushed snapshot the newest of a branch that stands at `tip`, its parent; ConflictError if it moved.
 
     When history was rewritten under the writer, the snapshot gets the quotes that its parent has now, in its own file:
-    nobody can have read it yet.
+    nobody can have read it yet. StaleTipError when garbage was collected: then the caller looks at what it refers to.
     """
     for tries in range(_STALE_TRIES):
         try:
             await engine.ledger.advance(branch, tip, snapshot)
             return snapshot
         except StaleTipError as stale:
-            if tries == _STALE_TRIES - 1:
+            if tries == _STALE_TRIES - 1 or _was_collected(engine, tip, stale.tip):
                 raise
             tip = stale.tip
         if engine.capabilities.history_in_snapshot:
@@ -98,6 +117,10 @@ async def advance_branch(engine: Engine, branch: str, tip: Tip, snapshot: Snapsh
                 await engine.archive.flush_snapshot(snapshot)
         await asyncio.sleep(random.uniform(0, longest_pause(tries, _FIRST_PAUSE_SECONDS)))
     raise AssertionError("unreachable: the last try returns or raises")
+
+
+def _was_collected(engine: Engine, earlier: Tip, later: Tip) -> bool:
+    return not engine.ledger.announces_collections or engine.ledger.collected_since(earlier, later)
 
 
 def with_parent(snapshot: Snapshot, parent: Snapshot) -> Snapshot:
@@ -149,8 +172,11 @@ async def amend(work: Workspace, branch: str, tip: Tip, request: CommitRequest) 
     """Replace the newest commit of a branch by one that holds its changes and these."""
     await work.writer.flush(work.changes)
 
-    async def flush(parent: Snapshot, earlier: TransactionLog) -> Snapshot:
-        return await flush_snapshot(work, request, onto=parent, earlier=await _list_lost(work, earlier, parent))
+    async def flush(tip: Tip, parent: Snapshot, earlier: TransactionLog) -> Snapshot:
+        lost = await _list_lost(work, earlier, parent)
+        snapshot = await flush_snapshot(work, request, onto=parent, earlier=lost)
+        await check_references(work, tip)
+        return snapshot
 
     return await replace_newest(work.engine, branch, tip, work.base, flush)
 
@@ -172,12 +198,12 @@ async def replace_newest(
     branch: str,
     tip: Tip,
     replaced: Snapshot,
-    flush: Callable[[Snapshot, TransactionLog], Awaitable[Snapshot]],
+    flush: Callable[[Tip, Snapshot, TransactionLog], Awaitable[Snapshot]],
 ) -> tuple[Snapshot, Tip]:
     """Put another snapshot in the place of the newest of a branch, on the parent that this one has now.
 
-    `flush` writes the snapshot, given the parent and what the replaced one changed against it. Both are read from
-    storage: others may have expired the parent that this process remembers.
+    `flush` writes the snapshot, given the tip, the parent and what the replaced one changed against it. All are read
+    from storage: others may have expired the parent that this process remembers.
     """
     for tries in range(_STALE_TRIES):
         parent_id = (await engine.ledger.fetch_info(replaced.id)).parent_id
@@ -185,7 +211,7 @@ async def replace_newest(
             raise SessionStateError("the first snapshot of a repository cannot be amended; commit instead")
         try:
             parent = await engine.archive.fetch_snapshot(parent_id, anew=True)
-            snapshot = await flush(parent, await _fetch_replaced_log(engine, replaced, parent))
+            snapshot = await flush(tip, parent, await _fetch_replaced_log(engine, replaced, parent))
             landed = await engine.ledger.advance(branch, tip, snapshot, amends=replaced.id)
         except (StaleTipError, SnapshotNotFoundError) as error:
             if tries == _STALE_TRIES - 1:
@@ -210,6 +236,19 @@ async def _follow_parent(engine: Engine, replaced_id: ObjectId, snapshot: Snapsh
         return  # the replaced snapshot was collected; what this one names was checked before
     await engine.archive.flush_transaction_log(snapshot.id, merge_logs(earlier, own))
     await engine.ledger.reparent_snapshot(snapshot.id, parent_id)
+
+
+async def flush_detached(work: Workspace, branch: str, request: CommitRequest) -> Snapshot:
+    """Save the changes as a snapshot that no branch points at; its parent must still be there."""
+    await work.flush()
+    snapshot = await flush_snapshot(work, request)
+    await work.engine.archive.fetch_snapshot(work.base.id, anew=True)
+    try:
+        await check_references(work, await work.engine.ledger.fetch_tip(branch))
+    except RefNotFoundError:
+        await check_objects(work.engine, await referenced_objects(work))
+    await work.engine.ledger.record_detached(snapshot)
+    return snapshot
 
 
 async def rebase(work: Workspace, branch: str, solver: ConflictSolver) -> None:

@@ -447,11 +447,9 @@ class Session(Described):
         """`flush`, awaited."""
         self._check_writable()
         with self._workspace.exclusive("flush"):
-            self._commit_target(allow_empty=False)
-            await self._workspace.flush()
+            branch, _ = self._commit_target(allow_empty=False)
             request = committing.CommitRequest(message, self._metadata(metadata))
-            snapshot = await committing.flush_snapshot(self._workspace, request)
-            await self._workspace.engine.ledger.record_detached(snapshot)
+            snapshot = await committing.flush_detached(self._workspace, branch, request)
             return self._finish(snapshot)
 
     def rebase(self, solver: ConflictSolver) -> None:

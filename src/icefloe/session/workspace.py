@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.blocking import fork_safe_lock
+from icefloe.environment import monotonic_time
 from icefloe.errors import InvalidInputError, NodeNotFoundError, ReadOnlyError, SessionStateError
 from icefloe.ids import NodeId, new_node_id
 from icefloe.ledger.contract import Tip
@@ -57,6 +58,9 @@ class Workspace(View):
         super().__init__(engine, Tree(base, changes or ChangeSet(), self.lock), inherited or ChangeSet(), reader)
         self.tip = tip
         """Where the branch stood that a commit goes to, when the base was found there."""
+        self.first_tip = tip
+        """Where the branch stood when the session was opened; a rebase leaves it as it is."""
+        self._opened = monotonic_time()
         self.node_numbers = NodeNumbers()
         self._running: str | None = None
         self._closed = False
@@ -94,6 +98,10 @@ class Workspace(View):
         finally:
             with self.lock:
                 self._running = None
+
+    def is_long_open(self, seconds: float) -> bool:
+        """Whether the session was opened longer ago than this."""
+        return monotonic_time() - self._opened > seconds
 
     def rebase_to(self, base: Snapshot, changes: ChangeSet, tip: Tip | None = None) -> None:
         """Stand on another base with other changes."""

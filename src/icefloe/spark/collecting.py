@@ -24,18 +24,21 @@ from icefloe.maintenance.collect import (
     DELETE_BATCH,
     CollectionRequest,
     Marking,
-    apply_plan,
     check_running,
+    delete_garbage,
     folders_of,
     key_builder,
+    quotes_what_is_gone,
 )
 from icefloe.maintenance.collect_plan import KINDS, AgeLimits, GCSummary, plan_collection
+from icefloe.maintenance.history import correct_quotes
 from icefloe.maintenance.listing import Listed, columns_of, empty_listing, id_keys, id_texts, list_folder, microseconds
 from icefloe.maintenance.marking import ManifestFacts, fetch_manifest_facts, live_keys, mark_snapshots
 from icefloe.maintenance.reading import Reading, gather_bounded, read_anew
 from icefloe.maintenance.side_objects import list_side_objects
 from icefloe.maintenance.store_clock import cutoff_time
 from icefloe.model.string_column import number_array
+from icefloe.session.collected import Announcement
 from icefloe.session.engine import Engine
 from icefloe.spark.inventory import Inventory, batch_columns, chunk_rows, other_listings
 from icefloe.spark.places import Target, existing_repository
@@ -128,13 +131,32 @@ def _judge(work: _Work, *, dry_run: bool) -> GCSummary:
         )
         chunks, size = (int(column[0].as_py()) for column in found.columns)
         if not dry_run:
-            # What names chunks goes first, with the last look at refs; chunks follow in tasks.
-            run_blocking(apply_plan(work.engine, reading, Marking(plan, marked, work.listings)))
-            collect(garbage.select("id").mapInArrow(_delete(work.engine), "deleted long"), "deleting chunk objects")
+            marking = Marking(plan, marked, work.listings)
+            if quotes_what_is_gone(marking):
+                run_blocking(correct_quotes(work.engine, reading))
+            if chunks or not plan.is_empty():
+                _delete_garbage(work, marking, garbage)
     finally:
         garbage.unpersist()
     summary = plan.summary()
     return replace(summary, chunks_deleted=chunks, bytes_deleted=summary.bytes_deleted + size)
+
+
+def _delete_garbage(work: _Work, marking: Marking, garbage: DataFrame) -> None:
+    """Delete what names chunks, with the last look at refs, then chunks in tasks."""
+    announcement = Announcement(work.reading.storage, work.cutoff)
+    run_blocking(announcement.begin())
+    finished = False
+    try:
+        _, marked = run_blocking(delete_garbage(work.engine, work.reading, marking, announcement))
+        if len(marked.chunks):
+            # Of the manifests that were known before only names are: these are the chunks of commits since.
+            garbage = garbage.where(~sql.col("key").isin(marked.chunks.view(np.int64).tolist()))
+        announcement.check()
+        collect(garbage.select("id").mapInArrow(_delete(work.engine), "deleted long"), "deleting chunk objects")
+        finished = True
+    finally:
+        run_blocking(announcement.end(finished=finished))
 
 
 def _old_enough(listed: DataFrame, ages: AgeLimits) -> DataFrame:
