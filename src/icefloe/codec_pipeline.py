@@ -108,8 +108,7 @@ class BatchedChunkPipeline(zarrs.BatchedCodecPipeline):
             await _spread(work, coder.is_plain, int(sizes[first:end].sum()), lambda part: encode(part, encoded))
             filled = {i: data for i, data in sorted(encoded.items()) if data is not None}
             await keyspace.write_chunks([keys[i] for i in filled], list(filled.values()))
-            for i in sorted(encoded.keys() - filled.keys()):
-                await keyspace.delete(keys[i])
+            await keyspace.delete_chunks([keys[i] for i in sorted(encoded.keys() - filled.keys())])
 
         def encode(part: Sequence[Any], encoded: dict[int, Bytes | None]) -> None:
             for i, body, item in part:

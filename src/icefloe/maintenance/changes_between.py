@@ -44,7 +44,10 @@ def _change_nodes(changes: ChangeSet, old: Snapshot, before: dict[NodeId, Node],
         was = before.get(node_id)
         manifests = was.manifests if isinstance(was, ArrayNode) else ()
         now = replace(node, manifests=manifests) if isinstance(node, ArrayNode) else node
-        if was is None or now != was:
+        if was is not None and (was.document, was.attributes) == (now.document, now.attributes):
+            if now != was:
+                changes.place_node(old, now)
+        else:
             changes.put_node(old, now)
 
 

@@ -17,6 +17,13 @@ Boxes = npt.NDArray[np.int64]
 _BLOCK = 1 << 20
 
 
+def coords_in_box(box: Extents) -> npt.NDArray[np.uint32]:
+    """Every coordinate of a box, in order."""
+    grids = np.meshgrid(*(np.arange(first, end, dtype=np.uint32) for first, end in box), indexing="ij")
+    count = math.prod(end - first for first, end in box)
+    return np.stack([grid.reshape(-1) for grid in grids], axis=1) if box else np.zeros((count, 0), dtype=np.uint32)
+
+
 def box_array(boxes: Sequence[Extents], ndim: int) -> Boxes:
     """Extents as one array."""
     return np.array(boxes, dtype=np.int64).reshape(len(boxes), ndim, 2)

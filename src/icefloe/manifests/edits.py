@@ -25,7 +25,7 @@ FOLD_AT = 4096
 Shared: TypeAlias = tuple[ChunkTables, int]
 """The rows of an array in columns of many arrays, and its place among them."""
 
-_DELETED = ChunkRef(ChunkKind.DELETED, 0, 0)
+DELETED = ChunkRef(ChunkKind.DELETED, 0, 0)
 _REF_BYTES = 400
 
 
@@ -67,7 +67,7 @@ class EditBuffer:
 
     def delete(self, coords: Coords) -> None:
         """Remove one chunk, whether it is in the base or not."""
-        self.set(coords, _DELETED)
+        self.set(coords, DELETED)
 
     def add_table(self, table: ChunkTable) -> None:
         """Set many chunks at once; DELETED rows remove."""

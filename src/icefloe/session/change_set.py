@@ -27,6 +27,10 @@ class ChangeSet:
     edits: dict[NodeId, EditBuffer] = field(default_factory=dict)
     parts: dict[NodeId, tuple[PartRef, ...]] = field(default_factory=dict)
     """Manifests that workers of a distributed write left for this change set; edits win over them."""
+    cleared: dict[NodeId, tuple[Extents, ...]] = field(default_factory=dict)
+    """Boxes in which workers of a distributed write set chunks to fill values where none was written before."""
+    updated: set[NodeId] = field(default_factory=set)
+    """Nodes whose document was written here, also if it is the same as before: an explicit write is a change."""
 
     def copy(self, only: NodeId | None = None) -> ChangeSet:
         """The same changes, which nobody else changes; of chunk edits only those of one array, where one is named."""
@@ -34,23 +38,29 @@ class ChangeSet:
             edits = {node_id: buffer.copy() for node_id, buffer in self.edits.items()}
         else:
             edits = {only: self.edits[only].copy()} if only in self.edits else {}
-        return ChangeSet(dict(self.added), set(self.removed), dict(self.origin), edits, dict(self.parts))
+        return replace(self.copy_nodes(), edits=edits, parts=dict(self.parts), cleared=dict(self.cleared))
 
     def copy_nodes(self) -> ChangeSet:
         """The changes of nodes only: what a fork begins with."""
-        return ChangeSet(dict(self.added), set(self.removed), dict(self.origin))
+        return ChangeSet(dict(self.added), set(self.removed), dict(self.origin), updated=set(self.updated))
 
     def is_empty(self) -> bool:
-        return not (self.added or self.removed or self.parts or any(self.edits.values()))
+        return not (self.added or self.removed or self.parts or self.cleared or any(self.edits.values()))
 
     def changes_nothing_of(self, inherited: ChangeSet) -> bool:
         """Whether a fork that began with the nodes of `inherited` has changed nothing since."""
-        if self.parts or any(self.edits.values()):
+        if self.parts or self.cleared or any(self.edits.values()):
             return False
-        return self.added == inherited.added and self.removed == inherited.removed
+        same_nodes = self.added == inherited.added and self.removed == inherited.removed
+        return same_nodes and self.updated == inherited.updated
 
     def put_node(self, base: Snapshot, node: Node) -> None:
-        """A node is at its path from now on: new, or in place of what was there."""
+        """A node was written: it is at its path from now on, new or in place of what was there."""
+        self._take_place(base, node)
+        self.added[node.path] = node
+        self.updated.add(node.id)
+
+    def _take_place(self, base: Snapshot, node: Node) -> None:
         here = base.nodes.get(node.path)
         if here is not None and node.path not in self.added and node.path not in self.removed:
             self.origin[here.id] = node.path
@@ -58,21 +68,26 @@ class ChangeSet:
                 self.removed.add(node.path)
         if here is not None and here.id == node.id:
             self.removed.discard(node.path)
-            if here == node:
-                self.added.pop(node.path, None)
-                return
-        self.added[node.path] = node
 
     def remove_node(self, base: Snapshot, node: Node) -> None:
         """A node is no longer there."""
         self._leave(base, node)
         self.edits.pop(node.id, None)
         self.parts.pop(node.id, None)
+        self.cleared.pop(node.id, None)
+        self.updated.discard(node.id)
 
     def move_node(self, base: Snapshot, node: Node, to_path: str) -> None:
         """A node is at another path from now on; its chunk edits stay with its id."""
         self._leave(base, node)
-        self.put_node(base, replace(node, path=to_path))
+        self.place_node(base, replace(node, path=to_path))
+
+    def place_node(self, base: Snapshot, node: Node) -> None:
+        """A node that was not written is at this path from now on."""
+        self._take_place(base, node)
+        self.added[node.path] = node
+        if base.nodes.get(node.path) == node and node.id not in self.updated:
+            del self.added[node.path]
 
     def _leave(self, base: Snapshot, node: Node) -> None:
         self.added.pop(node.path, None)
@@ -84,6 +99,12 @@ class ChangeSet:
     def add_parts(self, node: ArrayNode, parts: Sequence[PartRef]) -> None:
         """Take over manifests that workers wrote for an array."""
         self.parts[node.id] = (*self.parts.get(node.id, ()), *parts)
+        if node.path not in self.added:
+            self.origin[node.id] = node.path
+
+    def add_cleared(self, node: ArrayNode, boxes: Sequence[Extents]) -> None:
+        """Take over where workers wrote fill values for an array."""
+        self.cleared[node.id] = (*self.cleared.get(node.id, ()), *boxes)
         if node.path not in self.added:
             self.origin[node.id] = node.path
 
@@ -138,7 +159,7 @@ def summarise(base: Snapshot, changes: ChangeSet) -> ChangeSummary:
         was = base.nodes[origin]
         if origin != path:
             moved[node.id] = (origin, node)
-        if was.document != node.document or was.attributes != node.attributes:
+        if node.id in changes.updated or was.document != node.document or was.attributes != node.attributes:
             updated[node.id] = node
     for path in changes.removed:
         was = base.nodes[path]
@@ -152,6 +173,8 @@ def summarise(base: Snapshot, changes: ChangeSet) -> ChangeSummary:
             alone[node_id] = table.coords
     chunks = WrittenChunks(edits.together, alone)
     boxes = {node_id: tuple(part.extents for part in parts) for node_id, parts in changes.parts.items()}
+    for node_id, cleared in changes.cleared.items():
+        boxes[node_id] = (*boxes.get(node_id, ()), *cleared)
     return ChangeSummary(new, deleted, updated, moved, edits, chunks, boxes)
 
 

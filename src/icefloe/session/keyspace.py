@@ -121,6 +121,12 @@ class KeySpace:
             await self._workspace.write_chunks(node, coords, data)
         return found is not None
 
+    async def delete_chunks(self, keys: Sequence[str]) -> None:
+        """Make chunks of one array read as fill value; `find_chunks` knows the keys."""
+        found = self.find_chunks(keys) if keys else None
+        if found is not None:
+            self._workspace.delete_chunks(*found)
+
     async def length(self, key: str) -> int | None:
         """How many bytes a key has, without reading them; None when there is nothing."""
         chunk = self.find_chunk(key)
@@ -167,7 +173,7 @@ class KeySpace:
         """Remove a key; nothing happens when there is none."""
         chunk = self.find_chunk(key)
         if chunk is not None:
-            await self._workspace.delete_chunk(*chunk)
+            self._workspace.delete_chunks(chunk[0], [chunk[1]])
             return
         parsed = parse_key(key)
         if isinstance(parsed, DocumentKey):

@@ -80,11 +80,12 @@ def renumber_fork(base: Snapshot, ours: ChangeSet, forked: ChangeSet) -> ChangeS
 
 def _renumber(changes: ChangeSet, clashing: Mapping[NodeId, str], others: Set[NodeId]) -> ChangeSet:
     used = {*others, *(node.id for node in changes.added.values())}
-    result = replace(changes, added=dict(changes.added), edits=dict(changes.edits))
+    result = replace(changes, added=dict(changes.added), edits=dict(changes.edits), cleared=dict(changes.cleared))
     for old, path in clashing.items():
         new = draw_node_id(used)
         used.add(new)
         result.added[path] = replace(result.added[path], id=new)
+        result.cleared.pop(old, None)  # nobody else knows a new array
         if old in result.edits:
             result.edits[new] = result.edits.pop(old)
     return result

@@ -6,18 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
+import numpy.typing as npt
+
 from icefloe.environment import random_bytes
 from icefloe.errors import InvalidInputError, SessionStateError, UnsupportedError
 from icefloe.ids import NodeId, ObjectId, new_object_id
 from icefloe.manifests.boxes import box_array, overlapping_pairs
+from icefloe.manifests.edits import EditBuffer
 from icefloe.manifests.keys import find_rows
+from icefloe.manifests.merge import drop_tombstones
 from icefloe.manifests.pieces import PartRef
 from icefloe.manifests.plan import cut_table
 from icefloe.manifests.split import filter_box
 from icefloe.model.chunk_table import ChunkKind
+from icefloe.model.coordinates import highest, lowest
 from icefloe.model.manifest_config import SPECIFIED
-from icefloe.model.nodes import ArrayNode
+from icefloe.model.nodes import ArrayNode, Extents
 from icefloe.model.snapshot import Manifest
+from icefloe.session.tree import Tree
 from icefloe.session.view import View
 from icefloe.session.workspace import Workspace
 
@@ -32,6 +39,8 @@ class WrittenParts:
     """Where the arrays of the parts are."""
     label: str = ""
     """Who wrote them, for messages."""
+    cleared: Mapping[NodeId, Extents] = field(default_factory=dict)
+    """The box in which fill values were written where no chunk was; no manifest knows of them."""
     chunks: int = 0
     attempt: str = field(default_factory=lambda: random_bytes(8).hex())
 
@@ -43,20 +52,37 @@ async def write_parts(work: Workspace, label: str = "") -> WrittenParts:
     config = work.engine.config.manifest or SPECIFIED
     parts: list[PartRef] = []
     paths: dict[NodeId, str] = {}
+    cleared: dict[NodeId, Extents] = {}
     for node_id, edits in view.changes.edits.items():
         table = edits.to_table()
         if not len(table):
             continue
         node = _edited_array(view, node_id)
         paths[node_id] = node.path
-        if (table.kind == ChunkKind.DELETED).any() or edits.base_box is not None:
+        deleted = table.coords[table.kind == ChunkKind.DELETED]
+        if edits.base_box is not None or (len(deleted) and await _any_held(view, node, deleted)):
             raise UnsupportedError(
                 f"a worker deleted chunks of {node.path} or made it smaller; do that in the session it was forked from"
             )
-        for cell in cut_table(node, table, config):
+        if len(deleted):
+            cleared[node_id] = _bounding_box(deleted)
+            table = drop_tombstones(table)
+        for cell in cut_table(node, table, config) if len(table) else ():
             info = await work.engine.archive.flush_manifest(Manifest(fresh_id(), {node_id: cell}))
             parts.append(PartRef(info.id, node_id, cell.extents(), len(cell), info.size_bytes))
-    return WrittenParts(view.base.id, tuple(parts), paths, label, sum(part.count for part in parts))
+    count = sum(part.count for part in parts)
+    return WrittenParts(view.base.id, tuple(parts), paths, label, cleared, count)
+
+
+async def _any_held(view: View, node: ArrayNode, coords: npt.NDArray[np.uint32]) -> bool:
+    """Whether one of the chunks was there before the fork wrote."""
+    below = View(view.engine, Tree(view.base, view.changes.copy_nodes()), view.inherited, view.reader)
+    held = await below.chunk_table(node, _bounding_box(coords))
+    return bool((find_rows(held, coords) >= 0).any())
+
+
+def _bounding_box(coords: npt.NDArray[np.uint32]) -> Extents:
+    return tuple((first, last + 1) for first, last in zip(lowest(coords), highest(coords), strict=True))
 
 
 def _edited_array(view: View, node_id: NodeId) -> ArrayNode:
@@ -70,7 +96,10 @@ def _edited_array(view: View, node_id: NodeId) -> ArrayNode:
 
 
 async def link_parts(work: Workspace, written: Sequence[WrittenParts]) -> None:
-    """Take over what workers left, in place of what the session held; one chunk from two of them is refused."""
+    """Take over what workers left, in place of what the session held; one chunk from two of them is refused.
+
+    The caller has the session for itself.
+    """
     for each in written:
         if each.snapshot_id != work.base.id:
             raise SessionStateError(
@@ -82,19 +111,30 @@ async def link_parts(work: Workspace, written: Sequence[WrittenParts]) -> None:
     by_node: dict[NodeId, list[PartRef]] = {}
     for part in (part for each in written for part in each.parts):
         by_node.setdefault(part.node_id, []).append(part)
+    # All of it or nothing: what cannot be linked leaves the session as it was.
+    changes = work.changes.copy()
+    for each in written:
+        for node_id, box in each.cleared.items():
+            changes.add_cleared(_linked_array(work, node_id, paths), [box])
     for node_id, parts in by_node.items():
-        node = work.tree.find(paths[node_id])
-        if not isinstance(node, ArrayNode) or node.id != node_id:
-            raise SessionStateError(f"workers wrote chunks of {paths[node_id]}, which is no longer in the session")
-        await _refuse_doubles(work, node, [*work.changes.parts.get(node_id, ()), *parts], labels)
-        work.writer.settle(work.changes)
-        await _forget_replaced(work, node, parts)
-        work.changes.add_parts(node, parts)
+        node = _linked_array(work, node_id, paths)
+        await _refuse_doubles(work, node, [*changes.parts.get(node_id, ()), *parts], labels)
+        await _forget_replaced(work, changes.edits.get(node.id), node, parts)
+        changes.add_parts(node, parts)
+    work.rebase_to(work.base, changes, work.tip)
 
 
-async def _forget_replaced(work: Workspace, node: ArrayNode, parts: Sequence[PartRef]) -> None:
+def _linked_array(work: Workspace, node_id: NodeId, paths: Mapping[NodeId, str]) -> ArrayNode:
+    node = work.tree.find(paths[node_id])
+    if not isinstance(node, ArrayNode) or node.id != node_id:
+        raise SessionStateError(f"workers wrote chunks of {paths[node_id]}, which is no longer in the session")
+    return node
+
+
+async def _forget_replaced(
+    work: Workspace, buffer: EditBuffer | None, node: ArrayNode, parts: Sequence[PartRef]
+) -> None:
     """Drop edits of chunks that workers have written since: edits lie over parts."""
-    buffer = work.changes.edits.get(node.id)
     if buffer is None or not len(buffer):
         return
     for part in parts:

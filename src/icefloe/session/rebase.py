@@ -128,9 +128,7 @@ def _clashes_of_updates(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash
             )
             yield _Clash(Conflict(kind, node.path), node_id)
         elif node_id in missed.updated:
-            now = missed.find(node_id)
-            if now is None or now.document != node.document:
-                yield _Clash(Conflict(ConflictType.ZarrMetadataDoubleUpdate, node.path), node_id)
+            yield _Clash(Conflict(ConflictType.ZarrMetadataDoubleUpdate, node.path), node_id)
 
 
 def _clashes_of_deletes(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash]:
@@ -307,7 +305,7 @@ def _replay(ours: ChangeSummary, missed: _Missed, dropped: _Dropped) -> ChangeSe
             result.remove_node(theirs, source)
     for source, target in moving:
         if source is not None:
-            result.put_node(theirs, replace(source, path=target))
+            result.place_node(theirs, replace(source, path=target))
     for node_id, node in ours.updated.items():
         if node_id not in dropped.updates:
             current = tree.find(node.path if node_id in kept_moves else missed.path_of(node_id))
@@ -340,6 +338,11 @@ def _replay_chunks(ours: ChangeSummary, missed: _Missed, dropped: _Dropped, resu
     for node_id, parts in missed.changes.parts.items():
         if not is_gone(node_id):
             result.parts[node_id] = parts
+            if node_id not in ours.new:
+                result.origin.setdefault(node_id, missed.path_of(node_id))
+    for node_id, boxes in missed.changes.cleared.items():
+        if not is_gone(node_id):
+            result.cleared[node_id] = boxes
             if node_id not in ours.new:
                 result.origin.setdefault(node_id, missed.path_of(node_id))
     for node_id, buffer in missed.changes.edits.items():

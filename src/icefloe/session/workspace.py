@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,11 +15,11 @@ from icefloe.environment import monotonic_time
 from icefloe.errors import InvalidInputError, NodeNotFoundError, ReadOnlyError, SessionStateError
 from icefloe.ids import NodeId, new_node_id
 from icefloe.ledger.contract import Tip
-from icefloe.manifests.edits import EditBuffer
+from icefloe.manifests.edits import DELETED, EditBuffer
 from icefloe.manifests.keys import Found
 from icefloe.manifests.split import in_box
 from icefloe.model.chunk_keys import key_encoding
-from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords
+from icefloe.model.chunk_table import ChunkRef, ChunkTable, Coords
 from icefloe.model.coordinates import highest, rows_below
 from icefloe.model.nodes import ArrayNode, Extents, GroupNode, Node
 from icefloe.model.paths import check_path, check_unicode, document_key
@@ -383,12 +383,15 @@ class Workspace(View):
         with self.lock:
             self.changes.buffer(node).add_table(table)
 
-    async def delete_chunk(self, node: ArrayNode, coords: Coords) -> None:
-        """Make a chunk read as fill value again."""
-        if len(coords) != len(node.shape):
-            return
-        if await self.find_chunk(node, coords) is not None:
-            self.writer.record(self, node, coords, ChunkRef(ChunkKind.DELETED, 0, 0))
+    def delete_chunks(self, node: ArrayNode, coords: Iterable[Coords]) -> None:
+        """Make chunks read as fill value, whether they have other values or not.
+
+        This is how Zarr writes a chunk of fill values, so it is a change also where nothing was written before.
+        """
+        with self.lock:
+            for each in coords:
+                if in_grid(node, each):
+                    self.writer.record(self, node, each, DELETED)
 
     async def chunk_table(self, node: ArrayNode, box: Extents | None = None) -> ChunkTable:
         """Every reference of an array (or of a box of its grid) as the session sees it."""
