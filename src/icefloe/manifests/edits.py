@@ -142,7 +142,10 @@ class EditBuffer:
 
     def clip(self, grid: Sequence[int]) -> None:
         """Forget every chunk outside a grid, in the edits and in the base: the array was resized."""
-        box = tuple((0, int(n)) for n in grid)
+        self.show_only(tuple((0, int(n)) for n in grid))
+
+    def show_only(self, box: Extents) -> None:
+        """Forget every chunk outside a box, in the edits and in the base."""
         self._rewrite(lambda run: filter_box(run, box))
         self.base_box = box if self.base_box is None else _intersect(self.base_box, box)
 

@@ -44,6 +44,28 @@ class ChangeSet:
         """The changes of nodes only: what a fork begins with."""
         return ChangeSet(dict(self.added), set(self.removed), dict(self.origin), updated=set(self.updated))
 
+    def over(self, inherited: ChangeSet) -> ChangeSet:
+        """The changes of a fork and those that it was made with, as one."""
+        if not (inherited.edits or inherited.parts or inherited.cleared):
+            return self
+        result = replace(self.copy_nodes(), edits=dict(inherited.edits), parts=dict(inherited.parts))
+        result.cleared.update(inherited.cleared)
+        for node_id, edits in self.edits.items():
+            if edits.base_box is not None and node_id in result.parts:
+                result.parts[node_id] = tuple(part.clipped(edits.base_box) for part in result.parts[node_id])
+            if node_id not in inherited.edits:
+                result.edits[node_id] = edits
+                continue
+            buffer = result.edits[node_id] = inherited.edits[node_id].copy()
+            if edits.base_box is not None:
+                buffer.show_only(edits.base_box)
+            buffer.add_table(edits.to_table())
+        for node_id, parts in self.parts.items():
+            result.parts[node_id] = (*result.parts.get(node_id, ()), *parts)
+        for node_id, boxes in self.cleared.items():
+            result.cleared[node_id] = (*result.cleared.get(node_id, ()), *boxes)
+        return result
+
     def is_empty(self) -> bool:
         return not (self.added or self.removed or self.parts or self.cleared or any(self.edits.values()))
 
@@ -71,7 +93,7 @@ class ChangeSet:
 
     def remove_node(self, base: Snapshot, node: Node) -> None:
         """A node is no longer there."""
-        self._leave(base, node)
+        self.leave_path(base, node)
         self.edits.pop(node.id, None)
         self.parts.pop(node.id, None)
         self.cleared.pop(node.id, None)
@@ -79,7 +101,7 @@ class ChangeSet:
 
     def move_node(self, base: Snapshot, node: Node, to_path: str) -> None:
         """A node is at another path from now on; its chunk edits stay with its id."""
-        self._leave(base, node)
+        self.leave_path(base, node)
         self.place_node(base, replace(node, path=to_path))
 
     def place_node(self, base: Snapshot, node: Node) -> None:
@@ -89,7 +111,8 @@ class ChangeSet:
         if base.nodes.get(node.path) == node and node.id not in self.updated:
             del self.added[node.path]
 
-    def _leave(self, base: Snapshot, node: Node) -> None:
+    def leave_path(self, base: Snapshot, node: Node) -> None:
+        """A node is no longer at its path; its chunk edits stay with its id."""
         self.added.pop(node.path, None)
         here = base.nodes.get(node.path)
         if here is not None:
@@ -110,9 +133,12 @@ class ChangeSet:
 
     def clip(self, node: ArrayNode, grid: Sequence[int]) -> None:
         """An array became smaller: chunks outside the grid are gone, whoever wrote them."""
-        self.buffer(node).clip(grid)
+        self.show_only(node, tuple((0, int(n)) for n in grid))
+
+    def show_only(self, node: ArrayNode, box: Extents) -> None:
+        """Chunks of an array outside a box are gone, whoever wrote them."""
+        self.buffer(node).show_only(box)
         if node.id in self.parts:
-            box = tuple((0, int(n)) for n in grid)
             self.parts[node.id] = tuple(part.clipped(box) for part in self.parts[node.id])
 
     def buffer(self, node: ArrayNode) -> EditBuffer:

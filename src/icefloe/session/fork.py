@@ -15,15 +15,16 @@ from icefloe.ids import NodeId
 from icefloe.manifests.columns import take
 from icefloe.manifests.keys import find_rows
 from icefloe.manifests.merge import same_references
-from icefloe.model.chunk_table import ChunkTable, tombstones
-from icefloe.model.nodes import ArrayNode, Node
+from icefloe.manifests.split import in_box
+from icefloe.model.chunk_table import ChunkTable
+from icefloe.model.nodes import ArrayNode, Extents, Node
 from icefloe.model.snapshot import Snapshot
 from icefloe.session.change_set import ChangeSet
 from icefloe.session.conflicts import VersionSelection
 from icefloe.session.engine import Engine
 from icefloe.session.node_numbers import renumber_fork
+from icefloe.session.tree import Tree
 from icefloe.session.view import View
-from icefloe.session.workspace import Workspace
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Fork:
     @classmethod
     def of(cls, view: View) -> Fork:
         """A fork of a session as it is now."""
-        return cls(view.engine, view.base, view.changes, view.changes.copy_nodes())
+        return cls(view.engine, view.base, view.changes.over(view.inherited), view.changes.copy_nodes())
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -51,52 +52,209 @@ class Fork:
         self.base = run_blocking(self.engine.archive.fetch_snapshot(state["snapshot_id"]))
 
 
-def merge_fork(work: Workspace, fork: Fork, on_conflict: VersionSelection) -> None:
-    """Take over what a fork changed since it left; a chunk of two forks is settled as told."""
-    if fork.base.id != work.base.id:
+def merge_fork(base: Snapshot, ours: ChangeSet, fork: Fork, on_conflict: VersionSelection) -> ChangeSet:
+    """The changes of a session and of a fork of it, as one; `ours` stays as it is.
+
+    What a fork changed since it left is done again on top of the session. Two sides that changed one thing since then
+    cannot be merged. A chunk that both wrote is settled as told.
+    """
+    if fork.base.id != base.id:
         raise SessionStateError(
-            f"the fork stands on snapshot {fork.base.id}, the session on {work.base.id}: fork and merge one session"
+            f"the fork stands on snapshot {fork.base.id}, the session on {base.id}: fork and merge one session"
         )
-    fork = replace(fork, changes=renumber_fork(work.base, work.changes, fork.changes))
-    work.node_numbers.forget()
-    clashes = _chunk_clashes(work, fork)
+    fork = replace(fork, changes=renumber_fork(base, ours, fork.changes))
+    sides = _Sides(base, fork.inherited, fork.changes, ours)
+    sides.check()
+    clashes = sides.chunk_clashes()
     if clashes and on_conflict is VersionSelection.Fail:
         raise _double_write(fork, clashes)
-    adopted = _merge_nodes(work, fork)
-    for node_id, edits in fork.changes.edits.items():
+    result = ours.copy()
+    adopted = _merge_nodes(sides, result)
+    _merge_chunks(sides, result, adopted, clashes if on_conflict is VersionSelection.UseOurs else {})
+    return result
+
+
+class _Sides:
+    """A fork, the session it came back to, and what both had in common when it left; nodes are told by their ids."""
+
+    def __init__(self, base: Snapshot, before: ChangeSet, forked: ChangeSet, ours: ChangeSet) -> None:
+        self.base, self.before, self.forked, self.ours = base, before, forked, ours
+        self._origins = {**ours.origin, **before.origin, **forked.origin}
+        self._added = {id(changes): {n.id: n for n in changes.added.values()} for changes in (before, forked, ours)}
+
+    def find(self, changes: ChangeSet, node_id: NodeId) -> Node | None:
+        """A node as one of them has it, or None."""
+        node = self._added[id(changes)].get(node_id)
+        if node is not None:
+            return node
+        path = self._origins.get(node_id)
+        return None if path is None or path in changes.removed else self.base.nodes[path]
+
+    def changed_nodes(self, changes: ChangeSet) -> dict[NodeId, None]:
+        """Nodes that one side wrote, moved, made or deleted since the fork left."""
+        known = {**self._added[id(self.before)], **self._added[id(changes)], **self._origins}
+        fresh = changes.updated - self.before.updated
+        return {key: None for key in known if key in fresh or self.find(changes, key) != self.find(self.before, key)}
+
+    def wrote(self, changes: ChangeSet, node_id: NodeId) -> bool:
+        """Whether one side wrote the document of a node since the fork left."""
+        before, now = self.find(self.before, node_id), self.find(changes, node_id)
+        if before is None or now is None:
+            return now is not None
+        return before.document != now.document or node_id in changes.updated - self.before.updated
+
+    def changed_chunks(self, changes: ChangeSet, node_id: NodeId) -> npt.NDArray[np.uint32] | None:
+        """Chunks that one side set or deleted since the fork left; None when it has no edits of the array."""
+        edits = changes.edits.get(node_id)
+        if edits is None:
+            return None
         table = edits.to_table()
-        if on_conflict is VersionSelection.UseOurs and node_id in clashes:
-            table = _without(table, clashes[node_id])
-        node = _find_array(work, fork, adopted.get(node_id, node_id))
-        work.changes.buffer(node).add_table(table)
+        known = self.before.edits.get(node_id)
+        if known is None or changes is self.forked:
+            return table.coords
+        held = known.to_table()
+        rows = find_rows(held, table.coords)
+        kept = np.flatnonzero(rows >= 0)
+        same = same_references(take(held, rows[kept]), take(table, kept))
+        return np.delete(table.coords, kept[same], axis=0)
+
+    def clipped(self, changes: ChangeSet, node_id: NodeId) -> Extents | None:
+        """What is left of the chunks from before the fork, where one side made the array smaller since."""
+        edits, known = changes.edits.get(node_id), self.before.edits.get(node_id)
+        box = None if edits is None else edits.base_box
+        return None if box is None or (known is not None and known.base_box == box) else box
+
+    def touches_chunks(self, changes: ChangeSet, node_id: NodeId) -> bool:
+        """Whether one side changed chunks of an array since the fork left."""
+        coords = self.changed_chunks(changes, node_id)
+        if (coords is not None and len(coords)) or self.clipped(changes, node_id) is not None:
+            return True
+        return not (
+            {*changes.parts.get(node_id, ())} <= {*self.before.parts.get(node_id, ())}
+            and {*changes.cleared.get(node_id, ())} <= {*self.before.cleared.get(node_id, ())}
+        )
+
+    def check(self) -> None:
+        """Refuse what both sides changed and only one of them can have."""
+        forked, ours = self.changed_nodes(self.forked), self.changed_nodes(self.ours)
+        for node_id in {**forked, **dict.fromkeys(self.forked.edits)}:
+            before, theirs, mine = (self.find(each, node_id) for each in (self.before, self.forked, self.ours))
+            if before is None:
+                continue
+            if theirs is None and mine is None:
+                if any(before.path in changes.added for changes in (self.forked, self.ours)):
+                    raise _refused(before.path, "was replaced on one side and replaced or deleted on the other")
+                continue
+            if theirs is None and (node_id in ours or self.touches_chunks(self.ours, node_id)):
+                raise _refused(before.path, "was deleted by a fork and changed in the session or by another fork")
+            touched = node_id in forked or self.touches_chunks(self.forked, node_id)
+            if mine is None and touched:
+                raise _refused(before.path, "was changed by a fork and deleted in the session or by another fork")
+            if theirs is None or mine is None:
+                continue
+            if node_id in forked and node_id in ours:
+                if theirs.path != mine.path and before.path not in (theirs.path, mine.path):
+                    raise _refused(before.path, "was moved by a fork, and elsewhere in the session or another fork")
+                both = self.wrote(self.forked, node_id) and self.wrote(self.ours, node_id)
+                if both and theirs.document != mine.document:
+                    raise _refused(before.path, "has other metadata in a fork than in the session or another fork")
+            self._check_sizes(node_id, before)
+
+    def _check_sizes(self, node_id: NodeId, before: Node) -> None:
+        """Refuse chunks that one side wrote where the other one made the array smaller."""
+        for smaller, other in ((self.forked, self.ours), (self.ours, self.forked)):
+            box, coords = self.clipped(smaller, node_id), self.changed_chunks(other, node_id)
+            if box is not None and coords is not None and not bool(in_box(coords, box).all()):
+                raise _refused(before.path, "was made smaller on one side and got chunks outside of that on the other")
+
+    def chunk_clashes(self) -> dict[NodeId, npt.NDArray[np.uint32]]:
+        """Chunks that both sides wrote since the fork left, with other bytes."""
+        clashes = {}
+        for node_id, edits in self.forked.edits.items():
+            mine = self.changed_chunks(self.ours, node_id)
+            if mine is None or not len(mine):
+                continue
+            theirs, held = edits.to_table(), self.ours.edits[node_id].to_table()
+            rows = find_rows(theirs, mine)
+            both = np.flatnonzero(rows >= 0)
+            same = same_references(take(theirs, rows[both]), take(held, find_rows(held, mine[both])))
+            if not bool(same.all()):
+                clashes[node_id] = mine[both[~same]]
+        return clashes
 
 
-def _chunk_clashes(work: Workspace, fork: Fork) -> dict[NodeId, npt.NDArray[np.uint32]]:
-    """Chunks that both sides wrote since the fork left, with other bytes."""
-    clashes = {}
-    for node_id, edits in fork.changes.edits.items():
-        ours = work.changes.edits.get(node_id)
-        if ours is None:
+def _refused(path: str, why: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{path} {why}; nothing was merged. Create, resize, move and delete arrays in the session, before it is forked",
+        path=path,
+    )
+
+
+def _merge_nodes(sides: _Sides, result: ChangeSet) -> dict[NodeId, NodeId]:
+    """Take over nodes; returns the ids under which nodes of the fork are known here, where they differ."""
+    base, adopted = sides.base, {}
+    arriving: list[tuple[Node, bool]] = []
+    changed = sides.changed_nodes(sides.forked)
+    # All nodes that leave a path do so before others come: two may have changed places.
+    for node_id in changed:
+        before, theirs, mine = (sides.find(each, node_id) for each in (sides.before, sides.forked, sides.ours))
+        if theirs is None:
+            if mine is not None:
+                result.remove_node(base, mine)
             continue
-        theirs, mine = edits.to_table(), ours.to_table()
-        both = _differing_rows(mine, theirs)
-        known = fork.inherited.edits.get(node_id)
-        if known is not None and len(both):
-            # What stood here when the fork left, it replaced on purpose.
-            changed = _differing_rows(known.to_table(), take(mine, find_rows(mine, both)))
-            fresh = find_rows(known.to_table(), both) < 0
-            both = both[fresh | (find_rows(tombstones(changed), both) >= 0)]
-        if len(both):
-            clashes[node_id] = both
-    return clashes
+        if before is None or mine is None:
+            arriving.append((theirs, True))
+            continue
+        path = mine.path if theirs.path == before.path else theirs.path
+        written = sides.wrote(sides.forked, node_id)
+        kept = theirs if written else mine
+        if path != mine.path:
+            result.leave_path(base, mine)
+        arriving.append((replace(kept, path=path), written))
+    tree = Tree(base, result)
+    for node, written in arriving:
+        here = tree.find(node.path)
+        if here is not None and here.id != node.id:
+            if here.document != node.document or sides.find(sides.before, here.id) is not None:
+                raise _refused(node.path, "was made by a fork and is another node in the session or another fork")
+            # Two forks created the same node: the chunks of the later one belong to the node that is there.
+            adopted[node.id] = here.id
+        elif written:
+            result.put_node(base, node)
+        else:
+            result.place_node(base, node)
+        if node.id in sides.forked.origin:
+            result.origin.setdefault(node.id, sides.forked.origin[node.id])
+    return adopted
 
 
-def _differing_rows(ours: ChunkTable, theirs: ChunkTable) -> npt.NDArray[np.uint32]:
-    """Coordinates that both tables have, with other references."""
-    rows = find_rows(ours, theirs.coords)
-    common = np.flatnonzero(rows >= 0)
-    same = same_references(take(ours, rows[common]), take(theirs, common))
-    return theirs.coords[common[~same]]
+def _merge_chunks(
+    sides: _Sides,
+    result: ChangeSet,
+    adopted: Mapping[NodeId, NodeId],
+    left_out: Mapping[NodeId, npt.NDArray[np.uint32]],
+) -> None:
+    merged = _Sides(sides.base, sides.before, sides.forked, result)
+    for node_id, edits in sides.forked.edits.items():
+        node = merged.find(result, adopted.get(node_id, node_id))
+        if not edits or not isinstance(node, ArrayNode):
+            continue
+        buffer = result.buffer(node)
+        if edits.base_box is not None:
+            result.show_only(node, edits.base_box)
+        table = edits.to_table()
+        if node_id in left_out:
+            table = _without(table, left_out[node_id])
+        buffer.add_table(table)
+        buffer.drop_outside(node.grid)
+    for node_id, parts in sides.forked.parts.items():
+        node = merged.find(result, adopted.get(node_id, node_id))
+        if isinstance(node, ArrayNode):
+            result.add_parts(node, parts)
+    for node_id, boxes in sides.forked.cleared.items():
+        node = merged.find(result, adopted.get(node_id, node_id))
+        if isinstance(node, ArrayNode):
+            result.add_cleared(node, boxes)
 
 
 def _double_write(fork: Fork, clashes: Mapping[NodeId, npt.NDArray[np.uint32]]) -> InvalidInputError:
@@ -116,41 +274,3 @@ def _without(table: ChunkTable, coords: npt.NDArray[np.uint32]) -> ChunkTable:
     keep = np.ones(len(table), dtype=bool)
     keep[rows[rows >= 0]] = False
     return take(table, np.flatnonzero(keep))
-
-
-def _find_array(work: Workspace, fork: Fork, node_id: NodeId) -> ArrayNode:
-    candidates = [node for node in work.changes.added.values() if node.id == node_id]
-    origin = fork.changes.origin.get(node_id)
-    if origin is not None:
-        candidates += [node for node in (work.tree.find(origin),) if node is not None]
-    for node in candidates:
-        if isinstance(node, ArrayNode) and node.id == node_id:
-            return node
-    raise InvalidInputError("a fork wrote chunks of an array that is no longer in the session")
-
-
-def _merge_nodes(work: Workspace, fork: Fork) -> dict[NodeId, NodeId]:
-    """Take over nodes; returns the ids under which nodes of the fork are known here, where they differ."""
-    started = fork.inherited.added
-    adopted: dict[NodeId, NodeId] = {}
-    for path, node in fork.changes.added.items():
-        if started.get(path) == node:
-            continue
-        here = work.tree.find(path)
-        if here is not None and here.id != node.id and started.get(path) != here:
-            if here.document != node.document:
-                raise InvalidInputError(f"two forks created different nodes at {path}; create it before forking")
-            # Two forks created the same node: the chunks of the later one belong to the node that is there.
-            adopted[node.id] = here.id
-            continue
-        work.changes.put_node(work.base, node)
-        if node.id in fork.changes.origin:
-            work.changes.origin[node.id] = fork.changes.origin[node.id]
-    for path in fork.changes.removed - fork.inherited.removed:
-        gone: Node | None = work.base.nodes.get(path)
-        if gone is not None and path not in work.changes.added:
-            work.changes.remove_node(work.base, gone)
-    for path, node in started.items():
-        if path not in fork.changes.added and work.changes.added.get(path) == node:
-            work.changes.remove_node(work.base, node)
-    return adopted

@@ -348,6 +348,12 @@ class Session(Described):
         on_chunk_conflict
             What happens when a chunk was written by more than one fork: an error, the earlier fork's version
             (`UseOurs`) or the later one's (`UseTheirs`).
+
+        Raises
+        ------
+        InvalidInputError
+            Two forks, or a fork and the session, changed one thing since the fork was made: a chunk, the metadata of
+            a node, or one deleted or shrank what the other wrote. All forks are merged or none is.
         """
         run_blocking(self.merge_async(*forks, on_chunk_conflict=on_chunk_conflict))
 
@@ -362,8 +368,13 @@ class Session(Described):
         states = [await fork.stored_state() for fork in forks]
         with self._workspace.lock:
             self._workspace.check_open()
+            work = self._workspace
+            work.writer.settle(work.changes)
+            changes = work.changes
             for state in states:
-                merge_fork(self._workspace, state, on_chunk_conflict)
+                changes = merge_fork(work.base, changes, state, on_chunk_conflict)
+            work.node_numbers.forget()
+            work.rebase_to(work.base, changes, work.tip)
 
     def link_parts(self, written: Sequence[WrittenParts]) -> None:
         """Take over what workers left in storage with `ForkSession.write_parts`; no reference passes through here."""
