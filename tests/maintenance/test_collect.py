@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import pickle
 import time
 from pathlib import Path
 
@@ -315,3 +316,34 @@ def test_the_clock_of_the_store_counts(tmp_path: object) -> None:
             os.utime(os.path.join(folder, name), (hour_ago, hour_ago))
     assert past.repo.garbage_collect(dt.timedelta(hours=2)).snapshots_deleted == 0
     assert past.repo.garbage_collect(dt.timedelta(minutes=59)).snapshots_deleted == 1
+
+
+@pytest.mark.parametrize("how", ["fork", "travelled", "parts", "fork of a fork"])
+def test_a_collection_sees_the_forks_of_its_process(tmp_path: Path, how: str) -> None:
+    config = icefloe.RepositoryConfig(
+        inline_chunk_threshold_bytes=0, chunk_packing=icefloe.ChunkPackingConfig(enabled=False)
+    )
+    repo = icefloe.Repository.create(tmp_path / "repo", config=config)
+    with repo.transaction("main", message="start") as store:
+        zarr.create_array(store, name="a", shape=(4,), chunks=(1,), dtype="i8", compressors=None)
+    del store
+    session = repo.writable_session("main")
+    fork = session.fork()
+    if how == "fork of a fork":
+        fork = fork.fork()
+    zarr.open_array(fork.store, path="a")[:] = 7
+    if how == "travelled":
+        fork = pickle.loads(pickle.dumps(fork))
+    parts = fork.write_parts() if how == "parts" else None
+    with pytest.raises(icefloe.InvalidInputError, match="a writable session"):
+        repo.garbage_collect(dt.timedelta(0))
+    if parts is not None:
+        del fork
+        with pytest.raises(icefloe.InvalidInputError, match="a writable session"):
+            repo.garbage_collect(dt.timedelta(0))
+        session.link_parts([parts])
+    else:
+        session.merge(fork)
+    session.commit("merged")
+    repo.garbage_collect(dt.timedelta(0))
+    assert zarr.open_array(repo.readonly_session("main").store, path="a", mode="r")[:].tolist() == [7] * 4

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from icefloe.blocking import run_blocking
+from icefloe.environment import current_time
 from icefloe.errors import InvalidInputError, SessionStateError
 from icefloe.ids import NodeId
 from icefloe.manifests.columns import take
@@ -35,6 +37,8 @@ class Fork:
     base: Snapshot
     inherited: ChangeSet
     changes: ChangeSet
+    since: dt.datetime = field(default_factory=current_time)
+    """When it was made: chunks that it wrote are younger."""
 
     @classmethod
     def of(cls, view: View) -> Fork:
@@ -44,11 +48,12 @@ class Fork:
     def __getstate__(self) -> dict[str, Any]:
         return {
             "engine": self.engine, "snapshot_id": self.base.id,
-            "inherited": self.inherited, "changes": self.changes,
+            "inherited": self.inherited, "changes": self.changes, "since": self.since,
         }  # fmt: skip
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.engine, self.inherited, self.changes = state["engine"], state["inherited"], state["changes"]
+        self.since = state["since"]
         self.base = run_blocking(self.engine.archive.fetch_snapshot(state["snapshot_id"]))
 
 

@@ -28,6 +28,7 @@ from icefloe.session.keyspace import KeySpace
 from icefloe.session.modes import ChunkType, SessionMode
 from icefloe.session.parts import WrittenParts, link_parts, write_parts
 from icefloe.session.rearrange import reindex_array, shift_array
+from icefloe.session.running import note_running
 from icefloe.session.status import diff_of_changes
 from icefloe.session.virtual_refs import set_columns, set_points, set_specs, virtual_ref
 from icefloe.session.workspace import Workspace
@@ -69,6 +70,7 @@ class Session(Described):
         self._branch = branch
         self._default_metadata = dict(default_metadata or {})
         self.keyspace = KeySpace(self._workspace)
+        self._has_forked = False
 
     # -- what it is -----------------------------------------------------------------------------------------------
 
@@ -112,6 +114,11 @@ class Session(Described):
     def has_uncommitted_changes(self) -> bool:
         """Whether there is something to commit."""
         return not self._workspace.is_clean()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there may be chunks in storage that only a later commit of this session makes reachable."""
+        return not self.read_only and (self._has_forked or self.has_uncommitted_changes)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Session):
@@ -337,6 +344,7 @@ class Session(Described):
     async def fork_async(self) -> ForkSession:
         """`fork`, awaited."""
         self._check_writable(moves_only=False)
+        self._has_forked = True
         view = await self._workspace.stored_view()
         return ForkSession(Fork.of(view), default_metadata=self._default_metadata)
 
@@ -375,6 +383,8 @@ class Session(Described):
                 changes = merge_fork(work.base, changes, state, on_chunk_conflict)
             work.node_numbers.forget()
             work.rebase_to(work.base, changes, work.tip)
+            for fork in forks:
+                fork.note_merged()
 
     def link_parts(self, written: Sequence[WrittenParts]) -> None:
         """Take over what workers left in storage with `ForkSession.write_parts`; no reference passes through here."""
@@ -510,11 +520,23 @@ class ForkSession(Session):
     def __init__(self, fork: Fork, default_metadata: Mapping[str, Any] | None = None) -> None:
         super().__init__(fork.engine, fork.base, mode=SessionMode.WRITABLE, default_metadata=default_metadata)
         self._workspace.begin(fork.changes, fork.inherited)
+        self._since = fork.since
+        self._merged_at: int | None = None
+        note_running(self, fork.engine.storage, fork.since)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there may be chunks in storage that only a merge of this fork makes reachable."""
+        return self._merged_at != self._workspace.asked and super().is_running
+
+    def note_merged(self) -> None:
+        """Remember that the session has everything that was written here until now."""
+        self._merged_at = self._workspace.asked
 
     async def stored_state(self) -> Fork:
         """What the fork has changed, with every chunk stored."""
         view = await self._workspace.stored_view()
-        return Fork(view.engine, view.base, view.inherited, view.changes)
+        return Fork(view.engine, view.base, view.inherited, view.changes, self._since)
 
     def write_parts(self, label: str = "") -> WrittenParts:
         """Store everything written here, references included, and return a small descriptor for `Session.link_parts`.

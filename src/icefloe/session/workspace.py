@@ -64,6 +64,8 @@ class Workspace(View):
         self.node_numbers = NodeNumbers()
         self._running: str | None = None
         self._closed = False
+        self.asked = 0
+        """How often a change was asked for."""
 
     def view(self, only: NodeId | None = None) -> View:
         """The session as it is now; of chunk edits only those of one array, where one is named."""
@@ -76,6 +78,7 @@ class Workspace(View):
 
     def check_open(self) -> None:
         """Refuse a change where the session takes none; the lock is held by the caller."""
+        self.asked += 1
         if self._closed:
             raise ReadOnlyError(
                 "the session was committed, so it is read-only now; open a new one with repo.writable_session(branch)"
