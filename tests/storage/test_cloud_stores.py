@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import zarr
 from tests.servers.azurite import AzureServer, azurite_missing, azurite_server
+from tests.servers.fake_gcs import GcsServer, fake_gcs_missing, fake_gcs_server
 from tests.storage.lossy_proxy import LossyProxy, lossy_proxy
 
 import icefloe
 from icefloe.errors import AlreadyExistsError, OutcomeUnknownError, StorageError, VersionMismatchError
-from icefloe.storage.build import azure_storage
+from icefloe.storage.build import azure_storage, gcs_storage
 from icefloe.storage.contract import Storage
 from icefloe.storage.probe import check_conditional_writes
 from icefloe.storage.retries import RetryPolicy
@@ -43,8 +44,22 @@ def azurite() -> Iterator[AzureServer]:
         yield server
 
 
-@pytest.fixture(params=["azure"])
+@pytest.fixture(scope="module")
+def fake_gcs() -> Iterator[GcsServer]:
+    if reason := fake_gcs_missing():
+        pytest.skip(reason)
+    with fake_gcs_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["azure", "gcs"])
 def cloud(request: pytest.FixtureRequest) -> Cloud:
+    if request.param == "gcs":
+        gcs: GcsServer = request.getfixturevalue("fake_gcs")
+        bucket = gcs.make_bucket()
+        return Cloud(
+            gcs.endpoint_url, lambda endpoint: gcs_storage(**gcs.storage_options(bucket, endpoint), retries=QUICK)
+        )
     server: AzureServer = request.getfixturevalue("azurite")
     container = server.make_container()
     return Cloud(
