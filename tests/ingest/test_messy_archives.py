@@ -1,0 +1,44 @@
+"""Messy archives are ingested as xarray reads them, or refused before anything is written."""
+
+from __future__ import annotations
+
+import collections
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from tests.ingest.messy_archives import MessyArchive, archives, check_archive
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+_SEEN: collections.Counter[str] = collections.Counter()
+
+
+def _check(archive: MessyArchive) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        _SEEN["equal" if check_archive(Path(folder), archive) == "equal" else "refused"] += 1
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(archive=archives())
+def test_an_archive_is_ingested_as_xarray_reads_it_or_refused(archive: MessyArchive) -> None:
+    _check(archive)
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=int(os.environ.get("ICEFLOE_ARCHIVES", "5000")),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate, Phase.shrink],
+)  # fmt: skip
+@given(archive=archives())
+def test_thousands_of_archives_are_ingested_as_xarray_reads_them_or_refused(archive: MessyArchive) -> None:
+    _check(archive)
+
+
+def test_most_archives_are_not_refused() -> None:
+    if sum(_SEEN.values()) < 100:
+        pytest.skip("runs behind the archives, in the same process")
+    assert _SEEN["equal"] > _SEEN["refused"]

@@ -1,0 +1,240 @@
+"""Appends, regions, holes, names: what is written is what the files hold, or the ingest says why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import netCDF4
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+from icefloe import Repository, in_memory_storage
+from icefloe.errors import InvalidInputError
+from icefloe.ingest.local import IngestResult, ingest_local
+from icefloe.ingest.options import IngestOptions
+from icefloe.tables.columns import coding_of
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+HOURS = "hours since 2020-01-01"
+
+
+def write(path: Path, first: int, *, names: str = "v", hours: int = 4, dtype: str = "f4", **attributes: Any) -> Path:
+    """Some hours of one or more variables over time and lat."""
+    with netCDF4.Dataset(path, "w") as file:
+        file.createDimension("time", None)
+        file.createDimension("lat", 2)
+        file.createVariable("time", "i4", ("time",))[:] = np.arange(hours) + first
+        file["time"].units = HOURS
+        file.createVariable("lat", "f8", ("lat",))[:] = [10.0, 20.0]
+        for name in names:
+            made = file.createVariable(name, dtype, ("time", "lat"), fill_value=attributes.get("_FillValue"))
+            made.set_auto_maskandscale(False)
+            made.setncatts({k: v for k, v in attributes.items() if k != "_FillValue"})
+            made[:] = np.arange(2 * hours).reshape(hours, 2) + first
+    return path
+
+
+@pytest.fixture
+def repository() -> Repository:
+    return Repository.create(in_memory_storage())
+
+
+def run(repository: Repository, *paths: Path, **options: Any) -> IngestResult:
+    return ingest_local(list(paths), repository, IngestOptions(**options))
+
+
+def opened(repository: Repository, **options: Any) -> xr.Dataset:
+    return xr.open_zarr(repository.readonly_session("main").store, consolidated=False, **options).load()
+
+
+def test_an_append_without_a_variable_is_refused_or_leaves_it_missing(tmp_path: Path, repository: Repository) -> None:
+    run(repository, write(tmp_path / "a.nc", 0, names="vu"))
+    second = write(tmp_path / "b.nc", 4, names="v")
+    with pytest.raises(InvalidInputError, match="u: missing variable"):
+        run(repository, second, append_dim="time")
+    run(repository, second, append_dim="time", allow_missing=True)
+    result = opened(repository)
+    assert result.u.shape == result.v.shape == (8, 2)
+    assert np.isnan(result.u.values[4:]).all() and not np.isnan(result.v.values).any()
+
+
+def test_an_append_that_leaves_integers_without_a_missing_value_out_is_refused(
+    tmp_path: Path, repository: Repository
+) -> None:
+    run(repository, write(tmp_path / "a.nc", 0, names="vu", dtype="i4"))
+    with pytest.raises(InvalidInputError, match="u: missing variable.*ordinary"):
+        run(repository, write(tmp_path / "b.nc", 4, names="v", dtype="i4"), append_dim="time", allow_missing=True)
+
+
+def test_a_variable_that_the_repository_lacks_is_refused_or_missing_before(
+    tmp_path: Path, repository: Repository
+) -> None:
+    run(repository, write(tmp_path / "a.nc", 0, names="v"))
+    second = write(tmp_path / "b.nc", 4, names="vu")
+    with pytest.raises(InvalidInputError, match="u: new variable"):
+        run(repository, second, append_dim="time")
+    run(repository, second, append_dim="time", allow_missing=True)
+    assert np.isnan(opened(repository).u.values[:4]).all() and not np.isnan(opened(repository).u.values[4:]).any()
+
+
+@pytest.mark.parametrize(("stored", "given"), [("i2", "i4"), ("f4", "f8"), ("i4", "u4"), ("f8", "i8")])
+def test_a_wider_type_is_not_appended_unless_it_is_asked_for(
+    tmp_path: Path, repository: Repository, stored: str, given: str
+) -> None:
+    run(repository, write(tmp_path / "a.nc", 0, dtype=stored))
+    second = write(tmp_path / "b.nc", 4, dtype=given)
+    with pytest.raises(InvalidInputError, match=rf"v: dtype: expected {np.dtype(stored)}, found {np.dtype(given)}"):
+        run(repository, second, append_dim="time")
+    run(repository, second, append_dim="time", dtypes={"v": stored})
+    assert opened(repository).v.values[4:].reshape(-1).tolist() == list(range(4, 12))
+    with netCDF4.Dataset(tmp_path / "c.nc", "w") as file, netCDF4.Dataset(second) as like:
+        for name, size in (("time", 4), ("lat", 2)):
+            file.createDimension(name, size)
+            file.createVariable(name, like[name].dtype, (name,))[:] = like[name][:] + (4 if name == "time" else 0)
+        file["time"].units = HOURS
+        file.createVariable("v", given, ("time", "lat"))[:] = 1e300 if given == "f8" else np.iinfo(given).max
+    with pytest.raises(InvalidInputError, match=r"c\.nc: .* does not fit the type"):
+        run(repository, tmp_path / "c.nc", append_dim="time", dtypes={"v": stored})
+    assert opened(repository).sizes["time"] == 8
+
+
+def test_missing_values_of_an_append_are_those_of_the_array(tmp_path: Path, repository: Repository) -> None:
+    run(repository, write(tmp_path / "a.nc", 0, dtype="i4", _FillValue=np.int32(-1)))
+    run(repository, write(tmp_path / "b.nc", 4, dtype="i4", _FillValue=np.int32(5)), append_dim="time")
+    values = opened(repository).v.values
+    assert np.isnan(values[4:].reshape(-1)[1]) and np.isnan(values).sum() == 1
+    clash = write(tmp_path / "c.nc", -4, dtype="i4")
+    with pytest.raises(InvalidInputError, match="which mean missing in the array"):
+        run(repository, clash, append_dim="time", append_order="any")
+
+
+def test_order_is_judged_by_all_values_of_the_repository(tmp_path: Path, repository: Repository) -> None:
+    run(repository, write(tmp_path / "a.nc", 0), write(tmp_path / "b.nc", 20))
+    run(repository, write(tmp_path / "c.nc", 8), append_dim="time", append_order="any")
+    for first in (0, 8, 12, 20):
+        with pytest.raises(InvalidInputError, match="cannot append along time"):
+            run(repository, write(tmp_path / "again.nc", first), append_dim="time")
+    run(repository, write(tmp_path / "d.nc", 24), append_dim="time")
+    assert np.unique(opened(repository).time.values).size == 16
+
+
+def test_a_region_lies_where_the_coordinates_say_and_writes_no_coordinate(
+    tmp_path: Path, repository: Repository
+) -> None:
+    run(repository, *(write(tmp_path / f"{n}.nc", 4 * n) for n in range(3)), chunks={"time": 4})
+    correction = write(tmp_path / "x.nc", 4, valid_min=0)
+    with pytest.raises(InvalidInputError, match=r"time: values: expected 2020-01-01 08:00"):
+        run(repository, correction, region={"time": (8, 12)})
+    with pytest.raises(InvalidInputError, match="starts before the first cell"):
+        run(repository, correction, region={"time": (-4, 0)})
+    for region in ("auto", {"time": (4, 8)}):
+        plan = run(repository, correction, region=region).plan
+        assert plan is not None and not plan.documents and not plan.values and set(plan.arrays) == {"v"}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"append_dim": "tiem"}, "did you mean 'time'"),
+        ({"concat_dims": ("tiem",)}, "did you mean 'time'"),
+        ({"chunks": {"lta": 1}}, "did you mean 'lat'"),
+        ({"dtypes": {"vv": "f8"}}, "did you mean 'v'"),
+        ({"variables": ("vv",)}, "did you mean 'v'"),
+        ({"drop_variables": ("lta",)}, "did you mean 'lat'"),
+        ({"rename": {"tiem": "t"}}, "did you mean 'time'"),
+    ],
+)
+def test_names_that_nothing_has_are_refused_with_the_nearest(
+    tmp_path: Path, repository: Repository, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=told):
+        run(repository, write(tmp_path / "a.nc", 0), write(tmp_path / "b.nc", 4), **options)
+
+
+def test_an_empty_text_is_no_source(repository: Repository) -> None:
+    with pytest.raises(InvalidInputError, match="empty text"):
+        ingest_local("", repository)
+
+
+def test_files_without_cells_bring_nothing(tmp_path: Path, repository: Repository) -> None:
+    write(tmp_path / "a.nc", 0)
+    write(tmp_path / "b.nc", 0, hours=0)
+    write(tmp_path / "c.nc", 4)
+    run(repository, tmp_path / "a.nc", tmp_path / "b.nc", tmp_path / "c.nc")
+    assert opened(repository).time.size == 8
+    run(repository, tmp_path / "b.nc", append_dim="time")
+    assert opened(repository).time.size == 8
+
+
+def test_a_hole_of_a_virtual_array_is_missing_and_unwritten_chunks_are_not(
+    tmp_path: Path, repository: Repository
+) -> None:
+    for member in range(2):
+        for part in range(2):
+            if member and part:
+                continue
+            with h5py.File(tmp_path / f"m{member}_{part}.h5", "w") as file:
+                for name, values in (("member", [member]), ("time", [2 * part, 2 * part + 1])):
+                    file.create_dataset(name, data=values).make_scale(name)
+                data = file.create_dataset("v", (1, 2), "f4", chunks=(1, 1), fillvalue=7.0)
+                data[0, 0] = 1.0
+                for axis, name in enumerate(("member", "time")):
+                    data.dims[axis].attach_scale(file[name])
+    result = run(repository, tmp_path, mode="virtual")
+    assert result.plan is not None
+    reader = Repository.open(repository.storage, authorize_virtual_chunk_access=dict.fromkeys(result.plan.containers))
+    np.testing.assert_array_equal(opened(reader).v.values, [[1, 7, 1, 7], [1, 7, np.nan, np.nan]])
+
+
+def test_groups_without_variables_and_attributes_that_are_not_finite_are_kept(
+    tmp_path: Path, repository: Repository
+) -> None:
+    write(tmp_path / "a.nc", 0, valid_max=np.float32(np.inf), nothing=np.nan, several=np.array([1.0, np.nan]))
+    with netCDF4.Dataset(tmp_path / "a.nc", "a") as file:
+        file.createGroup("empty/inner").note = "kept"
+    run(repository, tmp_path / "a.nc")
+    root = zarr.open_group(repository.readonly_session("main").store, mode="r")
+    assert root["empty/inner"].attrs["note"] == "kept"
+    attributes = opened(repository).v.attrs
+    assert attributes["valid_max"] == np.inf and np.isnan(attributes["nothing"]) and np.isnan(attributes["several"][1])
+
+
+@pytest.mark.parametrize("unpack", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "attributes"),
+    [
+        ("f4", {"missing_value": np.float32(np.nan)}),
+        ("f4", {"missing_value": np.array([3, 5], "f4")}),
+        ("i4", {"missing_value": np.array([3, 5], "i4")}),
+        ("f4", {"_FillValue": np.float32(3), "missing_value": np.float32(5)}),
+        ("i2", {"missing_value": np.array([3, 5], "i2"), "scale_factor": 0.5}),
+        ("i2", {"_FillValue": np.int16(3), "missing_value": np.int16(5), "scale_factor": 0.5}),
+        ("i1", {"_Unsigned": "true", "_FillValue": np.int8(-2)}),
+        ("i1", {"_Unsigned": "true", "_FillValue": np.int8(-2), "scale_factor": 0.5}),
+        ("i2", {"missing_value": 1e20}),
+        ("f4", {"missing_value": "3"}),
+    ],
+)
+def test_missing_values_are_those_of_xarray_in_arrays_and_in_tables(
+    tmp_path: Path, repository: Repository, dtype: str, attributes: dict[str, Any], unpack: bool
+) -> None:
+    path = write(tmp_path / "a.nc", -3, dtype=dtype, **attributes)
+    run(repository, path, unpack=unpack)
+    wanted = xr.open_dataset(path).v.values.astype("f8")
+    np.testing.assert_array_equal(opened(repository).v.values.astype("f8"), wanted)
+    array = zarr.open_array(repository.readonly_session("main").store, path="v", mode="r")
+    column = coding_of(array.dtype, array.attrs.asdict()).decode(np.asarray(array[...])).to_pylist()
+    assert column == [None if np.isnan(value) else value for value in wanted.reshape(-1)]
+
+
+def test_packed_coordinates_are_unpacked_with_the_rest(tmp_path: Path, repository: Repository) -> None:
+    path = write(tmp_path / "a.nc", 0)
+    with netCDF4.Dataset(path, "a") as file:
+        file["lat"].set_auto_maskandscale(False)
+        file["lat"].scale_factor = 0.5
+    run(repository, path, unpack=True)
+    assert opened(repository).lat.values.tolist() == [5.0, 10.0]
