@@ -399,9 +399,9 @@ def _broken(archive: MessyArchive) -> tuple[str, ...]:
 
 
 def _ingest(ingest: Any, paths: list[Path], repository: Any, options: dict[str, Any], containers: set[str]) -> Any:
-    if ingest is not None:
-        return ingest(paths, repository, options)
     authorised = _reader(repository, containers)
+    if ingest is not None:
+        return ingest(paths, authorised, options)
     return ingest_local(paths, authorised, IngestOptions(**options))
 
 

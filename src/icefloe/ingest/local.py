@@ -260,5 +260,6 @@ def ingest_local(
         if progress is not None:
             progress(results[-1])
     facts = {**keep_record(repository, session.workspace.base, ingest_metadata(plan, files)), **(metadata or {})}
-    snapshot_id = session.commit(message or f"Ingest {len(plan.sources)} sources", facts)
+    # Files without cells change nothing; that they were ingested is recorded all the same.
+    snapshot_id = session.commit(message or f"Ingest {len(plan.sources)} sources", facts, allow_empty=True)
     return IngestResult(plan, str(snapshot_id), tuple(results), known - len(files))

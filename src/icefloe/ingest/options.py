@@ -35,12 +35,12 @@ class IngestOptions:
     rename          new names of variables and dimensions
     chunks          native chunk length by dimension
     codecs          native codecs, as in zarr.json; the array-to-bytes codec included
-    dtypes          native data type by variable (target name)
+    dtypes          native data type by variable (target name); values that do not fit it are refused
     unpack          native: apply scale_factor and add_offset instead of keeping packed integers
-    time_units      native: CF units for every time coordinate; None takes the first file's (or the repository's)
-    allow_missing   a variable that some files lack stays fill value there
+    time_units      native: CF units for every time coordinate; None takes the repository's, or units that hold all times
+    allow_missing   a variable that some files (or the repository) lack is missing there
     unchecked       go on although the repository's own coordinates cannot be read and compared
-    on_error        what a broken file does: fail, or skip (its region stays fill value)
+    on_error        what a broken file does: fail, or skip (its region, where its place is known, is missing)
     native_below_bytes  mixed: arrays smaller than this are native
     task_bytes      decoded bytes a native task handles, about
     files_per_task  files a virtual task handles, at most

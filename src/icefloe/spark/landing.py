@@ -112,7 +112,7 @@ def land(spark: SparkSession, job: IngestJob) -> Landed:
         references = sum(each.parts.chunks for each in attempt.written)
         metadata = _metadata(job, attempt, references, number)
         try:
-            snapshot_id = attempt.session.commit(_message(job, attempt), metadata)
+            snapshot_id = attempt.session.commit(_message(job, attempt), metadata, allow_empty=True)
             return Landed(str(snapshot_id), attempt.plan, attempt.reports, references, number)
         except ConflictError:
             if number == MOST_ATTEMPTS:
