@@ -174,7 +174,7 @@ def _show(outcome: IngestOutcome, *, dry_run: bool) -> None:
             )
         return
     for failure in outcome.failures:
-        console.print(f"left at the fill value: {_named(failure)}", markup=False)
+        console.print(f"left out: {_named(failure)}", markup=False)
     for issue in plan.report.issues:
         if issue.facet == GAP:
             console.print(str(issue), markup=False)

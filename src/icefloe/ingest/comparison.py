@@ -218,5 +218,5 @@ def missing_variables(
     for name in names:
         for place in sorted(set(every) - set(cells[name])):
             severity: Severity = "handled" if allow_missing else "error"
-            resolution = "its region stays fill value" if allow_missing else "use allow_missing to leave fill values"
+            resolution = "its region stays missing" if allow_missing else "use allow_missing to leave missing values"
             yield SchemaIssue(severity, every[place], name, "missing variable", "present", "absent", resolution)

@@ -53,7 +53,7 @@ def plan_lines(plan: IngestPlan) -> Iterator[str]:
     for prefix in plan.containers:
         yield f"readers authorise {prefix} (authorize_virtual_chunk_access)"
     for url in plan.skipped:
-        yield f"left at the fill value: {url}"
+        yield f"left out: {url}"
 
 
 def _tasks(count: int) -> str:

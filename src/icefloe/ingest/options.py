@@ -37,7 +37,7 @@ class IngestOptions:
     codecs          native codecs, as in zarr.json; the array-to-bytes codec included
     dtypes          native data type by variable (target name); values that do not fit it are refused
     unpack          native: apply scale_factor and add_offset instead of keeping packed integers
-    time_units      native: CF units for every time coordinate; None takes the repository's, or units that hold all times
+    time_units      native: CF units for every time coordinate; None: the repository's, or units that hold all
     allow_missing   a variable that some files (or the repository) lack is missing there
     unchecked       go on although the repository's own coordinates cannot be read and compared
     on_error        what a broken file does: fail, or skip (its region, where its place is known, is missing)

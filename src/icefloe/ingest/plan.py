@@ -72,7 +72,7 @@ def plan_ingest(
         shown = "\n".join(f"  {f.reason}" for f in failures[:20])
         raise InvalidInputError(
             f"{len(failures)} of {len(failures) + len(schemas)} sources cannot be read; nothing was written "
-            f"(on_error='skip' leaves their regions at the fill value):\n{shown}",
+            f"(on_error='skip' leaves them out):\n{shown}",
             failures=list(failures),
         )
     if not schemas:

@@ -106,7 +106,7 @@ def ingest(
     chunks
         Native chunk length by dimension.
     on_error
-        `fail`: a broken file is named and nothing is written; `skip`: its region stays at the fill value.
+        `fail`: a broken file is named and nothing is written; `skip`: it is left out, and its region is missing.
     dry_run
         Only plan; nothing is written, and no repository is created.
     skip_ingested
