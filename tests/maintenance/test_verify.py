@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,11 @@ from tests.maintenance.histories import GENERATIONS, Past, make_past, messages, 
 
 import icefloe
 from icefloe.blocking import run_blocking
+from icefloe.cli.app import main
 from icefloe.ids import new_chunk_id
+from icefloe.ingest.local import ingest_local
+from icefloe.ingest.options import IngestOptions
+from icefloe.ingest.synthetic import write_month
 from icefloe.maintenance.verify_report import DamageKind
 from icefloe.model.chunk_table import ChunkKind
 from icefloe.model.nodes import ArrayNode, ManifestRef
@@ -201,3 +207,75 @@ def test_virtual_chunks_without_a_container_are_told() -> None:
     session.store.set_virtual_ref("v/c/0", "s3://nowhere/file", offset=0, length=16, validate_container=False)
     session.commit("virtual")
     assert ("chunk", "no container") in kinds(repo)
+
+
+@pytest.fixture(params=GENERATIONS)
+def virtual(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path, str]:
+    """A folder of files, a repository that refers to their chunks, and the prefix of their container."""
+    paths = write_month(tmp_path / "in", days=4, nlat=9, nlon=18, variables=("t2m",), packed=True)
+    for path in paths:
+        os.utime(path, (1_500_000_000, 1_500_000_000))
+    repo = icefloe.Repository.create(tmp_path / "repo", spec_version=request.param)
+    result = ingest_local(str(tmp_path / "in" / "*.nc"), repo, IngestOptions(mode="virtual"))
+    assert result.plan is not None
+    return tmp_path / "in", tmp_path / "repo", result.plan.containers[0]
+
+
+def test_files_of_virtual_chunks_that_are_gone_changed_or_cut_are_named(virtual: tuple[Path, Path, str]) -> None:
+    folder, place, prefix = virtual
+    repo = icefloe.Repository.open(place, authorize_virtual_chunk_access={prefix: None})
+    report = repo.verify()
+    assert report.is_clean and report.checked["virtual_files"] == 4 and not report.unchecked, str(report)
+    gone, changed, cut, _ = sorted(folder.glob("*.nc"))
+    gone.unlink()
+    changed.write_bytes(changed.read_bytes()[:-1] + b"x")
+    content = cut.read_bytes()
+    cut.write_bytes(content[: len(content) // 2])
+    os.utime(cut, (1_500_000_000, 1_500_000_000))
+    report = repo.verify()
+    found = {damage.key.rsplit("/", 1)[-1]: damage for damage in report.damages}
+    expected = {gone.name: DamageKind.MISSING, changed.name: DamageKind.CHANGED, cut.name: DamageKind.TOO_SHORT}
+    if not repo.engine.capabilities.checksums:
+        # Its references hold no state of the file, so that only length and existence tell.
+        del expected[changed.name]
+    assert {name: damage.kind for name, damage in found.items()} == expected
+    assert all("chunks are in it" in damage.detail and "main" in damage.refs[0] for damage in found.values())
+    assert repo.verify(virtual=False).is_clean
+
+
+def test_files_that_may_not_be_looked_at_are_told(virtual: tuple[Path, Path, str]) -> None:
+    folder, place, _ = virtual
+    for path in folder.glob("*.nc"):
+        path.unlink()
+    report = icefloe.Repository.open(place).verify()
+    assert report.is_clean and "virtual_files" not in report.checked
+    assert [each.files for each in report.unchecked] == [4]
+    assert "not checked: 4 virtual files with" in str(report)
+
+
+def test_a_file_is_asked_for_once_however_many_chunks_are_in_it(virtual: tuple[Path, Path, str]) -> None:
+    _, place, prefix = virtual
+    repo = icefloe.Repository.open(place, authorize_virtual_chunk_access={prefix: None})
+    asked: list[str] = []
+    source = repo.engine.containers.resolve(f"{prefix}x")
+    head = source.storage.head
+
+    async def counted(key: str) -> object:
+        asked.append(key)
+        return await head(key)
+
+    source.storage.head = counted  # type: ignore[method-assign,assignment]
+    report = repo.verify()
+    assert len(asked) == len(set(asked)) == 4 < report.checked["chunks"]
+
+
+def test_the_command_looks_at_virtual_files_where_it_is_told_to(
+    virtual: tuple[Path, Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, place, prefix = virtual
+    assert main(["verify", str(place), "--authorize", prefix]) == 0
+    min(folder.glob("*.nc")).unlink()
+    assert main(["verify", str(place), "--authorize", prefix]) == 1
+    assert "virtual file missing" in capsys.readouterr().out
+    assert main(["verify", str(place)]) == 0
+    assert "not checked: 4 virtual files" in capsys.readouterr().out

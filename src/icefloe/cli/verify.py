@@ -26,6 +26,11 @@ def verify(
     place: Place,
     decode: Annotated[bool, typer.Option("--decode", help="Read and decode every chunk at branches and tags.")] = False,
     logs: Annotated[bool, typer.Option(help="Compare transaction logs with what their snapshots changed.")] = True,
+    virtual: Annotated[bool, typer.Option(help="Look whether files of virtual chunks are there and unchanged.")] = True,
+    authorize: Annotated[
+        list[str] | None,
+        typer.Option("--authorize", metavar="PREFIX", help="Look at the files of virtual chunks below it."),
+    ] = None,
     repair: Annotated[bool, typer.Option("--repair", help="Repair what needs no guess.")] = False,
     tip: Annotated[
         list[str] | None,
@@ -38,7 +43,7 @@ def verify(
     """Check that all a repository holds is there and is whole; exits with 1 when it is not."""
     storage = storage_at(place, options)
     try:
-        repository = open_repository(place, options)
+        repository = open_repository(place, options, dict.fromkeys(authorize or ()) or None)
         found: tuple[Damage, ...] = ()
         if tip and repair and not dry_run:
             found = Repository.recover(storage, parse_tips(tip))
@@ -50,9 +55,11 @@ def verify(
         if not repair or dry_run or not all(damage.repairable for damage in found):
             _print(VerifyReport(found, {"refs": len(found)}), json)
             raise typer.Exit(1) from error
-        repository = open_repository(place, options)
+        repository = open_repository(place, options, dict.fromkeys(authorize or ()) or None)
     with Bars() as bars:
-        report = repository.verify(logs=logs, decode=decode, repair=repair and not dry_run, progress=bars.report)
+        report = repository.verify(
+            logs=logs, decode=decode, virtual=virtual, repair=repair and not dry_run, progress=bars.report
+        )
     if found and not json:
         stdout().print(f"recovered: {VerifyReport(found, {'refs': len(found)})}", markup=False)
     _print(report, json)
@@ -78,6 +85,10 @@ def _print(report: VerifyReport, json: bool) -> None:
             ],
             "orphans": report.orphans,
             "orphan_bytes": report.orphan_bytes,
+            "unchecked": [
+                {"reason": each.reason, "files": each.files, "chunks": each.chunks, "example": each.example}
+                for each in report.unchecked
+            ],
         })  # fmt: skip
     else:
         stdout().print(str(report), markup=False)

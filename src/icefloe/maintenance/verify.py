@@ -15,9 +15,16 @@ from icefloe.maintenance.progress import tell, telling
 from icefloe.maintenance.reading import Reading, Refs, fetch_all_refs, read_anew, stream_bounded
 from icefloe.maintenance.recover import recover
 from icefloe.maintenance.side_objects import find_flaw, list_side_objects, named_objects
-from icefloe.maintenance.verify_chunks import ChunkObjects, ManifestUse, check_manifest, undecodable_chunks
+from icefloe.maintenance.verify_chunks import (
+    ChunkObjects,
+    ManifestUse,
+    VirtualFiles,
+    check_file,
+    check_manifest,
+    undecodable_chunks,
+)
 from icefloe.maintenance.verify_logs import check_log
-from icefloe.maintenance.verify_report import Damage, DamageKind, VerifyReport
+from icefloe.maintenance.verify_report import Damage, DamageKind, Unchecked, VerifyReport
 from icefloe.model.nodes import ArrayNode
 from icefloe.model.snapshot import Manifest, ManifestFileInfo, Snapshot
 from icefloe.session.engine import Engine
@@ -32,6 +39,8 @@ class VerifyRequest:
     """Compare transaction logs with what their snapshots changed."""
     decode: bool = False
     """Read and decode every native chunk that refs lead to now (branches and tags, not their history)."""
+    virtual: bool = True
+    """Look whether the files of virtual chunks are there and unchanged, where access to them was authorised."""
 
 
 async def verify(engine: Engine, request: VerifyRequest | None = None) -> VerifyReport:
@@ -64,6 +73,8 @@ class _Verification:
         self.lists: dict[str, ObjectId] = {}
         """Lists of ingested sources, and a snapshot that names each."""
         self.unnamed_lists: tuple[ObjectInfo, ...] = ()
+        self.files = VirtualFiles()
+        self.unchecked: dict[str, Unchecked] = {}
 
     async def run(self) -> None:
         await self._refs()
@@ -73,6 +84,8 @@ class _Verification:
         await self._lists()
         await self._attributes()
         await self._manifests()
+        if self.request.virtual:
+            await self._virtual_files()
         if self.request.logs and self.engine.capabilities.transaction_logs:
             await self._logs()
         if self.request.decode:
@@ -214,6 +227,8 @@ class _Verification:
             damages, live = check_manifest(manifest, self.uses.get(manifest_id, {}), self.objects, self.engine, key)
             self.live_chunks.append(live)
             self.damages += damages
+            if self.request.virtual:
+                self.files.add(manifest, self.uses.get(manifest_id, {}))
 
     async def _fetch_manifest(self, manifest_id: ObjectId) -> tuple[ObjectId, Manifest | None]:
         key, snapshot_id = self.reading.format.manifest_key(manifest_id), self.named_by[manifest_id]
@@ -232,6 +247,26 @@ class _Verification:
             f"the snapshot says {info.size_bytes} bytes and {info.num_chunk_refs} chunks; it has {size} and {refs}",
             snapshot_id, repairable=True,
         )  # fmt: skip
+
+    async def _virtual_files(self) -> None:
+        """One request for each file, however many references lead to it."""
+
+        async def check(location: str) -> tuple[str, list[Damage] | str]:
+            return location, await check_file(self.engine, location, self.files.uses[location])
+
+        locations = [
+            each for each in sorted(self.files.uses) if self.engine.containers.find_container(each) is not None
+        ]
+        async for location, found in telling("check virtual files", stream_bounded(check, locations), len(locations)):
+            if not isinstance(found, str):
+                self.checked["virtual_files"] = self.checked.get("virtual_files", 0) + 1
+                self.damages += found
+                continue
+            chunks = sum(use.chunks for use in self.files.uses[location].values())
+            # Reasons name the file; files of one folder that cannot be looked at are told together.
+            reason = found.replace(location, "it")
+            known = self.unchecked.get(reason, Unchecked(reason, 0, 0, location))
+            self.unchecked[reason] = replace(known, files=known.files + 1, chunks=known.chunks + chunks)
 
     # -- logs -----------------------------------------------------------------------------------------------------
 
@@ -302,6 +337,7 @@ class _Verification:
             counts,
             sum(int(self.listings[kind].size[rows].sum()) for kind, rows in orphans.items())
             + sum(item.size_bytes for item in self.unnamed_lists),
+            tuple(self.unchecked.values()),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
-from icefloe.errors import IcefloeError
+from icefloe.errors import IcefloeError, ObjectNotFoundError, VirtualChunkError
 from icefloe.ids import NodeId, ObjectId
 from icefloe.maintenance.listing import Listed, id_keys, is_among
 from icefloe.maintenance.verify_report import Damage, DamageKind
@@ -20,6 +21,7 @@ from icefloe.model.nodes import ArrayNode, Extents
 from icefloe.model.snapshot import Manifest
 from icefloe.session.engine import Engine
 from icefloe.session.session import Session
+from icefloe.storage.sources import check_unchanged
 
 Keys = npt.NDArray[np.uint64]
 
@@ -128,6 +130,99 @@ def _check_virtual(table: ChunkTable, use: ManifestUse, snapshot_id: ObjectId, e
             detail = "no virtual chunk container of the configuration has this prefix"
             return [Damage(DamageKind.NO_CONTAINER, "chunk", location, detail, snapshot_id, use.path)]
     return []
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """The state of a virtual file that references were made for; None is not known."""
+
+    etag: str | None
+    last_modified: int | None
+
+
+@dataclass(slots=True)
+class FileUse:
+    """The references of arrays to one state of a virtual file."""
+
+    path: str
+    snapshot_id: ObjectId
+    chunks: int = 0
+    end: int = 0
+    """The last byte that they need, exclusive."""
+
+
+class VirtualFiles:
+    """The files that virtual references lead to, gathered over manifests by their distinct locations."""
+
+    def __init__(self) -> None:
+        self.uses: dict[str, dict[FileState, FileUse]] = {}
+
+    def add(self, manifest: Manifest, uses: Mapping[ManifestUse, ObjectId]) -> None:
+        """Note the references of the tables that arrays use."""
+        seen: set[NodeId] = set()
+        for use, snapshot_id in uses.items():
+            table = manifest.tables.get(use.node_id)
+            if table is not None and table.location is not None and use.node_id not in seen:
+                seen.add(use.node_id)
+                self._add_table(table, use.path, snapshot_id)
+
+    def _add_table(self, table: ChunkTable, path: str, snapshot_id: ObjectId) -> None:
+        rows = np.flatnonzero(table.kind == ChunkKind.VIRTUAL)
+        if not len(rows):
+            return
+        assert table.location is not None
+        states = np.zeros((len(rows), 3), dtype=np.int64)
+        states[:, 0] = table.location[rows]
+        states[:, 1] = -1 if table.etag is None else table.etag[rows]
+        states[:, 2] = 0 if table.last_modified is None else table.last_modified[rows]
+        distinct, group, counts = np.unique(states, axis=0, return_inverse=True, return_counts=True)
+        ends = np.zeros(len(distinct), dtype=np.int64)
+        np.maximum.at(ends, group.reshape(-1), (table.offset[rows] + table.length[rows]).astype(np.int64))
+        for (code, etag, modified), count, end in zip(distinct.tolist(), counts.tolist(), ends.tolist(), strict=True):
+            state = FileState(None if etag < 0 else str(table.etags[etag]), modified or None)
+            found = self.uses.setdefault(str(table.locations[code]), {}).setdefault(state, FileUse(path, snapshot_id))
+            found.chunks += count
+            found.end = max(found.end, end)
+
+
+async def check_file(engine: Engine, location: str, uses: Mapping[FileState, FileUse]) -> list[Damage] | str:
+    """Damage of the references to a virtual file, found with one request; or why it cannot be looked at."""
+    try:
+        source = engine.containers.resolve(location)
+    except VirtualChunkError as error:
+        return str(error).partition("\n")[0]
+    first = next(iter(uses.values()))
+    chunks = sum(use.chunks for use in uses.values())
+    try:
+        info = await source.storage.head(source.key)
+    except ObjectNotFoundError:
+        detail = f"{chunks} chunks are in it"
+        return [Damage(DamageKind.MISSING, "virtual file", location, detail, first.snapshot_id, first.path)]
+    except IcefloeError as error:
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    found: list[Damage] = []
+    for state, use in uses.items():
+        kind, detail = DamageKind.CHANGED, ""
+        try:
+            check_unchanged(
+                "it", etag=state.etag, found_etag=info.version.etag,
+                not_modified_after=_instant(state.last_modified), found_modified=info.last_modified,
+            )  # fmt: skip
+        except VirtualChunkError as error:
+            detail = str(error)
+        if not detail and info.size_bytes < use.end:
+            kind, detail = (
+                DamageKind.TOO_SHORT,
+                f"it has {info.size_bytes} bytes, and chunks that end at byte {use.end}",
+            )
+        if detail:
+            detail = f"{use.chunks} chunks are in it: {detail}"
+            found.append(Damage(kind, "virtual file", location, detail, use.snapshot_id, use.path))
+    return found
+
+
+def _instant(seconds: int | None) -> dt.datetime | None:
+    return None if seconds is None else dt.datetime.fromtimestamp(seconds, tz=dt.UTC)
 
 
 def _coords(table: ChunkTable, which: npt.NDArray[np.bool_] | int) -> list[int]:

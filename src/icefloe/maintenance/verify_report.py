@@ -36,6 +36,8 @@ class DamageKind(enum.Enum):
     """The bytes of a chunk do not decode."""
     NO_CONTAINER = "no container"
     """Virtual chunks lie where no configured container is."""
+    CHANGED = "changed"
+    """A file of virtual chunks is no longer the one that they were made for."""
 
 
 REPAIRABLE = frozenset({DamageKind.WRONG_SIZE, DamageKind.MISQUOTED, DamageKind.LOG_DIFFERS})
@@ -47,7 +49,7 @@ class Damage:
 
     kind: DamageKind
     what: str
-    """snapshot, manifest, attributes, transaction log, chunk, list, ref"""
+    """snapshot, manifest, attributes, transaction log, chunk, virtual file, list, ref"""
     key: str
     """The object in the storage, or the name of the ref."""
     detail: str
@@ -66,6 +68,20 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True)
+class Unchecked:
+    """Files of virtual chunks that could not be looked at, for one reason."""
+
+    reason: str
+    files: int
+    chunks: int
+    example: str
+
+    def __str__(self) -> str:
+        what = f"{format_count(self.files, 'virtual file')} with {format_count(self.chunks, 'chunk')}"
+        return printable(f"not checked: {what}, {self.example} among them: {self.reason}")
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyReport:
     """Everything that was looked at, and what is wrong with it."""
 
@@ -74,6 +90,8 @@ class VerifyReport:
     orphans: Mapping[str, int] = field(default_factory=dict)
     """Objects that nothing names, per kind: garbage, or the work of a writer that is under way."""
     orphan_bytes: int = 0
+    unchecked: tuple[Unchecked, ...] = ()
+    """Files of virtual chunks whose containers are not authorised, or that could not be reached."""
 
     @property
     def is_clean(self) -> bool:
@@ -89,6 +107,7 @@ class VerifyReport:
         lines += [f"  {damage}" for damage in self.damages[:_SHOWN]]
         if len(self.damages) > _SHOWN:
             lines.append(f"  ... and {len(self.damages) - _SHOWN:,} more")
+        lines += [str(each) for each in self.unchecked]
         unused = sum(self.orphans.values())
         if unused:
             lines.append(

@@ -381,7 +381,13 @@ class MaintenanceDoor:
         return run_blocking(plan_mirror(self._engine, resolve_storage(target)))
 
     def verify(
-        self, *, logs: bool = True, decode: bool = False, repair: bool = False, progress: Report | None = None
+        self,
+        *,
+        logs: bool = True,
+        decode: bool = False,
+        virtual: bool = True,
+        repair: bool = False,
+        progress: Report | None = None,
     ) -> VerifyReport:
         """Check that everything branches and tags lead to is there and is what it should be.
 
@@ -391,6 +397,9 @@ class MaintenanceDoor:
             Compare transaction logs with what their snapshots changed.
         decode
             Read and decode every chunk at the tips of branches and tags.
+        virtual
+            Look whether the files of virtual chunks are there and unchanged, with one request a file. Files in
+            containers that were not authorised are not looked at; `unchecked` of the report names them.
         repair
             Repair what needs no guess (logs, sizes, quotes of history), and report what is left.
 
@@ -401,13 +410,21 @@ class MaintenanceDoor:
         >>> repo.verify().is_clean
         True
         """
-        return run_blocking(self.verify_async(logs=logs, decode=decode, repair=repair, progress=progress))
+        return run_blocking(
+            self.verify_async(logs=logs, decode=decode, virtual=virtual, repair=repair, progress=progress)
+        )
 
     async def verify_async(
-        self, *, logs: bool = True, decode: bool = False, repair: bool = False, progress: Report | None = None
+        self,
+        *,
+        logs: bool = True,
+        decode: bool = False,
+        virtual: bool = True,
+        repair: bool = False,
+        progress: Report | None = None,
     ) -> VerifyReport:
         """`verify`, awaited."""
-        request = VerifyRequest(logs, decode)
+        request = VerifyRequest(logs, decode, virtual)
         with listening(progress):
             if not repair:
                 return await verify(self._engine, request)
