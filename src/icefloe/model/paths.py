@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -55,6 +56,28 @@ def parse_key(key: str) -> Key:
 def is_v2_key(key: str) -> bool:
     """Whether a key is a Zarr v2 metadata document, which is never here."""
     return key.rpartition("/")[2] in _V2_NAMES
+
+
+def is_node_path(path: str) -> bool:
+    """Whether a path of a stored file names a node: absolute, without empty parts, `.` and `..`."""
+    if path == "/":
+        return True
+    if path[:1] != "/" or path[-1] == "/" or "//" in path:
+        return False
+    return "/." not in path or {".", ".."}.isdisjoint(path.split("/"))
+
+
+def find_bad_path(paths: Collection[str]) -> str | None:
+    """A path that names no node, if there is one; files of many nodes are looked at as a whole."""
+    whole = "\n".join(paths) + "\n"
+    ordinary = (
+        "//" not in whole
+        and "/." not in whole
+        and whole.count("/\n") <= ("/" in paths)
+        and whole[:1] + whole[-1:] == "/\n"
+        and whole.count("\n/") == len(paths) - 1 == whole.count("\n") - 1
+    )
+    return None if ordinary else next((path for path in paths if not is_node_path(path)), None)
 
 
 def chunk_prefix(path: str) -> str:

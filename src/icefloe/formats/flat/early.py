@@ -15,6 +15,7 @@ from icefloe.formats.flat.tables import Tables, root_table
 from icefloe.formats.flat.times import from_microseconds
 from icefloe.ids import encode_base32
 from icefloe.model.nodes import ArrayNode, GroupNode, Node
+from icefloe.model.paths import is_node_path
 from icefloe.model.snapshot import Snapshot
 from icefloe.model.zarr_document import ArrayShape
 
@@ -70,6 +71,8 @@ def _read_nodes(nodes: Tables, documents: EarlyDocuments) -> dict[str, Node]:
     made: dict[str, Node] = {}
     for row in sorted(range(len(paths)), key=lambda row: paths[row].encode()):
         path, node_id = paths[row], ids[row].tobytes()
+        if not is_node_path(path):
+            raise body.corrupt(f"{path!r:.80} is not the path of a node")
         if path in made:
             raise body.corrupt(f"the path {path} appears twice")
         if not is_array[row]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from icefloe.errors import FormatError, InvalidInputError
 from icefloe.formats.flat.blocks import OFFSET, FlatWriter, ReferenceBlock
+from icefloe.formats.flat.body import Body
 from icefloe.formats.flat.flexible import decode_flexible
 from icefloe.formats.flat.flexible_writer import encode_flexible
 from icefloe.formats.flat.ragged import texts_of
@@ -56,11 +57,8 @@ def read_items(tables: Tables, slot: int) -> list[RawMetadata]:
     items, held = tables.tables(slot, required=False)
     names = texts_of(tables.body, items.strings(0))
     values = items.vectors(1, 1, 1)
-    data = tables.body.data
-    pairs = [
-        (name or "", data[start : start + count])
-        for name, start, count in zip(names, values.starts.tolist(), values.counts.tolist(), strict=True)
-    ]
+    held_bytes = _slices(tables.body, dict(zip(values.starts.tolist(), values.counts.tolist(), strict=True)))
+    pairs = [(name or "", held_bytes[start]) for name, start in zip(names, values.starts.tolist(), strict=True)]
     bounds = held.bounds().tolist()
     return [tuple(pairs[start:end]) for start, end in itertools.pairwise(bounds)]
 
@@ -69,11 +67,19 @@ def read_few_items(table: Table, slot: int) -> RawMetadata:
     """The metadata of one table, not yet decoded; nothing where the field is absent."""
     if table.vector(slot, 4, 4, required=False)[1] > MOST_CHILDREN:
         return read_items(Tables(table.body, np.array([table.position])), slot)[0]
-    pairs = []
-    for item in table.children(slot, required=False):
-        start, count = item.vector(1, 1, 1)
-        pairs.append((item.text(0) or "", table.body.data[start : start + count]))
-    return tuple(pairs)
+    items = table.children(slot, required=False)
+    names = dict(item.vector(0, 1, 1) for item in items)
+    values = dict(item.vector(1, 1, 1) for item in items)
+    _slices(table.body, names)
+    held = _slices(table.body, values)
+    return tuple((item.text(0) or "", held[item.vector(1, 1, 1)[0]]) for item in items)
+
+
+def _slices(body: Body, counts: Mapping[int, int]) -> dict[int, bytes]:
+    """The bytes at each position: items may share them, but together they are not larger than the file."""
+    if sum(counts.values()) > body.size:
+        raise body.corrupt("its metadata overlaps")
+    return {start: body.data[start : start + count] for start, count in counts.items()}
 
 
 def write_items(writer: FlatWriter, rows: list[RawMetadata]) -> ReferenceBlock:

@@ -163,10 +163,12 @@ def _decode_text(body: Body, start: int, count: int) -> str:
 def texts_of(body: Body, held: Vectors) -> list[str | None]:
     """The string of every row as text, for columns of a few thousand rows."""
     if len(held.starts) <= _FEW:
-        return [
-            None if start < 0 else _decode_text(body, start, count)
-            for start, count in zip(held.starts.tolist(), held.counts.tolist(), strict=True)
-        ]
+        # Rows may share a string, which is then decoded once.
+        distinct = dict(zip(held.starts.tolist(), held.counts.tolist(), strict=True))
+        if sum(count for start, count in distinct.items() if start >= 0) > body.size:
+            raise body.corrupt("its strings overlap")
+        found = {start: None if start < 0 else _decode_text(body, start, count) for start, count in distinct.items()}
+        return [found[start] for start in held.starts.tolist()]
     codes, strings = dictionary_of(body, held)
     texts = decode_texts(body, strings)
     return [texts[code] if code >= 0 else None for code in codes.tolist()]

@@ -11,6 +11,7 @@ from icefloe.formats.flat.table import Table
 from icefloe.formats.flat.tables import Tables
 from icefloe.ids import encode_base32
 from icefloe.model.nodes import ArrayNode, Extents, GroupNode, ManifestRef, Node
+from icefloe.model.paths import is_node_path
 
 FEW_NODES = 32
 _FEW_MANIFESTS = 16
@@ -32,8 +33,8 @@ def _read_node(table: Table) -> Node:
     body = table.body
     node_id = table.struct(_ID, 8)
     path = table.text(_PATH) or ""
-    if not path.startswith("/"):
-        raise body.corrupt("a node has a path that is not absolute")
+    if not is_node_path(path):
+        raise body.corrupt(f"{path!r:.80} is not the path of a node")
     start, count = table.vector(_USER_DATA, 1, 1)
     document = body.data[start : start + count]
     kind = table.scalar(_DATA_TYPE, "u1")

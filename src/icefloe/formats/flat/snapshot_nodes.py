@@ -14,6 +14,7 @@ from icefloe.formats.flat.ragged import texts_of
 from icefloe.formats.flat.tables import Tables, Vectors, item_positions
 from icefloe.ids import encode_base32_column
 from icefloe.model.nodes import ArrayNode, Extents, GroupNode, ManifestRef, Node
+from icefloe.model.paths import find_bad_path
 
 _ID, _PATH, _USER_DATA, _DATA_TYPE, _DATA = range(5)
 _SHAPE, _DIMENSION_NAMES, _MANIFESTS, _SHAPE_V2 = range(4)
@@ -89,8 +90,9 @@ def _path_order(body: Body, paths: list[str]) -> list[int]:
     order = sorted(range(len(keys)), key=keys.__getitem__)
     if any(keys[a] == keys[b] for a, b in itertools.pairwise(order)):
         raise body.corrupt("a path appears twice")
-    if any(not path.startswith("/") for path in paths):
-        raise body.corrupt("a node has a path that is not absolute")
+    bad = find_bad_path(paths)
+    if bad is not None:
+        raise body.corrupt(f"{bad!r:.80} is not the path of a node")
     return order
 
 

@@ -19,6 +19,7 @@ from icefloe.formats.repository.values import (
     parse_object_id,
 )
 from icefloe.model.nodes import ArrayNode, AttributesRef, Extents, GroupNode, ManifestRef, Node
+from icefloe.model.paths import find_bad_path
 from icefloe.model.zarr_document import parse_array_shape, parse_document
 
 _NODE = msgspec.msgpack.Decoder(
@@ -37,6 +38,9 @@ class NodeMap(Mapping[str, Node]):
     def __init__(self, encoded: Mapping[str, msgspec.Raw], kept: Mapping[str, Kept] | None) -> None:
         """`kept` is what the snapshot keeps beside the members, None in files of others."""
         self._paths = sorted(encoded)
+        bad = find_bad_path(encoded)
+        if bad is not None:
+            raise FormatError(f"a snapshot holds a node under {bad!r:.80}, which is not the path of a node")
         self._encoded = dict(encoded)
         self._kept = kept
         self._decoded: dict[str, Node] = {}
