@@ -22,7 +22,7 @@ from icefloe.errors import (
 )
 from icefloe.formats.config_yaml import decode_yaml, encode_yaml
 from icefloe.formats.flat.files import decode_snapshot_info
-from icefloe.ids import ObjectId
+from icefloe.ids import OBJECT_ID_BYTES, ObjectId, decode_base32
 from icefloe.ledger.config_file import save_config_file
 from icefloe.ledger.contract import Ledger, StaleTipError, StoredConfig, Tip
 from icefloe.ledger.names import MAIN, check_name, check_new_name
@@ -330,6 +330,10 @@ def _parse_ref(data: bytes, key: str) -> ObjectId:
         raise FormatError(f'{key} is not a ref: expected {{"snapshot": "<id>"}}, found {data[:80]!r}') from error
     if not isinstance(snapshot_id, str):
         raise FormatError(f"{key} is not a ref: the snapshot id is {snapshot_id!r}")
+    try:
+        decode_base32(snapshot_id, OBJECT_ID_BYTES)
+    except InvalidInputError as error:
+        raise FormatError(f"{key} is not a ref: {error.message}") from error
     return snapshot_id
 
 

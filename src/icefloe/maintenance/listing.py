@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from icefloe.errors import FormatError, InvalidInputError
 from icefloe.ids import ObjectId, decode_base32_column, encode_base32_column, text_length
 from icefloe.maintenance.progress import tell
 from icefloe.storage.contract import ObjectInfo, Storage
@@ -69,8 +70,15 @@ def text_ids(texts: Sequence[ObjectId], width: int) -> Ids:
     if not texts:
         return np.empty((0, width), dtype=np.uint8)
     length = text_length(width)
-    joined = np.frombuffer("".join(texts).encode(), dtype=np.uint8).reshape(len(texts), length)
-    return decode_base32_column(joined, width)
+    joined = np.frombuffer("".join(texts).encode("utf-8", "replace"), dtype=np.uint8)
+    # Ids of other lengths must not be taken for parts of their neighbours: what is named here is kept.
+    wrong = next((text for text in texts if len(text) != length), "") if len(joined) else texts[0]
+    if wrong or len(joined) != length * len(texts):
+        raise FormatError(f"{wrong!r:.80} is named as an id; ids have {length} characters of base32")
+    try:
+        return decode_base32_column(joined.reshape(len(texts), length), width)
+    except InvalidInputError as error:
+        raise FormatError(f"a file names an object by something that is no id: {error.message}") from error
 
 
 def microseconds(time: dt.datetime) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from icefloe.errors import InvalidInputError
+from icefloe.errors import FormatError, InvalidInputError
 
 _DECODER = json.JSONDecoder()
 _BLANKS = " \t\r\n"
@@ -102,9 +102,12 @@ def split_attributes(document: bytes) -> tuple[bytes, bytes] | None:
 
 def join_attributes(document: bytes, attributes: bytes) -> bytes:
     """Undo split_attributes, byte for byte."""
-    text = document.decode()
-    span = find_attributes(text)
+    try:
+        text, inner = document.decode(), attributes.decode()
+        span = find_attributes(text)
+    except (ValueError, IndexError) as error:
+        raise FormatError(f"a document or its attributes are not JSON in UTF-8: {error}") from error
     if span is None:
         raise InvalidInputError("the document has no place for its attributes")
     start, end = span
-    return (text[:start] + attributes.decode() + text[end:]).encode()
+    return (text[:start] + inner + text[end:]).encode()

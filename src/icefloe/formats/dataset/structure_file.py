@@ -258,6 +258,8 @@ def _decode_inventory(entry: Row, rank: int, path: str) -> ManifestRef:
     extents = tuple((int(first), int(end)) for first, end in entry["extent"])
     if len(extents) not in (0, rank):
         raise FormatError(f"{_WHAT} gives extents of {len(extents)} dimensions to {path}, which has {rank}")
+    if any(not 0 <= first <= end <= 1 << 32 for first, end in extents):
+        raise FormatError(f"{_WHAT} says that a manifest of {path} covers the chunks {extents!s:.120}")
     return ManifestRef(_file_id(entry["inventory_file"]), extents)
 
 

@@ -231,4 +231,6 @@ def _load_manifest_ref(stored: Json, rank: int) -> ManifestRef:
         extents = tuple((int(first), int(end)) for first, end in zip(starts, ends, strict=True))
     if len(extents) not in (0, rank):
         raise FormatError(f"{_WHAT} gives extents of {len(extents)} dimensions to an array of {rank}")
+    if any(not 0 <= first <= end <= 1 << 32 for first, end in extents):
+        raise FormatError(f"{_WHAT} says that a manifest covers the chunks {extents!s:.120}")
     return ManifestRef(load_object_id(stored["object_id"]), extents)
