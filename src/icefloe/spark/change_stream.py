@@ -51,6 +51,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._commits = parse_number(given, "max_commits_per_batch", _NO_LIMIT)
         self._chunks = parse_number(given, "max_chunks_per_batch", _NO_LIMIT)
         self._emit = choose(given, "emit", ("chunks", "new_cells"))
+        self._deletions = choose(given, "deletions", ("error", "ignore"))
         self._until: str | None = None
 
     @property
@@ -111,6 +112,11 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         scan = plan_scan(options).scan
         before = start[_SNAPSHOT] or None
         change = changed_blocks(open_place(options.place), scan.grid, before, options.pin())
+        if change.removed and self._deletions == "error":
+            raise InvalidInputError(
+                f"cells were removed between {before} and {end[_SNAPSHOT]}: {change.removed}. Rows cannot say "
+                "so: read the table anew, or set the option deletions to ignore and drop what is gone yourself"
+            )
         if before is not None and self._emit == "new_cells":
             scan = replace(scan, beyond=change.first_new)
         selection = replace(change.selection, masks=scan.masks)

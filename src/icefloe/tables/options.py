@@ -43,6 +43,7 @@ STREAM_OPTIONS: Mapping[str, str] = {
     "max_commits_per_batch": "how many commits one batch takes at most",
     "max_chunks_per_batch": "how many changed chunks one batch takes, unless a single commit has more",
     "emit": "chunks: every cell of changed chunks; new_cells: only cells beyond the former shape",
+    "deletions": "error: stop where cells were removed; ignore: go on with those that are there",
 }
 WRITE_OPTIONS: Mapping[str, str] = {
     "message": "message of the commit",
