@@ -67,3 +67,28 @@ def test_logs_of_the_official_package_can_be_joined(tmp_path: Path, spec: int, h
     assert again.verify().is_clean, str(again.verify())
     assert zarr.open_array(again.readonly_session("main").store, path="a", mode="r")[:4].tolist() == [8, 8, 7, 7]
     assert zarr.open_array(official(tmp_path).readonly_session("main").store, path="a", mode="r")[0] == 8
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_history_that_the_official_package_expired_is_no_damage(tmp_path: Path, spec: int) -> None:
+    official_history(tmp_path, spec, "attributes")
+    late = icefloe.Repository.open(str(tmp_path))
+    official(tmp_path).expire_snapshots(dt.datetime.now(dt.UTC))
+    assert len(list(late.ancestry(branch="main"))) == 2
+    assert late.verify().is_clean, str(late.verify())
+    assert late.verify(repair=True).is_clean
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_writer_on_the_first_snapshot_meets_what_the_official_package_expired(tmp_path: Path, spec: int) -> None:
+    create_official(tmp_path, spec)
+    late = icefloe.Repository.open(str(tmp_path)).writable_session("main")
+    zarr.create_array(late.store, name="a", shape=(2,), chunks=(2,), dtype="i4")
+    with official(tmp_path).transaction("main", message="array") as store:
+        zarr.create_group(store)
+        zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i4")[:4] = 7
+    with official(tmp_path).transaction("main", message="write") as store:
+        zarr.open_array(store, path="a")[:2] = 9
+    official(tmp_path).expire_snapshots(dt.datetime.now(dt.UTC))
+    with pytest.raises(icefloe.RebaseFailedError):
+        late.commit("late", rebase_with=icefloe.ConflictDetector())

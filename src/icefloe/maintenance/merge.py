@@ -215,7 +215,8 @@ async def _squash(engine: Engine, plan: SquashPlan, message: str, metadata: Mapp
         raise ConflictError(expected_parent=plan.tip, actual_parent=tip.snapshot_id)
     newest = await engine.archive.fetch_snapshot(plan.tip)
     parent = await engine.archive.fetch_snapshot(plan.onto, anew=True)
-    logs = [await fetch_log(engine, await engine.archive.fetch_snapshot(each)) for each in reversed(plan.commits)]
+    commits = [await engine.archive.fetch_snapshot(each) for each in reversed(plan.commits)]
+    logs = [await fetch_log(engine, new, old) for old, new in zip([parent, *commits], commits, strict=False)]
     snapshot = _squashed(engine, newest, parent, message, metadata)
     await engine.archive.flush_snapshot(snapshot)
     if engine.capabilities.transaction_logs:

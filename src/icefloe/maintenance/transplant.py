@@ -56,7 +56,8 @@ async def log_between(engine: Engine, old: Snapshot, new: Snapshot) -> Transacti
         async for info in engine.ledger.ancestry(new.id):
             if info.id == old.id:
                 snapshots = [await engine.archive.fetch_snapshot(each) for each in reversed(between)]
-                logs = [await fetch_log(engine, snapshot) for snapshot in snapshots]
+                pairs = zip([old, *snapshots], snapshots, strict=False)
+                logs = [await fetch_log(engine, snapshot, parent) for parent, snapshot in pairs]
                 return await join_logs(logs, old, new, engine.archive)
             between.append(info.id)
     return await compare_snapshots(old, new, engine.archive)

@@ -15,7 +15,7 @@ from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.model.transaction_log import TransactionLog
 from icefloe.session.compare import chunks_in_boxes, compare_snapshots, diff_from_logs
 from icefloe.session.engine import Engine
-from icefloe.session.logs import join_logs, merge_logs
+from icefloe.session.logs import is_cut_off, join_logs, merge_logs
 
 _CLOCK_DIFFERENCE = dt.timedelta(minutes=5)
 """How far the clocks of two machines may be apart."""
@@ -124,6 +124,8 @@ async def fetch_log(
         except ObjectNotFoundError:
             logs = []
     if len(logs) == 1:
+        if engine.ledger.parents_change_unseen and parent is not None and is_cut_off(logs[0], parent, snapshot):
+            return await compare_snapshots(parent, snapshot, engine.archive)
         return logs[0]
     if parent is None:
         parent_id = (await engine.ledger.fetch_info(snapshot.id)).parent_id

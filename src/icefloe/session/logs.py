@@ -50,6 +50,18 @@ async def join_logs(
     return replace(joined, updated_chunks=chunks)
 
 
+def is_cut_off(log: TransactionLog, parent: Snapshot, snapshot: Snapshot) -> bool:
+    """Whether the log of a snapshot on the first one does not tell of all its nodes.
+
+    The official package expires history by putting a kept snapshot on the first one, and leaves its log as it was: the
+    log then only tells of the last of the commits in between.
+    """
+    if parent.parent_id is not None:
+        return False
+    known = {node.id for node in parent.nodes.values()} | log.new_arrays | log.new_groups
+    return any(node.id not in known for node in snapshot.nodes.values())
+
+
 def merge_logs(first: TransactionLog, second: TransactionLog) -> TransactionLog:
     """Two consecutive logs as one, as far as they tell; `join_logs` also looks for chunks that they do not mention."""
     born = first.new_arrays | first.new_groups
