@@ -279,3 +279,18 @@ def test_the_command_looks_at_virtual_files_where_it_is_told_to(
     assert "virtual file missing" in capsys.readouterr().out
     assert main(["verify", str(place)]) == 0
     assert "not checked: 4 virtual files" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("version", GENERATIONS)
+def test_a_move_under_a_smaller_attributes_threshold_is_no_damage(version: str) -> None:
+    storage = icefloe.in_memory_storage()
+    repo = icefloe.Repository.create(storage, spec_version=version)
+    with repo.transaction("main", message="array") as store:
+        zarr.create_group(store)
+        zarr.create_array(store, name="a", shape=(4,), dtype="i4", attributes={"text": "x" * 1000})
+    small = icefloe.Repository.open(storage, icefloe.RepositoryConfig(attributes_threshold_bytes=10))
+    session = small.writable_session("main")
+    session.move("/a", "/b")
+    session.commit("moved")
+    assert small.verify().is_clean, str(small.verify())
+    assert zarr.open_array(small.readonly_session("main").store, path="b", mode="r").attrs["text"] == "x" * 1000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -322,7 +322,7 @@ async def flush_snapshot(
     nodes = list(work.tree.nodes())
     if manifests is None:
         manifests = await flush_manifests(work, summary.edits, nodes)
-    attributes = await _flush_attributes(work)
+    attributes = await _flush_attributes(work, summary.new.keys() | summary.updated.keys())
     snapshot = _build_snapshot(work, request, _link_nodes(nodes, manifests, attributes), manifests, onto)
     writes: list[Coroutine[Any, Any, object]] = [engine.archive.flush_snapshot(snapshot)]
     if engine.format.capabilities.transaction_logs:
@@ -397,8 +397,13 @@ def _only_moves(log: TransactionLog) -> bool:
     return replace(log, moves=()).is_empty()
 
 
-async def _flush_attributes(work: Workspace) -> Mapping[NodeId, tuple[bytes, AttributesRef]]:
-    """Write large attributes of changed nodes to one file; returns document and place of each such node."""
+async def _flush_attributes(
+    work: Workspace, changed: Container[NodeId]
+) -> Mapping[NodeId, tuple[bytes, AttributesRef]]:
+    """Write large attributes of changed nodes to one file; returns document and place of each such node.
+
+    A node that was only moved keeps its document as it is: the log tells of no change of it.
+    """
     threshold = work.engine.config.effective("attributes_threshold_bytes")
     if not work.engine.format.capabilities.attributes_files:
         return {}
@@ -406,7 +411,7 @@ async def _flush_attributes(work: Workspace) -> Mapping[NodeId, tuple[bytes, Att
     result: dict[NodeId, tuple[bytes, AttributesRef]] = {}
     attributes_id = new_object_id(work.engine.format.capabilities.object_id_bytes)
     for node in work.changes.added.values():
-        if node.attributes is not None or len(node.document) <= threshold:
+        if node.id not in changed or node.attributes is not None or len(node.document) <= threshold:
             continue
         parts = split_attributes(node.document)
         if parts is not None and len(parts[1]) > threshold:
