@@ -41,15 +41,20 @@ class ChangeSet:
         return replace(self.copy_nodes(), edits=edits, parts=dict(self.parts), cleared=dict(self.cleared))
 
     def copy_nodes(self) -> ChangeSet:
-        """The changes of nodes only: what a fork begins with."""
+        """The changes of nodes only."""
         return ChangeSet(dict(self.added), set(self.removed), dict(self.origin), updated=set(self.updated))
+
+    def begin_fork(self) -> ChangeSet:
+        """What a fork begins with: the nodes of the session, none of them written by the fork."""
+        return replace(self.copy_nodes(), updated=set())
 
     def over(self, inherited: ChangeSet) -> ChangeSet:
         """The changes of a fork and those that it was made with, as one."""
-        if not (inherited.edits or inherited.parts or inherited.cleared):
+        if not (inherited.edits or inherited.parts or inherited.cleared or inherited.updated):
             return self
         result = replace(self.copy_nodes(), edits=dict(inherited.edits), parts=dict(inherited.parts))
         result.cleared.update(inherited.cleared)
+        result.updated |= inherited.updated
         for node_id, edits in self.edits.items():
             if edits.base_box is not None and node_id in result.parts:
                 result.parts[node_id] = tuple(part.clipped(edits.base_box) for part in result.parts[node_id])
@@ -74,7 +79,7 @@ class ChangeSet:
         if self.parts or self.cleared or any(self.edits.values()):
             return False
         same_nodes = self.added == inherited.added and self.removed == inherited.removed
-        return same_nodes and self.updated == inherited.updated
+        return same_nodes and not self.updated
 
     def put_node(self, base: Snapshot, node: Node) -> None:
         """A node was written: it is at its path from now on, new or in place of what was there."""

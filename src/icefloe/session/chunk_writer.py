@@ -17,6 +17,9 @@ from icefloe.model.nodes import ArrayNode
 from icefloe.session.change_set import ChangeSet
 from icefloe.storage.contract import Buffer, Storage
 
+_AT_ONCE = 256
+"""Chunks that are recorded before other threads have a turn."""
+
 
 class EditTarget(Protocol):
     """Where the references of written chunks are recorded."""
@@ -71,14 +74,28 @@ class ChunkWriter:
         self, target: EditTarget, node: ArrayNode, coords: Sequence[Coords], data: Sequence[Buffer]
     ) -> None:
         """Take many chunks of an array; large ones are stored at the same time."""
-        large = []
+        large, inline, packed = [], [], []
         for each, body in zip(coords, data, strict=True):
             size = len(body)
-            if size > self._inline_bytes and not self._packs.policy.takes(size):
-                large.append(self.write(target, node, each, body))
+            if size <= self._inline_bytes:
+                inline.append((each, ChunkRef(ChunkKind.INLINE, 0, size, data=bytes(body))))
+            elif self._packs.policy.takes(size):
+                packed.append((each, body))
             else:
-                await self.write(target, node, each, body)
+                large.append(self.write(target, node, each, body))
+        for first in range(0, len(inline), _AT_ONCE):
+            self._record_many(target, node, inline[first : first + _AT_ONCE])
+        for each, body in packed:
+            await self.write(target, node, each, body)
         await asyncio.gather(*large)
+
+    def _record_many(self, target: EditTarget, node: ArrayNode, refs: Sequence[tuple[Coords, ChunkRef]]) -> None:
+        last = tuple(map(max, zip(*(coords for coords, _ in refs), strict=True)))
+        with self.lock:
+            edits = target.open_edits(node, last)
+            for coords, ref in refs:
+                self._packs.discard(node.id, coords)
+                edits.set(coords, ref)
 
     def record(self, target: EditTarget, node: ArrayNode, coords: Coords, ref: ChunkRef) -> None:
         """Record a reference whose bytes are elsewhere, or a deletion."""

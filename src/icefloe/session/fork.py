@@ -43,7 +43,7 @@ class Fork:
     @classmethod
     def of(cls, view: View) -> Fork:
         """A fork of a session as it is now."""
-        return cls(view.engine, view.base, view.changes.over(view.inherited), view.changes.copy_nodes())
+        return cls(view.engine, view.base, view.changes.over(view.inherited), view.changes.begin_fork())
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -98,7 +98,7 @@ class _Sides:
     def changed_nodes(self, changes: ChangeSet) -> dict[NodeId, None]:
         """Nodes that one side wrote, moved, made or deleted since the fork left."""
         known = {**self._added[id(self.before)], **self._added[id(changes)], **self._origins}
-        fresh = changes.updated - self.before.updated
+        fresh = self._written(changes)
         return {key: None for key in known if key in fresh or self.find(changes, key) != self.find(self.before, key)}
 
     def wrote(self, changes: ChangeSet, node_id: NodeId) -> bool:
@@ -106,7 +106,11 @@ class _Sides:
         before, now = self.find(self.before, node_id), self.find(changes, node_id)
         if before is None or now is None:
             return now is not None
-        return before.document != now.document or node_id in changes.updated - self.before.updated
+        return before.document != now.document or node_id in self._written(changes)
+
+    def _written(self, changes: ChangeSet) -> set[NodeId]:
+        """Nodes whose document one side is known to have written since the fork left."""
+        return changes.updated if changes is self.forked else changes.updated - self.before.updated
 
     def changed_chunks(self, changes: ChangeSet, node_id: NodeId) -> npt.NDArray[np.uint32] | None:
         """Chunks that one side set or deleted since the fork left; None when it has no edits of the array."""

@@ -124,7 +124,7 @@ class Workspace(View):
         with self.lock:
             self.check_open()
             self.writer.discard()
-            self.tree = Tree(self.base, self.inherited.copy_nodes(), self.lock)
+            self.tree = Tree(self.base, self.inherited.begin_fork(), self.lock)
 
     def is_clean(self) -> bool:
         """Whether nothing has changed; for a fork, since it left."""
