@@ -150,6 +150,9 @@ def _care(draw: _Drawing, process: str, verb: str) -> None:
 def _late(draw: _Drawing) -> None:
     """Sessions that are opened before others change, compact, expire and collect, and are committed after it."""
     draw.days(0.8)
+    if draw.chance(0.3):
+        _move_chunks(draw)
+        return
     slots: list[str] = []
     for _ in range(draw.random.randint(1, 3)):
         slot = f"late{len(slots)}"
@@ -177,6 +180,29 @@ def _late(draw: _Drawing) -> None:
     draw.wait(2)
     for slot in slots:
         draw.add("service", "commit", slot=slot, solver=draw.pick({"detector": 5, "ours": 1, "none": 1}))
+
+
+def _move_chunks(draw: _Drawing) -> None:
+    """A session refers to old chunks at new places, while others write these chunks anew and collect the old ones."""
+    for slot, edit in (("late", ("shift", "a", draw.random.choice((-1, 1)))), ("early", ("set", "b", 3))):
+        draw.add("service", "open", slot=slot, branch="main")
+        draw.add("service", "edit", slot=slot, edits=[edit])
+    for verb in ("compact", "early", "expire", "collect"):
+        draw.wait(40)
+        if draw.chance(0.2):
+            draw.add("others", "transaction", branch="main", edits=draw.edits(1, {"set": 1}), solver="detector")
+        if not draw.chance(0.85):
+            continue
+        if verb == "early":
+            draw.add("service", "commit", slot="early", solver="detector")
+        elif verb == "expire":
+            draw.add("nightly", "expire", age=draw.random.choice((0.0, 30.0, DAY)))
+        elif verb == "collect":
+            draw.add("nightly", "collect", grace=DAY, incremental=draw.chance(0.2))
+        else:
+            draw.add("nightly", verb, branch="main")
+    draw.wait(40)
+    draw.add("service", "commit", slot="late", solver="detector")
 
 
 def _forks(draw: _Drawing) -> None:
