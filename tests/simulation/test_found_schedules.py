@@ -8,8 +8,6 @@ from icefloe.testing.actors import DAY, Edit, ProcessPlan, Step
 from icefloe.testing.profiles import Schedule
 from icefloe.testing.simulator import GENERATIONS, run_schedule
 
-pytestmark = pytest.mark.xfail(strict=False, reason="some of what was found is being repaired")
-
 SERVICE, NIGHTLY = ProcessPlan("service", config="loose"), ProcessPlan("nightly", config="packed")
 OTHERS, NOTEBOOK = ProcessPlan("others", config="loose"), ProcessPlan("notebook", config="loose", is_local=True)
 

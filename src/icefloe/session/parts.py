@@ -48,6 +48,7 @@ class WrittenParts:
 async def write_parts(work: Workspace, label: str = "") -> WrittenParts:
     """Store the chunks and references of a fork; returns what the driver needs to link them."""
     view = await work.stored_view()
+    _refuse_nodes(view)
     fresh_id = partial(new_object_id, work.engine.capabilities.object_id_bytes)
     config = work.engine.config.manifest or SPECIFIED
     parts: list[PartRef] = []
@@ -93,6 +94,18 @@ def _edited_array(view: View, node_id: NodeId) -> ArrayNode:
         node = next((node for node in view.changes.added.values() if node.id == node_id), None)
     assert isinstance(node, ArrayNode), "edits are dropped together with their array"
     return node
+
+
+def _refuse_nodes(view: View) -> None:
+    """Parts hold chunks only: what a worker did to arrays and groups themselves would be lost."""
+    before, after = view.inherited, view.changes
+    changed = {path for path, node in after.added.items() if before.added.get(path) != node}
+    changed |= (before.added.keys() - after.added.keys()) | (after.removed ^ before.removed)
+    if changed:
+        raise UnsupportedError(
+            f"a worker created, changed or deleted {', '.join(sorted(changed)[:3])}; parts hold chunks only. "
+            "Do that in the session it was forked from, or merge the fork instead of linking its parts"
+        )
 
 
 async def link_parts(work: Workspace, written: Sequence[WrittenParts]) -> None:
