@@ -389,7 +389,12 @@ class Process:
             if how != "parts" and not clashes and not ours.meets(others):
                 self._oracle.report("no false conflicts", f"{actor}: no fork changed the same thing, but {error}")
             return
-        if clashes and how != "parts":
+        if clashes and how == "parts":
+            # Workers that write one chunk are asked not to; what becomes of it is not promised.
+            for slot in [name for name, each in self._slots.items() if each is held]:
+                del self._slots[slot]
+            return
+        if clashes:
             self._oracle.report(
                 "conflicts are reported", f"{actor}: a fork was merged, although both changed {clashes}"
             )

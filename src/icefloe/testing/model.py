@@ -237,7 +237,9 @@ def find_clashes(base: Content, changes: Sequence[Change], theirs: Content) -> l
             is_ours = is_written or (least is not None and index >= least)
             differs = was.chunks.get(index) != now.chunks.get(index) and index < max(done.grid, now.grid)
             is_outside = is_written and now.grid <= index < was.grid and done.grid == was.grid
-            if (is_ours and differs) or is_outside:
+            # Both may have come to the same end: a chunk that both cleared is cleared.
+            agree = done.chunks.get(index) == now.chunks.get(index)
+            if (is_ours and differs and not agree) or is_outside:
                 clashes.append((uid, index))
     for path, array in view.items():
         if array.uid not in old and path in theirs and theirs[path].uid not in ours.deleted:
