@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import xarray as xr
 
+from icefloe import Repository
 from icefloe.cli.app import main
 from icefloe.ingest.synthetic import write_month
 
@@ -78,3 +79,13 @@ def test_the_demo_tells_its_story(spark: Any, tmp_path: Path, capsys: pytest.Cap
     assert told["hours"] == {"now": 96, "before": 72} and told["virtual_equals_native"] is True
     assert Path(told["picture"]).stat().st_size > 10_000
     assert main(["demo", str(tmp_path / "demo")]) == 1
+
+
+def test_a_query_that_fails_is_told_in_one_line(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = str(tmp_path / "repo")
+    session = Repository.create(place).writable_session("main")
+    xr.Dataset({"v": ("x", [1.0, 2.0])}).to_zarr(session.store, consolidated=False)
+    session.commit("two values")
+    assert main(["sql", place, "select nope from v"]) == 1
+    told = capsys.readouterr().err.strip()
+    assert told.count("\n") == 0 and "nope" in told

@@ -42,27 +42,26 @@ def sql(
     repository = open_repository(place, options)
     session = Point(branch, tag, snapshot, as_of).session(repository)
     spark = spark_session(master, settings)
-    from icefloe.spark.views import list_views, register_views  # noqa: PLC0415 - Spark is an extra
+    from icefloe.spark.views import list_views, register_views, run_query  # noqa: PLC0415 - Spark is an extra
     from icefloe.tables.options import Point as TablePoint  # noqa: PLC0415
 
     if query is None:
         _show_views(list_views(session), json=json)
         return
     register_views(spark, repository, TablePoint(snapshot_id=session.snapshot_id), query)
-    frame = spark.sql(query)
-    rows = (frame.limit(limit + 1) if limit else frame).toArrow().to_pylist()
+    columns, rows = run_query(spark, query, limit + 1 if limit else None)
     shown = rows[:limit] if limit else rows
     if json:
         print_json(
             {
                 "snapshot_id": session.snapshot_id,
-                "columns": frame.columns,
+                "columns": columns,
                 "rows": shown,
                 "more": len(rows) > len(shown),
             }
         )
         return
-    listing = table(*frame.columns)
+    listing = table(*columns)
     for row in shown:
         listing.add_row(*(_cell(value) for value in row.values()))
     console = stdout()

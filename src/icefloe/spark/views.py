@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -17,6 +18,7 @@ from icefloe.session.session import Session
 from icefloe.spark.cells import metadata_frame, plan_table, scan_frame
 from icefloe.spark.places import Target, existing_repository
 from icefloe.spark.registration import register
+from icefloe.spark.tasks import reason_of
 from icefloe.tables.grids import list_grids
 from icefloe.tables.options import METADATA_TABLES, Point, TableOptions
 from icefloe.tables.places import Place, place_of
@@ -134,3 +136,16 @@ def _frame(spark: SparkSession, place: Place, snapshot_id: str, view: View) -> D
     if view.table is not None:
         return metadata_frame(spark, replace(options, table=view.table))
     return scan_frame(spark, plan_table(spark, options, None))
+
+
+def run_query(spark: SparkSession, query: str, limit: int | None = None) -> tuple[list[str], list[dict[str, Any]]]:
+    """The columns and rows of a query; one that fails is told in one line."""
+    # It prints the whole context of a failed query as JSON before the error is raised.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    try:
+        frame = spark.sql(query)
+        return frame.columns, (frame.limit(limit) if limit else frame).toArrow().to_pylist()
+    except PySparkException as error:
+        # The plan and the traces of Java that follow are for those who look at the cause.
+        told = str(error)
+        raise InvalidInputError(reason_of(error) if "Traceback" in told else told.partition("\n")[0]) from error
