@@ -103,7 +103,9 @@ def _begin(schedule: Schedule, loop: SimulatedLoop) -> Oracle:
             loop=loop,
         )
     )
-    return Oracle(store, schedule.generation, start)
+    oracle = Oracle(store, schedule.generation, start)
+    oracle.store_is_skewed = schedule.store_skew_seconds != 0
+    return oracle
 
 
 def _simulate_threads(schedule: Schedule, loop: SimulatedLoop) -> Violation | None:
