@@ -27,6 +27,7 @@ from icefloe.ingest.options import IngestOptions
 
 REFUSALS = (
     "overlap along",
+    "at the same coordinates",
     "not monotone, or runs in different directions",
     "packed numbers mean different values",
     "packed numbers would mean different values",
@@ -352,7 +353,13 @@ def read_with_xarray(path: Path, file: MessyFile) -> xr.Dataset:
 
 def combine_with_xarray(parts: list[xr.Dataset]) -> xr.Dataset:
     """Files joined in the order of their times, cells that none has missing."""
-    parts = sorted((p for p in parts if p.sizes["time"]), key=lambda p: p.time.values[0]) or parts[:1]
+    by_times: dict[str, list[xr.Dataset]] = {}
+    for part in parts:
+        if part.sizes["time"]:
+            by_times.setdefault(str(part.time.values.tolist()), []).append(part)
+    # Files of the same times bring different variables.
+    parts = [xr.merge(same, compat="override", join="override") for same in by_times.values()]
+    parts = sorted(parts, key=lambda p: p.time.values[0])
     return xr.combine_nested(
         parts, "time", join="exact", data_vars="all", coords="minimal", compat="override", combine_attrs="override"
     )

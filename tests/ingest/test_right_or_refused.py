@@ -238,3 +238,10 @@ def test_packed_coordinates_are_unpacked_with_the_rest(tmp_path: Path, repositor
         file["lat"].scale_factor = 0.5
     run(repository, path, unpack=True)
     assert opened(repository).lat.values.tolist() == [5.0, 10.0]
+
+
+def test_a_missing_value_is_spelled_by_the_type_that_holds_all_files(tmp_path: Path, repository: Repository) -> None:
+    write(tmp_path / "a.nc", 0, dtype="i2", _FillValue=np.int16(3))
+    write(tmp_path / "b.nc", 4, dtype="f8", _FillValue=np.float64(3.0))
+    run(repository, tmp_path / "a.nc", tmp_path / "b.nc")
+    assert np.isnan(opened(repository).v.values).sum() == 1

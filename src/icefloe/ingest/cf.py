@@ -248,11 +248,14 @@ def _units_since(unit: str, first: TimeUnits) -> TimeUnits:
     assert match is not None
     if _NANOSECONDS[unit] == first.unit_ns:
         return first
-    if unit != "nanoseconds" or _is_within_nanoseconds(first):
+    if unit not in ("microseconds", "nanoseconds") or _is_within_nanoseconds(first):
         return parse_time_units(f"{unit} since {match[2]}", first.calendar)
-    if first.calendar in CIVIL_CALENDARS:
-        return parse_time_units("nanoseconds since 1970-01-01", first.calendar)
-    raise InvalidInputError(f"times in {first.text!r} of the calendar {first.calendar!r} are finer than microseconds")
+    if unit == "nanoseconds" and first.calendar not in CIVIL_CALENDARS:
+        raise InvalidInputError(
+            f"times in {first.text!r} of the calendar {first.calendar!r} are finer than microseconds"
+        )
+    # xarray reads times that cftime decodes as doubles, which do not hold the microseconds of millennia.
+    return parse_time_units(f"{unit} since 1970-01-01", first.calendar)
 
 
 def _is_within_nanoseconds(units: TimeUnits) -> bool:

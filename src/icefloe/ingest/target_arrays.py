@@ -255,6 +255,9 @@ def _choose_stored(
         if not same_fills or (has_holes and not packings[0].fills):
             attributes = {k: v for k, v in attributes.items() if k not in _MISSING}
             attributes["_FillValue"] = fill_attribute(dtype, np.nan)
+        elif "_FillValue" in attributes and packings[0].fills:
+            # Integers that became floats: the attribute is spelled by its type.
+            attributes["_FillValue"] = fill_attribute(dtype, packings[0].fill)
         fill = packings[0].fill if same_fills and packings[0].fills else np.nan
         return _Stored(dtype, attributes, fill_value_document(dtype, fill))
     if kind in "iu" and packings[0].fills:
