@@ -319,3 +319,22 @@ def test_an_ingest_keeps_the_ranges_of_what_it_wrote(spark: Any, tmp_path: Path,
     assert "reads_1_of_6" in df._jdf.queryExecution().toString()
     with pytest.raises(InvalidInputError, match="goes with mode='native'"):
         ingest(spark, str(tmp_path / "*.nc"), place, mode="virtual", statistics=True)
+
+
+def test_a_relative_path_is_one_folder_for_every_entry_point(
+    spark: Any, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from icefloe.spark import register, table
+
+    register(spark)
+    # Spark's own processes stay in the folder in which the session started.
+    monkeypatch.chdir(tmp_path)
+    name = Path(place).name
+    cells = table(spark, name, variables="t2m").count()
+    assert spark.read.format("icefloe").option("variables", "t2m").load(name).count() == cells
+    assert spark.read.format("icefloe").option("variables", "t2m").option("url", f"./{name}").load().count() == cells
+    assert spark.sql(f"SELECT * FROM icefloe_scan('{name}', NULL, 't2m')").count() == cells
+    rows = spark.range(6).selectExpr("cast(id as int) x", "cast(id as float) v")
+    rows.coalesce(1).write.format("icefloe").option("dims", "x").mode("append").save("written")
+    assert (tmp_path / "written").is_dir()
+    assert table(spark, "written").count() == 6

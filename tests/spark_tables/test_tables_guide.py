@@ -23,13 +23,11 @@ def test_every_block_of_the_guide_runs(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    # Workers were started elsewhere: the guide's relative path is made whole.
     blocks = re.findall(r"```python spark\n(.*?)```", (repository_root / "docs" / "tables.md").read_text(), re.DOTALL)
     assert len(blocks) == 4
     names: dict[str, Any] = {}
     for block in blocks:
-        whole = block.replace("'weather'", f"'{tmp_path / 'weather'}'")
-        exec(compile(whole, "docs/tables.md", "exec"), names)
+        exec(compile(block, "docs/tables.md", "exec"), names)
     told = capfd.readouterr().out
     assert "two days" in told and "912 " in told
     spark.sql("drop view tropics")

@@ -11,6 +11,7 @@ from typing import Any
 from pyspark.sql import SparkSession as SparkSession
 
 from icefloe.spark.java import ensure_java
+from icefloe.tables.places import DRIVER_VARIABLE
 
 LOCAL_MASTER = "local[*,4]"
 """Every core; a task that fails is tried again, as on a cluster."""
@@ -67,6 +68,7 @@ def connect(
     # Workers would start the first python3 on PATH otherwise, which need not be this environment's.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ[DRIVER_VARIABLE] = str(os.getpid())
     builder = SparkSession.builder.master(master or os.environ.get("SPARK_MASTER", LOCAL_MASTER)).appName(app_name)
     for key, value in merge_settings(settings or {}, quick_start=quick_start).items():
         builder = builder.config(key, value)

@@ -47,6 +47,8 @@ class IcefloeDataSource(DataSource):
     def schema(self) -> StructType:
         options = normalise_options(self.options)
         parsed = parse_options(options, STREAM_OPTIONS)
+        # A catalog's table may be read from another working directory than it was made in.
+        options["url"] = parsed.place.url
         session = parsed.pin()
         if not is_from_catalog(self.options):
             options[PINNED] = session.snapshot_id

@@ -13,7 +13,7 @@ from icefloe.errors import InvalidInputError
 from icefloe.repository import Repository
 from icefloe.session.session import Session
 from icefloe.tables.instants import parse_instant
-from icefloe.tables.places import Place, open_place, session_at
+from icefloe.tables.places import Place, absolute_address, open_place, session_at
 
 LAYOUTS = ("cells", "rows", "chunks")
 METADATA_TABLES = ("snapshots", "refs", "nodes", "manifests", "chunks", "files", "history", "changes")
@@ -126,8 +126,6 @@ def parse_place(options: Mapping[str, str]) -> Place:
     url = options.get("url") or options.get("path")
     if not url:
         raise InvalidInputError("the option `path` is missing: the path or URL of the repository")
-    if url.startswith("file:") and not url.startswith("file://"):
-        url = url[len("file:") :]
     storage = tuple(
         sorted(
             (key[len("storage.") :], yaml.safe_load(value))
@@ -135,7 +133,7 @@ def parse_place(options: Mapping[str, str]) -> Place:
             if key.startswith("storage.")
         )
     )
-    return Place(url, storage, split_names(options.get("authorize", "")))
+    return Place(absolute_address(url), storage, split_names(options.get("authorize", "")))
 
 
 def parse_options(options: Mapping[str, str], further: Mapping[str, str] | None = None) -> TableOptions:

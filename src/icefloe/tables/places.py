@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -13,6 +14,8 @@ from icefloe.repository import Repository
 from icefloe.session.session import Session
 from icefloe.storage.build import storage_from_url
 
+DRIVER_VARIABLE = "ICEFLOE_DRIVER_PID"
+"""The environment variable in which processes that Spark starts find the process id of the driver."""
 _SECRETS = ("secret", "token", "password", "access_key", "account_key", "service_account_key", "bearer")
 
 
@@ -39,14 +42,36 @@ class Place:
 
 
 def place_of(repository: Repository | str | os.PathLike[str]) -> Place:
-    """The place of a repository: an opened one takes along everything it was opened with.
-
-    A relative path is meant from where the caller stands; tasks stand elsewhere.
-    """
+    """The place of a repository: an opened one takes along everything it was opened with."""
     if not isinstance(repository, Repository):
-        address = os.fspath(repository)
-        return Place(address if "://" in address else os.path.abspath(os.path.expanduser(address)))
+        return Place(absolute_address(os.fspath(repository)))
     return Place(repository.storage.url, packed=pickle.dumps(repository))
+
+
+def absolute_address(address: str) -> str:
+    """A URL as it is; a path from the root on. A relative path is one in the working directory of the driver."""
+    if "://" in address:
+        return address
+    path = os.path.expanduser(address.removeprefix("file:"))
+    return os.path.abspath(path if os.path.isabs(path) else os.path.join(_driver_folder(path), path))
+
+
+def _driver_folder(path: str) -> str:
+    """The working directory of the driver.
+
+    Spark plans the reads and writes of a data source in a Python process that the JVM starts: its working directory is
+    the one that the driver had when the session started, or that of a server.
+    """
+    started_as = getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", None) or ""
+    if not started_as.startswith("pyspark."):
+        return os.getcwd()
+    try:
+        return os.readlink(f"/proc/{os.environ[DRIVER_VARIABLE]}/cwd")
+    except (KeyError, OSError):
+        raise InvalidInputError(
+            f"the path {path!r} is relative, and the process in which Spark plans this cannot tell the working "
+            "directory of the driver; give the whole path"
+        ) from None
 
 
 @lru_cache(maxsize=8)
