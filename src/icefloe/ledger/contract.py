@@ -175,12 +175,19 @@ class Ledger(ABC):
     def ancestry(self, snapshot_id: ObjectId) -> AsyncIterator[SnapshotInfo]:
         """The snapshot itself, then its ancestors, newest first, at a cost that does not depend on what is skipped."""
 
+    def ancestry_at(self, tip: Tip) -> AsyncIterator[SnapshotInfo]:
+        """The ancestry of a tip that was just read; as it was then, where the tip was read together with history."""
+        return self.ancestry(tip.snapshot_id)
+
     @abstractmethod
     async def fetch_info(self, snapshot_id: ObjectId) -> SnapshotInfo:
         """One snapshot as history shows it; SnapshotNotFoundError."""
 
-    async def fetch_pruned_logs(self, snapshot_id: ObjectId) -> tuple[ObjectId, ...]:
-        """Expired ancestors, oldest first, whose logs belong to the change of this snapshot."""
+    async def fetch_pruned_logs(self, snapshot_id: ObjectId, tip: Tip | None = None) -> tuple[ObjectId, ...]:
+        """Expired ancestors, oldest first, whose logs belong to the change of this snapshot.
+
+        With a `tip`, those of the history that `ancestry_at` shows.
+        """
         return ()
 
     async def fetch_all_pruned_logs(self) -> frozenset[ObjectId]:

@@ -129,9 +129,16 @@ class Icechunk1Ledger(Ledger):
         if current.snapshot_id == tip.snapshot_id:
             raise StaleTipError(current)
         # A put whose answer was lost may have landed, and others may have committed on top since.
-        if await self._is_ancestor(snapshot.id, current.snapshot_id, tip.snapshot_id):
-            return Tip(snapshot.id, None)
-        raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current.snapshot_id)
+        while True:
+            try:
+                if await self._is_ancestor(snapshot.id, current.snapshot_id, tip.snapshot_id):
+                    return Tip(snapshot.id, None)
+            except SnapshotNotFoundError:
+                walked, current = current, await self.fetch_tip(branch)
+                if walked.snapshot_id == current.snapshot_id:
+                    raise
+                continue  # the branch went on, and the snapshot at which the walk began was collected
+            raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current.snapshot_id)
 
     async def announce_collection(self, collection_id: str, *, soon: bool) -> None:
         """Write refs again when young objects may be deleted: with other blanks at the end, which JSON ignores.

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import datetime as dt
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Set
 from typing import Any
 
 from icefloe.archive.files import Archive
@@ -186,9 +186,12 @@ class Icechunk2Ledger(Ledger):
 
     async def ancestry(self, snapshot_id: ObjectId) -> AsyncIterator[SnapshotInfo]:
         info = await self.fetch_repo_info()
-        _find_record(info, snapshot_id)
-        for ancestor in _history(info, snapshot_id):
-            yield to_snapshot_info(info.snapshots[ancestor])
+        for ancestor in _listed_history(info, snapshot_id):
+            yield ancestor
+
+    async def ancestry_at(self, tip: Tip) -> AsyncIterator[SnapshotInfo]:
+        for ancestor in _listed_history(_info_of(tip.collection) or await self.fetch_repo_info(), tip.snapshot_id):
+            yield ancestor
 
     async def fetch_info(self, snapshot_id: ObjectId) -> SnapshotInfo:
         return to_snapshot_info(_find_record(await self.fetch_repo_info(), snapshot_id))
@@ -201,9 +204,10 @@ class Icechunk2Ledger(Ledger):
         info = await self.fetch_repo_info()
         return {key: to_snapshot_info(record) for key, record in info.snapshots.items()}
 
-    async def fetch_pruned_logs(self, snapshot_id: ObjectId) -> tuple[ObjectId, ...]:
+    async def fetch_pruned_logs(self, snapshot_id: ObjectId, tip: Tip | None = None) -> tuple[ObjectId, ...]:
         """Expired ancestors whose logs, oldest first, come before the snapshot's own when it is compared."""
-        return _find_record(await self.fetch_repo_info(), snapshot_id).pruned_logs
+        info = None if tip is None else _info_of(tip.collection)
+        return _find_record(info or await self.fetch_repo_info(), snapshot_id).pruned_logs
 
     async def fetch_all_pruned_logs(self) -> frozenset[ObjectId]:
         info = await self.fetch_repo_info()
@@ -395,6 +399,12 @@ def _history(info: RepoInfo, snapshot_id: ObjectId) -> list[ObjectId]:
         found[current] = None
         current = info.snapshots[current].parent_id
     return list(found)
+
+
+def _listed_history(info: RepoInfo, snapshot_id: ObjectId) -> Iterator[SnapshotInfo]:
+    _find_record(info, snapshot_id)
+    for ancestor in _history(info, snapshot_id):
+        yield to_snapshot_info(info.snapshots[ancestor])
 
 
 def _find_record(info: RepoInfo, snapshot_id: ObjectId) -> SnapshotRecord:

@@ -14,6 +14,7 @@ import numpy as np
 from icefloe.environment import current_time, monotonic_time
 from icefloe.errors import (
     ConflictError,
+    FormatError,
     NotFoundError,
     ObjectNotFoundError,
     RefNotFoundError,
@@ -31,7 +32,7 @@ from icefloe.model.nodes import ArrayNode, AttributesRef, Node
 from icefloe.model.snapshot import Snapshot, SnapshotInfo, inherit_metadata
 from icefloe.model.transaction_log import TransactionLog
 from icefloe.model.zarr_document import split_attributes
-from icefloe.session.change_set import summarise, transaction_log
+from icefloe.session.change_set import ChangeSet, summarise, transaction_log
 from icefloe.session.collected import check_objects, check_references, referenced_objects
 from icefloe.session.conflicts import ConflictSolver
 from icefloe.session.engine import Engine
@@ -50,6 +51,8 @@ _PAUSE_PER_TRY = 4.0
 _LONGEST_PAUSE_SECONDS = 10.0
 _STALE_TRIES = 100
 """In every try that is lost somebody expired history or collected garbage, so a hundred tries are many."""
+_GONE = (SnapshotNotFoundError, ObjectNotFoundError, FormatError)
+"""How a file is missed that was collected: a manifest that a snapshot names and that is not there is a FormatError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,9 @@ async def commit(work: Workspace, branch: str, request: CommitRequest) -> Snapsh
         except ConflictError:
             if request.rebase_with is None or attempt == request.rebase_tries:
                 raise
+        except _GONE:
+            await _check_base(work, branch)
+            raise
         await asyncio.sleep(random.uniform(0, longest_pause(attempt, monotonic_time() - started)))
     raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -178,7 +184,11 @@ async def amend(work: Workspace, branch: str, tip: Tip, request: CommitRequest) 
         await check_references(work, tip)
         return snapshot
 
-    return await replace_newest(work.engine, branch, tip, work.base, flush)
+    try:
+        return await replace_newest(work.engine, branch, tip, work.base, flush)
+    except _GONE:
+        await _check_base(work, branch)
+        raise
 
 
 async def _fetch_replaced_log(engine: Engine, replaced: Snapshot, parent: Snapshot) -> TransactionLog:
@@ -253,24 +263,61 @@ async def flush_detached(work: Workspace, branch: str, request: CommitRequest) -
 
 async def rebase(work: Workspace, branch: str, solver: ConflictSolver) -> None:
     """Carry the changes over to where the branch stands now; all the way, or not at all."""
-    tip = await work.engine.ledger.fetch_tip(branch)
-    base, changes = work.base, work.changes
-    missed = await _missed(work, branch, tip)
-    # The walk over history began with the file of the tip, as it is now.
-    work.engine.ledger.note_current(branch, tip)
+    earlier: tuple[ObjectId, list[ObjectId] | None] | None = None
+    for tries in range(_STALE_TRIES):
+        tip = await work.engine.ledger.fetch_tip(branch)
+        missed: list[ObjectId] | None = None
+        try:
+            missed = await _missed(work, branch, tip)
+            # The walk over history began with the file of the tip, as it is now.
+            work.engine.ledger.note_current(branch, tip)
+            base, changes = await _carry_over(work, tip, missed, solver)
+        except _GONE as error:
+            # Others expired and collected a commit after history was walked: then the next walk does not meet it.
+            if tries < _STALE_TRIES - 1 and earlier != (tip.snapshot_id, missed):
+                earlier = tip.snapshot_id, missed
+                continue
+            if not isinstance(error, SnapshotNotFoundError):
+                raise
+            raise ConflictError(
+                f"the branch is at {tip.snapshot_id}, and a commit between that and the session's base {work.base.id} "
+                f"is not there any more ({error}); open a new session and write again",
+                expected_parent=work.base.id,
+                actual_parent=tip.snapshot_id,
+            ) from error
+        work.rebase_to(base, changes, tip)
+        return
+
+
+async def _carry_over(
+    work: Workspace, tip: Tip, missed: list[ObjectId], solver: ConflictSolver
+) -> tuple[Snapshot, ChangeSet]:
+    """The snapshot at a tip, and the changes on top of it."""
+    engine, base, changes = work.engine, work.base, work.changes
     for snapshot_id in reversed(missed):
-        theirs = await work.engine.archive.fetch_snapshot(snapshot_id)
-        log = await fetch_log(work.engine, theirs, base, changes.edits.keys() | changes.parts.keys())
-        log = await without_untouched(log, base, changes, theirs, work.engine.archive)
+        theirs = await engine.archive.fetch_snapshot(snapshot_id)
+        log = await fetch_log(engine, theirs, base, changes.edits.keys() | changes.parts.keys(), tip)
+        log = await without_untouched(log, base, changes, theirs, engine.archive)
         changes = rebase_over(base, changes, theirs, log, solver)
         base = theirs
     if not missed:
-        base = await work.engine.archive.fetch_snapshot(tip.snapshot_id)
-    work.rebase_to(base, changes, tip)
+        base = await engine.archive.fetch_snapshot(tip.snapshot_id)
+    return base, changes
+
+
+async def _check_base(work: Workspace, branch: str) -> None:
+    """ConflictError when files are missing because the base is no longer in the history of the branch."""
+    for _ in range(_STALE_TRIES):
+        tip = await work.engine.ledger.fetch_tip(branch)
+        with contextlib.suppress(SnapshotNotFoundError):  # the tip itself was expired since: others were fast
+            await _missed(work, branch, tip)
+            return
+        if tip == await work.engine.ledger.fetch_tip(branch):
+            return
 
 
 async def _missed(work: Workspace, branch: str, tip: Tip) -> list[ObjectId]:
-    """Commits between the base and the tip, newest first."""
+    """Commits between the base and the tip, newest first; ConflictError when the base is not among its ancestors."""
     missed: list[ObjectId] = []
     if work.engine.capabilities.history_in_snapshot and work.engine.ledger.is_current(branch, tip):
         # Another session of this process wrote the tip, so that what is remembered of its history is what it is.
@@ -278,7 +325,7 @@ async def _missed(work: Workspace, branch: str, tip: Tip) -> list[ObjectId]:
         quoted = [newest.id, *(entry.id for entry in newest.history)]
         if work.base.id in quoted:
             return quoted[: quoted.index(work.base.id)]
-    async for info in work.engine.ledger.ancestry(tip.snapshot_id):
+    async for info in work.engine.ledger.ancestry_at(tip):
         if info.id == work.base.id:
             return missed
         missed.append(info.id)
@@ -286,7 +333,8 @@ async def _missed(work: Workspace, branch: str, tip: Tip) -> list[ObjectId]:
             return missed
     raise ConflictError(
         f"the branch is at {tip.snapshot_id}, whose history does not contain the session's base {work.base.id}: the "
-        "branch was reset, or the base has expired; open a new session and write again",
+        "branch was reset, or the base has expired; open a new session and write again. Where history is expired "
+        "while sessions are open, keep the commits of a longer time than sessions are open",
         expected_parent=work.base.id,
         actual_parent=tip.snapshot_id,
     )

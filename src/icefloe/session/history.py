@@ -108,15 +108,20 @@ async def fetch_base(engine: Engine, branch: str, tip: Tip) -> Snapshot:
 
 
 async def fetch_log(
-    engine: Engine, snapshot: Snapshot, parent: Snapshot | None = None, wanted: Container[NodeId] | None = None
+    engine: Engine,
+    snapshot: Snapshot,
+    parent: Snapshot | None = None,
+    wanted: Container[NodeId] | None = None,
+    tip: Tip | None = None,
 ) -> TransactionLog:
     """What a snapshot changed: its log, or a comparison where the generation or an early writer left none.
 
-    `parent` saves a request where the caller has it; `wanted` are the arrays of which every chunk must be told.
+    `parent` saves a request where the caller has it; `wanted` are the arrays of which every chunk must be told. `tip`
+    is given by who walked the history of it with `ancestry_at`: then expiry since that walk changes nothing.
     """
     logs: list[TransactionLog] = []
     if engine.capabilities.transaction_logs:
-        pruned = await engine.ledger.fetch_pruned_logs(snapshot.id)
+        pruned = await engine.ledger.fetch_pruned_logs(snapshot.id, tip)
         try:
             # Where expiry leaves no list of the logs that belong together, it rewrites the log of a kept snapshot.
             anew = not engine.ledger.keeps_pruned_logs
