@@ -19,6 +19,7 @@ from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
 from icefloe.chunk_coder import ChunkCoder, Item, chunk_bytes, fill_value, is_synchronous
+from icefloe.errors import IcefloeError
 from icefloe.model.runs import runs_up_to
 from icefloe.storage.contract import Buffer as Bytes
 from icefloe.storage.threads import Threads
@@ -67,21 +68,33 @@ class BatchedChunkPipeline(zarrs.BatchedCodecPipeline):
         if store is not None:
             located = await store.session.keyspace.locate([item[0].path for item in batch])
         if located is None:
-            return await super().read(batch, out, drop_axes)
+            try:
+                return await super().read(batch, out, drop_axes)
+            except Exception as error:
+                await self._explain(batch, error)
+                raise
         coder = ChunkCoder(self)
         target = out.as_ndarray_like()
 
         async def read_round(first: int, end: int) -> None:
             bodies = await located.fetch(first, end)
-            work = [(body, *item) for body, item in zip(bodies, batch[first:end], strict=True)]
+            work = [
+                (i, body, *item) for i, (body, item) in enumerate(zip(bodies, batch[first:end], strict=True), first)
+            ]
             await _spread(work, coder.is_plain, int(lengths[first:end].sum()), lambda part: scatter(part))
 
         def scatter(part: Sequence[Any]) -> None:
-            for body, _, spec, chunk_selection, out_selection, _ in part:
+            for i, body, _, spec, chunk_selection, out_selection, _ in part:
                 if body is None:
                     target[out_selection] = fill_value(spec)
                     continue
-                piece = coder.decode(body, spec)[chunk_selection]
+                try:
+                    chunk = coder.decode(body, spec)
+                except MemoryError:
+                    raise
+                except Exception as error:
+                    raise located.undecodable(i, error) from error
+                piece = chunk[chunk_selection]
                 target[out_selection] = np.squeeze(piece, axis=drop_axes) if drop_axes else piece
 
         lengths = np.maximum(located.lengths, 0)
@@ -93,11 +106,11 @@ class BatchedChunkPipeline(zarrs.BatchedCodecPipeline):
         batch = list(batch_info)
         store = self._store_of(batch, value)
         if store is None:
-            return await super().write(batch, value, drop_axes)
+            return await self._write_as_zarr(batch, value, drop_axes)
         keys = [item[0].path for item in batch]
         keyspace = store.session.keyspace
         if keyspace.find_chunks(keys) is None or len(set(keys)) < len(keys):
-            return await super().write(batch, value, drop_axes)
+            return await self._write_as_zarr(batch, value, drop_axes)
         store._check_writable()
         coder = ChunkCoder(self)
 
@@ -105,7 +118,11 @@ class BatchedChunkPipeline(zarrs.BatchedCodecPipeline):
             before = await _existing(keyspace, batch[first:end], first)
             work = [(i, before.get(i), item) for i, item in enumerate(batch[first:end], start=first)]
             encoded: dict[int, Bytes | None] = {}
-            await _spread(work, coder.is_plain, int(sizes[first:end].sum()), lambda part: encode(part, encoded))
+            try:
+                await _spread(work, coder.is_plain, int(sizes[first:end].sum()), lambda part: encode(part, encoded))
+            except Exception as error:
+                await self._explain([batch[i] for i in before], error)
+                raise
             filled = {i: data for i, data in sorted(encoded.items()) if data is not None}
             await keyspace.write_chunks([keys[i] for i in filled], list(filled.values()))
             await keyspace.delete_chunks([keys[i] for i in sorted(encoded.keys() - filled.keys())])
@@ -117,6 +134,29 @@ class BatchedChunkPipeline(zarrs.BatchedCodecPipeline):
         sizes = np.array([chunk_bytes(item[1]) for item in batch], dtype=np.int64)
         await _in_rounds(sizes, write_round)
         return None
+
+    async def _write_as_zarr(self, batch: Sequence[Item], value: NDBuffer, drop_axes: tuple[int, ...]) -> None:
+        try:
+            await super().write(batch, value, drop_axes)
+        except Exception as error:
+            await self._explain([item for item in batch if not item[4]], error)
+            raise
+
+    async def _explain(self, batch: Sequence[Item], error: Exception) -> None:
+        """After a failure: raise the error that names the first chunk which cannot be decoded; return if all can."""
+        if isinstance(error, IcefloeError | MemoryError):
+            return
+        for place, spec, *_ in batch:
+            if not isinstance(place, StorePath) or not isinstance(place.store, IcechunkStore):
+                return
+            body = await place.get(prototype=spec.prototype)
+            try:
+                list(await self.decode([(body, spec)]))
+            except Exception as found:
+                located = await place.store.session.keyspace.locate([place.path])
+                if located is None:
+                    return
+                raise located.undecodable(0, found) from found
 
     def _store_of(self, batch: Sequence[Item], buffer: NDBuffer) -> IcechunkStore | None:
         """The store of ours that all chunks are in; None when zarr should do the work."""

@@ -209,7 +209,7 @@ class UnknownFormatError(FormatError):
 
 
 class VirtualChunkError(IcefloeError):
-    """A virtual chunk cannot be reached: no container, no authorisation, or the file changed."""
+    """A virtual chunk cannot be read: no container, no authorisation, or the file changed or is damaged."""
 
     kind = ErrorKind.STORAGE
 

@@ -12,7 +12,7 @@ from icefloe.errors import (
     VirtualChunkError,
 )
 from icefloe.ids import encode_base32
-from icefloe.model.chunk_table import ChunkRef
+from icefloe.model.chunk_table import ChunkKind, ChunkRef
 
 _LARGEST_OFFSET = 2**62
 
@@ -73,3 +73,26 @@ def short_read(ref: ChunkRef, source: Source, where: str, *, wanted: int, found:
     if ref.location is not None:
         return VirtualChunkError(f"{message}; the file was truncated or replaced", location=ref.location)
     return FormatError(f"{message}; the object is truncated", chunk_id=encode_base32(ref.object_id or b""))
+
+
+def undecodable(ref: ChunkRef | None, where: str, key: str, error: Exception) -> IcefloeError:
+    """The error for a chunk whose bytes its codecs refuse; `key` is the object it is in.
+
+    No reference stands for a chunk that waits in a session.
+    """
+    said = f"the codecs of the array cannot decode {where} ({type(error).__name__}: {error})"
+    if ref is None:
+        return FormatError(f"{said}; it was written in this session and is not committed")
+    if ref.kind is ChunkKind.INLINE:
+        return FormatError(f"{said}; its {ref.length} bytes are in its manifest and are damaged; write the chunk again")
+    part = f"its {ref.length} bytes from offset {ref.offset}"
+    if ref.location is not None:
+        return VirtualChunkError(
+            f"{said}; {part} of {ref.location} are damaged, or are not what the reference was made for; check the file "
+            "and make the references to it anew",
+            location=ref.location,
+        )
+    return FormatError(
+        f"{said}; {part} of {key} are damaged; `icefloe verify --decode` lists what else is",
+        chunk_id=encode_base32(ref.object_id or b""),
+    )

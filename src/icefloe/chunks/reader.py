@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.archive.cache import ByteCache
-from icefloe.chunks.failures import explain_failure, refuse_absurd, short_read
+from icefloe.chunks.failures import explain_failure, refuse_absurd, short_read, undecodable
 from icefloe.chunks.scheduler import RangeScheduler, ReadCounts, ReadLimits
 from icefloe.chunks.source import Source, source_in
 from icefloe.chunks.virtual import VirtualContainers
@@ -90,6 +90,11 @@ class ChunkReader:
         view.__dict__.update(self.__dict__)
         view._local = local_objects
         return view
+
+    def undecodable(self, ref: ChunkRef | None, where: str, error: Exception) -> IcefloeError:
+        """The error for a chunk whose bytes its codecs refuse; no reference stands for a chunk not stored yet."""
+        key = self._chunk_key(ref.object_id) if ref is not None and ref.object_id is not None else ""
+        return undecodable(ref, where, key, error)
 
     async def fetch(self, ref: ChunkRef, start: int = 0, end: int | None = None, *, where: str = "") -> bytes:
         """Bytes [start, end) of a chunk, cut to its length; `where` names it in errors."""

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.chunks.reader import ChunkReader
+from icefloe.errors import IcefloeError
 from icefloe.manifests.keys import Found
 from icefloe.model.chunk_table import ChunkKind
 from icefloe.storage.contract import Buffer
@@ -39,6 +40,16 @@ class LocatedChunks:
         bodies = await self._reader.fetch_many(piece.table, piece.rows[low:high], array_path=self.array_path)
         for position, body in zip((piece.positions[low:high] - first).tolist(), bodies, strict=True):
             result[position] = body
+
+    def undecodable(self, position: int, error: Exception) -> IcefloeError:
+        """The error for the chunk at a position whose bytes the codecs refused; it names the array, chunk and file."""
+        for piece in self._pieces:
+            at = int(np.searchsorted(piece.positions, position))
+            if at < len(piece.positions) and piece.positions[at] == position:
+                row = int(piece.rows[at])
+                where = f"chunk {tuple(piece.table.coords[row].tolist())} of {self.array_path}"
+                return self._reader.undecodable(piece.table.row(row), where, error)
+        return self._reader.undecodable(None, f"a chunk of {self.array_path}", error)
 
 
 def gather_located(

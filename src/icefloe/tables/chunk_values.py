@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +18,7 @@ import zarr
 from icefloe.blocking import blocking_loop, run_blocking
 from icefloe.chunk_coder import ChunkDecoder, decoder_of
 from icefloe.model.runs import runs_up_to
+from icefloe.session.located import LocatedChunks
 from icefloe.session.session import Session
 from icefloe.storage.contract import Buffer
 from icefloe.storage.threads import Threads
@@ -55,7 +58,10 @@ class ChunkValues:
         They are decoded when they are asked for.
         """
         assert self._decode is not None
-        return map(self._decode, _in_turn(self._fetch(coordinates)))
+        if not len(coordinates):
+            return iter(())
+        located = self._locate(coordinates)
+        return map(_Explained(self._decode, located), count(), _in_turn(_fetch(located)))
 
     def read_parts(
         self, coordinates: _Places, parts: Iterable[ChunkPart], *, decode_ahead: bool = False
@@ -65,26 +71,46 @@ class ChunkValues:
         They are decoded when they are asked for, or ahead of that by other threads, where cores have nothing to do.
         """
         assert self._decode is not None
-        decode = PartDecoder(self._decode)
-        rounds = self._fetch(coordinates)
-        return _decoded_ahead(decode, rounds, parts) if decode_ahead else map(decode, _in_turn(rounds), parts)
-
-    def _fetch(self, coordinates: _Places) -> Iterator[Future[_Bodies]]:
-        """The stored bytes of chunks in rounds, the first of which are under way when one is asked for."""
         if not len(coordinates):
-            return
-        located = run_blocking(self._session.workspace.locate_chunks(self._node, coordinates.astype(np.uint32)))
-        waiting: deque[Future[_Bodies]] = deque()
+            return iter(())
+        located = self._locate(coordinates)
+        decode = _Explained(PartDecoder(self._decode), located)
+        rounds = _fetch(located)
+        return _decoded_ahead(decode, rounds, parts) if decode_ahead else map(decode, count(), _in_turn(rounds), parts)
+
+    def _locate(self, coordinates: _Places) -> LocatedChunks:
+        return run_blocking(self._session.workspace.locate_chunks(self._node, coordinates.astype(np.uint32)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Explained:
+    """Decodes chunks; the error for bytes that codecs refuse names the array, the chunk and the file."""
+
+    decode: Callable[..., _Values]
+    located: LocatedChunks
+
+    def __call__(self, position: int, *args: Any) -> _Values:
         try:
-            for bounds in _rounds(np.cumsum(np.maximum(located.lengths, 0))):
-                waiting.append(asyncio.run_coroutine_threadsafe(located.fetch(*bounds), blocking_loop()))
-                if len(waiting) == _ROUNDS_AHEAD:
-                    yield waiting.popleft()
-            while waiting:
+            return self.decode(*args)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise self.located.undecodable(position, error) from error
+
+
+def _fetch(located: LocatedChunks) -> Iterator[Future[_Bodies]]:
+    """The stored bytes of chunks in rounds, the first of which are under way when one is asked for."""
+    waiting: deque[Future[_Bodies]] = deque()
+    try:
+        for bounds in _rounds(np.cumsum(np.maximum(located.lengths, 0))):
+            waiting.append(asyncio.run_coroutine_threadsafe(located.fetch(*bounds), blocking_loop()))
+            if len(waiting) == _ROUNDS_AHEAD:
                 yield waiting.popleft()
-        finally:
-            for future in waiting:
-                future.cancel()
+        while waiting:
+            yield waiting.popleft()
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 def _in_turn(rounds: Iterable[Future[_Bodies]]) -> Iterator[Buffer | None]:
@@ -93,10 +119,10 @@ def _in_turn(rounds: Iterable[Future[_Bodies]]) -> Iterator[Buffer | None]:
 
 
 def _decoded_ahead(
-    decode: PartDecoder, rounds: Iterator[Future[_Bodies]], parts: Iterable[ChunkPart]
+    decode: _Explained, rounds: Iterator[Future[_Bodies]], parts: Iterable[ChunkPart]
 ) -> Iterator[_Values]:
     """Parts of chunks in order; threads decode the next ones, as far as these were fetched."""
-    todo = iter(parts)
+    todo = zip(count(), parts)
     fetched = next(rounds, None)
     bodies: deque[Buffer | None] = deque()
     decoding: deque[Future[_Values]] = deque()
@@ -107,7 +133,8 @@ def _decoded_ahead(
                 bodies.extend(fetched.result())
                 fetched = next(rounds, None)
             while bodies and len(decoding) < _DECODED_AHEAD:
-                decoding.append(_DECODERS.submit(decode, bodies.popleft(), next(todo)))
+                position, part = next(todo)
+                decoding.append(_DECODERS.submit(decode, position, bodies.popleft(), part))
             yield decoding.popleft().result()
     finally:
         for future in decoding:
