@@ -251,8 +251,38 @@ async def test_the_newest_file_is_found_without_listing(commits: int) -> None:
         await ledger.fetch_tip("nothing")
 
 
-async def test_a_broken_branch_file_is_an_error_not_an_older_state(storage: Storage) -> None:
+@pytest.mark.parametrize("content", [b"[]", b"{}", b"{]}", b'{"snapshot":"NOT AN ID"}', b"no JSON"])
+async def test_a_broken_branch_file_is_an_error_not_an_older_state(storage: Storage, content: bytes) -> None:
     ledger, _ = await make_ledger(storage)
-    await storage.create("r/main/ZZZZZZZY.json", b"{")
+    await storage.create("r/main/ZZZZZZZY.json", content)
+    with pytest.raises(FormatError):
+        await ledger.fetch_tip("main")
+
+
+@pytest.mark.parametrize("content", [b"", bytes(20), b"{", b'{"snapshot":"ABCD'])
+async def test_a_newest_branch_file_that_was_not_written_to_its_end_is_passed_over(
+    storage: Storage, content: bytes
+) -> None:
+    ledger, initial = await make_ledger(storage)
+    await storage.create("r/main/ZZZZZZZY.json", content)
+    tip = await ledger.fetch_tip("main")
+    assert (tip.snapshot_id, tip.mark) == (initial.id, 1)
+    made = await commit(ledger, "main", 2)
+    tip = await StoreLedger(storage, ledger.archive).fetch_tip("main")
+    assert (tip.snapshot_id, tip.mark) == (made.id, 2)
+
+
+@pytest.mark.parametrize("content", [b"", b"{"])
+async def test_a_branch_of_which_no_file_is_whole_is_an_error(storage: Storage, content: bytes) -> None:
+    ledger, _ = await make_ledger(storage)
+    await storage.create("r/other/ZZZZZZZZ.json", content)
+    with pytest.raises(FormatError, match="not written to its end"):
+        await ledger.fetch_tip("other")
+
+
+async def test_a_whole_but_wrong_file_before_an_unfinished_one_is_an_error(storage: Storage) -> None:
+    ledger, _ = await make_ledger(storage)
+    await storage.create("r/main/ZZZZZZZY.json", b"{}")
+    await storage.create("r/main/ZZZZZZZX.json", b"{")
     with pytest.raises(FormatError):
         await ledger.fetch_tip("main")
