@@ -4,22 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import resource
+import sys
+import tracemalloc
 from collections.abc import Callable
 from multiprocessing import get_context
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import icefloe
+from icefloe.blocking import run_blocking
 from icefloe.errors import FormatError, IcefloeError
+from icefloe.formats.compression import ZSTD_MAGIC, compress
 from icefloe.formats.dataset.coord import encode_coord
 from icefloe.formats.dataset.manifest_file import manifest_schema
 from icefloe.formats.dataset.structure_schema import structure_schema
+from icefloe.formats.flat.flexible import decode_flexible
+from icefloe.formats.flat.metadata_items import decode_metadata
+from icefloe.formats.header import FileType, encode_header
 from icefloe.formats.registry import get_format
+from icefloe.ids import new_node_id, new_object_id
 from icefloe.model.capabilities import SpecVersion
+from icefloe.model.chunk_table import ChunkKind, ChunkRef, table_from_rows
+from icefloe.model.decoded_size import estimate_json, estimate_messagepack
+from icefloe.model.nodes import GroupNode
+from icefloe.model.snapshot import Manifest
+from icefloe.model.zarr_document import join_attributes, parse_document
 
 MOST_BYTES = 600 << 20
 """What a decoder may take for a bomb before it refuses, besides the process itself."""
@@ -27,9 +46,24 @@ MOST_BYTES = 600 << 20
 Decoder = Callable[[bytes], Any]
 
 
+def _every_document(decode: Decoder) -> Decoder:
+    """Nodes of a snapshot are decoded when they are asked for, and their documents are parsed then."""
+
+    def decode_all(data: bytes) -> None:
+        snapshot = decode(data)
+        for node in snapshot.nodes.values():
+            parse_document(node.document)
+        assert snapshot.metadata is not None
+
+    return decode_all
+
+
 def decoders(version: SpecVersion) -> dict[str, Decoder]:
     layout = get_format(version)
     return {
+        "references": lambda data: [len(bytes(table.inline)) for table in layout.decode_manifest(data).tables.values()],
+        "documents": _every_document(layout.decode_snapshot),
+        "attributes of a node": lambda data: join_attributes(b'{"attributes":{}}', layout.decode_attributes(data)[0]),
         "snapshot": layout.decode_snapshot,
         "manifest": layout.decode_manifest,
         "attributes": layout.decode_attributes,
@@ -40,6 +74,8 @@ def decoders(version: SpecVersion) -> dict[str, Decoder]:
 def _limited(version: SpecVersion, kind: str, data: bytes, out: Any) -> None:
     """In a process of its own: memory of Arrow and zstd is not Python's to count."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # What grows further is stopped here: better one error than a machine without memory.
+    resource.setrlimit(resource.RLIMIT_AS, (_address_space() + (4 << 30),) * 2)
     try:
         decoders(version)[kind](data)
         told = "decoded"
@@ -48,6 +84,11 @@ def _limited(version: SpecVersion, kind: str, data: bytes, out: Any) -> None:
     except BaseException as error:
         told = f"{type(error).__name__}: {error}"
     out.put((told, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10))
+
+
+def _address_space() -> int:
+    with open("/proc/self/statm") as told:
+        return int(told.read().split()[0]) * resource.getpagesize()
 
 
 def decode_apart(version: SpecVersion, kind: str, data: bytes) -> tuple[str, int]:
@@ -163,3 +204,219 @@ def test_a_footer_with_wrong_sizes_gives_a_format_error() -> None:
         broken[position] ^= 0xFF
         with contextlib.suppress(FormatError):
             layout.decode_manifest(bytes(broken))
+
+
+# -- MessagePack ----------------------------------------------------------------------------------------------------
+
+HEAVY = {
+    "empty arrays": b"\x90",
+    "empty maps": b"\x80",
+    "arrays of one": b"\x91\x00",
+    "maps of one": b"\x81\xa1a\xc0",
+    "numbers": b"\xcd\xff\xff",
+    "negative numbers": b"\xe0",
+    "texts": b"\xa2ab",
+}
+"""Values of few bytes that take many as Python objects."""
+
+
+def _array(value: bytes, count: int) -> bytes:
+    return b"\xdd" + count.to_bytes(4, "big") + value * count
+
+
+def _pack(*members: Any) -> bytes:
+    return msgspec.msgpack.encode(list(members))
+
+
+def _snapshot_body(properties: Any, nodes: Any) -> bytes:
+    own = [new_object_id(), "2024-01-01T00:00:00Z", "message"]
+    return _pack([], [], 0, 0, [], own, "2024-01-01T00:00:00Z", properties, nodes)
+
+
+def _messagepack_bombs(value: bytes, count: int) -> dict[str, tuple[str, FileType, bytes]]:
+    """Each place of the files of `repository` where a value or a list may be as long as its writer likes."""
+    many = msgspec.Raw(_array(value, count))
+    group = [new_object_id()[:13], "/", {"Inline": {"a": many}}, "Group"]
+    return {
+        "properties": ("snapshot", FileType.SNAPSHOT, _snapshot_body({"a": many}, {})),
+        "attributes in a snapshot": ("documents", FileType.SNAPSHOT, _snapshot_body({}, {"/": group})),
+        "manifest files": ("snapshot", FileType.SNAPSHOT, b"\x99" + bytes(many) + _snapshot_body({}, {})[2:]),
+        "references": ("manifest", FileType.MANIFEST, _pack(1, {}, {0: {(0,): {"Ref": many}}})),
+        "ids of a log": ("transaction log", FileType.TRANSACTION_LOG, _pack(1, many, [], [], [], [], [], {})),
+        "chunks of a log": ("transaction log", FileType.TRANSACTION_LOG, _pack(1, [], [], [], [], [], [], {0: many})),
+        "rows of attributes": ("attributes", FileType.ATTRIBUTES, bytes(many)),
+    }
+
+
+def _as_file(kind: FileType, body: bytes) -> bytes:
+    return encode_header(kind, 1) + compress(body)
+
+
+@pytest.mark.parametrize("place", sorted(_messagepack_bombs(b"\x90", 1)))
+@pytest.mark.parametrize("heavy", sorted(HEAVY))
+def test_messagepack_that_would_become_large_is_refused(place: str, heavy: str) -> None:
+    """16 MiB of a body are free, and one byte of it may become 80 in memory."""
+    value = HEAVY[heavy]
+    kind, file_type, body = _messagepack_bombs(value, (15 << 20) // len(value))[place]
+    data = _as_file(file_type, body) if heavy in ("empty arrays", "maps of one") else compress(body)
+    assert len(data) < 64 << 10
+    told, taken = decode_apart(SpecVersion.REPOSITORY, kind, data)
+    assert told == "FormatError" and taken < MOST_BYTES, (told, taken >> 20)
+
+
+def test_messagepack_of_a_large_honest_file_is_read() -> None:
+    """Many groups that say nearly the same compress well, and are believed."""
+    nodes = {
+        path: [new_object_id()[:13], path, {"Inline": {"units": "K", "valid": [0, n]}}, "Group"]
+        for n, path in enumerate(["/", *(f"/group{n:06}" for n in range(50_000))])
+    }
+    body = _snapshot_body({}, nodes)
+    assert len(get_format(SpecVersion.REPOSITORY).decode_snapshot(_as_file(FileType.SNAPSHOT, body)).nodes) == 50_001
+
+
+def test_what_a_reader_would_refuse_is_written_without_compression() -> None:
+    layout = get_format(SpecVersion.REPOSITORY)
+    rows = [b"[]"] * 4_000_000
+    data = layout.encode_attributes(rows)
+    assert ZSTD_MAGIC not in data[:64] and len(layout.decode_attributes(data)) == len(rows)
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**31), 2**40) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=20) | st.dictionaries(st.text(max_size=4), inner, max_size=20),
+    max_leaves=60,
+)
+
+
+def _size(value: Any) -> int:
+    """What a value takes, with what the collector of cycles puts in front of containers."""
+    if isinstance(value, dict):
+        return sys.getsizeof(value) + sum(_size(key) + _size(item) for key, item in value.items())
+    if isinstance(value, list):
+        return sys.getsizeof(value) + 16 + sum(map(_size, value))
+    if value is None or isinstance(value, bool) or (isinstance(value, int) and -5 <= value <= 256):
+        return 0
+    return sys.getsizeof(value) if value != "" else 0
+
+
+@given(_VALUES, st.integers(1, 40))
+@settings(max_examples=300, deadline=None)
+def test_an_estimate_is_never_less_than_what_the_values_take(value: Any, count: int) -> None:
+    many = [value] * count
+    packed, text = msgspec.msgpack.encode(many), json.dumps(many).encode()
+    assert estimate_messagepack(packed) * 1.1 + 200 >= _size(msgspec.msgpack.decode(packed))
+    assert estimate_json(text) * 1.1 + 200 >= _size(json.loads(text))
+
+
+# -- JSON -----------------------------------------------------------------------------------------------------------
+
+
+def test_json_in_compressed_files_that_would_become_large_is_refused() -> None:
+    row = b'{"a":[' + b"[]," * (5 << 20) + b"[]]}"
+    data = _as_file(FileType.ATTRIBUTES, _pack(row))
+    assert len(data) < 64 << 10
+    told, taken = decode_apart(SpecVersion.REPOSITORY, "attributes of a node", data)
+    assert told == "FormatError" and taken < MOST_BYTES, (told, taken >> 20)
+
+
+@pytest.mark.parametrize("version", [SpecVersion.ICECHUNK1, SpecVersion.ICECHUNK2])
+def test_documents_of_official_generations_that_would_become_large_are_refused(version: SpecVersion) -> None:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version=version)
+    document = b'{"zarr_format":3,"node_type":"group","attributes":{"a":[' + b"[]," * (8 << 20) + b"[]]}}"
+    snapshot = get_format(version).initial_snapshot(repo.lookup_snapshot(repo.lookup_branch("main")).written_at)
+    from dataclasses import replace
+
+    data = get_format(version).encode_snapshot(replace(snapshot, nodes={"/": GroupNode(new_node_id(), "/", document)}))
+    assert len(data) < 1 << 20
+    told, taken = decode_apart(version, "documents", data)
+    assert told == "FormatError" and taken < MOST_BYTES, (told, taken >> 20)
+
+
+@pytest.mark.parametrize("version", [SpecVersion.STORE, SpecVersion.REPOSITORY])
+def test_a_huge_configuration_or_ref_is_refused(version: SpecVersion) -> None:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version=version)
+    bomb = b'{"a":[' + b"[]," * (2 << 20) + b"[]]}"
+    run_blocking(repo.storage.put("config.json", bomb))
+    with pytest.raises(FormatError, match="at most"):
+        icefloe.Repository.open(repo.storage)
+
+
+@pytest.mark.parametrize("kind", ["snapshot", "manifest", "attributes"])
+def test_plain_json_becomes_no_more_than_64_times_its_file(kind: str) -> None:
+    data = b'{"nodes":[' + b"[]," * (2 << 20) + b"[]]}"
+    told, taken = decode_apart(SpecVersion.STORE, kind, data)
+    assert told == "FormatError" and taken < 64 * len(data), (told, taken >> 20)
+
+
+def test_a_state_file_becomes_no_more_than_64_times_its_size() -> None:
+    from icefloe.formats.dataset.state import parse_state
+
+    data = b'{"id":[' + b"[]," * (1 << 18) + b"[]]}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError):
+            parse_state(data)
+        assert tracemalloc.get_traced_memory()[1] < 64 * len(data)
+    finally:
+        tracemalloc.stop()
+
+
+# -- flatbuffers ----------------------------------------------------------------------------------------------------
+
+SHARED_ROWS = 400
+_LONG = (b"\0\0p\0" * (2 << 20)).decode()
+"""Text of 8 MiB, each word of which is also the length of a text of 7 MiB."""
+
+
+def _name_parts_of(body: bytes, tiny: list[bytes], inside: int) -> bytes:
+    """The body with every offset that led to a small text leading into the long one, each to another word."""
+    words = np.frombuffer(body[: len(body) // 4 * 4], dtype="<u4").astype(np.int64)
+    targets = words + np.arange(len(words)) * 4
+    patched = bytearray(body)
+    for index, text in enumerate(tiny):
+        at = body.index(len(text).to_bytes(4, "little") + text)
+        (fields,) = np.nonzero(targets == at)
+        assert len(fields), text
+        for field in fields.tolist():
+            patched[4 * field : 4 * field + 4] = (inside + 4 * index - 4 * field).to_bytes(4, "little")
+    return bytes(patched)
+
+
+@pytest.mark.parametrize("version", [SpecVersion.ICECHUNK1, SpecVersion.ICECHUNK2])
+@pytest.mark.parametrize("column", ["location", "etag", "inline"])
+def test_flatbuffers_whose_rows_share_overlapping_texts_take_no_memory(version: SpecVersion, column: str) -> None:
+    def row(text: str) -> ChunkRef:
+        if column == "inline":
+            return ChunkRef(ChunkKind.INLINE, 0, len(text), data=text.encode())
+        if column == "etag":
+            return ChunkRef(ChunkKind.VIRTUAL, 0, 1, location="s3://b/k", etag=text)
+        return ChunkRef(ChunkKind.VIRTUAL, 0, 1, location=text)
+
+    tiny = [f"s3://tiny/{n:06}" for n in range(SHARED_ROWS)]
+    long = f"s3://long/{'x' * 2}{_LONG}"
+    rows = [((n,), row(text)) for n, text in enumerate([*tiny, long])]
+    layout = get_format(version)
+    data = layout.encode_manifest(Manifest(new_object_id(), {new_node_id(): table_from_rows(rows, 1)}))
+    header, body = data[:39], zstandard.ZstdDecompressor().decompress(data[39:])
+    start = body.index(long.encode())
+    bomb = header + compress(_name_parts_of(body, [text.encode() for text in tiny], start + 12))
+    assert len(bomb) < 1 << 20
+    told, taken = decode_apart(version, "references", bomb)
+    # Inline bytes stay where they are in the body, so that rows may share them.
+    assert (told == "FormatError" or column == "inline") and taken < MOST_BYTES, (told, taken >> 20)
+
+
+def test_flexbuffers_that_would_become_large_are_refused() -> None:
+    count = 1_100_000
+    numbers = count.to_bytes(4, "little") + bytes(4 * count)
+    data = numbers + (4 * count).to_bytes(4, "little") + bytes([12 << 2 | 2, 4])  # a vector of uint32
+    with pytest.raises(FormatError, match="values"):
+        decode_flexible(data)
+
+
+def test_metadata_of_the_first_official_generation_that_would_become_large_is_refused() -> None:
+    value = _array(b"\x90", 15 << 20)
+    with pytest.raises(FormatError, match="values"):
+        decode_metadata((("a", value),), 1)
+    with pytest.raises(FormatError, match="values"):
+        decode_metadata(tuple((str(n), _array(b"\x90", 1 << 20)) for n in range(15)), 1)

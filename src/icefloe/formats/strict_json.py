@@ -11,6 +11,9 @@ from icefloe.errors import FormatError
 
 Json = Any
 
+SMALL_FILE_BYTES = 4 << 20
+"""What a ref or a configuration may have: far more than any needs."""
+
 
 def dump_json(value: Json) -> bytes:
     """Compact JSON; NaN and the infinities become text, lone surrogates stay escaped."""
@@ -32,8 +35,10 @@ def load_json(data: bytes, what: str) -> Json:
         raise FormatError(f"{what} is not valid JSON: {error}") from error
 
 
-def load_object(data: bytes, what: str) -> dict[str, Json]:
-    """A parsed JSON object; FormatError otherwise."""
+def load_object(data: bytes, what: str, most_bytes: int | None = None) -> dict[str, Json]:
+    """A parsed JSON object; FormatError otherwise, and when it has more than `most_bytes`."""
+    if most_bytes is not None and len(data) > most_bytes:
+        raise FormatError(f"{what} has {len(data)} bytes; allowed: at most {most_bytes}")
     parsed = load_json(data, what)
     if not isinstance(parsed, dict):
         raise FormatError(f"{what} must be a JSON object, found {type(parsed).__name__}")

@@ -18,6 +18,7 @@ import zstandard
 
 from icefloe.blocking import run_blocking
 from icefloe.errors import FormatError, ObjectNotFoundError
+from icefloe.formats.compression import decompress
 from icefloe.ingest.record import METADATA_KEY, parse_fingerprints
 from icefloe.maintenance.side_objects import FOLDER, INLINE, REMOVED, own_texts
 from icefloe.model.snapshot import INGESTED_KEY, Snapshot, ingested_texts
@@ -87,8 +88,8 @@ def _fetch(repository: Repository, text: str, snapshot_id: str) -> set[bytes]:
             return parse_fingerprints(base64.b64decode(text.removeprefix(INLINE), validate=True))
         if not text.startswith(FOLDER):
             raise ValueError("it is neither fingerprints nor the name of a list")
-        return parse_fingerprints(zstandard.decompress(run_blocking(repository.storage.get(text))))
-    except (ObjectNotFoundError, zstandard.ZstdError, binascii.Error, ValueError) as error:
+        return parse_fingerprints(decompress(run_blocking(repository.storage.get(text))))
+    except (ObjectNotFoundError, FormatError, binascii.Error, ValueError) as error:
         raise FormatError(
             f"the list of sources of snapshot {snapshot_id} ({text}) cannot be read; ingest without skip_ingested",
             key=text,

@@ -30,6 +30,7 @@ from icefloe.errors import (
     UnsupportedError,
 )
 from icefloe.formats.config_yaml import decode_yaml
+from icefloe.formats.strict_json import SMALL_FILE_BYTES, load_object
 from icefloe.ids import ObjectId
 from icefloe.ledger.config_file import save_config_file
 from icefloe.ledger.contract import StaleTipError, StoredConfig, Tip
@@ -375,13 +376,7 @@ def names_generation(found: Versioned) -> bool:
 
 
 def _parse_config(data: bytes) -> Mapping[str, Any]:
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{CONFIG_KEY} is not JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise FormatError(f"{CONFIG_KEY} holds a {type(document).__name__}, expected an object")
-    return document
+    return load_object(data, CONFIG_KEY, SMALL_FILE_BYTES)
 
 
 async def _find(request: Any) -> Any:

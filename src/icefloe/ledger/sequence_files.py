@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from icefloe.errors import FormatError, InvalidInputError
+from icefloe.formats.strict_json import SMALL_FILE_BYTES
 from icefloe.ids import ObjectId, decode_base32, encode_base32
 
 REFS = "refs/"
@@ -102,6 +103,8 @@ def parse_ref(data: bytes, key: str) -> RefContent:
             "`icefloe verify --repair` goes back to what is whole"
         )
     try:
+        if len(data) > SMALL_FILE_BYTES:
+            raise ValueError(f"it has {len(data)} bytes")
         document = json.loads(data)
         snapshot_id = document["snapshot"]
         if not isinstance(snapshot_id, str):

@@ -31,7 +31,7 @@ from icefloe.formats.store.reference_file import (
     find_sequence,
     sequence_name,
 )
-from icefloe.formats.strict_json import dump_json, load_object
+from icefloe.formats.strict_json import SMALL_FILE_BYTES, dump_json, load_object
 from icefloe.ids import ObjectId, new_object_id
 from icefloe.ledger.config_file import save_config_file
 from icefloe.ledger.contract import StaleTipError, StoredConfig, Tip
@@ -279,7 +279,7 @@ class StoreLedger(QuotingLedger):
             found = await self.storage.get_versioned(CONFIG_KEY)
         except ObjectNotFoundError:
             return StoredConfig(None)
-        return StoredConfig(load_object(found.data, CONFIG_KEY), found.version)
+        return StoredConfig(load_object(found.data, CONFIG_KEY, SMALL_FILE_BYTES), found.version)
 
     async def save_config(self, document: Mapping[str, Any], mark: Any) -> None:
         data = dump_json(dict(document))

@@ -16,18 +16,21 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from icefloe.errors import ObjectNotFoundError
+from icefloe.errors import FormatError, ObjectNotFoundError
+from icefloe.formats.compression import DecompressionLimits, decompress
 from icefloe.ids import ObjectId
 from icefloe.maintenance.collect_plan import KINDS
 from icefloe.maintenance.listing import Ids, Listed
 from icefloe.maintenance.marking import Known, ManifestFacts, SnapshotFacts
 from icefloe.maintenance.store_clock import FOLDER
+from icefloe.model.decoded_size import check_messagepack
 from icefloe.storage.contract import Storage
 
 KEY = f"{FOLDER}garbage-mark"
 _VERSION = 2
 _DIGEST_BYTES = 32
 _MAX_BYTES = 1 << 30
+_LIMITS = DecompressionLimits(max_bytes=_MAX_BYTES)
 _Int64 = npt.NDArray[np.int64]
 
 
@@ -69,12 +72,13 @@ def find_mark_in(data: bytes, spec_version: str, width: int) -> SavedMark | None
     if hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != digest:
         return None
     try:
-        packed = zstandard.ZstdDecompressor().decompress(body, max_output_size=_MAX_BYTES)
+        packed = decompress(body, _LIMITS)
+        check_messagepack(packed, len(body), "saved mark")
         document = msgpack.unpackb(packed, strict_map_key=False)
         if document["version"] != _VERSION or document["spec_version"] != spec_version:
             return None
         return _parse(document, width)
-    except (ValueError, KeyError, TypeError, IndexError, zstandard.ZstdError, msgpack.UnpackException):
+    except (ValueError, KeyError, TypeError, IndexError, FormatError, msgpack.UnpackException):
         return None
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from icefloe.errors import FormatError, InvalidInputError
+from icefloe.model.decoded_size import check_json
 
 _DECODER = json.JSONDecoder()
 _BLANKS = " \t\r\n"
@@ -24,6 +25,7 @@ class ArrayShape:
 
 def parse_document(document: bytes, key: str = "zarr.json") -> dict[str, Any]:
     """A zarr.json as a dictionary, refused when it is not a Zarr v3 node document."""
+    check_json(document, key)
     try:
         parsed = json.loads(document)
     except (ValueError, RecursionError) as error:
@@ -102,6 +104,8 @@ def split_attributes(document: bytes) -> tuple[bytes, bytes] | None:
 
 def join_attributes(document: bytes, attributes: bytes) -> bytes:
     """Undo split_attributes, byte for byte."""
+    check_json(document, "a document")
+    check_json(attributes, "attributes")
     try:
         text, inner = document.decode(), attributes.decode()
         span = find_attributes(text)

@@ -18,6 +18,7 @@ from icefloe.manifests.merge import merge_edits, overlay
 from icefloe.manifests.pieces import PartRef
 from icefloe.manifests.split import filter_box, in_box
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords
+from icefloe.model.decoded_size import check_json
 from icefloe.model.nodes import ArrayNode, Extents, ManifestRef
 from icefloe.model.snapshot import Snapshot
 from icefloe.model.zarr_document import join_attributes
@@ -58,6 +59,7 @@ class View:
         if node is None:
             return None
         if node.attributes is None:
+            check_json(node.document, path)  # whoever asked for it parses it next
             return node.document
         attributes = await self.engine.archive.fetch_attributes(node.attributes.object_id, node.attributes.row)
         return join_attributes(node.document, attributes)

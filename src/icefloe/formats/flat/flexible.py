@@ -33,24 +33,39 @@ INTEGERS = {1: "<b", 2: "<h", 4: "<i", 8: "<q"}
 NATURALS = {1: "<B", 2: "<H", 4: "<I", 8: "<Q"}
 FLOATS = {2: "<e", 4: "<f", 8: "<d"}
 MAX_DEPTH = 64
+_MOST_VALUES = 1_000_000
+"""A value takes about 100 bytes besides its text, at most; metadata of people has a few hundred."""
 _TYPED_FIRST, _TYPED_LAST = 11, 15
 _FIXED_FIRST, _FIXED_LAST = 16, 24
 
 
-def decode_flexible(data: bytes) -> Any:
+class ValueBudget:
+    """How many values may still be made of some bodies that are kept together."""
+
+    def __init__(self) -> None:
+        self.left = _MOST_VALUES
+
+    def take(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise FormatError(f"metadata in FlexBuffers holds more than {_MOST_VALUES} values")
+
+
+def decode_flexible(data: bytes, budget: ValueBudget | None = None) -> Any:
     """The value of a FlexBuffers body, checked: no read outside it, and no more items than it has bytes."""
     if len(data) < 3:
         raise FormatError(f"{len(data)} bytes are not a FlexBuffers value")
     width, packed = data[-1], data[-2]
     if width not in NATURALS:
         raise FormatError(f"a FlexBuffers value has the impossible root width {width}")
-    reader = _Reader(data)
+    reader = _Reader(data, budget or ValueBudget())
     return reader.value(len(data) - 2 - width, width, packed, 0)
 
 
 class _Reader:
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, values: ValueBudget) -> None:
         self.data = data
+        self.values = values
         # A value may be shared; counting visits keeps a file of shared containers from expanding without end.
         self.budget = 4 * len(data) + 64
 
@@ -73,6 +88,7 @@ class _Reader:
     def value(self, at: int, parent_width: int, packed: int, depth: int) -> Any:
         """The value at a position whose own width and type the packed byte tells."""
         self.spend(1)
+        self.values.take()
         if depth > MAX_DEPTH:
             raise FormatError(f"a FlexBuffers value is nested more than {MAX_DEPTH} levels deep")
         kind, width = packed >> 2, 1 << (packed & 3)

@@ -12,11 +12,12 @@ import numpy as np
 from icefloe.errors import FormatError, InvalidInputError
 from icefloe.formats.flat.blocks import OFFSET, FlatWriter, ReferenceBlock
 from icefloe.formats.flat.body import Body
-from icefloe.formats.flat.flexible import decode_flexible
+from icefloe.formats.flat.flexible import ValueBudget, decode_flexible
 from icefloe.formats.flat.flexible_writer import encode_flexible
 from icefloe.formats.flat.ragged import texts_of
 from icefloe.formats.flat.table import MOST_CHILDREN, Table
 from icefloe.formats.flat.tables import Tables
+from icefloe.model.decoded_size import check_messagepack
 
 RawMetadata = tuple[tuple[str, bytes], ...]
 """Names and encoded values, in the order of the file."""
@@ -32,10 +33,11 @@ def encode_value(value: Any, spec: int) -> bytes:
         raise InvalidInputError(f"metadata may hold JSON values only: {error}") from error
 
 
-def decode_value(data: bytes, spec: int) -> Any:
+def decode_value(data: bytes, spec: int, budget: ValueBudget | None = None) -> Any:
     """One JSON-like value in the encoding of a spec."""
     if spec >= 2:
-        return decode_flexible(data)
+        return decode_flexible(data, budget)
+    check_messagepack(data, 0, "metadata")
     try:
         return msgpack.unpackb(data, strict_map_key=False)
     except (ValueError, RecursionError) as error:
@@ -49,7 +51,10 @@ def encode_metadata(metadata: Mapping[str, Any], spec: int) -> RawMetadata:
 
 def decode_metadata(items: RawMetadata, spec: int) -> dict[str, Any]:
     """Metadata as people see it."""
-    return {name: decode_value(value, spec) for name, value in items}
+    budget = ValueBudget()
+    if spec < 2:
+        check_messagepack(b"".join(value for _, value in items), 0, "metadata")
+    return {name: decode_value(value, spec, budget) for name, value in items}
 
 
 def read_items(tables: Tables, slot: int) -> list[RawMetadata]:

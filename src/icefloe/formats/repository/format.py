@@ -12,7 +12,7 @@ from icefloe.formats.flat.body import is_flat
 from icefloe.formats.header import WRITER, Compression, FileType, decode_file, encode_header, has_magic
 from icefloe.formats.repository.early_flatbuffers import decode_flat_log, decode_flat_manifest, decode_flat_snapshot
 from icefloe.formats.repository.manifest_decoding import decode_manifest_body
-from icefloe.formats.repository.manifest_encoding import encode_manifest_body
+from icefloe.formats.repository.manifest_encoding import HINT_PREFIX, encode_manifest_body
 from icefloe.formats.repository.manifest_search import RowManifest
 from icefloe.formats.repository.snapshot_decoding import decode_snapshot_body
 from icefloe.formats.repository.snapshot_encoding import encode_snapshot_body
@@ -20,6 +20,7 @@ from icefloe.formats.repository.transaction_log import decode_log_body, encode_l
 from icefloe.formats.repository.values import MALFORMED, decode_or_refuse
 from icefloe.ids import ObjectId
 from icefloe.model.capabilities import Capabilities, SpecVersion
+from icefloe.model.decoded_size import check_messagepack, is_believable_messagepack
 from icefloe.model.snapshot import Manifest, Snapshot
 from icefloe.model.transaction_log import TransactionLog
 
@@ -56,31 +57,40 @@ class RepositoryFormat(Format):
 
     def decode_snapshot(self, data: bytes) -> Snapshot:
         body = _decode(FileType.SNAPSHOT, data)
-        return decode_flat_snapshot(body) if is_flat(body) else decode_snapshot_body(body)
+        if is_flat(body):
+            return decode_flat_snapshot(body)
+        check_messagepack(body, len(data), "snapshot")
+        return decode_snapshot_body(body)
 
     def encode_manifest(self, manifest: Manifest) -> bytes:
         return self._encode(FileType.MANIFEST, encode_manifest_body(manifest))
 
     def decode_manifest(self, data: bytes) -> Manifest:
         body = _decode(FileType.MANIFEST, data)
-        return decode_flat_manifest(body) if is_flat(body) else decode_manifest_body(body)
+        return decode_flat_manifest(body) if is_flat(body) else decode_manifest_body(body, len(data))
 
     def open_manifest(self, data: bytes) -> OpenManifest:
         body = _decode(FileType.MANIFEST, data)
-        return DecodedManifest(decode_flat_manifest(body), len(body)) if is_flat(body) else RowManifest(body)
+        if is_flat(body):
+            return DecodedManifest(decode_flat_manifest(body), len(body))
+        return RowManifest(body, len(data))
 
     def encode_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> bytes:
         return self._encode(FileType.TRANSACTION_LOG, encode_log_body(log))
 
     def decode_transaction_log(self, data: bytes) -> TransactionLog:
         body = _decode(FileType.TRANSACTION_LOG, data)
-        return decode_flat_log(body) if is_flat(body) else decode_log_body(body)
+        if is_flat(body):
+            return decode_flat_log(body)
+        check_messagepack(body, len(data), "transaction log")
+        return decode_log_body(body)
 
     def encode_attributes(self, attributes: Sequence[bytes]) -> bytes:
         return self._encode(FileType.ATTRIBUTES, msgspec.msgpack.encode(list(attributes)))
 
     def decode_attributes(self, data: bytes) -> Sequence[bytes]:
         body = _decode(FileType.ATTRIBUTES, data)
+        check_messagepack(body, len(data), "attributes")
         try:
             return _BYTES_ROWS.decode(body)
         except MALFORMED:
@@ -88,7 +98,11 @@ class RepositoryFormat(Format):
 
     def _encode(self, file_type: FileType, body: bytes | memoryview) -> bytes:
         compressed = compress(body, self.compression_level or _LEVEL)
-        if is_believable(len(body), len(compressed), _LIMITS[file_type]):
+        # Rows that a hint describes do not become values.
+        hinted = bytes(body[: len(HINT_PREFIX)]) == HINT_PREFIX
+        if is_believable(len(body), len(compressed), _LIMITS[file_type]) and (
+            hinted or is_believable_messagepack(body, len(compressed))
+        ):
             return encode_header(file_type, SPEC_VERSION) + compressed
         # So repetitive that a reader would take it for a bomb.
         return encode_header(file_type, SPEC_VERSION, Compression.NONE) + bytes(body)

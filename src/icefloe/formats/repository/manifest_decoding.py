@@ -24,6 +24,7 @@ from icefloe.formats.repository.rows import (
 from icefloe.ids import NODE_ID_BYTES, OBJECT_ID_BYTES, NodeId, ObjectId, decode_base32_column
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.chunk_tables import ChunkTables
+from icefloe.model.decoded_size import check_messagepack
 from icefloe.model.snapshot import Manifest
 
 _BLOCK_ROWS = 1 << 14
@@ -35,12 +36,13 @@ _MULTIPLIERS = np.frombuffer(secrets.token_bytes(64 * 8), dtype=np.uint64) | np.
 _HINT = msgspec.msgpack.Decoder(tuple[int, str, bytes, list[tuple[int, int, int, int, int, int, int]], bytes, bytes])
 
 
-def decode_manifest_body(body: bytes) -> Manifest:
-    """The manifest of a body of any sub-generation."""
+def decode_manifest_body(body: bytes, stored_bytes: int | None = None) -> Manifest:
+    """The manifest of a body of any sub-generation; `stored_bytes` is the size of its file, where that is another."""
     try:
         return decode_plan(body, read_plan(body))
-    except HintError:
-        return decode_entries(body)  # the hint is only a hint: what the entries say counts
+    except HintError:  # the hint is only a hint: what the entries say counts
+        check_messagepack(body, len(body) if stored_bytes is None else stored_bytes, "manifest")
+        return decode_entries(body)
 
 
 class HintError(Exception):

@@ -31,8 +31,9 @@ _ARRAYS_PER_WHOLE = 16
 class RowManifest(OpenManifest):
     """The body of a manifest file, and where the rows of every array begin if its hint says so."""
 
-    def __init__(self, body: bytes) -> None:
+    def __init__(self, body: bytes, stored_bytes: int | None = None) -> None:
         self._body = body
+        self._stored_bytes = stored_bytes
         self._plan: RowPlan | None = None
         with contextlib.suppress(HintError):
             self._plan = read_plan(body)
@@ -50,7 +51,7 @@ class RowManifest(OpenManifest):
         return 2 * len(self._body)
 
     def decode(self) -> Manifest:
-        return decode_manifest_body(self._body)
+        return decode_manifest_body(self._body, self._stored_bytes)
 
     def find(self, node_id: NodeId, wanted: Sequence[tuple[int, ...]]) -> list[ChunkRef] | None:
         table = self._table(node_id)

@@ -10,7 +10,7 @@ from typing import Any
 
 from icefloe.errors import FormatError
 from icefloe.formats.store.object_id import dump_object_id, load_object_id
-from icefloe.formats.strict_json import dump_json, dump_time, load_object, load_time
+from icefloe.formats.strict_json import SMALL_FILE_BYTES, dump_json, dump_time, load_object, load_time
 from icefloe.ids import ObjectId, decode_base32, encode_base32
 
 EXTENSION = ".json"
@@ -41,7 +41,7 @@ def encode_reference(reference: Reference) -> bytes:
 
 def decode_reference(data: bytes) -> Reference:
     """The reference of a JSON file; later early forms have the snapshot only."""
-    document = load_object(data, "the reference file")
+    document = load_object(data, "the reference file", SMALL_FILE_BYTES)
     properties = document.get("properties", {})
     if "snapshot" not in document or not isinstance(properties, dict):
         raise FormatError('the reference file must have a "snapshot", and "properties" that are an object')
