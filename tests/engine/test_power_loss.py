@@ -261,7 +261,7 @@ def test_without_fsync_nothing_is_synced(tmp_path: Path, monkeypatch: pytest.Mon
         repo = icefloe.Repository.create(storage, config)
         with repo.transaction("main", message="array") as store:
             zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i4")
-        repo = icefloe.Repository.open(storage)
+        repo = icefloe.Repository.open(storage, config)
         with repo.transaction("main", message="again") as store:
             zarr.create_array(store, name="b", shape=(4,), chunks=(2,), dtype="i4")
     assert not calls.disk.synced and not calls.disk.names_on_disk

@@ -10,7 +10,7 @@ import logging
 import random
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from icefloe.archive.files import Archive
 from icefloe.blocking import blocking_loop
@@ -52,6 +52,31 @@ _MOST_LEFTOVERS = 1000
 _CLAIM_KEY = "creating.json"
 _CLAIM_SECONDS = 30.0
 """A creator looks at its claim just before it decides. One that is silent for longer is taken for dead."""
+
+
+STORED_BOUNDS: Final = {
+    "inline_chunk_threshold_bytes": (0, 16 << 20),
+    "max_concurrent_requests": (1, 1024),
+    "compression.level": (1, 19),
+    "caching.num_snapshot_nodes": (0, 5_000_000),
+    "caching.num_chunk_refs": (0, 60_000_000),
+    "caching.num_transaction_changes": (0, 50_000_000),
+    "caching.num_bytes_attributes": (0, 1 << 30),
+    "caching.num_bytes_chunks": (0, 1 << 30),
+    "caching.num_bytes_snapshots": (0, 3 << 30),
+    "caching.num_bytes_manifests": (0, 3 << 30),
+    "caching.num_bytes_transaction_logs": (0, 1 << 30),
+    "chunk_packing.threshold_bytes": (0, 256 << 20),
+    "chunk_packing.target_bytes": (1, 256 << 20),
+    "storage.retries.max_tries": (1, 30),
+    "storage.retries.initial_backoff_ms": (0, 10_000),
+    "storage.retries.max_backoff_ms": (0, 180_000),
+    "storage.concurrency.ideal_concurrent_request_size": (64 << 10, 1 << 30),
+}
+"""Of settings that a repository stores: the caller did not choose them, and whoever can write there did.
+
+They take memory, requests, waits or durability of whoever opens it. What the caller passes is not bounded.
+"""
 
 
 def parse_spec_version(given: SpecVersion | str | int | None) -> SpecVersion:
@@ -205,6 +230,8 @@ async def open_engine(storage: Storage, config: RepositoryConfig | None, authori
     version = detected.spec_version
     storage = await locate_files(version, storage)
     stored = await _fetch_config(storage, detected)
+    if stored is not None:
+        _bound_stored(stored, storage.url)
     effective = (stored or RepositoryConfig.default()).merge(config) if config is not None else stored
     engine = build_engine(storage, version, effective or RepositoryConfig.default(), authorized)
     if detected.mark is not None:
@@ -249,6 +276,28 @@ def _decode_stored(document: Mapping[str, Any]) -> RepositoryConfig:
             key: replace(container, stored=True) for key, container in config.virtual_chunk_containers.items()
         }
     return config
+
+
+def _bound_stored(config: RepositoryConfig, url: str) -> None:
+    """Bring settings that a repository stores within what does no harm to whoever opens it."""
+    for name, (least, most) in STORED_BOUNDS.items():
+        *outer, setting = name.split(".")
+        owner: Any = config
+        for part in outer:
+            owner = None if owner is None else getattr(owner, part)
+        found = None if owner is None else getattr(owner, setting)
+        if found is not None and not least <= found <= most:
+            used = min(max(found, least), most)
+            setattr(owner, setting, used)
+            _log.warning(
+                "%s stores %s = %s; %s is used. Pass the setting with config= if you want it", url, name, found, used
+            )
+    if config.storage is not None and config.storage.fsync is False:
+        config.storage.fsync = None
+        _log.warning(
+            "%s stores storage.fsync = false, which is not followed: pass it with config= or to the storage if your "
+            "commits need not survive a power loss", url,
+        )  # fmt: skip
 
 
 async def fetch_stored_config(storage: Storage) -> RepositoryConfig | None:
