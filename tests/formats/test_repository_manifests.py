@@ -198,3 +198,11 @@ def test_many_small_arrays_share_a_manifest_quickly() -> None:
     assert len(decoded.tables) == 5760
     assert (decoded.tables[(77).to_bytes(8, "big")].object_id == tables[(77).to_bytes(8, "big")].object_id).all()
     assert sum(t.nbytes for t in decoded.tables.values()) < 5760 * 4 * 100
+
+
+@pytest.mark.parametrize("checksum", [-32, "text", {}, {"a": "b", "c": "d"}, {"ETag": 1}])
+def test_a_checksum_of_another_kind_is_an_error_of_the_format(checksum: object) -> None:
+    entry = {"Virtual": ["s3://b/k", 0, 1, checksum]}
+    body = msgpack.packb([1, {}, {encode_base32(NODE): {(0,): entry}}])
+    with pytest.raises(FormatError):
+        decode_entries(body)

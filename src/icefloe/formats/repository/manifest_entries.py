@@ -220,6 +220,8 @@ class _EntryColumns:
                 self._take_checksum(row, value[3])
 
     def _take_checksum(self, row: int, checksum: Any) -> None:
+        if not isinstance(checksum, dict):
+            raise ValueError(f"a checksum is {checksum!r:.40}")
         ((name, seal),) = checksum.items()
         if name == "ETag" and isinstance(seal, str):
             self._etag[row] = self._etags.setdefault(seal, len(self._etags))
