@@ -104,7 +104,8 @@ def nodes(draw: st.DrawFn, number: int, path: str, width: int) -> Node:
     if not is_array:
         return GroupNode(node_id, path, document, attributes)
     shape = parse_array_shape(json.loads(document))
-    extents = st.tuples(*[st.tuples(st.integers(0, 70000), st.integers(0, 2**32)) for _ in shape.shape])
+    ranges = st.tuples(st.integers(0, 70000), st.integers(0, 2**32)).map(lambda ends: (min(ends), max(ends)))
+    extents = st.tuples(*[ranges for _ in shape.shape])
     references = draw(st.lists(st.builds(ManifestRef, object_ids(width), extents), max_size=3))
     return ArrayNode(
         node_id, path, document, shape.shape, shape.grid, shape.dimension_names, tuple(references), attributes

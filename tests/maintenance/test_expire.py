@@ -171,7 +171,8 @@ def test_any_expiry_leaves_a_history_in_which_every_ref_leads_to_a_root(
     history: History, days: int, last: int | None, rules: list[RetentionRule], delete: bool
 ) -> None:
     cutoff = START + dt.timedelta(days=days)
-    request = ExpiryRequest(cutoff, last, rules, delete_branches=delete, delete_tags=delete, now=START)
+    now = START + dt.timedelta(days=16)
+    request = ExpiryRequest(cutoff, last, rules, delete_branches=delete, delete_tags=delete, now=now)
     plan = plan_expiry(history, request)
     expired = plan.change.expired
     kept = {**{n: s for n, s in history.refs.branches.items() if n not in plan.change.branches}}
