@@ -108,13 +108,38 @@ def test_a_writer_in_between_keeps_what_it_wrote(repo: icefloe.Repository, monke
 
 
 def test_a_writer_that_rebases_over_a_compaction_meets_no_conflict(repo: icefloe.Repository) -> None:
-    if not repo.engine.capabilities.transaction_logs:
-        pytest.skip("without logs, conflicts are found by comparing references")
     session = repo.writable_session("main")
     zarr.open_array(session.store, path="a", mode="r+")[0, 0] = 1
     repo.compact()
     session.commit("late", rebase_with=icefloe.ConflictDetector())
     assert (read(repo)[0, 0] == 1).all() and (read(repo)[1:] == VALUES[1:]).all()
+
+
+def test_a_writer_that_missed_a_compaction_meets_the_conflicts_of_other_commits(repo: icefloe.Repository) -> None:
+    """Also where these expired, so that the compaction comes right after the writer's base; whatever metadata says."""
+    base = repo.lookup_branch("main")
+    late = [repo.writable_session("main") for _ in range(3)]
+    for session in late:
+        zarr.open_array(session.store, path="a", mode="r+")[0, 0] = 1
+    with repo.transaction("main", message="other") as store:
+        zarr.open_array(store, path="a", mode="r+")[0, 0] = 2
+    (compaction,) = repo.compact().commits
+    with pytest.raises(icefloe.RebaseFailedError):
+        late[0].rebase(icefloe.ConflictDetector())
+    between = [info.id for info in repo.ancestry(branch="main") if info.id not in (base, compaction)][:1]
+    repo.expire_snapshots(snapshots=between)
+    assert [info.id for info in repo.ancestry(branch="main")][:2] == [compaction, base]
+    with pytest.raises(icefloe.RebaseFailedError):
+        late[1].rebase(icefloe.ConflictDetector())
+    metadata = next(iter(repo.ancestry(branch="main"))).metadata
+    repo.reset_branch("main", base)
+    (compaction,) = repo.compact().commits
+    metadata = {**metadata, **next(iter(repo.ancestry(branch="main"))).metadata}
+    amending = repo.writable_session("main")
+    zarr.open_array(amending.store, path="a", mode="r+")[0, 0] = 3
+    amending.amend("changed after all", metadata=metadata)
+    with pytest.raises(icefloe.RebaseFailedError):
+        late[2].rebase(icefloe.ConflictDetector())
 
 
 def test_virtual_chunks_are_copied_in(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ async def _apply_batch(engine: Engine, request: CompactRequest, batch: list[_Pie
             old, new = concat([written[key][0], old]), concat([written[key][1], new])
         written[key] = (old, new)
     message = request.message or f"{request.layout.value.capitalize()} chunks"
-    commit = CommitRequest(message, {REWRITTEN: request.layout.value, "batch": number})
+    commit = CommitRequest(message, {REWRITTEN: request.layout.value, "batch": number}, only_moves_chunks=True)
     total = sum(len(new) for _, new in written.values())
     for attempt in range(_TRIES):
         try:

@@ -20,6 +20,12 @@ INGESTED_KEY = "icefloe.ingested"
 History may be shortened, squashed or converted: the list of what a snapshot holds is in the snapshot itself.
 """
 
+REWRITTEN_PARENT_KEY = "icefloe_rewritten_parent"
+"""Metadata of a compaction where there are no logs: the snapshot whose chunks it holds, at other places.
+
+It says nothing once expiry gave the commit another parent. No other commit has it, whatever metadata it is given.
+"""
+
 
 def inherit_metadata(parent: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
     """The metadata of a commit on top of another: its own, and what it takes over.
@@ -27,6 +33,8 @@ def inherit_metadata(parent: Mapping[str, Any], own: Mapping[str, Any]) -> Mappi
     A commit adds to the list by giving a list, or changes it by giving a mapping of texts to `add` and to `drop`. Later
     texts count more, so what is added stands last.
     """
+    if REWRITTEN_PARENT_KEY in own:
+        own = {key: value for key, value in own.items() if key != REWRITTEN_PARENT_KEY}
     if INGESTED_KEY not in parent and INGESTED_KEY not in own:
         return own
     change = own.get(INGESTED_KEY)

@@ -29,7 +29,7 @@ from icefloe.ledger.features import check_feature
 from icefloe.manifests.boxes import contains, coords_in_box
 from icefloe.manifests.split import in_box
 from icefloe.model.nodes import ArrayNode, AttributesRef, Node
-from icefloe.model.snapshot import Snapshot, SnapshotInfo, inherit_metadata
+from icefloe.model.snapshot import REWRITTEN_PARENT_KEY, Snapshot, SnapshotInfo, inherit_metadata
 from icefloe.model.transaction_log import TransactionLog
 from icefloe.model.zarr_document import split_attributes
 from icefloe.session.change_set import ChangeSet, summarise, transaction_log
@@ -63,6 +63,8 @@ class CommitRequest:
     metadata: Mapping[str, Any]
     rebase_with: ConflictSolver | None = None
     rebase_tries: int = 1000
+    only_moves_chunks: bool = False
+    """Whether the new references lead to the bytes of the old ones; where there are no logs, the metadata tells."""
 
 
 async def commit(work: Workspace, branch: str, request: CommitRequest) -> Snapshot:
@@ -500,12 +502,15 @@ def _build_snapshot(
     used = dict.fromkeys(ref.manifest_id for refs in links.values() for ref in refs)
     total = None if parent.total_ancestors is None else parent.total_ancestors + 1
     now = current_time()
+    metadata = inherit_metadata(base.metadata, request.metadata)
+    if request.only_moves_chunks and not capabilities.transaction_logs:
+        metadata = {**metadata, REWRITTEN_PARENT_KEY: parent.id}
     return Snapshot(
         id=new_object_id(capabilities.object_id_bytes),
         parent_id=parent.id,
         written_at=later_than(base.written_at, now),
         message=request.message,
-        metadata=inherit_metadata(base.metadata, request.metadata),
+        metadata=metadata,
         nodes=nodes,
         manifests={manifest_id: known[manifest_id] for manifest_id in used if manifest_id in known},
         attribute_files=tuple(

@@ -18,18 +18,23 @@ from icefloe.model.transaction_log import Move, TransactionLog
 from icefloe.session.lookup import ChunkLookup
 
 
-async def compare_snapshots(old: Snapshot, new: Snapshot, archive: Archive) -> TransactionLog:
-    """The log of the change from one snapshot to another, found by comparing every node."""
+async def compare_snapshots(old: Snapshot, new: Snapshot, archive: Archive, *, chunks: bool = True) -> TransactionLog:
+    """The log of the change from one snapshot to another, found by comparing every node.
+
+    Without `chunks` it tells of none in arrays that both have.
+    """
     before = {node.id: node for node in old.nodes.values()}
     after = {node.id: node for node in new.nodes.values()}
     fresh = [node for node_id, node in after.items() if node_id not in before]
     gone = [node for node_id, node in before.items() if node_id not in after]
     kept = [(before[node_id], node) for node_id, node in after.items() if node_id in before]
     lookup = ChunkLookup(archive)
-    suspects: list[tuple[Node | None, Node]] = [(was, now) for was, now in kept if _chunks_may_differ(was, now)]
+    suspects: list[tuple[Node | None, Node]] = []
+    if chunks:
+        suspects += [(was, now) for was, now in kept if _chunks_may_differ(was, now)]
     suspects += [(None, node) for node in fresh if isinstance(node, ArrayNode) and node.manifests]
     columns = await asyncio.gather(*(_changed_chunks(was, now, lookup) for was, now in suspects))
-    chunks = {now.id: coords for (_, now), coords in zip(suspects, columns, strict=True) if len(coords)}
+    changed = {now.id: coords for (_, now), coords in zip(suspects, columns, strict=True) if len(coords)}
     moves = [Move(was.path, now.path, now.id, isinstance(now, ArrayNode)) for was, now in kept if was.path != now.path]
     updated = [now for was, now in kept if was.document != now.document or was.attributes != now.attributes]
     return TransactionLog(
@@ -39,7 +44,7 @@ async def compare_snapshots(old: Snapshot, new: Snapshot, archive: Archive) -> T
         deleted_arrays=_ids(gone, arrays=True),
         updated_groups=_ids(updated, arrays=False),
         updated_arrays=_ids(updated, arrays=True),
-        updated_chunks=chunks,
+        updated_chunks=changed,
         moves=tuple(sorted(moves, key=lambda move: move.to_path.split("/"))),
     )
 

@@ -11,7 +11,7 @@ from icefloe.errors import InvalidInputError, ObjectNotFoundError, SnapshotNotFo
 from icefloe.ids import NodeId, ObjectId
 from icefloe.ledger.contract import Tip
 from icefloe.model.diff import Diff
-from icefloe.model.snapshot import Snapshot, SnapshotInfo
+from icefloe.model.snapshot import REWRITTEN_PARENT_KEY, Snapshot, SnapshotInfo
 from icefloe.model.transaction_log import TransactionLog
 from icefloe.session.compare import chunks_in_boxes, compare_snapshots, diff_from_logs
 from icefloe.session.engine import Engine
@@ -138,6 +138,10 @@ async def fetch_log(
     if parent is None:
         return reduce(merge_logs, logs, TransactionLog())
     if not logs:
+        if snapshot.metadata.get(REWRITTEN_PARENT_KEY) == parent.id:
+            log = await compare_snapshots(parent, snapshot, engine.archive, chunks=False)
+            if log.is_empty():
+                return log
         return await compare_snapshots(parent, snapshot, engine.archive)
     return await join_logs(logs, parent, snapshot, engine.archive, wanted)
 
