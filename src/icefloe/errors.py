@@ -19,15 +19,16 @@ IcefloeError (also named IcechunkError)
 │   └── PermissionDeniedError
 ├── FormatError              the bytes are not what they should be: trying again does not help
 │   └── UnknownFormatError   nothing we know, or newer than this library
-├── VirtualChunkError        a virtual chunk cannot be reached: container or authorisation missing, file changed
+├── VirtualChunkError        a virtual chunk cannot be read: container or authorisation missing, file changed or damaged
 └── OutcomeUnknownError      it may or may not have happened: look before you act
 """
 
 from __future__ import annotations
 
+import difflib
 import enum
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _SEQUENCE = re.compile(
@@ -49,6 +50,16 @@ def printable(text: str) -> str:
 def _spelled(found: re.Match[str]) -> str:
     code = ord(found.group())
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """The nearest right name, to end an error with; empty where none is near.
+
+    >>> suggest("tiem", ["time", "lat"])
+    " (did you mean 'time'?)"
+    """
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 class ErrorKind(enum.Enum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,50 @@ def test_regions_are_what_xarray_selects(given_data: Any, data: st.DataObject) -
     # With more tasks than shares, other threads decode ahead.
     tasks = data.draw(st.sampled_from([1, 100]))
     same(read(repo, tasks=tasks, region=region, region_index=index), as_frame(chosen))
+
+
+CONSTANTS = [
+    "3", "2.5", "1e300", "9007199254740993", "true", "'s1é'", "'NaN'", "'2001-02-28'", "'not a time'",
+    "timestamp '2001-02-28 00:00:00'", "date '2001-02-28'", "-0.0", "3000000000", "0.1d",
+]  # fmt: skip
+
+
+@settings(max_examples=30)
+@given(datasets(), st.data())
+def test_a_condition_is_refused_when_it_is_planned_or_decides_every_cell(given_data: Any, data: st.DataObject) -> None:
+    dataset, encoding = given_data
+    columns = st.sampled_from([*dataset.dims, *dataset.data_vars])
+    constants = st.sampled_from(CONSTANTS)
+    lists = st.lists(constants, min_size=1, max_size=3).map(", ".join)
+    leaf = st.one_of(
+        st.builds("{} {} {}".format, columns, st.sampled_from(["<", "<=", "=", "!=", ">", ">="]), constants),
+        st.builds("{} {} ({})".format, columns, st.sampled_from(["in", "not in"]), lists),
+        st.builds("{} is null".format, columns),
+    )
+    joined = st.builds("({} {} {})".format, leaf, st.sampled_from(["and", "or"]), leaf)
+    where = data.draw(st.one_of(leaf, joined))
+    repo = repository_of(dataset, encoding)
+    place = place_of(repo)
+    try:
+        plan = plan_scan(TableOptions(place, Point(), where=where))
+    except InvalidInputError as error:
+        told = str(error)
+    else:
+        told = ""
+    if told:
+        assert "not known here" in told or "only SQL understands" in told
+        return
+    # Every block, also those that the plan left out.
+    whole = plan_scan(TableOptions(place, Point()))
+    scan = replace(whole.scan, exact=plan.scan.exact)
+    kept = sum(len(batch) for part in whole.parts for batch in scan_batches(scan, part))
+    assert kept == sum(len(batch) for part in plan.parts for batch in scan_batches(plan.scan, part))
+
+
+def test_an_undecidable_condition_is_told_in_the_words_of_the_query() -> None:
+    repo = repository_of(xr.Dataset({"v": ("x", np.arange(3.0))}))
+    with pytest.raises(InvalidInputError, match=r"`v > 'NaN'`, which is a column of doubles.*WHERE"):
+        plan_scan(TableOptions(place_of(repo), Point(), where="v > 'NaN'"))
 
 
 @settings(max_examples=30)

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from icefloe.errors import InvalidInputError
+from icefloe.errors import InvalidInputError, suggest
 from icefloe.ingest.array_plan import ArrayPlan, convert_values
 from icefloe.ingest.cf import format_range
 from icefloe.ingest.comparison import compare_variable, missing_variables
 from icefloe.ingest.existing import Existing
 from icefloe.ingest.members import Member, join_path
 from icefloe.ingest.offsets import find_append_gap, find_offset
-from icefloe.ingest.options import IngestOptions, suggest
+from icefloe.ingest.options import IngestOptions
 from icefloe.ingest.placement import (
     JoinedDimension,
     find_joined_dims,

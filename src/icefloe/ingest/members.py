@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from icefloe.errors import InvalidInputError
+from icefloe.errors import InvalidInputError, suggest
 from icefloe.ingest.cf import is_time_units
-from icefloe.ingest.options import IngestOptions, suggest
+from icefloe.ingest.options import IngestOptions
 from icefloe.ingest.source_model import Coordinate, SourceFile, SourceSchema, SourceVariable
 
 _NAMING_ATTRIBUTES = ("coordinates", "bounds", "grid_mapping", "ancillary_variables", "cell_measures", "formula_terms")

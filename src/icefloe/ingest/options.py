@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -103,13 +102,3 @@ class IngestOptions:
 def _choose(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise InvalidInputError(f"{name} is {value!r}; it is one of {', '.join(allowed)}")
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    """The nearest right name, to end an error with; empty where none is near.
-
-    >>> suggest("tiem", ["time", "lat"])
-    " (did you mean 'time'?)"
-    """
-    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
-    return f" (did you mean {near[0]!r}?)" if near else ""

@@ -11,12 +11,12 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from icefloe.errors import InvalidInputError
+from icefloe.errors import InvalidInputError, suggest
 from icefloe.ingest.access import SourceAccess, choose_access
 from icefloe.ingest.existing import Existing
 from icefloe.ingest.ingested import ingested_sources
 from icefloe.ingest.local import name_sources, read_existing
-from icefloe.ingest.options import IngestOptions, Mode, OnError, Region, suggest
+from icefloe.ingest.options import IngestOptions, Mode, OnError, Region
 from icefloe.ingest.parsers.registry import check_format
 from icefloe.ingest.plan import IngestPlan, check_free
 from icefloe.ingest.record import not_ingested

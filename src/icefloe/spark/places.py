@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any, TypeAlias
 
 import xarray as xr
 
-from icefloe.errors import InvalidInputError, NodeNotFoundError
+from icefloe.errors import InvalidInputError, NodeNotFoundError, suggest
 from icefloe.repository import Repository
 from icefloe.session.session import Session
 from icefloe.storage.build import resolve_storage
@@ -50,10 +49,9 @@ def open_places(source: Source, target: Target, branch: str) -> tuple[Session, C
 def unknown_name(what: str, name: str, known: Iterable[Any], *, option: str = "") -> InvalidInputError:
     """The error for a name that is not there, with the nearest one that is; `option` is where it was given."""
     names = [str(each) for each in known]
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    near = suggest(str(name), names)
     where = f"{option}: " if option else ""
-    return InvalidInputError(f"{where}there is no {what} {name!r}; there are {', '.join(names) or 'none'}{hint}")
+    return InvalidInputError(f"{where}there is no {what} {name!r}{near}; there are {', '.join(names) or 'none'}")
 
 
 def reading_session(source: Source) -> Session:

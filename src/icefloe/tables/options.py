@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from icefloe.errors import InvalidInputError
+from icefloe.errors import InvalidInputError, suggest
 from icefloe.repository import Repository
 from icefloe.session.session import Session
 from icefloe.tables.instants import parse_instant
@@ -175,7 +175,10 @@ def check_names(options: Mapping[str, str], allowed: Mapping[str, str]) -> None:
     for name in options:
         if name not in allowed and not name.startswith("storage."):
             listed = "; ".join(f"{key}: {text}" for key, text in allowed.items())
-            raise InvalidInputError(f"icefloe has no option {name!r}; there are {listed}; storage.NAME: of the storage")
+            near = suggest(name, allowed)
+            raise InvalidInputError(
+                f"icefloe has no option {name!r}{near}; there are {listed}; storage.NAME: of the storage"
+            )
 
 
 def choose(options: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:

@@ -12,9 +12,10 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from icefloe.errors import InvalidInputError
+from icefloe.errors import InvalidInputError, suggest
 from icefloe.session.session import Session
 from icefloe.tables.cell_tests import CellTest
+from icefloe.tables.exact import check_decidable
 from icefloe.tables.grids import Dimension, Grid, find_grid, read_coordinate
 from icefloe.tables.matching import Mask
 from icefloe.tables.options import TableOptions
@@ -148,6 +149,7 @@ def _exact(grid: Grid, options: TableOptions) -> Predicate | None:
             "put the rest into WHERE, or use icefloe.spark.table(..., where=...)"
         )
     check_columns(grid, predicate)
+    check_decidable(grid.schema(), predicate)
     return predicate
 
 
@@ -156,7 +158,8 @@ def check_columns(grid: Grid, predicate: Predicate) -> None:
     known = {name.lower() for name in grid.schema().names}
     wrong = sorted(columns_of(predicate) - known)
     if wrong:
-        raise InvalidInputError(f"there is no column {wrong[0]!r}; there are {', '.join(grid.schema().names)}")
+        near = suggest(wrong[0], known)
+        raise InvalidInputError(f"there is no column {wrong[0]!r}{near}; there are {', '.join(grid.schema().names)}")
 
 
 def _ranges(
