@@ -85,7 +85,10 @@ def test_administration_and_tombstones_are_lost_only_when_told(tmp_path: Path) -
         "deleted-tags", "metadata", "feature-flags", "status", "refs", "operations-log",
     }  # fmt: skip
     assert planned.repository is None and not files(tmp_path / "target")
-    with pytest.raises(icefloe.UnsupportedError, match=r"team.*|gone"):
+    told = "; ".join(map(str, planned.losses))
+    for lost in ("names of deleted tags", "'gone'", "metadata of the repository", "'team'", "create_tag", "tag 'main'"):
+        assert lost in told
+    with pytest.raises(icefloe.UnsupportedError, match=r"metadata of the repository.*team"):
         icefloe.convert(source, tmp_path / "target", "dataset", drop=["status", "refs"])
     done = icefloe.convert(source, tmp_path / "target", "dataset", drop=[each.kind for each in planned.losses])
     assert done.repository is not None and done.repository.list_tags() == set()

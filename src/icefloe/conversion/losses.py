@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from icefloe.conversion.commit_words import unfit_words
 from icefloe.conversion.survey import Survey
 from icefloe.errors import InvalidInputError, UnsupportedError, VirtualChunkError, printable
@@ -28,7 +30,7 @@ _TOLD_BY_HISTORY = frozenset({
     UpdateKind.BRANCH_CREATED, UpdateKind.TAG_CREATED, UpdateKind.TAG_DELETED,
 })  # fmt: skip
 """Entries of an operations log that can be told again from snapshots, refs and the names of deleted tags."""
-_NAMED_EXAMPLES = 3
+_NAMED_EXAMPLES = 10
 
 
 class LossKind(enum.Enum):
@@ -58,6 +60,22 @@ class LossKind(enum.Enum):
     """Virtual references by the name of a container that nobody knows are left out."""
 
 
+_LOST = {
+    LossKind.CHUNK_GRIDS: "arrays whose chunks are not all of one shape",
+    LossKind.KEY_ENCODINGS: "arrays with another chunk key encoding than the default",
+    LossKind.CHECKSUMS: "ETags and times of the files of virtual chunks, so that changed files are not noticed",
+    LossKind.DELETED_TAGS: "names of deleted tags, which can be given again",
+    LossKind.REFS: "branches and tags whose names cannot be spelled",
+    LossKind.METADATA: "metadata of the repository",
+    LossKind.FLAGS: "features that were switched off",
+    LossKind.STATUS: "the status that lets nobody write",
+    LossKind.OPERATIONS: "entries of the operations log",
+    LossKind.COMMIT_WORDS: "values of commit metadata and characters of messages",
+    LossKind.LOCATIONS: "virtual references by the name of an unknown container",
+}
+"""What a loss is, in the words of who owns the repository."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
     """Something that does not fit, with how often it is met and where."""
@@ -68,7 +86,7 @@ class Loss:
 
     def __str__(self) -> str:
         more = ", ..." if self.count > len(self.examples) else ""
-        return printable(f"{self.kind.value} ({self.count}: {', '.join(self.examples)}{more})")
+        return printable(f"{self.kind.value}: {_LOST[self.kind]} ({self.count:,}: {', '.join(self.examples)}{more})")
 
 
 def parse_drops(given: Iterable[LossKind | str]) -> frozenset[LossKind]:
@@ -214,10 +232,11 @@ async def _look_at_references(survey: Survey, found: _Found, *, checksums: bool,
             if node_id not in users or table.location is None:
                 continue
             if checksums:
-                etags = 0 if table.etag is None else int((table.etag >= 0).sum())
-                times = 0 if table.last_modified is None else int((table.last_modified > 0).sum())
-                if etags or times:
-                    found.add(LossKind.CHECKSUMS, table.locations[int(table.location.max())], etags + times)
+                has_etag = np.zeros(len(table), dtype=bool) if table.etag is None else table.etag >= 0
+                has_time = np.zeros(len(table), dtype=bool) if table.last_modified is None else table.last_modified > 0
+                codes, counts = np.unique(table.location[has_etag | has_time], return_counts=True)
+                for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+                    found.add(LossKind.CHECKSUMS, table.locations[code], count)
             if locations:
                 for text in table.locations:
                     if text.startswith(RELATIVE) and not _is_known(containers, text):
