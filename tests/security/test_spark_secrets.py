@@ -57,7 +57,7 @@ def test_jobs_of_maintenance_and_ingest_tell_no_secret(  # type: ignore[no-untyp
         zarr.open_array(session.store, path="t", mode="r+")[:] = 2
         session.commit("replaced")
         maintenance.compact(spark, repo, CompactRequest())
-        maintenance.expire(spark, repo, retain_last=1)
+        repo.expire_snapshots(retain_last=1)
         done = maintenance.collect_garbage(spark, repo, now())
         assert done.chunks_deleted > 0
         manifest = repo.inspect_snapshot(repo.lookup_branch("main"))["manifests"][0]["id"]

@@ -20,12 +20,12 @@ def test_a_collection_on_spark_deletes_what_one_alone_would(spark, tmp_path: Pat
     from icefloe.spark import maintenance
 
     past = make_past(icefloe.local_filesystem_storage(str(tmp_path)), "repository")
-    assert len(maintenance.expire(spark, past.repo, retain_last=1).expired) == 5
+    assert len(past.repo.expire_snapshots(retain_last=1)) == 5
     expected = past.repo.garbage_collect(now(), dry_run=True)
     assert maintenance.collect_garbage(spark, past.repo, now(), dry_run=True) == expected
     assert maintenance.collect_garbage(spark, past.repo, now()) == expected
     assert past.repo.garbage_collect(now()) == icefloe.GCSummary()
-    assert maintenance.verify(spark, past.repo).is_clean
+    assert past.repo.verify().is_clean
     past.check()
 
 

@@ -12,7 +12,7 @@ import zarr
 
 import icefloe
 from icefloe.errors import InvalidInputError, UnsupportedError
-from icefloe.spark import register_views, verify
+from icefloe.spark import register_views
 from icefloe.spark.sink import parse_sink_options
 from icefloe.spark.views import list_views
 from icefloe.tables.columns import ColumnCoding
@@ -58,7 +58,6 @@ def test_every_view_answers_from_its_own_array(spark: Any, alike: icefloe.Reposi
     with pytest.raises(InvalidInputError, match="the name q could mean 2 arrays"):
         register_views(spark, alike, query="select * from q")
     assert set(register_views(spark, alike, query="select q from plain")) == {"plain"}
-    assert verify(spark, alike.storage.url).is_clean
 
 
 def test_a_write_without_a_place_says_what_to_do() -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from icefloe.spark.copying import copy, rechunk
     from icefloe.spark.exporting import ExportOutcome, export
     from icefloe.spark.ingesting import IngestOutcome, ingest
-    from icefloe.spark.maintenance import collect_garbage, compact, expire, rewrite_manifests, verify
+    from icefloe.spark.maintenance import collect_garbage, compact
     from icefloe.spark.mapping import map_blocks
     from icefloe.spark.places import JobOutcome
     from icefloe.spark.publishing import AuditReport, write_audit_publish
@@ -37,7 +37,6 @@ _HOMES = {
     "compact": "maintenance",
     "connect": "connection",
     "copy": "copying",
-    "expire": "maintenance",
     "export": "exporting",
     "ingest": "ingesting",
     "map_blocks": "mapping",
@@ -45,11 +44,9 @@ _HOMES = {
     "reduce": "reduction",
     "register": "registration",
     "register_views": "views",
-    "rewrite_manifests": "maintenance",
     "run_tasks": "tasks",
     "ship_package": "shipping",
     "table": "cells",
-    "verify": "maintenance",
     "write": "writing",
     "write_audit_publish": "publishing",
     "write_stream": "streaming",
@@ -69,7 +66,6 @@ __all__ = [
     "compact",
     "connect",
     "copy",
-    "expire",
     "export",
     "ingest",
     "map_blocks",
@@ -77,11 +73,9 @@ __all__ = [
     "reduce",
     "register",
     "register_views",
-    "rewrite_manifests",
     "run_tasks",
     "ship_package",
     "table",
-    "verify",
     "write",
     "write_audit_publish",
     "write_stream",
