@@ -138,9 +138,13 @@ class RecordedCalls:
             self._forget(source)
             self._happened()
 
-    def unlink(self, path: str) -> None:
+    def unlink(self, path: str, *, dir_fd: int | None = None) -> None:
         with self._lock:
-            os.unlink(path)
+            os.unlink(path, dir_fd=dir_fd)
+            if dir_fd is not None:
+                folder = self._open[dir_fd]
+                assert isinstance(folder, str)
+                path = f"{folder}/{path}"
             self._forget(path)
             self._happened()
 

@@ -113,7 +113,7 @@ async def create_engine(
     engine = build_engine(storage, version, config or RepositoryConfig.default(), authorized)
     initial = engine.format.initial_snapshot(current_time())
     document = None if config is None else encode_config(config)
-    claim = _CreationClaim(storage, version)
+    claim = _CreationClaim(engine.storage, version)
     while True:
         await claim.take()
         try:
