@@ -279,9 +279,9 @@ async def test_what_another_process_writes_is_on_the_disk_when_it_says_so(
     mine = LocalStorage(tmp_path)
     await mine.put("chunks/mine", b"1")
     assert not calls.disk.synced
-    make, (root, fsync, encoded, home) = mine.__reduce__()
+    make, (root, fsync, encoded, home, *rest) = mine.__reduce__()
     assert len(calls.disk.synced) == 1, "what was written is synced before somebody else gets the storage"
-    theirs = make(root, fsync, encoded, home + 1)
+    theirs = make(root, fsync, encoded, home + 1, *rest)
     await theirs.put("chunks/theirs", b"2")
     await theirs.copy("chunks/theirs", "chunks/copy")
     assert len(calls.disk.synced) == 3
