@@ -205,6 +205,32 @@ def _move_chunks(draw: _Drawing) -> None:
     draw.add("service", "commit", slot="late", solver="detector")
 
 
+def _moves(draw: _Drawing) -> None:
+    """A session moves old chunks; others pack them, let the old commits expire and collect, and it is committed.
+
+    The service keeps its repository open, and commits another session in between: it remembers the snapshots and logs
+    from before the expiry. Every object that is collected is days older than the grace.
+    """
+    draw.time += 2 * DAY
+    draw.add("service", "open", slot="late", branch="main")
+    draw.add("service", "edit", slot="late", edits=[("shift", "a", draw.random.choice((-2, -1, 1, 2)))])
+    draw.add("service", "open", slot="early", branch="main")
+    draw.add("service", "edit", slot="early", edits=[("set", "b", draw.random.randrange(6))])
+    draw.wait(5)
+    draw.add("nightly", "compact", branch="main")
+    draw.time += draw.random.uniform(30, 60)
+    if draw.chance(0.8):
+        draw.add("service", "commit", slot="early", solver="detector")
+        draw.time += draw.random.uniform(30, 60)
+    between = draw.random.choice((0.0, 0.0, 2 * DAY))
+    draw.time += between
+    draw.add("nightly", "expire", age=between + draw.random.choice((0.0, DAY, DAY)))
+    draw.time += draw.random.uniform(30, 60) + draw.random.choice((0.0, 0.0, 2 * DAY))
+    draw.add("nightly", "collect", grace=DAY, incremental=draw.chance(0.2))
+    draw.time += draw.random.uniform(30, 60)
+    draw.add("service", "commit", slot="late", solver="detector")
+
+
 def _forks(draw: _Drawing) -> None:
     """Sessions whose workers write, resize, replace and delete; collections of the same process beside them."""
     for _ in range(draw.random.randint(1, 2)):
@@ -336,12 +362,15 @@ PROFILES: Mapping[str, Callable[[_Drawing], None]] = {
     "preempted": _preempted,
     "branches": _branches,
     "care": _care_profile,
+    "moves": _moves,
 }
+_BY_NAME_ONLY = frozenset({"moves"})
+"""Profiles of one story with small variations: a few seeds tell it all, so it is run when it is asked for."""
 
 
 def draw_schedule(generation: str, seed: int, profile: str | None = None) -> Schedule:
-    """The schedule of a seed; without a profile, seeds take turns through all of them."""
-    names: Sequence[str] = list(PROFILES)
+    """The schedule of a seed; without a profile, seeds take turns through those that are wide."""
+    names: Sequence[str] = [name for name in PROFILES if name not in _BY_NAME_ONLY]
     profile = profile or names[seed % len(names)]
     rng = random.Random(f"{generation}/{profile}/{seed}")
     draw = _Drawing(rng)
@@ -351,8 +380,8 @@ def draw_schedule(generation: str, seed: int, profile: str | None = None) -> Sch
     processes = tuple(
         ProcessPlan(
             name,
-            config=rng.choice(("inline", "packed", "loose", "loose")),
-            long_lived=rng.random() < 0.8,
+            config=rng.choice(("inline", "packed", "loose", "loose")) if profile != "moves" else "packed",
+            long_lived=rng.random() < 0.8 or profile == "moves",
             skew_seconds=rng.choice((0.0, 0.0, 0.0, rng.uniform(-7200, 7200))),
             loss_share=rng.choice((0.0, 0.02, 0.1)) if faulty else 0.0,
             death_share=rng.choice((0.0, 0.01)) if faulty else 0.0,
