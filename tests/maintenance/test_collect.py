@@ -254,11 +254,11 @@ def test_of_local_chunks_only_those_that_nothing_names_are_looked_at(
     asked: list[str] = []
     stat_names = local_files.stat_names
 
-    def note(folder: str, names: list[bytes]) -> tuple[list[int], list[int]]:
+    def note(folder: str, names: list[bytes], bounds: local_files.Bounds) -> tuple[list[int], list[int]]:
         if folder == str(chunks):
             asked.extend(name.decode() for name in names)
             (chunks / max(asked)).unlink()
-        return stat_names(folder, names)
+        return stat_names(folder, names, bounds)
 
     monkeypatch.setattr(local_files, "stat_names", note)
     there = {entry.name for entry in chunks.iterdir()}
