@@ -25,8 +25,8 @@ def repo(request: pytest.FixtureRequest) -> icefloe.Repository:
     return repo
 
 
-def array(session: icefloe.Session) -> zarr.Array[Any]:
-    return zarr.open_array(session.store, path="a")
+def array(session: icefloe.Session, name: str = "a") -> zarr.Array[Any]:
+    return zarr.open_array(session.store, path=name)
 
 
 def files(repo: icefloe.Repository, folder: str) -> int:
@@ -149,3 +149,47 @@ def test_workers_that_write_only_fill_values_can_be_committed(repo: icefloe.Repo
     session.link_parts([parts])
     session.commit("zeros")
     assert array(repo.readonly_session("main"))[:].tolist() == [5, 5, 0, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("order", [(7, 0), (0, 7)])
+def test_two_workers_that_set_and_clear_one_chunk_are_refused(
+    repo: icefloe.Repository, order: tuple[int, int], at_once: bool
+) -> None:
+    session = repo.writable_session("main")
+    written = []
+    for label, value in zip(("task one", "task two"), order, strict=True):
+        fork = pickle.loads(pickle.dumps(session.fork()))
+        array(fork)[2:6] = value
+        written.append(fork.write_parts(label))
+    before = array(session)[:].tolist()
+    if not at_once:
+        session.link_parts(written[:1])
+        before[2:6] = [order[0]] * 4
+        written = written[1:]
+    with pytest.raises(icefloe.InvalidInputError, match=r"written by both (task one|an earlier task) and task two"):
+        session.link_parts(written)
+    assert array(session)[:].tolist() == before
+
+
+def test_workers_may_clear_one_chunk_both_and_others_between_those_that_are_set(repo: icefloe.Repository) -> None:
+    session = repo.writable_session("main")
+    zarr.open_group(session.store).create_array("b", shape=(9,), chunks=(1,), dtype="i4")
+    written = []
+    for first in (0, 1):
+        fork = pickle.loads(pickle.dumps(session.fork()))
+        array(fork, "b").oindex[[first, first + 4]] = 7
+        array(fork, "b").oindex[[first + 2, first + 6, 8]] = 0
+        written.append(fork.write_parts(f"task {first}"))
+    session.link_parts(written)
+    session.commit("both")
+    assert array(repo.readonly_session("main"), "b")[:].tolist() == [7, 7, 0, 0, 7, 7, 0, 0, 0]
+
+
+def test_a_chunk_that_the_session_set_since_is_cleared_by_a_worker(repo: icefloe.Repository) -> None:
+    session = repo.writable_session("main")
+    fork = pickle.loads(pickle.dumps(session.fork()))
+    array(session)[2:6] = 7
+    array(fork)[4:8] = 0
+    session.link_parts([fork.write_parts()])
+    assert array(session)[:].tolist() == [5, 5, 7, 7, 0, 0, 0, 0]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from icefloe.model.coordinates import highest, lowest
 from icefloe.model.nodes import Extents
 from icefloe.model.runs import runs_up_to
 
@@ -17,11 +18,9 @@ Boxes = npt.NDArray[np.int64]
 _BLOCK = 1 << 20
 
 
-def coords_in_box(box: Extents) -> npt.NDArray[np.uint32]:
-    """Every coordinate of a box, in order."""
-    grids = np.meshgrid(*(np.arange(first, end, dtype=np.uint32) for first, end in box), indexing="ij")
-    count = math.prod(end - first for first, end in box)
-    return np.stack([grid.reshape(-1) for grid in grids], axis=1) if box else np.zeros((count, 0), dtype=np.uint32)
+def bounding_box(coords: npt.NDArray[np.uint32]) -> Extents:
+    """The smallest box around some chunks; there is at least one."""
+    return tuple((first, last + 1) for first, last in zip(lowest(coords), highest(coords), strict=True))
 
 
 def box_array(boxes: Sequence[Extents], ndim: int) -> Boxes:

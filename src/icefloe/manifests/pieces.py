@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+import numpy.typing as npt
+
 from icefloe.ids import NodeId, ObjectId
-from icefloe.manifests.boxes import box_array, intersect, overlapping_pairs, volume
+from icefloe.manifests.boxes import bounding_box, box_array, intersect, overlapping_pairs, volume
 from icefloe.manifests.columns import Rows
 from icefloe.model.chunk_table import ChunkTable
 from icefloe.model.chunk_tables import ChunkTables
@@ -38,6 +42,27 @@ class PartRef:
     @property
     def info(self) -> ManifestFileInfo:
         return ManifestFileInfo(self.manifest_id, self.size_bytes, self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class ClearedChunks:
+    """Chunks that a task of a distributed write set to fill values where none was written: no manifest knows them."""
+
+    extents: Extents
+    count: int
+    packed: bytes = field(repr=False)
+    """The differences of their sorted coordinates, compressed: patterns that repeat take a few bytes."""
+
+    @classmethod
+    def of(cls, coords: npt.NDArray[np.uint32]) -> ClearedChunks:
+        """Some chunks, at least one, by their sorted coordinates."""
+        steps = np.diff(coords.astype(np.int64), axis=0, prepend=0)
+        return cls(bounding_box(coords), len(coords), zlib.compress(steps.astype("<i8").tobytes()))
+
+    def coords(self) -> npt.NDArray[np.uint32]:
+        """Their coordinates."""
+        steps = np.frombuffer(zlib.decompress(self.packed), dtype="<i8").reshape(self.count, len(self.extents))
+        return np.cumsum(steps, axis=0).astype(np.uint32)
 
 
 @dataclass(frozen=True, slots=True)

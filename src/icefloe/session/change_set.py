@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from icefloe.ids import NodeId
 from icefloe.manifests.edits import EditBuffer, GatheredEdits, gather_edits
-from icefloe.manifests.pieces import PartRef
+from icefloe.manifests.pieces import ClearedChunks, PartRef
 from icefloe.model.nodes import ArrayNode, Extents, Node
 from icefloe.model.snapshot import Snapshot
 from icefloe.model.transaction_log import Move, TransactionLog, WrittenChunks
@@ -27,8 +27,8 @@ class ChangeSet:
     edits: dict[NodeId, EditBuffer] = field(default_factory=dict)
     parts: dict[NodeId, tuple[PartRef, ...]] = field(default_factory=dict)
     """Manifests that workers of a distributed write left for this change set; edits win over them."""
-    cleared: dict[NodeId, tuple[Extents, ...]] = field(default_factory=dict)
-    """Boxes in which workers of a distributed write set chunks to fill values where none was written before."""
+    cleared: dict[NodeId, tuple[ClearedChunks, ...]] = field(default_factory=dict)
+    """Chunks that workers of a distributed write set to fill values where none was written before."""
     updated: set[NodeId] = field(default_factory=set)
     """Nodes whose document was written here, also if it is the same as before: an explicit write is a change."""
 
@@ -67,8 +67,8 @@ class ChangeSet:
             buffer.add_table(edits.to_table())
         for node_id, parts in self.parts.items():
             result.parts[node_id] = (*result.parts.get(node_id, ()), *parts)
-        for node_id, boxes in self.cleared.items():
-            result.cleared[node_id] = (*result.cleared.get(node_id, ()), *boxes)
+        for node_id, cleared in self.cleared.items():
+            result.cleared[node_id] = (*result.cleared.get(node_id, ()), *cleared)
         return result
 
     def is_empty(self) -> bool:
@@ -130,9 +130,9 @@ class ChangeSet:
         if node.path not in self.added:
             self.origin[node.id] = node.path
 
-    def add_cleared(self, node: ArrayNode, boxes: Sequence[Extents]) -> None:
+    def add_cleared(self, node: ArrayNode, cleared: Sequence[ClearedChunks]) -> None:
         """Take over where workers wrote fill values for an array."""
-        self.cleared[node.id] = (*self.cleared.get(node.id, ()), *boxes)
+        self.cleared[node.id] = (*self.cleared.get(node.id, ()), *cleared)
         if node.path not in self.added:
             self.origin[node.id] = node.path
 
@@ -205,7 +205,7 @@ def summarise(base: Snapshot, changes: ChangeSet) -> ChangeSummary:
     chunks = WrittenChunks(edits.together, alone)
     boxes = {node_id: tuple(part.extents for part in parts) for node_id, parts in changes.parts.items()}
     for node_id, cleared in changes.cleared.items():
-        boxes[node_id] = (*boxes.get(node_id, ()), *cleared)
+        boxes[node_id] = (*boxes.get(node_id, ()), *(each.extents for each in cleared))
     return ChangeSummary(new, deleted, updated, moved, edits, chunks, boxes)
 
 

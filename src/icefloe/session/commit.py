@@ -26,7 +26,7 @@ from icefloe.formats.flat.times import later_than
 from icefloe.ids import NodeId, ObjectId, new_object_id
 from icefloe.ledger.contract import StaleTipError, Tip
 from icefloe.ledger.features import check_feature
-from icefloe.manifests.boxes import contains, coords_in_box
+from icefloe.manifests.boxes import contains
 from icefloe.manifests.split import in_box
 from icefloe.model.nodes import ArrayNode, AttributesRef, Node
 from icefloe.model.snapshot import REWRITTEN_PARENT_KEY, Snapshot, SnapshotInfo, inherit_metadata
@@ -390,10 +390,10 @@ async def _list_boxes(work: Workspace, log: TransactionLog) -> TransactionLog:
         chunks[node_id] = np.unique(
             np.concatenate([*written, *([chunks[node_id]] if node_id in chunks else [])]), axis=0
         )
-    for node_id, boxes in work.changes.cleared.items():
-        inside = [coords_in_box(box) for box in boxes]
+    for node_id, cleared in work.changes.cleared.items():
+        written = [each.coords() for each in cleared]
         chunks[node_id] = np.unique(
-            np.concatenate([*inside, *([chunks[node_id]] if node_id in chunks else [])]), axis=0
+            np.concatenate([*written, *([chunks[node_id]] if node_id in chunks else [])]), axis=0
         )
     return replace(log, updated_chunks=chunks, updated_boxes={})
 

@@ -260,10 +260,10 @@ def _merge_chunks(
         node = merged.find(result, adopted.get(node_id, node_id))
         if isinstance(node, ArrayNode):
             result.add_parts(node, parts)
-    for node_id, boxes in sides.forked.cleared.items():
+    for node_id, cleared in sides.forked.cleared.items():
         node = merged.find(result, adopted.get(node_id, node_id))
         if isinstance(node, ArrayNode):
-            result.add_cleared(node, boxes)
+            result.add_cleared(node, cleared)
 
 
 def _double_write(fork: Fork, clashes: Mapping[NodeId, npt.NDArray[np.uint32]]) -> InvalidInputError:

@@ -12,17 +12,16 @@ import numpy.typing as npt
 from icefloe.environment import random_bytes
 from icefloe.errors import InvalidInputError, SessionStateError, UnsupportedError
 from icefloe.ids import NodeId, ObjectId, new_object_id
-from icefloe.manifests.boxes import box_array, overlapping_pairs
+from icefloe.manifests.boxes import bounding_box, box_array, overlapping_pairs
 from icefloe.manifests.edits import EditBuffer
 from icefloe.manifests.keys import find_rows
 from icefloe.manifests.merge import drop_tombstones
-from icefloe.manifests.pieces import PartRef
+from icefloe.manifests.pieces import ClearedChunks, PartRef
 from icefloe.manifests.plan import cut_table
 from icefloe.manifests.split import filter_box
 from icefloe.model.chunk_table import ChunkKind
-from icefloe.model.coordinates import highest, lowest
 from icefloe.model.manifest_config import SPECIFIED
-from icefloe.model.nodes import ArrayNode, Extents
+from icefloe.model.nodes import ArrayNode
 from icefloe.model.snapshot import Manifest
 from icefloe.session.tree import Tree
 from icefloe.session.view import View
@@ -31,7 +30,7 @@ from icefloe.session.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class WrittenParts:
-    """The descriptor of one worker's writes: a few dozen bytes per manifest, whatever the number of chunks."""
+    """The descriptor of one worker's writes: a few dozen bytes per manifest, whatever the number of chunks in it."""
 
     snapshot_id: ObjectId
     parts: tuple[PartRef, ...]
@@ -39,8 +38,8 @@ class WrittenParts:
     """Where the arrays of the parts are."""
     label: str = ""
     """Who wrote them, for messages."""
-    cleared: Mapping[NodeId, Extents] = field(default_factory=dict)
-    """The box in which fill values were written where no chunk was; no manifest knows of them."""
+    cleared: Mapping[NodeId, ClearedChunks] = field(default_factory=dict)
+    """Where fill values were written and no chunk was; no manifest knows of them."""
     chunks: int = 0
     attempt: str = field(default_factory=lambda: random_bytes(8).hex())
 
@@ -53,7 +52,7 @@ async def write_parts(work: Workspace, label: str = "") -> WrittenParts:
     config = work.engine.config.manifest or SPECIFIED
     parts: list[PartRef] = []
     paths: dict[NodeId, str] = {}
-    cleared: dict[NodeId, Extents] = {}
+    cleared: dict[NodeId, ClearedChunks] = {}
     for node_id, edits in view.changes.edits.items():
         table = edits.to_table()
         if not len(table):
@@ -66,7 +65,7 @@ async def write_parts(work: Workspace, label: str = "") -> WrittenParts:
                 f"a worker deleted chunks of {node.path} or made it smaller; do that in the session it was forked from"
             )
         if len(deleted):
-            cleared[node_id] = _bounding_box(deleted)
+            cleared[node_id] = ClearedChunks.of(deleted)
             table = drop_tombstones(table)
         for cell in cut_table(node, table, config) if len(table) else ():
             info = await work.engine.archive.flush_manifest(Manifest(fresh_id(), {node_id: cell}))
@@ -78,12 +77,8 @@ async def write_parts(work: Workspace, label: str = "") -> WrittenParts:
 async def _any_held(view: View, node: ArrayNode, coords: npt.NDArray[np.uint32]) -> bool:
     """Whether one of the chunks was there before the fork wrote."""
     below = View(view.engine, Tree(view.base, view.changes.copy_nodes()), view.inherited, view.reader)
-    held = await below.chunk_table(node, _bounding_box(coords))
+    held = await below.chunk_table(node, bounding_box(coords))
     return bool((find_rows(held, coords) >= 0).any())
-
-
-def _bounding_box(coords: npt.NDArray[np.uint32]) -> Extents:
-    return tuple((first, last + 1) for first, last in zip(lowest(coords), highest(coords), strict=True))
 
 
 def _edited_array(view: View, node_id: NodeId) -> ArrayNode:
@@ -108,6 +103,16 @@ def _refuse_nodes(view: View) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """Chunks of one array that a worker says it wrote."""
+
+    worker: int
+    """Its place among those that are linked now; -1 for what was linked earlier."""
+    label: str
+    chunks: PartRef | ClearedChunks
+
+
 async def link_parts(work: Workspace, written: Sequence[WrittenParts]) -> None:
     """Take over what workers left, in place of what the session held; one chunk from two of them is refused.
 
@@ -120,21 +125,35 @@ async def link_parts(work: Workspace, written: Sequence[WrittenParts]) -> None:
                 f"the session on {work.base.id}"
             )
     paths = {node_id: path for each in written for node_id, path in each.paths.items()}
-    labels = {part.manifest_id: each.label or each.attempt for each in written for part in each.parts}
-    by_node: dict[NodeId, list[PartRef]] = {}
-    for part in (part for each in written for part in each.parts):
-        by_node.setdefault(part.node_id, []).append(part)
     # All of it or nothing: what cannot be linked leaves the session as it was.
     changes = work.changes.copy()
-    for each in written:
-        for node_id, box in each.cleared.items():
-            changes.add_cleared(_linked_array(work, node_id, paths), [box])
-    for node_id, parts in by_node.items():
+    for node_id, claims in _claims_by_node(written).items():
         node = _linked_array(work, node_id, paths)
-        await _refuse_doubles(work, node, [*changes.parts.get(node_id, ()), *parts], labels)
+        known: tuple[PartRef | ClearedChunks, ...] = (
+            *changes.parts.get(node_id, ()),
+            *changes.cleared.get(node_id, ()),
+        )
+        await _refuse_doubles(work, node, [*(_Claim(-1, "an earlier task", each) for each in known), *claims])
+        parts = [claim.chunks for claim in claims if isinstance(claim.chunks, PartRef)]
+        cleared = [claim.chunks for claim in claims if isinstance(claim.chunks, ClearedChunks)]
         await _forget_replaced(work, changes.edits.get(node.id), node, parts)
-        changes.add_parts(node, parts)
+        _delete_cleared(changes.edits.get(node.id), cleared)
+        if parts:
+            changes.add_parts(node, parts)
+        if cleared:
+            changes.add_cleared(node, cleared)
     work.rebase_to(work.base, changes, work.tip)
+
+
+def _claims_by_node(written: Sequence[WrittenParts]) -> dict[NodeId, list[_Claim]]:
+    by_node: dict[NodeId, list[_Claim]] = {}
+    for worker, each in enumerate(written):
+        label = each.label or each.attempt
+        for part in each.parts:
+            by_node.setdefault(part.node_id, []).append(_Claim(worker, label, part))
+        for node_id, cleared in each.cleared.items():
+            by_node.setdefault(node_id, []).append(_Claim(worker, label, cleared))
+    return by_node
 
 
 def _linked_array(work: Workspace, node_id: NodeId, paths: Mapping[NodeId, str]) -> ArrayNode:
@@ -157,17 +176,37 @@ async def _forget_replaced(
             buffer.discard(coords[find_rows(table, coords) >= 0])
 
 
-async def _refuse_doubles(
-    work: Workspace, node: ArrayNode, parts: Sequence[PartRef], labels: dict[ObjectId, str]
-) -> None:
-    """Parts whose boxes meet are read and compared; disjoint boxes, the usual case, cost nothing."""
-    boxes = box_array([part.extents for part in parts], len(node.shape))
-    for a, b in overlapping_pairs(boxes).tolist():
-        tables = [(await work.lookup.fetch(parts[i].manifest_id, node)).tables[node.id] for i in (a, b)]
-        rows = find_rows(tables[0], tables[1].coords)
-        double = tables[1].coords[rows >= 0]
+def _delete_cleared(buffer: EditBuffer | None, cleared: Sequence[ClearedChunks]) -> None:
+    """Delete chunks that the session has set since the workers left, where workers wrote fill values."""
+    if buffer is None or not len(buffer):
+        return
+    for each in cleared:
+        table, coords = buffer.to_table(), each.coords()
+        rows = find_rows(table, coords)
+        held = np.flatnonzero(rows >= 0)
+        for chunk in coords[held[table.kind[rows[held]] != ChunkKind.DELETED]].tolist():
+            buffer.delete(tuple(chunk))
+
+
+async def _refuse_doubles(work: Workspace, node: ArrayNode, claims: Sequence[_Claim]) -> None:
+    """What two workers say of the same box is read and compared; disjoint boxes, the usual case, cost nothing."""
+    boxes = box_array([claim.chunks.extents for claim in claims], len(node.shape))
+    pairs = overlapping_pairs(boxes)
+    workers = np.array([claim.worker for claim in claims], dtype=np.int64)
+    for a, b in pairs[workers[pairs[:, 0]] != workers[pairs[:, 1]]].tolist():
+        first, second = claims[a], claims[b]
+        if isinstance(first.chunks, ClearedChunks):
+            first, second = second, first
+        if isinstance(first.chunks, ClearedChunks):
+            continue  # Both wrote fill values: they agree.
+        table = (await work.lookup.fetch(first.chunks.manifest_id, node)).tables[node.id]
+        if isinstance(second.chunks, ClearedChunks):
+            others = second.chunks.coords()
+        else:
+            others = (await work.lookup.fetch(second.chunks.manifest_id, node)).tables[node.id].coords
+        double = others[find_rows(table, others) >= 0]
         if len(double):
-            who = [labels.get(parts[i].manifest_id, "an earlier task") for i in (a, b)]
+            who = [claims[a].label, claims[b].label]
             raise InvalidInputError(
                 f"{len(double)} chunk(s) of {node.path}, such as {double[:3].tolist()}, were written by both {who[0]} "
                 f"and {who[1]}; give each task chunks of its own",

@@ -340,9 +340,9 @@ def _replay_chunks(ours: ChangeSummary, missed: _Missed, dropped: _Dropped, resu
             result.parts[node_id] = parts
             if node_id not in ours.new:
                 result.origin.setdefault(node_id, missed.path_of(node_id))
-    for node_id, boxes in missed.changes.cleared.items():
+    for node_id, cleared in missed.changes.cleared.items():
         if not is_gone(node_id):
-            result.cleared[node_id] = boxes
+            result.cleared[node_id] = cleared
             if node_id not in ours.new:
                 result.origin.setdefault(node_id, missed.path_of(node_id))
     for node_id, buffer in missed.changes.edits.items():
