@@ -65,6 +65,14 @@ class EditBuffer:
         if len(recent) >= FOLD_AT:
             self._fold()
 
+    def set_many(self, refs: Sequence[tuple[Coords, ChunkRef]]) -> None:
+        """Set chunks one after the other."""
+        recent = self._held.recent
+        recent.update(refs)
+        self._recent_bytes += _REF_BYTES * len(refs) + sum([len(ref.data) for _, ref in refs if ref.data is not None])
+        if len(recent) >= FOLD_AT:
+            self._fold()
+
     def delete(self, coords: Coords) -> None:
         """Remove one chunk, whether it is in the base or not."""
         self.set(coords, DELETED)

@@ -75,16 +75,20 @@ class ChunkWriter:
     ) -> None:
         """Take many chunks of an array; large ones are stored at the same time."""
         large, inline, packed = [], [], []
+        limit = self._inline_bytes
         for each, body in zip(coords, data, strict=True):
             size = len(body)
-            if size <= self._inline_bytes:
+            if size <= limit:
                 inline.append((each, ChunkRef(ChunkKind.INLINE, 0, size, data=bytes(body))))
+                if len(inline) == _AT_ONCE:
+                    self._record_many(target, node, inline)
+                    inline = []
             elif self._packs.policy.takes(size):
                 packed.append((each, body))
             else:
                 large.append(self.write(target, node, each, body))
-        for first in range(0, len(inline), _AT_ONCE):
-            self._record_many(target, node, inline[first : first + _AT_ONCE])
+        if inline:
+            self._record_many(target, node, inline)
         for each, body in packed:
             await self.write(target, node, each, body)
         await asyncio.gather(*large)
@@ -93,9 +97,10 @@ class ChunkWriter:
         last = tuple(map(max, zip(*(coords for coords, _ in refs), strict=True)))
         with self.lock:
             edits = target.open_edits(node, last)
-            for coords, ref in refs:
-                self._packs.discard(node.id, coords)
-                edits.set(coords, ref)
+            if self.has_pending:
+                for coords, _ in refs:
+                    self._packs.discard(node.id, coords)
+            edits.set_many(refs)
 
     def record(self, target: EditTarget, node: ArrayNode, coords: Coords, ref: ChunkRef) -> None:
         """Record a reference whose bytes are elsewhere, or a deletion."""

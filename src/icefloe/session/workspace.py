@@ -357,8 +357,11 @@ class Workspace(View):
 
     async def write_chunks(self, node: ArrayNode, coords: Sequence[Coords], data: Sequence[Buffer]) -> None:
         """Set many chunks of an array."""
-        for each in coords:
-            self.check_coords(node, each)
+        columns = list(zip(*coords, strict=True))
+        corners = (tuple(map(min, columns)), tuple(map(max, columns)))
+        if not all(in_grid(node, corner) for corner in corners):
+            for each in coords:
+                self.check_coords(node, each)
         await self.writer.write_many(self, node, coords, data)
 
     def set_ref(self, node: ArrayNode, coords: Coords, ref: ChunkRef) -> None:
