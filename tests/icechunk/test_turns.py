@@ -186,7 +186,8 @@ class Turns:
         mine, other = (repo.diff(from_snapshot_id=before, to_snapshot_id=after) for repo in (ours, theirs))
         for field in FIELDS:
             assert set(getattr(mine, field)) == set(getattr(other, field)), field
-        assert plain_chunks(mine) == plain_chunks(other)
+        # The official package names arrays of which no chunk changed, too.
+        assert plain_chunks(mine) == {path: chunks for path, chunks in plain_chunks(other).items() if chunks}
         if OFFICIAL >= 2:
             assert {tuple(pair) for pair in mine.moved_nodes} == {tuple(pair) for pair in other.moved_nodes}
 
