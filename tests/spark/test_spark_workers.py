@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,3 +56,35 @@ def test_a_task_is_handed_on_untouched_and_a_closed_connection_ends_the_loop() -
     theirs.close()
     assert worker(ours, True) == 1
     ours.close()
+
+
+NOISY = """
+import sys
+from icefloe import Repository
+from icefloe.spark import SparkJob, connect, run_tasks
+
+def fail(_):
+    raise RuntimeError("the disk is full")
+
+spark = connect("local[2,2]", quick_start=True)
+Repository.create(sys.argv[1])
+spark.read.format("icefloe").option("table", "refs").load(sys.argv[1]).collect()
+try:
+    run_tasks(spark, SparkJob(fail, "failing"), [1])
+except Exception as error:
+    print(error)
+spark.stop()
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_failed_attempts_are_told_in_a_line_each_and_whole_in_a_file(tmp_path: Path) -> None:
+    environment = {**os.environ, "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={tmp_path}"}
+    command = [sys.executable, "-c", NOISY, str(tmp_path / "repo")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "failing failed on Spark: RuntimeError: the disk is full" in done.stdout
+    assert "Traceback" not in done.stderr and "\tat " not in done.stderr and "BrokenPipe" not in done.stderr
+    [log] = tmp_path.glob("icefloe-spark-*.log")
+    assert str(log) in done.stderr and "the disk is full" in log.read_text()
+    assert log.stat().st_mode & 0o077 == 0

@@ -86,7 +86,8 @@ def merge_settings(given: Mapping[str, Any], *, quick_start: bool) -> dict[str, 
     # Inside an archive, as executors may have the package, there is no file for the JVM to read.
     if "log4j2.configurationFile" not in options and _LOGGING.exists():
         # Set from the first line on, where the level of a running context comes too late.
-        merged["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_LOGGING.resolve().as_uri()} {options}"
+        logging = f"-Dlog4j2.configurationFile={_LOGGING.resolve().as_uri()} -Dicefloe.driver={os.getpid()}"
+        merged["spark.driver.extraJavaOptions"] = f"{logging} {options}"
     return merged
 
 

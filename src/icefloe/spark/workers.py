@@ -22,8 +22,14 @@ def settle_worker() -> None:
     """
     gc.collect()
     gc.freeze()
+    end_quietly()
+
+
+@cache
+def end_quietly() -> None:
+    """Let this worker go without a traceback when the session ends; does nothing in other processes."""
     loop = sys.modules["__main__"]
-    if getattr(getattr(loop, "__spec__", None), "name", None) == _DAEMON:
+    if getattr(getattr(loop, "__spec__", None), "name", None) == _DAEMON and hasattr(loop, "worker"):
         # Only in this process, which was forked from the daemon and looks the function up for every task.
         loop.worker = QuietWorker(loop.worker)  # type: ignore[attr-defined]
 
