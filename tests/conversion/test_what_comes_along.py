@@ -97,7 +97,7 @@ def test_the_operations_log_tells_of_snapshots_that_have_no_branch(tmp_path: Pat
 
 def test_an_operations_log_that_history_does_not_tell_is_dropped_only_when_told(tmp_path: Path) -> None:
     source, _, _ = with_detached(tmp_path / "source", "icechunk2")
-    with pytest.raises(icefloe.UnsupportedError, match=r"operations-log \(1: branch deleted\)"):
+    with pytest.raises(icefloe.UnsupportedError, match=r"operations log \(1: branch deleted\)"):
         icefloe.convert(source, tmp_path / "target", "repository")
     assert not (tmp_path / "target").exists() or not list((tmp_path / "target").iterdir())
 

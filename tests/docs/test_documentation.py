@@ -96,7 +96,8 @@ def settings(cls: type[ConfigValue], prefix: str = "") -> dict[str, Any]:
 
 def test_every_setting_is_documented_with_its_default() -> None:
     text = (ROOT / "docs" / "configuration.md").read_text()
-    rows = dict(re.findall(r"^\| `([\w.]+)` \| ([^|]+?) \|", text, re.MULTILINE))
+    # The first table has the defaults; a later one has the bounds of stored settings.
+    rows = dict(reversed(re.findall(r"^\| `([\w.]+)` \| ([^|]+?) \|", text, re.MULTILINE)))
     for name, default in settings(RepositoryConfig).items():
         if name == "manifest":
             continue
