@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from icefloe.storage.build import in_memory_storage, local_filesystem_storage, s3_storage
 from icefloe.storage.contract import Storage
@@ -30,6 +31,9 @@ settings.register_profile("dev", max_examples=50, derandomize=True, **_EVERY_PRO
 settings.register_profile("ci", max_examples=100, derandomize=True, **_EVERY_PROFILE)
 settings.register_profile("thorough", max_examples=300, **_EVERY_PROFILE)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+if settings().derandomize and hasattr(providers, "_get_local_constants"):
+    # Hypothesis draws constants of the modules that are loaded. Which ones are depends on the tests that ran before.
+    setattr(providers, "_get_local_constants", lambda: providers._local_constants)  # noqa: B010
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -19,6 +19,7 @@ from icefloe.formats.icechunk2.repo_info import (
 from icefloe.ids import encode_base32
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, table_from_rows
 from icefloe.model.nodes import ArrayNode, GroupNode, ManifestRef, Node
+from icefloe.model.paths import is_node_path
 from icefloe.model.snapshot import Manifest, ManifestFileInfo, Snapshot
 from icefloe.model.transaction_log import Move, TransactionLog
 
@@ -81,7 +82,7 @@ def nodes(draw: st.DrawFn, path: str) -> Node:
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
-    paths = sorted(draw(st.sets(TEXT.map(lambda text: "/" + text), max_size=6)), key=str.encode)
+    paths = sorted(draw(st.sets(TEXT.map(lambda text: "/" + text).filter(is_node_path), max_size=6)), key=str.encode)
     infos = draw(st.lists(st.builds(ManifestFileInfo, OBJECT_IDS, U64, U32), max_size=4, unique_by=lambda i: i.id))
     return Snapshot(
         id=draw(OBJECT_IDS),

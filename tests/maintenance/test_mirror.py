@@ -25,7 +25,8 @@ def test_a_mirror_follows_its_source(version: str) -> None:
     past.repo.garbage_collect(now())
     counting = CountingStorage(place)
     past.repo.mirror(counting)
-    assert counting.counts.of("put").requests < 12
+    # Expiry and collection write the refs again, so that commits under way notice them.
+    assert counting.counts.of("put").requests < 16
     copy = icefloe.Repository.open(place)
     assert messages(copy, "dev") == messages(past.repo, "dev") and copy.list_tags() == {"t"}
     past.check(copy)

@@ -68,7 +68,8 @@ def test_a_second_session_fetches_no_file_again(
         first_chunk(repo.writable_session("main"), name)
     zarr.open_group(repo.readonly_session("main").store, path="noted", mode="r").attrs["note"]
     fetched = [entry.key for entry in filled.journal.reads() if not entry.key.startswith(("refs/", "chunks/"))]
-    assert fetched == []
+    # The first writer on a branch reads its snapshot again: expiry may have changed the history that it quotes.
+    assert len(fetched) == 1 and fetched[0].startswith("snapshots/")
 
 
 def test_the_cache_of_manifests_keeps_to_its_limit(
