@@ -326,8 +326,8 @@ class EditingMachine(RuleBasedStateMachine):
         path, node = found
         coords = self.coords(node, where)
         run_blocking(work.session.keyspace.delete(key_of(path, coords)))
-        if coords in node.chunks:
-            work.do(Chunk(node.uid, coords, None))
+        # An explicit write is a change, also where no chunk was.
+        work.do(Chunk(node.uid, coords, None))
         self.check(work)
 
     @rule(who=INDEX, which=INDEX, by=st.integers(-2, 2))
