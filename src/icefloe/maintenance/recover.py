@@ -8,7 +8,7 @@ tip. Nothing is removed: an unreadable file that is replaced is kept under anoth
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from icefloe.archive.files import Archive
@@ -189,13 +189,10 @@ class _Recovery:
 
     async def repo(self) -> None:
         found = await self._get(REPO_KEY)
-        try:
-            if found is not None:
-                decode_repo(found.data)
-                return
-            kind, why = DamageKind.MISSING, _GONE
-        except FormatError as error:
-            kind, why = DamageKind.UNREADABLE, str(error)
+        damage = _damage_of(found, decode_repo)
+        if damage is None:
+            return
+        kind, why = damage
         # Names of backups fall: the newest comes first.
         for name in await self.storage.list_names(OVERWRITTEN):
             try:
@@ -217,13 +214,10 @@ class _Recovery:
 
     async def state(self) -> None:
         found = await self._get(STATE_KEY)
-        try:
-            if found is not None:
-                parse_state(found.data)
-                return
-            kind, why = DamageKind.MISSING, _GONE
-        except FormatError as error:
-            kind, why = DamageKind.UNREADABLE, str(error)
+        damage = _damage_of(found, parse_state)
+        if damage is None:
+            return
+        kind, why = damage
         snapshots = await self.snapshots()
         tip = self.tips.get(MAIN) or await self.only_tip(())
         if tip is None or tip not in snapshots:
@@ -391,3 +385,14 @@ class _Recovery:
 
 def _parents_first(snapshots: Mapping[ObjectId, Snapshot]) -> list[Snapshot]:
     return sorted(snapshots.values(), key=lambda each: each.written_at)
+
+
+def _damage_of(found: Versioned | None, decode: Callable[[bytes], object]) -> tuple[DamageKind, str] | None:
+    """What is wrong with a file that decides, and why; None where it can be decoded."""
+    if found is None:
+        return DamageKind.MISSING, _GONE
+    try:
+        decode(found.data)
+    except FormatError as error:
+        return DamageKind.UNREADABLE, str(error)
+    return None
