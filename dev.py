@@ -25,6 +25,15 @@ VERSIONS = ("3.11", "3.12", "3.13")
 QUICK = "not slow and not spark and not s3"
 ORDINARY = "not slow"
 
+# `.pre-commit-config.yaml` has the same checks. The import cache stores how a name was resolved and misses modules that
+# were added later, so it would report wrong imports.
+CHECKS = {
+    "ruff check": ("ruff", "check", "."),
+    "ruff format": ("ruff", "format", "--check", "."),
+    "mypy": ("mypy",),
+    "lint-imports": ("lint-imports", "--no-logo", "--no-cache"),
+}
+
 
 class SetupError(Exception):
     """Something the person at the keyboard has to do first; the message says what."""
@@ -211,16 +220,9 @@ def activated(environment: Environment) -> dict[str, str]:
 
 
 def lint(environment: Environment) -> list[str]:
-    """Run every static check; the names of those that failed."""
-    # The import cache remembers how a name resolved and misses modules that came later: it would report wrong imports.
-    checks = {
-        "ruff check": ["ruff", "check", "."],
-        "ruff format": ["ruff", "format", "--check", "."],
-        "mypy": ["mypy"],
-        "lint-imports": ["lint-imports", "--no-logo", "--no-cache"],
-    }
+    """Run every static check. Returns the names of the checks that failed."""
     failed = []
-    for name, (tool, *arguments) in checks.items():
+    for name, (tool, *arguments) in CHECKS.items():
         say(name)
         if attempt([environment.scripts / tool, *arguments], **activated(environment)) != 0:
             failed.append(name)
@@ -274,7 +276,7 @@ def do_bench(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def do_simulate(arguments: argparse.Namespace, rest: list[str]) -> int:
-    """Look for schedules that break a promise, until stopped: see docs/development.md."""
+    """Look for schedules that break a promise, until stopped: see CONTRIBUTING.md."""
     environment = prepare(arguments.python)
     command = [environment.python, "-m", "icefloe.testing.simulator", *rest]
     return attempt(command, PYTHONHASHSEED="0", **activated(environment))

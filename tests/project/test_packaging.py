@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHONS = ("3.11", "3.12", "3.13")
@@ -109,6 +110,28 @@ def test_continuous_integration_runs_the_test_command_of_the_readme() -> None:
     assert (ROOT / ".ci/run").stat().st_mode & 0o111
 
 
+def test_pre_commit_runs_the_checks_of_the_lint_command() -> None:
+    checks = runpy.run_path(str(ROOT / "dev.py"))["CHECKS"]
+    repos = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert [repo["repo"] for repo in repos] == ["local"]
+    hooks = {hook["name"]: hook["entry"] for hook in repos[0]["hooks"]}
+    assert hooks == {name: " ".join(["python3 dev.py run", *command]) for name, command in checks.items()}
+
+
+def test_workflows_run_the_test_command_on_every_python() -> None:
+    job = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())["jobs"]["test"]
+    assert tuple(job["strategy"]["matrix"]["python"]) == PYTHONS
+    assert job["steps"][-1]["run"] == "python3 dev.py test"
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda file: str(file.name))
+def test_a_workflow_names_tests_that_exist_and_no_secret_or_host(file: Path) -> None:
+    text = file.read_text()
+    for path in re.findall(r"\btests/[\w/.]+", text):
+        assert (ROOT / path).exists(), path
+    assert not re.search(r"secrets\.|https?://", text)
+
+
 def test_python_code_in_the_readme_is_python() -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert blocks
@@ -117,7 +140,7 @@ def test_python_code_in_the_readme_is_python() -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
             if not re.match(r"[a-z]+:", target):
                 assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
