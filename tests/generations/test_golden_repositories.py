@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import json
 from collections.abc import Mapping
@@ -82,6 +83,23 @@ def test_every_snapshot_holds_the_nodes_and_documents_described(golden: Golden) 
         assert set(session.workspace.tree.paths()) == set(described["nodes"])
         for path, node in described["nodes"].items():
             check_node(session, path, node)
+
+
+def test_maintenance_ends_where_the_first_snapshot_has_another_id_than_its_file(
+    fixtures_folder: Path, tmp_path: Path
+) -> None:
+    # A repository as it was right after it was made: its only branch leads to that snapshot.
+    made = Path("repo") / "refs" / "branch:main" / "ZZZZZZZZ.json"
+    source = fixtures_folder / "g2-alpha1-colon-refs"
+    first = json.loads((source / made).read_bytes())["snapshot"]
+    for name in (made, Path("repo/snapshots") / first):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes((source / name).read_bytes())
+    repo = icefloe.Repository.open(icefloe.local_filesystem_storage(tmp_path / "repo"))
+    assert repo.lookup_branch("main") == first
+    assert repo.plan_expiry(dt.datetime(2025, 1, 1, tzinfo=dt.UTC)).kept == 1
+    assert repo.garbage_collect(dt.timedelta(0)).snapshots_deleted == 0
+    assert repo.readonly_session("main").store is not None
 
 
 def check_node(session: Session, path: str, described: Mapping[str, Any]) -> None:

@@ -65,6 +65,10 @@ class Archive:
                     snapshot_id=snapshot_id,
                 ) from error
             snapshot = await _decode(self.format.decode_snapshot, data)
+            # The first snapshot of some early repositories has another id than its file says.
+            if snapshot.id != snapshot_id and snapshot.parent_id is not None:
+                key = self.format.snapshot_key(snapshot_id)
+                raise FormatError(f"{key} in {self.storage.url} holds another snapshot, {snapshot.id}")
             return snapshot, _snapshot_weight(snapshot, len(data))
 
         return await (self._snapshots.renew if anew else self._snapshots.get)(snapshot_id, load)

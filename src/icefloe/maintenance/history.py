@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator, Container, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -59,6 +60,9 @@ async def fetch_history(reading: Reading) -> History:
         previous: ObjectId | None = None
         async with aclosing(_walk(reading, start, existing)) as walk:  # type: ignore[type-var]
             async for info in walk:
+                if previous is None and info.id != start:
+                    # The first snapshot of some early repositories has another id than its file: refs name the file.
+                    info = dataclasses.replace(info, id=start)
                 # A quoted entry may name a parent that was collected since: what is walked next is the parent.
                 if previous is not None and found[previous].parent_id != info.id:
                     misquoted[previous] = info.id

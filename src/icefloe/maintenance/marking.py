@@ -205,7 +205,8 @@ class _SnapshotMarker:
             raise _unreadable(f"snapshot {snapshot_id}", error) from error
         for info in snapshot.manifests.values():
             self.sizes[info.id] = info.size_bytes
-        return snapshot_facts(snapshot)
+        # The first snapshot of some early repositories has another id than its file: the file is what stays.
+        return replace(snapshot_facts(snapshot), id=snapshot_id)
 
 
 def snapshot_facts(snapshot: Snapshot) -> SnapshotFacts:
