@@ -398,5 +398,5 @@ def draw_schedule(generation: str, seed: int, profile: str | None = None) -> Sch
         store_skew_seconds=rng.choice((0.0, 0.0, rng.uniform(-7200, 7200))),
         store_resolution_seconds=rng.choice((0, 1)),
         page_size=rng.choice((3, 1000)),
-        thorough_end=rng.random() < 0.2,
+        thorough_end=rng.random() < 0.1,
     )
