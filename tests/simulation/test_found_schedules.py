@@ -180,8 +180,8 @@ FOUND: dict[str, tuple[Step, ...]] = {
 @pytest.mark.parametrize("generation", GENERATIONS)
 @pytest.mark.parametrize("name", FOUND)
 def test_what_once_broke_a_promise_does_so_no_more(name: str, generation: str) -> None:
-    for seed in range(4):
-        schedule = Schedule(generation, "found", seed, (SERVICE, NIGHTLY, OTHERS), FOUND[name])
+    for seed, skew in enumerate((0.0, 0.0, 7000.0, -7000.0)):
+        schedule = Schedule(generation, "found", seed, (SERVICE, NIGHTLY, OTHERS), FOUND[name], store_skew_seconds=skew)
         violation = run_schedule(schedule)
         assert violation is None, f"seed {seed}: {violation}"
 

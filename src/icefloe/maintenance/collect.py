@@ -7,7 +7,6 @@ import datetime as dt
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from icefloe.environment import current_time
 from icefloe.errors import ConflictError, InvalidInputError, ReadOnlyError, SnapshotNotFoundError
 from icefloe.ids import ObjectId
 from icefloe.maintenance.collect_plan import KINDS, AgeLimits, CollectionPlan, GCSummary, plan_collection
@@ -29,7 +28,7 @@ from icefloe.maintenance.progress import tell
 from icefloe.maintenance.reading import Reading, Refs, fetch_all_refs, read_anew, read_anew_of, stream_bounded
 from icefloe.maintenance.saved_mark import fetch_mark, save_mark
 from icefloe.maintenance.side_objects import list_side_objects
-from icefloe.maintenance.store_clock import cutoff_time, fetch_store_time
+from icefloe.maintenance.store_clock import Cutoff, fetch_cutoff, fetch_store_time
 from icefloe.session.collected import Announcement, announced
 from icefloe.session.engine import Engine
 from icefloe.session.history import check_zone
@@ -75,11 +74,11 @@ async def collect(engine: Engine, request: CollectionRequest) -> GCSummary:
     marking = await plan_collection_of(reading, request)
     marking = replace(marking, plan=await apply_plan(engine, reading, marking))
     if not request.incremental and isinstance(engine.storage, LocalStorage):
-        age = current_time() - marking.plan.cutoff
-        await engine.storage.remove_leftovers(max(age, dt.timedelta(minutes=5)))
+        now = await fetch_store_time(engine.storage)
+        await engine.storage.remove_leftovers(max(now - marking.plan.cutoff, dt.timedelta(minutes=5)), now)
     if request.incremental:
-        now = microseconds(await fetch_store_time(reading.storage))
-        mark = next_mark(reading.format, marking.marked, marking.plan, marking.listings, now)
+        read_at = microseconds(await fetch_store_time(reading.storage))
+        mark = next_mark(reading.format, marking.marked, marking.plan, marking.listings, read_at)
         await save_mark(reading.storage, mark)
     return marking.plan.summary()
 
@@ -89,8 +88,9 @@ async def plan_collection_of(reading: Reading, request: CollectionRequest) -> Ma
 
     Objects are listed before refs are read: whatever a commit names that lands in between is seen as named.
     """
-    cutoff = await cutoff_time(reading.storage, request.older_than)
-    check_running(reading, cutoff, request)
+    decided = await fetch_cutoff(reading.storage, request.older_than)
+    check_running(reading, decided, request)
+    cutoff = decided.time
     known, listings = await _list(reading, request)
     beside = await list_side_objects(reading.storage)
     before = microseconds(cutoff)
@@ -116,14 +116,17 @@ async def _list(reading: Reading, request: CollectionRequest) -> tuple[Known, di
     return Known(), await list_all(reading, sized_chunks=False)
 
 
-def check_running(reading: Reading, cutoff: dt.datetime, request: CollectionRequest) -> None:
+def check_running(reading: Reading, cutoff: Cutoff, request: CollectionRequest) -> None:
     """Refuse a cut-off within the life of a writable session of this process: its chunks would be judged."""
-    started = oldest_running(reading.storage)
-    if started is not None and started < cutoff and not request.ignore_running:
+    age = oldest_running(reading.storage)
+    if age is None or request.ignore_running:
+        return
+    started = cutoff.started(age)
+    if started < cutoff.time:
         raise InvalidInputError(
-            f"a writable session of this process is open since {started.isoformat()} and may have written chunks that "
-            f"it did not commit yet; objects older than {cutoff.isoformat()} would be judged. Commit or discard it, "
-            "choose an earlier time, or pass ignore_running_sessions=True",
+            f"a writable session of this process is open since {started.isoformat()} by the clock of the store and may "
+            f"have written chunks that it did not commit yet; objects older than {cutoff.time.isoformat()} would be "
+            "judged. Commit or discard it, choose an earlier time, or pass ignore_running_sessions=True",
             started=started,
         )
 

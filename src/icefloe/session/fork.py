@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.blocking import run_blocking
-from icefloe.environment import current_time
 from icefloe.errors import InvalidInputError, SessionStateError
 from icefloe.ids import NodeId
 from icefloe.manifests.columns import take
@@ -25,6 +23,7 @@ from icefloe.session.change_set import ChangeSet
 from icefloe.session.conflicts import VersionSelection
 from icefloe.session.engine import Engine
 from icefloe.session.node_numbers import renumber_fork
+from icefloe.session.running import WriterStart
 from icefloe.session.tree import Tree
 from icefloe.session.view import View
 
@@ -37,7 +36,7 @@ class Fork:
     base: Snapshot
     inherited: ChangeSet
     changes: ChangeSet
-    since: dt.datetime = field(default_factory=current_time)
+    since: WriterStart = field(default_factory=WriterStart)
     """When it was made: chunks that it wrote are younger."""
 
     @classmethod

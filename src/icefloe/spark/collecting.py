@@ -36,7 +36,7 @@ from icefloe.maintenance.listing import Listed, columns_of, empty_listing, id_ke
 from icefloe.maintenance.marking import ManifestFacts, fetch_manifest_facts, live_keys, mark_snapshots
 from icefloe.maintenance.reading import Reading, gather_bounded, read_anew
 from icefloe.maintenance.side_objects import list_side_objects
-from icefloe.maintenance.store_clock import cutoff_time
+from icefloe.maintenance.store_clock import fetch_cutoff
 from icefloe.model.string_column import number_array
 from icefloe.session.collected import Announcement
 from icefloe.session.engine import Engine
@@ -81,8 +81,9 @@ def collect_garbage(
     if reading.storage.read_only and not dry_run:
         raise ReadOnlyError(f"{reading.storage.url} takes no writes; garbage cannot be collected")
     request = CollectionRequest(delete_object_older_than, created_after)
-    cutoff = run_blocking(cutoff_time(reading.storage, request.older_than))
-    check_running(reading, cutoff, request)
+    decided = run_blocking(fetch_cutoff(reading.storage, request.older_than))
+    check_running(reading, decided, request)
+    cutoff = decided.time
     ages = AgeLimits(microseconds(cutoff), None if created_after is None else microseconds(created_after))
     with watched(spark, JobMeter("collecting garbage", 0)):
         if inventory is None:

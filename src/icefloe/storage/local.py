@@ -330,10 +330,14 @@ class LocalStorage(SourceStorage):
         child._unsynced = self._unsynced
         return child
 
-    async def remove_leftovers(self, older_than: dt.timedelta) -> int:
-        """Remove the unfinished files of writers that died that long ago; how many they were."""
+    async def remove_leftovers(self, older_than: dt.timedelta, now: dt.datetime | None = None) -> int:
+        """Remove the unfinished files of writers that died that long ago; how many they were.
+
+        `now` is the time by the clock that gives files their times: on a network mount it is that of the server.
+        """
+        seconds = time.time() if now is None else now.timestamp()
         with Translating("clean up", "", self._root):
-            return await FILES.run(lambda: files.remove_leftovers(self._root, older_than.total_seconds(), time.time()))
+            return await FILES.run(lambda: files.remove_leftovers(self._root, older_than.total_seconds(), seconds))
 
 
 def _rebuild(root: str, fsync: bool | None, encoded: bool, home: int, bounds: str) -> LocalStorage:

@@ -496,8 +496,7 @@ class Process:
         finally:
             running.ended = self._loop.time()
         # A second of slack for clocks that count in seconds.
-        skewed = self.plan.skew_seconds != 0 or self._oracle.store_is_skewed
-        if not skewed and open_since is not None and open_since < began - grace - 2:
+        if open_since is not None and open_since < began - grace - 2:
             still = self._oldest_writer()
             if still == open_since:
                 self._oracle.report(

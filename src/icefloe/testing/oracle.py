@@ -182,7 +182,6 @@ class Oracle:
         self.collections = 0
         self.resets = 0
         self.deaths = 0
-        self.store_is_skewed = False
         self.judged: list[Collection] = []
         self.tainted = False
         """Whether a commit landed during a collection that judged the objects of its session, against all advice: the

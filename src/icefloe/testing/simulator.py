@@ -144,9 +144,7 @@ def _begin(schedule: Schedule, loop: SimulatedLoop) -> Oracle:
             loop=loop,
         )
     )
-    oracle = Oracle(store, schedule.generation, start)
-    oracle.store_is_skewed = schedule.store_skew_seconds != 0
-    return oracle
+    return Oracle(store, schedule.generation, start)
 
 
 def _simulate_threads(schedule: Schedule, loop: SimulatedLoop) -> Violation | None:
