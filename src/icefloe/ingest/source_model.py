@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import pickle
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -200,6 +201,10 @@ def _digest(flat: npt.NDArray[Any]) -> str:
     return digest.hexdigest()
 
 
+_FIELDS = operator.attrgetter(*(each.name for each in fields(SourceVariable)))
+"""The values of a variable. Pickling the variable itself would look each of them up in Python."""
+
+
 def intern_schemas(schemas: Iterable[SourceSchema]) -> list[SourceSchema]:
     """The same schemas, sharing equal variables, coordinates and groups, so that many alike files cost little."""
     variables: dict[bytes, SourceVariable] = {}
@@ -214,7 +219,7 @@ def intern_schemas(schemas: Iterable[SourceSchema]) -> list[SourceSchema]:
         shared.append(
             replace(
                 schema,
-                variables={p: variables.setdefault(pickle.dumps(v), v) for p, v in schema.variables.items()},
+                variables={p: variables.setdefault(pickle.dumps(_FIELDS(v)), v) for p, v in schema.variables.items()},
                 coordinates={p: _shared_coordinate(c, coordinates) for p, c in schema.coordinates.items()},
                 groups=share(dict(schema.groups)),
                 skipped=share(dict(schema.skipped)),

@@ -42,32 +42,30 @@ class Bounds:
     that nothing can be exchanged between the check and the use. Links that stay inside are followed.
     """
 
-    __slots__ = ("_real", "root")
+    __slots__ = ("_inside", "_real", "root")
 
     def __init__(self, root: str) -> None:
         self.root = root
-        self._real = ""
+        self._real = self._inside = "\0"  # no path has this character
 
     def check(self, fd: int, path: str) -> None:
         """Refuse an open file or folder that is not inside; LeadsOutError."""
-        found = _real_path(fd, path)
+        # Every read and write of a local storage comes here, so nothing is called that need not be.
+        try:
+            found = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            found = _real_path(fd, path)
+        if found.startswith(self._inside) or found == self._real:
+            return
         # The folder itself may be a link, and may be moved: it is the caller's.
-        if not self._holds(found):
-            self._real = os.path.realpath(self.root)
-            if not self._holds(found):
-                raise LeadsOutError(path)
-
-    def _holds(self, found: str) -> bool:
-        real = self._real
-        return bool(real) and (found == real or found.startswith(real if real == "/" else real + "/"))
+        self._real = real = os.path.realpath(self.root)
+        self._inside = inside = real if real == "/" else real + "/"
+        if not found.startswith(inside) and found != real:
+            raise LeadsOutError(path)
 
 
 def _real_path(fd: int, path: str) -> str:
-    """Where an open file is, without links."""
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:
-        pass
+    """Where an open file is, without links, on systems without /proc."""
     if _GET_PATH is not None:
         return os.fsdecode(fcntl.fcntl(fd, _GET_PATH, bytes(1024)).rstrip(b"\0"))
     # Nothing tells where it is: what the path leads to now has to be the same file.
