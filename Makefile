@@ -1,4 +1,4 @@
-# Short names for `python3 dev.py ...`; everything works without make, too.
+# Short forms of `python3 dev.py ...`. Make is optional.
 .PHONY: demo test quick lint format bench lock clean
 
 demo test lint bench lock:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Sets up everything and runs a job of the project: `python3 dev.py demo`, `test`, `simulate`, `lint`, `bench`, `lock`.
+"""Set up the project and run a task: `python3 dev.py demo`, `test`, `simulate`, `lint`, `bench`, `lock`.
 
-Needs nothing but Python 3.11 or newer. The first run makes a virtual environment (`.venv`) from the lock file of the
-interpreter's version; later runs install nothing until the lock file or pyproject.toml changes.
+The script needs only Python 3.11 or newer. The first run creates a virtual environment (`.venv`) from the lock file of
+the interpreter's version. Later runs install nothing until the lock file or pyproject.toml changes.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ CHECKS = {
 
 
 class SetupError(Exception):
-    """Something the person at the keyboard has to do first; the message says what."""
+    """The user has to do something first. The message says what."""
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python to build an environment from."""
+    """A Python interpreter for a virtual environment."""
 
     version: str
     path: str
@@ -49,7 +49,7 @@ class Interpreter:
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment of the project and what it was made from."""
+    """A virtual environment of the project and its interpreter."""
 
     folder: Path
     interpreter: Interpreter
@@ -71,7 +71,7 @@ class Environment:
         return self.folder / "installed-from"
 
     def fingerprint(self) -> str:
-        """Changes exactly when what must be installed changes."""
+        """A digest of everything that decides what is installed."""
         digest = hashlib.sha256()
         for part in (self.lock.read_bytes(), (ROOT / "pyproject.toml").read_bytes(), str(self.folder).encode()):
             digest.update(hashlib.sha256(part).digest())
@@ -90,7 +90,7 @@ def say(text: str) -> None:
 
 
 def find_interpreter(version: str | None) -> Interpreter:
-    """The interpreter asked for, else the one that runs this script."""
+    """Return the requested interpreter, or the one that runs this script."""
     if version is None:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         if version in VERSIONS:
@@ -113,7 +113,7 @@ def find_python(version: str) -> str | None:
         candidates.insert(0, sys.executable)
     if on_path := shutil.which(f"python{version}"):
         candidates.insert(0, on_path)
-    # A launcher on the PATH may be there and still refuse to run, as pyenv's do for versions that are not selected.
+    # A launcher on the PATH may refuse to run: those of pyenv do for versions that are not selected.
     for candidate in candidates:
         if subprocess.run([candidate, "-c", ""], capture_output=True, stdin=subprocess.DEVNULL).returncode == 0:
             return candidate
@@ -121,7 +121,7 @@ def find_python(version: str) -> str | None:
 
 
 def prepare(version: str | None) -> Environment:
-    """The environment for this run, made or brought up to date where that is needed."""
+    """Return the environment of this run. Create or update it if needed."""
     interpreter = find_interpreter(version)
     environment = Environment(ROOT / (".venv" if version is None else f".venv-{version}"), interpreter)
     if environment.is_current():
@@ -140,20 +140,20 @@ def prepare(version: str | None) -> Environment:
 
 
 def runs(python: Path) -> bool:
-    """Whether an environment is there and whole: its interpreter may have been removed, its making interrupted."""
+    """Whether an environment works. Its interpreter may have been removed, or its creation interrupted."""
     command = [str(python), "-m", "pip", "--version"]
     return python.exists() and subprocess.run(command, capture_output=True).returncode == 0
 
 
 def create(environment: Environment) -> None:
-    say(f"making {environment.folder.name} with {environment.interpreter.path}")
+    say(f"creating {environment.folder.name} with {environment.interpreter.path}")
     probe = "import ensurepip, venv"
     found = subprocess.run([environment.interpreter.path, "-c", probe], capture_output=True, stdin=subprocess.DEVNULL)
     if found.returncode != 0:
         package = f"python{environment.interpreter.version}-venv"
         raise SetupError(
-            f"{environment.interpreter.path} cannot make virtual environments (no ensurepip). On Debian or Ubuntu: "
-            f"apt-get install {package} (or python3-venv); then run this again"
+            f"{environment.interpreter.path} cannot create virtual environments (no ensurepip). On Debian or Ubuntu, "
+            f"run apt-get install {package} (or python3-venv), then run this command again"
         )
     if environment.interpreter.path == sys.executable:
         venv.create(environment.folder, clear=True, with_pip=True)
@@ -186,7 +186,7 @@ def pip(environment: Environment, *arguments: str) -> None:
 
 
 def pip_step(line: str) -> str | None:
-    """What a line of pip's output tells a person who waits, or None."""
+    """Return the progress message of a line of pip's output, or None."""
     word, _, rest = line.strip().partition(" ")
     if word in ("Collecting", "Processing"):
         return rest.split()[0].rpartition("/")[2]
@@ -196,7 +196,7 @@ def pip_step(line: str) -> str | None:
 
 
 def run(command: Sequence[str | Path], **variables: str) -> None:
-    """Run a command in the project's folder; a failure ends this script with its exit code."""
+    """Run a command in the root folder. If it fails, exit with its exit code."""
     code = attempt(command, **variables)
     if code != 0:
         raise SystemExit(code)
@@ -209,7 +209,7 @@ def attempt(command: Sequence[str | Path], **variables: str) -> int:
 
 
 def activated(environment: Environment) -> dict[str, str]:
-    """What activating the environment would set, so that processes started from it find the same Python."""
+    """Return the variables that activating the environment sets. Child processes then use the same Python."""
     path = os.pathsep.join([str(environment.scripts), os.environ.get("PATH", "")])
     return {
         "VIRTUAL_ENV": str(environment.folder),
@@ -255,7 +255,7 @@ def do_test(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def test_variables(arguments: argparse.Namespace) -> dict[str, str]:
-    """Everybody's ordinary run makes the same random choices; the thorough one makes new ones."""
+    """Return the variables that fix random choices, except in thorough runs."""
     profile = "thorough" if arguments.thorough else "dev" if arguments.quick else "ci"
     variables = {"HYPOTHESIS_PROFILE": os.environ.get("HYPOTHESIS_PROFILE", profile)}
     if not arguments.thorough:
@@ -276,17 +276,17 @@ def do_bench(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def do_simulate(arguments: argparse.Namespace, rest: list[str]) -> int:
-    """Look for schedules that break a promise, until stopped: see CONTRIBUTING.md."""
+    """Search for schedules that violate a guarantee, until stopped. See CONTRIBUTING.md."""
     environment = prepare(arguments.python)
     command = [environment.python, "-m", "icefloe.testing.simulator", *rest]
     return attempt(command, PYTHONHASHSEED="0", **activated(environment))
 
 
 def do_run(arguments: argparse.Namespace, rest: list[str]) -> int:
-    """Any command, with the environment set up: `python3 dev.py run pytest tests/storage`."""
+    """Run any command in the environment: `python3 dev.py run pytest tests/storage`."""
     environment = prepare(arguments.python)
     if not rest:
-        raise SetupError("run what? e.g. python3 dev.py run pytest tests/servers")
+        raise SetupError("the command is missing. Example: python3 dev.py run pytest tests/storage")
     inside = environment.scripts / rest[0]
     return attempt([inside if inside.exists() else rest[0], *rest[1:]], **activated(environment))
 
@@ -298,7 +298,7 @@ def do_setup(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def do_lock(arguments: argparse.Namespace, rest: list[str]) -> int:
-    """Write the lock files anew: the newest versions that pyproject.toml allows, or with what `rest` tells uv."""
+    """Rewrite the lock files with the newest versions that pyproject.toml allows. `rest` is passed to uv."""
     with tempfile.TemporaryDirectory() as temporary:
         uv = shutil.which("uv") or install_uv(Path(temporary))
         for version in [arguments.python] if arguments.python else VERSIONS:
@@ -315,7 +315,7 @@ def do_lock(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def install_uv(folder: Path) -> str:
-    say("installing uv for the moment")
+    say("installing uv temporarily")
     venv.create(folder / "uv", with_pip=True)
     environment = Environment(folder / "uv", find_interpreter(None))
     pip(environment, "uv")
@@ -323,31 +323,28 @@ def install_uv(folder: Path) -> str:
 
 
 JOBS = {
-    "demo": (do_demo, "set up, then ingest a month of synthetic weather on local Spark, branch it, draw it"),
-    "test": (
-        do_test,
-        "set up, then run every check and test (--quick: what one runs all the time, --thorough: the long ones)",
-    ),
-    "lint": (do_lint, "set up, then run ruff, mypy and the import layers (--fix: let ruff mend)"),
-    "bench": (do_bench, "set up, then run the benchmarks"),
-    "simulate": (do_simulate, "set up, then simulate many actors on one repository, until stopped"),
-    "run": (do_run, "set up, then run any command in the environment"),
-    "setup": (do_setup, "set up only"),
+    "demo": (do_demo, "ingest a month of synthetic weather on local Spark, branch it, and draw a picture"),
+    "test": (do_test, "run all checks and tests (--quick: only the fast ones, --thorough: the long ones too)"),
+    "lint": (do_lint, "run ruff, mypy and the import checks (--fix: let ruff change files first)"),
+    "bench": (do_bench, "run the benchmarks"),
+    "simulate": (do_simulate, "simulate many actors on one repository until stopped"),
+    "run": (do_run, "run any command in the environment"),
+    "setup": (do_setup, "create or update the environment only"),
     "lock": (do_lock, "resolve the newest allowed versions into requirements/"),
 }
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(prog="dev.py", description="Develop icefloe. Set-up happens by itself.")
+    parser = argparse.ArgumentParser(
+        prog="dev.py", description="Develop Icefloe. Every job first creates or updates the environment."
+    )
     jobs = parser.add_subparsers(dest="job", required=True, metavar="JOB")
     for name, (_, help_text) in JOBS.items():
         job = jobs.add_parser(name, help=help_text, description=help_text, add_help=name not in ("run", "simulate"))
-        job.add_argument("--python", metavar="X.Y", help="use this Python version, in an environment of its own")
+        job.add_argument("--python", metavar="X.Y", help="use this Python version, in a separate environment")
         if name == "test":
-            job.add_argument("--quick", action="store_true", help="leave out spark and s3 tests too")
-            job.add_argument(
-                "--thorough", action="store_true", help="with the slow ones: long games, soaks, all servers"
-            )
+            job.add_argument("--quick", action="store_true", help="also skip the tests marked spark and s3")
+            job.add_argument("--thorough", action="store_true", help="also run the tests marked slow")
             job.add_argument("--workers", type=int, default=2, metavar="N", help="test processes (default 2)")
         if name == "lint":
             job.add_argument("--fix", action="store_true", help="let ruff change files first")

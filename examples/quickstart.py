@@ -1,6 +1,6 @@
-"""A first repository: write, commit, branch, tag, travel back, and see the tree and the history.
+"""A first repository: write, commit, branch, tag, read an earlier state, and show the tree and the history.
 
-Run it with `python examples/quickstart.py [FOLDER]`; without a folder it uses a temporary one.
+Run it with `python examples/quickstart.py [FOLDER]`. Without a folder it uses a temporary one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HOURS, LATITUDES, LONGITUDES = 24, 45, 90
 
 
 def day_of_weather(day: int) -> np.ndarray:
-    """Temperatures in kelvin: warm at the equator and at noon, a little warmer every day."""
+    """Return temperatures in kelvin. They are higher at the equator and at noon, and rise a little every day."""
     hours = np.arange(HOURS)[:, None, None]
     latitudes = np.linspace(-88, 88, LATITUDES)[None, :, None]
     longitudes = np.linspace(0, 356, LONGITUDES)[None, None, :]
@@ -28,7 +28,7 @@ def day_of_weather(day: int) -> np.ndarray:
 
 
 def create(storage: icefloe.Storage) -> icefloe.Repository:
-    """A repository with one group, two coordinates and an empty temperature array, as the first commit."""
+    """Create a repository. The first commit has one group, two coordinates and an empty temperature array."""
     repository = icefloe.Repository.create(storage)
     session = repository.writable_session("main")
     root = zarr.create_group(session.store, attributes={"title": "A small weather archive"})
@@ -49,7 +49,7 @@ def create(storage: icefloe.Storage) -> icefloe.Repository:
 
 
 def append_day(repository: icefloe.Repository, branch: str, day: int, *, warmer: float = 0.0) -> str:
-    """Append one day to a branch in one commit; readers see all of it or nothing."""
+    """Append one day to a branch with one commit. Readers see all of it or nothing."""
     with_more = repository.writable_session(branch)
     array = zarr.open_array(with_more.store, path="surface/t2m", mode="r+")
     array.append(day_of_weather(day) + np.float32(warmer))
@@ -57,14 +57,14 @@ def append_day(repository: icefloe.Repository, branch: str, day: int, *, warmer:
 
 
 def mean_temperature(session: icefloe.Session) -> tuple[int, float]:
-    """How many hours there are, and their mean."""
+    """Return the number of hours and their mean temperature."""
     array = zarr.open_array(session.store, path="surface/t2m", mode="r")
     return array.shape[0], float(np.mean(np.asarray(array[:])))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Build a small repository and travel through its history.")
-    parser.add_argument("folder", nargs="?", type=Path, help="where to build it (default: a temporary folder)")
+    parser = argparse.ArgumentParser(description="Build a small repository and show its history.")
+    parser.add_argument("folder", nargs="?", type=Path, help="folder of the repository (default: a temporary folder)")
     chosen: Path | None = parser.parse_args().folder
     folder = chosen or Path(tempfile.mkdtemp(prefix="icefloe-"))
     try:
@@ -81,7 +81,7 @@ def show(folder: Path) -> None:
         append_day(repository, "main", day)
     repository.create_tag("three-days", repository.lookup_branch("main"))
 
-    # A branch is a name for a snapshot: making one copies nothing.
+    # A branch is a name for a snapshot. Creating one copies no data.
     repository.create_branch("experiment", repository.lookup_tag("three-days"))
     append_day(repository, "experiment", 4, warmer=2.0)
     append_day(repository, "main", 4)
@@ -94,13 +94,13 @@ def show(folder: Path) -> None:
     session.move("/ground", "/surface")
     session.commit("No, surface")
 
-    print("What is on main:\n")
+    print("Contents of main:\n")
     print(zarr.open_group(repository.readonly_session("main").store, mode="r").tree())
 
     print("History:\n")
     print(repository.ancestry_graph())
 
-    print("\nMean temperature over the archive, at different times of its history:\n")
+    print("\nMean temperature over the archive, at different points of its history:\n")
     views = {
         "main": repository.readonly_session("main"),
         "experiment": repository.readonly_session("experiment"),
@@ -113,7 +113,7 @@ def show(folder: Path) -> None:
         print(f"  {name:<12} {hours:>4} hours   {mean:7.2f} K")
 
     changes = repository.diff(from_tag="three-days", to_branch="experiment")
-    print("\nWhat the experiment changed since the tag:\n")
+    print("\nChanges on the branch experiment since the tag:\n")
     print(changes)
 
 
