@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import h5py
@@ -19,6 +20,7 @@ from icefloe.ingest.chunk_grids import (
     contiguous_chunks,
     contiguous_references,
     grid_shape,
+    region_shape,
     virtual_table,
 )
 from icefloe.ingest.parsers.contract import OpenSource, broken, check_inside
@@ -81,11 +83,14 @@ class Hdf5Source(OpenSource):
         variables: dict[str, SourceVariable] = {}
         coordinates: dict[str, Coordinate] = {}
         skipped: dict[str, str] = {}
+        growing: dict[str, tuple[tuple[str, ...], Any]] = {}
         for group_path, group, datasets in _walk(self._hdf5):
             groups[group_path] = _attributes(group)
             dimensions = name_dimensions(datasets)
             for name, dataset in datasets.items():
                 path = f"{group_path}/{name}" if group_path else name
+                if dataset.chunks is not None and None in dataset.maxshape:
+                    growing[path] = dimensions.get(name, ()), dataset
                 if _is_only_dimension(dataset):
                     continue
                 try:
@@ -97,6 +102,11 @@ class Hdf5Source(OpenSource):
                 if variable.dims in ((), (name,)):
                     found = dataset.asstr()[()] if variable.dtype == "string" else dataset[()]
                     coordinates[path] = summarise_coordinate(np.atleast_1d(found))
+        for path, shape in _full_shapes(growing).items():
+            if path in variables:
+                variables[path] = variable = replace(variables[path], shape=shape)
+                if path in coordinates:
+                    coordinates[path] = summarise_coordinate(self.values(variable, (slice(0, shape[0]),)))
         return SourceSchema(self.file, self.format, variables, coordinates, groups, skipped)
 
     def references(self, variable: SourceVariable) -> References:
@@ -113,6 +123,10 @@ class Hdf5Source(OpenSource):
             check_inside(self.file, "NetCDF4/HDF5", offsets, lengths)
             # A filter that did not shrink a chunk was left out for it: its bytes do not fit the array's codecs.
             plain = masks == 0
+            # Nor is what lies in a chunk behind the end of its dataset what NetCDF4 reads there.
+            ends = np.array([have if have < full else full + chunk for have, full, chunk in
+                             zip(dataset.shape, variable.shape, dataset.chunks, strict=True)])  # fmt: skip
+            plain &= ((coords.astype(np.int64) + 1) * np.array(dataset.chunks) <= ends).all(axis=1)
             return References(self._table(coords[plain], offsets[plain], lengths[plain]), coords[~plain])
         begin = dataset.id.get_offset()
         if layout == h5py.h5d.CONTIGUOUS and begin is None:
@@ -133,9 +147,17 @@ class Hdf5Source(OpenSource):
     def values(self, variable: SourceVariable, region: Region) -> npt.NDArray[Any]:
         with self._translated():
             dataset = self._hdf5[variable.path]
-            if variable.dtype == "string":
-                return np.asarray(dataset.asstr()[region or ()], dtype=object)
-            return np.asarray(dataset[region or ()])
+            is_text = variable.dtype == "string"
+            stored = dataset.asstr() if is_text else dataset
+            if variable.shape == dataset.shape:
+                return np.asarray(stored[region or ()], dtype=object if is_text else None)
+            # NetCDF4 reads the fill value between the end of a dataset and the end of its dimension.
+            ends = [max(part.start, min(part.stop, n)) for part, n in zip(region, dataset.shape, strict=True)]
+            inside = tuple(slice(part.start, end) for part, end in zip(region, ends, strict=True))
+            fill, dtype = ("", object) if is_text else (dataset.fillvalue, dataset.dtype)
+            found = np.full(region_shape(region), fill, dtype)
+            found[tuple(slice(0, n) for n in region_shape(inside))] = stored[inside]
+            return found
 
     def close(self) -> None:
         self._hdf5.close()
@@ -154,6 +176,40 @@ def _walk(root: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
         members = {name: group[name] for name in names}
         yield path, group, {n: m for n, m in members.items() if isinstance(m, h5py.Dataset)}
         pending += [(f"{path}/{n}" if path else n, m) for n, m in members.items() if isinstance(m, h5py.Group)]
+
+
+def _full_shapes(growing: Mapping[str, tuple[tuple[str, ...], Any]]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the datasets that end before their dimension does.
+
+    An unlimited dimension of NetCDF4 is as long as the longest of its datasets. `growing` has the dimensions of every
+    dataset that may grow, by path.
+    """
+    scales: dict[tuple[str, int], str] = {}
+    lengths: dict[str, int] = {}
+    for path, (dims, dataset) in growing.items():
+        for axis, (dim, size, most) in enumerate(zip(dims, dataset.shape, dataset.maxshape, strict=True)):
+            scale = _find_scale(path, dim, growing) if most is None else None
+            if scale is not None:
+                scales[path, axis] = scale
+                lengths[scale] = max(lengths.get(scale, 0), size)
+    found: dict[str, tuple[int, ...]] = {}
+    for path, (_, dataset) in growing.items():
+        shape = tuple(lengths.get(scales.get((path, axis), ""), n) for axis, n in enumerate(dataset.shape))
+        if shape != dataset.shape:
+            found[path] = shape
+    return found
+
+
+def _find_scale(path: str, dim: str, growing: Mapping[str, Any]) -> str | None:
+    """The dataset that stands for a dimension: in the same group, or in one around it."""
+    folder = path.rpartition("/")[0]
+    while True:
+        scale = f"{folder}/{dim}" if folder else dim
+        if scale in growing:
+            return scale
+        if not folder:
+            return None
+        folder = folder.rpartition("/")[0]
 
 
 def _is_only_dimension(dataset: Any) -> bool:
