@@ -161,6 +161,7 @@ def _find_times(
     if own is None or wanted is None:
         return None
     is_same = own.counts_alike == wanted.counts_alike and source.fills == target.fills
+    is_same = is_same and own.calendar == wanted.calendar
     return None if is_same and keeps_values(variable.dtype, array.dtype) else (own, wanted)
 
 

@@ -9,7 +9,7 @@ import datetime as dt
 import importlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -239,7 +239,23 @@ def choose_time_encoding(sources: Sequence[SourceTimes]) -> TimeEncoding:
         common = math.gcd(common, source.units.reference_ns - first.units.reference_ns, _granularity(source))
     names = [n for n in _UNIT_NAMES if _NANOSECONDS[n] <= first.units.unit_ns]
     unit = next(n for n in names if common % _NANOSECONDS[n] == 0)
+    if unit == "nanoseconds":
+        far = next(
+            (s.units.text for s in sources if s.values is not None and not _is_countable(s.values, s.units)), None
+        )
+        if far is not None:
+            raise InvalidInputError(
+                f"times in {far!r} lie outside of the years 1678 to 2262, and others are finer than microseconds; "
+                "ingest them into different groups"
+            )
     return TimeEncoding(_units_since(unit, first.units), first.calendar, "<i8")
+
+
+def _is_countable(values: npt.NDArray[Any], units: TimeUnits) -> bool:
+    """Whether 64 bits hold the nanoseconds from 1970 to all of the times."""
+    finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+    ends = (float(finite.min()), float(finite.max())) if finite.size else ()
+    return all(abs(units.reference_ns + end * units.unit_ns) < _MOST for end in ends)
 
 
 def _units_since(unit: str, first: TimeUnits) -> TimeUnits:
@@ -269,7 +285,8 @@ def _granularity(source: SourceTimes) -> int:
     if np.dtype(source.dtype).kind in "iu":
         return source.units.unit_ns
     if source.values is None:
-        return 1
+        # As fine as xarray decodes them: cftime counts microseconds.
+        return 1 if _is_within_nanoseconds(source.units) else 1000
     values = source.values.astype(np.float64)
     offsets, scale = _float_offsets(values[np.isfinite(values)], source.units)
     return int(np.gcd.reduce(offsets)) * scale if offsets.size else 0
@@ -279,19 +296,24 @@ def _check_calendars(sources: Sequence[SourceTimes]) -> None:
     names = {s.units.calendar for s in sources}
     if len(names) == 1:
         return
-    if names <= set(CIVIL_CALENDARS) and all(_is_after_reform(s) for s in sources):
+    # Values that are not known here are judged when they are converted.
+    known = [(s.values, s.units) for s in sources if s.values is not None]
+    if names <= set(CIVIL_CALENDARS) and all(_is_after_reform(*each) for each in known):
         return
-    raise InvalidInputError(
+    raise _other_dates(names)
+
+
+def _other_dates(names: Iterable[str]) -> InvalidInputError:
+    return InvalidInputError(
         f"times are counted in the calendars {' and '.join(sorted(names))}, which do not have the same dates; "
         "ingest them into different groups"
     )
 
 
-def _is_after_reform(source: SourceTimes) -> bool:
-    if source.values is None:
-        return False
-    ends = (np.nanmin(source.values), np.nanmax(source.values)) if source.values.size else ()
-    return all(source.units.reference_ns + float(v) * source.units.unit_ns >= _REFORM_NS for v in ends)
+def _is_after_reform(values: npt.NDArray[Any], units: TimeUnits) -> bool:
+    """Whether all times are dates that the standard and the proleptic calendar share."""
+    finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+    return not finite.size or units.reference_ns + float(finite.min()) * units.unit_ns >= _REFORM_NS
 
 
 def convert_times(
@@ -308,9 +330,13 @@ def convert_times(
     Missing ones become `no_time`, or where that is None, NaN of floats and `NO_TIME` of 64-bit integers.
     """
     wanted = np.dtype(dtype)
+    absent = _absent(values, missing)
+    if source.calendar != target.calendar:
+        present = values if absent is None else values[~absent]
+        if not {source.calendar, target.calendar} <= set(CIVIL_CALENDARS) or not _is_after_reform(present, source):
+            raise _other_dates((source.calendar, target.calendar))
     if source.counts_alike == target.counts_alike:
         return _cast_times(values, wanted, source, missing, no_time)
-    absent = _absent(values, missing)
     if values.dtype.kind in "iu":
         plain = values if absent is None else np.where(absent, 0, values)
         offsets, scale = plain, source.unit_ns
@@ -387,7 +413,9 @@ def _whole_units(
         raise InvalidInputError(
             f"{told} do not fit {target.text!r} in the type {wanted} of their array; choose coarser units (time_units)"
         )
-    total = offsets.astype(np.int64) * scale + shift
+    # Nanoseconds from year one have no place in 64 bits, although those from 1970 to the same time have.
+    is_wide = max(abs(shift), scale) > _MOST
+    total = offsets.astype(object if is_wide else np.int64) * scale + shift
     if bool((total % unit).any()):
         raise InvalidInputError(f"{told} are no whole {target.text!r}; choose finer units or a float dtype")
     return (total // unit).astype(wanted)
