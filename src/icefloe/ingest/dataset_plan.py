@@ -78,7 +78,7 @@ def plan_dataset(
     issues = duplicates
     arrays: list[ArrayPlan] = []
     for name, cells in contributions.items():
-        having = [m for m in members if name in m.variables]
+        having = _having(members, name, options)
         path = join_path(group, name)
         holes = _has_holes(having[0].variables[name], cells, dims, is_new=path not in existing.arrays)
         array, found = plan_array(path, name, having, dims, options, existing, has_holes=holes)
@@ -133,6 +133,14 @@ def _check_dimensions(
         close = suggest(name, known | stored)
         if name not in known | stored and close:
             raise InvalidInputError(f"no source has a dimension {name!r}{close}", dim=name)
+
+
+def _having(members: Sequence[Member], name: str, options: IngestOptions) -> list[Member]:
+    """The members that have a variable. Of one without cells nothing is referenced, so its chunks do not matter."""
+    having = [m for m in members if name in m.variables]
+    if options.mode == "native":
+        return having
+    return [m for m in having if 0 not in m.variables[name].shape] or having
 
 
 def _has_holes(variable: SourceVariable, cells: Mapping[Any, str], dims: TargetDimensions, *, is_new: bool) -> bool:
@@ -280,7 +288,7 @@ def _issues(
     issues: list[SchemaIssue] = []
     by_rank: dict[tuple[str, ...], list[str]] = {}
     for name in cells:
-        having = [m for m in members if name in m.variables]
+        having = _having(members, name, options)
         reference = having[0].variables[name]
         issues += compare_variable(
             name, reference, having, list(joined), virtual=name in virtual, keep_times=options.mode == "virtual",
@@ -381,10 +389,10 @@ def _join_notes(
         SchemaIssue("note", "", "", GAP, "equal steps", note, "the files are joined without filling it")
         for note in found
     ]
-    left_out = {url for d in joined.values() for url in d.left_out}
+    held = {url for d in joined.values() for block in d.blocks if block.is_missing for url in block.urls}
     for _, failure in failures:
         told = "its region stays missing"
-        if failure.file.url in left_out:
+        if failure.file.url not in held:
             told = "it is left out: nothing tells where it belongs"
         notes.append(SchemaIssue("handled", failure.file.url, "", "file", "readable", failure.reason, told))
     return notes

@@ -56,8 +56,6 @@ class JoinedDimension:
     """How its times are counted in the target; None where the files count them alike, or it is no time."""
     direction: int = 0
     """1 ascending, -1 descending, 0 where a single value does not tell."""
-    left_out: tuple[str, ...] = ()
-    """URLs of unreadable files whose place is not known."""
 
     @property
     def filled(self) -> tuple[Block, ...]:
@@ -333,9 +331,7 @@ def _hold_free(
     by_url = {m.file.url: m for m in members}
     known = joined.filled
     orders = [by_url[b.urls[0]].order for b in known]
-    outside = tuple(url for order, url in missing if not orders or not min(orders) < order < max(orders))
-    inside = [(order, url) for order, url in missing if url not in outside]
-    joined = replace(joined, left_out=outside)
+    inside = [(order, url) for order, url in missing if orders and min(orders) < order < max(orders)]
     if not inside:
         return joined
     sizes = {b.size for b in known}
