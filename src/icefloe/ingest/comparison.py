@@ -16,6 +16,7 @@ from icefloe.ingest.zarr_documents import parse_fill_attribute
 
 _PACKING = ("scale_factor", "add_offset")
 _MISSING = ("_FillValue", "missing_value", "_Unsigned")
+_TIME = ("units", "calendar")
 _MEANING = ("units", "calendar", *_MISSING, *_PACKING)
 
 
@@ -149,9 +150,9 @@ def _attributes_differ(
     is_same = packing_of(ours, reference.dtype) == packing_of(theirs, variable.dtype)
     for key in keys:
         facts = (key, _shown(reference, key), _shown(variable, key))
-        if key in ("units", "calendar") and is_time and not (virtual or keep_times):
+        if key in _TIME and is_time and not (virtual or keep_times):
             yield "handled", *facts, "times are re-encoded"
-        elif key in ("units", "calendar") and is_time and _count_alike(ours, theirs):
+        elif key in _TIME and is_time and (_same_calendar if key == "calendar" else _count_alike)(ours, theirs):
             yield "note", *facts, "it says the same in other words; the first file's is kept"
         elif key == "units" and is_time:
             yield "error", *facts, "times are not re-encoded by reference: use mode='mixed' or 'native'"
@@ -179,7 +180,12 @@ def _count_alike(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     left, right = find_time_units(ours), find_time_units(theirs)
     if left is None or right is None:
         return False
-    return (left.counts_alike, left.calendar) == (right.counts_alike, right.calendar)
+    return left.counts_alike == right.counts_alike and left.calendar == right.calendar
+
+
+def _same_calendar(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    left, right = find_time_units(ours), find_time_units(theirs)
+    return left is not None and right is not None and left.calendar == right.calendar
 
 
 def _shown(variable: SourceVariable, key: str) -> str:
