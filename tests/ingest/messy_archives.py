@@ -1,64 +1,25 @@
-"""Archives of small, messy files, and what xarray makes of them.
+"""Archives of small, messy files: their description, how they are drawn, and how they are written.
 
-`archives()` draws the description of an archive. `check_archive` writes its files, ingests them in one way and compares
-every cell with what xarray reads from the same files: equal, or refused before anything was written, for a reason
-that `REFUSALS` lists.
+`archives()` draws the description of an archive. The files of one archive are cut from a grid of times and, in some,
+of tiles (parts of `lat`) or members. They mostly fit together. `write_file` writes a file of any of the formats.
 """
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import cftime
+import h5py
 import netCDF4
+import numcodecs
 import numpy as np
 import xarray as xr
 import zarr
 from hypothesis import strategies as st
 
-from icefloe import Repository, in_memory_storage
-from icefloe.errors import InvalidInputError
-from icefloe.ingest.local import ingest_local
 from icefloe.ingest.netcdf3_writer import write_netcdf3
-from icefloe.ingest.options import IngestOptions
-
-REFUSALS = (
-    "overlap along",
-    "at the same coordinates",
-    "not monotone, or runs in different directions",
-    "packed numbers mean different values",
-    "packed numbers would mean different values",
-    "missing variable",
-    "new variable",
-    "cannot append along",
-    "do not have the same dates",
-    "no type holds the values of both",
-    "one that holds all values",
-    "of which some are missing and none is free",
-    "a value that means missing",
-    "one array has one type",
-    "chunk bytes stay as they are",
-    "times are not re-encoded by reference",
-    "references: expected possible",
-    "the numbers do not mean the same",
-    "do not fit",
-    "its values may not fit",
-    "no whole",
-    "are not exact as",
-    "the array has no missing value",
-    "which mean missing in the array",
-    "its fill value is an ordinary one",
-    "dtype: expected",
-    "length of",
-    "the first file's",
-    "text and numbers",
-    "place is not known",
-    "place along",
-)
-"""Why an ingest may be refused, as the page on the pipeline lists it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +30,11 @@ class MessyVariable:
     dtype: str
     attributes: dict[str, Any] = field(default_factory=dict)
     chunks: int | None = None
-    compressed: bool = False
+    """Cells of a chunk along time; None for one chunk, or none at all."""
+    codec: str = "none"
+    is_big_endian: bool = False
+    unwritten: int = 0
+    """So many of its last times were never written: the format's fill value stands for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +51,26 @@ class MessyFile:
     time_dtype: str
     lat: tuple[float, ...]
     lat_dtype: str
+    members: tuple[int, ...]
+    """Values of the dimension `member`; none where the files have no such dimension."""
     variables: tuple[MessyVariable, ...]
     group: str
     seed: int
+    bounds: str = "none"
+    """`time_bnds`: none, plain (in the units of the time), or with units of its own."""
+    is_unlimited: bool = True
+    is_transposed: bool = False
     is_broken: bool = False
+
+    @property
+    def tile(self) -> tuple[Any, ...]:
+        """What tells files of the same times apart."""
+        return (self.lat, self.members)
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        found = ("time", "member", "lat") if self.members else ("time", "lat")
+        return found[::-1] if self.is_transposed else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +79,18 @@ class MessyArchive:
 
     files: tuple[MessyFile, ...]
     options: dict[str, Any]
-    appended: int
+    appended: int = 0
     """So many of the last files are appended by a second ingest."""
+    corrections: tuple[MessyFile, ...] = ()
+    """Files that are written over what is there, by another ingest."""
+    region: Any = None
+    """Where the corrections go."""
 
 
-_UNIT_HOURS = {"seconds": 1 / 3600, "minutes": 1 / 60, "hours": 1, "days": 24}
+UNIT_HOURS = {"seconds": 1 / 3600, "minutes": 1 / 60, "hours": 1, "days": 24}
 _INTEGERS = ("i1", "u1", "i2", "u2", "i4", "u4", "i8")
+_CLASSIC = ("i1", "i2", "i4", "f4", "f8")
+_CODECS = ("none", "none", "zlib", "shuffle", "checksum")
 
 
 def _attributes(draw: st.DrawFn, dtype: str) -> dict[str, Any]:
@@ -129,76 +116,152 @@ def _attributes(draw: st.DrawFn, dtype: str) -> dict[str, Any]:
     return found
 
 
+def _variable(draw: st.DrawFn, name: str, dtypes: tuple[str, ...], *, is_classic: bool) -> MessyVariable:
+    dtype = draw(st.sampled_from(dtypes))
+    chunks = draw(st.none() | st.integers(1, 3))
+    codec = "none" if chunks is None or is_classic else draw(st.sampled_from(_CODECS))
+    is_big = not is_classic and draw(st.integers(0, 9)) == 0
+    return MessyVariable(name, dtype, _attributes(draw, dtype), chunks, codec, is_big)
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """What the files of an archive have in common."""
+
+    kind: str
+    oddity: str
+    variables: tuple[MessyVariable, ...]
+    unit: str
+    reference: str
+    calendar: str | None
+    time_dtype: str
+    lat_dtype: str
+    group: str
+    step: int
+    bounds: str
+    is_unlimited: bool
+    is_transposed: bool
+
+
+def _base(draw: st.DrawFn) -> _Base:
+    kinds = ["netcdf4", "netcdf4", "netcdf3", "zarr2", "zarr3", "hdf5", "several", "several"]
+    kind = draw(st.sampled_from(kinds))
+    is_classic = kind in ("netcdf3", "several")
+    dtypes = _CLASSIC if is_classic else (*_INTEGERS, "f4", "f8")
+    names = draw(st.sampled_from([("v",), ("v", "w")]))
+    return _Base(
+        kind=kind,
+        oddity=draw(st.sampled_from(["none", "none", "dtype", "fill", "units", "layout", "all"])),
+        variables=tuple(_variable(draw, name, dtypes, is_classic=is_classic) for name in names),
+        unit=draw(st.sampled_from(["hours", "days", "seconds"])),
+        reference=draw(_references()),
+        calendar=draw(st.sampled_from([None, "standard", "gregorian", "proleptic_gregorian", "noleap", "360_day"])),
+        time_dtype=draw(st.sampled_from(["i4", "f8"] if is_classic else ["i4", "i8", "f8"])),
+        lat_dtype=draw(st.sampled_from(["f4", "f8"])),
+        group=draw(st.sampled_from(["", "", "", "g", "g/h"])) if kind in ("netcdf4", "hdf5") else "",
+        step=draw(st.sampled_from([1, 6, 24])),
+        bounds=draw(st.sampled_from(["none", "none", "plain", "units"])),
+        is_unlimited=draw(st.booleans()),
+        is_transposed=not is_classic and draw(st.integers(0, 9)) == 0,
+    )
+
+
+def _file(draw: st.DrawFn, base: _Base, number: int, hours: tuple[int, ...], tile: tuple[Any, Any]) -> MessyFile:
+    """A file that mostly is like the first one."""
+    kind = base.kind
+    if kind == "several":
+        kind = draw(st.sampled_from(["netcdf4", "netcdf3", "zarr2", "zarr3", "hdf5"]))
+    dtypes = _CLASSIC if base.kind in ("netcdf3", "several") else (*_INTEGERS, "f4", "f8")
+    may = {k: number > 0 and base.oddity in (k, "all") for k in ("dtype", "fill", "units", "layout")}
+    variables = []
+    for variable in base.variables:
+        if number and draw(st.integers(0, 14)) == 0:
+            continue
+        changed = variable
+        if may["dtype"] and draw(st.booleans()):
+            changed = replace(changed, dtype=draw(st.sampled_from(dtypes)))
+            changed = replace(changed, attributes=_recast(changed.attributes, changed.dtype))
+        if may["fill"] and draw(st.booleans()):
+            changed = replace(changed, attributes=_attributes(draw, changed.dtype))
+        if may["layout"] and draw(st.booleans()):
+            chunks = draw(st.none() | st.integers(1, 3))
+            codec = "none" if chunks is None or kind == "netcdf3" else draw(st.sampled_from(_CODECS))
+            changed = replace(changed, chunks=chunks, codec=codec)
+        # The NetCDF library mixes up cells that were never written where the unlimited dimension is not the first.
+        if kind != "netcdf3" and not base.is_transposed and draw(st.integers(0, 14)) == 0:
+            changed = replace(changed, unwritten=draw(st.integers(1, 3)))
+        variables.append(changed)
+    unit, reference, calendar, bounds = base.unit, base.reference, base.calendar, base.bounds
+    time_dtype, lat_dtype = base.time_dtype, base.lat_dtype
+    if may["units"] and hours and draw(st.booleans()):
+        unit, reference = draw(st.sampled_from(list(UNIT_HOURS))), draw(_references())
+        time_dtype = draw(st.sampled_from(["i4", "f8"]))
+        if draw(st.integers(0, 4)) == 0:
+            calendar = draw(st.sampled_from([None, "standard", "proleptic_gregorian", "noleap"]))
+    if may["dtype"] and draw(st.integers(0, 4)) == 0:
+        lat_dtype = draw(st.sampled_from(["f4", "f8"]))
+    # xarray cannot decode times that it leaves to cftime where the first and the last are missing.
+    by_cftime = _is_for_cftime(calendar, reference) or _is_for_cftime(base.calendar, base.reference)
+    if number and not by_cftime and draw(st.integers(0, 19)) == 0:
+        bounds = draw(st.sampled_from(["none", "plain", "units"]))
+    if time_dtype != "f8" and not all(_is_whole(h, unit, reference, calendar) for h in (*hours, 0)):
+        time_dtype = "f8"
+    return MessyFile(
+        f"f{number}", kind, hours, unit, reference, calendar, time_dtype, tile[0], lat_dtype, tile[1],
+        tuple(variables), base.group, draw(st.integers(0, 9)), bounds, base.is_unlimited, base.is_transposed,
+    )  # fmt: skip
+
+
+def _tiles(draw: st.DrawFn, shape: str) -> list[tuple[tuple[float, ...], tuple[int, ...]]]:
+    """What the files of one time hold: all latitudes, parts of them, or members."""
+    lat = draw(st.sampled_from([(1.0, 2.0), (0.5, -0.5, -1.5)]))
+    if shape == "lat":
+        cut = draw(st.integers(1, len(lat) - 1))
+        return [(lat[:cut], ()), (lat[cut:], ())]
+    if shape == "member":
+        return [(lat, (1,)), (lat, draw(st.sampled_from([(2,), (2, 3), (5,)])))]
+    return [(lat, (1, 2) if draw(st.integers(0, 9)) == 0 else ())]
+
+
 @st.composite
 def archives(draw: st.DrawFn) -> MessyArchive:
-    """An archive of one to four files that mostly fit together."""
-    count = draw(st.integers(1, 4))
-    oddity = draw(st.sampled_from(["none", "dtype", "fill", "units", "all", "all"]))
-    kind = draw(st.sampled_from(["netcdf4", "netcdf4", "netcdf4", "netcdf3", "zarr2", "zarr3"]))
-    calendar = draw(st.sampled_from([None, "standard", "gregorian", "proleptic_gregorian", "noleap", "360_day"]))
-    dtypes = ("i1", "i2", "i4", "f4", "f8") if kind == "netcdf3" else (*_INTEGERS, "f4", "f8")
-    names = draw(st.sampled_from([("v",), ("v", "w")]))
-    base = {}
-    for name in names:
-        dtype = draw(st.sampled_from(dtypes))
-        chunks, packed = draw(st.none() | st.integers(1, 3)), draw(st.booleans())
-        base[name] = MessyVariable(name, dtype, _attributes(draw, dtype), chunks, packed and chunks is not None)
-    unit, reference = draw(st.sampled_from(["hours", "days", "seconds"])), draw(_references())
-    time_dtype = draw(st.sampled_from(["i4", "f8"] if kind == "netcdf3" else ["i4", "i8", "f8"]))
-    lat, lat_dtype = draw(st.sampled_from([(1.0, 2.0), (0.5, -0.5, -1.5)])), draw(st.sampled_from(["f4", "f8"]))
-    group = draw(st.sampled_from(["", "", "", "g", "g/h"])) if kind == "netcdf4" else ""
-    step = draw(st.sampled_from([1, 6, 24]))
+    """An archive of one to six files that mostly fit together."""
+    base = _base(draw)
+    shape = draw(st.sampled_from(["row", "row", "row", "lat", "member"]))
+    tiles = _tiles(draw, shape)
+    count = draw(st.integers(1, 4 if shape == "row" else 3))
     files: list[MessyFile] = []
     hour = draw(st.integers(0, 5000))
     for number in range(count):
-        odd = number > 0 and oddity == "all"
-        # xarray cannot decode an empty time axis of another calendar.
-        may_be_empty = number > 0 and calendar not in ("noleap", "360_day") and draw(st.integers(0, 9)) == 0
-        length = draw(st.integers(0 if may_be_empty else 1, 4))
-        variables = []
-        for variable in base.values():
-            if number and draw(st.integers(0, 14)) == 0:
-                continue
-            changed = variable
-            if number and (oddity == "dtype" or odd) and draw(st.booleans()):
-                changed = replace(changed, dtype=draw(st.sampled_from(dtypes)))
-                changed = replace(changed, attributes=_recast(changed.attributes, changed.dtype))
-            if number and (oddity == "fill" or odd) and draw(st.booleans()):
-                changed = replace(changed, attributes=_attributes(draw, changed.dtype))
-            variables.append(changed)
-        own_unit, own_reference = unit, reference
-        if number and (oddity == "units" or odd) and draw(st.booleans()):
-            own_unit, own_reference = (
-                draw(st.sampled_from(["minutes", "hours", "days", "seconds"])),
-                draw(_references()),
-            )
-        own_dtype = draw(st.sampled_from(["i4", "f8"])) if odd else time_dtype
-        hours = tuple(hour + step * i for i in range(length))
-        if own_dtype != "f8" and not all(_is_whole(h, own_unit, own_reference, calendar) for h in hours):
-            own_dtype = "f8"
-        files.append(
-            MessyFile(
-                f"f{number}",
-                kind,
-                hours,
-                own_unit,
-                own_reference,
-                calendar,
-                own_dtype,
-                lat,
-                lat_dtype,
-                tuple(variables),
-                group,
-                draw(st.integers(0, 9)),
-            )
-        )
-        hour += step * length + (draw(st.sampled_from([0, 0, 0, step, 7 * step])) if length else 0)
+        # xarray cannot decode an empty axis of times that it leaves to cftime.
+        may_be_empty = number > 0 and shape == "row" and not _is_for_cftime(base.calendar, base.reference)
+        length = draw(st.integers(0 if may_be_empty and draw(st.integers(0, 9)) == 0 else 1, 4))
+        hours = tuple(hour + base.step * i for i in range(length))
+        files += [_file(draw, base, len(files) + i, hours, tile) for i, tile in enumerate(tiles)]
+        hour += base.step * length + (draw(st.sampled_from([0, 0, 0, base.step, 7 * base.step])) if length else 0)
         if draw(st.integers(0, 24)) == 0:
-            hour -= step
+            hour -= base.step
+    if len(files) > 2 and draw(st.integers(0, 9)) == 0:
+        # A hole of the grid, or a gap.
+        del files[draw(st.integers(1, len(files) - 1))]
     if draw(st.integers(0, 9)) == 0:
         files.reverse()
-        files = [replace(f, name=f"f{i}") for i, f in enumerate(files)]
-    appended = draw(st.integers(0, count - 1)) if draw(st.booleans()) else 0
+    files = [replace(f, name=f"f{i}") for i, f in enumerate(files)]
+    second = draw(st.sampled_from(["nothing", "nothing", "append", "append", "correct"]))
+    appended = draw(st.integers(0, count - 1)) * len(tiles) if second == "append" else 0
+    options = _options(draw)
+    if len(files) > 1 and draw(st.integers(0, 9)) == 0:
+        options["on_error"] = "skip"
+        broken = draw(st.integers(0, len(files) - 1))
+        files[broken] = replace(files[broken], is_broken=True)
+    if not any(f.variables for f in files):
+        files[0] = replace(files[0], variables=base.variables)
+    appended = min(appended, len(files) - 1)
+    corrections, region = _corrections(draw, base, files) if second == "correct" else ((), None)
+    return MessyArchive(tuple(files), options, appended, corrections, region)
+
+
+def _options(draw: st.DrawFn) -> dict[str, Any]:
     mode = draw(st.sampled_from(["native", "native", "virtual", "mixed"]))
     options: dict[str, Any] = {"mode": mode}
     if mode == "native":
@@ -208,19 +271,39 @@ def archives(draw: st.DrawFn) -> MessyArchive:
     if mode == "mixed":
         options["native_below_bytes"] = draw(st.sampled_from([0, 1 << 20]))
     options["allow_missing"] = draw(st.booleans())
-    if count > 1 and draw(st.integers(0, 9)) == 0:
-        options["on_error"] = "skip"
-        broken = draw(st.integers(0, count - 1))
-        files[broken] = replace(files[broken], is_broken=True)
-    if not any(f.variables for f in files):
-        files[0] = replace(files[0], variables=tuple(base.values()))
-    return MessyArchive(tuple(files), options, appended)
+    return options
+
+
+def _corrections(draw: st.DrawFn, base: _Base, files: list[MessyFile]) -> tuple[tuple[MessyFile, ...], Any]:
+    """Files with new values of a run of the archive's times, seldom of times that it does not have."""
+    hours = sorted({h for f in files for h in f.hours})
+    if not hours:
+        return (), None
+    first = draw(st.integers(0, len(hours) - 1))
+    end = draw(st.integers(first + 1, len(hours)))
+    run = tuple(hours[first:end])
+    if draw(st.integers(0, 9)) == 0:
+        late = base.step * draw(st.integers(1, 3))
+        run = tuple(h + late for h in run)
+    one = draw(st.sampled_from(files))
+    cuts = [run] if len(run) < 2 or draw(st.booleans()) else [run[:1], run[1:]]
+    made = tuple(
+        replace(_file(draw, base, 10 + i, cut, one.tile), seed=draw(st.integers(10, 19))) for i, cut in enumerate(cuts)
+    )
+    if not any(f.variables for f in made):
+        return (), None
+    return made, draw(st.sampled_from(["auto", "auto", {"time": (first, end)}]))
 
 
 def _references() -> st.SearchStrategy[str]:
     return st.sampled_from(
         ["2000-01-01", "1900-01-01", "1970-01-01 00:00:00", "2000-01-02 06:00:00", "1-1-1 00:00:0.0"]
     )
+
+
+def _is_for_cftime(calendar: str | None, reference: str) -> bool:
+    """Whether xarray leaves such times to cftime."""
+    return calendar in ("noleap", "360_day") or reference.startswith("1-1-1")
 
 
 def _recast(attributes: dict[str, Any], dtype: str) -> dict[str, Any]:
@@ -248,7 +331,7 @@ def _encode(hours: tuple[int, ...], unit: str, reference: str, calendar: str | N
     epoch = cftime.datetime(2000, 1, 1, calendar=name)
     zero = cftime.num2date(0, f"hours since {reference}", name, only_use_cftime_datetimes=True)
     between = (epoch - zero).total_seconds() / 3600
-    return np.array([(h + between) / _UNIT_HOURS[unit] for h in hours])
+    return np.array([(h + between) / UNIT_HOURS[unit] for h in hours])
 
 
 def _is_whole(hour: int, unit: str, reference: str, calendar: str | None) -> bool:
@@ -269,26 +352,50 @@ def _numbers(variable: MessyVariable, shape: tuple[int, ...], seed: int) -> np.n
     return numbers
 
 
-def write_file(folder: Path, file: MessyFile) -> Path:
-    """One file of an archive."""
+def _contents(file: MessyFile) -> dict[str, tuple[tuple[str, ...], np.ndarray, dict[str, Any]]]:
+    """Every variable of a file: dimensions, values, attributes."""
     time = _encode(file.hours, file.unit, file.reference, file.calendar).astype(file.time_dtype)
     times: dict[str, Any] = {"units": f"{file.unit} since {file.reference}"}
     if file.calendar is not None:
         times["calendar"] = file.calendar
-    shape = (len(file.hours), len(file.lat))
+    own = dict(times)
+    if file.bounds != "none":
+        times["bounds"] = "time_bnds"
+    sizes = {"time": len(file.hours), "member": len(file.members), "lat": len(file.lat)}
     variables: dict[str, tuple[tuple[str, ...], np.ndarray, dict[str, Any]]] = {
         "time": (("time",), time, times),
         "lat": (("lat",), np.array(file.lat, file.lat_dtype), {"units": "degrees_north"}),
     }
+    if file.members:
+        variables["member"] = (("member",), np.array(file.members, "i4"), {})
+    if file.bounds != "none":
+        ends = tuple(h + 1 for h in file.hours)
+        dtype = file.time_dtype
+        if dtype != "f8" and not all(_is_whole(h, file.unit, file.reference, file.calendar) for h in ends):
+            dtype = "f8"
+        after = _encode(ends, file.unit, file.reference, file.calendar)
+        both = np.stack([_encode(file.hours, file.unit, file.reference, file.calendar), after], 1)
+        attributes = own if file.bounds == "units" else {}
+        variables["time_bnds"] = (("time", "nv"), both.astype(dtype), attributes)
     for variable in file.variables:
-        variables[variable.name] = (
-            ("time", "lat"), _numbers(variable, shape, file.seed), {"units": "K", **variable.attributes}
-        )  # fmt: skip
+        values = _numbers(variable, tuple(sizes[d] for d in file.dims), file.seed)
+        if variable.is_big_endian:
+            values = values.astype(values.dtype.newbyteorder(">"))
+        variables[variable.name] = (file.dims, values, {"units": "K", "long_name": file.name, **variable.attributes})
+    return variables
+
+
+def write_file(folder: Path, file: MessyFile) -> Path:
+    """One file of an archive."""
+    variables = _contents(file)
     path = folder / f"{file.name}.{'zarr' if file.format.startswith('zarr') else 'nc'}"
     if file.format == "netcdf3":
-        write_netcdf3(path, variables, {"title": "messy"}, record_dim="time")
+        record = "time" if file.is_unlimited or not file.hours else None
+        write_netcdf3(path, variables, {"title": "messy"}, record_dim=record)
     elif file.format == "netcdf4":
         _write_netcdf4(path, file, variables)
+    elif file.format == "hdf5":
+        _write_hdf5(path, file, variables)
     else:
         _write_zarr(path, file, variables)
     if file.is_broken:
@@ -299,22 +406,87 @@ def write_file(folder: Path, file: MessyFile) -> Path:
     return path
 
 
+def _chunks(own: MessyVariable | None, dims: tuple[str, ...], values: np.ndarray) -> tuple[int, ...] | None:
+    """Chunk lengths where the variable has any."""
+    if own is None or own.chunks is None:
+        return None
+    return tuple(max(1, min(own.chunks, max(n, 1)) if d == "time" else n) for d, n in zip(dims, values.shape))
+
+
+def _written(own: MessyVariable | None, dims: tuple[str, ...], values: np.ndarray) -> tuple[slice, ...]:
+    """The part of a variable that is written."""
+    if own is None or not own.unwritten or "time" not in dims:
+        return (slice(None),) * values.ndim
+    return tuple(slice(0, max(0, n - own.unwritten)) if d == "time" else slice(None)
+                 for d, n in zip(dims, values.shape))  # fmt: skip
+
+
 def _write_netcdf4(path: Path, file: MessyFile, variables: dict[str, Any]) -> None:
     described = {v.name: v for v in file.variables}
     with netCDF4.Dataset(path, "w") as dataset:
         target = dataset.createGroup(file.group) if file.group else dataset
-        target.createDimension("time", None)
-        target.createDimension("lat", len(file.lat))
+        for dims, values, _ in variables.values():
+            for dim, size in zip(dims, values.shape):
+                if dim not in target.dimensions:
+                    is_open = dim == "time" and (file.is_unlimited or not size)
+                    target.createDimension(dim, None if is_open else size)
         for name, (dims, values, attributes) in variables.items():
             own = described.get(name)
-            chunks = None if own is None or own.chunks is None else (own.chunks, len(file.lat))
+            codec = own.codec if own is not None else "none"
             made = target.createVariable(
-                name, values.dtype, dims, fill_value=attributes.get("_FillValue"), chunksizes=chunks,
-                zlib=own is not None and own.compressed,
+                name, values.dtype, dims, fill_value=attributes.get("_FillValue"),
+                chunksizes=_chunks(own, dims, values), zlib=codec in ("zlib", "shuffle"), shuffle=codec == "shuffle",
+                fletcher32=codec == "checksum", endian="big" if own is not None and own.is_big_endian else "native",
             )  # fmt: skip
             made.set_auto_maskandscale(False)
             made.setncatts({k: v for k, v in attributes.items() if k != "_FillValue"})
-            made[:] = values
+            part = _written(own, dims, values)
+            made[part] = values[part]
+
+
+def _write_hdf5(path: Path, file: MessyFile, variables: dict[str, Any]) -> None:
+    """A file as programs write it that know HDF5 and its dimension scales only."""
+    described = {v.name: v for v in file.variables}
+    with h5py.File(path, "w", track_order=True) as root:
+        target = root.create_group(file.group, track_order=True) if file.group else root
+        for name, (dims, values, attributes) in variables.items():
+            own = described.get(name)
+            codec = own.codec if own is not None else "none"
+            chunks = _chunks(own, dims, values)
+            given: dict[str, Any] = {}
+            if 0 in values.shape:
+                given["maxshape"] = tuple(None if d == "time" else n for d, n in zip(dims, values.shape))
+            if chunks is not None:
+                given.update(chunks=chunks, fletcher32=codec == "checksum")
+                given.update(
+                    {"compression": "gzip", "shuffle": codec == "shuffle"} if codec in ("zlib", "shuffle") else {}
+                )
+            if attributes.get("_FillValue") is not None:
+                given["fillvalue"] = attributes["_FillValue"]
+            made = target.create_dataset(name, shape=values.shape, dtype=values.dtype, **given)
+            part = _written(own, dims, values)
+            if values[part].size:
+                made[part] = values[part]
+            for key, value in attributes.items():
+                made.attrs[key] = np.asarray(value, values.dtype) if key == "_FillValue" else value
+        sizes = {d: n for dims, values, _ in variables.values() for d, n in zip(dims, values.shape)}
+        for dim, size in sizes.items():
+            if dim not in variables:
+                target.create_dataset(dim, shape=(size,), dtype="f4")
+                target[dim].make_scale(f"This is a netCDF dimension but not a netCDF variable.{size:10d}")
+            else:
+                target[dim].make_scale(dim)
+        for name, (dims, _, _) in variables.items():
+            for axis, dim in enumerate(dims):
+                if name != dim:
+                    target[name].dims[axis].attach_scale(target[dim])
+
+
+_ZARR2 = {"none": None, "zlib": numcodecs.Zlib(1), "shuffle": numcodecs.Blosc(), "checksum": numcodecs.Zstd(1)}
+_ZARR3: dict[str, Any] = {
+    "none": None, "zlib": zarr.codecs.GzipCodec(), "shuffle": zarr.codecs.BloscCodec(typesize=1),
+    "checksum": [zarr.codecs.ZstdCodec(), zarr.codecs.Crc32cCodec()],
+}  # fmt: skip
 
 
 def _write_zarr(path: Path, file: MessyFile, variables: dict[str, Any]) -> None:
@@ -323,12 +495,12 @@ def _write_zarr(path: Path, file: MessyFile, variables: dict[str, Any]) -> None:
     described = {v.name: v for v in file.variables}
     for name, (dims, values, attributes) in variables.items():
         own = described.get(name)
-        chunks = tuple(max(1, n) for n in values.shape)
-        if own is not None and own.chunks is not None:
-            chunks = (own.chunks, *chunks[1:])
+        chunks = _chunks(own, dims, values) or tuple(max(1, n) for n in values.shape)
+        codec = own.codec if own is not None else "none"
         fill = attributes.get("_FillValue")
         made = root.create_array(
             name, shape=values.shape, chunks=chunks, dtype=values.dtype,
+            compressors=(_ZARR2 if version == 2 else _ZARR3)[codec],
             fill_value=fill if version == 2 else 0, dimension_names=dims if version == 3 else None,
         )  # fmt: skip
         plain = {k: _plain(v) for k, v in attributes.items() if k != "_FillValue"}
@@ -337,7 +509,9 @@ def _write_zarr(path: Path, file: MessyFile, variables: dict[str, Any]) -> None:
         elif fill is not None:
             plain["_FillValue"] = xr.backends.zarr.FillValueCoder.encode(fill.item(), values.dtype)
         made.attrs.update(plain)
-        made[...] = values
+        part = _written(own, dims, values)
+        if values[part].size:
+            made[part] = values[part]
 
 
 def _plain(value: Any) -> Any:
@@ -349,116 +523,3 @@ def read_with_xarray(path: Path, file: MessyFile) -> xr.Dataset:
     if file.format.startswith("zarr"):
         return xr.open_zarr(path, consolidated=False).load()
     return xr.open_dataset(path, engine="netcdf4", group=file.group or None).load()
-
-
-def combine_with_xarray(parts: list[xr.Dataset]) -> xr.Dataset:
-    """Files joined in the order of their times, cells that none has missing."""
-    by_times: dict[str, list[xr.Dataset]] = {}
-    for part in parts:
-        if part.sizes["time"]:
-            by_times.setdefault(str(part.time.values.tolist()), []).append(part)
-    # Files of the same times bring different variables.
-    parts = [xr.merge(same, compat="override", join="override") for same in by_times.values()]
-    parts = sorted(parts, key=lambda p: p.time.values[0])
-    return xr.combine_nested(
-        parts, "time", join="exact", data_vars="all", coords="minimal", compat="override", combine_attrs="override"
-    )
-
-
-def check_archive(folder: Path, archive: MessyArchive, ingest: Any = None) -> str:
-    """Ingest an archive and compare it with xarray. Returns `equal` or the reason why it was refused."""
-    paths = [write_file(folder, file) for file in archive.files]
-    options = archive.options
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        repository = Repository.create(in_memory_storage()) if ingest is None else ingest.repository(folder)
-        first = len(paths) - archive.appended
-        taken: list[int] = []
-        containers: set[str] = set()
-        refused = ""
-        for part, more in ((range(first), {}), (range(first, len(paths)), {"append_dim": "time"})):
-            if not part:
-                continue
-            before = repository.lookup_branch("main")
-            try:
-                result = _ingest(ingest, [paths[i] for i in part], repository, {**options, **more}, containers)
-            except InvalidInputError as error:
-                refused = str(error)
-                assert repository.lookup_branch("main") == before, "a refused ingest committed"
-                if not taken:
-                    break
-                continue
-            assert result.plan is not None
-            containers.update(result.plan.containers)
-            held = {i.file for i in result.plan.report.issues if "left out" in i.resolution}
-            taken += [i for i in part if paths[i].as_uri() not in {h.rstrip("/") for h in held}]
-        if refused:
-            assert any(reason in refused for reason in (*REFUSALS, *_broken(archive))), (
-                f"not a listed refusal: {refused}"
-            )
-        if taken:
-            _compare(folder, archive, paths, taken, repository, containers)
-        return refused or "equal"
-
-
-def _broken(archive: MessyArchive) -> tuple[str, ...]:
-    return ("no source can be read", "cannot be read") if any(f.is_broken for f in archive.files) else ()
-
-
-def _ingest(ingest: Any, paths: list[Path], repository: Any, options: dict[str, Any], containers: set[str]) -> Any:
-    authorised = _reader(repository, containers)
-    if ingest is not None:
-        return ingest(paths, authorised, options)
-    return ingest_local(paths, authorised, IngestOptions(**options))
-
-
-def _reader(repository: Repository, containers: set[str]) -> Repository:
-    """The repository as one opens it who authorises its virtual chunks."""
-    if not containers:
-        return repository
-    return Repository.open(repository.storage, authorize_virtual_chunk_access=dict.fromkeys(containers))
-
-
-def _compare(
-    folder: Path, archive: MessyArchive, paths: list[Path], taken: list[int], repository: Any, containers: set[str]
-) -> None:
-    readable = [i for i in taken if not archive.files[i].is_broken]
-    store = _reader(repository, containers).readonly_session("main").store
-    ours = xr.open_zarr(store, group=archive.files[0].group or None, consolidated=False).load()
-    parts = [read_with_xarray(paths[i], archive.files[i]) for i in readable]
-    if not any(part.sizes["time"] for part in parts):
-        assert not ours.sizes["time"]
-        return
-    theirs = combine_with_xarray(parts)
-    assert set(ours.variables) == set(theirs.variables)
-    left, right = _dates(ours.time.values), _dates(theirs.time.values)
-    held = [i for i, date in enumerate(left) if date not in set(right)]
-    if held:
-        assert len(readable) < len(taken), f"times that no file has: {[left[i] for i in held]}"
-    kept = [i for i in range(len(left)) if i not in set(held)]
-    if not archive.appended:
-        assert [left[i] for i in kept] == right
-    order = [right.index(left[i]) for i in kept]
-    assert sorted(order) == list(range(len(right)))
-    np.testing.assert_array_equal(ours.lat.values, theirs.lat.values.astype(ours.lat.dtype))
-    for name in theirs.data_vars:
-        got, wanted = ours[name].values, theirs[name].values[order]
-        if held:
-            assert np.isnan(got[held].astype("f8")).all(), f"{name}: cells of an unreadable file are not missing"
-        packed = any("scale_factor" in v.attributes or "add_offset" in v.attributes for f in archive.files
-                     for v in f.variables if v.name == name)  # fmt: skip
-        if packed and not archive.options.get("unpack"):
-            # Zarr's attributes have no single precision: xarray decodes the same numbers in double.
-            np.testing.assert_allclose(got[kept].astype("f8"), wanted.astype("f8"), rtol=1e-6, err_msg=str(name))
-        else:
-            wide = np.longdouble
-            np.testing.assert_array_equal(got[kept].astype(wide), wanted.astype(wide), err_msg=str(name))
-        first = next(p for p in parts if name in p)
-        assert ours[name].attrs.get("units") == first[name].attrs.get("units")
-
-
-def _dates(times: np.ndarray) -> list[str]:
-    """Times as text, whichever class xarray decodes them to."""
-    if times.dtype.kind == "M":
-        return [str(t)[:26] for t in times.astype("M8[us]")]
-    return [f"{t.isoformat()}.000000"[:26] if not t.microsecond else t.isoformat() for t in times]

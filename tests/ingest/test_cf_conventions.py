@@ -9,7 +9,7 @@ import cftime
 import numpy as np
 import pytest
 import xarray as xr
-from hypothesis import assume, given
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from icefloe.errors import InvalidInputError
@@ -53,6 +53,7 @@ def test_one_encoding_holds_the_times_of_all_files_in_any_calendar(
         assert list(ours) == list(theirs)
 
 
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
 @given(units=st.tuples(_UNITS, _UNITS), counts=st.lists(st.floats(0, 1e5), min_size=1, max_size=4))
 def test_floating_times_in_other_units_are_the_instants_that_xarray_decodes(
     units: tuple[str, str], counts: list[float]
@@ -71,6 +72,12 @@ def test_floating_times_in_other_units_are_the_instants_that_xarray_decodes(
         np.testing.assert_array_equal(
             _microseconds(numbers, encoding.units.text), _microseconds(values, source.units.text)
         )
+
+
+def test_times_since_year_one_are_counted_in_nanoseconds_of_today() -> None:
+    ancient, modern = parse_time_units("days since 1-1-1"), parse_time_units("nanoseconds since 1970-01-01")
+    stored = convert_times(np.array([730_121.25]), ancient, modern, "<i8")
+    assert _microseconds(stored, modern.text) == _microseconds(np.array([730_121.25]), ancient.text)
 
 
 def _microseconds(numbers: np.ndarray, units: str) -> list[Any]:

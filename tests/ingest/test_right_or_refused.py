@@ -170,6 +170,93 @@ def test_files_without_cells_bring_nothing(tmp_path: Path, repository: Repositor
     assert opened(repository).time.size == 8
 
 
+@pytest.mark.parametrize("mode", ["virtual", "mixed"])
+def test_chunks_of_a_file_without_cells_do_not_matter(tmp_path: Path, repository: Repository, mode: str) -> None:
+    for name, first, hours, chunk in (("a", 0, 0, 3), ("b", 0, 4, 2), ("c", 4, 0, 1), ("d", 4, 4, 2)):
+        with netCDF4.Dataset(tmp_path / f"{name}.nc", "w") as file:
+            file.createDimension("time", None)
+            file.createVariable("time", "i4", ("time",), chunksizes=(chunk,))[:] = np.arange(hours) + first
+            file["time"].units = HOURS
+            file.createVariable("v", "f4", ("time",), chunksizes=(chunk,))[:] = np.arange(hours) + first
+    result = run(repository, *sorted(tmp_path.glob("*.nc")), mode=mode, native_below_bytes=0)
+    assert result.plan is not None
+    opener = Repository.open(repository.storage, authorize_virtual_chunk_access=dict.fromkeys(result.plan.containers))
+    np.testing.assert_array_equal(opened(opener)["v"], np.arange(8))
+
+
+@pytest.mark.parametrize("mode", ["native", "virtual"])
+@pytest.mark.parametrize("fill", [None, -1.0])
+def test_a_variable_that_ends_before_its_unlimited_dimension_is_padded_as_netcdf_pads_it(
+    tmp_path: Path, repository: Repository, mode: str, fill: float | None
+) -> None:
+    with netCDF4.Dataset(tmp_path / "a.nc", "w") as file:
+        file.createDimension("time", None)
+        file.createDimension("record", None)
+        file.createVariable("time", "i4", ("time",))[:] = np.arange(7)
+        file["time"].units = HOURS
+        # One that ends within a chunk, one at the end of a chunk, one without any, one in a group below.
+        for name, length in (("v", 5), ("w", 4), ("none", 0)):
+            file.createVariable(name, "f8", ("time",), fill_value=fill, chunksizes=(4,))[:length] = np.arange(length)
+        file.createVariable("r", "i2", ("record", "time"))[:2, :3] = 1
+        below = file.createGroup("below")
+        below.createVariable("x", "i4", ("time",))[:2] = [1, 2]
+    result = run(repository, tmp_path / "a.nc", mode=mode)
+    assert result.plan is not None
+    opener = Repository.open(repository.storage, authorize_virtual_chunk_access=dict.fromkeys(result.plan.containers))
+    for group in (None, "below"):
+        got, wanted = opened(opener, group=group), xr.open_dataset(tmp_path / "a.nc", group=group).load()
+        # The NetCDF library mixes up cells where the dimension that is longer is not the first.
+        xr.testing.assert_equal(got.drop_vars("r", errors="ignore"), wanted.drop_vars("r", errors="ignore"))
+    np.testing.assert_array_equal(opened(opener)["r"], np.where(np.arange(7) < 3, 1, [[-32767], [-32767]]))
+
+
+def test_a_broken_file_beside_a_single_one_is_left_out_and_said_to_be(tmp_path: Path, repository: Repository) -> None:
+    write(tmp_path / "a.nc", 0)
+    (tmp_path / "b.nc").write_bytes(b"CDF\x01")
+    result = run(repository, tmp_path / "a.nc", tmp_path / "b.nc", on_error="skip")
+    assert result.plan is not None
+    (issue,) = (i for i in result.plan.report.issues if i.file.endswith("b.nc"))
+    assert "left out" in issue.resolution
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("360_day", "360_day"), ("standard", "proleptic_gregorian"), ("noleap", "noleap"), ("standard", "standard")],
+)
+def test_floating_bounds_in_other_units_are_joined_in_every_calendar(
+    tmp_path: Path, repository: Repository, first: str, second: str
+) -> None:
+    units = (("days since 2000-01-01", first), ("minutes since 2001-03-04 06:00:00", second))
+    for number, (text, calendar) in enumerate(units):
+        with netCDF4.Dataset(tmp_path / f"{number}.nc", "w") as file:
+            file.createDimension("time", None)
+            file.createDimension("nv", 2)
+            time = file.createVariable("time", "f8", ("time",))
+            time.setncatts({"units": text, "calendar": calendar, "bounds": "time_bnds"})
+            time[:] = np.arange(3) / 4 + number * 1e6
+            file.createVariable("time_bnds", "f8", ("time", "nv"))[:] = time[:][:, None] + [0.0, 0.125]
+    run(repository, *sorted(tmp_path.glob("*.nc")))
+    got = opened(repository)
+    files = [xr.open_dataset(path).load() for path in sorted(tmp_path.glob("*.nc"))]
+    for name in ("time", "time_bnds"):
+        wanted = [str(t) for f in files for t in f[name].values.ravel()]
+        assert sorted(map(str, got[name].values.ravel())) == sorted(wanted)
+
+
+def test_dates_before_the_reform_are_not_joined_with_those_of_another_calendar(
+    tmp_path: Path, repository: Repository
+) -> None:
+    for number, calendar in enumerate(("standard", "proleptic_gregorian")):
+        with netCDF4.Dataset(tmp_path / f"{number}.nc", "w") as file:
+            file.createDimension("time", None)
+            file.createVariable("time", "f8", ("time",))[:] = [number]
+            file["time"].setncatts({"units": "days since 2000-01-01", "calendar": calendar})
+            file.createVariable("seen", "f8", ("time",))[:] = [-200_000.0]
+            file["seen"].setncatts({"units": "days since 2000-01-01", "calendar": calendar})
+    with pytest.raises(InvalidInputError, match="same dates"):
+        run(repository, *sorted(tmp_path.glob("*.nc")))
+
+
 def test_a_hole_of_a_virtual_array_is_missing_and_unwritten_chunks_are_not(
     tmp_path: Path, repository: Repository
 ) -> None:

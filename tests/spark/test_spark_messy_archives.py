@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from tests.ingest.messy_archives import MessyArchive, archives, check_archive
+from tests.ingest.archive_oracle import check_archive
+from tests.ingest.messy_archives import MessyArchive, archives
 
 from icefloe import Repository
 from icefloe.spark import ingest
