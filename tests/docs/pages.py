@@ -1,4 +1,4 @@
-"""The project's Markdown pages, taken apart: code blocks, headings and links."""
+"""Parsing of the project's Markdown pages: code blocks, headings and links."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HEADING = re.compile(r"^#+ +(?P<text>.+?) *#*$")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced piece of a page; `words` are what stands behind the language."""
+    """A fenced block of a page. `words` are the words after the language."""
 
     language: str
     words: frozenset[str]
@@ -25,7 +25,7 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Every page that a reader may open."""
+    """Return all pages."""
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -34,7 +34,7 @@ def name_of(page: Path) -> str:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """The fenced blocks of a page, in order."""
+    """Return the fenced blocks of a page, in order."""
     lines = page.read_text().splitlines()
     index = 0
     while index < len(lines):
@@ -54,7 +54,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def prose(page: Path) -> str:
-    """A page without its fenced blocks and code spans."""
+    """Return a page without its fenced blocks and code spans."""
     kept, fence = [], None
     for line in page.read_text().splitlines():
         match = _FENCE.match(line)
@@ -68,12 +68,12 @@ def prose(page: Path) -> str:
 
 
 def links(page: Path) -> list[str]:
-    """The targets of a page's links."""
+    """Return the link targets of a page."""
     return [match["target"] for match in _LINK.finditer(prose(page))]
 
 
 def anchors(page: Path) -> set[str]:
-    """The names under which the headings of a page can be linked."""
+    """Return the anchors of the headings of a page."""
     found = set()
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     for line in text.splitlines():

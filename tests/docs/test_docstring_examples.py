@@ -1,4 +1,4 @@
-"""Examples in docstrings do what they show."""
+"""The examples in docstrings run and give the results that they show."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 def modules() -> list[Any]:
-    """Modules with examples; those of the Spark room need pyspark."""
+    """Return the modules with examples. Those of the package `spark` need pyspark."""
     listed = []
     for file in sorted((SOURCE / "icefloe").rglob("*.py")):
         if re.search(r"^\s*>>> ", file.read_text(), re.MULTILINE):

@@ -1,4 +1,4 @@
-"""What the pages say is true: their code runs, their links lead somewhere, their tables name what there is."""
+"""The documentation is correct: code runs, links have targets, and tables are complete."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from icefloe.model.manifest_config import ManifestConfig
 NEVER = "no-run"
 SPARK = "spark"
 RUN_ELSEWHERE = {"docs/tables.md"}
-"""Its paths are relative to where Spark was started: it has a test of its own."""
+"""Its paths are relative to the folder in which Spark started. It has a separate test."""
 
 
 def python_blocks(page: Path, *, spark: bool) -> list[Block]:
@@ -27,7 +27,7 @@ def python_blocks(page: Path, *, spark: bool) -> list[Block]:
 
 
 def runs() -> list[Any]:
-    """A run for each page with code; a second one where some of it needs Spark."""
+    """Return one run for each page with code, and a second one if some of the code needs Spark."""
     listed = []
     for page in pages():
         name = name_of(page)
@@ -46,7 +46,7 @@ def test_the_code_of_a_page_runs(
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in code:
-        # Lines are counted as in the page, so that an error points at them.
+        # Line numbers are those of the page, so that errors point to them.
         source = "\n" * (block.line - 1) + block.text
         exec(compile(source, name_of(page), "exec"), names)
 
@@ -54,8 +54,8 @@ def test_the_code_of_a_page_runs(
 def test_every_fence_says_its_language() -> None:
     known = {"python", "sh", "yaml", "text", "json", "mermaid", "sql"}
     missing = [f"{name_of(p)}:{b.line}" for p in pages() for b in blocks(p) if b.language not in known]
-    # Drawings of the README carry no language.
-    assert [place for place in missing if not place.startswith("README.md")] == []
+    # The diagram of the README has no language.
+    assert [block for block in missing if not block.startswith("README.md")] == []
 
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)
@@ -65,7 +65,7 @@ def test_links_lead_somewhere(page: Path) -> None:
             continue
         path, _, anchor = target.partition("#")
         found = (page.parent / path).resolve() if path else page
-        assert found.exists(), f"{name_of(page)} links to {target}, which is not there"
+        assert found.exists(), f"{name_of(page)} links to {target}, which does not exist"
         if anchor:
             assert anchor in anchors(found), f"{name_of(page)} links to {target}; {found.name} has no such heading"
 
@@ -84,7 +84,7 @@ def test_every_page_can_be_reached_from_the_index() -> None:
 
 
 def settings(cls: type[ConfigValue], prefix: str = "") -> dict[str, Any]:
-    """Every setting below a configuration value, by its dotted name, with its default."""
+    """Return every setting of a configuration class with its default, by dotted name."""
     found: dict[str, Any] = {}
     for name, setting in settings_of(cls).items():
         if isinstance(setting.kind, Nested) and issubclass(setting.kind.cls, ConfigValue):
@@ -101,7 +101,7 @@ def test_every_setting_is_documented_with_its_default() -> None:
     for name, default in settings(RepositoryConfig).items():
         if name == "manifest":
             continue
-        assert name in rows, f"configuration.md does not tell of {name}"
+        assert name in rows, f"configuration.md does not describe {name}"
         if isinstance(default, bool):
             assert rows[name] == str(default).lower(), name
         elif isinstance(default, int):
@@ -135,10 +135,10 @@ def test_public_names_on_pages_exist() -> None:
     for page in pages():
         text = page.read_text()
         for name in set(re.findall(r"\bicefloe\.([A-Z]\w+)", text)):
-            assert hasattr(icefloe, name), f"{name_of(page)} speaks of icefloe.{name}"
+            assert hasattr(icefloe, name), f"{name_of(page)} names icefloe.{name}, which does not exist"
 
 
-def test_pages_speak_of_no_machine() -> None:
+def test_pages_name_no_machine() -> None:
     for page in pages():
         assert not re.search(r"/tmp/|/home/|/root/|/work/", prose(page)), name_of(page)
 
