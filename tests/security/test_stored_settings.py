@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import icefloe
+from icefloe.blocking import run_blocking
 from icefloe.formats.config_document import decode_config
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import CachingConfig, CompressionConfig
 from icefloe.model.config_value import ConfigValue, Count, Nested, settings_of
+from icefloe.model.manifest_conditions import paths_fitting, pattern_fits
 from icefloe.model.storage_settings import StorageConcurrencySettings, StorageRetriesSettings, StorageSettings
 from icefloe.session.opening import STORED_BOUNDS
 from icefloe.storage.local import LocalStorage
@@ -56,6 +61,8 @@ def _hostile(number: int) -> icefloe.RepositoryConfig:
     document: dict[str, object] = {}
     for path in STORED_BOUNDS:
         *outer, last = path.split(".")
+        if "preload_rules" in path:
+            outer, last = ["chunk-manifests", "preload"], last.replace("_", "-")
         inner = document
         for part in outer:
             inner = inner.setdefault(part, {})  # type: ignore[assignment]
@@ -67,7 +74,8 @@ def _hostile(number: int) -> icefloe.RepositoryConfig:
 
 
 def test_every_setting_that_is_a_number_is_bounded_or_known_to_be_harmless() -> None:
-    assert {*_counts(icefloe.RepositoryConfig)} == {*STORED_BOUNDS, *HARMLESS}
+    settings = {path for path in STORED_BOUNDS if not path.startswith("manifest.")}
+    assert {*_counts(icefloe.RepositoryConfig)} == settings | {*HARMLESS}
 
 
 def test_the_bounds_hold_the_defaults() -> None:
@@ -109,3 +117,83 @@ def test_a_repository_cannot_weaken_the_durability_of_commits(tmp_path: Path, ca
     assert isinstance(opened.storage, LocalStorage) and opened.storage.fsync is not False
     again = icefloe.Repository.open(str(tmp_path / "a"), fast)
     assert isinstance(again.storage, LocalStorage) and again.storage.fsync is False
+
+
+def _conditions(count: int, regex: str = "abc") -> list[object]:
+    return [{"path_matches": {"regex": f"{regex}{number}"}} for number in range(count)]
+
+
+def _nested(depth: int) -> object:
+    condition: object = {"name_matches": {"regex": "abc"}}
+    for _ in range(depth):
+        condition = {"or": [condition]}
+    return condition
+
+
+def _splitting(count: int, regex: str = "t") -> dict[str, object]:
+    sizes = [{"condition": {"DimensionName": regex}, "num_chunks": 4}]
+    return {"manifest": {"splitting": {"split_sizes": [[{"path_matches": {"regex": "a"}}, sizes]] * count}}}
+
+
+COSTLY: dict[str, dict[str, object]] = {
+    "many conditions of preload": {"manifest": {"preload": {"preload_if": {"or": _conditions(2_000)}}}},
+    "long expressions of preload": {"manifest": {"preload": {"preload_if": {"or": _conditions(20, "a" * 4000)}}}},
+    "deep conditions of preload": {"manifest": {"preload": {"preload_if": _nested(20)}}},
+    "slow expressions of preload": {"manifest": {"preload": {"preload_if": {"or": _conditions(5, "\\pL{200}")}}}},
+    "nested repetitions of preload": {
+        "manifest": {"preload": {"preload_if": {"or": _conditions(5, "((a{30}){30}b)")}}}
+    },
+    "many rules of splitting": _splitting(1_000),
+    "slow dimensions of splitting": _splitting(1, "\\pL{200}"),
+    "many sets": {"chunk-manifests": {"sets": [{f"s{n}": {"max-manifest-size": 10}} for n in range(2_000)]}},
+    "many rules": {"chunk-manifests": {"rules": [{"path": f"a{n}", "target": "default"} for n in range(2_000)]}},
+    "many arrays to preload": {"chunk-manifests": {"preload": {"arrays": [{"path": f"/{n}"} for n in range(2_000)]}}},
+}
+
+
+@pytest.mark.parametrize("version", list(SpecVersion))
+@pytest.mark.parametrize("name", COSTLY)
+def test_stored_conditions_on_arrays_cost_little_or_are_not_used(
+    name: str, version: SpecVersion, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = icefloe.in_memory_storage()
+    repo = icefloe.Repository.create(storage, spec_version=version)
+    ledger = repo._engine.ledger
+    run_blocking(ledger.save_config(COSTLY[name], run_blocking(ledger.fetch_config()).mark))
+    with caplog.at_level(logging.WARNING, "icefloe"):
+        started = time.process_time()
+        opened = icefloe.Repository.open(storage)
+        assert time.process_time() - started < 2
+    ((section, settings),) = COSTLY[name].items()
+    dropped = section if section == "chunk-manifests" else f"{section}.{next(iter(settings))}"  # type: ignore[call-overload]
+    assert f"stores {dropped} with" in caplog.text
+    manifest = opened.config.manifest
+    assert manifest is None or manifest == icefloe.ManifestConfig()
+
+
+def test_stored_conditions_of_ordinary_size_are_used(caplog: pytest.LogCaptureFixture) -> None:
+    storage = icefloe.in_memory_storage()
+    ordinary = decode_config(
+        {"manifest": {"preload": {"preload_if": {"or": _conditions(100)}}} | _splitting(50)["manifest"]}  # type: ignore[operator]
+    )
+    icefloe.Repository.create(storage, ordinary)
+    with caplog.at_level(logging.WARNING, "icefloe"):
+        assert icefloe.Repository.open(storage).config.manifest == ordinary.manifest
+    assert not caplog.text
+
+
+def test_a_costly_condition_of_the_caller_is_used() -> None:
+    mine = decode_config(COSTLY["many rules of splitting"])
+    repo = icefloe.Repository.create(icefloe.in_memory_storage(), mine)
+    assert repo.config.manifest == mine.manifest
+
+
+@given(
+    st.lists(st.from_regex(r"\A[a-c/]{1,3}\Z"), max_size=20), st.sampled_from(["/a+", "[ab]*", ".*c", "a|b/.*", "(a"])
+)
+def test_paths_that_fit_are_found_together_as_they_are_singly(paths: list[str], regex: str) -> None:
+    if regex == "(a":
+        with pytest.raises(ValueError):
+            list(paths_fitting([regex], paths or ["a"]))
+        return
+    assert list(paths_fitting([regex], paths)) == [path for path in paths if pattern_fits(regex, path)]

@@ -27,9 +27,7 @@ def _by_rules(snapshot: Snapshot, rules: PreloadRules) -> Iterator[ObjectId]:
     if not rules.paths:
         return
     seen: set[ObjectId] = set()
-    for path in snapshot.nodes:
-        if not rules.matches(path):
-            continue
+    for path in rules.fitting(snapshot.nodes):
         for manifest_id, count in _manifests(snapshot, path):
             if rules.max_manifests is not None and len(seen) >= rules.max_manifests:
                 return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,6 +14,8 @@ from icefloe.model.manifest_conditions import (
     ManifestSplitCondition,
     ManifestSplitDimCondition,
     check_pattern,
+    is_plain_pattern,
+    paths_fitting,
     pattern_fits,
 )
 
@@ -95,6 +97,12 @@ class PreloadRules:
     def matches(self, path: str) -> bool:
         """Whether the manifests of an array are to be preloaded."""
         return _matches_any(self.paths, path)
+
+    def fitting(self, paths: Iterable[str]) -> Iterator[str]:
+        """The arrays, among those at some paths, whose manifests are to be preloaded."""
+        if all(is_plain_pattern(pattern) for pattern in self.paths):
+            return (path for path in paths if self.matches(path))
+        return paths_fitting(self.paths, list(paths))
 
 
 @functools.lru_cache(1 << 16)

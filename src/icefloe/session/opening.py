@@ -7,8 +7,9 @@ import contextlib
 import itertools
 import json
 import logging
+import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -35,6 +36,8 @@ from icefloe.ledger.registry import locate_files, make_ledger
 from icefloe.manifests.preload import manifests_to_preload
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
+from icefloe.model.manifest_conditions import pattern_cost
+from icefloe.model.manifest_config import PreloadRules
 from icefloe.model.snapshot import Snapshot
 from icefloe.model.transaction_log import TransactionLog
 from icefloe.session.engine import Engine, build_engine
@@ -72,11 +75,23 @@ STORED_BOUNDS: Final = {
     "storage.retries.initial_backoff_ms": (0, 10_000),
     "storage.retries.max_backoff_ms": (0, 180_000),
     "storage.concurrency.ideal_concurrent_request_size": (64 << 10, 1 << 30),
+    "manifest.preload.max_total_refs": (0, 1_000_000),
+    "manifest.preload.max_arrays_to_scan": (0, 1_000),
+    "manifest.preload_rules.max_manifests": (0, 100),
+    "manifest.preload_rules.max_manifest_size": (0, 1_000_000),
 }
 """Of settings that a repository stores: the caller did not choose them, and whoever can write there did.
 
 They take memory, requests, waits or durability of whoever opens it. What the caller passes is not bounded.
 """
+
+_UNBOUNDED_IF_UNSET = ("manifest.preload_rules.max_manifests", "manifest.preload_rules.max_manifest_size")
+_CONDITIONS: Final = (("manifest", "preload"), ("manifest", "splitting"), ("chunk-manifests", None))
+"""Stored settings that hold conditions on arrays."""
+STORED_CONDITIONS: Final = 500
+STORED_DEPTH: Final = 32
+STORED_PATTERN_COST: Final = 10_000
+"""Of all regular expressions of one stored setting, see `pattern_cost`. Typical ones cost 10 to 30."""
 
 
 def parse_spec_version(given: SpecVersion | str | int | None) -> SpecVersion:
@@ -263,19 +278,62 @@ async def _fetch_config(storage: Storage, detected: Detected) -> RepositoryConfi
         stored = detected.config()
         if stored is None:
             stored = await make_ledger(version, storage, Archive(storage, get_format(version))).fetch_config()
-        return None if stored.document is None else _decode_stored(stored.document)
+        return None if stored.document is None else _decode_stored(stored.document, storage.url)
     except InvalidInputError as error:
         raise FormatError(f"the stored configuration of {storage.url} cannot be used: {error}") from error
 
 
-def _decode_stored(document: Mapping[str, Any]) -> RepositoryConfig:
+def _decode_stored(document: Mapping[str, Any], url: str) -> RepositoryConfig:
     """The configuration of a repository; its containers are marked as data of whoever wrote it."""
-    config = decode_config(document)
+    config = decode_config(_without_costly_conditions(document, url))
     if config.virtual_chunk_containers is not None:
         config.virtual_chunk_containers = {
             key: replace(container, stored=True) for key, container in config.virtual_chunk_containers.items()
         }
     return config
+
+
+def _without_costly_conditions(document: Mapping[str, Any], url: str) -> Mapping[str, Any]:
+    """The stored settings without conditions on arrays that would hold up whoever opens the repository.
+
+    This is decided before they are decoded, because decoding compiles every regular expression.
+    """
+    kept = dict(document)
+    for section, name in _CONDITIONS:
+        given = kept.get(section)
+        if name is None and not _is_cheap(given):
+            del kept[section]
+        elif isinstance(given, Mapping) and not _is_cheap(given.get(name)):
+            kept[section] = {key: value for key, value in given.items() if key != name}
+        else:
+            continue
+        _log.warning(
+            "%s stores %s with more than %s conditions, nested more than %s deep, or with regular expressions that "
+            "cost too much; it is not used. Pass it with config= if you want it",
+            url, section if name is None else f"{section}.{name}", STORED_CONDITIONS, STORED_DEPTH,
+        )  # fmt: skip
+    return kept
+
+
+def _is_cheap(given: Any) -> bool:
+    """Whether a setting with conditions is within what a repository may store."""
+    level, count, cost = [given], 0, 0
+    for _ in range(STORED_DEPTH):
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, Mapping):
+                below += value.values()
+            elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+                below += value
+            elif isinstance(value, str):
+                cost += pattern_cost(value)
+        count += len(below)
+        if count > 8 * STORED_CONDITIONS or cost > STORED_PATTERN_COST:
+            return False
+        if not below:
+            return True
+        level = below
+    return False
 
 
 def _bound_stored(config: RepositoryConfig, url: str) -> None:
@@ -286,9 +344,15 @@ def _bound_stored(config: RepositoryConfig, url: str) -> None:
         for part in outer:
             owner = None if owner is None else getattr(owner, part)
         found = None if owner is None else getattr(owner, setting)
+        if owner is not None and found is None and name in _UNBOUNDED_IF_UNSET:
+            found = math.inf
         if found is not None and not least <= found <= most:
-            used = min(max(found, least), most)
-            setattr(owner, setting, used)
+            used = int(min(max(found, least), most))
+            if isinstance(owner, PreloadRules):
+                assert config.manifest is not None
+                config.manifest.preload_rules = owner = replace(owner, **{setting: used})
+            else:
+                setattr(owner, setting, used)
             _log.warning(
                 "%s stores %s = %s; %s is used. Pass the setting with config= if you want it", url, name, found, used
             )
@@ -316,7 +380,9 @@ async def extend_config(engine: Engine, config: RepositoryConfig) -> None:
     """Lay settings over the stored configuration, of which others may change something else at the same time."""
     for attempt in range(_CONFIG_TRIES):
         stored = await engine.ledger.fetch_config()
-        now = engine.config if stored.document is None else decode_config(stored.document)
+        now = engine.config
+        if stored.document is not None:
+            now = decode_config(_without_costly_conditions(stored.document, engine.storage.url))
         try:
             return await engine.ledger.save_config(encode_config(now.merge(config)), stored.mark)
         except ConflictError:
