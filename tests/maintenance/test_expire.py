@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 import zarr
@@ -16,8 +18,50 @@ from icefloe.maintenance.expire_plan import ExpiryRequest, RetentionRule, plan_e
 from icefloe.maintenance.history import History
 from icefloe.maintenance.reading import Refs
 from icefloe.model.snapshot import SnapshotInfo
+from icefloe.storage.contract import Storage
+from icefloe.storage.wrapped import Operation, WrappedStorage
 
 START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+
+
+class Recording(WrappedStorage):
+    """Remembers the keys that are written."""
+
+    def __init__(self, inner: Storage, written: list[str] | None = None) -> None:
+        super().__init__(inner)
+        self.written: list[str] = [] if written is None else written
+
+    def _around(self, inner: Storage) -> Storage:
+        return Recording(inner, self.written)
+
+    async def _pass(self, operation: Operation, call: Callable[[], Awaitable[Any]]) -> Any:
+        if operation.method in ("put", "create", "swap", "copy"):
+            self.written.append(operation.key)
+        return await call()
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize("tagged", [(), (1,), (2, 4), (0, 3, 5)], ids=str)
+def test_expiry_writes_no_file_of_what_it_expires_so_that_the_next_collection_takes_it(
+    generation: str, tagged: tuple[int, ...]
+) -> None:
+    storage = Recording(icefloe.in_memory_storage())
+    repo = icefloe.Repository.create(storage, icefloe.RepositoryConfig(), spec_version=generation)
+    ids = []
+    for number in range(8):
+        with repo.transaction("main", message=f"commit {number}") as store:
+            zarr.create_array(store, name="a", shape=(3,), chunks=(1,), dtype="i8", overwrite=True)[:] = number + 1
+        ids.append(repo.lookup_branch("main"))
+    for number in tagged:
+        repo.create_tag(f"keep-{number}", ids[number])
+    storage.written.clear()
+    cutoff = now()
+    expired = repo.expire_snapshots(cutoff)
+    assert expired == {each for number, each in enumerate(ids[:-1]) if number not in tagged}
+    rewritten = {each for each in expired for key in storage.written if each in key}
+    assert not rewritten, "a file that is written again is young again: a collection keeps it for another grace period"
+    collected = repo.garbage_collect(cutoff, ignore_running_sessions=True)
+    assert collected.snapshots_deleted == len(expired)
 
 
 @pytest.fixture(params=GENERATIONS)

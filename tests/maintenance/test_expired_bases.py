@@ -114,6 +114,7 @@ USES: dict[str, Callable[[icefloe.Session], object]] = {
     "commit with rebase": lambda session: session.commit("late", rebase_with=icefloe.ConflictDetector()),
     "rebase": lambda session: session.rebase(icefloe.ConflictDetector()),
     "amend": lambda session: session.amend("late"),
+    "flush": lambda session: session.flush("late"),
 }
 
 
@@ -132,3 +133,69 @@ def test_what_is_done_with_a_collected_base_is_a_conflict_and_a_new_session_work
     zarr.open_array(again.store, path="a")[0] = 7
     again.commit("again")
     assert read(others) == [7, 2, 2, 2, 2, 2, 1, 1]
+
+
+def attempt(call: Callable[[], Any]) -> tuple[Any, icefloe.SnapshotNotFoundError | None]:
+    try:
+        return call(), None
+    except icefloe.SnapshotNotFoundError as error:
+        return None, error
+
+
+def run_expiry(repo: icefloe.Repository, keep: set[str]) -> None:
+    """Expire and collect what is between the snapshots to keep."""
+    history = [info.id for info in repo.ancestry(branch="main")]
+    repo.expire_snapshots(snapshots=[each for each in history[1:-1] if each not in keep])
+    repo.garbage_collect(dt.timedelta(0), ignore_running_sessions=True)
+
+
+@pytest.mark.parametrize("keeps_end", [True, False], ids=["end kept", "end expired"])
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_a_diff_tells_the_changes_or_which_snapshot_is_gone_while_history_is_expired(
+    generation: str, keeps_end: bool
+) -> None:
+    refused = 0
+    for number in range(1, NEVER):
+        others, late, session = start(generation)
+        base = session.snapshot_id
+        late.action = lambda others=others, base=base: run_expiry(others, {base} if keeps_end else set())  # type: ignore[misc]
+        reader = icefloe.Repository.open(late, FORGETFUL)
+        late.left = number
+        found, gone = attempt(lambda reader=reader, base=base: reader.diff(from_snapshot_id=base, to_branch="main"))  # type: ignore[misc]
+        if gone is None:
+            assert {tuple(each) for each in found.updated_chunks["/a"]} == {(1,), (2,), (3,)}, f"request {number}"
+        else:
+            assert gone.snapshot_id == base, f"request {number}: {gone}"
+            assert "expired" in str(gone) and "icefloe log" in str(gone)
+            refused += 1
+        if late.left > 0:
+            break
+    assert number > 3
+    assert (refused == 0) == keeps_end
+
+
+@pytest.mark.parametrize("keeps_onto", [True, False], ids=["onto kept", "onto expired"])
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_a_squash_joins_the_commits_or_says_what_expired_while_history_is_expired(
+    generation: str, keeps_onto: bool
+) -> None:
+    refused = 0
+    for number in range(1, NEVER):
+        others, late, session = start(generation)
+        onto = session.snapshot_id
+        late.action = lambda others=others, onto=onto: run_expiry(others, {onto} if keeps_onto else set())  # type: ignore[misc]
+        writer = icefloe.Repository.open(late, FORGETFUL)
+        tip = writer.lookup_branch("main")
+        late.left = number
+        _, gone = attempt(lambda writer=writer, onto=onto: writer.squash("main", onto, message="one"))  # type: ignore[misc]
+        if gone is not None:
+            assert gone.snapshot_id == onto, f"request {number}: {gone}"
+            assert "expired" in str(gone) and "icefloe log" in str(gone)
+            assert others.lookup_branch("main") == tip
+            refused += 1
+        assert read(others) == [1, 2, 2, 2, 1, 1, 1, 1], f"request {number}"
+        assert icefloe.Repository.open(others.storage).verify().is_clean, f"request {number}"
+        if late.left > 0:
+            break
+    assert number > 3
+    assert (refused == 0) == keeps_onto

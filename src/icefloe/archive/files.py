@@ -61,7 +61,8 @@ class Archive:
             except ObjectNotFoundError as error:
                 self._snapshots.drop(snapshot_id)
                 raise SnapshotNotFoundError(
-                    f"no snapshot {snapshot_id} in {self.storage.url}; `icefloe log` lists those of a branch",
+                    f"no snapshot {snapshot_id} in {self.storage.url}: it never was there, or was expired and "
+                    f"collected; `icefloe log` lists those of a branch",
                     snapshot_id=snapshot_id,
                 ) from error
             snapshot = await _decode(self.format.decode_snapshot, data)

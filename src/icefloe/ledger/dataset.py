@@ -207,6 +207,22 @@ class DatasetLedger(Ledger):
 
         await self._update(plan)
 
+    async def replace_tip(self, branch: str, tip: Tip, snapshot_id: ObjectId) -> None:
+        def plan(state: State) -> State | None:
+            standing = _find_ref(state, branch, "branch")
+            if standing == snapshot_id:
+                return None
+            if standing != tip.snapshot_id:
+                raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=standing)
+            parent_id = _require_entry(state, snapshot_id).parent_id
+            is_cut_off = parent_id is not None and state.find_snapshot(parent_id) is None
+            # What was collected since may be the file of the snapshot, which nothing referred to.
+            if is_cut_off or state.extra.get(COLLECTION_KEY) != tip.collection:
+                raise StaleTipError(Tip(standing, None, state.extra.get(COLLECTION_KEY)))
+            return state.with_ref(branch, _moved(state, branch, snapshot_id))
+
+        await self._update(plan)
+
     async def delete_branch(self, branch: str) -> None:
         if branch == MAIN:
             raise InvalidInputError(f"the branch {MAIN!r} cannot be deleted")

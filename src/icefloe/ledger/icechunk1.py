@@ -196,6 +196,19 @@ class Icechunk1Ledger(Ledger):
                 await asyncio.sleep(pause)
         raise _contended(branch)
 
+    async def replace_tip(self, branch: str, tip: Tip, snapshot_id: ObjectId) -> None:
+        check_name(branch, "branch")
+        try:
+            await self.storage.swap(_branch_key(branch), _encode_ref(snapshot_id), tip.mark)
+        except ObjectNotFoundError as error:
+            raise _no_ref("branch", branch, "it was deleted in the meantime") from error
+        except VersionMismatchError:
+            current = await self.fetch_tip(branch)
+            if current.snapshot_id == tip.snapshot_id:
+                raise StaleTipError(current) from None
+            if current.snapshot_id != snapshot_id:
+                raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current.snapshot_id) from None
+
     async def delete_branch(self, branch: str) -> None:
         check_name(branch, "branch")
         if branch == MAIN:

@@ -172,6 +172,22 @@ class Icechunk2Ledger(Ledger):
         check_name(branch, "branch")
         await self._apply(lambda info, now_us: edits.reset_branch(info, branch, snapshot_id, expected))
 
+    async def replace_tip(self, branch: str, tip: Tip, snapshot_id: ObjectId) -> None:
+        check_name(branch, "branch")
+
+        def edit(info: RepoInfo, now_us: int) -> Edit | None:
+            now = Tip(edits.branch_tip(info, branch), None, info)
+            if now.snapshot_id == snapshot_id:
+                return None
+            record = info.snapshots.get(snapshot_id)
+            is_cut_off = record is None or (record.parent_id is not None and record.parent_id not in info.snapshots)
+            # What was collected since may be the file of the snapshot, which nothing referred to.
+            if now.snapshot_id == tip.snapshot_id and (is_cut_off or self.collected_since(tip, now)):
+                raise StaleTipError(now)
+            return edits.reset_branch(info, branch, snapshot_id, tip.snapshot_id)
+
+        await self._apply(edit)
+
     async def delete_branch(self, branch: str) -> None:
         check_name(branch, "branch")
         await self._apply(lambda info, now_us: edits.delete_branch(info, branch))

@@ -19,7 +19,7 @@ from icefloe.session.collected import check_objects
 from icefloe.session.commit import CommitRequest, advance_branch, flush_snapshot, with_parent
 from icefloe.session.conflicts import ConflictDetector, ConflictSolver
 from icefloe.session.engine import Engine
-from icefloe.session.history import diff_between, fetch_log
+from icefloe.session.history import GONE, diff_between, fetch_log
 from icefloe.session.logs import join_logs
 from icefloe.session.status import diff_of_changes
 from icefloe.session.workspace import Workspace
@@ -181,13 +181,24 @@ class SquashPlan:
 
 async def plan_squash(engine: Engine, branch: str, onto: ObjectId) -> SquashPlan:
     """Which commits a squash would join."""
-    tip = (await engine.ledger.fetch_tip(branch)).snapshot_id
-    commits: list[ObjectId] = []
-    async for info in engine.ledger.ancestry(tip):
-        if info.id == onto:
-            return SquashPlan(branch, tip, onto, tuple(commits))
-        commits.append(info.id)
-    raise SnapshotNotFoundError(f"snapshot {onto} is not in the history of branch {branch!r}", snapshot_id=onto)
+    for attempt in range(_TRIES):
+        tip = (await engine.ledger.fetch_tip(branch)).snapshot_id
+        commits: list[ObjectId] = []
+        try:
+            async for info in engine.ledger.ancestry(tip):
+                if info.id == onto:
+                    return SquashPlan(branch, tip, onto, tuple(commits))
+                commits.append(info.id)
+            break
+        except SnapshotNotFoundError:
+            # Others expired and collected a commit on the way: the next walk does not meet it.
+            if attempt == _TRIES - 1:
+                raise
+    raise SnapshotNotFoundError(
+        f"snapshot {onto} is not in the history of branch {branch!r}: it is of another branch, or was expired; "
+        f"`icefloe log` lists the snapshots of a branch",
+        snapshot_id=onto,
+    )
 
 
 async def squash(engine: Engine, plan: SquashPlan, message: str, metadata: Mapping[str, Any]) -> ObjectId:
@@ -198,13 +209,15 @@ async def squash(engine: Engine, plan: SquashPlan, message: str, metadata: Mappi
     for attempt in range(_TRIES):
         try:
             return await _squash(engine, plan, message, metadata)
-        except StaleTipError:
+        except (StaleTipError, *GONE) as error:
             # History was expired meanwhile: others are between the tip and the snapshot below by now.
             if attempt == _TRIES - 1:
                 raise
             now = await plan_squash(engine, plan.branch, plan.onto)
             if now.tip != plan.tip:
                 raise ConflictError(expected_parent=plan.tip, actual_parent=now.tip) from None
+            if now == plan and not isinstance(error, StaleTipError):
+                raise
             plan = now
     raise AssertionError("unreachable: the last attempt returns or raises")
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from icefloe.blocking import iterate_blocking, run_blocking
 from icefloe.display.ancestry_graph import AncestryGraph
+from icefloe.errors import SnapshotNotFoundError
 from icefloe.model.diff import Diff
 from icefloe.model.snapshot import ManifestFileInfo, SnapshotInfo
 from icefloe.repository.graph import fetch_graph
@@ -120,6 +121,13 @@ class HistoryDoor:
         to_snapshot_id: str | None = None,
     ) -> Diff:
         """`diff`, awaited."""
-        old = await resolve(self._engine, RefChoice(from_branch, from_tag, from_snapshot_id))
-        new = await resolve(self._engine, RefChoice(to_branch, to_tag, to_snapshot_id))
-        return await diff_between(self._engine, old, new)
+        choices = RefChoice(from_branch, from_tag, from_snapshot_id), RefChoice(to_branch, to_tag, to_snapshot_id)
+        ends = [await resolve(self._engine, choice) for choice in choices]
+        while True:
+            try:
+                return await diff_between(self._engine, *ends)
+            except SnapshotNotFoundError:
+                # A branch that moved on may have lost its earlier tip since it was asked for.
+                earlier, ends = ends, [await resolve(self._engine, choice) for choice in choices]
+                if ends == earlier:
+                    raise

@@ -14,7 +14,6 @@ import numpy as np
 from icefloe.environment import current_time, monotonic_time
 from icefloe.errors import (
     ConflictError,
-    FormatError,
     NotFoundError,
     ObjectNotFoundError,
     RefNotFoundError,
@@ -36,7 +35,7 @@ from icefloe.session.change_set import ChangeSet, summarise, transaction_log
 from icefloe.session.collected import check_objects, check_references, referenced_objects
 from icefloe.session.conflicts import ConflictSolver
 from icefloe.session.engine import Engine
-from icefloe.session.history import fetch_base, fetch_log
+from icefloe.session.history import GONE, fetch_base, fetch_log
 from icefloe.session.logs import merge_logs
 from icefloe.session.manifest_flush import FlushedManifests, flush_manifests
 from icefloe.session.rebase import rebase_over
@@ -51,8 +50,6 @@ _PAUSE_PER_TRY = 4.0
 _LONGEST_PAUSE_SECONDS = 10.0
 _STALE_TRIES = 100
 """In every try that is lost somebody expired history or collected garbage, so a hundred tries are many."""
-_GONE = (SnapshotNotFoundError, ObjectNotFoundError, FormatError)
-"""How a file is missed that was collected: a manifest that a snapshot names and that is not there is a FormatError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,7 @@ async def commit(work: Workspace, branch: str, request: CommitRequest) -> Snapsh
         except ConflictError:
             if request.rebase_with is None or attempt == request.rebase_tries:
                 raise
-        except _GONE:
+        except GONE:
             await _check_base(work, branch)
             raise
         await asyncio.sleep(random.uniform(0, longest_pause(attempt, monotonic_time() - started)))
@@ -188,7 +185,7 @@ async def amend(work: Workspace, branch: str, tip: Tip, request: CommitRequest) 
 
     try:
         return await replace_newest(work.engine, branch, tip, work.base, flush)
-    except _GONE:
+    except GONE:
         await _check_base(work, branch)
         raise
 
@@ -252,15 +249,31 @@ async def _follow_parent(engine: Engine, replaced_id: ObjectId, snapshot: Snapsh
 
 async def flush_detached(work: Workspace, branch: str, request: CommitRequest) -> Snapshot:
     """Save the changes as a snapshot that no branch points at; its parent must still be there."""
+    archive, ledger = work.engine.archive, work.engine.ledger
     await work.flush()
-    snapshot = await flush_snapshot(work, request)
-    await work.engine.archive.fetch_snapshot(work.base.id, anew=True)
     try:
-        await check_references(work, await work.engine.ledger.fetch_tip(branch))
-    except RefNotFoundError:
-        await check_objects(work.engine, await referenced_objects(work))
-    await work.engine.ledger.record_detached(snapshot)
+        snapshot = await flush_snapshot(work, request)
+        await archive.fetch_snapshot(work.base.id, anew=True)
+        try:
+            await check_references(work, await ledger.fetch_tip(branch))
+        except RefNotFoundError:
+            await check_objects(work.engine, await referenced_objects(work))
+        await ledger.record_detached(snapshot)
+    except GONE as error:
+        try:
+            await archive.fetch_snapshot(work.base.id, anew=True)
+        except SnapshotNotFoundError:
+            raise _base_gone(work, (await ledger.fetch_tip(branch)).snapshot_id) from error
+        raise
     return snapshot
+
+
+def _base_gone(work: Workspace, tip_id: ObjectId) -> ConflictError:
+    return ConflictError(
+        f"the session's base {work.base.id} was expired and collected; open a new session and write again",
+        expected_parent=work.base.id,
+        actual_parent=tip_id,
+    )
 
 
 async def rebase(work: Workspace, branch: str, solver: ConflictSolver) -> None:
@@ -274,7 +287,7 @@ async def rebase(work: Workspace, branch: str, solver: ConflictSolver) -> None:
             # The walk over history began with the file of the tip, as it is now.
             work.engine.ledger.note_current(branch, tip)
             base, changes = await _carry_over(work, tip, missed, solver)
-        except _GONE as error:
+        except GONE as error:
             # Others expired and collected a commit after history was walked: then the next walk does not meet it.
             if tries < _STALE_TRIES - 1 and earlier != (tip.snapshot_id, missed):
                 earlier = tip.snapshot_id, missed

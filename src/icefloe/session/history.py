@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Container
 from dataclasses import dataclass
 from functools import reduce
 
-from icefloe.errors import InvalidInputError, ObjectNotFoundError, SnapshotNotFoundError
+from icefloe.errors import ConflictError, FormatError, InvalidInputError, ObjectNotFoundError, SnapshotNotFoundError
 from icefloe.ids import NodeId, ObjectId
 from icefloe.ledger.contract import Tip
 from icefloe.model.diff import Diff
@@ -17,6 +17,12 @@ from icefloe.session.compare import chunks_in_boxes, compare_snapshots, diff_fro
 from icefloe.session.engine import Engine
 from icefloe.session.logs import is_cut_off, join_logs, merge_logs
 
+GONE = (SnapshotNotFoundError, ObjectNotFoundError, FormatError)
+"""What is met where others expired and collected a commit after its history was walked.
+
+A manifest that a snapshot names and that is not there is a FormatError.
+"""
+_WALKS = 20
 _CLOCK_DIFFERENCE = dt.timedelta(minutes=5)
 """How far the clocks of two machines may be apart."""
 
@@ -147,17 +153,37 @@ async def fetch_log(
 
 
 async def diff_between(engine: Engine, old: ObjectId, new: ObjectId) -> Diff:
-    """What changed from one snapshot to another one.
+    """What changed from one snapshot to another one; SnapshotNotFoundError when one of the two is gone.
 
-    Along one history the logs in between tell; unrelated snapshots are compared.
+    Along one history the logs in between tell; unrelated snapshots are compared. Others may expire and collect what is
+    in between meanwhile: then the history is walked again.
     """
-    before = await engine.archive.fetch_snapshot(old)
-    after = await engine.archive.fetch_snapshot(new)
-    between = await _snapshots_between(engine, old, new)
+    cause: Exception = ConflictError(f"the history of {new} was expired again and again while it was read; try again")
+    for _ in range(_WALKS):
+        before = await engine.archive.fetch_snapshot(old)
+        after = await engine.archive.fetch_snapshot(new)
+        try:
+            found = await _diff(engine, before, after)
+        except GONE as error:
+            # One of the two, which may still be remembered, or one in between?
+            for end in (old, new):
+                await engine.archive.fetch_snapshot(end, anew=True)
+            cause = error
+        else:
+            if found is not None:
+                return found
+    raise cause
+
+
+async def _diff(engine: Engine, before: Snapshot, after: Snapshot) -> Diff | None:
+    """What changed from one snapshot to another one; None when history was expired meanwhile."""
+    between = await _snapshots_between(engine, before.id, after.id)
     if between is None or not engine.capabilities.transaction_logs:
         return diff_from_logs(before, after, [await compare_snapshots(before, after, engine.archive)])
     logs = [await fetch_log(engine, await engine.archive.fetch_snapshot(snapshot_id)) for snapshot_id in between]
-    return diff_from_logs(before, after, logs, await chunks_in_boxes(after, logs, engine.archive))
+    found = diff_from_logs(before, after, logs, await chunks_in_boxes(after, logs, engine.archive))
+    # Expiry adds the logs of what it takes away to the next one that stays, also those of commits before the first.
+    return found if await _snapshots_between(engine, before.id, after.id) == between else None
 
 
 async def _snapshots_between(engine: Engine, old: ObjectId, new: ObjectId) -> list[ObjectId] | None:

@@ -350,7 +350,8 @@ def _bound_stored(config: RepositoryConfig, url: str) -> None:
             used = int(min(max(found, least), most))
             if isinstance(owner, PreloadRules):
                 assert config.manifest is not None
-                config.manifest.preload_rules = owner = replace(owner, **{setting: used})
+                changed: Any = {setting: used}
+                config.manifest.preload_rules = replace(owner, **changed)
             else:
                 setattr(owner, setting, used)
             _log.warning(

@@ -7,7 +7,14 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-from icefloe.errors import AlreadyExistsError, ConflictError, InvalidInputError, RefNotFoundError, SessionStateError
+from icefloe.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidInputError,
+    RefNotFoundError,
+    SessionStateError,
+    SnapshotNotFoundError,
+)
 from icefloe.formats.flat.flexible_writer import encode_flexible
 from icefloe.formats.flat.metadata_items import encode_metadata
 from icefloe.formats.flat.times import to_microseconds
@@ -87,6 +94,10 @@ def add_amendment(info: RepoInfo, branch: str, amended: ObjectId, snapshot: Snap
 
 def add_detached(info: RepoInfo, snapshot: Snapshot) -> Edit:
     """A snapshot that no ref points at becomes known."""
+    if snapshot.parent_id is not None and snapshot.parent_id not in info.snapshots:
+        raise SnapshotNotFoundError(
+            f"the parent {snapshot.parent_id} of a new snapshot was expired meanwhile", snapshot_id=snapshot.parent_id
+        )
     after = _with_snapshot(info, make_record(snapshot, snapshot.parent_id))
     return Edit(after, Update(UpdateKind.NEW_DETACHED_SNAPSHOT, 0, new_id=snapshot.id))
 
