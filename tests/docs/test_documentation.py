@@ -10,6 +10,7 @@ import pytest
 from tests.docs.pages import ROOT, Block, anchors, blocks, links, name_of, pages, prose
 
 import icefloe
+from icefloe.cli.verbs import VERBS
 from icefloe.errors import IcefloeError
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.config_value import ConfigValue, Nested, settings_of
@@ -149,3 +150,10 @@ def test_every_room_is_described() -> None:
     table = re.findall(r"^\| (`[^|]+) \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
     described = set(re.findall(r"`(\w+)`", " ".join(table)))
     assert rooms - {"__init__"} - described == set()
+
+
+def test_the_json_of_every_command_is_documented() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text().partition("\n## JSON output\n")[2]
+    rows = re.findall(r"^\| (`[^|]+) \|", text, re.MULTILINE)
+    documented = {name for row in rows for name in re.findall(r"`([a-z-]+)", row)}
+    assert set(VERBS) - documented == set()
