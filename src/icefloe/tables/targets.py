@@ -177,17 +177,21 @@ def _dimension(
         return _new_dimension(name, options, arriving, base)
     known = next(dimension for dimension in grid.dimensions if dimension.name == name)
     values = read_coordinate(session, known)
-    arriving = arriving.cast(values.type, safe=False) if arriving.type != values.type else arriving
+    given, arriving = arriving, _in_type_of(values, arriving, name)
     off = arriving.filter(pc.invert(pc.is_in(arriving, value_set=values)))
     extends = options.mode == "append" and name == _append_dim(options, grid)
     if not len(off) or (options.off_grid == "drop" and not extends):
         return TargetDimension(name, values, len(values), None, known.coding, known.path or "")
     if not extends:
         told = "" if options.mode == "append" else f"; mode={options.mode!r} does not extend arrays"
+        example = given.filter(pc.invert(pc.is_in(arriving, value_set=values)))[0]
         raise InvalidInputError(
-            f"{len(off)} value(s) of {name}, such as {off[0]}, are not on the grid{told}; drop such rows with "
+            f"{len(off)} value(s) of {name}, such as {example}, are not on the grid{told}; drop such rows with "
             f"off_grid='drop', or extend along one dimension with append_dim"
         )
+    if off.null_count:
+        example = given.filter(pc.is_null(arriving))[0]
+        raise InvalidInputError(f"{example} of the column {name} does not fit its coordinate ({values.type})")
     if known.path is None:
         raise InvalidInputError(f"the dimension {name} has no coordinate to extend; its values are positions")
     return TargetDimension(
@@ -220,7 +224,9 @@ def _new_dimension(name: str, options: WriteOptions, arriving: pa.Array, base: s
     if given is None:
         values = arriving.take(pc.sort_indices(arriving))
     else:
-        values = _instants(given if isinstance(given, pa.Array) else pa.array(given)).cast(arriving.type)
+        values = _in_type_of(arriving, _instants(given if isinstance(given, pa.Array) else pa.array(given)), name)
+        if values.null_count:
+            raise InvalidInputError(f"coordinates of {name} are missing, or do not fit its column ({arriving.type})")
         outside = arriving.filter(pc.invert(pc.is_in(arriving, value_set=values)))
         if len(outside) and options.off_grid == "error":
             raise InvalidInputError(
@@ -244,6 +250,22 @@ def _instants(values: pa.Array) -> pa.Array:
     if pa.types.is_timestamp(values.type):
         return values.cast(pa.timestamp("us", tz=values.type.tz)).cast(pa.int64()).view(TIMESTAMP)
     return values
+
+
+def _in_type_of(coordinate: pa.Array, values: pa.Array, name: str = "") -> pa.Array:
+    """Values in the type of a coordinate; null where it does not hold them. Doubles are rounded to floats."""
+    wanted = coordinate.type
+    if values.type == wanted:
+        return values
+    try:
+        cast = values.cast(wanted, safe=False)
+        if pa.types.is_floating(wanted) and pa.types.is_floating(values.type):
+            return cast
+        return pc.if_else(pc.equal(cast.cast(values.type, safe=False), values), cast, pa.scalar(None, wanted))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InvalidInputError(
+            f"the dimension column {name} ({values.type}) does not fit its coordinate ({wanted}): {error}"
+        ) from error
 
 
 def _chunk_shape(
@@ -349,8 +371,7 @@ def _resize_all(session: Session, target: Target) -> None:
 
 def positions(values: pa.Array, coordinate: pa.Array) -> npt.NDArray[np.int64]:
     """Where values are on a coordinate; -1 where they are not."""
-    wanted = _instants(values)
-    wanted = wanted.cast(coordinate.type, safe=False) if wanted.type != coordinate.type else wanted
+    wanted = _in_type_of(coordinate, _instants(values))
     found = pc.index_in(wanted, value_set=coordinate)
     result: npt.NDArray[np.int64] = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     return result
