@@ -184,6 +184,65 @@ def test_chunks_of_a_file_without_cells_do_not_matter(tmp_path: Path, repository
     np.testing.assert_array_equal(opened(opener)["v"], np.arange(8))
 
 
+def _write_plain(path: Path, first: int, hours: int, chunk: int | None) -> Path:
+    """A file without an unlimited dimension: its values lie in one run of bytes, or in chunks."""
+    with netCDF4.Dataset(path, "w") as file:
+        file.createDimension("time", hours)
+        file.createVariable("time", "i4", ("time",))[:] = np.arange(hours) + first
+        file["time"].units = HOURS
+        chunks = None if chunk is None else (min(chunk, hours),)
+        file.createVariable("v", "f4", ("time",), chunksizes=chunks, fill_value=-1)[:] = np.arange(hours) + first
+    return path
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 2, 3])
+@pytest.mark.parametrize("mode", ["virtual", "mixed"])
+@pytest.mark.parametrize("lengths", [(3, 2, 3), (3, 2, 1), (2, 2, 3), (4, 1, 1)])
+def test_references_are_only_appended_at_the_bounds_of_chunks(
+    tmp_path: Path, repository: Repository, mode: str, lengths: tuple[int, int, int], chunk: int | None
+) -> None:
+    starts = np.cumsum([0, *lengths])
+    paths = [_write_plain(tmp_path / f"{i}.nc", int(starts[i]), n, chunk) for i, n in enumerate(lengths)]
+    taken, containers = 0, {}
+    for part, more in ((paths[:2], {}), (paths[2:], {"append_dim": "time"})):
+        try:
+            result = run(repository, *part, mode=mode, native_below_bytes=0, **more)
+        except InvalidInputError as error:
+            if mode == "mixed" or "chunk" not in str(error):
+                raise
+            break
+        taken += len(part)
+        assert result.plan is not None
+        containers.update(dict.fromkeys(result.plan.containers))
+        repository = Repository.open(repository.storage, authorize_virtual_chunk_access=containers)
+    if taken:
+        np.testing.assert_array_equal(opened(repository)["v"], np.arange(starts[taken]))
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 2, 3])
+@pytest.mark.parametrize("mode", ["virtual", "mixed"])
+@pytest.mark.parametrize("region", [(0, 2), (2, 4), (3, 6), (1, 3), (4, 6)])
+def test_references_that_end_within_a_chunk_leave_its_other_cells_alone(
+    tmp_path: Path, repository: Repository, mode: str, region: tuple[int, int], chunk: int | None
+) -> None:
+    first = _write_plain(tmp_path / "all.nc", 0, 6, chunk)
+    result = run(repository, first, mode=mode, native_below_bytes=0)
+    assert result.plan is not None
+    containers = dict.fromkeys(result.plan.containers)
+    repository = Repository.open(repository.storage, authorize_virtual_chunk_access=containers)
+    path = _write_plain(tmp_path / "part.nc", region[0], region[1] - region[0], chunk)
+    with netCDF4.Dataset(path, "a") as file:
+        file["v"][:] = file["v"][:] + 100
+    wanted = np.arange(6.0)
+    try:
+        run(repository, path, mode=mode, native_below_bytes=0, region="auto")
+        wanted[slice(*region)] += 100
+    except InvalidInputError as error:
+        if mode == "mixed" or "chunk" not in str(error):
+            raise
+    np.testing.assert_array_equal(opened(repository)["v"], wanted)
+
+
 @pytest.mark.parametrize("mode", ["native", "virtual"])
 @pytest.mark.parametrize("fill", [None, -1.0])
 def test_a_variable_that_ends_before_its_unlimited_dimension_is_padded_as_netcdf_pads_it(

@@ -392,16 +392,29 @@ def _choose_kind(
 
 
 def fit_chunks(
-    variable: SourceVariable, name: str, members: Sequence[Member], dims: TargetDimensions, joined: tuple[str, ...]
+    variable: SourceVariable,
+    name: str,
+    members: Sequence[Member],
+    dims: TargetDimensions,
+    joined: tuple[str, ...],
+    stored: SourceVariable | None = None,
 ) -> tuple[SourceVariable, str | None]:
-    """The variable with chunks that lie on one grid over all files, or why there is no such grid."""
+    """The variable with chunks that lie on one grid over all files, or why there is no such grid.
+
+    `stored` is an array that is there: values that can be cut anywhere are cut into its chunks.
+    """
     chunks = list(variable.chunks)
+    can_be_cut = variable.layout == "contiguous" and (
+        stored is None or is_contiguous_chunking(variable.shape[1:], stored.chunks[1:])
+    )
+    if stored is not None and can_be_cut:
+        chunks = list(stored.chunks)
     for axis, dim in enumerate(variable.dims):
         if dim not in joined:
             continue
         blocks = dims.joined[dim].filled
         starts = [dims.offset[dim] + b.start for b in blocks]
-        if variable.layout == "contiguous" and axis == 0:
+        if can_be_cut and stored is None and axis == 0:
             # Row-major bytes can be cut anywhere along the first dimension: the longest run that fits every file.
             step = int(np.gcd.reduce(np.array([chunks[0], *starts, *(b.size for b in blocks[:-1])])))
             if is_contiguous_chunking(variable.shape[1:], variable.chunks[1:]):
@@ -411,6 +424,11 @@ def fit_chunks(
             if start % chunk:
                 return replace(variable, chunks=tuple(chunks)), (
                     f"{block.urls[0]} starts at cell {start} of {dim}, within a chunk of {chunk} cells"
+                )
+            # Behind the end of a file its last chunk has nothing to say about cells that are there.
+            if stored is not None and (start + block.size) % chunk and start + block.size < stored.shape[axis]:
+                return replace(variable, chunks=tuple(chunks)), (
+                    f"{block.urls[0]} ends at cell {start + block.size} of {dim}, within a chunk of {chunk} cells"
                 )
     return replace(variable, chunks=tuple(chunks)), _uncuttable(tuple(chunks), members, name)
 
@@ -485,12 +503,10 @@ def _existing_kind(
 ) -> tuple[bool, SourceVariable, list[SchemaIssue]]:
     if options.mode == "native" or variable.dims in ((), (name,)):
         return False, variable, []
-    template, reason = fit_chunks(variable, name, members, dims, joined)
+    template, reason = fit_chunks(variable, name, members, dims, joined, own)
     reason = variable.not_virtual or reason
     if options.mode == "mixed":
         reason = reason or find_byte_difference(variable, members, name)
-    if variable.layout == "contiguous" and is_contiguous_chunking(variable.shape[1:], own.chunks[1:]):
-        template = replace(template, chunks=own.chunks)
     for facet, ours, theirs in (
         ("data type", own.dtype, variable.dtype),
         ("chunks", own.chunks, template.chunks),
