@@ -40,12 +40,8 @@ _CODERS = Threads("codecs", _WORKERS)
 
 
 @dataclass(frozen=True)
-class BatchedChunkPipeline(zarrs.BatchedCodecPipeline):
-    """Zarr's pipeline, except that chunks in a session are located, fetched, decoded and written in bulk.
-
-    Whatever it does not know is left to zarr: other stores, sharded arrays, codecs without a synchronous form, and
-    buffers outside of main memory.
-    """
+class NamingPipeline(zarrs.BatchedCodecPipeline):
+    """Zarr's pipeline, except that the error for a chunk of ours that cannot be decoded names the chunk."""
 
     @classmethod
     def from_array_metadata_and_store(cls, array_metadata: Any, store: Any) -> Any:
@@ -63,16 +59,55 @@ class BatchedChunkPipeline(zarrs.BatchedCodecPipeline):
     async def read(self, batch_info: Iterable[Item], out: NDBuffer, drop_axes: tuple[int, ...] = ()) -> Any:
         """Fill `out` from chunks; says of each whether it was there."""
         batch = list(batch_info)
+        try:
+            return await super().read(batch, out, drop_axes)
+        except Exception as error:
+            await self._explain(batch, error)
+            raise
+
+    async def write(self, batch_info: Iterable[Item], value: NDBuffer, drop_axes: tuple[int, ...] = ()) -> None:
+        """Write the parts of `value` that each chunk takes."""
+        batch = list(batch_info)
+        try:
+            await super().write(batch, value, drop_axes)
+        except Exception as error:
+            await self._explain([item for item in batch if not item[4]], error)
+            raise
+
+    async def _explain(self, batch: Sequence[Item], error: Exception) -> None:
+        """After a failure: raise the error that names the first chunk which cannot be decoded; return if all can."""
+        if isinstance(error, IcefloeError | MemoryError):
+            return
+        for place, spec, *_ in batch:
+            if not isinstance(place, StorePath) or not isinstance(place.store, IcechunkStore):
+                return
+            body = await place.get(prototype=spec.prototype)
+            try:
+                list(await self.decode([(body, spec)]))
+            except Exception as found:
+                located = await place.store.session.keyspace.locate([place.path])
+                if located is None:
+                    return
+                raise located.undecodable(0, found) from found
+
+
+@dataclass(frozen=True)
+class BatchedChunkPipeline(NamingPipeline):
+    """Zarr's pipeline, except that chunks in a session are located, fetched, decoded and written in bulk.
+
+    Whatever it does not know is left to zarr: other stores, sharded arrays, codecs without a synchronous form, and
+    buffers outside of main memory.
+    """
+
+    async def read(self, batch_info: Iterable[Item], out: NDBuffer, drop_axes: tuple[int, ...] = ()) -> Any:
+        """Fill `out` from chunks; says of each whether it was there."""
+        batch = list(batch_info)
         store = self._store_of(batch, out)
         located = None
         if store is not None:
             located = await store.session.keyspace.locate([item[0].path for item in batch])
         if located is None:
-            try:
-                return await super().read(batch, out, drop_axes)
-            except Exception as error:
-                await self._explain(batch, error)
-                raise
+            return await super().read(batch, out, drop_axes)
         coder = ChunkCoder(self)
         target = out.as_ndarray_like()
 
@@ -106,11 +141,11 @@ class BatchedChunkPipeline(zarrs.BatchedCodecPipeline):
         batch = list(batch_info)
         store = self._store_of(batch, value)
         if store is None:
-            return await self._write_as_zarr(batch, value, drop_axes)
+            return await super().write(batch, value, drop_axes)
         keys = [item[0].path for item in batch]
         keyspace = store.session.keyspace
         if keyspace.find_chunks(keys) is None or len(set(keys)) < len(keys):
-            return await self._write_as_zarr(batch, value, drop_axes)
+            return await super().write(batch, value, drop_axes)
         store._check_writable()
         coder = ChunkCoder(self)
 
@@ -134,29 +169,6 @@ class BatchedChunkPipeline(zarrs.BatchedCodecPipeline):
         sizes = np.array([chunk_bytes(item[1]) for item in batch], dtype=np.int64)
         await _in_rounds(sizes, write_round)
         return None
-
-    async def _write_as_zarr(self, batch: Sequence[Item], value: NDBuffer, drop_axes: tuple[int, ...]) -> None:
-        try:
-            await super().write(batch, value, drop_axes)
-        except Exception as error:
-            await self._explain([item for item in batch if not item[4]], error)
-            raise
-
-    async def _explain(self, batch: Sequence[Item], error: Exception) -> None:
-        """After a failure: raise the error that names the first chunk which cannot be decoded; return if all can."""
-        if isinstance(error, IcefloeError | MemoryError):
-            return
-        for place, spec, *_ in batch:
-            if not isinstance(place, StorePath) or not isinstance(place.store, IcechunkStore):
-                return
-            body = await place.get(prototype=spec.prototype)
-            try:
-                list(await self.decode([(body, spec)]))
-            except Exception as found:
-                located = await place.store.session.keyspace.locate([place.path])
-                if located is None:
-                    return
-                raise located.undecodable(0, found) from found
 
     def _store_of(self, batch: Sequence[Item], buffer: NDBuffer) -> IcechunkStore | None:
         """The store of ours that all chunks are in; None when zarr should do the work."""
@@ -215,6 +227,8 @@ async def _run(do: Callable[[Sequence[T]], None], part: Sequence[T]) -> None:
 
 
 PIPELINE = f"{BatchedChunkPipeline.__module__}.{BatchedChunkPipeline.__qualname__}"
+PLAIN_PIPELINE = f"{NamingPipeline.__module__}.{NamingPipeline.__qualname__}"
+register_pipeline(NamingPipeline)
 register_pipeline(BatchedChunkPipeline)
 
 
@@ -233,16 +247,19 @@ def enable_fast_pipeline() -> None:
 
 
 def disable_fast_pipeline() -> None:
-    """Let zarr read and write chunk by chunk: arrays opened from now on use zarr's own pipeline."""
+    """Let zarr read and write chunk by chunk: arrays opened from now on use zarr's own code.
+
+    Only errors for chunks that cannot be decoded are still ours: they name the chunk.
+    """
     _Choice.by_default = False
-    if zarr.config.get("codec_pipeline.path") == PIPELINE:
-        zarr.config.set({"codec_pipeline.path": _ZARRS_DEFAULT})
+    if zarr.config.get("codec_pipeline.path") in (PIPELINE, _ZARRS_DEFAULT):
+        zarr.config.set({"codec_pipeline.path": PLAIN_PIPELINE})
 
 
 def prefer_fast_pipeline() -> None:
-    """Use the pipeline unless somebody chose another, or none."""
-    if _Choice.by_default and zarr.config.get("codec_pipeline.path") == _ZARRS_DEFAULT:
-        enable_fast_pipeline()
+    """Use the pipeline unless somebody chose another, or zarr's own code."""
+    if zarr.config.get("codec_pipeline.path") == _ZARRS_DEFAULT:
+        zarr.config.set({"codec_pipeline.path": PIPELINE if _Choice.by_default else PLAIN_PIPELINE})
 
 
 @contextlib.contextmanager

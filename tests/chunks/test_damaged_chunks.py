@@ -11,6 +11,7 @@ import zarr
 from zarr.codecs import Crc32cCodec, GzipCodec, ZstdCodec
 
 import icefloe
+from icefloe.codec_pipeline import PIPELINE, PLAIN_PIPELINE
 from icefloe.errors import FormatError, IcefloeError, VirtualChunkError
 from icefloe.tables.chunk_parts import ChunkPart
 from icefloe.tables.chunk_values import ChunkValues
@@ -65,10 +66,15 @@ def check(error: IcefloeError, where: str) -> None:
         assert ("manifest" if where == "inline" else "chunks/") in text
 
 
+@pytest.mark.parametrize("pipeline", [PIPELINE, PLAIN_PIPELINE])
 @pytest.mark.parametrize("where", ["native", "inline", "virtual"])
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_a_damaged_chunk_is_named_however_it_is_met(tmp_path: Path, kind: str, where: str) -> None:
-    session = damaged(tmp_path, kind, where)
+def test_a_damaged_chunk_is_named_however_it_is_met(tmp_path: Path, kind: str, where: str, pipeline: str) -> None:
+    with zarr.config.set({"codec_pipeline.path": pipeline}):
+        _check_damaged(damaged(tmp_path, kind, where), where)
+
+
+def _check_damaged(session: icefloe.Session, where: str) -> None:
     array = zarr.open_array(session.store, path="g/v")
     with pytest.raises(IcefloeError) as read:
         array[:]

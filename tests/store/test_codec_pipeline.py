@@ -155,7 +155,7 @@ def test_it_is_on_unless_somebody_chose_otherwise(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(codec_pipeline._Choice, "by_default", True)
         assert session.store is not None and zarr.config.get("codec_pipeline.path") == codec_pipeline.PIPELINE
         icefloe.disable_fast_pipeline()
-        assert session.store is not None and zarr.config.get("codec_pipeline.path") == own
+        assert session.store is not None and zarr.config.get("codec_pipeline.path") == codec_pipeline.PLAIN_PIPELINE
         icefloe.enable_fast_pipeline()
         assert zarr.config.get("codec_pipeline.path") == codec_pipeline.PIPELINE
         monkeypatch.setattr(codec_pipeline._Choice, "by_default", True)
