@@ -307,3 +307,23 @@ def test_settings_of_s3_are_asked_in_the_order_of_the_aws_tools() -> None:
     own = general | {"AWS_ENDPOINT_URL_S3": "https://own", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "false"}
     assert read_settings(own, profile) == AwsSettings("https://own", True, False)
     assert read_settings({"AWS_ALLOW_HTTP": "true"}).allow_http
+    ignored = own | {"AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "True"}
+    assert read_settings(ignored, profile) == AwsSettings(None, True, False, ignores_endpoints=True)
+    of_profile = AwsProfile(endpoint_url="https://profile", ignores_endpoints=True)
+    assert read_settings(general, of_profile).endpoint_url is None
+    again = general | {"AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "false"}
+    assert read_settings(again, of_profile).endpoint_url == "http://general"
+
+
+@pytest.mark.parametrize(
+    ("region", "wanted"),
+    [("eu-west-1", "https://b.s3.eu-west-1.amazonaws.com"), ("cn-north-1", "https://b.s3.cn-north-1.amazonaws.com.cn")],
+)
+def test_an_ignored_endpoint_of_the_environment_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, region: str, wanted: str
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://localhost:9")
+    monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
+    place = S3Place("b", S3Options(region=region))
+    store = place.connect(RetryPolicy())
+    assert store.config["endpoint"] == wanted

@@ -29,6 +29,8 @@ class AwsProfile:
     endpoint_url: str | None = None
     addressing_style: str | None = None
     """`path` or `virtual`."""
+    ignores_endpoints: bool = False
+    """`ignore_configured_endpoint_urls`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +41,22 @@ class AwsSettings:
     by_path: bool | None = None
     """Whether the bucket is in the path of a URL, rather than in the name of its host; None if neither is asked for."""
     allow_http: bool = False
+    ignores_endpoints: bool = False
+    """Endpoints of the environment and of the profile do not count: requests go to AWS."""
 
 
 def read_settings(environment: Mapping[str, str], profile: AwsProfile | None = None) -> AwsSettings:
     """The settings of AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL and a profile, in the order in which AWS' tools ask them.
 
+    With AWS_IGNORE_CONFIGURED_ENDPOINT_URLS, or that setting of a profile, none of them counts.
     `AWS_VIRTUAL_HOSTED_STYLE_REQUEST` and `AWS_ALLOW_HTTP` are obstore's. An endpoint that the environment names with
     `http://` is allowed, as AWS' tools do.
     """
     profile = profile or AwsProfile()
+    asked = environment.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
+    ignores = profile.ignores_endpoints if asked is None else asked.strip().lower() in _TRUE
     endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL") or profile.endpoint_url
+    endpoint = None if ignores else endpoint
     virtual = environment.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "").strip().lower()
     by_path = None
     if virtual:
@@ -56,7 +64,7 @@ def read_settings(environment: Mapping[str, str], profile: AwsProfile | None = N
     elif profile.addressing_style in ("path", "virtual"):
         by_path = profile.addressing_style == "path"
     allowed = environment.get("AWS_ALLOW_HTTP", "").strip().lower() in _TRUE
-    return AwsSettings(endpoint, by_path, allowed or (endpoint or "").startswith("http://"))
+    return AwsSettings(endpoint, by_path, allowed or (endpoint or "").startswith("http://"), ignores)
 
 
 def read_profile(environment: Mapping[str, str]) -> AwsProfile:
@@ -88,7 +96,15 @@ def read_profile_settings(environment: Mapping[str, str]) -> AwsProfile:
         config = _read(environment.get("AWS_CONFIG_FILE") or os.path.expanduser("~/.aws/config"))
         services = _nested(_section(config, f"services {found['services']}").get("s3", ""))
     endpoint = services.get("endpoint_url") or found.get("endpoint_url")
-    return AwsProfile(None, found.get("region"), endpoint, _nested(found.get("s3", "")).get("addressing_style"))
+    style = _nested(found.get("s3", "")).get("addressing_style")
+    ignores = found.get("ignore_configured_endpoint_urls", "").strip().lower() in _TRUE
+    return AwsProfile(None, found.get("region"), endpoint, style, ignores)
+
+
+def find_aws_endpoint(environment: Mapping[str, str], region: str | None) -> str:
+    """AWS' own endpoint of a region."""
+    name = region or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1"
+    return f"https://s3.{name}.amazonaws.com{'.cn' if name.startswith('cn-') else ''}"
 
 
 def _read_named(environment: Mapping[str, str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
 from icefloe.errors import InvalidInputError, UnsupportedError
 from icefloe.model.object_store_config import S3Options
-from icefloe.storage.aws_profile import AwsProfile, AwsSettings, read_profile, read_settings
+from icefloe.storage.aws_profile import AwsProfile, AwsSettings, find_aws_endpoint, read_profile, read_settings
 from icefloe.storage.contract import without_userinfo
 from icefloe.storage.credentials import (
     AnonymousCredentials,
@@ -153,8 +153,12 @@ class S3Place(Place):
         by_path = settings.by_path if settings.by_path is not None else settings.endpoint_url is not None
         by_path = by_path or options.force_path_style or "." in self.bucket
         config["virtual_hosted_style_request"] = not by_path
-        if settings.endpoint_url is not None:
-            config["endpoint"] = settings.endpoint_url if by_path else _with_bucket(settings.endpoint_url, self.bucket)
+        endpoint = settings.endpoint_url
+        if settings.ignores_endpoints:
+            # obstore asks the environment itself, unless it is given one.
+            endpoint = find_aws_endpoint(os.environ, region)
+        if endpoint is not None:
+            config["endpoint"] = endpoint if by_path else _with_bucket(endpoint, self.bucket)
         if options.requester_pays:
             config["request_payer"] = True
         if options.checksum_algorithm is not None:
