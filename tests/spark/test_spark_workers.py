@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from icefloe.spark import SparkJob, run_tasks
-from icefloe.spark.connection import merge_settings
+from icefloe.spark.connection import merge_settings, remove_old_logs
 from icefloe.spark.workers import QuietWorker
 
 
@@ -43,6 +43,21 @@ def test_arrow_is_trusted_in_the_jvm_unless_own_settings_speak_of_it(name: str) 
     assert "=true" not in own and "=false" in own
 
 
+def test_logs_of_processes_that_ended_are_removed_after_a_day(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    names = {"ended": f"icefloe-spark-{ended.pid}.log", "rolled": f"icefloe-spark-{ended.pid}.log.1"}
+    names |= {"running": f"icefloe-spark-{os.getpid()}.log", "other": "icefloe-spark-notes.log"}
+    for name in names.values():
+        (tmp_path / name).touch()
+    remove_old_logs(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == set(names.values())
+    for path in tmp_path.iterdir():
+        os.utime(path, (0, 0))
+    remove_old_logs(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {names["running"], names["other"]}
+
+
 def _run(connection: socket.socket, authenticated: bool) -> int:
     assert authenticated
     return int(connection.recv(10))
@@ -61,7 +76,7 @@ def test_a_task_is_handed_on_untouched_and_a_closed_connection_ends_the_loop() -
 NOISY = """
 import sys
 from icefloe import Repository
-from icefloe.spark import SparkJob, connect, run_tasks
+from icefloe.spark import SparkJob, connect, register, run_tasks
 
 def fail(_):
     raise RuntimeError("the disk is full")
@@ -69,6 +84,13 @@ def fail(_):
 spark = connect("local[2,2]", quick_start=True)
 Repository.create(sys.argv[1])
 spark.read.format("icefloe").option("table", "refs").load(sys.argv[1]).collect()
+register(spark)
+spark.sql(f"SELECT * FROM icefloe_scan('{sys.argv[1]}', table => 'refs')").collect()
+spark.range(3).coalesce(1).write.format("icefloe").mode("append").option("dims", "id").save(sys.argv[1] + "-2")
+try:
+    spark.sql("SELECT nothing FROM nowhere")
+except Exception:
+    pass
 try:
     run_tasks(spark, SparkJob(fail, "failing"), [1])
 except Exception as error:
@@ -80,11 +102,12 @@ spark.stop()
 @pytest.mark.spark
 @pytest.mark.slow
 def test_failed_attempts_are_told_in_a_line_each_and_whole_in_a_file(tmp_path: Path) -> None:
-    environment = {**os.environ, "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={tmp_path}"}
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-c", NOISY, str(tmp_path / "repo")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert "failing failed on Spark: RuntimeError: the disk is full" in done.stdout
     assert "Traceback" not in done.stderr and "\tat " not in done.stderr and "BrokenPipe" not in done.stderr
+    assert "SQLQueryContextLogger" not in done.stderr
     [log] = tmp_path.glob("icefloe-spark-*.log")
     assert str(log) in done.stderr and "the disk is full" in log.read_text()
     assert log.stat().st_mode & 0o077 == 0

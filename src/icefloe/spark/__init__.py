@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from icefloe.spark.workers import end_quietly
+
 if TYPE_CHECKING:
     from icefloe.spark.analysis import Analysis, analyze
     from icefloe.spark.cells import table
@@ -80,6 +82,9 @@ __all__ = [
     "write_audit_publish",
     "write_stream",
 ]
+
+# Whatever of this package a worker of Spark gets to do, it imports this first. In other processes it does nothing.
+end_quietly()
 
 if not TYPE_CHECKING:
     # A type checker that saw this function would believe in any name.

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import sys
+import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession as SparkSession
 
 from icefloe.spark.java import ensure_java
@@ -16,6 +21,9 @@ from icefloe.tables.places import DRIVER_VARIABLE
 LOCAL_MASTER = "local[*,4]"
 """Every core; a task that fails is tried again, as on a cluster."""
 _LOGGING = Path(__file__).with_name("log4j2.properties")
+_LOG_NAME = "icefloe-spark-{}.log"
+_LOG_AGE_SECONDS = 24 * 3600
+"""Logs of processes that have ended stay so long after their last line."""
 _QUICK_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """No optimising compiler and one collecting thread: half the processor time until the first task runs."""
 _TRUSTED_ARROW = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
@@ -59,12 +67,14 @@ def connect(
     >>> from icefloe.spark import connect
     >>> spark = connect("local[2]")  # doctest: +SKIP
     """
+    quieten_failed_queries()
     if remote is not None:
         return SparkSession.builder.remote(remote).appName(app_name).getOrCreate()
     running = SparkSession.getActiveSession()
     if running is not None:
         return running
     ensure_java()
+    remove_old_logs(Path(tempfile.gettempdir()))
     # Workers would start the first python3 on PATH otherwise, which need not be this environment's.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -86,9 +96,40 @@ def merge_settings(given: Mapping[str, Any], *, quick_start: bool) -> dict[str, 
     # Inside an archive, as executors may have the package, there is no file for the JVM to read.
     if "log4j2.configurationFile" not in options and _LOGGING.exists():
         # Set from the first line on, where the level of a running context comes too late.
-        logging = f"-Dlog4j2.configurationFile={_LOGGING.resolve().as_uri()} -Dicefloe.driver={os.getpid()}"
-        merged["spark.driver.extraJavaOptions"] = f"{logging} {options}"
+        log = Path(tempfile.gettempdir(), _LOG_NAME.format(os.getpid()))
+        told = f"-Dlog4j2.configurationFile={_LOGGING.resolve().as_uri()} -Dicefloe.log={log}"
+        merged["spark.driver.extraJavaOptions"] = f"{told} {options}"
     return merged
+
+
+def quieten_failed_queries() -> None:
+    """Let Spark not print the context of a failed query as JSON: the error that is raised says the same."""
+    logger = PySparkLogger.getLogger("SQLQueryContextLogger")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.CRITICAL)
+
+
+def remove_old_logs(folder: Path) -> None:
+    """Remove logs of sessions whose process ended some time ago."""
+    for path in folder.glob(_LOG_NAME.format("*") + "*"):
+        number = path.name.removeprefix(_LOG_NAME.partition("{")[0]).partition(".")[0]
+        # The logs of other users, and of a process that ends meanwhile, are theirs to remove.
+        with contextlib.suppress(OSError):
+            is_old = path.stat().st_mtime < time.time() - _LOG_AGE_SECONDS
+            if number.isdigit() and is_old and not _is_running(int(number)):
+                path.unlink()
+
+
+def _is_running(process_id: int) -> bool:
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _with_trusted_arrow(options: str) -> str:

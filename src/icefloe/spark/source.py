@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from pyspark.sql.types import StructType
 
 from icefloe.spark.change_stream import ChangesReader
 from icefloe.spark.sink import RowsWriter, StreamRowsWriter, parse_sink_options
-from icefloe.spark.workers import end_quietly
 from icefloe.tables.metadata_tables import SCHEMAS, MetadataPart, metadata_batches, plan_parts
 from icefloe.tables.options import (
     STREAM_OPTIONS,
@@ -40,10 +39,6 @@ class IcefloeDataSource(DataSource):
     The schema carries the options and, unless a catalog keeps it, the snapshot: Spark plans a query in another process
     than it asks for the schema in, and gives the options of a catalog's table to the latter only.
     """
-
-    def __init__(self, options: MutableMapping[str, str]) -> None:
-        super().__init__(options)
-        end_quietly()
 
     @classmethod
     def name(cls) -> str:
@@ -137,7 +132,6 @@ class TableReader(DataSourceReader):
         return self._shares
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        end_quietly()
         part = partition.value
         options = self._options
         if isinstance(part, BlockPart) and self._scan is not None:

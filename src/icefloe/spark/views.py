@@ -16,6 +16,7 @@ from icefloe.errors import IcefloeError, InvalidInputError
 from icefloe.model.nodes import ArrayNode, GroupNode
 from icefloe.session.session import Session
 from icefloe.spark.cells import metadata_frame, plan_table, scan_frame
+from icefloe.spark.connection import quieten_failed_queries
 from icefloe.spark.places import Target, existing_repository
 from icefloe.spark.registration import register
 from icefloe.spark.tasks import reason_of
@@ -140,8 +141,7 @@ def _frame(spark: SparkSession, place: Place, snapshot_id: str, view: View) -> D
 
 def run_query(spark: SparkSession, query: str, limit: int | None = None) -> tuple[list[str], list[dict[str, Any]]]:
     """The columns and rows of a query; one that fails is told in one line."""
-    # It prints the whole context of a failed query as JSON before the error is raised.
-    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    quieten_failed_queries()
     try:
         frame = spark.sql(query)
         return frame.columns, (frame.limit(limit) if limit else frame).toArrow().to_pylist()

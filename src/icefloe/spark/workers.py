@@ -15,14 +15,13 @@ _LEAVE = 1
 
 @cache
 def settle_worker() -> None:
-    """Take what is loaded by now out of the sight of garbage collection, and let this worker go quietly.
+    """Take what is loaded by now out of the sight of garbage collection.
 
     The daemon of Spark's workers collects after every task, and most of what it looks at are modules that stay. Once
     per process: what later tasks leave behind must be found.
     """
     gc.collect()
     gc.freeze()
-    end_quietly()
 
 
 @cache
