@@ -190,6 +190,8 @@ def _file(draw: st.DrawFn, base: _Base, number: int, hours: tuple[int, ...], til
         # The NetCDF library mixes up cells that were never written where the unlimited dimension is not the first.
         if kind != "netcdf3" and not base.is_transposed and draw(st.integers(0, 14)) == 0:
             changed = replace(changed, unwritten=draw(st.integers(1, 3)))
+        # xarray takes the fill value of unsigned integers for another number where they are big-endian.
+        changed = replace(changed, is_big_endian=changed.is_big_endian and "_Unsigned" not in changed.attributes)
         variables.append(changed)
     unit, reference, calendar, bounds = base.unit, base.reference, base.calendar, base.bounds
     time_dtype, lat_dtype = base.time_dtype, base.lat_dtype
