@@ -17,6 +17,9 @@ from typing import Any, TypeAlias
 
 from zarr.core.buffer import Buffer, default_buffer_prototype
 
+from icefloe.conversion.convert import convert_async, upgrade_async
+from icefloe.conversion.losses import LossKind
+from icefloe.conversion.running import ConversionOptions
 from icefloe.environment import Environment, adopt
 from icefloe.errors import (
     ConflictError,
@@ -31,11 +34,13 @@ from icefloe.errors import (
     SessionStateError,
     SnapshotNotFoundError,
     StorageError,
+    UnsupportedError,
 )
 from icefloe.ids import ObjectId
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.packing_config import ChunkPackingConfig
 from icefloe.repository.repository import Repository
+from icefloe.session.conflicts import ConflictDetector
 from icefloe.session.fork import Fork
 from icefloe.session.session import ForkSession, Session
 from icefloe.store import IcechunkStore
@@ -189,7 +194,8 @@ class Process:
             self._oracle.intents.pop(actor, None)
 
     def _check_not_found(self, actor: str, step: Step, error: NotFoundError) -> None:
-        if isinstance(error, RefNotFoundError) or self._oracle.collections:
+        if isinstance(error, RefNotFoundError) or self._oracle.collections or self._oracle.upgrades:
+            # After an upgrade, who still has the old generation open finds its files gone.
             return
         if isinstance(error, SnapshotNotFoundError) and (self._oracle.expiries or self._oracle.resets):
             return
@@ -320,24 +326,38 @@ class Process:
         await self._edit(actor, label, slot, edits)
         await self._commit(actor, label, slot, solver, amend)
 
-    async def _rebase(self, actor: str, label: str, slot: str, solver: str) -> None:
+    async def _rebase(self, actor: str, label: str, slot: str) -> None:
+        """Bring a session to the tip of its branch by itself, without a commit."""
         held = self._slots.get(slot)
         if held is None or held.model.parts:
             return
         model = held.model
         intent = self._intent(actor, "rebase", model.branch, model=model)
         intent.since = model.since
-        chosen = SOLVERS[solver]()
-        assert chosen is not None
+        before, changes = model.view(), list(model.changes)
         try:
-            await held.session.rebase_async(chosen)
+            await held.session.rebase_async(ConflictDetector())
         except RebaseFailedError as error:
             self._oracle.check_clash(intent, model, error)
+            if (text := describe_difference(before, await read_content(held.session))) and changes == model.changes:
+                self._oracle.report("a rebase that is refused changes nothing", f"{actor}: {text}")
             return
         base_id = held.session.snapshot_id
-        if base_id != model.base_id and base_id in self._oracle.contents:
-            # From here on the model starts from what the session shows: the next commit is checked against that.
-            del self._slots[slot]
+        base = self._oracle.contents.get(base_id)
+        if base_id == model.base_id or base is None:
+            return
+        if clashes := find_clashes(model.base, changes, base):
+            self._oracle.report(
+                "conflicts are reported", f"{actor}: rebased to {base_id}, although both changed {clashes}"
+            )
+            return
+        expected = carry_over(model.base, changes, base)
+        if text := describe_difference(expected, await read_content(held.session)):
+            self._oracle.report("a rebase is the new base and the session's changes", f"{actor}: {base_id}: {text}")
+            return
+        moved = [number for number, move in enumerate(self._oracle.moves) if move.new == base_id]
+        held.model = SessionModel(model.branch, base_id, base, model.opened_at, moved[-1] + 1 if moved else model.since)
+        held.model.changes = changes
 
     # -- forks ----------------------------------------------------------------------------------------------------
 
@@ -426,6 +446,8 @@ class Process:
         before, changes = held.model.view(), len(held.model.changes)
         found = await read_content(held.session)
         unchanged = changes == len(held.model.changes) and not held.model.under_way
+        # Another thread that commits the session may have brought it to a newer base between two reads.
+        unchanged = unchanged and held.session.snapshot_id == held.model.base_id
         if unchanged and not held.session.read_only and (text := describe_difference(before, found)):
             self._oracle.report("a session shows its own changes", f"{actor}: {text}")
 
@@ -472,7 +494,21 @@ class Process:
     async def _create_tag(self, actor: str, label: str, tag: str, branch: str, back: int) -> None:
         target = await self._ancestor(branch, back)
         await self.repo.create_tag_async(tag, target)
-        self._oracle.tags[tag] = target
+        if tag not in self._oracle.unsure_tags:
+            self._oracle.tags[tag] = target
+
+    async def _delete_tag(self, actor: str, label: str) -> None:
+        """Delete the first tag there is; some generations never delete one."""
+        for tag in sorted(await self.repo.list_tags_async())[:1]:
+            self._oracle.unsure_tags.add(tag)
+            target = self._oracle.tags.pop(tag, None)
+            try:
+                await self.repo.delete_tag_async(tag)
+            except UnsupportedError:
+                if target is not None:
+                    self._oracle.tags[tag] = target
+                return
+            self._oracle.deleted_tags.add(tag)
 
     # -- maintenance ----------------------------------------------------------------------------------------------
 
@@ -534,18 +570,54 @@ class Process:
         await self.repo.squash_async(branch, onto, message=label)
 
     async def _merge(self, actor: str, label: str, source: str, into: str, solver: str) -> None:
-        intent = self._intent(actor, "merge", into)
-        self._oracle.check_landed(intent, await self.repo.merge_async(source, into, solver=SOLVERS[solver]()))
+        chosen = SOLVERS[solver]()
+        intent = self._intent(actor, "merge", into, solver=chosen, target=self._oracle.tips.get(into))
+        self._oracle.check_landed(intent, await self.repo.merge_async(source, into, solver=chosen))
 
     async def _revert(self, actor: str, label: str, branch: str, back: int) -> None:
         target = await self._ancestor(branch, back)
-        self._intent(actor, "revert", branch)
+        parent = self._oracle.parents.get(target)
+        self._intent(actor, "revert", branch, merges=None if parent is None else (target, parent))
         await self.repo.revert_async(target, branch)
 
     async def _cherry_pick(self, actor: str, label: str, source: str, branch: str) -> None:
         target = await self.repo.lookup_branch_async(source)
-        self._intent(actor, "cherry_pick", branch)
+        parent = self._oracle.parents.get(target)
+        self._intent(actor, "cherry_pick", branch, merges=None if parent is None else (parent, target))
         await self.repo.cherry_pick_async(target, branch)
+
+    async def _convert(self, actor: str, label: str, to: str) -> None:
+        """Convert to another place while others go on; every branch arrives as it was at some moment."""
+        since, before = len(self._oracle.moves), dict(self._oracle.tips)
+        copy = SimulatedStore(self._store.now)
+        target = SimulatedStorage(copy, "converted", self._network)
+        await convert_async(self.repo, target, to, ConversionOptions(frozenset(LossKind)))
+        await observe(self._check_converted(copy, actor, since, before))
+
+    async def _check_converted(
+        self, copy: SimulatedStore, actor: str, since: int, before: Mapping[str, ObjectId]
+    ) -> None:
+        repo = await Repository.open_async(SimulatedStorage(copy, "copy"))
+        for branch in await repo.list_branches_async():
+            found = await read_content(await repo.readonly_session_async(branch))
+            stood = [move.new for move in self._oracle.moves[since:] if move.branch == branch]
+            known = [self._oracle.contents[each] for each in (before.get(branch), *stood) if each is not None]
+            texts = [describe_difference(content, found) for content in known]
+            if all(texts):
+                self._oracle.report("a conversion shows one state", f"{actor}: {branch}: {texts[:1]}")
+
+    async def _upgrade(self, actor: str, label: str, to: str) -> None:
+        """Bring the repository to another generation where it is; who dies on the way does it again."""
+        self._oracle.upgrading = actor
+        self._oracle.upgrades += 1
+        try:
+            await upgrade_async(self._storage, to, ConversionOptions(frozenset(LossKind)))
+        except InvalidInputError:
+            pass  # it is of this generation
+        finally:
+            self._oracle.upgrading = None
+            await observe(self._oracle.learn_anew())
+        self._repo = None
 
     async def _mirror(self, actor: str, label: str) -> None:
         copy = SimulatedStore(self._store.now)

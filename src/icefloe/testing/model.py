@@ -277,6 +277,49 @@ def carry_over(
     return result
 
 
+def describe_merge(base: Content, theirs: Content, ours: Content, found: Content) -> str:
+    """Where a merge of two contents with a common base is wrong, in words; empty when nothing can be said against it.
+
+    What one side left alone must be as the other side has it. What both changed, each in another way, is a conflict,
+    so that no merge should have been made.
+    """
+    texts = []
+    old, new, mine, made = by_uid(base), by_uid(theirs), by_uid(ours), by_uid(found)
+    for uid in old.keys() | mine.keys():
+        states = [each[uid][1] if uid in each else None for each in (old, new, mine, made)]
+        was, they, we, got = states
+        if was is None or they is None or we is None or got is None:
+            name = (old.get(uid) or mine[uid])[0]
+            left_alone = they is was or (they is not None and was is not None and they.same(was))
+            if left_alone and (we is None) != (got is None):
+                texts.append(f"array {name} is {'missing' if got is None else 'there, and should not be'}")
+            elif left_alone and we is not None and got is not None and not we.same(got):
+                texts.append(f"array {name} changed, although only one side has it")
+            elif they is None and was is not None and we is not None and we.same(was) and got is not None:
+                texts.append(f"array {name} is there, although one side deleted it and the other left it alone")
+            continue
+        path = mine[uid][0]
+        documents = [(array.grid, array.note) for array in (was, they, we, got)]
+        if (text := _judge_merge(*documents)) is not None:
+            texts.append(f"the document of {path} is {documents[3]}: {text}")
+        for index in sorted(was.chunks.keys() | they.chunks.keys() | we.chunks.keys() | got.chunks.keys()):
+            cells = [array.chunks.get(index) for array in (was, they, we, got)]
+            if index < min(they.grid, we.grid) and (text := _judge_merge(*cells)) is not None:
+                texts.append(f"chunk {index} of {path} is {cells[3]!r}: {text}")
+    for uid, (path, array) in new.items():
+        if uid not in old and path not in ours and (path not in found or not found[path].same(array)):
+            texts.append(f"array {path}, which one side created, is not as it was made")
+    return "; ".join(texts[:4])
+
+
+def _judge_merge(was: object, they: object, we: object, got: object) -> str | None:
+    if they in (was, we):
+        return None if got == we else f"one side left it alone, the other has {we!r}"
+    if we == was:
+        return None if got == they else f"one side left it alone, the other has {they!r}"
+    return f"one side made it {they!r} and the other {we!r}, without a conflict"
+
+
 def describe_difference(expected: Content, found: Content) -> str:
     """The first things in which two contents differ, in words; empty when readers see the same."""
     texts = []

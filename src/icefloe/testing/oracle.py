@@ -23,6 +23,7 @@ from icefloe.errors import (
 )
 from icefloe.formats.registry import get_format
 from icefloe.ids import ObjectId
+from icefloe.maintenance.merge import MERGED
 from icefloe.model.capabilities import SpecVersion
 from icefloe.repository.repository import Repository
 from icefloe.session.conflicts import BasicConflictSolver, ConflictDetector, ConflictSolver, VersionSelection
@@ -38,6 +39,7 @@ from icefloe.testing.model import (
     by_uid,
     carry_over,
     describe_difference,
+    describe_merge,
     difference,
     find_clashes,
     read_content,
@@ -103,6 +105,8 @@ class Intent:
     model: SessionModel | None = None
     solver: ConflictSolver | None = None
     target: ObjectId | None = None
+    merges: tuple[ObjectId, ObjectId] | None = None
+    """The change that it brings to a branch: from one snapshot to another one."""
     required: int = 0
     """How many of the session's changes had returned when the commit began."""
     landed: list[ObjectId] = field(default_factory=list)
@@ -175,12 +179,20 @@ class Oracle:
         self.tips: dict[str, ObjectId] = {}
         self.moves: list[Moved] = []
         self.tags: dict[str, ObjectId] = {}
+        self.unsure_tags: set[str] = set()
+        """Tags that somebody began to delete."""
+        self.deleted_tags: set[str] = set()
+        self.merged: dict[ObjectId, ObjectId] = {}
+        """Merges, and the snapshots whose changes they brought."""
         self.intents: dict[str, Intent] = {}
         self.violations: list[Violation] = []
         self.found = asyncio.Event()
         self.expiries = 0
         self.collections = 0
         self.resets = 0
+        self.upgrades = 0
+        self.upgrading: str | None = None
+        """Who is bringing the repository to another generation, if somebody is."""
         self.deaths = 0
         self.judged: list[Collection] = []
         self.tainted = False
@@ -210,8 +222,40 @@ class Oracle:
         if not key.startswith(_IMMUTABLE) and not self.violations:
             await observe(self._look(ACTOR.get()))
 
+    async def learn_anew(self) -> None:
+        """Learn the refs and snapshots of a repository that was converted where it is: ids may be others."""
+        await self._check_same(self.upgrading or "after an upgrade")
+        if self.violations:
+            return
+        repo = await Repository.open_async(SimulatedStorage(self.store, "oracle"))
+        start = await read_start(repo)
+        self.tips = start.tips
+        self.contents |= start.contents
+        self.parents |= start.parents
+        self.tags = {name: await repo.lookup_tag_async(name) for name in await repo.list_tags_async()}
+        self.generation = repo.engine.format.spec_version.value
+        self._has_logs = repo.engine.capabilities.transaction_logs
+        self._repo = repo
+
+    async def _check_same(self, actor: str) -> None:
+        """In the middle of an upgrade, whoever opens the repository finds everything in one generation or the other."""
+        try:
+            repo = await Repository.open_async(SimulatedStorage(self.store, "oracle"))
+            for branch, tip in self.tips.items():
+                found = await read_content(await repo.readonly_session_async(branch))
+                if text := describe_difference(self.contents[tip], found):
+                    self.report("an upgrade changes no data", f"{actor}: {branch}: {text}")
+            names = set(await repo.list_tags_async())
+            for tag in sorted(self.tags.keys() - names):
+                self.report("an upgrade changes no data", f"{actor}: tag {tag} is gone")
+        except IcefloeError as error:
+            self.report("an upgrade changes no data", f"{actor}: {type(error).__name__}: {error}")
+
     async def _look(self, actor: str) -> None:
         assert self._repo is not None
+        if self.upgrading == actor:
+            await self._check_same(actor)
+            return
         ledger = self._repo.engine.ledger
         found = {}
         for branch in await ledger.list_branches():
@@ -265,7 +309,10 @@ class Oracle:
         try:
             session = await repo.readonly_session_async(snapshot_id=snapshot_id)
             self.contents[snapshot_id] = await read_content(session)
-            self.parents[snapshot_id] = (await repo.engine.ledger.fetch_info(snapshot_id)).parent_id
+            info = await repo.engine.ledger.fetch_info(snapshot_id)
+            self.parents[snapshot_id] = info.parent_id
+            if isinstance(merged := info.metadata.get(MERGED), str):
+                self.merged[snapshot_id] = merged
         except IcefloeError as error:
             self.report("what landed is readable", f"{where}: {type(error).__name__}: {error}")
 
@@ -294,6 +341,8 @@ class Oracle:
         elif intent.verb in ("merge", "revert", "cherry_pick"):
             if parent != old:
                 self.report("no commit is lost", f"{where}: {new} replaced {old}, but its parent is {parent}")
+            elif old is not None:
+                self._check_merge(old, new, intent, where)
         else:
             self.report("nobody asked", f"{where}: {intent.verb} made the new snapshot {new}")
 
@@ -337,6 +386,32 @@ class Oracle:
         if text:
             self.report("a commit is its parent and its session's changes", f"{where}: {new} on {old}: {text}")
 
+    def _check_merge(self, old: ObjectId, new: ObjectId, intent: Intent, where: str) -> None:
+        """A merge brings the change of others, and leaves alone what they left alone."""
+        if self.expiries or self.resets or not (intent.solver is None or isinstance(intent.solver, ConflictDetector)):
+            # After these, others are the parents that a change is measured against.
+            return
+        bases = [intent.merges] if intent.merges is not None else []
+        if intent.verb == "merge" and new in self.merged:
+            source = self.merged[new]
+            tips = {move.new for move in self.moves[intent.since :] if move.branch == intent.branch}
+            for tip in {old, intent.target, *tips} - {None}:
+                assert tip is not None
+                base = self._merge_base(source, tip)
+                bases += [(base, source)] if base is not None else []
+        texts = [
+            describe_merge(self.contents[base], self.contents[source], self.contents[old], self.contents[new])
+            for base, source in bases
+            if base in self.contents and source in self.contents
+        ]
+        if texts and all(texts):
+            self.report("a merge is what both sides made", f"{where}: {intent.verb} made {new} of {old}: {texts[0]}")
+
+    def _merge_base(self, source: ObjectId, target: ObjectId) -> ObjectId | None:
+        known = set(self._ancestors(target))
+        known |= {self.merged[each] for each in known if each in self.merged}
+        return next((each for each in self._ancestors(source) if each in known), None)
+
     def _touched_since(self, intent: Intent, model: SessionModel) -> Touched:
         touched = Touched()
         for move in self.moves[intent.since :]:
@@ -368,9 +443,6 @@ class Oracle:
     def check_clash(self, intent: Intent, model: SessionModel, error: IcefloeError) -> None:
         """A rebase failed: somebody must have changed the same thing since the session's base."""
         ours = touched_by(model.base, model.changes)
-        if self.expiries:
-            # The log of a kept snapshot tells of more than its own changes.
-            return
         if not ours.meets(self._touched_since(intent, model)):
             self.report("no false conflicts", f"nobody changed the same thing, but {type(error).__name__}: {error}")
 
@@ -429,6 +501,8 @@ class Oracle:
         if tips != self.tips:
             self.report("what is acknowledged is there", f"branches stand at {tips}, not at {self.tips}")
         tags = {name: await repo.lookup_tag_async(name) for name in await repo.list_tags_async()}
+        for name in sorted(self.deleted_tags & tags.keys()):
+            self.report("what is acknowledged is there", f"tag {name} was deleted, but is at {tags[name]}")
         for name, target in self.tags.items():
             if tags.get(name) != target:
                 self.report("what is acknowledged is there", f"tag {name} is at {tags.get(name)}, not at {target}")

@@ -7,10 +7,11 @@ not rare. Steps have absolute times: leaving one out changes nothing about the o
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from icefloe.model.capabilities import SpecVersion
 from icefloe.testing.actors import DAY, Edit, ProcessPlan, Step
 
 
@@ -75,6 +76,7 @@ EDITS: Mapping[str, float] = {
 }  # fmt: skip
 _CHUNKS: Mapping[str, float] = {"set": 6, "fill": 2}
 _SOLVERS: Mapping[str, float] = {"none": 2, "detector": 5, "ours": 2, "theirs": 2, "careful": 1}
+_GENERATIONS = tuple(version.value for version in SpecVersion)
 _BRANCHES: Mapping[str, float] = {"main": 5, "dev": 2}
 
 
@@ -92,6 +94,11 @@ def _writers(draw: _Drawing) -> None:
             draw.wait()
             if draw.chance(0.3):
                 draw.add(process, "read_own", slot=slot)
+            if draw.chance(0.4):
+                draw.wait(1)
+                draw.add(process, "rebase", slot=slot)
+                if draw.chance(0.4):
+                    draw.add(process, "edit", slot=slot, edits=draw.edits(2))
             draw.add(process, "commit", slot=slot, solver=draw.pick(_SOLVERS))
         elif verb == "look":
             draw.add(process, "history", branch="main")
@@ -179,6 +186,8 @@ def _late(draw: _Drawing) -> None:
         draw.wait(1)
     draw.wait(2)
     for slot in slots:
+        if draw.chance(0.2):
+            draw.add("service", "rebase", slot=slot)
         draw.add("service", "commit", slot=slot, solver=draw.pick({"detector": 5, "ours": 1, "none": 1}))
 
 
@@ -304,8 +313,9 @@ def _branches(draw: _Drawing) -> None:
         process = draw.random.choice(("one", "two"))
         verb = draw.pick(
             {
-                "transaction": 8, "merge": 2, "revert": 1, "cherry_pick": 1, "squash": 1, "reset": 1, "create_tag": 1,
-                "delete_branch": 0.4, "create_branch": 0.5, "expire": 1, "collect": 1, "hold": 1, "read": 2,
+                "transaction": 8, "merge": 2, "revert": 1, "cherry_pick": 1, "squash": 1, "reset": 1, "create_tag": 2,
+                "delete_branch": 0.4, "create_branch": 0.5, "delete_tag": 1.5, "expire": 1, "collect": 1, "hold": 1,
+                "read": 2,
             }
         )  # fmt: skip
         branch = draw.pick(_BRANCHES)
@@ -326,6 +336,8 @@ def _branches(draw: _Drawing) -> None:
             draw.add(process, verb, branch=branch, back=draw.random.randrange(1, 3), guarded=draw.chance(0.7))
         elif verb == "create_tag":
             draw.add(process, verb, tag=f"t{len(draw.steps)}", branch=branch, back=draw.random.randrange(3))
+        elif verb == "delete_tag":
+            draw.add(process, verb)
         elif verb == "delete_branch":
             draw.add(process, verb, branch="dev")
         elif verb == "create_branch":
@@ -353,6 +365,45 @@ def _care_profile(draw: _Drawing) -> None:
     draw.add("writer", "read", slot="reader", branch="main")
 
 
+def _conversions(draw: _Drawing) -> None:
+    """Conversions to other places beside writers, and an upgrade or downgrade in place while nobody writes.
+
+    After it, processes that still have the old generation open try to go on.
+    """
+    to = draw.random.choice(_GENERATIONS)
+    for _ in range(draw.random.randint(1, 3)):
+        verb = draw.pick({"transaction": 5, "convert": 3, "create_tag": 1, "expire": 0.5})
+        if verb == "convert":
+            draw.add("operator", "convert", to=draw.random.choice(_GENERATIONS))
+        elif verb == "expire":
+            _care(draw, "operator", verb)
+        else:
+            _serve(draw, "service", verb)
+        draw.wait()
+    draw.add("service", "open", slot="late", branch="main")
+    draw.add("service", "edit", slot="late", edits=draw.edits(2))
+    draw.add("service", "hold", slot="reader", branch="main")
+    draw.time += 300
+    draw.add("operator", "upgrade", to=to)
+    if draw.chance(0.5):
+        draw.wait()
+        draw.add("service", "read", slot="reader", branch="main")
+    draw.time += 300
+    # Whoever died on the way does it again.
+    draw.add("operator", "upgrade", to=to)
+    draw.time += 300
+    for _ in range(draw.random.randint(1, 4)):
+        verb = draw.pick({"fresh": 4, "service": 2, "late": 3, "read": 1, "expire": 1, "collect": 1})
+        if verb == "late":
+            draw.add("service", "commit", slot="late", solver="detector")
+        elif verb in ("expire", "collect"):
+            _care(draw, "operator", verb)
+        else:
+            process = "others" if verb == "fresh" else "service"
+            _serve(draw, process, "read" if verb == "read" else "transaction")
+        draw.wait(3)
+
+
 PROFILES: Mapping[str, Callable[[_Drawing], None]] = {
     "writers": _writers,
     "service": _service,
@@ -363,14 +414,13 @@ PROFILES: Mapping[str, Callable[[_Drawing], None]] = {
     "branches": _branches,
     "care": _care_profile,
     "moves": _moves,
+    "conversions": _conversions,
 }
-_BY_NAME_ONLY = frozenset({"moves"})
-"""Profiles of one story with small variations: a few seeds tell it all, so it is run when it is asked for."""
 
 
 def draw_schedule(generation: str, seed: int, profile: str | None = None) -> Schedule:
-    """The schedule of a seed; without a profile, seeds take turns through those that are wide."""
-    names: Sequence[str] = [name for name in PROFILES if name not in _BY_NAME_ONLY]
+    """The schedule of a seed; without a profile, seeds take turns through all of them."""
+    names = list(PROFILES)
     profile = profile or names[seed % len(names)]
     rng = random.Random(f"{generation}/{profile}/{seed}")
     draw = _Drawing(rng)
