@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 from icefloe.errors import AlreadyExistsError, ConflictError, FormatError, ObjectNotFoundError
 from icefloe.ids import NodeId, ObjectId
+from icefloe.ledger.retirement import JOURNAL_KEY
 from icefloe.model.capabilities import SpecVersion
 from icefloe.storage.contract import Storage
-
-JOURNAL_KEY = "icefloe-conversion.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ As long as one object marks the old generation it opens with all its refs as the
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Sequence
@@ -14,10 +15,12 @@ from icefloe.formats.dataset.state import STATE_KEY
 from icefloe.formats.icechunk2.operations_log import OVERWRITTEN, new_backup_name
 from icefloe.ledger.icechunk2 import REPO_KEY
 from icefloe.ledger.sequence import CONFIG_KEY, names_generation, stored_config
-from icefloe.ledger.sequence_files import parse_sequence
+from icefloe.ledger.sequence_files import FRESH_SECONDS, parse_sequence
 from icefloe.model.capabilities import SpecVersion
 from icefloe.storage.contract import Storage
 
+JOURNAL_KEY = "icefloe-conversion.json"
+"""The object that tells of a conversion under way."""
 _CONFIG_KEYS = {
     SpecVersion.STORE: ("config.json",),
     SpecVersion.REPOSITORY: ("config.json", "config.yaml"),
@@ -85,6 +88,9 @@ async def retire(storage: Storage, version: SpecVersion, successor: SpecVersion)
         await storage.delete([STATE_KEY])
     else:
         await _remove_refs(storage, _REFS[version])
+        if version is not SpecVersion.ICECHUNK1:
+            # Who saw a branch a moment ago creates the next file without another look, see FRESH_SECONDS.
+            await asyncio.sleep(FRESH_SECONDS + 0.1)
     kept = _CONFIG_KEYS.get(successor, ())
     keys = [key for key in _CONFIG_KEYS.get(version, ()) if key not in kept]
     if keys:

@@ -14,11 +14,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from icefloe.archive.files import Archive
+from icefloe.environment import monotonic_time
 from icefloe.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -39,6 +41,7 @@ from icefloe.ledger.history_walk import walk_history
 from icefloe.ledger.names import MAIN, check_name, check_new_name
 from icefloe.ledger.sequence_files import (
     DOTTED,
+    FRESH_SECONDS,
     REFS,
     STYLES,
     TAG_FILE,
@@ -82,6 +85,7 @@ class SequenceLedger(QuotingLedger):
         self.archive = archive
         # Where branches stood when last seen: the newest file is then found without listing all of them.
         self._seen: dict[str, _Newest] = {}
+        self._looked: dict[str, float] = {}
 
     async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
         await self.storage.create(DOTTED.branch_key(MAIN, 0), RefContent(initial.id).encode())
@@ -100,7 +104,7 @@ class SequenceLedger(QuotingLedger):
 
     async def _fetch_newest(self, branch: str) -> _Newest | None:
         """The newest file of a branch, deleted or not; None when there never was one."""
-        seen = self._seen.get(branch)
+        seen, looked = self._seen.get(branch), monotonic_time()
         newest = None if seen is None else await self._confirm(branch, seen)
         if newest is None:
             newest = await self._search_newest(branch)
@@ -108,6 +112,7 @@ class SequenceLedger(QuotingLedger):
             self._seen.pop(branch, None)
         else:
             self._seen[branch] = newest
+            self._looked[branch] = looked
         return newest
 
     async def _confirm(self, branch: str, seen: _Newest) -> _Newest | None:
@@ -242,18 +247,27 @@ class SequenceLedger(QuotingLedger):
 
     async def replace_tip(self, branch: str, tip: Tip, snapshot_id: ObjectId) -> None:
         check_name(branch, "branch")
-        seen = self._seen.get(branch) or await self._fetch_newest(branch)
-        if seen is None:
-            raise _no_branch(branch)
+        seen = self._seen.get(branch)
+        if seen is None or monotonic_time() - self._looked.get(branch, -math.inf) > FRESH_SECONDS:
+            # After a conversion in place the files of a branch are gone, and the next one could be created again.
+            seen = await self._fetch_newest(branch)
+            if seen is None:
+                raise _no_branch(branch)
+            if seen.sequence != tip.mark:
+                await self._refuse(branch, tip)
         try:
             await self._create_file(
                 branch, seen.style, tip.mark + 1, RefContent(snapshot_id, collection=tip.collection)
             )
         except AlreadyExistsError:
-            current = await self.fetch_tip(branch)
-            if current.snapshot_id != tip.snapshot_id:
-                raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current.snapshot_id) from None
-            raise StaleTipError(current) from None
+            await self._refuse(branch, tip)
+
+    async def _refuse(self, branch: str, tip: Tip) -> NoReturn:
+        """Say that a branch is no longer at a tip."""
+        current = await self.fetch_tip(branch)
+        if current.snapshot_id != tip.snapshot_id:
+            raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current.snapshot_id) from None
+        raise StaleTipError(current) from None
 
     async def touch_branch(self, branch: str, tip: Tip, collection: str | None = None) -> bool:
         newest = await self._fetch_newest(check_name(branch, "branch"))
@@ -265,7 +279,9 @@ class SequenceLedger(QuotingLedger):
         return await self._take_next(branch, newest, told)
 
     async def _create_file(self, branch: str, style: RefStyle, sequence: int, content: RefContent) -> None:
+        looked = monotonic_time()
         await self.storage.create(style.branch_key(branch, sequence), content.encode())
+        self._looked[branch] = looked
         self._seen[branch] = _Newest(style, sequence, content)
 
     async def record_detached(self, snapshot: Snapshot) -> None:

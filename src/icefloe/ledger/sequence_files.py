@@ -13,6 +13,9 @@ from icefloe.ids import ObjectId, decode_base32, encode_base32
 REFS = "refs/"
 TAG_FILE = "ref.json"
 TAG_TOMBSTONE = "ref.json.deleted"
+FRESH_SECONDS = 1.0
+"""A branch that was seen longer ago is looked at before the next of its files is created. Only a conversion in place
+removes branch files, while nobody writes. After it, a writer that waited could create a file that nobody finds."""
 _SUFFIX = ".json"
 _NAME = re.compile(r"([0-9A-Z]{8}|[0-9A-Z]{13})\.json")
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from icefloe.archive.files import Archive
-from icefloe.environment import current_time
+from icefloe.environment import current_time, monotonic_time
 from icefloe.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -38,7 +39,7 @@ from icefloe.ledger.contract import StaleTipError, StoredConfig, Tip
 from icefloe.ledger.history_rewrite import QuotingLedger
 from icefloe.ledger.history_walk import walk_history
 from icefloe.ledger.names import MAIN, check_name, check_new_name
-from icefloe.ledger.sequence_files import TornRefError, is_torn
+from icefloe.ledger.sequence_files import FRESH_SECONDS, TornRefError, is_torn
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.storage.contract import Storage
 from icefloe.storage.retries import RetryPolicy
@@ -78,6 +79,7 @@ class StoreLedger(QuotingLedger):
         super().__init__()
         self.storage = storage
         self.archive = archive
+        self._looked: dict[str, float] = {}
 
     async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
         try:
@@ -92,9 +94,11 @@ class StoreLedger(QuotingLedger):
         return newest.tip
 
     async def _require_newest(self, branch: str) -> _Newest:
+        looked = monotonic_time()
         newest = await self._find_newest(check_name(branch, "branch"))
         if newest is None or newest.deleted:
             raise RefNotFoundError(f"no branch {branch!r}; `icefloe branch` lists those there are", name=branch)
+        self._looked[branch] = looked
         return newest
 
     async def _find_newest(self, branch: str) -> _Newest | None:
@@ -182,13 +186,21 @@ class StoreLedger(QuotingLedger):
 
     async def replace_tip(self, branch: str, tip: Tip, snapshot_id: ObjectId) -> None:
         check_name(branch, "branch")
+        if monotonic_time() - self._looked.get(branch, -math.inf) > FRESH_SECONDS:
+            # After a conversion in place the files of a branch are gone, and the next one could be created again.
+            newest = await self._require_newest(branch)
+            if newest.tip.mark != tip.mark:
+                self._refuse(newest.tip, tip)
         try:
             await self._create_file(branch, tip.mark + 1, snapshot_id, tip.collection)
         except AlreadyExistsError:
-            current = await self.fetch_tip(branch)
-            if current.snapshot_id != tip.snapshot_id:
-                raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current.snapshot_id) from None
-            raise StaleTipError(current) from None
+            self._refuse(await self.fetch_tip(branch), tip)
+
+    def _refuse(self, current: Tip, tip: Tip) -> NoReturn:
+        """Say that a branch is no longer at a tip."""
+        if current.snapshot_id != tip.snapshot_id:
+            raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current.snapshot_id) from None
+        raise StaleTipError(current) from None
 
     async def touch_branch(self, branch: str, tip: Tip, collection: str | None = None) -> bool:
         newest = await self._find_newest(check_name(branch, "branch"))
@@ -217,7 +229,9 @@ class StoreLedger(QuotingLedger):
         if collection is not None:
             properties[_COLLECTION] = collection
         reference = new_reference(snapshot_id, properties)
+        looked = monotonic_time()
         await self.storage.create(f"{REFS}{branch}/{sequence_name(sequence)}", encode_reference(reference))
+        self._looked[branch] = looked
 
     async def record_detached(self, snapshot: Snapshot) -> None:
         """Nothing to do: a snapshot is known by its file."""

@@ -67,7 +67,7 @@ class Marking:
 
 async def collect(engine: Engine, request: CollectionRequest) -> GCSummary:
     """Delete what no branch or tag leads to and what is old enough."""
-    await engine.ledger.check_writable()
+    await engine.check_writable()
     reading = read_anew(engine)
     if reading.storage.read_only:
         raise ReadOnlyError(f"{reading.storage.url} takes no writes; garbage cannot be collected")

@@ -80,7 +80,7 @@ async def plan_compaction(engine: Engine, request: CompactRequest) -> Compaction
 
 async def compact(engine: Engine, plan: CompactionPlan) -> CompactSummary:
     """Carry a plan out; whoever is interrupted keeps the batches that were committed."""
-    await engine.ledger.check_writable()
+    await engine.check_writable()
     total = CompactSummary()
     tell(f"{plan.request.layout.value} chunks", 0, plan.chunks)
     for number, batch in enumerate(_batches(plan)):

@@ -32,7 +32,7 @@ async def expire(engine: Engine, request: ExpiryRequest) -> ExpiryPlan:
 
 async def apply_expiry(engine: Engine, plan: ExpiryPlan) -> ExpiryPlan:
     """Carry a plan out."""
-    await engine.ledger.check_writable()
+    await engine.check_writable()
     if plan.change.is_empty():
         return plan
     refs = await fetch_all_refs(read_anew(engine).ledger)

@@ -9,12 +9,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from icefloe.errors import FormatError, IcefloeError, ObjectNotFoundError, SnapshotNotFoundError
+from icefloe.errors import FormatError, IcefloeError, ObjectNotFoundError, RefNotFoundError, SnapshotNotFoundError
+from icefloe.formats.registry import get_format
 from icefloe.ids import ObjectId
+from icefloe.ledger.names import MAIN
+from icefloe.ledger.retirement import JOURNAL_KEY, find_marks
 from icefloe.maintenance.listing import id_keys, sorted_distinct
 from icefloe.maintenance.progress import tell, telling
 from icefloe.maintenance.reading import REQUESTS_AT_ONCE, Reading, Refs, fetch_all_refs, stream_bounded
 from icefloe.maintenance.side_objects import named_objects
+from icefloe.model.capabilities import SpecVersion
 from icefloe.model.chunk_table import ChunkKind
 from icefloe.model.nodes import ArrayNode
 from icefloe.model.snapshot import Manifest, Snapshot
@@ -112,6 +116,12 @@ async def mark_snapshots(
     of manifests. Whatever a ref leads to must be readable, or this raises.
     """
     refs = await fetch_all_refs(reading.ledger)
+    if MAIN not in refs.branches:
+        raise RefNotFoundError(
+            "there is no branch 'main', so that other refs may be missing, too; nothing was deleted. Open the "
+            "repository again; `icefloe verify` shows damage",
+            name=MAIN,
+        )
     listed = await reading.ledger.fetch_listed()
     parents = None if listed is None else {key: info.parent_id for key, info in listed.items()}
     marker = _SnapshotMarker(reading, known or Known(), parents, limits or FetchLimits())
@@ -202,11 +212,34 @@ class _SnapshotMarker:
                 return None
             raise _unreadable(f"snapshot {snapshot_id}", error) from error
         except FormatError as error:
+            if not must_exist and await _is_left_over(self.reading, snapshot_id):
+                return None
             raise _unreadable(f"snapshot {snapshot_id}", error) from error
         for info in snapshot.manifests.values():
             self.sizes[info.id] = info.size_bytes
         # The first snapshot of some early repositories has another id than its file: the file is what stays.
         return replace(snapshot_facts(snapshot), id=snapshot_id)
+
+
+async def _is_left_over(reading: Reading, snapshot_id: ObjectId) -> bool:
+    """Whether a snapshot file is of the generation that the repository had before it was converted in place.
+
+    Three generations keep snapshots under the same names. A file of another one means nothing once the conversion is
+    done and the refs of that generation are gone.
+    """
+    own = reading.format.spec_version
+    if await find_marks(reading.storage) - {own} or await reading.storage.exists(JOURNAL_KEY):
+        return False
+    data = await reading.storage.get(reading.format.snapshot_key(snapshot_id))
+    for version in (SpecVersion.REPOSITORY, SpecVersion.ICECHUNK1, SpecVersion.ICECHUNK2):
+        if version is own:
+            continue
+        try:
+            get_format(version).decode_snapshot(data)
+        except (IcefloeError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
+            continue
+        return True
+    return False
 
 
 def snapshot_facts(snapshot: Snapshot) -> SnapshotFacts:

@@ -53,7 +53,7 @@ async def plan_change(engine: Engine, request: MergeRequest) -> MergePlan:
 
 async def apply_change(engine: Engine, request: MergeRequest) -> ObjectId:
     """Bring a change to a branch; returns where the branch stands then. RebaseFailedError lists all conflicts."""
-    await engine.ledger.check_writable()
+    await engine.check_writable()
     for attempt in range(_TRIES):
         shortcut = await _shortcut(engine, request)
         try:
@@ -145,7 +145,7 @@ class FastForwardPlan:
 
 async def fast_forward(engine: Engine, branch: str, snapshot_id: ObjectId) -> ObjectId:
     """Move a branch to a descendant of where it stands; ConflictError when it has commits of its own."""
-    await engine.ledger.check_writable()
+    await engine.check_writable()
     plan = await plan_fast_forward(engine, branch, snapshot_id)
     if plan.tip != plan.target:
         await engine.ledger.reset_branch(branch, plan.target, plan.tip)
@@ -203,7 +203,7 @@ async def plan_squash(engine: Engine, branch: str, onto: ObjectId) -> SquashPlan
 
 async def squash(engine: Engine, plan: SquashPlan, message: str, metadata: Mapping[str, Any]) -> ObjectId:
     """Replace the commits of a plan by one; ConflictError when the branch moved since."""
-    await engine.ledger.check_writable()
+    await engine.check_writable()
     if len(plan.commits) < 2:
         return plan.tip
     for attempt in range(_TRIES):

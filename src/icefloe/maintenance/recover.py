@@ -32,6 +32,7 @@ from icefloe.formats.strict_json import load_object
 from icefloe.ids import ObjectId, new_object_id
 from icefloe.ledger.icechunk2 import REPO_KEY
 from icefloe.ledger.names import MAIN
+from icefloe.ledger.retirement import find_marks
 from icefloe.ledger.sequence import GENERATION, GENERATION_KEY
 from icefloe.ledger.sequence_files import RefContent, encode_sequence, is_torn, parse_folder, parse_ref, parse_sequence
 from icefloe.ledger.store import DELETED, new_reference
@@ -72,17 +73,25 @@ class Recovery:
     """The refs that can be read, where each has a file of its own."""
 
 
-async def recover(storage: Storage, *, tips: Mapping[str, ObjectId] | None = None, apply: bool = True) -> Recovery:
+async def recover(
+    storage: Storage,
+    *,
+    version: SpecVersion | None = None,
+    tips: Mapping[str, ObjectId] | None = None,
+    apply: bool = True,
+) -> Recovery:
     """Find deciding files that cannot be read, and make them readable again.
 
     Parameters
     ----------
+    version
+        The generation of the repository, where it is known; otherwise it is told from what is there.
     tips
         Where branches are to stand for which the files do not tell.
     apply
         Write what is missing. Otherwise only say what is damaged.
     """
-    version = await _guess_generation(storage)
+    version = version or await _guess_generation(storage)
     if version is None:
         return Recovery((), Refs({}, {}))
     work = _Recovery(storage, version, dict(tips or {}), apply)
@@ -99,8 +108,12 @@ async def recover(storage: Storage, *, tips: Mapping[str, ObjectId] | None = Non
 async def _guess_generation(storage: Storage) -> SpecVersion | None:
     """The generation of a repository that may not open."""
     names = set(await storage.list_names(""))
-    if REPO_KEY in names or OVERWRITTEN in names:
+    if REPO_KEY in names:
         return SpecVersion.ICECHUNK2
+    if OVERWRITTEN in names:
+        # Backups of the repo file stay when the repository is converted to another generation where it is.
+        others = await find_marks(storage)
+        return max(others, default=SpecVersion.ICECHUNK2)
     if "refs/" in names:
         async for page in storage.list("refs/"):
             for item in page:

@@ -20,9 +20,9 @@ async def repair(engine: Engine, request: VerifyRequest | None = None) -> tuple[
     """Verify, repair what can be, verify again; both reports."""
     before = found = await verify(engine, request)
     if any(damage.repairable for damage in found.damages):
-        await engine.ledger.check_writable()
+        await engine.check_writable()
     if any(damage.repairable and damage.what in ("ref", "configuration") for damage in found.damages):
-        await recover(engine.storage)
+        await recover(engine.storage, version=engine.format.spec_version)
         found = await verify(engine, request)
     damages = [damage for damage in found.damages if damage.repairable]
     if not damages:

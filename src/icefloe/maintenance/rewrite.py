@@ -45,7 +45,7 @@ async def rewrite_manifests(engine: Engine, request: RewriteRequest) -> ObjectId
 
     Commits that land in between are kept: the rewrite is made again on top of them.
     """
-    await engine.ledger.check_writable()
+    await engine.check_writable()
     for attempt in range(_TRIES):
         work, tip = await _open(engine, request.branch)
         plan = _plan(work)

@@ -103,7 +103,7 @@ class _Verification:
 
     async def _refs(self) -> None:
         """Refs that can be read; for those that cannot, the recovery says what can be done."""
-        recovery = await recover(self.reading.storage, apply=False)
+        recovery = await recover(self.reading.storage, version=self.reading.format.spec_version, apply=False)
         self.damages += recovery.damages
         try:
             self.refs = await fetch_all_refs(self.reading.ledger)

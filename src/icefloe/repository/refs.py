@@ -18,6 +18,7 @@ class RefsDoor:
 
     async def create_branch_async(self, branch: str, snapshot_id: str) -> None:
         """`create_branch`, awaited."""
+        await self._engine.check_writable()
         await self._engine.archive.fetch_snapshot(snapshot_id, anew=True)
         await self._engine.ledger.create_branch(branch, snapshot_id)
 
@@ -60,6 +61,7 @@ class RefsDoor:
 
     async def create_tag_async(self, tag: str, snapshot_id: str) -> None:
         """`create_tag`, awaited."""
+        await self._engine.check_writable()
         await self._engine.archive.fetch_snapshot(snapshot_id, anew=True)
         await self._engine.ledger.create_tag(tag, snapshot_id)
 

@@ -373,12 +373,14 @@ async def fetch_stored_config(storage: Storage) -> RepositoryConfig | None:
 
 async def save_config(engine: Engine) -> None:
     """Keep the configuration in force in the repository."""
+    await engine.check_writable()
     stored = await engine.ledger.fetch_config()
     await engine.ledger.save_config(encode_config(engine.config), stored.mark)
 
 
 async def extend_config(engine: Engine, config: RepositoryConfig) -> None:
     """Lay settings over the stored configuration, of which others may change something else at the same time."""
+    await engine.check_writable()
     for attempt in range(_CONFIG_TRIES):
         stored = await engine.ledger.fetch_config()
         now = engine.config

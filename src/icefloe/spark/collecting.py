@@ -76,7 +76,7 @@ def collect_garbage(
         What keys of the inventory begin with, where they are not relative to the repository.
     """
     engine = existing_repository(repo).engine
-    run_blocking(engine.ledger.check_writable())
+    run_blocking(engine.check_writable())
     reading = read_anew(engine)
     if reading.storage.read_only and not dry_run:
         raise ReadOnlyError(f"{reading.storage.url} takes no writes; garbage cannot be collected")
