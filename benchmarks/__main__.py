@@ -54,11 +54,19 @@ def make_table(rows: list[Row]) -> Table:
         if row.step.startswith("prepare"):
             continue
         table.add_row(
-            row.workload, row.step, _seconds(row.official), _seconds(row.ours), _ratio(row, "seconds"),
-            _pair(row, "cpu_seconds", "{:.2f}"), _ratio(row, "cpu_seconds"),
-            _pair(row, "peak_mb", "{:.0f}"), _ratio(row, "peak_mb"), _pair(row, "objects", "{:.0f}"),
-            _pair(row, "added_mb", "{:.2f}"), _facts(row),
-        )  # fmt: skip
+            row.workload,
+            row.step,
+            _seconds(row.official),
+            _seconds(row.ours),
+            _ratio(row, "seconds"),
+            _pair(row, "cpu_seconds", "{:.2f}"),
+            _ratio(row, "cpu_seconds"),
+            _pair(row, "peak_mb", "{:.0f}"),
+            _ratio(row, "peak_mb"),
+            _pair(row, "objects", "{:.0f}"),
+            _pair(row, "added_mb", "{:.2f}"),
+            _facts(row),
+        )
     return table
 
 

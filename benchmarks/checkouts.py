@@ -174,7 +174,7 @@ def compare(before: Path, only: str, pairs: int, folder: Path) -> None:
     """Print a table: the smallest times of both, their ratio, and the median of the ratios of pairs."""
     names = [name for name in WORKLOADS if only in name]
     if any("files" in name for name in names):
-        from icefloe.ingest.synthetic import write_month
+        from icefloe.testing.synthetic_weather import write_month
 
         write_month(folder / "files", days=FILES, hours_per_file=24, nlat=9, nlon=18)
     runners = {side: Runner(root, folder / side) for side, root in (("before", before), ("now", HERE))}

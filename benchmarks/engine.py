@@ -98,13 +98,25 @@ def read_small(library: Any, folder: Path, meter: Meter, scale: float) -> None:
 
 WORKLOADS = [
     Workload(
-        "tiny commits", "What does one small change cost?",
-        {"prepare": make_small_array, "500 commits": commit_tiny, "50 times open + read": open_and_read}, rounds=3,
+        "tiny commits",
+        "What does one small change cost?",
+        {"prepare": make_small_array, "500 commits": commit_tiny, "50 times open + read": open_and_read},
+        rounds=3,
     ),
-    Workload("5,000 nodes", "How long to make and list a wide hierarchy?",
-             {"create + commit": create_nodes, "open + list": list_nodes}),
-    Workload("1 GiB in 1 MiB chunks", "Is bulk data as fast as the disk?", {"write": write_large, "read": read_large},
-             rounds=2),
-    Workload("50,000 chunks of 4 KiB", "How much does a small chunk cost?",
-             {"write + commit": write_small, "cold full read": read_small}),
-]  # fmt: skip
+    Workload(
+        "5,000 nodes",
+        "How long to make and list a wide hierarchy?",
+        {"create + commit": create_nodes, "open + list": list_nodes},
+    ),
+    Workload(
+        "1 GiB in 1 MiB chunks",
+        "Is bulk data as fast as the disk?",
+        {"write": write_large, "read": read_large},
+        rounds=2,
+    ),
+    Workload(
+        "50,000 chunks of 4 KiB",
+        "How much does a small chunk cost?",
+        {"write + commit": write_small, "cold full read": read_small},
+    ),
+]

@@ -29,7 +29,7 @@ from rich.table import Table
 import icechunk
 import icefloe
 from icefloe import SpecVersion
-from icefloe.formats.registry import get_format
+from icefloe.formats.contract import get_format
 from icefloe.ids import NODE_ID_BYTES, new_object_id
 from icefloe.manifests.columns import table_from_columns
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
@@ -68,9 +68,7 @@ def native_table(count: int, id_bytes: int) -> ChunkTable:
     objects = np.random.default_rng(0).integers(0, 256, (-(-side * side // 100), id_bytes), dtype=np.uint8)
     packed = np.arange(side * side) // 100
     offsets = (np.arange(side * side) % 100) * 4096
-    return table_from_columns(
-        coords, kind=ChunkKind.NATIVE, offset=offsets, length=4096, object_id=objects[packed]
-    )  # fmt: skip
+    return table_from_columns(coords, kind=ChunkKind.NATIVE, offset=offsets, length=4096, object_id=objects[packed])
 
 
 def measure_files(count: int) -> Table:

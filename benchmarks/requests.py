@@ -50,9 +50,15 @@ class CountingProxy:
 
 def _storage(library: Any, port: int, bucket: str) -> Any:
     return library.s3_storage(
-        bucket=bucket, prefix="repo", region="us-east-1", endpoint_url=f"http://127.0.0.1:{port}", allow_http=True,
-        force_path_style=True, access_key_id="test", secret_access_key="test",
-    )  # fmt: skip
+        bucket=bucket,
+        prefix="repo",
+        region="us-east-1",
+        endpoint_url=f"http://127.0.0.1:{port}",
+        allow_http=True,
+        force_path_style=True,
+        access_key_id="test",
+        secret_access_key="test",
+    )
 
 
 def measure(library: Any, folder: Path, meter: Meter, scale: float) -> None:

@@ -115,11 +115,19 @@ def _count_references(session: Any, path: str) -> int:
 
 WORKLOADS = [
     Workload(
-        "1,000,000 virtual references", "Does a large array make everything slow?",
-        {"set + commit": commit_million, "open + coordinate": read_coordinate, "first chunk": find_first_chunk,
-         "change one + commit": change_one},
+        "1,000,000 virtual references",
+        "Does a large array make everything slow?",
+        {
+            "set + commit": commit_million,
+            "open + coordinate": read_coordinate,
+            "first chunk": find_first_chunk,
+            "change one + commit": change_one,
+        },
     ),
     Workload("5,760 arrays", "What do many arrays cost?", {"commit": commit_arrays, "open + read one": read_one_array}),
-    Workload("10,000,000 references", "How much memory does a very large write take?",
-             {"set + commit": commit_ten_million, "list all": read_ten_million}),
-]  # fmt: skip
+    Workload(
+        "10,000,000 references",
+        "How much memory does a very large write take?",
+        {"set + commit": commit_ten_million, "list all": read_ten_million},
+    ),
+]

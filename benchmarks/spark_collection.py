@@ -24,9 +24,9 @@ import pyarrow.parquet as pq
 import zarr
 
 import icefloe
-from icefloe.maintenance.listing import id_texts
+from icefloe.maintenance.inventory import id_texts
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
-from icefloe.session.virtual_refs import set_table
+from icefloe.session.references import set_table
 
 COUNTS = (500_000, 5_000_000)
 MANIFEST_CHUNKS = 100_000
@@ -66,11 +66,13 @@ def make_repository(count: int, folder: Path) -> icefloe.Repository:
 
 def _rows(form: str, texts: list[str]) -> pa.Table:
     old = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
-    return pa.table({
-        "key": pa.array([form.format(text) for text in texts]),
-        "size": pa.array([4] * len(texts), pa.int64()),
-        "last_modified": pa.array([old] * len(texts), pa.timestamp("us", tz="UTC")),
-    })  # fmt: skip
+    return pa.table(
+        {
+            "key": pa.array([form.format(text) for text in texts]),
+            "size": pa.array([4] * len(texts), pa.int64()),
+            "last_modified": pa.array([old] * len(texts), pa.timestamp("us", tz="UTC")),
+        }
+    )
 
 
 def measure(folder: Path) -> dict[str, Any]:

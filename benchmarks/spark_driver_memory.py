@@ -26,7 +26,7 @@ def measure(count: int, folder: Path) -> dict[str, float]:
 
     import icefloe
     from icefloe.spark import connect
-    from icefloe.spark.distributed import WriteJob, link, write_with_tasks
+    from icefloe.spark.tasks import WriteJob, link, write_with_tasks
 
     spark = connect("local[2,4]")
     per_task = count // TASKS
@@ -64,7 +64,7 @@ class _Write:
         import numpy as np
 
         from icefloe.ingest.chunk_grids import virtual_table
-        from icefloe.session.virtual_refs import set_table
+        from icefloe.session.references import set_table
 
         fork = open_fork()
         coords = np.stack([np.full(self.count, row), np.arange(self.count)], axis=1).astype(np.uint32)

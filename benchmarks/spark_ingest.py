@@ -29,7 +29,7 @@ CHUNKS = (4, 25, 36)
 
 def make_files(folder: Path, count: int) -> None:
     """One file a day."""
-    from icefloe.ingest.synthetic import write_month
+    from icefloe.testing.synthetic_weather import write_month
 
     write_month(folder, days=count, nlat=NLAT, nlon=NLON, chunks=CHUNKS)
 
@@ -52,7 +52,7 @@ def ours(mode: str) -> Callable[[Path, Path, int], dict[str, float]]:
 
 def _warm(_: int) -> None:
     import icefloe.ingest.parsers.hdf5
-    import icefloe.spark.ingest_work  # noqa: F401
+    import icefloe.spark.ingest_commit  # noqa: F401
 
 
 def dask_native(files: Path, target: Path, cores: int) -> dict[str, float]:
@@ -65,9 +65,14 @@ def dask_native(files: Path, target: Path, cores: int) -> dict[str, float]:
     started = time.perf_counter()
     with dask.config.set(scheduler="processes", num_workers=cores):
         data = xr.open_mfdataset(
-            sorted(str(path) for path in files.glob("*.nc")), engine="netcdf4", chunks={"time": HOURS}, parallel=True,
-            data_vars="minimal", coords="minimal", compat="override",
-        )  # fmt: skip
+            sorted(str(path) for path in files.glob("*.nc")),
+            engine="netcdf4",
+            chunks={"time": HOURS},
+            parallel=True,
+            data_vars="minimal",
+            coords="minimal",
+            compat="override",
+        )
         for variable in data.variables.values():
             variable.encoding = {}
         repository = icechunk.Repository.create(icechunk.local_filesystem_storage(str(target / "repo")))

@@ -229,31 +229,37 @@ def measure(cells: int, rounds: int, work: Path, *, wide: bool, precise: bool) -
     queries: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]] = {
         "sum": (lambda: one(cells_of()), lambda: one(rows()), lambda: float(stored.t2m.sum(dtype="f8"))),
         "group by time": (
-            lambda: groups(cells_of(), "time"), lambda: groups(rows(), "time"),
+            lambda: groups(cells_of(), "time"),
+            lambda: groups(rows(), "time"),
             lambda: stored.t2m.mean(("lat", "lon"), dtype="f8").values,
         ),
         "1 % of the coordinates": (
-            lambda: one(cells_of(selection)), lambda: one(rows().where(selection)),
+            lambda: one(cells_of(selection)),
+            lambda: one(rows().where(selection)),
             lambda: float(stored.t2m.sel(time=slice(low, high), lat=slice(40, 58)).sum(dtype="f8")),
         ),
         "every column": (
-            lambda: all_columns(cells_of()), lambda: all_columns(rows()),
+            lambda: all_columns(cells_of()),
+            lambda: all_columns(rows()),
             lambda: values(stored.t2m),
         ),
         "every column, 1 % of the coordinates": (
-            lambda: all_columns(cells_of(selection)), lambda: all_columns(rows().where(selection)),
+            lambda: all_columns(cells_of(selection)),
+            lambda: all_columns(rows().where(selection)),
             lambda: values(stored.t2m.sel(time=slice(low, high), lat=slice(40, 58))),
         ),
         "by value, with statistics": (
-            lambda: one(cells_of(hot)), lambda: one(rows().where(hot)),
+            lambda: one(cells_of(hot)),
+            lambda: one(rows().where(hot)),
             lambda: float(stored.t2m.where(stored.t2m > 305.5).sum(dtype="f8")),
         ),
-    }  # fmt: skip
+    }
     if wide:
         queries["group by lat, lon"] = (
-            lambda: groups(cells_of(), "lat", "lon"), lambda: groups(rows(), "lat", "lon"),
+            lambda: groups(cells_of(), "lat", "lon"),
+            lambda: groups(rows(), "lat", "lon"),
             lambda: stored.t2m.mean("time", dtype="f8").values.ravel(),
-        )  # fmt: skip
+        )
     report: dict[str, Any] = {
         "cells": int(stored.t2m.size),
         "bytes": {"repository": folder_bytes(place), "parquet": folder_bytes(parquet)},

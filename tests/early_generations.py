@@ -10,8 +10,17 @@ from hypothesis import strategies as st
 
 from icefloe.ids import encode_base32
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, table_from_rows
-from icefloe.model.nodes import ArrayNode, AttributesRef, GroupNode, ManifestRef, Node
-from icefloe.model.snapshot import Manifest, ManifestFileInfo, Snapshot, SnapshotInfo
+from icefloe.model.snapshot import (
+    ArrayNode,
+    AttributesRef,
+    GroupNode,
+    Manifest,
+    ManifestFileInfo,
+    ManifestRef,
+    Node,
+    Snapshot,
+    SnapshotInfo,
+)
 from icefloe.model.zarr_document import parse_array_shape, split_attributes
 
 BYTES12, BYTES16 = st.binary(min_size=12, max_size=12), st.binary(min_size=16, max_size=16)

@@ -12,15 +12,37 @@ from icefloe.errors import InvalidInputError
 from icefloe.version import __version__
 
 _PACKAGES = (
-    "zarr", "numcodecs", "numpy", "pyarrow", "obstore", "zstandard", "msgpack", "msgspec", "flatbuffers",
-    "xarray", "dask", "distributed", "pandas", "pyspark", "h5py", "netCDF4", "virtualizarr", "icechunk",
-    "rich", "typer",
-)  # fmt: skip
+    "zarr",
+    "numcodecs",
+    "numpy",
+    "pyarrow",
+    "obstore",
+    "zstandard",
+    "msgpack",
+    "msgspec",
+    "flatbuffers",
+    "xarray",
+    "dask",
+    "distributed",
+    "pandas",
+    "pyspark",
+    "h5py",
+    "netCDF4",
+    "virtualizarr",
+    "icechunk",
+    "rich",
+    "typer",
+)
 _VARIABLES = ("ICEFLOE_LOG", "ICECHUNK_LOG")
 _LEVELS = {
-    "trace": logging.DEBUG, "debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING,
-    "warning": logging.WARNING, "error": logging.ERROR, "off": logging.CRITICAL + 1,
-}  # fmt: skip
+    "trace": logging.DEBUG,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "off": logging.CRITICAL + 1,
+}
 _ALIASES = {"icechunk": "icefloe"}
 
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from icefloe.environment import random_bytes
+from icefloe.blocking import random_bytes
 from icefloe.errors import InvalidInputError
 
 NodeId: TypeAlias = bytes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from icefloe.codec_pipeline import disable_fast_pipeline, enable_fast_pipeline, fast_pipeline
 from icefloe.debug import initialize_logs, print_debug_info, set_logs_filter
-from icefloe.display.ancestry_graph import AncestryGraph
+from icefloe.display.graph import AncestryGraph
 from icefloe.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -33,27 +33,36 @@ from icefloe.errors import (
     VersionMismatchError,
     VirtualChunkError,
 )
-from icefloe.formats.config_yaml import config_from_yaml, config_to_yaml
-from icefloe.maintenance.collect_plan import GCSummary
-from icefloe.maintenance.expire_plan import RetentionRule
+from icefloe.formats.config_document import config_from_yaml, config_to_yaml
+from icefloe.maintenance.collect import GCSummary
+from icefloe.maintenance.expire import RetentionRule
 from icefloe.model.administration import FeatureFlag, RepoAvailability, RepoStatus, Update, UpdateType
 from icefloe.model.capabilities import Capabilities, SpecVersion, supported_spec_versions
-from icefloe.model.config import CachingConfig, CompressionAlgorithm, CompressionConfig, RepositoryConfig
-from icefloe.model.diff import Diff
-from icefloe.model.manifest_conditions import (
-    ManifestPreloadCondition,
-    ManifestSplitCondition,
-    ManifestSplitDimCondition,
+from icefloe.model.config import (
+    CachingConfig,
+    ChunkPackingConfig,
+    CompressionAlgorithm,
+    CompressionConfig,
+    PackBy,
+    RepositoryConfig,
+    StorageConcurrencySettings,
+    StorageRetriesSettings,
+    StorageSettings,
+    StorageTimeoutSettings,
 )
 from icefloe.model.manifest_config import (
     ManifestConfig,
+    ManifestPreloadCondition,
     ManifestPreloadConfig,
     ManifestRule,
     ManifestSet,
+    ManifestSplitCondition,
+    ManifestSplitDimCondition,
     ManifestSplittingConfig,
     PreloadRules,
 )
-from icefloe.model.object_store_config import (
+from icefloe.model.snapshot import Diff, ManifestFileInfo, SnapshotInfo
+from icefloe.model.virtual_chunk_container import (
     AzureObjectStore,
     GcsObjectStore,
     HttpObjectStore,
@@ -64,24 +73,16 @@ from icefloe.model.object_store_config import (
     S3ObjectStore,
     S3Options,
     TigrisObjectStore,
+    VirtualChunkContainer,
+    VirtualChunkSpec,
     azure_store,
     gcs_store,
     http_store,
     local_filesystem_store,
     s3_store,
 )
-from icefloe.model.packing_config import ChunkPackingConfig, PackBy
-from icefloe.model.snapshot import ManifestFileInfo, SnapshotInfo
-from icefloe.model.storage_settings import (
-    StorageConcurrencySettings,
-    StorageRetriesSettings,
-    StorageSettings,
-    StorageTimeoutSettings,
-)
-from icefloe.model.virtual import VirtualChunkSpec
-from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 from icefloe.repository import Repository
-from icefloe.session.conflicts import (
+from icefloe.session.rebase import (
     BasicConflictSolver,
     Conflict,
     ConflictDetector,
@@ -89,8 +90,7 @@ from icefloe.session.conflicts import (
     ConflictType,
     VersionSelection,
 )
-from icefloe.session.modes import ChunkType, SessionMode
-from icefloe.session.session import ForkSession, Session
+from icefloe.session.session import ChunkType, ForkSession, Session, SessionMode
 from icefloe.storage.build import (
     azure_storage,
     gcs_storage,
@@ -138,18 +138,17 @@ from icefloe.store import IcechunkStore
 from icefloe.version import __version__
 
 if TYPE_CHECKING:
-    from icefloe.conversion.convert import convert, upgrade
-    from icefloe.conversion.losses import LossKind
-    from icefloe.conversion.official import upgrade_icechunk_repository
-    from icefloe.conversion.running import Conversion
+    from icefloe.conversion.convert import convert, upgrade, upgrade_icechunk_repository
+    from icefloe.conversion.steps import Conversion
+    from icefloe.conversion.survey import LossKind
 else:
     # Conversions know every generation: only who converts waits until all of them are loaded.
     _CONVERSION = {
-        "Conversion": "running",
-        "LossKind": "losses",
+        "Conversion": "steps",
+        "LossKind": "survey",
         "convert": "convert",
         "upgrade": "convert",
-        "upgrade_icechunk_repository": "official",
+        "upgrade_icechunk_repository": "convert",
     }
 
     def __getattr__(name: str) -> Any:

@@ -16,8 +16,8 @@ from zarr.core.buffer.core import default_buffer_prototype
 from icefloe.blocking import run_blocking
 from icefloe.display.card import Card, Described
 from icefloe.errors import ReadOnlyError
-from icefloe.model.paths import is_v2_key
-from icefloe.model.virtual import VirtualChunkSpec
+from icefloe.model.virtual_chunk_container import VirtualChunkSpec
+from icefloe.model.zarr_document import is_v2_key
 from icefloe.storage.contract import Buffer as Bytes
 
 Checksum: TypeAlias = str | dt.datetime | None
@@ -64,9 +64,17 @@ class StoreSession(Protocol):
         self, array_path: str, chunks: Sequence[VirtualChunkSpec], *, validate_containers: bool
     ) -> Refused: ...
     def set_virtual_columns(
-        self, array_path: str, grid_shape: tuple[int, ...], locations: Any, offsets: Any, lengths: Any,
-        *, first: tuple[int, ...] | None, checksum: Any, validate_containers: bool,
-    ) -> Refused: ...  # fmt: skip
+        self,
+        array_path: str,
+        grid_shape: tuple[int, ...],
+        locations: Any,
+        offsets: Any,
+        lengths: Any,
+        *,
+        first: tuple[int, ...] | None,
+        checksum: Any,
+        validate_containers: bool,
+    ) -> Refused: ...
     def set_virtual_points(
         self, array_path: str, coords: Any, columns: tuple[Any, Any, Any], *, checksum: Any, validate_containers: bool
     ) -> Refused: ...
@@ -242,9 +250,15 @@ class IcechunkStore(Store, Described):
     # -- virtual chunks -------------------------------------------------------------------------------------------
 
     def set_virtual_ref(
-        self, key: str, location: str, *, offset: int, length: int,
-        checksum: Checksum = None, validate_container: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        key: str,
+        location: str,
+        *,
+        offset: int,
+        length: int,
+        checksum: Checksum = None,
+        validate_container: bool = True,
+    ) -> None:
         """Point one chunk at a range of a file outside the repository.
 
         Parameters
@@ -262,9 +276,15 @@ class IcechunkStore(Store, Described):
         self._session.set_virtual_ref(key, location, offset, length, checksum, validate_container=validate_container)
 
     async def set_virtual_ref_async(
-        self, key: str, location: str, *, offset: int, length: int,
-        checksum: Checksum = None, validate_container: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        key: str,
+        location: str,
+        *,
+        offset: int,
+        length: int,
+        checksum: Checksum = None,
+        validate_container: bool = True,
+    ) -> None:
         """`set_virtual_ref`, awaited."""
         self.set_virtual_ref(
             key, location, offset=offset, length=length, checksum=checksum, validate_container=validate_container
@@ -284,9 +304,17 @@ class IcechunkStore(Store, Described):
         return self.set_virtual_refs(array_path, chunks, validate_containers=validate_containers)
 
     def set_virtual_refs_arr(
-        self, array_path: str, chunk_grid_shape: tuple[int, ...], locations: Any, offsets: Any, lengths: Any, *,
-        validate_containers: bool = True, arr_offset: tuple[int, ...] | None = None, checksum: Any = None,
-    ) -> Refused:  # fmt: skip
+        self,
+        array_path: str,
+        chunk_grid_shape: tuple[int, ...],
+        locations: Any,
+        offsets: Any,
+        lengths: Any,
+        *,
+        validate_containers: bool = True,
+        arr_offset: tuple[int, ...] | None = None,
+        checksum: Any = None,
+    ) -> Refused:
         """Point a whole box of chunks at files, given as columns in C order of the box.
 
         Parameters
@@ -303,24 +331,51 @@ class IcechunkStore(Store, Described):
         """
         self._check_writable()
         return self._session.set_virtual_columns(
-            array_path, chunk_grid_shape, locations, offsets, lengths,
-            first=arr_offset, checksum=checksum, validate_containers=validate_containers,
-        )  # fmt: skip
+            array_path,
+            chunk_grid_shape,
+            locations,
+            offsets,
+            lengths,
+            first=arr_offset,
+            checksum=checksum,
+            validate_containers=validate_containers,
+        )
 
     async def set_virtual_refs_arr_async(
-        self, array_path: str, chunk_grid_shape: tuple[int, ...], locations: Any, offsets: Any, lengths: Any, *,
-        validate_containers: bool = True, arr_offset: tuple[int, ...] | None = None, checksum: Any = None,
-    ) -> Refused:  # fmt: skip
+        self,
+        array_path: str,
+        chunk_grid_shape: tuple[int, ...],
+        locations: Any,
+        offsets: Any,
+        lengths: Any,
+        *,
+        validate_containers: bool = True,
+        arr_offset: tuple[int, ...] | None = None,
+        checksum: Any = None,
+    ) -> Refused:
         """`set_virtual_refs_arr`, awaited."""
         return self.set_virtual_refs_arr(
-            array_path, chunk_grid_shape, locations, offsets, lengths,
-            validate_containers=validate_containers, arr_offset=arr_offset, checksum=checksum,
-        )  # fmt: skip
+            array_path,
+            chunk_grid_shape,
+            locations,
+            offsets,
+            lengths,
+            validate_containers=validate_containers,
+            arr_offset=arr_offset,
+            checksum=checksum,
+        )
 
     def set_virtual_refs_columns(
-        self, array_path: str, coords: Any, locations: Any, offsets: Any, lengths: Any, *,
-        validate_containers: bool = True, checksum: Checksum = None,
-    ) -> Refused:  # fmt: skip
+        self,
+        array_path: str,
+        coords: Any,
+        locations: Any,
+        offsets: Any,
+        lengths: Any,
+        *,
+        validate_containers: bool = True,
+        checksum: Checksum = None,
+    ) -> Refused:
         """Point chunks anywhere in an array's grid at files, given as columns with a row per chunk, in any order.
 
         No Python object is made per row: a million references are a few numpy or Arrow columns. Where coordinates
@@ -357,9 +412,12 @@ class IcechunkStore(Store, Described):
         """
         self._check_writable()
         return self._session.set_virtual_points(
-            array_path, coords, (locations, offsets, lengths),
-            checksum=checksum, validate_containers=validate_containers,
-        )  # fmt: skip
+            array_path,
+            coords,
+            (locations, offsets, lengths),
+            checksum=checksum,
+            validate_containers=validate_containers,
+        )
 
     async def array_chunk_iterator(self, array_path: str, batch_size: int = 100_000) -> AsyncIterator[ChunkBatch]:
         """The references of an array as columns, in batches.

@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from icefloe.archive.cache import ByteCache
 from icefloe.blocking import blocking_loop, iterate_blocking, run_blocking
 from icefloe.errors import SessionStateError
+from icefloe.metadata_files import ByteCache
 
 
 async def double(number: int) -> int:

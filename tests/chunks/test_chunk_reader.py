@@ -20,8 +20,7 @@ from icefloe.errors import FormatError, VirtualChunkError
 from icefloe.formats.contract import Format
 from icefloe.ids import encode_base32
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, table_from_rows
-from icefloe.model.config import CachingConfig, RepositoryConfig
-from icefloe.model.storage_settings import StorageConcurrencySettings, StorageSettings
+from icefloe.model.config import CachingConfig, RepositoryConfig, StorageConcurrencySettings, StorageSettings
 from icefloe.storage.build import s3_storage
 from icefloe.storage.contract import Storage
 from icefloe.storage.local import LocalStorage

@@ -12,9 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icefloe.chunks.coalesce import plan_reads
-from icefloe.chunks.scheduler import RangeScheduler, ReadLimits
-from icefloe.chunks.source import Source, source_in
+from icefloe.chunks.range_scheduler import RangeScheduler, ReadLimits, Source, plan_reads, source_in
 from icefloe.errors import ObjectNotFoundError
 from icefloe.storage.memory import MemoryStorage
 

@@ -13,8 +13,7 @@ from zarr.codecs import Crc32cCodec, GzipCodec, ZstdCodec
 import icefloe
 from icefloe.codec_pipeline import PIPELINE, PLAIN_PIPELINE
 from icefloe.errors import FormatError, IcefloeError, VirtualChunkError
-from icefloe.tables.chunk_parts import ChunkPart
-from icefloe.tables.chunk_values import ChunkValues
+from icefloe.tables.chunk_values import ChunkPart, ChunkValues
 
 GENERATIONS = ("dataset", "store", "repository", "icechunk1", "icechunk2")
 KINDS: dict[str, dict[str, Any]] = {
@@ -39,9 +38,13 @@ def damaged(folder: Path, kind: str, where: str, generation: str = "repository")
     )
     session = repo.writable_session("main")
     array = zarr.create_array(
-        session.store, name="g/v", shape=(8, 8), chunks=(4, 4) if kind != "shards" else (2, 2), dtype="f4",
+        session.store,
+        name="g/v",
+        shape=(8, 8),
+        chunks=(4, 4) if kind != "shards" else (2, 2),
+        dtype="f4",
         **{name: value for name, value in KINDS[kind].items() if name != "chunks"},
-    )  # fmt: skip
+    )
     array[:] = np.random.default_rng(1).random((8, 8))
     bad = b"these bytes are no chunk"
     if where == "virtual":

@@ -11,8 +11,7 @@ from icefloe.chunks.packs import PackBuilder, PackingPolicy, SealedPack, packing
 from icefloe.errors import InvalidInputError
 from icefloe.ids import NodeId
 from icefloe.model.chunk_table import ChunkKind, Coords
-from icefloe.model.config import RepositoryConfig
-from icefloe.model.packing_config import ChunkPackingConfig, PackBy
+from icefloe.model.config import ChunkPackingConfig, PackBy, RepositoryConfig
 
 NODES = [bytes([n]) * 8 for n in range(3)]
 writes = st.lists(

@@ -15,20 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.servers.s3 import S3Server
 
-from icefloe.chunks.locations import normalise_location, normalise_locations
 from icefloe.chunks.reader import ChunkReader
-from icefloe.chunks.virtual import VirtualContainers
+from icefloe.chunks.virtual_containers import VirtualContainers, normalise_location, normalise_locations
 from icefloe.errors import IcefloeError, InvalidInputError, VirtualChunkError
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, table_from_rows
-from icefloe.model.object_store_config import (
+from icefloe.model.virtual_chunk_container import (
     ObjectStoreConfig,
+    VirtualChunkContainer,
     azure_store,
     gcs_store,
     http_store,
     local_filesystem_store,
     s3_store,
 )
-from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 from icefloe.storage.credentials import s3_credentials
 from icefloe.storage.local import LocalStorage
 from icefloe.storage.memory import MemoryStorage
@@ -274,9 +273,12 @@ def test_many_virtual_chunks_of_a_file_need_few_requests(data: Path) -> None:
 def test_virtual_chunks_are_read_from_s3_if_unchanged(s3_server: S3Server, s3_bucket: str) -> None:
     assert s3_server.request("PUT", f"/{s3_bucket}/dir/a.nc", bytes(range(200)))[0] == 200
     store = s3_store(
-        region=s3_server.region, endpoint_url=s3_server.endpoint_url, allow_http=True, s3_compatible=True,
+        region=s3_server.region,
+        endpoint_url=s3_server.endpoint_url,
+        allow_http=True,
+        s3_compatible=True,
         force_path_style=True,
-    )  # fmt: skip
+    )
     prefix = f"s3://{s3_bucket}/dir/"
     given = s3_credentials(access_key_id=s3_server.access_key, secret_access_key=s3_server.secret_key)
     found = containers(VirtualChunkContainer(prefix, store, "data"), authorized={prefix: given})

@@ -20,8 +20,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import icefloe
-from icefloe.cli.app import build_app, main
-from icefloe.cli.verbs import VERBS
+from icefloe.cli.app import VERBS, build_app, main
 
 Run = Callable[..., str]
 Ask = Callable[..., Any]
@@ -152,8 +151,12 @@ def test_info_tells_what_there_is(run: Run, ask: Ask, place: str) -> None:
 
 def test_tree_shows_nodes_at_any_point(run: Run, ask: Ask, place: str) -> None:
     assert [node["path"] for node in ask("tree", place)["nodes"]] == [
-        "/", "/ground", "/ground/raw", "/ground/t2m", "/ground/x",
-    ]  # fmt: skip
+        "/",
+        "/ground",
+        "/ground/raw",
+        "/ground/t2m",
+        "/ground/x",
+    ]
     assert [node["path"] for node in ask("tree", place, "--depth", "1")["nodes"]] == ["/", "/ground"]
     told = run("tree", place, "--tag", "v1")
     assert "t2m (time: 8, x: 64) float64" in told
@@ -168,8 +171,10 @@ def test_log_lists_and_draws(run: Run, ask: Ask, place: str) -> None:
     assert ask("log", place, "-n", "1")["more"] is True
     assert "there is more" in run("log", place, "-n", "1")
     assert [line.split(" ", 1)[1] for line in run("log", place, "--oneline", "-b", "side").splitlines()] == [
-        "(side) Side [bold]work[/]", "(tag: v1) First arrays", "Repository initialized",
-    ]  # fmt: skip
+        "(side) Side [bold]work[/]",
+        "(tag: v1) First arrays",
+        "Repository initialized",
+    ]
     graph = ask("log", place, "--graph")
     assert {commit["column"] for commit in graph["commits"]} == {0, 1}
     assert {ref["name"] for ref in graph["refs"]} == {"main", "side", "v1"}
@@ -238,8 +243,10 @@ def test_a_tag_can_be_deleted_where_the_generation_allows_it(run: Run, ask: Ask,
 
 def test_ls_lists_groups_and_chunks(run: Run, ask: Ask, place: str) -> None:
     assert [child["path"] for child in ask("ls", place, "ground")["children"]] == [
-        "/ground/raw", "/ground/t2m", "/ground/x",
-    ]  # fmt: skip
+        "/ground/raw",
+        "/ground/t2m",
+        "/ground/x",
+    ]
     chunks = ask("ls", place, "ground/t2m", "-n", "3")
     assert (chunks["num_chunks"], len(chunks["chunks"]), chunks["more"]) == (4, 3, True)
     assert chunks["chunks"][0]["key"] == "ground/t2m/c/0/0"

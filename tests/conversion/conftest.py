@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from icefloe.ledger import retirement
+from icefloe.ledger import switch_generation as retirement
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 import icefloe
-from icefloe.conversion.rewriting import ROOT_MARKS
+from icefloe.conversion.translate import ROOT_MARKS
 from icefloe.storage.contract import Storage
 
 
@@ -78,8 +78,16 @@ def contents(repo: icefloe.Repository, **ref: str) -> dict[str, bytes]:
 
 def plain_diff(diff: icefloe.Diff) -> dict[str, Any]:
     """What a diff says, without what depends on the order of node ids."""
-    fields = ("new_groups", "new_arrays", "deleted_groups", "deleted_arrays", "updated_groups", "updated_arrays",
-              "moved_nodes", "updated_chunks")  # fmt: skip
+    fields = (
+        "new_groups",
+        "new_arrays",
+        "deleted_groups",
+        "deleted_arrays",
+        "updated_groups",
+        "updated_arrays",
+        "moved_nodes",
+        "updated_chunks",
+    )
     return {field: getattr(diff, field) for field in fields}
 
 

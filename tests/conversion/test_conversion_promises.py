@@ -18,12 +18,12 @@ import icefloe
 from icefloe import SpecVersion
 from icefloe.blocking import run_blocking
 from icefloe.cli.app import main
-from icefloe.conversion.chunk_objects import SeenIds
-from icefloe.conversion.identities import Identities
-from icefloe.conversion.journal import JOURNAL_KEY
+from icefloe.conversion.steps import JOURNAL_KEY
+from icefloe.conversion.transfer import SeenIds
+from icefloe.conversion.translate import Identities
 from icefloe.ids import new_object_id
 from icefloe.storage.build import local_filesystem_storage
-from icefloe.storage.faulty import Fault, FaultKind, FaultPlan, FaultyStorage
+from icefloe.testing.faulty_storage import Fault, FaultKind, FaultPlan, FaultyStorage
 
 VERSIONS = [version.value for version in SpecVersion]
 FIXTURES = Path(__file__).resolve().parents[2] / "../shared/fixtures"
@@ -43,10 +43,16 @@ def with_rectilinear(place: Path) -> icefloe.Repository:
     session = repo.writable_session("main")
     zarr.open_group(session.store, mode="a").create_array("plain", shape=(4,), chunks=(2,), dtype="i4")[:] = 1
     document = {
-        "zarr_format": 3, "node_type": "array", "shape": [6], "data_type": "uint8", "fill_value": 0, "attributes": {},
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [6],
+        "data_type": "uint8",
+        "fill_value": 0,
+        "attributes": {},
         "chunk_grid": {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": [[[2, 1], 4]]}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}}, "codecs": [{"name": "bytes"}],
-    }  # fmt: skip
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "codecs": [{"name": "bytes"}],
+    }
     session.workspace.write_document("/ragged", json.dumps(document).encode())
     session.commit("grids")
     return repo
@@ -82,8 +88,13 @@ def test_administration_and_tombstones_are_lost_only_when_told(tmp_path: Path) -
     source.set_status(icefloe.RepoStatus(icefloe.RepoAvailability.read_only, None, "moving"))
     planned = icefloe.convert(source, tmp_path / "target", "dataset", dry_run=True)
     assert {loss.kind.value for loss in planned.losses} == {
-        "deleted-tags", "metadata", "feature-flags", "status", "refs", "operations-log",
-    }  # fmt: skip
+        "deleted-tags",
+        "metadata",
+        "feature-flags",
+        "status",
+        "refs",
+        "operations-log",
+    }
     assert planned.repository is None and not files(tmp_path / "target")
     told = "; ".join(map(str, planned.losses))
     for lost in ("names of deleted tags", "'gone'", "metadata of the repository", "'team'", "create_tag", "tag 'main'"):
@@ -162,9 +173,14 @@ def small_repository(place: Path, version: str) -> icefloe.Repository:
 
 
 PAIRS_TO_KILL = [
-    ("repository", "icechunk2"), ("icechunk2", "repository"), ("icechunk1", "icechunk2"), ("icechunk1", "repository"),
-    ("dataset", "icechunk2"), ("repository", "store"), ("store", "dataset"),
-]  # fmt: skip
+    ("repository", "icechunk2"),
+    ("icechunk2", "repository"),
+    ("icechunk1", "icechunk2"),
+    ("icechunk1", "repository"),
+    ("dataset", "icechunk2"),
+    ("repository", "store"),
+    ("store", "dataset"),
+]
 
 
 def deaths(step: int) -> Iterator[tuple[int, FaultKind]]:

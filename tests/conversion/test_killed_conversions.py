@@ -14,10 +14,10 @@ from tests.conversion.test_conversion_promises import PAIRS_TO_KILL, files, smal
 from tests.engine.forked import run_child
 
 import icefloe
-from icefloe.conversion.journal import JOURNAL_KEY
+from icefloe.conversion.steps import JOURNAL_KEY
 from icefloe.storage.build import local_filesystem_storage
-from icefloe.storage.faulty import KILLED, Fault, FaultKind, FaultPlan, FaultyStorage
-from icefloe.storage.wrapped import METHODS, WRITES
+from icefloe.storage.wrappers import METHODS, WRITES
+from icefloe.testing.faulty_storage import KILLED, Fault, FaultKind, FaultPlan, FaultyStorage
 
 STEPS = [pytest.param("icechunk1", "icechunk2", 11)] + [
     pytest.param(*pair, 1, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]) for pair in PAIRS_TO_KILL

@@ -12,7 +12,7 @@ import zarr
 
 import icefloe
 from icefloe.blocking import run_blocking
-from icefloe.conversion.losses import LossKind
+from icefloe.conversion.survey import LossKind
 
 GENERATIONS = ("dataset", "store", "repository", "icechunk1", "icechunk2")
 PAIRS = [f"{one} to {two}" for one, two in itertools.permutations(GENERATIONS, 2)]

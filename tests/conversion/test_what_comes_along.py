@@ -23,10 +23,16 @@ VERSIONS = [version.value for version in SpecVersion]
 LISTING = ["dataset", "icechunk2"]
 """Generations that list their snapshots, those without a ref too."""
 RAGGED = {
-    "zarr_format": 3, "node_type": "array", "shape": [6], "data_type": "uint8", "fill_value": 0, "attributes": {},
+    "zarr_format": 3,
+    "node_type": "array",
+    "shape": [6],
+    "data_type": "uint8",
+    "fill_value": 0,
+    "attributes": {},
     "chunk_grid": {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": [[[2, 1], 4]]}},
-    "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}}, "codecs": [{"name": "bytes"}],
-}  # fmt: skip
+    "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+    "codecs": [{"name": "bytes"}],
+}
 
 
 def with_detached(place: Path, version: str) -> tuple[icefloe.Repository, str, str]:

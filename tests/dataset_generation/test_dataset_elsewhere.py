@@ -13,7 +13,7 @@ import zarr
 import icefloe
 from icefloe.errors import InvalidInputError
 from icefloe.storage.memory import MemoryStorage
-from icefloe.storage.split import SplitStorage
+from icefloe.storage.wrappers import SplitStorage
 
 
 def test_a_dataset_is_found_where_its_caller_says_that_it_is(tmp_path: Path) -> None:

@@ -17,15 +17,20 @@ from hypothesis import strategies as st
 from tests.early_generations import JSON_VALUES, manifests, snapshots, tables
 
 from icefloe.errors import FormatError, InvalidInputError, UnsupportedError
-from icefloe.formats.canonical_document import GroupParts, build_document
 from icefloe.formats.dataset import FORMAT
-from icefloe.formats.dataset.coord import decode_coords, decode_fixed_coords, encode_coord, encode_coords
-from icefloe.formats.dataset.manifest_box import box_filter, read_manifest_box
-from icefloe.formats.dataset.manifest_file import manifest_schema
-from icefloe.formats.dataset.structure_schema import structure_schema
+from icefloe.formats.dataset.manifest import (
+    box_filter,
+    decode_coords,
+    decode_fixed_coords,
+    encode_coord,
+    encode_coords,
+    manifest_schema,
+    read_manifest_box,
+)
+from icefloe.formats.dataset.snapshot import structure_schema
+from icefloe.formats.json_documents import GroupParts, build_document
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, table_from_rows
-from icefloe.model.snapshot import Manifest, Snapshot
-from icefloe.model.transaction_log import TransactionLog
+from icefloe.model.snapshot import Manifest, Snapshot, TransactionLog
 
 NODE = (3).to_bytes(8, "big")
 COORDS = st.integers(0, 3).flatmap(
@@ -38,10 +43,17 @@ COORDS = st.integers(0, 3).flatmap(
 @pytest.mark.parametrize(
     ("coords", "text"),
     [
-        ((5, 30, 10), "051e0a"), ((247,), "f7"), ((248,), "f8f8"), ((256,), "f90100"), ((65535,), "f9ffff"),
-        ((65536,), "fa010000"), ((4294967295,), "fbffffffff"), ((0, 300), "00f9012c"), ((), ""),
+        ((5, 30, 10), "051e0a"),
+        ((247,), "f7"),
+        ((248,), "f8f8"),
+        ((256,), "f90100"),
+        ((65535,), "f9ffff"),
+        ((65536,), "fa010000"),
+        ((4294967295,), "fbffffffff"),
+        ((0, 300), "00f9012c"),
+        ((), ""),
     ],
-)  # fmt: skip
+)
 def test_coordinates_have_the_bytes_of_the_format(coords: tuple[int, ...], text: str) -> None:
     assert encode_coord(coords).hex() == text
 
@@ -112,9 +124,14 @@ def test_the_narrow_schema_prints_as_the_specification_prints_it() -> None:
     assert "description: 'user-defined attributes, stored in a separate attributes ' + 4" in text
     assert "child 2, extent: list<item: fixed_size_list<item: uint16>[2]> not null" in text
     assert manifest_schema().to_string().splitlines() == [
-        "id: uint32 not null", "array_id: uint32 not null", "coord: binary not null", "inline_data: binary",
-        "chunk_file: string", "offset: uint64", "length: uint32 not null",
-    ]  # fmt: skip
+        "id: uint32 not null",
+        "array_id: uint32 not null",
+        "coord: binary not null",
+        "inline_data: binary",
+        "chunk_file: string",
+        "offset: uint64",
+        "length: uint32 not null",
+    ]
 
 
 @given(tables(12), st.data())
@@ -223,7 +240,7 @@ def test_documents_as_zarr_writes_them_need_no_copy_beside_the_columns() -> None
         zarr.create_array(
             memory, name=f"a{index}", shape=(70000, 3), chunks=(7, 3), dtype=kind, attributes={"i": index}
         )
-    from icefloe.model.nodes import ArrayNode, GroupNode
+    from icefloe.model.snapshot import ArrayNode, GroupNode
     from icefloe.model.zarr_document import parse_array_shape
 
     nodes = {}

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.early_generations import JSON_VALUES, METADATA, TEXT, TIMES
 
-from icefloe.archive.files import Archive
 from icefloe.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -42,6 +41,7 @@ from icefloe.formats.dataset.state import (
 )
 from icefloe.ids import new_object_id
 from icefloe.ledger.dataset import DatasetLedger, fetch_state
+from icefloe.metadata_files import Archive
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.storage import s3_storage
 from icefloe.storage.contract import Storage
@@ -96,11 +96,15 @@ def states(draw: st.DrawFn) -> State:
     ids = draw(st.lists(IDS, min_size=1, max_size=4, unique=True))
     entries = [
         StateSnapshot(
-            name, draw(st.integers(0, 253402300799999)), draw(TEXT.filter(bool)),
-            draw(st.none() | st.sampled_from(ids)), draw(st.none() | METADATA), draw(UNKNOWN),
+            name,
+            draw(st.integers(0, 253402300799999)),
+            draw(TEXT.filter(bool)),
+            draw(st.none() | st.sampled_from(ids)),
+            draw(st.none() | METADATA),
+            draw(UNKNOWN),
         )
         for name in ids
-    ]  # fmt: skip
+    ]
     kinds = st.sampled_from(["branch", "tag"])
     refs = draw(st.dictionaries(TEXT, st.builds(StateRef, st.sampled_from(ids), kinds, UNKNOWN), max_size=3))
     root = draw(st.none() | st.just("s3://bucket/data"))

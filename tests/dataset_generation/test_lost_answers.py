@@ -6,15 +6,15 @@ import datetime as dt
 
 import pytest
 
-from icefloe.archive.files import Archive
 from icefloe.errors import AlreadyExistsError, ConflictError
-from icefloe.formats.registry import get_format
+from icefloe.formats.contract import get_format
 from icefloe.ids import new_object_id
-from icefloe.ledger.registry import make_ledger
+from icefloe.ledger.generations import make_ledger
+from icefloe.metadata_files import Archive
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.snapshot import Snapshot
-from icefloe.storage.faulty import Fault, FaultKind, FaultyStorage
 from icefloe.storage.memory import MemoryStorage
+from icefloe.testing.faulty_storage import Fault, FaultKind, FaultyStorage
 
 NOW = dt.datetime(2024, 9, 1, tzinfo=dt.UTC)
 
@@ -26,9 +26,16 @@ async def test_every_change_of_refs_stands_one_lost_answer(version: SpecVersion,
     inner = MemoryStorage()
     initial = generation.initial_snapshot(NOW)
     first = Snapshot(
-        new_object_id(generation.capabilities.object_id_bytes), initial.id, NOW, "first", {}, {}, {},
-        history=(initial.info,), total_ancestors=1,
-    )  # fmt: skip
+        new_object_id(generation.capabilities.object_id_bytes),
+        initial.id,
+        NOW,
+        "first",
+        {},
+        {},
+        {},
+        history=(initial.info,),
+        total_ancestors=1,
+    )
     archive = Archive(inner, generation)
     for snapshot in (initial, first):
         await archive.flush_snapshot(snapshot)

@@ -6,7 +6,7 @@ import pytest
 import zarr
 
 import icefloe
-from icefloe.session import node_numbers
+from icefloe.session import session_state as node_numbers
 
 GENERATIONS = ["dataset", "store"]
 

@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 import icefloe
-from icefloe.formats.dataset.coord import encode_coord
+from icefloe.formats.dataset.manifest import encode_coord
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

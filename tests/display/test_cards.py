@@ -13,8 +13,7 @@ import zarr
 from rich.console import Console
 
 import icefloe
-from icefloe.display.amounts import first_line, format_bytes, short_length
-from icefloe.display.card import Described
+from icefloe.display.card import Described, first_line, format_bytes, short_length
 
 HOSTILE = "</div><script>alert('x')</script> [bold]not bold[/] \\[red]"
 

@@ -9,9 +9,7 @@ import xml.etree.ElementTree as ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icefloe.display.ancestry_graph import AncestryGraph
-from icefloe.display.graph import Commit, Layout, Ref, newest_first, plan_graph
-from icefloe.display.graph_text import graph_lines, plain_text
+from icefloe.display.graph import AncestryGraph, Commit, Layout, Ref, graph_lines, newest_first, plain_text, plan_graph
 
 DAY = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 

@@ -10,7 +10,7 @@ import pytest
 from tests.docs.pages import ROOT, Block, anchors, blocks, links, name_of, pages, prose
 
 import icefloe
-from icefloe.cli.verbs import VERBS
+from icefloe.cli.app import VERBS
 from icefloe.errors import IcefloeError
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.config_value import ConfigValue, Nested, settings_of

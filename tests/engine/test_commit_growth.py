@@ -11,12 +11,12 @@ import zarr
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.ids import new_object_id
-from icefloe.ledger.sequence_files import DOTTED, RefContent
+from icefloe.ledger.repository import DOTTED, RefContent
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.session.commit import HISTORY_LENGTH
 from icefloe.storage.build import in_memory_storage
-from icefloe.storage.counting import Count, CountingStorage
 from icefloe.storage.memory import MemoryStorage
+from icefloe.storage.wrappers import Count, CountingStorage
 
 DAY = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 
@@ -70,10 +70,18 @@ def long_history() -> tuple[MemoryStorage, int]:
             history = tuple(reversed(infos[max(0, number - HISTORY_LENGTH) : number]))
             await archive.flush_snapshot(
                 Snapshot(
-                    own.id, own.parent_id, own.written_at, own.message, {}, {}, {},
-                    history=history, total_ancestors=number, started_at=own.written_at,
+                    own.id,
+                    own.parent_id,
+                    own.written_at,
+                    own.message,
+                    {},
+                    {},
+                    {},
+                    history=history,
+                    total_ancestors=number,
+                    started_at=own.written_at,
                 )
-            )  # fmt: skip
+            )
         for number in range(1, count + 1):
             await storage.create(DOTTED.branch_key("main", number), RefContent(ids[number]).encode())
 
@@ -118,12 +126,17 @@ def test_a_commit_of_one_chunk_leaves_a_large_hierarchy_alone() -> None:
     session = repo.writable_session("main")
     document = json.dumps(
         {
-            "zarr_format": 3, "node_type": "array", "shape": [4], "data_type": "int32", "fill_value": 0,
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": [4],
+            "data_type": "int32",
+            "fill_value": 0,
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1]}},
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-            "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}], "attributes": {},
+            "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+            "attributes": {},
         }
-    ).encode()  # fmt: skip
+    ).encode()
     run_blocking(session.keyspace.write("zarr.json", b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'))
     for number in range(5000):
         run_blocking(session.keyspace.write(f"a{number:04d}/zarr.json", document))

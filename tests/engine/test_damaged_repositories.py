@@ -16,7 +16,7 @@ from tests.engine.scenarios import make_repository, read_all
 import icefloe
 from icefloe import IcefloeError, SpecVersion
 from icefloe.blocking import run_blocking
-from icefloe.model.nodes import ArrayNode
+from icefloe.model.snapshot import ArrayNode
 
 GENERATIONS = [version.value for version in SpecVersion]
 SECONDS = 5.0

@@ -20,7 +20,8 @@ import pytest
 import zarr
 
 import icefloe
-from icefloe.storage import durability, local_files
+from icefloe.storage import durability
+from icefloe.storage import local as local_files
 from icefloe.storage.local import LocalStorage
 
 GENERATIONS = ("repository", "icechunk2", "icechunk1", "store", "dataset")

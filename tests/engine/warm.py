@@ -8,5 +8,12 @@ from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(_ROOT), str(_ROOT / "src")]
-for _name in ("pytest", "numpy", "zarr", "icefloe.repository", "icefloe.storage.faulty", "tests.engine.scenarios"):
+for _name in (
+    "pytest",
+    "numpy",
+    "zarr",
+    "icefloe.repository",
+    "icefloe.testing.faulty_storage",
+    "tests.engine.scenarios",
+):
     import_module(_name)

@@ -12,9 +12,18 @@ from hypothesis import strategies as st
 
 from icefloe.ids import new_node_id, new_object_id
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, table_from_rows
-from icefloe.model.nodes import ArrayNode, AttributesRef, GroupNode, ManifestRef
-from icefloe.model.snapshot import Manifest, ManifestFileInfo, Snapshot, SnapshotInfo
-from icefloe.model.transaction_log import Move, TransactionLog
+from icefloe.model.snapshot import (
+    ArrayNode,
+    AttributesRef,
+    GroupNode,
+    Manifest,
+    ManifestFileInfo,
+    ManifestRef,
+    Move,
+    Snapshot,
+    SnapshotInfo,
+    TransactionLog,
+)
 
 NOW = dt.datetime(2025, 1, 8, 21, 13, 10, 236657, tzinfo=dt.UTC)
 numbers = st.one_of(st.integers(0, 300), st.integers(0, 2**64 - 1))
@@ -37,10 +46,13 @@ def chunk_refs(draw: st.DrawFn) -> ChunkRef:
         return ChunkRef(kind, offset, length, object_id=draw(object_ids))
     seal = draw(st.sampled_from(["none", "etag", "time"]))
     return ChunkRef(
-        kind, offset, length, location=draw(words),
+        kind,
+        offset,
+        length,
+        location=draw(words),
         etag=draw(words) if seal == "etag" else None,
         last_modified=draw(st.integers(1, 2**32 - 1)) if seal == "time" else None,
-    )  # fmt: skip
+    )
 
 
 @st.composite
@@ -68,9 +80,12 @@ def native_table(count: int, seed: int = 0) -> ChunkTable:
     random = np.random.default_rng(seed)
     coords = np.stack(np.divmod(np.arange(count), 1000), axis=1).astype(np.uint32)
     return ChunkTable(
-        coords, np.full(count, ChunkKind.NATIVE, dtype=np.uint8), np.zeros(count, dtype=np.uint64),
-        random.integers(1, 10**6, count).astype(np.uint64), random.integers(0, 256, (count, 12), dtype=np.uint8),
-    )  # fmt: skip
+        coords,
+        np.full(count, ChunkKind.NATIVE, dtype=np.uint8),
+        np.zeros(count, dtype=np.uint64),
+        random.integers(1, 10**6, count).astype(np.uint64),
+        random.integers(0, 256, (count, 12), dtype=np.uint8),
+    )
 
 
 def array_document(**changes: Any) -> bytes:
@@ -106,19 +121,38 @@ def example_snapshot(**changes: Any) -> Snapshot:
     nodes = {
         "/": GroupNode(new_node_id(), "/", GROUP_DOCUMENT),
         "/a": ArrayNode(
-            new_node_id(), "/a", array_document(), (10, 20), (2, 4), ("t", None),
+            new_node_id(),
+            "/a",
+            array_document(),
+            (10, 20),
+            (2, 4),
+            ("t", None),
             (ManifestRef(files[0].id, ((0, 2), (0, 3))), ManifestRef(files[1].id, ((0, 2), (3, 4)))),
         ),
         "/a-b": ArrayNode(
-            new_node_id(), "/a-b", array_document(attributes={}), (10, 20), (2, 4), ("t", None), (),
+            new_node_id(),
+            "/a-b",
+            array_document(attributes={}),
+            (10, 20),
+            (2, 4),
+            ("t", None),
+            (),
             AttributesRef(attributes_id, 3),
         ),
-    }  # fmt: skip
+    }
     snapshot = Snapshot(
-        id=new_object_id(), parent_id=ids[0], written_at=NOW, message="hällo", metadata={"by": "me", "n": [1, {}]},
-        nodes=nodes, manifests={f.id: f for f in files}, attribute_files=(attributes_id,), history=history,
-        total_ancestors=900, started_at=NOW - dt.timedelta(seconds=1),
-    )  # fmt: skip
+        id=new_object_id(),
+        parent_id=ids[0],
+        written_at=NOW,
+        message="hällo",
+        metadata={"by": "me", "n": [1, {}]},
+        nodes=nodes,
+        manifests={f.id: f for f in files},
+        attribute_files=(attributes_id,),
+        history=history,
+        total_ancestors=900,
+        started_at=NOW - dt.timedelta(seconds=1),
+    )
     return dataclasses.replace(snapshot, **changes)
 
 
@@ -137,12 +171,16 @@ def example_log() -> TransactionLog:
     """A log that uses every field."""
     ids = [new_node_id() for _ in range(9)]
     return TransactionLog(
-        frozenset(ids[:1]), frozenset(ids[1:2]), frozenset(ids[2:3]), frozenset(ids[3:4]),
-        frozenset(ids[4:5]), frozenset(ids[5:6]),
+        frozenset(ids[:1]),
+        frozenset(ids[1:2]),
+        frozenset(ids[2:3]),
+        frozenset(ids[3:4]),
+        frozenset(ids[4:5]),
+        frozenset(ids[5:6]),
         {
             ids[6]: np.array([[0, 1], [2, 3], [2**32 - 1, 0]], dtype=np.uint32),
             ids[7]: np.zeros((1, 0), dtype=np.uint32),
             ids[8]: np.arange(17 * 3, dtype=np.uint32).reshape(3, 17),
         },
         (Move("/x", "/y/ü", ids[6], True),),
-    )  # fmt: skip
+    )

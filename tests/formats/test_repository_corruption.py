@@ -18,8 +18,16 @@ from hypothesis import strategies as st
 
 from formats.repository_examples import example_log, example_snapshot, native_table
 from icefloe.errors import FormatError, UnknownFormatError
-from icefloe.formats.compression import DecompressionLimits, compress, decompress
-from icefloe.formats.header import HEADER_BYTES, MAGIC, FileType, encode_header, parse_header
+from icefloe.formats.header import (
+    HEADER_BYTES,
+    MAGIC,
+    DecompressionLimits,
+    FileType,
+    compress,
+    decompress,
+    encode_header,
+    parse_header,
+)
 from icefloe.formats.repository import FORMAT
 from icefloe.ids import new_object_id
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, table_from_rows
@@ -50,10 +58,12 @@ READERS: dict[str, tuple[Callable[[bytes], Any], list[bytes], FileType]] = {
         FileType.MANIFEST,
     ),
     "log": (
-        FORMAT.decode_transaction_log, [FORMAT.encode_transaction_log("", example_log())], FileType.TRANSACTION_LOG
+        FORMAT.decode_transaction_log,
+        [FORMAT.encode_transaction_log("", example_log())],
+        FileType.TRANSACTION_LOG,
     ),
     "attributes": (FORMAT.decode_attributes, [FORMAT.encode_attributes([b'{"a": 1}', b"{}"])], FileType.ATTRIBUTES),
-}  # fmt: skip
+}
 
 
 def fails_well(read: Callable[[bytes], Any], data: bytes) -> None:

@@ -10,24 +10,31 @@ from typing import Any
 import numpy as np
 import pytest
 
-from icefloe.archive.files import Archive
 from icefloe.errors import RefNotFoundError
 from icefloe.formats.repository import FORMAT
-from icefloe.formats.repository.values import parse_time
+from icefloe.formats.repository.snapshot import parse_time
 from icefloe.ids import decode_base32, encode_base32, new_object_id
-from icefloe.ledger.detect import detect_generation
-from icefloe.ledger.sequence import SequenceLedger
+from icefloe.ledger.generations import detect_generation
+from icefloe.ledger.repository import RepositoryLedger
+from icefloe.metadata_files import Archive
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.chunk_table import ChunkKind, ChunkRef
-from icefloe.model.nodes import ArrayNode
-from icefloe.model.snapshot import Snapshot
+from icefloe.model.snapshot import ArrayNode, Snapshot
 from icefloe.storage.build import in_memory_storage, local_filesystem_storage
 from icefloe.storage.contract import Storage
 
 NAMES = [
-    "g2-0.1.0", "g2-alpha1-colon-refs", "g2-alpha11-binary-ids", "g2-alpha2-dot-refs", "g2-alpha5-random-node-ids",
-    "g2-alpha8-txlogs", "g2-alpha9-header", "g2-dev-manifest-size", "g2-dev-parent-id", "g2-dev-zstd-manifest",
-]  # fmt: skip
+    "g2-0.1.0",
+    "g2-alpha1-colon-refs",
+    "g2-alpha11-binary-ids",
+    "g2-alpha2-dot-refs",
+    "g2-alpha5-random-node-ids",
+    "g2-alpha8-txlogs",
+    "g2-alpha9-header",
+    "g2-dev-manifest-size",
+    "g2-dev-parent-id",
+    "g2-dev-zstd-manifest",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +168,7 @@ def storage(fixture: Fixture) -> Storage:
 async def test_refs_and_history_read_as_described(fixture: Fixture, storage: Storage) -> None:
     expected = fixture.expected
     assert await detect_generation(storage) is SpecVersion.REPOSITORY
-    ledger = SequenceLedger(storage, Archive(storage, FORMAT))
+    ledger = RepositoryLedger(storage, Archive(storage, FORMAT))
     assert await ledger.list_branches() == set(expected["branches"])
     assert await ledger.list_tags() == set(expected["tags"])
     for branch, snapshot_id in expected["branches"].items():
@@ -182,7 +189,7 @@ async def test_refs_and_history_read_as_described(fixture: Fixture, storage: Sto
 
 
 async def test_the_configuration_reads_as_described(fixture: Fixture, storage: Storage) -> None:
-    stored = await SequenceLedger(storage, Archive(storage, FORMAT)).fetch_config()
+    stored = await RepositoryLedger(storage, Archive(storage, FORMAT)).fetch_config()
     assert stored.document == fixture.expected.get("config_yaml")
 
 
@@ -198,23 +205,27 @@ async def copy_of(fixture: Fixture) -> Storage:
 async def test_new_commits_on_top_keep_history_nodes_and_refs_together(fixture: Fixture) -> None:
     storage = await copy_of(fixture)
     archive = Archive(storage, FORMAT)
-    ledger = SequenceLedger(storage, archive)
+    ledger = RepositoryLedger(storage, archive)
     described = [entry["id"] for entry in fixture.expected["ancestry"]["branch:main"]]
     for _ in range(3):
         tip = await ledger.fetch_tip("main")
         parent = await archive.fetch_snapshot(tip.snapshot_id)
         total = None if parent.total_ancestors is None else parent.total_ancestors + 1
         child = dataclasses.replace(
-            parent, id=new_object_id(), parent_id=parent.id, message="ours", total_ancestors=total,
+            parent,
+            id=new_object_id(),
+            parent_id=parent.id,
+            message="ours",
+            total_ancestors=total,
             history=(dataclasses.replace(parent.info, manifests=()), *parent.history)[:2],
-        )  # fmt: skip
+        )
         await archive.flush_snapshot(child)
         assert (await ledger.advance("main", tip, child)).mark == tip.mark + 1
         described.insert(0, child.id)
     await ledger.create_branch("new", described[2])
     await ledger.create_tag("new tag", described[1])
     fresh_archive = Archive(storage, FORMAT)
-    fresh = SequenceLedger(storage, fresh_archive)
+    fresh = RepositoryLedger(storage, fresh_archive)
     assert await detect_generation(storage) is SpecVersion.REPOSITORY
     tip = await fresh.fetch_tip("main")
     assert [info.id async for info in fresh.ancestry(tip.snapshot_id)] == described

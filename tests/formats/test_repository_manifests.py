@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from formats.repository_examples import manifests, native_table, rows_of
 from icefloe.errors import FormatError, InvalidInputError
 from icefloe.formats.repository import FORMAT
-from icefloe.formats.repository.manifest_decoding import decode_manifest_body
-from icefloe.formats.repository.manifest_encoding import encode_manifest_body
-from icefloe.formats.repository.manifest_entries import decode_entries
+from icefloe.formats.repository.manifest_reader import decode_entries, decode_manifest_body
+from icefloe.formats.repository.manifest_writer import encode_manifest_body
 from icefloe.ids import decode_base32, encode_base32, new_object_id
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, table_from_rows
 from icefloe.model.snapshot import Manifest

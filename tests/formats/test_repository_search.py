@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from formats.repository_examples import manifests, native_table, rows_of
 from icefloe.errors import FormatError
-from icefloe.formats.repository import FORMAT, manifest_search
-from icefloe.formats.repository.manifest_decoding import decode_manifest_body
-from icefloe.formats.repository.manifest_encoding import encode_manifest_body
-from icefloe.formats.repository.manifest_search import RowManifest
+from icefloe.formats.repository import FORMAT
+from icefloe.formats.repository import manifest_reader as manifest_search
+from icefloe.formats.repository.manifest_reader import RowManifest, decode_manifest_body
+from icefloe.formats.repository.manifest_writer import encode_manifest_body
 from icefloe.ids import new_object_id
 from icefloe.model.chunk_table import ChunkRef
 from icefloe.model.snapshot import Manifest

@@ -27,15 +27,11 @@ from formats.repository_examples import (
     plain,
 )
 from icefloe.errors import FormatError
-from icefloe.formats.compression import decompress
-from icefloe.formats.header import HEADER_BYTES
+from icefloe.formats.header import HEADER_BYTES, decompress
 from icefloe.formats.repository import FORMAT
-from icefloe.formats.repository.history import MetadataElsewhere
-from icefloe.formats.repository.values import format_time, parse_time
+from icefloe.formats.repository.snapshot import MetadataElsewhere, format_time, parse_time
 from icefloe.ids import new_node_id, new_object_id
-from icefloe.model.nodes import ArrayNode, GroupNode
-from icefloe.model.snapshot import Snapshot, SnapshotInfo
-from icefloe.model.transaction_log import TransactionLog
+from icefloe.model.snapshot import ArrayNode, GroupNode, Snapshot, SnapshotInfo, TransactionLog
 from icefloe.model.zarr_document import parse_array_shape, parse_document
 
 

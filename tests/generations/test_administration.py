@@ -155,11 +155,16 @@ def test_the_repo_file_is_described_as_plain_data(repo: icefloe.Repository) -> N
 def test_other_generations_say_that_they_have_no_place_for_it(tmp_path: Path, version: str) -> None:
     repo = icefloe.Repository.create(tmp_path / "repo", spec_version=version)
     attempts: list[Any] = [
-        repo.get_status, repo.get_metadata, repo.feature_flags, repo.inspect_repo_info,
-        lambda: list(repo.ops_log()), lambda: repo.set_metadata({}),
+        repo.get_status,
+        repo.get_metadata,
+        repo.feature_flags,
+        repo.inspect_repo_info,
+        lambda: list(repo.ops_log()),
+        lambda: repo.set_metadata({}),
         lambda: repo.set_status(RepoStatus(RepoAvailability.online)),
-        lambda: repo.set_feature_flag("move_node", True), lambda: repo.update_metadata({}),
-    ]  # fmt: skip
+        lambda: repo.set_feature_flag("move_node", True),
+        lambda: repo.update_metadata({}),
+    ]
     for attempt in attempts:
         with pytest.raises(icefloe.UnsupportedError, match=version):
             attempt()

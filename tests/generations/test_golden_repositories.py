@@ -19,12 +19,10 @@ from zarr.core.sync import sync
 import icefloe
 from icefloe import UpdateType
 from icefloe.blocking import run_blocking
-from icefloe.formats.flat.times import to_microseconds
-from icefloe.formats.repository.values import parse_time
+from icefloe.formats.repository.snapshot import parse_time
 from icefloe.ids import encode_base32
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
-from icefloe.model.nodes import ArrayNode, Node
-from icefloe.model.transaction_log import TransactionLog
+from icefloe.model.snapshot import ArrayNode, Node, TransactionLog, to_microseconds
 from icefloe.session.session import Session
 
 FIXTURES = Path(__file__).resolve().parents[2] / "../shared/fixtures"
@@ -74,8 +72,10 @@ def test_every_snapshot_holds_the_nodes_and_documents_described(golden: Golden) 
         session = repo.readonly_session(snapshot_id=name)
         info = repo.lookup_snapshot(name)
         assert (info.id, info.message, dict(info.metadata)) == (
-            described["id"], described["message"], described["metadata"],
-        )  # fmt: skip
+            described["id"],
+            described["message"],
+            described["metadata"],
+        )
         if "time" in described:
             assert info.written_at == parse_time(described["time"])
         else:
@@ -183,8 +183,12 @@ def test_transaction_logs_say_what_is_described(golden: Golden) -> None:
         log = run_blocking(repo.engine.archive.fetch_transaction_log(name))
         for field in LISTS:
             assert text_ids(getattr(log, field)) == sorted(map(str, described[field]))
-        updated = {each for key in described if key.startswith("updated_") and key != "updated_chunks"
-                   for each in map(str, described[key])}  # fmt: skip
+        updated = {
+            each
+            for key in described
+            if key.startswith("updated_") and key != "updated_chunks"
+            for each in map(str, described[key])
+        }
         new = {str(each) for field in ("new_groups", "new_arrays") for each in described[field]}
         assert set(text_ids(log.updated_groups | log.updated_arrays)) in (updated, updated - new)
         assert chunks_of(log) == {str(k): sorted(v) for k, v in described["updated_chunks"].items()}

@@ -7,7 +7,7 @@ import datetime as dt
 import numpy as np
 from hypothesis import strategies as st
 
-from icefloe.formats.icechunk2.repo_info import (
+from icefloe.formats.icechunk2.repo_file import (
     Availability,
     FlagChange,
     RepoInfo,
@@ -18,10 +18,18 @@ from icefloe.formats.icechunk2.repo_info import (
 )
 from icefloe.ids import encode_base32
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, table_from_rows
-from icefloe.model.nodes import ArrayNode, GroupNode, ManifestRef, Node
-from icefloe.model.paths import is_node_path
-from icefloe.model.snapshot import Manifest, ManifestFileInfo, Snapshot
-from icefloe.model.transaction_log import Move, TransactionLog
+from icefloe.model.snapshot import (
+    ArrayNode,
+    GroupNode,
+    Manifest,
+    ManifestFileInfo,
+    ManifestRef,
+    Move,
+    Node,
+    Snapshot,
+    TransactionLog,
+)
+from icefloe.model.zarr_document import is_node_path
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 OBJECT_IDS = st.binary(min_size=12, max_size=12).map(encode_base32)
@@ -47,11 +55,13 @@ def chunk_refs(draw: st.DrawFn) -> ChunkRef:
     if kind is ChunkKind.NATIVE:
         return ChunkRef(kind, offset, length, object_id=draw(st.binary(min_size=12, max_size=12)))
     return ChunkRef(
-        kind, offset, length,
+        kind,
+        offset,
+        length,
         location=draw(st.sampled_from(["s3://b/1", "s3://b/22", "", "file:///ü"]) | TEXT),
         etag=draw(st.none() | TEXT),
         last_modified=draw(st.none() | st.integers(1, 2**32 - 1)),
-    )  # fmt: skip
+    )
 
 
 @st.composite
@@ -103,12 +113,18 @@ def _coords(ndim: int) -> st.SearchStrategy[np.ndarray]:  # type: ignore[type-ar
 _IDS = st.frozensets(NODE_IDS, max_size=3)
 MOVES = st.builds(Move, TEXT.map("/".__add__), TEXT.map("/".__add__), NODE_IDS, st.booleans())
 LOGS = st.builds(
-    TransactionLog, _IDS, _IDS, _IDS, _IDS, _IDS, _IDS,
+    TransactionLog,
+    _IDS,
+    _IDS,
+    _IDS,
+    _IDS,
+    _IDS,
+    _IDS,
     st.dictionaries(NODE_IDS, st.integers(0, 3).flatmap(_coords), max_size=3),
     st.lists(MOVES, max_size=3, unique_by=lambda move: move.to_path).map(
         lambda moves: tuple(sorted(moves, key=lambda move: move.to_path.encode().split(b"/")))
     ),
-)  # fmt: skip
+)
 
 STATUSES = st.builds(RepoStatus, st.sampled_from(Availability), U64, st.none() | TEXT)
 
@@ -128,9 +144,10 @@ def updates(draw: st.DrawFn) -> Update:
         new_id=draw(OBJECT_IDS) if kind in new else None,
         versions=(1, 2) if kind is UpdateKind.REPO_MIGRATED else None,
         flag=FlagChange(draw(st.integers(0, 2**16 - 1)), draw(st.booleans()), draw(st.booleans()))
-        if kind is UpdateKind.FEATURE_FLAG_CHANGED else None,
+        if kind is UpdateKind.FEATURE_FLAG_CHANGED
+        else None,
         status=draw(STATUSES) if kind is UpdateKind.STATUS_CHANGED else None,
-    )  # fmt: skip
+    )
 
 
 @st.composite

@@ -10,18 +10,25 @@ from typing import Any
 
 import numpy as np
 
-from icefloe.archive.files import Archive
-from icefloe.formats.flat.times import later_than
 from icefloe.formats.icechunk1 import FORMAT as FORMAT_1
 from icefloe.formats.icechunk2 import FORMAT as FORMAT_2
 from icefloe.ids import NodeId, new_chunk_id, new_node_id, new_object_id
 from icefloe.ledger.contract import Ledger
 from icefloe.ledger.icechunk1 import Icechunk1Ledger
 from icefloe.ledger.icechunk2 import Icechunk2Ledger
+from icefloe.metadata_files import Archive
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, Coords, table_from_rows
-from icefloe.model.nodes import ArrayNode, GroupNode, ManifestRef, Node
-from icefloe.model.snapshot import Manifest, ManifestFileInfo, Snapshot
-from icefloe.model.transaction_log import TransactionLog
+from icefloe.model.snapshot import (
+    ArrayNode,
+    GroupNode,
+    Manifest,
+    ManifestFileInfo,
+    ManifestRef,
+    Node,
+    Snapshot,
+    TransactionLog,
+    later_than,
+)
 from icefloe.storage.contract import Storage
 
 GROUP_DOCUMENT = b'{"zarr_format":3,"node_type":"group","attributes":{}}'
@@ -114,9 +121,14 @@ def array_node(
     grid = tuple(-(-n // c) if n else 0 for n, c in zip(shape, chunks, strict=True))
     names = more.get("dimension_names")
     return ArrayNode(
-        new_node_id(), path, array_document(shape, chunks, **more), tuple(shape), grid,
-        None if names is None else tuple(names), tuple(manifests),
-    )  # fmt: skip
+        new_node_id(),
+        path,
+        array_document(shape, chunks, **more),
+        tuple(shape),
+        grid,
+        None if names is None else tuple(names),
+        tuple(manifests),
+    )
 
 
 def group_node(path: str) -> GroupNode:

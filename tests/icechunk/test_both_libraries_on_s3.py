@@ -11,11 +11,8 @@ from tests.icechunk.hand_made import GROUP_DOCUMENT, HandMade, group_node
 from tests.servers.s3 import S3Server
 
 from icefloe.errors import ConflictError
-from icefloe.formats.flat.times import later_than
 from icefloe.ids import new_node_id, new_object_id
-from icefloe.model.nodes import GroupNode
-from icefloe.model.snapshot import Snapshot
-from icefloe.model.transaction_log import TransactionLog
+from icefloe.model.snapshot import GroupNode, Snapshot, TransactionLog, later_than
 from icefloe.storage.build import s3_storage
 
 icechunk = pytest.importorskip("icechunk")
@@ -41,9 +38,14 @@ async def commit_ours(repo: HandMade, name: str) -> None:
         node = GroupNode(new_node_id(), f"/{name}", GROUP_DOCUMENT)
         nodes = {**base.nodes, node.path: node}
         snapshot = Snapshot(
-            new_object_id(), tip.snapshot_id, later_than(base.written_at), name, {},
-            dict(sorted(nodes.items(), key=lambda item: item[0].encode())), base.manifests,
-        )  # fmt: skip
+            new_object_id(),
+            tip.snapshot_id,
+            later_than(base.written_at),
+            name,
+            {},
+            dict(sorted(nodes.items(), key=lambda item: item[0].encode())),
+            base.manifests,
+        )
         await repo.archive.flush_snapshot(snapshot)
         await repo.archive.flush_transaction_log(snapshot.id, TransactionLog(new_groups=frozenset([node.id])))
         try:

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from icefloe.errors import FormatError
-from icefloe.formats.flat.times import to_microseconds
 from icefloe.formats.repository import FORMAT
 from icefloe.ids import encode_base32
 from icefloe.model.chunk_table import ChunkRef
-from icefloe.model.nodes import ArrayNode, Node
+from icefloe.model.snapshot import ArrayNode, Node, to_microseconds
 
 
 @pytest.fixture

@@ -12,38 +12,38 @@ import pytest
 import zstandard
 
 from icefloe.errors import FormatError
-from icefloe.formats.compression import compress
-from icefloe.formats.flat.blocks import OFFSET, Coordinates, FlatWriter
-from icefloe.formats.flat.body import Body
-from icefloe.formats.flat.flexible import Kind, decode_flexible
-from icefloe.formats.flat.flexible_writer import encode_flexible
-from icefloe.formats.flat.manifest_reader import decode_manifest_body
-from icefloe.formats.flat.manifest_search import FlatManifest
-from icefloe.formats.flat.manifest_writer import encode_manifest_body
-from icefloe.formats.flat.snapshot_nodes import FlatNodes, NodeColumns
-from icefloe.formats.flat.snapshot_reader import decode_snapshot_body
-from icefloe.formats.flat.snapshot_writer import encode_snapshot_body
-from icefloe.formats.flat.tables import root_table
-from icefloe.formats.flat.transaction_logs import decode_transaction_log_body, encode_transaction_log_body
-from icefloe.formats.header import FileType, encode_header
+from icefloe.formats.flatbuf.files import decode_transaction_log_body, encode_transaction_log_body
+from icefloe.formats.flatbuf.flexbuffers import Kind, decode_flexible, encode_flexible
+from icefloe.formats.flatbuf.manifest import FlatManifest, decode_manifest_body, encode_manifest_body
+from icefloe.formats.flatbuf.reader import Body, root_table
+from icefloe.formats.flatbuf.snapshot import FlatNodes, NodeColumns, decode_snapshot_body, encode_snapshot_body
+from icefloe.formats.flatbuf.writer import OFFSET_TYPE, Coordinates, FlatWriter
+from icefloe.formats.header import FileType, compress, encode_header
 from icefloe.formats.icechunk2 import FORMAT
-from icefloe.formats.icechunk2.repo_glance import RepoGlance
-from icefloe.formats.icechunk2.repo_info import (
+from icefloe.formats.icechunk2.repo_file import (
     Availability,
     FlagChange,
+    RepoGlance,
     RepoInfo,
     RepoStatus,
     SnapshotRecord,
     Update,
     UpdateKind,
+    decode_repo_body,
+    encode_repo_body,
 )
-from icefloe.formats.icechunk2.repo_reader import decode_repo_body
-from icefloe.formats.icechunk2.repo_writer import encode_repo_body
 from icefloe.ids import new_node_id, new_object_id
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, table_from_rows
-from icefloe.model.nodes import ArrayNode, GroupNode, ManifestRef
-from icefloe.model.snapshot import Manifest, ManifestFileInfo, Snapshot
-from icefloe.model.transaction_log import Move, TransactionLog
+from icefloe.model.snapshot import (
+    ArrayNode,
+    GroupNode,
+    Manifest,
+    ManifestFileInfo,
+    ManifestRef,
+    Move,
+    Snapshot,
+    TransactionLog,
+)
 
 Reader = Callable[[bytes], Any]
 PLACES = [(b"matrices", (i, j)) for i in (0, 1) for j in (0, 1)] + [
@@ -70,14 +70,14 @@ def compressed_manifest_body() -> bytes:
     dictionary = zstandard.train_dictionary(512, urls * 5)
     compressor = zstandard.ZstdCompressor(dict_data=dictionary, level=3)
     writer = FlatWriter()
-    root = writer.tables(1, {0: 12, 1: OFFSET, 2: OFFSET, 3: "u1"}).set(3, 1)
+    root = writer.tables(1, {0: 12, 1: OFFSET_TYPE, 2: OFFSET_TYPE, 3: "u1"}).set(3, 1)
     arrays = writer.references(np.array([1]))
     root.link(1, arrays.positions).link(2, writer.blobs([dictionary.as_bytes()]))
-    array = writer.tables(1, {0: 8, 1: OFFSET})
+    array = writer.tables(1, {0: 8, 1: OFFSET_TYPE})
     arrays.link(array.positions)
     refs = writer.references(np.array([2]))
     array.link(1, refs.positions)
-    rows = writer.tables(2, {0: Coordinates(1), 2: "<u8", 3: "<u8", 8: OFFSET})
+    rows = writer.tables(2, {0: Coordinates(1), 2: "<u8", 3: "<u8", 8: OFFSET_TYPE})
     rows.set_coordinates(0, np.array([[0], [1]], dtype=np.uint32)).set(3, 9)
     rows.link(8, writer.blobs([compressor.compress(urls[3]), compressor.compress(urls[4])]))
     refs.link(rows.positions)
@@ -89,15 +89,25 @@ def snapshot_body(spec: int) -> bytes:
     nodes = [
         GroupNode(new_node_id(), "/", b"{}"),
         ArrayNode(
-            new_node_id(), "/a", b"{ }", (10, 20), (5, 2), ("x", None),
+            new_node_id(),
+            "/a",
+            b"{ }",
+            (10, 20),
+            (5, 2),
+            ("x", None),
             (ManifestRef(manifest, ((0, 5), (0, 2))), ManifestRef(manifest, ())),
         ),
         ArrayNode(new_node_id(), "/b", b"", (), (), None, ()),
-    ]  # fmt: skip
+    ]
     snapshot = Snapshot(
-        new_object_id(), new_object_id(), dt.datetime.now(dt.UTC), "message", {"k": {"a": [1, "b"]}},
-        {node.path: node for node in nodes}, {manifest: ManifestFileInfo(manifest, 100, 3)},
-    )  # fmt: skip
+        new_object_id(),
+        new_object_id(),
+        dt.datetime.now(dt.UTC),
+        "message",
+        {"k": {"a": [1, "b"]}},
+        {node.path: node for node in nodes},
+        {manifest: ManifestFileInfo(manifest, 100, 3)},
+    )
     return encode_snapshot_body(snapshot, spec)
 
 
@@ -264,10 +274,10 @@ def test_shared_containers_do_not_expand_without_end() -> None:
 def test_references_that_share_one_table_are_refused_before_they_fill_the_memory() -> None:
     """A small file that names one reference millions of times."""
     writer = FlatWriter()
-    root = writer.tables(1, {0: 12, 1: OFFSET})
+    root = writer.tables(1, {0: 12, 1: OFFSET_TYPE})
     arrays = writer.references(np.array([1]))
     root.link(1, arrays.positions)
-    array = writer.tables(1, {0: 8, 1: OFFSET})
+    array = writer.tables(1, {0: 8, 1: OFFSET_TYPE})
     arrays.link(array.positions)
     count = 4_000_000
     refs = writer.references(np.array([count]))

@@ -16,20 +16,15 @@ from tests.icechunk.flat_values import JSON, LOGS, MANIFESTS, OBJECT_IDS, reposi
 
 from icefloe.errors import FormatError, InvalidInputError
 from icefloe.formats.contract import Format
-from icefloe.formats.flat.body import Body
-from icefloe.formats.flat.flexible import decode_flexible
-from icefloe.formats.flat.flexible_writer import encode_flexible
-from icefloe.formats.flat.manifest_reader import decode_manifest_body
-from icefloe.formats.flat.manifest_writer import encode_manifest_body
+from icefloe.formats.flatbuf.flexbuffers import decode_flexible, encode_flexible
+from icefloe.formats.flatbuf.manifest import decode_manifest_body, encode_manifest_body
+from icefloe.formats.flatbuf.reader import Body
 from icefloe.formats.icechunk1 import FORMAT as FORMAT_1
 from icefloe.formats.icechunk2 import FORMAT as FORMAT_2
-from icefloe.formats.icechunk2.repo_info import RepoInfo
-from icefloe.formats.icechunk2.repo_reader import decode_repo
-from icefloe.formats.icechunk2.repo_writer import encode_repo
+from icefloe.formats.icechunk2.repo_file import RepoInfo, decode_repo, encode_repo
 from icefloe.ids import new_node_id, new_object_id
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, table_from_rows
-from icefloe.model.snapshot import Manifest, Snapshot
-from icefloe.model.transaction_log import TransactionLog
+from icefloe.model.snapshot import Manifest, Snapshot, TransactionLog
 
 FORMATS = st.sampled_from([FORMAT_1, FORMAT_2])
 

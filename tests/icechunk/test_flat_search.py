@@ -11,33 +11,32 @@ from hypothesis import strategies as st
 from tests.icechunk.flat_values import MANIFESTS, nodes, repositories, snapshots
 from tests.icechunk.test_flat_fuzz import compressed_manifest_body, repo_body
 
-from icefloe.archive.files import Archive, CacheLimits
 from icefloe.errors import FormatError
 from icefloe.formats.contract import Format
-from icefloe.formats.flat.blocks import OFFSET, Coordinates, FlatWriter
-from icefloe.formats.flat.body import Body
-from icefloe.formats.flat.files import open_body, seal_body
-from icefloe.formats.flat.manifest_search import FlatManifest
-from icefloe.formats.flat.metadata_items import read_few_items, read_items
-from icefloe.formats.flat.snapshot_few import FEW_NODES, read_few_nodes
-from icefloe.formats.flat.snapshot_nodes import FlatNodes, NodeColumns
-from icefloe.formats.flat.snapshot_reader import decode_snapshot_body
-from icefloe.formats.flat.snapshot_writer import encode_snapshot_body
-from icefloe.formats.flat.table import root
-from icefloe.formats.flat.tables import root_table
+from icefloe.formats.flatbuf.files import open_body, seal_body
+from icefloe.formats.flatbuf.flexbuffers import read_few_items, read_items
+from icefloe.formats.flatbuf.manifest import FlatManifest
+from icefloe.formats.flatbuf.reader import Body, root, root_table
+from icefloe.formats.flatbuf.snapshot import (
+    FEW_NODES,
+    FlatNodes,
+    NodeColumns,
+    decode_snapshot_body,
+    encode_snapshot_body,
+    read_few_nodes,
+)
+from icefloe.formats.flatbuf.writer import OFFSET_TYPE, Coordinates, FlatWriter
 from icefloe.formats.header import FileType
 from icefloe.formats.icechunk1 import FORMAT as FORMAT_1
 from icefloe.formats.icechunk2 import FORMAT as FORMAT_2
-from icefloe.formats.icechunk2.repo_glance import glance_at_repo
-from icefloe.formats.icechunk2.repo_info import RepoInfo
-from icefloe.formats.icechunk2.repo_writer import encode_repo
+from icefloe.formats.icechunk2.repo_file import RepoInfo, encode_repo, glance_at_repo
 from icefloe.ids import NODE_ID_BYTES, new_object_id
 from icefloe.manifests.columns import table_from_columns
+from icefloe.metadata_files import Archive, CacheLimits
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, table_from_rows
-from icefloe.model.nodes import ArrayNode, ManifestRef
-from icefloe.model.snapshot import Manifest, ManifestFileInfo, Snapshot
+from icefloe.model.snapshot import ArrayNode, Manifest, ManifestFileInfo, ManifestRef, Snapshot
 from icefloe.storage.build import in_memory_storage
-from icefloe.storage.counting import CountingStorage
+from icefloe.storage.wrappers import CountingStorage
 
 FORMATS = st.sampled_from([FORMAT_1, FORMAT_2])
 NODES_SLOT, METADATA_SLOT = 2, 5
@@ -47,10 +46,10 @@ NODE = (7).to_bytes(NODE_ID_BYTES, "big")
 def unsorted_body() -> bytes:
     """Three references of an array of one dimension, not in order."""
     writer = FlatWriter()
-    top = writer.tables(1, {0: 12, 1: OFFSET})
+    top = writer.tables(1, {0: 12, 1: OFFSET_TYPE})
     arrays = writer.references(np.array([1]))
     top.link(1, arrays.positions)
-    array = writer.tables(1, {0: NODE_ID_BYTES, 1: OFFSET}).set(0, np.frombuffer(NODE, dtype=np.uint8)[None])
+    array = writer.tables(1, {0: NODE_ID_BYTES, 1: OFFSET_TYPE}).set(0, np.frombuffer(NODE, dtype=np.uint8)[None])
     arrays.link(array.positions)
     refs = writer.references(np.array([3]))
     array.link(1, refs.positions)
@@ -136,7 +135,7 @@ def test_a_glance_at_a_repo_file_tells_what_all_of_it_tells(info: RepoInfo) -> N
 
 
 def test_a_glance_refuses_what_is_newer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("icefloe.formats.icechunk2.repo_glance.KNOWN_SPEC", 1)
+    monkeypatch.setattr("icefloe.formats.icechunk2.repo_file.KNOWN_SPEC", 1)
     with pytest.raises(FormatError, match="upgrade"):
         glance_at_repo(seal_body(repo_body(), FileType.REPO_INFO, 2))
 

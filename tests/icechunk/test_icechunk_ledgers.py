@@ -24,17 +24,14 @@ from icefloe.errors import (
     SnapshotNotFoundError,
     VersionMismatchError,
 )
-from icefloe.formats.flat.initial_snapshot import INITIAL_SNAPSHOT_ID
-from icefloe.formats.flat.times import later_than
-from icefloe.formats.icechunk2.operations_log import OVERWRITTEN
-from icefloe.formats.icechunk2.repo_info import Availability, UpdateKind
-from icefloe.formats.icechunk2.repo_reader import decode_repo
+from icefloe.formats.flatbuf.snapshot import INITIAL_SNAPSHOT_ID
+from icefloe.formats.icechunk2.repo_edits import OVERWRITTEN
+from icefloe.formats.icechunk2.repo_file import Availability, UpdateKind, decode_repo
 from icefloe.ids import new_object_id
 from icefloe.ledger.contract import StaleTipError
 from icefloe.ledger.icechunk1 import Icechunk1Ledger
 from icefloe.ledger.icechunk2 import Icechunk2Ledger
-from icefloe.model.snapshot import Snapshot
-from icefloe.model.transaction_log import TransactionLog
+from icefloe.model.snapshot import Snapshot, TransactionLog, later_than
 from icefloe.storage.build import in_memory_storage, local_filesystem_storage
 from icefloe.storage.contract import Storage
 

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 from tests.icechunk.hand_made import HandMade
 
-from icefloe.formats.flat.times import to_microseconds
-from icefloe.formats.icechunk2.repo_info import UpdateKind
+from icefloe.formats.icechunk2.repo_file import UpdateKind
 from icefloe.ids import encode_base32
 from icefloe.ledger.icechunk2 import Icechunk2Ledger
 from icefloe.model.chunk_table import ChunkKind, ChunkRef
-from icefloe.model.nodes import ArrayNode, Node
-from icefloe.model.transaction_log import TransactionLog
+from icefloe.model.snapshot import ArrayNode, Node, TransactionLog, to_microseconds
 from icefloe.storage.build import local_filesystem_storage
 
 REPOSITORIES = {"g3-0.2.17-split": 1, "g3-official-1.1.21": 1, "g4-2.0": 2, "g4-2.0-expired": 2, "g4-official-2.3.0": 2}
@@ -160,8 +158,9 @@ async def test_configuration_and_repository_state_are_read(golden: tuple[HandMad
     assert await repo.ledger.fetch_metadata() == (wanted["metadata"] or {})
     status = await repo.ledger.fetch_status()
     assert (status.availability.name.lower(), status.set_at_us) == (
-        wanted["status"]["availability"], wanted["status"]["set_at_us"],
-    )  # fmt: skip
+        wanted["status"]["availability"],
+        wanted["status"]["set_at_us"],
+    )
     assert sorted(info.enabled_flags) == (wanted["enabled_feature_flags"] or [])
     assert sorted(info.disabled_flags) == (wanted["disabled_feature_flags"] or [])
     for record in wanted["snapshots"]:

@@ -22,12 +22,11 @@ from tests.icechunk.hand_made import (
     native,
 )
 
-from icefloe.formats.flat.initial_snapshot import INITIAL_SNAPSHOT_ID
-from icefloe.formats.icechunk2.repo_info import Availability, UpdateKind
+from icefloe.formats.flatbuf.snapshot import INITIAL_SNAPSHOT_ID
+from icefloe.formats.icechunk2.repo_file import Availability, UpdateKind
 from icefloe.ledger.icechunk2 import Icechunk2Ledger
 from icefloe.model.chunk_table import ChunkKind, ChunkRef
-from icefloe.model.nodes import ArrayNode, ManifestRef
-from icefloe.model.transaction_log import Move, TransactionLog
+from icefloe.model.snapshot import ArrayNode, ManifestRef, Move, TransactionLog
 from icefloe.storage.build import local_filesystem_storage
 
 icechunk = pytest.importorskip("icechunk")
@@ -128,8 +127,10 @@ async def test_the_official_package_reads_our_commit_and_commits_on_top(tmp_path
     changes = theirs.diff(from_snapshot_id=INITIAL_SNAPSHOT_ID, to_branch="main")
     assert changes.new_arrays == {"/group/mixed", "/split", "/scalar", "/a-empty"}
     assert {path: sorted(map(tuple, coords)) for path, coords in changes.updated_chunks.items()} == {
-        "/group/mixed": [(0, 0), (2, 0)], "/scalar": [()], "/split": [(0,), (1,), (2,), (3,)],
-    }  # fmt: skip
+        "/group/mixed": [(0, 0), (2, 0)],
+        "/scalar": [()],
+        "/split": [(0,), (1,), (2,), (3,)],
+    }
 
     session = theirs.writable_session("main")
     opened = zarr.open_group(session.store, mode="a")
@@ -289,8 +290,9 @@ async def test_a_commit_that_moves_and_writes_is_understood_by_the_official_pack
     assert changes.new_arrays == {"/added"} and set(changes.updated_chunks) == {"/split"}
     if OFFICIAL >= 2:
         assert {tuple(pair) for pair in changes.moved_nodes} == {
-            ("/group", "/moved"), ("/group/mixed", "/moved/mixed"),
-        }  # fmt: skip
+            ("/group", "/moved"),
+            ("/group/mixed", "/moved/mixed"),
+        }
 
 
 @pytest.mark.skipif(OFFICIAL < 2, reason="the repo file belongs to 2.x")
@@ -374,9 +376,10 @@ async def test_a_rectilinear_grid_written_by_hand_is_read_by_the_official_packag
     )
     root = group_node("/")
     log = TransactionLog(
-        new_groups=frozenset([root.id]), new_arrays=frozenset([node.id]),
+        new_groups=frozenset([root.id]),
+        new_arrays=frozenset([node.id]),
         updated_chunks={node.id: np.array([[0], [1], [2]], dtype=np.uint32)},
-    )  # fmt: skip
+    )
     await repo.commit("r", [root, ref(node, ManifestRef(manifest.id, ((0, 3),)))], [manifest], log)
     store = official(tmp_path).readonly_session("main").store
     assert await store.exists("r/c/2") and GROUP_DOCUMENT

@@ -23,7 +23,7 @@ from tests.ingest.messy_archives import MessyArchive, MessyFile, MessyVariable, 
 from icefloe import Repository, in_memory_storage
 from icefloe.errors import InvalidInputError
 from icefloe.ingest.local import ingest_local
-from icefloe.ingest.options import IngestOptions
+from icefloe.ingest.sources import IngestOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,14 @@ def _packing(variable: MessyVariable) -> Any:
 
 def _missing(variable: MessyVariable) -> Any:
     # A fill value of the type's own kind or another one: NaN is NaN.
-    return sorted({str(float(x)) for k in ("_FillValue", "missing_value") if k in variable.attributes
-                   for x in np.atleast_1d(variable.attributes[k])})  # fmt: skip
+    return sorted(
+        {
+            str(float(x))
+            for k in ("_FillValue", "missing_value")
+            if k in variable.attributes
+            for x in np.atleast_1d(variable.attributes[k])
+        }
+    )
 
 
 def _layout(variable: MessyVariable) -> Any:
@@ -226,10 +232,12 @@ REASONS: tuple[tuple[str, Callable[[Case], bool]], ...] = (
     (r"no whole|are not exact", lambda c: bool(c.before) and _other_times(c)),
     (r"place is not known|place along", lambda c: any(f.is_broken for f in c.all)),
     (r"no source can be read|cannot be read", lambda c: any(f.is_broken for f in c.all)),
-    (r"are not a run of the repository's|the files belong elsewhere|the sources have|the grids differ|use append_dim",
-     lambda c: _outside(c) or _other_tiles(c)),
+    (
+        r"are not a run of the repository's|the files belong elsewhere|the sources have|the grids differ|use append_dim",
+        lambda c: _outside(c) or _other_tiles(c),
+    ),
     (r"region writes into existing arrays", lambda c: _is_region(c) and _lacks(c)),
-)  # fmt: skip
+)
 """Why an ingest may be refused, as the page on the pipeline lists it, and whether an archive gives that reason."""
 
 
@@ -405,9 +413,13 @@ class _Check:
 def combine_with_xarray(parts: list[xr.Dataset]) -> xr.Dataset:
     """Files as xarray's own combine joins them; no cells and no coordinates are made up."""
     return xr.combine_by_coords(
-        [p for p in parts if p.sizes["time"]] or parts, join="outer", data_vars="minimal", coords="minimal",
-        compat="no_conflicts", combine_attrs="override",
-    )  # type: ignore[return-value]  # fmt: skip
+        [p for p in parts if p.sizes["time"]] or parts,
+        join="outer",
+        data_vars="minimal",
+        coords="minimal",
+        compat="no_conflicts",
+        combine_attrs="override",
+    )  # type: ignore[return-value]
 
 
 def _is_times(values: np.ndarray) -> bool:

@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.ingest.memory_sink import MemorySink
 
 from icefloe.ingest.access import SourceAccess, normalise_url
-from icefloe.ingest.execution import run_task
-from icefloe.ingest.memory_sink import MemorySink
-from icefloe.ingest.options import IngestOptions
+from icefloe.ingest.parsers.contract import decode_references
 from icefloe.ingest.parsers.registry import open_source, parse_schema
 from icefloe.ingest.plan import IngestPlan, plan_ingest
-from icefloe.ingest.references import decode_references
 from icefloe.ingest.source_model import SourceFile, SourceSchema
-from icefloe.ingest.sources import expand_sources
+from icefloe.ingest.sources import IngestOptions, expand_sources
+from icefloe.ingest.tasks import run_task
 
 
 @pytest.fixture

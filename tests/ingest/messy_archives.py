@@ -19,7 +19,7 @@ import xarray as xr
 import zarr
 from hypothesis import strategies as st
 
-from icefloe.ingest.netcdf3_writer import write_netcdf3
+from icefloe.testing.synthetic_weather import write_netcdf3
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +209,23 @@ def _file(draw: st.DrawFn, base: _Base, number: int, hours: tuple[int, ...], til
     if time_dtype != "f8" and not all(_is_whole(h, unit, reference, calendar) for h in (*hours, 0)):
         time_dtype = "f8"
     return MessyFile(
-        f"f{number}", kind, hours, unit, reference, calendar, time_dtype, tile[0], lat_dtype, tile[1],
-        tuple(variables), base.group, draw(st.integers(0, 9)), bounds, base.is_unlimited, base.is_transposed,
-    )  # fmt: skip
+        f"f{number}",
+        kind,
+        hours,
+        unit,
+        reference,
+        calendar,
+        time_dtype,
+        tile[0],
+        lat_dtype,
+        tile[1],
+        tuple(variables),
+        base.group,
+        draw(st.integers(0, 9)),
+        bounds,
+        base.is_unlimited,
+        base.is_transposed,
+    )
 
 
 def _tiles(draw: st.DrawFn, shape: str) -> list[tuple[tuple[float, ...], tuple[int, ...]]]:
@@ -419,8 +433,9 @@ def _written(own: MessyVariable | None, dims: tuple[str, ...], values: np.ndarra
     """The part of a variable that is written."""
     if own is None or not own.unwritten or "time" not in dims:
         return (slice(None),) * values.ndim
-    return tuple(slice(0, max(0, n - own.unwritten)) if d == "time" else slice(None)
-                 for d, n in zip(dims, values.shape))  # fmt: skip
+    return tuple(
+        slice(0, max(0, n - own.unwritten)) if d == "time" else slice(None) for d, n in zip(dims, values.shape)
+    )
 
 
 def _write_netcdf4(path: Path, file: MessyFile, variables: dict[str, Any]) -> None:
@@ -436,10 +451,16 @@ def _write_netcdf4(path: Path, file: MessyFile, variables: dict[str, Any]) -> No
             own = described.get(name)
             codec = own.codec if own is not None else "none"
             made = target.createVariable(
-                name, values.dtype, dims, fill_value=attributes.get("_FillValue"),
-                chunksizes=_chunks(own, dims, values), zlib=codec in ("zlib", "shuffle"), shuffle=codec == "shuffle",
-                fletcher32=codec == "checksum", endian="big" if own is not None and own.is_big_endian else "native",
-            )  # fmt: skip
+                name,
+                values.dtype,
+                dims,
+                fill_value=attributes.get("_FillValue"),
+                chunksizes=_chunks(own, dims, values),
+                zlib=codec in ("zlib", "shuffle"),
+                shuffle=codec == "shuffle",
+                fletcher32=codec == "checksum",
+                endian="big" if own is not None and own.is_big_endian else "native",
+            )
             made.set_auto_maskandscale(False)
             made.setncatts({k: v for k, v in attributes.items() if k != "_FillValue"})
             part = _written(own, dims, values)
@@ -486,9 +507,11 @@ def _write_hdf5(path: Path, file: MessyFile, variables: dict[str, Any]) -> None:
 
 _ZARR2 = {"none": None, "zlib": numcodecs.Zlib(1), "shuffle": numcodecs.Blosc(), "checksum": numcodecs.Zstd(1)}
 _ZARR3: dict[str, Any] = {
-    "none": None, "zlib": zarr.codecs.GzipCodec(), "shuffle": zarr.codecs.BloscCodec(typesize=1),
+    "none": None,
+    "zlib": zarr.codecs.GzipCodec(),
+    "shuffle": zarr.codecs.BloscCodec(typesize=1),
     "checksum": [zarr.codecs.ZstdCodec(), zarr.codecs.Crc32cCodec()],
-}  # fmt: skip
+}
 
 
 def _write_zarr(path: Path, file: MessyFile, variables: dict[str, Any]) -> None:
@@ -501,10 +524,14 @@ def _write_zarr(path: Path, file: MessyFile, variables: dict[str, Any]) -> None:
         codec = own.codec if own is not None else "none"
         fill = attributes.get("_FillValue")
         made = root.create_array(
-            name, shape=values.shape, chunks=chunks, dtype=values.dtype,
+            name,
+            shape=values.shape,
+            chunks=chunks,
+            dtype=values.dtype,
             compressors=(_ZARR2 if version == 2 else _ZARR3)[codec],
-            fill_value=fill if version == 2 else 0, dimension_names=dims if version == 3 else None,
-        )  # fmt: skip
+            fill_value=fill if version == 2 else 0,
+            dimension_names=dims if version == 3 else None,
+        )
         plain = {k: _plain(v) for k, v in attributes.items() if k != "_FillValue"}
         if version == 2:
             plain["_ARRAY_DIMENSIONS"] = list(dims)

@@ -28,8 +28,12 @@ from icefloe.ingest.zarr_documents import attribute_pairs, fill_attribute, parse
 
 _REFERENCES = st.builds(
     "{:04d}-{:02d}-{:02d} {:02d}:{:02d}:00".format,
-    st.integers(1, 2200), st.integers(1, 12), st.integers(1, 28), st.integers(0, 23), st.integers(0, 59),
-)  # fmt: skip
+    st.integers(1, 2200),
+    st.integers(1, 12),
+    st.integers(1, 28),
+    st.integers(0, 23),
+    st.integers(0, 59),
+)
 _UNITS = st.builds("{} since {}".format, st.sampled_from(["seconds", "minutes", "hours", "days"]), _REFERENCES)
 _CALENDARS = st.sampled_from(["standard", "proleptic_gregorian", "noleap", "all_leap", "360_day", "julian"])
 
@@ -106,9 +110,10 @@ def _packed(draw: st.DrawFn) -> tuple[str, dict[str, Any], list[int]]:
     if draw(st.booleans()):
         attributes["_FillValue"] = stored.type(draw(near))
     missing = st.one_of(
-        near.map(stored.type), st.lists(near, min_size=1, max_size=3).map(lambda v: np.array(v, dtype)),
+        near.map(stored.type),
+        st.lists(near, min_size=1, max_size=3).map(lambda v: np.array(v, dtype)),
         st.sampled_from([np.float64(1e20), np.float64(np.nan), "-1"]),
-    )  # fmt: skip
+    )
     if draw(st.booleans()):
         attributes["missing_value"] = draw(missing)
     if stored.kind in "iu" and draw(st.booleans()):

@@ -15,16 +15,15 @@ import xarray as xr
 import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.ingest.memory_sink import MemorySink
 
 from icefloe.errors import InvalidInputError
-from icefloe.ingest.execution import plan_pieces, run_task
-from icefloe.ingest.existing import Existing, ExistingArray
-from icefloe.ingest.memory_sink import MemorySink
-from icefloe.ingest.options import IngestOptions
 from icefloe.ingest.parsers.registry import parse_schema, try_schema
+from icefloe.ingest.placement import Existing, ExistingArray
 from icefloe.ingest.plan import IngestPlan, plan_ingest
 from icefloe.ingest.source_model import SourceFailure
-from icefloe.ingest.sources import expand_sources
+from icefloe.ingest.sources import IngestOptions, expand_sources
+from icefloe.ingest.tasks import plan_pieces, run_task
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -156,9 +155,11 @@ def test_files_on_one_chunk_grid_recombine_by_reference(
     start = 0
     for number, length in enumerate(lengths):
         write(
-            folder / f"f{number}.h5", cube[start : start + length], time=np.arange(start, start + length) * 1.0,
+            folder / f"f{number}.h5",
+            cube[start : start + length],
+            time=np.arange(start, start + length) * 1.0,
             chunks=(min(chunk, length), 3, 4) if length >= chunk else None,
-        )  # fmt: skip
+        )
         start += length
     plan = plan_of(folder, mode="virtual", files_per_task=2)
     if plan.report.errors:
@@ -297,9 +298,12 @@ def test_differences_are_reported_with_file_and_variable(
     write(tmp_path / "a.h5", cube, time=np.arange(4.0), chunks=(1, 2, 4))
     other = np.ones((4, 2, change.get("lon", 4)), change.get("dtype", "f4"))
     write(
-        tmp_path / "b.h5", other, time=np.arange(4.0) + 4, chunks=change.get("chunks", (1, 2, change.get("lon", 4))),
+        tmp_path / "b.h5",
+        other,
+        time=np.arange(4.0) + 4,
+        chunks=change.get("chunks", (1, 2, change.get("lon", 4))),
         attributes=change.get("attributes"),
-    )  # fmt: skip
+    )
     report = plan_of(tmp_path, mode=mode, concat_dims=("time",)).report
     found = [i for i in report.issues if i.facet == facet and i.variable == "v"]
     assert [i.severity for i in found] == ([severity[mode]] if severity[mode] else [])
@@ -428,9 +432,14 @@ def test_variables_are_selected_renamed_retyped_and_grouped_by_path(tmp_path: Pa
         for day in range(2):
             write(tmp_path / place / f"{day}.h5", cube, time=np.arange(2.0) + 2 * day, extra={"w": cube, "x": cube})
     plan = plan_of(
-        tmp_path, group_pattern=r"/(\w+)/\d+\.h5$", group="g", variables=("v", "w"), drop_variables=("w",),
-        rename={"v": "t2m", "lon": "longitude"}, dtypes={"t2m": "f4"},
-    )  # fmt: skip
+        tmp_path,
+        group_pattern=r"/(\w+)/\d+\.h5$",
+        group="g",
+        variables=("v", "w"),
+        drop_variables=("w",),
+        rename={"v": "t2m", "lon": "longitude"},
+        dtypes={"t2m": "f4"},
+    )
     sink = carry_out(plan)
     assert set(zarr.open_group(sink.store())["g"].group_keys()) == {"north", "south"}
     result = opened(sink, group="g/south")

@@ -22,9 +22,14 @@ eccodes = pytest.importorskip("eccodes")
 _MISSING = 9999.0
 _LATLON = {"Ni": 5, "Nj": 4, "iDirectionIncrementInDegrees": 10, "jDirectionIncrementInDegrees": 10}
 _PROJECTED = {
-    "Nx": 5, "Ny": 4, "DxInMetres": 100000, "DyInMetres": 100000, "latitudeOfFirstGridPointInDegrees": 40,
-    "longitudeOfFirstGridPointInDegrees": 10, "LaDInDegrees": 50,
-}  # fmt: skip
+    "Nx": 5,
+    "Ny": 4,
+    "DxInMetres": 100000,
+    "DyInMetres": 100000,
+    "latitudeOfFirstGridPointInDegrees": 40,
+    "longitudeOfFirstGridPointInDegrees": 10,
+    "LaDInDegrees": 50,
+}
 _GRIDS: dict[str, tuple[str, dict[str, Any], int]] = {
     "regular_ll": ("regular_ll_sfc_grib2", _LATLON, 20),
     "regular_ll_grib1": ("regular_ll_sfc_grib1", _LATLON, 20),
@@ -43,9 +48,14 @@ _GRIDS: dict[str, tuple[str, dict[str, Any], int]] = {
     "lambert_azimuthal": (
         "GRIB2",
         {
-            "gridType": "lambert_azimuthal_equal_area", "Nx": 5, "Ny": 4, "xDirectionGridLengthInMillimetres": 10**8,
-            "yDirectionGridLengthInMillimetres": 10**8, "standardParallelInDegrees": 50,
-            "centralLongitudeInDegrees": 10, "latitudeOfFirstGridPointInDegrees": 40,
+            "gridType": "lambert_azimuthal_equal_area",
+            "Nx": 5,
+            "Ny": 4,
+            "xDirectionGridLengthInMillimetres": 10**8,
+            "yDirectionGridLengthInMillimetres": 10**8,
+            "standardParallelInDegrees": 50,
+            "centralLongitudeInDegrees": 10,
+            "latitudeOfFirstGridPointInDegrees": 40,
             "longitudeOfFirstGridPointInDegrees": 10,
         },
         20,
@@ -53,8 +63,12 @@ _GRIDS: dict[str, tuple[str, dict[str, Any], int]] = {
     "mercator": (
         "GRIB2",
         {
-            "gridType": "mercator", **_PROJECTED, "DiInMetres": 100000, "DjInMetres": 100000,
-            "latitudeOfLastGridPointInDegrees": 43, "longitudeOfLastGridPointInDegrees": 15,
+            "gridType": "mercator",
+            **_PROJECTED,
+            "DiInMetres": 100000,
+            "DjInMetres": 100000,
+            "latitudeOfLastGridPointInDegrees": 43,
+            "longitudeOfLastGridPointInDegrees": 15,
         },
         20,
     ),
@@ -65,7 +79,7 @@ _GRIDS: dict[str, tuple[str, dict[str, Any], int]] = {
     ),
     "unstructured": ("GRIB2", {"gridType": "unstructured_grid"}, 30),
     "spectral": ("sh_pl_grib2", {}, 0),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -133,8 +147,10 @@ def _set_scanning(handle: Any, spec: _Spec) -> None:
     if spec.grid in ("unstructured", "spectral", "healpix"):
         return
     for key, value in (
-        ("iScansNegatively", i_negative), ("jScansPositively", j_positive), ("jPointsAreConsecutive", j_consecutive),
-    ):  # fmt: skip
+        ("iScansNegatively", i_negative),
+        ("jScansPositively", j_positive),
+        ("jPointsAreConsecutive", j_consecutive),
+    ):
         eccodes.codes_set(handle, key, value)
     if alternative and eccodes.codes_get(handle, "edition") == 2:
         eccodes.codes_set(handle, "alternativeRowScanning", 1)
@@ -145,7 +161,7 @@ def _set_scanning(handle: Any, spec: _Spec) -> None:
             ("latitudeOfLastGridPointInDegrees", north if j_positive else south),
             ("longitudeOfFirstGridPointInDegrees", east if i_negative else west),
             ("longitudeOfLastGridPointInDegrees", west if i_negative else east),
-        ):  # fmt: skip
+        ):
             eccodes.codes_set(handle, key, value)
 
 
@@ -333,9 +349,14 @@ def test_averages_and_instants_of_one_parameter_are_kept_apart(tmp_path: Path, c
 
 def test_layers_are_told_apart_by_both_of_their_bounds(tmp_path: Path, combine: Any) -> None:
     soil = {
-        "discipline": 2, "parameterCategory": 0, "parameterNumber": 2, "typeOfFirstFixedSurface": 106,
-        "typeOfSecondFixedSurface": 106, "scaleFactorOfFirstFixedSurface": 1, "scaleFactorOfSecondFixedSurface": 1,
-    }  # fmt: skip
+        "discipline": 2,
+        "parameterCategory": 0,
+        "parameterNumber": 2,
+        "typeOfFirstFixedSurface": 106,
+        "typeOfSecondFixedSurface": 106,
+        "scaleFactorOfFirstFixedSurface": 1,
+        "scaleFactorOfSecondFixedSurface": 1,
+    }
     specs = []
     for top, bottom in ((0, 1), (1, 4), (4, 10), (0, 10)):
         layer = {"scaledValueOfFirstFixedSurface": top, "scaledValueOfSecondFixedSurface": bottom}

@@ -16,15 +16,13 @@ from icefloe import Repository, in_memory_storage
 from icefloe.blocking import run_blocking
 from icefloe.errors import InvalidInputError
 from icefloe.ingest.access import SourceAccess, normalise_url
-from icefloe.ingest.display import PlanView
-from icefloe.ingest.execution import run_task
-from icefloe.ingest.local import ingest_local
-from icefloe.ingest.options import IngestOptions
+from icefloe.ingest.local import SessionSink, ingest_local
 from icefloe.ingest.parsers.registry import open_source
-from icefloe.ingest.record import METADATA_KEY
-from icefloe.ingest.session_sink import SessionSink
-from icefloe.ingest.synthetic import write_month
-from icefloe.ingest.virtual_places import explain_authorisation
+from icefloe.ingest.plan import PlanView
+from icefloe.ingest.record import METADATA_KEY, explain_authorisation
+from icefloe.ingest.sources import IngestOptions
+from icefloe.ingest.tasks import run_task
+from icefloe.testing.synthetic_weather import write_month
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 GRID = {"nlat": 19, "nlon": 36, "variables": ("t2m", "tp")}
@@ -52,9 +50,10 @@ def test_a_week_and_then_a_day_equal_the_sources(tmp_path: Path, mode: Any, pack
     )
     above = normalise_url(tmp_path / "in put") + "/"
     second = ingest_local(
-        tmp_path / "in put" / "b", repository,
+        tmp_path / "in put" / "b",
+        repository,
         IngestOptions(mode=mode, append_dim="time", native_below_bytes=10_000, container_prefix=above),
-    )  # fmt: skip
+    )
     containers = {*first.plan.containers, *second.plan.containers}  # type: ignore[union-attr]
     assert bool(containers) == (mode != "native")
     result = _opened(place, *containers)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from icefloe.errors import FormatError
-from icefloe.ingest.netcdf3_writer import write_netcdf3
 from icefloe.ingest.parsers.registry import open_source, parse_schema, parse_source
+from icefloe.testing.synthetic_weather import write_netcdf3
 
 _FORMATS = {"NETCDF3_CLASSIC": 1, "NETCDF3_64BIT_OFFSET": 2, "NETCDF3_64BIT_DATA": 5}
 

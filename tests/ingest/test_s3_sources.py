@@ -13,10 +13,9 @@ from icefloe import Repository, RepositoryConfig, VirtualChunkContainer, s3_cred
 from icefloe.blocking import run_blocking
 from icefloe.ingest.access import SourceAccess
 from icefloe.ingest.local import ingest_local
-from icefloe.ingest.options import IngestOptions
-from icefloe.ingest.sources import expand_sources
-from icefloe.ingest.synthetic import write_month
+from icefloe.ingest.sources import IngestOptions, expand_sources
 from icefloe.storage import storage_from_url
+from icefloe.testing.synthetic_weather import write_month
 
 pytestmark = [pytest.mark.s3, pytest.mark.filterwarnings("ignore")]
 
@@ -35,14 +34,20 @@ def test_files_in_a_bucket_are_ingested_and_read_back(tmp_path: Path, ministack:
     container = VirtualChunkContainer(
         prefix,
         s3_store(
-            region=options.get("region"), endpoint_url=options["endpoint_url"], allow_http=True, s3_compatible=True,
+            region=options.get("region"),
+            endpoint_url=options["endpoint_url"],
+            allow_http=True,
+            s3_compatible=True,
             force_path_style=True,
         ),
-    )  # fmt: skip
+    )
     result = ingest_local(
-        f"s3://{bucket}/data/in/*.nc", repository, IngestOptions(mode=mode),
-        access=SourceAccess({f"s3://{bucket}/data": files}), containers=[container] if mode == "virtual" else [],
-    )  # fmt: skip
+        f"s3://{bucket}/data/in/*.nc",
+        repository,
+        IngestOptions(mode=mode),
+        access=SourceAccess({f"s3://{bucket}/data": files}),
+        containers=[container] if mode == "virtual" else [],
+    )
     assert result.plan is not None and result.plan.containers == ((prefix,) if mode == "virtual" else ())
     secrets = s3_credentials(access_key_id=options["access_key_id"], secret_access_key=options["secret_access_key"])
     # Credentials go to an endpoint of the reader's own configuration, not to one that the repository names.

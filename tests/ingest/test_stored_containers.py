@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import icefloe
-from icefloe.ingest.virtual_places import store_containers
+from icefloe.ingest.record import store_containers
 
 JOBS = 6
 

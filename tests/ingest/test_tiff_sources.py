@@ -104,9 +104,11 @@ def _tiffs(draw: st.DrawFn) -> tuple[np.ndarray, dict[str, Any]]:
     height, width = draw(st.integers(1, 40)), draw(st.integers(1, 40))
     layout = draw(st.sampled_from(["plain", "contig", "separate", "pages"]))
     shape = {
-        "plain": (height, width), "contig": (height, width, 3), "separate": (3, height, width),
+        "plain": (height, width),
+        "contig": (height, width, 3),
+        "separate": (3, height, width),
         "pages": (4, height, width),
-    }[layout]  # fmt: skip
+    }[layout]
     rng = np.random.default_rng(draw(st.integers(0, 100)))
     image = (rng.random(shape) * 100).astype(dtype)
     options: dict[str, Any] = {
@@ -161,8 +163,10 @@ def test_pixels_are_areas_or_points_as_the_file_says(tmp_path: Path, describe: A
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.tuples(*[st.integers(-50, 50) for _ in range(4)]).filter(lambda t: t[0] * t[3] - t[1] * t[2] != 0),
-    st.integers(-1000, 1000), st.integers(-1000, 1000), st.sampled_from([1, 2]),
-)  # fmt: skip
+    st.integers(-1000, 1000),
+    st.integers(-1000, 1000),
+    st.sampled_from([1, 2]),
+)
 def test_transformations_put_every_pixel_where_they_say(
     describe: Any, parts: tuple[int, ...], east: int, north: int, raster: int
 ) -> None:

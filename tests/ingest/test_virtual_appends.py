@@ -14,8 +14,8 @@ from icefloe import Repository
 from icefloe.errors import InvalidInputError
 from icefloe.ingest import local
 from icefloe.ingest.local import ingest_local
-from icefloe.ingest.options import IngestOptions
-from icefloe.ingest.synthetic import write_month
+from icefloe.ingest.sources import IngestOptions
+from icefloe.testing.synthetic_weather import write_month
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 GRID: dict[str, Any] = {"nlat": 5, "nlon": 6, "variables": ("t2m",)}

@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
+from tests.ingest.memory_sink import MemorySink
 
 from icefloe.errors import FormatError, InvalidInputError
-from icefloe.ingest.execution import run_task
-from icefloe.ingest.memory_sink import MemorySink
-from icefloe.ingest.options import IngestOptions
 from icefloe.ingest.parsers.registry import open_source, parse_schema
 from icefloe.ingest.plan import plan_ingest
-from icefloe.ingest.sources import expand_sources
-from icefloe.ingest.synthetic import write_month
+from icefloe.ingest.sources import IngestOptions, expand_sources
+from icefloe.ingest.tasks import run_task
+from icefloe.testing.synthetic_weather import write_month
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 HDF = "virtualizarr.parsers:HDFParser"

@@ -52,10 +52,17 @@ def test_version_2_arrays_keep_their_bytes_under_version_3_codecs(
     separator = options.pop("dimension_separator", ".")
     root = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2, attributes={"title": "t"})
     array = root.create_array(
-        "deep/x", shape=(7, 9), chunks=(3, 4), dtype=">f4", fill_value=np.nan, compressors=options.get("compressor"),
-        filters=options.get("filters"), order=options.get("order", "C"),
-        chunk_key_encoding={"name": "v2", "separator": separator}, attributes={"_ARRAY_DIMENSIONS": ["y", "x"]},
-    )  # fmt: skip
+        "deep/x",
+        shape=(7, 9),
+        chunks=(3, 4),
+        dtype=">f4",
+        fill_value=np.nan,
+        compressors=options.get("compressor"),
+        filters=options.get("filters"),
+        order=options.get("order", "C"),
+        chunk_key_encoding={"name": "v2", "separator": separator},
+        attributes={"_ARRAY_DIMENSIONS": ["y", "x"]},
+    )
     array[...] = _cube()
     schema = check_references(describe(tmp_path / "a.zarr"))
     assert schema.variables["deep/x"].dims == ("y", "x")
@@ -70,9 +77,14 @@ def test_version_3_arrays_and_shards_are_referenced_as_they_are(
 ) -> None:
     root = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=3)
     array = root.create_array(
-        "x", shape=(7, 9), chunks=(3, 4), shards=shards, dtype="f4", dimension_names=("y", "x"),
+        "x",
+        shape=(7, 9),
+        chunks=(3, 4),
+        shards=shards,
+        dtype="f4",
+        dimension_names=("y", "x"),
         chunk_key_encoding={"name": "default", "separator": separator},
-    )  # fmt: skip
+    )
     array[...] = _cube()
     root.create_array("scalar", shape=(), dtype="i4")[...] = 5
     root.create_array("text", shape=(2,), dtype="string", chunks=(2,))[...] = np.array(["a", "bcd"])
@@ -106,9 +118,15 @@ def _references(tmp_path: Path) -> tuple[dict[str, Any], np.ndarray]:
     values = np.arange(20, dtype="<i4").reshape(4, 5)
     (tmp_path / "data.bin").write_bytes(b"head" + values.tobytes())
     zarray = {
-        "zarr_format": 2, "shape": [4, 5], "chunks": [1, 5], "dtype": "<i4", "compressor": None, "filters": None,
-        "fill_value": 0, "order": "C",
-    }  # fmt: skip
+        "zarr_format": 2,
+        "shape": [4, 5],
+        "chunks": [1, 5],
+        "dtype": "<i4",
+        "compressor": None,
+        "filters": None,
+        "fill_value": 0,
+        "order": "C",
+    }
     refs: dict[str, Any] = {
         ".zgroup": '{"zarr_format": 2}',
         ".zattrs": '{"title": "kept"}',

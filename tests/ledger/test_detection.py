@@ -9,13 +9,13 @@ import pytest
 from zarr.core.buffer import default_buffer_prototype
 
 from icefloe.errors import UnknownFormatError
+from icefloe.formats.contract import get_format
 from icefloe.formats.header import FileType, encode_header
-from icefloe.formats.registry import get_format
-from icefloe.ledger.detect import detect, detect_generation
+from icefloe.ledger.generations import detect, detect_generation
 from icefloe.model.capabilities import SpecVersion
 from icefloe.repository import Repository
 from icefloe.storage.build import in_memory_storage, local_filesystem_storage
-from icefloe.storage.counting import CountingStorage
+from icefloe.storage.wrappers import CountingStorage
 
 REF = b'{"snapshot":"1CECHNKREP0F1RSTCMT0"}'
 REPO = encode_header(FileType.REPO_INFO, 2) + b"..."

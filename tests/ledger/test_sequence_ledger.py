@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icefloe.archive.files import Archive
 from icefloe.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -24,16 +23,16 @@ from icefloe.errors import (
     UnsupportedError,
 )
 from icefloe.formats.repository import FORMAT
-from icefloe.formats.repository.history import MAX_HISTORY
+from icefloe.formats.repository.snapshot import MAX_HISTORY
 from icefloe.ids import new_object_id
 from icefloe.ledger.contract import StaleTipError, Tip
-from icefloe.ledger.sequence import SequenceLedger
-from icefloe.ledger.sequence_files import RefContent, RefStyle, encode_sequence, parse_sequence
+from icefloe.ledger.repository import RefContent, RefStyle, RepositoryLedger, encode_sequence, parse_sequence
+from icefloe.metadata_files import Archive
 from icefloe.model.snapshot import Snapshot
 from icefloe.storage.build import in_memory_storage, local_filesystem_storage
 from icefloe.storage.contract import ObjectInfo, Storage
-from icefloe.storage.counting import CountingStorage
-from icefloe.storage.faulty import Fault, FaultKind, FaultyStorage
+from icefloe.storage.wrappers import CountingStorage
+from icefloe.testing.faulty_storage import Fault, FaultKind, FaultyStorage
 
 NOW = dt.datetime(2025, 1, 8, tzinfo=dt.UTC)
 
@@ -43,21 +42,25 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     return in_memory_storage() if request.param == "memory" else local_filesystem_storage(tmp_path / "repo")
 
 
-def open_ledger(storage: Storage) -> SequenceLedger:
-    return SequenceLedger(storage, Archive(storage, FORMAT))
+def open_ledger(storage: Storage) -> RepositoryLedger:
+    return RepositoryLedger(storage, Archive(storage, FORMAT))
 
 
 def child_of(parent: Snapshot, message: str = "commit", **metadata: Any) -> Snapshot:
     """As the engine makes them."""
     return dataclasses.replace(
-        parent, id=new_object_id(), parent_id=parent.id, message=message, metadata=metadata,
+        parent,
+        id=new_object_id(),
+        parent_id=parent.id,
+        message=message,
+        metadata=metadata,
         written_at=parent.written_at + dt.timedelta(seconds=1),
         history=(dataclasses.replace(parent.info, manifests=()), *parent.history)[:MAX_HISTORY],
         total_ancestors=(parent.total_ancestors or 0) + 1,
-    )  # fmt: skip
+    )
 
 
-async def create(storage: Storage) -> tuple[SequenceLedger, Snapshot]:
+async def create(storage: Storage) -> tuple[RepositoryLedger, Snapshot]:
     ledger = open_ledger(storage)
     initial = FORMAT.initial_snapshot(NOW)
     await ledger.archive.flush_snapshot(initial)
@@ -65,7 +68,7 @@ async def create(storage: Storage) -> tuple[SequenceLedger, Snapshot]:
     return ledger, initial
 
 
-async def commit(ledger: SequenceLedger, branch: str = "main", message: str = "commit", **metadata: Any) -> Snapshot:
+async def commit(ledger: RepositoryLedger, branch: str = "main", message: str = "commit", **metadata: Any) -> Snapshot:
     tip = await ledger.fetch_tip(branch)
     child = child_of(await ledger.archive.fetch_snapshot(tip.snapshot_id), message, **metadata)
     await ledger.archive.flush_snapshot(child)

@@ -11,8 +11,7 @@ import zarr
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.maintenance.collect import list_all
-from icefloe.maintenance.listing import Listed
-from icefloe.maintenance.reading import read_anew
+from icefloe.maintenance.inventory import Listed, read_anew
 from icefloe.storage.contract import Storage
 
 GENERATIONS = [version.value for version in icefloe.SpecVersion]

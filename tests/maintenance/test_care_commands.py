@@ -13,7 +13,7 @@ from tests.maintenance.histories import Past, make_past, messages, now
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.cli.app import main
-from icefloe.cli.progress import Bars
+from icefloe.cli.output import Bars
 from icefloe.storage.build import local_filesystem_storage
 
 
@@ -196,9 +196,16 @@ def test_stages_are_told_up_to_their_end(past: Past) -> None:
     repo.mirror(icefloe.in_memory_storage(), progress=note)
     repo.verify(progress=note)
     for stage in (
-        "unpack chunks", "write manifests", "change history", "read manifests", "delete chunks", "delete snapshots",
-        "copy objects", "check manifests", "check transaction logs",
-    ):  # fmt: skip
+        "unpack chunks",
+        "write manifests",
+        "change history",
+        "read manifests",
+        "delete chunks",
+        "delete snapshots",
+        "copy objects",
+        "check manifests",
+        "check transaction logs",
+    ):
         done, total = told[stage][-1]
         assert done == total > 0, stage
         assert [each for each, _ in told[stage]] == sorted(each for each, _ in told[stage])

@@ -17,12 +17,11 @@ import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.maintenance import collect as collecting
 from icefloe.maintenance.collect import CollectionRequest, plan_collection_of
-from icefloe.maintenance.listing import columns_of, id_texts, is_among, text_ids
-from icefloe.maintenance.reading import read_anew
-from icefloe.storage import local_files
+from icefloe.maintenance.inventory import columns_of, id_texts, is_among, read_anew, text_ids
+from icefloe.storage import local as local_files
 from icefloe.storage.contract import ObjectInfo
-from icefloe.storage.counting import CountingStorage
-from icefloe.storage.faulty import Fault, FaultKind, FaultyStorage
+from icefloe.storage.wrappers import CountingStorage
+from icefloe.testing.faulty_storage import Fault, FaultKind, FaultyStorage
 
 
 @pytest.fixture(params=GENERATIONS)

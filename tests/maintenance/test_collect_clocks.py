@@ -13,9 +13,8 @@ import zarr
 from tests.maintenance.histories import GENERATIONS
 
 import icefloe
-from icefloe.blocking import run_blocking
-from icefloe.environment import Environment, using
-from icefloe.session.running import WriterStart
+from icefloe.blocking import Environment, run_blocking, using
+from icefloe.session.open_repository import WriterStart
 from icefloe.testing.simulated_store import SimulatedStorage, SimulatedStore
 
 EPOCH = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)

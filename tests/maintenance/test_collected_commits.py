@@ -14,10 +14,10 @@ from tests.maintenance.histories import GENERATIONS
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.maintenance.collect import CollectionRequest, apply_plan, plan_collection_of
-from icefloe.maintenance.reading import read_anew
-from icefloe.session.collected import RECORDS, Announcement, list_collections
+from icefloe.maintenance.inventory import read_anew
+from icefloe.session.commit import RECORDS, Announcement, list_collections
 from icefloe.storage.contract import Storage
-from icefloe.storage.counting import CountingStorage
+from icefloe.storage.wrappers import CountingStorage
 
 SINGLE = icefloe.RepositoryConfig(
     inline_chunk_threshold_bytes=0, chunk_packing=icefloe.ChunkPackingConfig(enabled=False)

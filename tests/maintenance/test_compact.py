@@ -15,8 +15,8 @@ from tests.maintenance.histories import GENERATIONS, count, messages, now
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.maintenance import compact as compacting
-from icefloe.maintenance.hilbert import hilbert_order
-from icefloe.model.transaction_log import TransactionLog
+from icefloe.maintenance.compact import hilbert_order
+from icefloe.model.snapshot import TransactionLog
 
 LOOSE = icefloe.RepositoryConfig(
     chunk_packing=icefloe.ChunkPackingConfig(enabled=False), inline_chunk_threshold_bytes=0

@@ -14,12 +14,11 @@ from tests.maintenance.histories import GENERATIONS, INLINE, LARGE, PACKED, Past
 
 import icefloe
 from icefloe.ledger.contract import HistoryChange
-from icefloe.maintenance.expire_plan import ExpiryRequest, RetentionRule, plan_expiry
-from icefloe.maintenance.history import History
-from icefloe.maintenance.reading import Refs
+from icefloe.maintenance.expire import ExpiryRequest, RetentionRule, plan_expiry
+from icefloe.maintenance.inventory import History, Refs
 from icefloe.model.snapshot import SnapshotInfo
 from icefloe.storage.contract import Storage
-from icefloe.storage.wrapped import Operation, WrappedStorage
+from icefloe.storage.wrappers import Operation, WrappedStorage
 
 START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 

@@ -14,7 +14,7 @@ from tests.maintenance.histories import GENERATIONS
 
 import icefloe
 from icefloe.storage.contract import Storage
-from icefloe.storage.wrapped import Operation, WrappedStorage
+from icefloe.storage.wrappers import Operation, WrappedStorage
 
 INLINE = icefloe.RepositoryConfig(inline_chunk_threshold_bytes=512)
 """Chunks are in manifests: no chunk object can be collected under a session, which would be refused for that."""

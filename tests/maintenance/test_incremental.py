@@ -11,8 +11,8 @@ from tests.maintenance.histories import GENERATIONS, Past, count, make_past, now
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.ids import new_chunk_id
-from icefloe.maintenance.saved_mark import KEY
-from icefloe.storage.counting import CountingStorage
+from icefloe.maintenance.collect import KEY
+from icefloe.storage.wrappers import CountingStorage
 
 
 @pytest.fixture(params=GENERATIONS)
@@ -33,8 +33,11 @@ def test_it_finds_what_a_full_collection_finds(past: Past) -> None:
         full = repo.garbage_collect(now(), dry_run=True)
         done = repo.garbage_collect(now(), incremental=True)
         assert (done.snapshots_deleted, done.chunks_deleted, done.manifests_deleted, done.transaction_logs_deleted) == (
-            full.snapshots_deleted, full.chunks_deleted, full.manifests_deleted, full.transaction_logs_deleted,
-        )  # fmt: skip
+            full.snapshots_deleted,
+            full.chunks_deleted,
+            full.manifests_deleted,
+            full.transaction_logs_deleted,
+        )
         assert done.bytes_deleted == pytest.approx(full.bytes_deleted, rel=0.2)
         assert repo.garbage_collect(now(), dry_run=True) == icefloe.GCSummary()
         past.check()

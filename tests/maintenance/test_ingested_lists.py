@@ -12,9 +12,8 @@ from tests.maintenance.histories import GENERATIONS, now
 
 import icefloe
 from icefloe.blocking import run_blocking
-from icefloe.ingest.ingested import MOST_TEXTS, ingested_sources, keep_record
-from icefloe.ingest.record import METADATA_KEY
-from icefloe.maintenance.side_objects import FOLDER, list_side_objects
+from icefloe.ingest.record import METADATA_KEY, MOST_TEXTS, ingested_sources, keep_record
+from icefloe.maintenance.inventory import INGESTED_FOLDER, list_side_objects
 from icefloe.model.snapshot import INGESTED_KEY
 from icefloe.session import commit
 
@@ -53,7 +52,7 @@ def test_a_list_goes_with_the_last_commit_that_holds_its_sources(version: str, i
     repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version=version)
     marks = {name: _ingest(repo, name) for name in "abc"}
     before = _lists(repo)
-    assert len(before) == 3 and all(key.startswith(FOLDER) for key in before)
+    assert len(before) == 3 and all(key.startswith(INGESTED_FOLDER) for key in before)
     repo.expire_snapshots(retain_last=1)
     assert repo.garbage_collect(now(), incremental=incremental).lists_deleted == 0
     assert _known(repo) == marks["a"] | marks["b"] | marks["c"]
@@ -174,6 +173,6 @@ def test_a_list_that_cannot_be_read_is_damage(damage: str, kind: str) -> None:
 
 def test_a_list_that_no_commit_names_is_an_orphan() -> None:
     repo = icefloe.Repository.create(icefloe.in_memory_storage())
-    run_blocking(repo.storage.put(f"{FOLDER}{'0' * 32}", b"left behind"))
+    run_blocking(repo.storage.put(f"{INGESTED_FOLDER}{'0' * 32}", b"left behind"))
     report = repo.verify()
     assert report.is_clean and report.orphans["lists"] == 1 and report.orphan_bytes == 11

@@ -16,8 +16,8 @@ from tests.maintenance.histories import GENERATIONS, LARGE, Past, count, now
 
 import icefloe
 from icefloe.storage.build import local_filesystem_storage
-from icefloe.storage.faulty import KILLED, Fault, FaultKind, FaultPlan, FaultyStorage
-from icefloe.storage.wrapped import METHODS, WRITES
+from icefloe.storage.wrappers import METHODS, WRITES
+from icefloe.testing.faulty_storage import KILLED, Fault, FaultKind, FaultPlan, FaultyStorage
 
 LOOSE = icefloe.RepositoryConfig(chunk_packing=icefloe.ChunkPackingConfig(enabled=False))
 
@@ -71,9 +71,7 @@ def make(path: Path, version: str, verb: str) -> Past:
         session = past.repo.writable_session("main")
         zarr.open_array(session.store, path="e", mode="r+")[:] = 3
         session.commit("replaced")
-        past.values[past.repo.lookup_branch("main")] = {
-            **list(past.values.values())[-1], "e": np.full(3 * LARGE, 3)
-        }  # fmt: skip
+        past.values[past.repo.lookup_branch("main")] = {**list(past.values.values())[-1], "e": np.full(3 * LARGE, 3)}
         past.repo.expire_snapshots(retain_last=1)
     return past
 

@@ -11,8 +11,8 @@ from tests.maintenance.histories import GENERATIONS
 
 import icefloe
 from icefloe.errors import FormatError
-from icefloe.model.transaction_log import TransactionLog
-from icefloe.session.logs import join_coordinates, merge_logs
+from icefloe.model.snapshot import TransactionLog
+from icefloe.session.history import join_coordinates, merge_logs
 
 LENGTH = 8
 
@@ -48,9 +48,11 @@ def read(repo: icefloe.Repository) -> np.ndarray:
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
-@given(steps=operations, late=st.tuples(st.integers(0, LENGTH - 1), st.integers(1, 3)), how=st.sampled_from(
-    ["nothing", "expire", "squash"]
-))  # fmt: skip
+@given(
+    steps=operations,
+    late=st.tuples(st.integers(0, LENGTH - 1), st.integers(1, 3)),
+    how=st.sampled_from(["nothing", "expire", "squash"]),
+)
 @settings(max_examples=30)
 def test_a_late_writer_changes_only_what_it_wrote(
     generation: str, steps: list[tuple[str, int, int]], late: tuple[int, int], how: str

@@ -22,13 +22,12 @@ from tests.maintenance.histories import GENERATIONS, count, now, objects
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.errors import StorageError
-from icefloe.maintenance.listing import id_texts, microseconds
-from icefloe.maintenance.reading import read_anew
-from icefloe.maintenance.verify_report import DamageKind
+from icefloe.maintenance.inventory import id_texts, microseconds, read_anew
+from icefloe.maintenance.verify_checks import DamageKind
 from icefloe.model.chunk_table import ChunkKind
-from icefloe.model.nodes import ArrayNode
-from icefloe.storage.faulty import FaultPlan, FaultyStorage
-from icefloe.storage.wrapped import Operation
+from icefloe.model.snapshot import ArrayNode
+from icefloe.storage.wrappers import Operation
+from icefloe.testing.faulty_storage import FaultPlan, FaultyStorage
 
 T = TypeVar("T")
 

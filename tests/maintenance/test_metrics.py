@@ -14,8 +14,8 @@ import pytest
 from tests.maintenance.histories import make_past, now
 
 import icefloe
-from icefloe.storage.faulty import Fault, FaultKind, FaultyStorage
-from icefloe.storage.observed import ObservedStorage
+from icefloe.storage.wrappers import ObservedStorage
+from icefloe.testing.faulty_storage import Fault, FaultKind, FaultyStorage
 
 
 def test_operations_are_measured(caplog: pytest.LogCaptureFixture) -> None:

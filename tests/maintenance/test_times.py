@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import icefloe
 from icefloe.cli.app import build_app
 from icefloe.maintenance.collect import CollectionRequest
-from icefloe.maintenance.expire_plan import ExpiryRequest
+from icefloe.maintenance.expire import ExpiryRequest
 
 Verb = Callable[[icefloe.Repository, dt.datetime], Any]
 

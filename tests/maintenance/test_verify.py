@@ -16,14 +16,12 @@ from icefloe.blocking import run_blocking
 from icefloe.cli.app import main
 from icefloe.ids import new_chunk_id
 from icefloe.ingest.local import ingest_local
-from icefloe.ingest.options import IngestOptions
-from icefloe.ingest.synthetic import write_month
-from icefloe.maintenance.verify_report import DamageKind
+from icefloe.ingest.sources import IngestOptions
+from icefloe.maintenance.verify_checks import DamageKind
 from icefloe.model.chunk_table import ChunkKind
-from icefloe.model.nodes import ArrayNode, ManifestRef
-from icefloe.model.snapshot import ManifestFileInfo, Snapshot
-from icefloe.model.transaction_log import TransactionLog
+from icefloe.model.snapshot import ArrayNode, ManifestFileInfo, ManifestRef, Snapshot, TransactionLog
 from icefloe.storage.contract import Storage
+from icefloe.testing.synthetic_weather import write_month
 
 
 @pytest.fixture(params=GENERATIONS)

@@ -9,20 +9,18 @@ import pytest
 import yaml
 
 from icefloe.errors import InvalidInputError
-from icefloe.model.manifest_conditions import (
-    ManifestPreloadCondition,
-    ManifestSplitCondition,
-    ManifestSplitDimCondition,
-)
+from icefloe.formats.config_document import manifest_config_document, parse_manifest_config
 from icefloe.model.manifest_config import (
     ManifestConfig,
+    ManifestPreloadCondition,
     ManifestPreloadConfig,
     ManifestRule,
     ManifestSet,
+    ManifestSplitCondition,
+    ManifestSplitDimCondition,
     ManifestSplittingConfig,
     PreloadRules,
 )
-from icefloe.model.manifest_config_document import manifest_config_document, parse_manifest_config
 
 EXAMPLE = """
 chunk-manifests:

@@ -13,14 +13,14 @@ BYTES_PER_REFERENCE = 100
 PROGRAM = """
 import resource, sys
 import numpy as np
-from icefloe.manifests.build import build_manifests
+from icefloe.manifests.plan import build_manifests
 from icefloe.manifests.columns import table_from_columns
 from icefloe.manifests.edits import EditBuffer
-from icefloe.manifests.pieces import ArrayEdits
+from icefloe.manifests.cells import ArrayEdits
 from icefloe.manifests.plan import plan_manifests
 from icefloe.model.chunk_table import ChunkKind
 from icefloe.model.manifest_config import ManifestConfig
-from icefloe.model.nodes import ArrayNode
+from icefloe.model.snapshot import ArrayNode
 
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 node = ArrayNode(b"12345678", "/t", b"", (10_000, 1000), (10_000, 1000))

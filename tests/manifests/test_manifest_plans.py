@@ -12,19 +12,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from icefloe.manifests.boxes import box_array, overlapping_pairs
-from icefloe.manifests.build import build_manifests, link_manifests
-from icefloe.manifests.cells import cell_shape
+from icefloe.manifests.cells import ArrayEdits, PartRef, box_array, cell_shape, overlapping_pairs
 from icefloe.manifests.columns import table_from_columns
 from icefloe.manifests.edits import EditBuffer
-from icefloe.manifests.packing import Package, closure, pack, topological_order
-from icefloe.manifests.pieces import ArrayEdits, PartRef
-from icefloe.manifests.plan import ManifestPlan, choose_cell_shape, cut_table, plan_manifests, plan_repack
+from icefloe.manifests.plan import (
+    ManifestPlan,
+    Package,
+    build_manifests,
+    choose_cell_shape,
+    closure,
+    cut_table,
+    link_manifests,
+    pack,
+    plan_manifests,
+    plan_repack,
+    topological_order,
+)
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords, table_from_rows
-from icefloe.model.manifest_conditions import ManifestSplitCondition, ManifestSplitDimCondition
-from icefloe.model.manifest_config import ManifestConfig, ManifestRule, ManifestSet, ManifestSplittingConfig
-from icefloe.model.nodes import ArrayNode, Extents, ManifestRef
-from icefloe.model.snapshot import Manifest, ManifestFileInfo
+from icefloe.model.manifest_config import (
+    ManifestConfig,
+    ManifestRule,
+    ManifestSet,
+    ManifestSplitCondition,
+    ManifestSplitDimCondition,
+    ManifestSplittingConfig,
+)
+from icefloe.model.snapshot import ArrayNode, Extents, Manifest, ManifestFileInfo, ManifestRef
 
 Model = dict[Coords, ChunkRef]
 
@@ -348,8 +361,12 @@ def test_linking_disjoint_parts_does_not_depend_on_their_order(order: list[int])
     def commit(groups: list[list[int]]) -> tuple[ManifestRef, ...]:
         repo = Repo(ManifestConfig())
         key = repo.create("temperature", (60, 1000))
-        every = [repo.write_part(key, {(10 * i + j, i): ChunkRef(ChunkKind.NATIVE, j, 1, object_id=b"i" * 12)
-                                       for j in range(10)}) for i in range(6)]  # fmt: skip
+        every = [
+            repo.write_part(
+                key, {(10 * i + j, i): ChunkRef(ChunkKind.NATIVE, j, 1, object_id=b"i" * 12) for j in range(10)}
+            )
+            for i in range(6)
+        ]
         for group in groups:
             repo.commit({key: ArrayEdits(parts=tuple(every[i] for i in group))})
         return repo.nodes[key].manifests
@@ -367,8 +384,10 @@ def test_manifests_without_extents_are_rewritten_with_them() -> None:
     plan = repo.commit({key: ArrayEdits(table_from_rows([((5, 5), reference())], 2))})
     assert plan.fetch == ("theirs",)
     assert [r.extents for r in repo.nodes[key].manifests] == [
-        ((0, 128), (0, 100)), ((128, 256), (0, 100)), ((256, 300), (0, 100))
-    ]  # fmt: skip
+        ((0, 128), (0, 100)),
+        ((128, 256), (0, 100)),
+        ((256, 300), (0, 100)),
+    ]
 
 
 def test_a_sparse_array_does_not_scatter_over_countless_manifests() -> None:

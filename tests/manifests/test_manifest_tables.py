@@ -12,12 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icefloe.errors import InvalidInputError
-from icefloe.manifests.arrow import from_arrow, to_arrow
-from icefloe.manifests.columns import compact_locations, concat, table_from_columns, take
+from icefloe.manifests.cells import filter_box, halve, split_by_cells
+from icefloe.manifests.columns import (
+    compact_locations,
+    concat,
+    diff_tables,
+    drop_tombstones,
+    find_row,
+    find_rows,
+    map_coords,
+    merge_edits,
+    overlay,
+    shift_coords,
+    table_from_columns,
+    take,
+)
 from icefloe.manifests.edits import EditBuffer
-from icefloe.manifests.keys import find_row, find_rows
-from icefloe.manifests.merge import diff_tables, drop_tombstones, map_coords, merge_edits, overlay, shift_coords
-from icefloe.manifests.split import filter_box, halve, split_by_cells
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords, table_from_rows
 
 Model = dict[Coords, ChunkRef]
@@ -30,14 +40,19 @@ def refs(deleted: bool = False) -> st.SearchStrategy[ChunkRef]:
         st.builds(lambda d: ChunkRef(ChunkKind.INLINE, 0, len(d), data=d), st.binary(max_size=6)),
         st.builds(
             lambda o, n, i: ChunkRef(ChunkKind.NATIVE, o, n, object_id=i),
-            small, small, st.binary(min_size=12, max_size=12),
+            small,
+            small,
+            st.binary(min_size=12, max_size=12),
         ),
         st.builds(
             lambda o, n, u, e, m: ChunkRef(ChunkKind.VIRTUAL, o, n, location=u, etag=e, last_modified=m),
-            small, small, st.sampled_from(["s3://a/x", "s3://a/y", "file:///z"]),
-            st.sampled_from([None, "t1", "t2"]), st.sampled_from([None, 5, 6]),
+            small,
+            small,
+            st.sampled_from(["s3://a/x", "s3://a/y", "file:///z"]),
+            st.sampled_from([None, "t1", "t2"]),
+            st.sampled_from([None, 5, 6]),
         ),
-    ]  # fmt: skip
+    ]
     return st.one_of(*kinds, st.just(DELETED)) if deleted else st.one_of(*kinds)
 
 
@@ -120,14 +135,6 @@ def test_diff_names_exactly_the_changed_chunks(case: tuple[int, Model, Model]) -
     assert len(diff_tables(build(after, ndim), build(after, ndim))) == 0
 
 
-@given(one_model)
-def test_arrow_and_back_is_identity(case: tuple[int, Model]) -> None:
-    ndim, model = case
-    table = build(model, ndim)
-    assert as_model(from_arrow(to_arrow(table))) == model
-    assert as_model(from_arrow(pa.concat_tables([to_arrow(table).slice(1), to_arrow(table).slice(0, 1)]))) == model
-
-
 @given(one_model, st.data())
 def test_boxes_and_rows_keep_what_they_say(case: tuple[int, Model], data: st.DataObject) -> None:
     ndim, model = case
@@ -208,8 +215,14 @@ def _check_edit_sequence(sequence: list[Step]) -> None:
 def test_locations_are_taken_in_every_columnar_form() -> None:
     texts = ["s3://a", "s3://b", "s3://a"]
     coords = [[2], [0], [1]]
-    forms: list[Any] = [texts, np.array(texts), np.array(texts, dtype=object), pa.array(texts),
-                        pa.array(texts).dictionary_encode(), pa.chunked_array([texts[:1], texts[1:]])]  # fmt: skip
+    forms: list[Any] = [
+        texts,
+        np.array(texts),
+        np.array(texts, dtype=object),
+        pa.array(texts),
+        pa.array(texts).dictionary_encode(),
+        pa.chunked_array([texts[:1], texts[1:]]),
+    ]
     tables = [table_from_columns(coords, kind=ChunkKind.VIRTUAL, length=4, location=form) for form in forms]
     for table in tables:
         assert table == tables[0]

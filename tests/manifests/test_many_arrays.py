@@ -13,21 +13,26 @@ from hypothesis import strategies as st
 from tests.manifests.test_manifest_plans import configurations
 from tests.manifests.test_manifest_tables import as_model, build, models, refs
 
-from icefloe.formats.registry import get_format
-from icefloe.formats.repository import chunk_lists
+from icefloe.formats.contract import get_format
+from icefloe.formats.repository import transaction_log as chunk_lists
 from icefloe.ids import NodeId
-from icefloe.manifests.build import BuiltManifest, build_manifests, link_manifests
+from icefloe.manifests.cells import ArrayEdits, BulkEdits
 from icefloe.manifests.edits import EditBuffer, gather_edits
-from icefloe.manifests.pieces import ArrayEdits, BulkEdits
-from icefloe.manifests.plan import plan_manifests
+from icefloe.manifests.plan import BuiltManifest, build_manifests, link_manifests, plan_manifests
 from icefloe.model.capabilities import SpecVersion
-from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords, table_from_rows
-from icefloe.model.chunk_tables import NO_TABLES, ChunkTables
+from icefloe.model.chunk_table import (
+    NO_TABLES,
+    ChunkKind,
+    ChunkRef,
+    ChunkTable,
+    ChunkTables,
+    Coords,
+    concat_tables,
+    join_tables,
+    table_from_rows,
+)
 from icefloe.model.manifest_config import ManifestConfig
-from icefloe.model.nodes import ArrayNode, ManifestRef
-from icefloe.model.snapshot import Manifest
-from icefloe.model.table_joining import concat_tables, join_tables
-from icefloe.model.transaction_log import TransactionLog, WrittenChunks
+from icefloe.model.snapshot import ArrayNode, Manifest, ManifestRef, TransactionLog, WrittenChunks
 
 Model = dict[Coords, ChunkRef]
 Models = dict[NodeId, tuple[int, Model]]
@@ -87,8 +92,11 @@ def test_arrays_are_chosen_ordered_and_put_behind_each_other(first: Models, seco
             }
 
 
-@given(arrays, st.lists(st.tuples(node_ids, st.sampled_from(["set", "delete", "find", "copy", "table"])), max_size=8),
-       st.data())  # fmt: skip
+@given(
+    arrays,
+    st.lists(st.tuples(node_ids, st.sampled_from(["set", "delete", "find", "copy", "table"])), max_size=8),
+    st.data(),
+)
 def test_edits_in_shared_columns_are_those_of_a_dict(
     found: Models, steps: list[tuple[NodeId, str]], data: st.DataObject
 ) -> None:
@@ -162,10 +170,13 @@ def test_new_arrays_planned_together_are_packed_as_one_by_one(
         number = {each.manifest.id: frozenset(each.manifest.tables) for each in built}
         linked = link_manifests(plan, [each.refs for each in built])
         return (
-            {(keys, *(tuple(each.manifest.tables[key].rows()) for key in sorted(keys)))
-             for each in built for keys in [frozenset(each.manifest.tables)]},
+            {
+                (keys, *(tuple(each.manifest.tables[key].rows()) for key in sorted(keys)))
+                for each in built
+                for keys in [frozenset(each.manifest.tables)]
+            },
             {key: [(number[ref.manifest_id], ref.extents) for ref in refs] for key, refs in linked.items()},
-        )  # fmt: skip
+        )
 
     assert carry_out(bulk) == carry_out(edits)
 

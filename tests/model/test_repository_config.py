@@ -11,30 +11,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icefloe.errors import InvalidInputError
-from icefloe.formats.config_document import decode_config, encode_config
-from icefloe.formats.config_yaml import config_from_yaml, config_to_yaml, decode_yaml, encode_yaml
+from icefloe.formats.config_document import (
+    config_from_yaml,
+    config_to_yaml,
+    decode_config,
+    decode_yaml,
+    encode_config,
+    encode_yaml,
+)
 from icefloe.model.config import (
     CachingConfig,
+    ChunkPackingConfig,
     CompressionAlgorithm,
     CompressionConfig,
+    PackBy,
     RepositoryConfig,
     RepoUpdateRetryConfig,
-)
-from icefloe.model.manifest_conditions import (
-    ManifestPreloadCondition,
-    ManifestSplitCondition,
-    ManifestSplitDimCondition,
-)
-from icefloe.model.manifest_config import ManifestConfig, ManifestPreloadConfig, ManifestSet, ManifestSplittingConfig
-from icefloe.model.object_store_config import gcs_store, http_store, local_filesystem_store, s3_store
-from icefloe.model.packing_config import ChunkPackingConfig, PackBy
-from icefloe.model.storage_settings import (
     StorageConcurrencySettings,
     StorageRetriesSettings,
     StorageSettings,
     StorageTimeoutSettings,
 )
-from icefloe.model.virtual_chunk_container import VirtualChunkContainer
+from icefloe.model.manifest_config import (
+    ManifestConfig,
+    ManifestPreloadCondition,
+    ManifestPreloadConfig,
+    ManifestSet,
+    ManifestSplitCondition,
+    ManifestSplitDimCondition,
+    ManifestSplittingConfig,
+)
+from icefloe.model.virtual_chunk_container import (
+    VirtualChunkContainer,
+    gcs_store,
+    http_store,
+    local_filesystem_store,
+    s3_store,
+)
 
 counts = st.none() | st.integers(1, 60_000)
 flags = st.none() | st.booleans()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from icefloe.storage.contract import Storage
-from icefloe.storage.wrapped import READS, WRITES, Operation, WrappedStorage, received_bytes
+from icefloe.storage.wrappers import READS, WRITES, Operation, WrappedStorage, received_bytes
 
 T = TypeVar("T")
 

@@ -87,8 +87,10 @@ def test_columns_are_committed_and_one_location_may_stand_for_all() -> None:
     session.store.set_virtual_refs_columns("v", rows, PREFIX + "a.nc", np.array([20, 0, 10]), np.array([1, 2, 3]))
     session.commit("three")
     assert references(repo.readonly_session("main")) == {
-        (0, 0): (PREFIX + "a.nc", 0, 2), (2, 3): (PREFIX + "a.nc", 10, 3), (5, 4): (PREFIX + "a.nc", 20, 1),
-    }  # fmt: skip
+        (0, 0): (PREFIX + "a.nc", 0, 2),
+        (2, 3): (PREFIX + "a.nc", 10, 3),
+        (5, 4): (PREFIX + "a.nc", 20, 1),
+    }
 
 
 @pytest.mark.parametrize(
@@ -196,8 +198,11 @@ BYTES_PER_REFERENCE = 100
 def test_a_session_of_ten_million_references_takes_a_hundred_bytes_for_each(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", TEN_MILLION, str(tmp_path / "repo")],
-        capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
     count, peak_bytes, size_bytes = map(int, done.stdout.split())
     assert count == 10_000_000
     assert peak_bytes < count * BYTES_PER_REFERENCE

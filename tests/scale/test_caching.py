@@ -11,7 +11,7 @@ from tests.scale.journal import JournalStorage
 
 import icefloe
 from icefloe import CachingConfig, ManifestConfig, PreloadRules, RepositoryConfig
-from icefloe.archive.files import Archive
+from icefloe.metadata_files import Archive
 
 ARRAYS, CHUNKS = 6, 150
 

@@ -19,8 +19,8 @@ from icefloe import (
     RepositoryConfig,
 )
 from icefloe.errors import InvalidInputError
-from icefloe.formats.config_yaml import config_from_yaml
-from icefloe.model.nodes import ArrayNode
+from icefloe.formats.config_document import config_from_yaml
+from icefloe.model.snapshot import ArrayNode
 
 PREFIX = "s3://archive/"
 
@@ -96,10 +96,18 @@ def test_the_example_of_the_specification_packs_as_it_says() -> None:
     fill(
         repo,
         {
-            "/g/time": (50,), "/g/latitude": (50,), "/g/longitude": (40,), "/h/time": (45,), "/h/latitude": (48,),
-            "/small": (20,), "/tiny": (2,), "/middle": (900,), "/huge": (3000,), "/larger": (4000,),
+            "/g/time": (50,),
+            "/g/latitude": (50,),
+            "/g/longitude": (40,),
+            "/h/time": (45,),
+            "/h/latitude": (48,),
+            "/small": (20,),
+            "/tiny": (2,),
+            "/middle": (900,),
+            "/huge": (3000,),
+            "/larger": (4000,),
         },
-    )  # fmt: skip
+    )
     found = layout(repo)
     assert {"/huge"} in found and {"/larger"} in found and {"/middle"} in found
     coordinates = [paths for paths in found if any("/g/" in path or "/h/" in path for path in paths)]

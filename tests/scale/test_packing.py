@@ -16,8 +16,8 @@ import icefloe
 from icefloe import ChunkPackingConfig, RepositoryConfig, SpecVersion
 from icefloe.blocking import run_blocking
 from icefloe.errors import StorageError
-from icefloe.model.packing_config import PackBy
-from icefloe.storage.faulty import Fault, FaultKind, FaultPlan, FaultyStorage
+from icefloe.model.config import PackBy
+from icefloe.testing.faulty_storage import Fault, FaultKind, FaultPlan, FaultyStorage
 
 CHUNKS = 400
 ITEMS = 512  # of 8 bytes: 4 KiB a chunk, above the inline threshold
@@ -149,9 +149,14 @@ def test_many_arrays_of_any_rank_are_read_as_they_were_written_and_changed(versi
         shape = (3, 2, 2)[: len(expected) % 4]
         expected[name] = np.arange(start, start + math.prod(shape) * 100, dtype="f8").reshape(*shape, 100)
         made = zarr.create_array(
-            session.store, name=name, shape=(*shape, 100), chunks=(*(1 for _ in shape), 100), dtype="f8",
-            compressors=None, overwrite=True,
-        )  # fmt: skip
+            session.store,
+            name=name,
+            shape=(*shape, 100),
+            chunks=(*(1 for _ in shape), 100),
+            dtype="f8",
+            compressors=None,
+            overwrite=True,
+        )
         made[...] = expected[name]
 
     session = repo.writable_session("main")

@@ -34,11 +34,19 @@ def _stranger(folder: Path, private: Path, root: str) -> Path:
 @pytest.mark.parametrize(
     "root",
     [
-        "{private}", "file://{private}", "../private", "{stranger}/../private", "file://{stranger}/../private",
-        "{stranger}/%2e%2e/private", "x/../../private", "s3://private/x", "https://user:pa55@host/x", "memory://private",
+        "{private}",
+        "file://{private}",
+        "../private",
+        "{stranger}/../private",
+        "file://{stranger}/../private",
+        "{stranger}/%2e%2e/private",
+        "x/../../private",
+        "s3://private/x",
+        "https://user:pa55@host/x",
+        "memory://private",
         "{stranger}x",
     ],
-)  # fmt: skip
+)
 def test_a_root_outside_of_the_dataset_is_refused(tmp_path: Path, private: Path, root: str) -> None:
     stranger = tmp_path / "stranger"
     _stranger(stranger, private, root.format(private=private, stranger=stranger))

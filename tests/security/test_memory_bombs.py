@@ -24,21 +24,16 @@ from hypothesis import strategies as st
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.errors import FormatError, IcefloeError
-from icefloe.formats.compression import ZSTD_MAGIC, compress
-from icefloe.formats.dataset.coord import encode_coord
-from icefloe.formats.dataset.manifest_file import manifest_schema
-from icefloe.formats.dataset.structure_schema import structure_schema
-from icefloe.formats.flat.flexible import decode_flexible
-from icefloe.formats.flat.metadata_items import decode_metadata
-from icefloe.formats.header import FileType, encode_header
-from icefloe.formats.registry import get_format
+from icefloe.formats.contract import get_format
+from icefloe.formats.dataset.manifest import encode_coord, manifest_schema
+from icefloe.formats.dataset.snapshot import structure_schema
+from icefloe.formats.flatbuf.flexbuffers import decode_flexible, decode_metadata
+from icefloe.formats.header import ZSTD_MAGIC, FileType, compress, encode_header
 from icefloe.ids import new_node_id, new_object_id
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, table_from_rows
-from icefloe.model.decoded_size import estimate_json, estimate_messagepack
-from icefloe.model.nodes import GroupNode
-from icefloe.model.snapshot import Manifest
-from icefloe.model.zarr_document import join_attributes, parse_document
+from icefloe.model.snapshot import GroupNode, Manifest
+from icefloe.model.zarr_document import estimate_json, estimate_messagepack, join_attributes, parse_document
 
 MOST_BYTES = 600 << 20
 """What a decoder may take for a bomb before it refuses, besides the process itself."""
@@ -137,11 +132,14 @@ def _nested_bomb(size: int, elements: int) -> bytes:
     schema = structure_schema()
     row = dict.fromkeys(schema.names) | {"id": 1, "type": "array", "path": "/a"}
     row["array_metadata"] = {
-        "shape": [1], "data_type": "int8", "fill_value": b"0", "dimension_names": None,
+        "shape": [1],
+        "data_type": "int8",
+        "fill_value": b"0",
+        "dimension_names": None,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1]}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
         "codecs": [{"name": "x" * size, "configuration": None}] * elements,
-    }  # fmt: skip
+    }
     return _parquet(pa.Table.from_pylist([row], schema=schema))
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.errors import FormatError, IcefloeError
-from icefloe.formats.registry import get_format
+from icefloe.formats.contract import get_format
 from icefloe.model.capabilities import SpecVersion
-from icefloe.model.nodes import GroupNode
-from icefloe.model.paths import find_bad_path, is_node_path
+from icefloe.model.snapshot import GroupNode
+from icefloe.model.zarr_document import find_bad_path, is_node_path
 
 BAD = ["/../evil", "/..", "/.", "/a/../b", "/a/./b", "//a", "/a//b", "/a/", "a", "", "../evil", "/a/.."]
 

@@ -14,12 +14,11 @@ import zarr
 
 import icefloe
 from icefloe.blocking import run_blocking
-from icefloe.chunks.locations import normalise_location, normalise_locations
+from icefloe.chunks.virtual_containers import normalise_location, normalise_locations
 from icefloe.errors import IcefloeError, InvalidInputError
 from icefloe.ingest.access import normalise_url
 from icefloe.storage.build import storage_from_url
-from icefloe.storage.contract import without_userinfo
-from icefloe.storage.retries import RetryPolicy
+from icefloe.storage.contract import RetryPolicy, without_userinfo
 
 SECRET = "PASSWORD-that-nobody-may-see"
 

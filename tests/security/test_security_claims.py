@@ -19,10 +19,10 @@ import zstandard
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.errors import FormatError, IcefloeError, InvalidInputError, VirtualChunkError
-from icefloe.formats.config_yaml import decode_yaml
+from icefloe.formats.config_document import decode_yaml
+from icefloe.formats.contract import get_format
 from icefloe.formats.header import FileType, encode_header
-from icefloe.formats.registry import get_format
-from icefloe.maintenance.saved_mark import KEY
+from icefloe.maintenance.collect import KEY
 from icefloe.model.capabilities import SpecVersion
 
 SECRET = "s3cr3t-key-that-nobody-may-see"
@@ -298,9 +298,13 @@ def test_a_web_server_takes_no_writes(redirecting: str) -> None:
 
 def _secret_storage() -> icefloe.Storage:
     return icefloe.s3_storage(
-        bucket="b", region="us-east-1", endpoint_url="http://127.0.0.1:9", allow_http=True,
-        access_key_id="AKIAEXAMPLE", secret_access_key=SECRET,
-    )  # fmt: skip
+        bucket="b",
+        region="us-east-1",
+        endpoint_url="http://127.0.0.1:9",
+        allow_http=True,
+        access_key_id="AKIAEXAMPLE",
+        secret_access_key=SECRET,
+    )
 
 
 def test_secrets_are_in_no_text_of_a_storage() -> None:
@@ -309,12 +313,17 @@ def test_secrets_are_in_no_text_of_a_storage() -> None:
 
 
 def test_secrets_are_in_no_error_and_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    from icefloe.storage.retries import RetryPolicy
+    from icefloe.storage.contract import RetryPolicy
 
     storage = icefloe.s3_storage(
-        bucket="b", region="us-east-1", endpoint_url="http://127.0.0.1:9", allow_http=True,
-        access_key_id="AKIAEXAMPLE", secret_access_key=SECRET, retries=RetryPolicy(1, 0, 0),
-    )  # fmt: skip
+        bucket="b",
+        region="us-east-1",
+        endpoint_url="http://127.0.0.1:9",
+        allow_http=True,
+        access_key_id="AKIAEXAMPLE",
+        secret_access_key=SECRET,
+        retries=RetryPolicy(1, 0, 0),
+    )
     with caplog.at_level(logging.DEBUG), pytest.raises(IcefloeError) as raised:
         icefloe.Repository.open(storage)
     assert SECRET not in str(raised.value) + repr(raised.value.__cause__) + caplog.text

@@ -20,9 +20,9 @@ import zstandard
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.errors import FormatError, printable
-from icefloe.formats.dataset.parquet_bounds import LIMITS
+from icefloe.formats.contract import get_format
+from icefloe.formats.dataset.parquet import LIMITS
 from icefloe.formats.header import FileType, encode_header
-from icefloe.formats.registry import get_format
 from icefloe.model.capabilities import SpecVersion
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -14,7 +14,7 @@ from tests.servers.s3 import S3Server
 
 import icefloe
 from icefloe.blocking import run_blocking
-from icefloe.maintenance.compact_plan import CompactRequest
+from icefloe.maintenance.compact import CompactRequest
 
 pytestmark = [pytest.mark.spark, pytest.mark.s3, pytest.mark.slow]
 

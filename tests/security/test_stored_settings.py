@@ -14,11 +14,16 @@ import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.formats.config_document import decode_config
 from icefloe.model.capabilities import SpecVersion
-from icefloe.model.config import CachingConfig, CompressionConfig
+from icefloe.model.config import (
+    CachingConfig,
+    CompressionConfig,
+    StorageConcurrencySettings,
+    StorageRetriesSettings,
+    StorageSettings,
+)
 from icefloe.model.config_value import ConfigValue, Count, Nested, settings_of
-from icefloe.model.manifest_conditions import paths_fitting, pattern_fits
-from icefloe.model.storage_settings import StorageConcurrencySettings, StorageRetriesSettings, StorageSettings
-from icefloe.session.opening import STORED_BOUNDS
+from icefloe.model.manifest_config import paths_fitting, pattern_fits
+from icefloe.session.open_repository import STORED_BOUNDS
 from icefloe.storage.local import LocalStorage
 
 HARMLESS = {
@@ -67,9 +72,14 @@ def _hostile(number: int) -> icefloe.RepositoryConfig:
         for part in outer:
             inner = inner.setdefault(part, {})  # type: ignore[assignment]
         inner[last] = {
-            "inline_chunk_threshold_bytes": 2**31 - 1, "max_concurrent_requests": 65535, "level": 22,
-            "max_tries": 65535, "threshold_bytes": 2**40, "target_bytes": 2**40, "ideal_concurrent_request_size": 1,
-        }.get(last, number)  # fmt: skip
+            "inline_chunk_threshold_bytes": 2**31 - 1,
+            "max_concurrent_requests": 65535,
+            "level": 22,
+            "max_tries": 65535,
+            "threshold_bytes": 2**40,
+            "target_bytes": 2**40,
+            "ideal_concurrent_request_size": 1,
+        }.get(last, number)
     return decode_config(document)
 
 

@@ -59,13 +59,32 @@ def _first_two(repo: icefloe.Repository) -> tuple[str, str]:
 
 
 VERBS: list[tuple[str, ...]] = [
-    ("log",), ("log", "--oneline"), ("log", "--graph"), ("tree",), ("ls",), ("ls", "PATH", NAME), ("show",), ("diff",),
-    ("branch",), ("tag",), ("info",), ("stats",), ("manifests",), ("verify",), ("config",), ("cat", "PATH", "s"),
-    ("cat", "PATH", NAME), ("cat", "PATH", "/"), ("cat", "PATH", f"{NAME}/zarr.json"),
+    ("log",),
+    ("log", "--oneline"),
+    ("log", "--graph"),
+    ("tree",),
+    ("ls",),
+    ("ls", "PATH", NAME),
+    ("show",),
+    ("diff",),
+    ("branch",),
+    ("tag",),
+    ("info",),
+    ("stats",),
+    ("manifests",),
+    ("verify",),
+    ("config",),
+    ("cat", "PATH", "s"),
+    ("cat", "PATH", NAME),
+    ("cat", "PATH", "/"),
+    ("cat", "PATH", f"{NAME}/zarr.json"),
     ("cat", "PATH", "missing\x1b[2J"),
-    ("gc", "--dry-run", "--older-than", "0s"), ("expire", "--dry-run", "--older-than", "0s"), ("compact", "--dry-run"),
-    ("rewrite", "--dry-run"), ("reset", "--help"),
-]  # fmt: skip
+    ("gc", "--dry-run", "--older-than", "0s"),
+    ("expire", "--dry-run", "--older-than", "0s"),
+    ("compact", "--dry-run"),
+    ("rewrite", "--dry-run"),
+    ("reset", "--help"),
+]
 
 
 def _arguments(repo: icefloe.Repository, verb: tuple[str, ...]) -> list[str]:

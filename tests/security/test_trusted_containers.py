@@ -16,7 +16,7 @@ import icefloe
 from icefloe.errors import VirtualChunkError
 from icefloe.formats.config_document import encode_config
 from icefloe.model.capabilities import SpecVersion
-from icefloe.model.object_store_config import (
+from icefloe.model.virtual_chunk_container import (
     AzureObjectStore,
     GcsObjectStore,
     HttpObjectStore,
@@ -156,7 +156,7 @@ def test_no_request_goes_where_only_the_repository_says(
     attacker: tuple[str, list[dict[str, str]]], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As a stranger's writer would store it: nothing is left out.
-    monkeypatch.setattr("icefloe.model.object_store_config._SECRET", __import__("re").compile("$^"))
+    monkeypatch.setattr("icefloe.model.virtual_chunk_container._SECRET", __import__("re").compile("$^"))
     evil, heard = attacker
     prefix, store, credentials = _hostile_stores(evil)[kind]
     for version in ("repository", "icechunk1"):

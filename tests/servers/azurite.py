@@ -102,7 +102,14 @@ def azurite_server() -> Iterator[AzureServer]:
 def _plan(folder: Path) -> Launch:
     (port,) = free_ports(1)
     command = [
-        str(_program()), "--blobHost", "127.0.0.1", "--blobPort", str(port),
-        "--inMemoryPersistence", "--disableTelemetry", "--skipApiVersionCheck", "--silent",
-    ]  # fmt: skip
+        str(_program()),
+        "--blobHost",
+        "127.0.0.1",
+        "--blobPort",
+        str(port),
+        "--inMemoryPersistence",
+        "--disableTelemetry",
+        "--skipApiVersionCheck",
+        "--silent",
+    ]
     return Launch(command, port, {**os.environ, "AZURITE_TELEMETRY": "false"})

@@ -111,9 +111,20 @@ def _plan(folder: Path) -> Launch:
     (port,) = free_ports(1)
     _program().chmod(0o755)
     command = [
-        str(_program()), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port),
-        "-public-host", f"127.0.0.1:{port}", "-backend", "memory", "-log-level", "error",
-    ]  # fmt: skip
+        str(_program()),
+        "-scheme",
+        "http",
+        "-host",
+        "127.0.0.1",
+        "-port",
+        str(port),
+        "-public-host",
+        f"127.0.0.1:{port}",
+        "-backend",
+        "memory",
+        "-log-level",
+        "error",
+    ]
     return Launch(command, port, os.environ)
 
 
@@ -176,16 +187,20 @@ def _adapter_of(inner_port: int) -> type[BaseHTTPRequestHandler]:
             mark = uuid.uuid4().hex
             described = json.dumps({"name": name}).encode()
             upload = (
-                f"--{mark}\r\nContent-Type: application/json\r\n\r\n".encode() + described
-                + f"\r\n--{mark}\r\nContent-Type: application/octet-stream\r\n\r\n".encode() + body
+                f"--{mark}\r\nContent-Type: application/json\r\n\r\n".encode()
+                + described
+                + f"\r\n--{mark}\r\nContent-Type: application/octet-stream\r\n\r\n".encode()
+                + body
                 + f"\r\n--{mark}--\r\n".encode()
-            )  # fmt: skip
+            )
             condition = self.headers.get("x-goog-if-generation-match")
             query = "" if condition is None else f"&ifGenerationMatch={condition}"
             status, _, answer = self._ask(
-                "POST", f"/upload/storage/v1/b/{bucket}/o?uploadType=multipart{query}", upload,
+                "POST",
+                f"/upload/storage/v1/b/{bucket}/o?uploadType=multipart{query}",
+                upload,
                 {"Content-Type": f"multipart/related; boundary={mark}"},
-            )  # fmt: skip
+            )
             if status != 200:
                 return self._answer(status, {}, answer)
             made = json.loads(answer)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyspark
 
-from icefloe.spark.java import ensure_java
+from icefloe.spark.connect import ensure_java
 
 _START_SECONDS = 120
 _MASTER = "127.0.0.1"
@@ -49,9 +49,12 @@ def _process(name: str, folder: Path, log: Path, *arguments: str) -> Iterator[No
     home = Path(pyspark.__file__).parent
     command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", "--webui-port", "0", *arguments]
     environment = {
-        **os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "SPARK_DAEMON_MEMORY": "256m",
+        **os.environ,
+        "SPARK_HOME": str(home),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-    }  # fmt: skip
+    }
     with log.open("w") as output:
         process = subprocess.Popen(
             command, env=environment, cwd=folder, stdout=output, stderr=subprocess.STDOUT, start_new_session=True

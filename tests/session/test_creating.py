@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import icefloe
-from icefloe.session import opening
+from icefloe.session import open_repository as opening
 from icefloe.storage.contract import Storage
-from icefloe.storage.wrapped import Operation, WrappedStorage
+from icefloe.storage.wrappers import Operation, WrappedStorage
 
 T = TypeVar("T")
 GENERATIONS = ("repository", "icechunk2", "icechunk1", "store", "dataset")

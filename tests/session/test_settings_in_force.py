@@ -11,9 +11,9 @@ import zarr
 import icefloe
 from icefloe import CompressionConfig, RepositoryConfig, StorageRetriesSettings, StorageSettings
 from icefloe.model.capabilities import SpecVersion
-from icefloe.session.engine import build_engine
+from icefloe.session.open_repository import build_engine
+from icefloe.storage.contract import RetryPolicy
 from icefloe.storage.remote import ObstoreStorage
-from icefloe.storage.retries import RetryPolicy
 
 
 def manifest_bytes(level: int | None, generation: str) -> int:

@@ -27,7 +27,7 @@ from icefloe.manifests import edits as edits_module
 from icefloe.manifests.edits import EditBuffer
 from icefloe.model.chunk_table import ChunkKind, ChunkRef
 from icefloe.storage.contract import Storage
-from icefloe.storage.wrapped import Operation, WrappedStorage
+from icefloe.storage.wrappers import Operation, WrappedStorage
 
 GENERATIONS = [version.value for version in SpecVersion]
 CELLS = 6

@@ -25,14 +25,25 @@ def simulate(generation: str, seed: int, schedules: int, *more: str) -> None:
     """Run schedules in a process of its own, where sets have the same order for everybody."""
     done = subprocess.run(
         [
-            sys.executable, "-m", "icefloe.testing.simulator", "--stop", "--every", "1000",
-            "--generation", generation, "--seed", str(seed), "--schedules", str(schedules), *more,
+            sys.executable,
+            "-m",
+            "icefloe.testing.simulator",
+            "--stop",
+            "--every",
+            "1000",
+            "--generation",
+            generation,
+            "--seed",
+            str(seed),
+            "--schedules",
+            str(schedules),
+            *more,
         ],
         env={**os.environ, "PYTHONHASHSEED": "0"},
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -51,7 +51,8 @@ class Lagging:
 
 
 def main(arguments: dict[str, str]) -> None:
-    from icefloe.spark import connect, ingest, landing
+    from icefloe.spark import connect, ingest
+    from icefloe.spark import ingest_commit as landing
 
     settings = {"spark.executor.memory": "512m", "spark.driver.memory": "512m", "spark.driver.host": "127.0.0.1"}
     spark = connect(arguments["master"], settings={**settings, **SPECULATION})

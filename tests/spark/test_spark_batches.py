@@ -12,8 +12,9 @@ import xarray as xr
 
 from icefloe import Repository
 from icefloe.errors import ConflictError, InvalidInputError
-from icefloe.ingest.synthetic import write_month
-from icefloe.spark import batches, ingest
+from icefloe.spark import ingest
+from icefloe.spark import ingest_commit as batches
+from icefloe.testing.synthetic_weather import write_month
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]
 GRID: dict[str, Any] = {"nlat": 19, "nlon": 36, "variables": ("t2m", "tp")}
@@ -119,9 +120,14 @@ def test_a_batch_keeps_sources_of_one_place_together(spark: Any, tmp_path: Path,
     write_month(tmp_path / "b", days=2, **{**GRID, "variables": ("tp",)})
     sources = [str(tmp_path / "a"), str(tmp_path / "b")]
     ingest(
-        spark, sources, tmp_path / "repo", append_dim="time", concat_dims=("time",), batch=1,
+        spark,
+        sources,
+        tmp_path / "repo",
+        append_dim="time",
+        concat_dims=("time",),
+        batch=1,
         drop_variables=("orography",),
-    )  # fmt: skip
+    )
     assert len(list(Repository.open(str(tmp_path / "repo")).ancestry(branch="main"))) == 3
     data = opened(tmp_path / "repo")
     assert {"t2m", "tp"} <= set(data.variables) and data.sizes["time"] == 48

@@ -14,21 +14,12 @@ import zarr
 
 from icefloe import Repository
 from icefloe.errors import AlreadyExistsError, InvalidInputError, NodeNotFoundError, RebaseFailedError
-from icefloe.spark import (
-    analyze,
-    copy,
-    copying,
-    export,
-    map_blocks,
-    mapping,
-    rechunk,
-    reduce,
-    reduction,
-    write_audit_publish,
-)
-from icefloe.spark.checks import ExpectedSizes, Holds, MissingShare, Monotone, ValueRange
-from icefloe.spark.publishing import AUDIT_KEY
-from icefloe.spark.reduction_tree import ReductionTree
+from icefloe.spark import analyze, copy, export, map_blocks, rechunk, reduce, write_audit_publish
+from icefloe.spark import copy as copying
+from icefloe.spark import map_blocks as mapping
+from icefloe.spark import reduce as reduction
+from icefloe.spark.partial_results import ReductionTree
+from icefloe.spark.publish import AUDIT_KEY, ExpectedSizes, Holds, MissingShare, Monotone, ValueRange
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]
 Open = Callable[..., xr.Dataset]
@@ -67,9 +58,14 @@ def test_a_function_over_blocks_equals_the_function_over_all(
     spark: Any, place: Path, weather: xr.Dataset, opened: Open
 ) -> None:
     outcome = map_blocks(
-        spark, place, lambda block: (block[["t2m"]] - 273.15).assign_attrs(unit="C"), place, target_group="celsius",
-        task_bytes=8000, message="to celsius",
-    )  # fmt: skip
+        spark,
+        place,
+        lambda block: (block[["t2m"]] - 273.15).assign_attrs(unit="C"),
+        place,
+        target_group="celsius",
+        task_bytes=8000,
+        message="to celsius",
+    )
     assert outcome.tasks > 5
     result = opened(place, group="celsius")
     xr.testing.assert_allclose(result, weather[["t2m"]] - 273.15)
@@ -137,8 +133,8 @@ def test_a_reduction_equals_that_of_xarray(spark: Any, place: Path, weather: xr.
 def test_a_tree_of_several_levels_gives_the_same(
     spark: Any, place: Path, weather: xr.Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("icefloe.spark.reduction._MOST_PARTIAL_BYTES", 0)
-    monkeypatch.setattr("icefloe.spark.reduction_tree.FAN_IN", 3)
+    monkeypatch.setattr("icefloe.spark.reduce._MOST_PARTIAL_BYTES", 0)
+    monkeypatch.setattr("icefloe.spark.partial_results.FAN_IN", 3)
     for dims in (None, "time"):
         result = reduce(spark, place, "mean", dims, task_bytes=1000)
         xr.testing.assert_allclose(result.drop_attrs(), weather.mean(dims).drop_attrs(), rtol=1e-5)
@@ -154,12 +150,18 @@ def encoded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, xr.Dataset]
     holed = np.where(rng.random(shape) < 0.2, np.nan, floats)
     data = xr.Dataset(
         {
-            "plain": (dims, floats.astype("f4")), "holed": (dims, holed), "marked": (dims, holed.astype("f4")),
-            "packed": (dims, holed), "counts": (dims, rng.integers(-5, 900, shape)), "swapped": (dims, floats),
-            "small": (dims, rng.integers(0, 200, shape).astype("u1")), "some": (dims, np.round(holed)),
-            "nothing": (dims, np.full(shape, np.nan)), "large": (dims, rng.integers(2**50, 2**53, shape)),
+            "plain": (dims, floats.astype("f4")),
+            "holed": (dims, holed),
+            "marked": (dims, holed.astype("f4")),
+            "packed": (dims, holed),
+            "counts": (dims, rng.integers(-5, 900, shape)),
+            "swapped": (dims, floats),
+            "small": (dims, rng.integers(0, 200, shape).astype("u1")),
+            "some": (dims, np.round(holed)),
+            "nothing": (dims, np.full(shape, np.nan)),
+            "large": (dims, rng.integers(2**50, 2**53, shape)),
         }
-    )  # fmt: skip
+    )
     encoding = {str(name): {"chunks": (5, 6)} for name in data}
     encoding["marked"] |= {"_FillValue": np.float32(-9999)}
     encoding["packed"] |= {"dtype": "int16", "scale_factor": 0.1, "add_offset": 4.0, "_FillValue": -32768}
@@ -240,9 +242,17 @@ def test_a_kept_reduction_has_the_chunks_of_its_source_or_those_asked_for(
 ) -> None:
     reduce(spark, place, "max", "time", place, target_group="as-it-was", task_bytes=1000)
     reduce(
-        spark, place, "quantile", "time", place, q=0.3, exact=False, target_group="other", chunks={"lat": 12, "lon": 4},
+        spark,
+        place,
+        "quantile",
+        "time",
+        place,
+        q=0.3,
+        exact=False,
+        target_group="other",
+        chunks={"lat": 12, "lon": 4},
         task_bytes=1000,
-    )  # fmt: skip
+    )
     assert opened(place, group="as-it-was").wind.encoding["chunks"] == (5, 6)
     result = opened(place, group="other")
     assert result.wind.encoding["chunks"] == (12, 4)
@@ -355,9 +365,11 @@ def test_a_commit_that_lands_while_a_job_is_planned_is_never_lost(
     spark: Any, place: Path, job: str, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, name = {
-        "map": (mapping, "plan_target"), "rechunk": (copying, "plan_copy"), "copy": (copying, "plan_copy"),
+        "map": (mapping, "plan_target"),
+        "rechunk": (copying, "plan_copy"),
+        "copy": (copying, "plan_copy"),
         "reduce": (reduction, "sketch_of"),
-    }[job]  # fmt: skip
+    }[job]
     real = getattr(module, name)
 
     def late(*given: Any, **more: Any) -> Any:

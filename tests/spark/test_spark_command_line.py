@@ -11,7 +11,7 @@ import xarray as xr
 
 from icefloe import Repository
 from icefloe.cli.app import main
-from icefloe.ingest.synthetic import write_month
+from icefloe.testing.synthetic_weather import write_month
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]
 GRID: dict[str, Any] = {"nlat": 19, "nlon": 36, "variables": ("t2m", "tp")}

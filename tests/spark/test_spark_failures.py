@@ -18,9 +18,9 @@ import xarray as xr
 from tests.servers.spark_cluster import standalone_cluster
 
 from icefloe import Repository
-from icefloe.ingest.synthetic import write_month
 from icefloe.spark import ingest
-from icefloe.spark.shipping import pack_package
+from icefloe.spark.connect import pack_package
+from icefloe.testing.synthetic_weather import write_month
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(400)]
 GRID: dict[str, Any] = {"nlat": 37, "nlon": 72, "variables": ("t2m",)}
@@ -35,9 +35,13 @@ def _start(script: str = "cluster_ingest.py", **arguments: str) -> subprocess.Po
     if "package" not in arguments:
         environment["PYTHONPATH"] = str(SOURCE)
     return subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name(script)), json.dumps(arguments)], env=environment, text=True,
-        start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, str(Path(__file__).with_name(script)), json.dumps(arguments)],
+        env=environment,
+        text=True,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def test_an_ingest_runs_behind_spark_connect(tmp_path: Path, opened: Open, expected: Open) -> None:
@@ -55,9 +59,12 @@ def test_an_ingest_runs_behind_spark_connect(tmp_path: Path, opened: Open, expec
 def test_an_ingest_survives_the_death_of_an_executor(tmp_path: Path, opened: Open, expected: Open) -> None:
     write_month(tmp_path / "files", days=24, **GRID)
     driver = _start(
-        master="local-cluster[2,1,1024]", files=str(tmp_path / "files"), repo=str(tmp_path / "repo"), kill="executor",
+        master="local-cluster[2,1,1024]",
+        files=str(tmp_path / "files"),
+        repo=str(tmp_path / "repo"),
+        kill="executor",
         package=str(pack_package(tmp_path)),
-    )  # fmt: skip
+    )
     out, err = driver.communicate(timeout=380)
     assert driver.returncode == 0, err[-3000:]
     told = json.loads(out.splitlines()[-1])

@@ -17,11 +17,12 @@ import xarray as xr
 
 from icefloe import Repository
 from icefloe.errors import FormatError, InvalidInputError
-from icefloe.ingest import ingested
+from icefloe.ingest import record as ingested
 from icefloe.ingest.record import METADATA_KEY
-from icefloe.ingest.synthetic import write_month
-from icefloe.spark import ingest, landing
-from icefloe.spark.ingesting import IngestOutcome
+from icefloe.spark import ingest
+from icefloe.spark import ingest_commit as landing
+from icefloe.spark.ingest import IngestOutcome
+from icefloe.testing.synthetic_weather import write_month
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]
 GRID: dict[str, Any] = {"nlat": 19, "nlon": 36, "variables": ("t2m", "tp")}
@@ -42,9 +43,7 @@ def test_many_files_and_an_append_equal_the_sources(
     options = {"native_below_bytes": 2000, "task_bytes": 200_000, "files_per_task": 8}
     first = ingest(spark, a, place, mode=mode, message="ten days", **options)
     above = f"file://{tmp_path}/"
-    second = ingest(
-        spark, str(b / "*.nc"), place, mode=mode, append_dim="time", container_prefix=above, **options
-    )  # fmt: skip
+    second = ingest(spark, str(b / "*.nc"), place, mode=mode, append_dim="time", container_prefix=above, **options)
     containers = {*first.plan.containers, *second.plan.containers}  # type: ignore[union-attr]
     assert bool(containers) == (mode != "native") == bool(first.authorisation)
     xr.testing.assert_equal(opened(place, *containers).drop_vars("orography"), expected(a, b).drop_vars("orography"))
@@ -157,9 +156,14 @@ def test_a_run_started_again_takes_only_what_is_new(
 
 @pytest.mark.parametrize(("chunk", "mode"), [(24, "native"), (10, "native"), (None, "virtual")])
 def test_two_appends_at_the_same_time_both_land(
-    spark: Any, tmp_path: Path, chunk: int | None, mode: Any, opened: Open, expected: Open,
+    spark: Any,
+    tmp_path: Path,
+    chunk: int | None,
+    mode: Any,
+    opened: Open,
+    expected: Open,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     folders = [tmp_path / name for name in "abc"]
     for day, folder in enumerate(folders):
         write_month(folder, start=dt.date(2020, 1, 1 + day), days=1, **GRID)
@@ -180,9 +184,7 @@ def test_two_appends_at_the_same_time_both_land(
 
     def append(number: int) -> None:
         above = f"file://{tmp_path}/"
-        outcomes[number] = ingest(
-            spark, folders[number], place, mode=mode, append_dim="time", container_prefix=above
-        )  # fmt: skip
+        outcomes[number] = ingest(spark, folders[number], place, mode=mode, append_dim="time", container_prefix=above)
 
     threads = [threading.Thread(target=append, args=(number,)) for number in (1, 2)]
     for thread in threads:

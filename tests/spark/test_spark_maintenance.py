@@ -11,7 +11,7 @@ from tests.maintenance.histories import count, make_past, now
 
 import icefloe
 from icefloe.blocking import run_blocking
-from icefloe.maintenance.compact_plan import CompactRequest, Layout
+from icefloe.maintenance.compact import CompactRequest, Layout
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -44,11 +44,13 @@ def test_an_inventory_replaces_the_listing(spark, tmp_path: Path) -> None:  # ty
         ]
 
     rows = run_blocking(everything())
-    table = pa.table({
-        "key": [row[0] for row in rows],
-        "size": [row[1] for row in rows],
-        "last_modified": pa.array([row[2] for row in rows], pa.timestamp("us", tz="UTC")),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "key": [row[0] for row in rows],
+            "size": [row[1] for row in rows],
+            "last_modified": pa.array([row[2] for row in rows], pa.timestamp("us", tz="UTC")),
+        }
+    )
     assert maintenance.collect_garbage(spark, past.repo, now(), inventory=table, dry_run=True) == expected
     elsewhere = table.set_column(0, "key", pa.array([f"weather/{row[0]}" for row in rows]))
     pq.write_table(elsewhere, tmp_path / "inventory.parquet")

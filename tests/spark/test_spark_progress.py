@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from icefloe.spark import SparkJob, run_tasks
-from icefloe.spark.progress import JobMeter
-from icefloe.spark.progress_faces import progress_face
+from icefloe.spark.progress import JobMeter, progress_face
 
 METER = JobMeter("reading", 4, 8_000_000)
 

@@ -16,8 +16,7 @@ import zarr
 from icefloe import Repository, s3_storage
 from icefloe.errors import InvalidInputError, StorageError
 from icefloe.spark import SparkJob, run_tasks, tasks
-from icefloe.spark.distributed import OpenFork, WriteJob, link, write_with_tasks
-from icefloe.spark.tasks import parallelism
+from icefloe.spark.tasks import OpenFork, WriteJob, link, parallelism, write_with_tasks
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]
 

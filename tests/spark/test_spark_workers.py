@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from icefloe.spark import SparkJob, run_tasks
-from icefloe.spark.connection import merge_settings, remove_old_logs
-from icefloe.spark.workers import QuietWorker
+from icefloe.spark.connect import QuietWorker, merge_settings, remove_old_logs
 
 
 def _loop(_: int) -> tuple[str, bool]:

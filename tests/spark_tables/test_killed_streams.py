@@ -19,7 +19,7 @@ import pytest
 import xarray as xr
 
 import icefloe
-from icefloe.tables.streams import BATCH, QUERY
+from icefloe.tables.metadata_tables import BATCH, QUERY
 
 pytestmark = pytest.mark.spark
 STATIONS, TIMES_PER_FILE = 3, 3
@@ -43,9 +43,12 @@ class Driver:
         self._checkpoint = folder / f"{name}-checkpoint"
         source = str(root / "src")
         told = {
-            "package": source, "source": str(folder / "in"), "place": str(self.place), "door": door,
+            "package": source,
+            "source": str(folder / "in"),
+            "place": str(self.place),
+            "door": door,
             "checkpoint": str(self._checkpoint),
-        }  # fmt: skip
+        }
         self._command = [sys.executable, str(Path(__file__).with_name("stream_driver.py")), json.dumps(told)]
         self._variables = {**os.environ, "PYTHONPATH": source, "PYSPARK_PYTHON": sys.executable}
 

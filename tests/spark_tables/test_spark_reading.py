@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import icefloe
 from icefloe.errors import InvalidInputError
-from icefloe.tables.sql_literals import sql_lookup
+from icefloe.tables.predicates import sql_lookup
 from icefloe.xarray import to_icechunk
 
 pytestmark = pytest.mark.spark
@@ -225,8 +225,9 @@ def test_tables_of_metadata(spark: Any, place: str) -> None:
     repo.create_tag("v1", tip)
     assert load(spark, place, table="refs").orderBy("name").collect() == [("main", "branch", tip), ("v1", "tag", tip)]
     assert [r.message for r in load(spark, place, table="history").orderBy("position").collect()] == [
-        "weather", "Repository initialized",
-    ]  # fmt: skip
+        "weather",
+        "Repository initialized",
+    ]
     assert load(spark, place, table="snapshots").count() == 2
     nodes = {row.path: row for row in load(spark, place, table="nodes").collect()}
     assert nodes["/t2m"].shape == [12, 7, 9] and nodes["/t2m"].chunk_grid == [3, 3, 2]

@@ -12,7 +12,7 @@ import pytest
 import xarray as xr
 
 import icefloe
-from icefloe.tables.streams import BATCH, QUERY
+from icefloe.tables.metadata_tables import BATCH, QUERY
 
 pytestmark = pytest.mark.spark
 

@@ -24,9 +24,11 @@ def cells(spark: Any, first: int, end: int, stations: int = 5, parts: int = 3) -
     """Rows (t, s, v, n), spread over partitions without regard to chunks."""
     rows = spark.range(first * stations, end * stations, 1, parts)
     return rows.selectExpr(
-        f"timestamp_seconds(3600 * (id div {stations})) t", f"cast(id % {stations} as int) s",
-        "cast(id as float) v", "cast(id % 7 as int) n",
-    ).repartition(parts)  # fmt: skip
+        f"timestamp_seconds(3600 * (id div {stations})) t",
+        f"cast(id % {stations} as int) s",
+        "cast(id as float) v",
+        "cast(id % 7 as int) n",
+    ).repartition(parts)
 
 
 def check(dataset: xr.Dataset, first: int, end: int, stations: int = 5) -> None:

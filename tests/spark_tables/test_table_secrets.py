@@ -41,9 +41,11 @@ def test_a_job_with_credentials_tells_them_nowhere(
     north = weather.t2m.sel(lat=weather.lat > 0)
     told = json.loads(ran.stdout.strip().splitlines()[-1])
     assert told == {
-        "rows": int((north > 250).sum()), "written": int((north > 250).sum()), "failed": True,
+        "rows": int((north > 250).sum()),
+        "written": int((north > 250).sum()),
+        "failed": True,
         "sum": pytest.approx(float(weather.t2m.sum(dtype="f8")), rel=1e-6),
-    }  # fmt: skip
+    }
     events = "".join(path.read_text() for path in (tmp_path / "events").rglob("*") if path.is_file())
     # Each of them is there, and says what it should.
     assert "icefloe_reads_" in ran.stdout and "USER_RAISED_EXCEPTION] row" in ran.stdout

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import xarray as xr
 
-from icefloe.spark.connection import is_classic
+from icefloe.spark.connect import is_classic
 
 pytestmark = pytest.mark.spark
 
@@ -39,15 +39,20 @@ def test_queries_agree_behind_connect_and_with_a_classic_session(
 
     north, total = int((weather.lat > 0).sum()) * 12 * 9, weather.t2m.size
     expected = {
-        "filtered": north, "all": total, "joined": north + total, "halves": total, "in sql": [north, total],
+        "filtered": north,
+        "all": total,
+        "joined": north + total,
+        "halves": total,
+        "in sql": [north, total],
         "sum": pytest.approx(float(weather.t2m.sum(dtype="f8")), rel=1e-6),
-    }  # fmt: skip
+    }
     for name in ("format", "table", "function"):
         assert told[name] == expected, name
     assert agreement(spark, table(spark, place, variables="t2m")) == expected
     half = weather.t2m.sel(lat=weather.lat > 0, time=slice(None, "2020-01-01"))
     assert told["selected"] == {
-        "count(1)": half.size, "sum(t2m)": pytest.approx(float(half.sum(dtype="f8")), rel=1e-6),
-    }  # fmt: skip
+        "count(1)": half.size,
+        "sum(t2m)": pytest.approx(float(half.sum(dtype="f8")), rel=1e-6),
+    }
     assert told["refs"] == 1
     assert (told["written"], told["differences"]) == (total, 0)

@@ -13,10 +13,9 @@ import zarr
 import icefloe
 from icefloe.errors import InvalidInputError, UnsupportedError
 from icefloe.spark import register_views
-from icefloe.spark.sink import parse_sink_options
-from icefloe.spark.views import list_views
-from icefloe.tables.columns import ColumnCoding
-from icefloe.tables.encoding import encode_column
+from icefloe.spark.table import list_views
+from icefloe.spark.write import parse_sink_options
+from icefloe.tables.columns import ColumnCoding, encode_column
 from icefloe.tables.targets import _extend
 from icefloe.xarray import to_icechunk
 

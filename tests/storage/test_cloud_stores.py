@@ -17,9 +17,8 @@ from tests.storage.lossy_proxy import LossyProxy, lossy_proxy
 import icefloe
 from icefloe.errors import AlreadyExistsError, OutcomeUnknownError, StorageError, VersionMismatchError
 from icefloe.storage.build import azure_storage, gcs_storage
-from icefloe.storage.contract import Storage
-from icefloe.storage.probe import check_conditional_writes
-from icefloe.storage.retries import RetryPolicy
+from icefloe.storage.conditional_writes import check_conditional_writes
+from icefloe.storage.contract import RetryPolicy, Storage
 
 pytestmark = pytest.mark.slow
 QUICK = RetryPolicy(max_tries=4, initial_backoff_ms=5, max_backoff_ms=20)

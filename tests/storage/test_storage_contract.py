@@ -15,8 +15,8 @@ from icefloe.errors import (
     StorageError,
     VersionMismatchError,
 )
+from icefloe.storage.conditional_writes import check_conditional_writes
 from icefloe.storage.contract import ObjectInfo, Storage, Version
-from icefloe.storage.probe import check_conditional_writes
 
 ODD_NAMES = ["50% #1?", "é", "tag.", "tag..", "a b!:", 'x[1]{2}^~`|*<>"', "%25", "back\\slash", "日本", ".hidden"]
 

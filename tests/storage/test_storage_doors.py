@@ -18,18 +18,15 @@ from icefloe.errors import (
     StorageError,
     UnsupportedError,
 )
-from icefloe.model.object_store_config import S3Options
+from icefloe.model.virtual_chunk_container import S3Options
 from icefloe.storage import build
 from icefloe.storage import credentials as creds
-from icefloe.storage.aws_profile import AwsProfile, AwsSettings, read_profile, read_settings
 from icefloe.storage.build import resolve_storage, storage_from_url
-from icefloe.storage.contract import Storage
+from icefloe.storage.contract import OBSTORE_ERRORS, RetryPolicy, Storage, Translating, plan_requests, translate_obstore
+from icefloe.storage.credentials import AwsProfile, AwsSettings, read_profile, read_settings
+from icefloe.storage.endpoints import AzurePlace, GcsPlace, HttpPlace, Place, S3Place
 from icefloe.storage.memory import MemoryStorage
-from icefloe.storage.places import AzurePlace, GcsPlace, HttpPlace, Place, S3Place
-from icefloe.storage.ranges import plan_requests
 from icefloe.storage.remote import ObstoreStorage
-from icefloe.storage.retries import RetryPolicy
-from icefloe.storage.translate import OBSTORE_ERRORS, Translating, translate_obstore
 
 
 def test_every_error_of_obstore_is_translated() -> None:

@@ -21,12 +21,10 @@ from icefloe.errors import (
     VersionMismatchError,
 )
 from icefloe.storage.build import in_memory_storage, local_filesystem_storage, s3_storage
-from icefloe.storage.contract import Buffer, Storage, Version
-from icefloe.storage.counting import CountingStorage
-from icefloe.storage.faulty import KILLED, Fault, FaultKind, FaultPlan, FaultyStorage
-from icefloe.storage.probe import check_conditional_writes
-from icefloe.storage.retries import RetryPolicy
-from icefloe.storage.wrapped import WRITES, Operation, WrappedStorage
+from icefloe.storage.conditional_writes import check_conditional_writes
+from icefloe.storage.contract import Buffer, RetryPolicy, Storage, Version
+from icefloe.storage.wrappers import WRITES, CountingStorage, Operation, WrappedStorage
+from icefloe.testing.faulty_storage import KILLED, Fault, FaultKind, FaultPlan, FaultyStorage
 
 QUICK = RetryPolicy(max_tries=4, initial_backoff_ms=5, max_backoff_ms=20)
 

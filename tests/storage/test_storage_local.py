@@ -22,9 +22,8 @@ from icefloe.errors import (
     VersionMismatchError,
 )
 from icefloe.ingest.access import SourceAccess
-from icefloe.storage import local_files
-from icefloe.storage.contract import Version
-from icefloe.storage.keys import check_key, decode_key, encode_key
+from icefloe.storage import local as local_files
+from icefloe.storage.contract import Version, check_key, decode_key, encode_key
 from icefloe.storage.local import LocalStorage
 
 PARTS = st.text(min_size=1, max_size=30).filter(

@@ -21,7 +21,7 @@ from icefloe.errors import (
     UnsupportedError,
     VirtualChunkError,
 )
-from icefloe.model.object_store_config import (
+from icefloe.model.virtual_chunk_container import (
     ObjectStoreConfig,
     S3Options,
     azure_store,
@@ -32,7 +32,7 @@ from icefloe.model.object_store_config import (
 )
 from icefloe.storage.build import http_storage, s3_storage
 from icefloe.storage.credentials import HttpAccess, LocalFileSystemAccess, s3_credentials
-from icefloe.storage.virtual import open_object_store
+from icefloe.storage.virtual_sources import open_object_store
 
 CONFIGS = [
     s3_store(region="us-east-1", anonymous=True),

@@ -75,10 +75,31 @@ def sample(dtype: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
 
 
 DTYPES = [
-    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
-    "complex64", "complex128", ">i4", ">f8", "datetime64[s]", "datetime64[ns]", "timedelta64[ms]", "S5", "U4", "string",
-    "variable_length_bytes", [("a", "<i4"), ("b", "<f8")],
-]  # fmt: skip
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+    ">i4",
+    ">f8",
+    "datetime64[s]",
+    "datetime64[ns]",
+    "timedelta64[ms]",
+    "S5",
+    "U4",
+    "string",
+    "variable_length_bytes",
+    [("a", "<i4"), ("b", "<f8")],
+]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -168,15 +189,22 @@ def test_every_shape_and_key_encoding_comes_back(make_repository: Make) -> None:
             if m and not repository.engine.capabilities.any_key_encoding:
                 with pytest.raises(icefloe.InvalidInputError, match="chunk key encoding"):
                     group.create_array(
-                        f"g/{n}-{m}", shape=shape, chunks=chunks, dtype="i2",
+                        f"g/{n}-{m}",
+                        shape=shape,
+                        chunks=chunks,
+                        dtype="i2",
                         chunk_key_encoding={"name": name, "separator": separator},
-                    )  # fmt: skip
+                    )
                 continue
             array = group.create_array(
-                f"g/{n}-{m}", shape=shape, chunks=chunks, dtype="i2", fill_value=-3,
+                f"g/{n}-{m}",
+                shape=shape,
+                chunks=chunks,
+                dtype="i2",
+                fill_value=-3,
                 dimension_names=[None if axis % 2 else f"dim {axis}" for axis in range(len(shape))],
                 chunk_key_encoding={"name": name, "separator": separator},
-            )  # fmt: skip
+            )
             if shape == (700,):
                 array[690:] = 4
             else:
@@ -210,9 +238,19 @@ def test_chunks_of_different_sizes_come_back_or_are_refused(make_repository: Mak
         equal(zarr.open_array(reopened(repository), path="a", mode="r")[...], values)
 
 
-FILLS = [("f4", float("nan")), ("f8", float("inf")), ("f8", -0.0), ("f2", 1.5), ("i8", -(2**62)), ("u8", 2**64 - 1),
-         ("bool", True), ("c16", complex(1, -2)), ("string", "nothing"), ("datetime64[D]", np.datetime64("NaT")),
-         ("S3", b"ab")]  # fmt: skip
+FILLS = [
+    ("f4", float("nan")),
+    ("f8", float("inf")),
+    ("f8", -0.0),
+    ("f2", 1.5),
+    ("i8", -(2**62)),
+    ("u8", 2**64 - 1),
+    ("bool", True),
+    ("c16", complex(1, -2)),
+    ("string", "nothing"),
+    ("datetime64[D]", np.datetime64("NaT")),
+    ("S3", b"ab"),
+]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -231,9 +269,14 @@ def test_every_fill_value_comes_back(make_repository: Make) -> None:
 
 
 ATTRIBUTES: dict[str, Any] = {
-    "text": "Größe 漢字 🧊 \u0000 \"quoted\" \\", "null": None, "nested": {"a": [1, [2, {"b": None}]], "": ""},
-    "numbers": [0, -1, 2**53 + 1, 1e300, 0.1, True], "empty": {}, "_FillValue": "NaN", "zarr_format": 2,
-}  # fmt: skip
+    "text": 'Größe 漢字 🧊 \u0000 "quoted" \\',
+    "null": None,
+    "nested": {"a": [1, [2, {"b": None}]], "": ""},
+    "numbers": [0, -1, 2**53 + 1, 1e300, 0.1, True],
+    "empty": {},
+    "_FillValue": "NaN",
+    "zarr_format": 2,
+}
 
 
 def test_attributes_come_back_byte_for_byte(make_repository: Make) -> None:
@@ -288,9 +331,10 @@ def test_metadata_that_a_user_consolidated_comes_back(make_repository: Make) -> 
     group.create_array("g/a", shape=(3,), dtype="i4")
     consolidated = json.loads(document(session.store, "zarr.json"))
     consolidated["consolidated_metadata"] = {
-        "kind": "inline", "must_understand": False,
+        "kind": "inline",
+        "must_understand": False,
         "metadata": {"g/a": json.loads(document(session.store, "g/a/zarr.json"))},
-    }  # fmt: skip
+    }
     body = json.dumps(consolidated, indent=3).encode()
     sync(session.store.set("zarr.json", cpu.Buffer.from_bytes(body)))
     session.commit("consolidated")

@@ -240,10 +240,17 @@ class TestIcechunkStore(StoreTests[IcechunkStore, cpu.Buffer]):
 
     async def test_list_prefix(self, store: IcechunkStore) -> None:
         contents = {
-            "zarr.json": GROUP, "a/zarr.json": GROUP, "ab/zarr.json": GROUP, "a/b/zarr.json": GROUP,
-            "a/b/c/zarr.json": array_document(2), "a/b/c/c/1/10": SOME, "a/b/c/c/1/2": SOME,
-            "a/v2/zarr.json": array_document(2, "v2", "."), "a/v2/0.0": SOME, "a/v2/10.1": SOME,
-        }  # fmt: skip
+            "zarr.json": GROUP,
+            "a/zarr.json": GROUP,
+            "ab/zarr.json": GROUP,
+            "a/b/zarr.json": GROUP,
+            "a/b/c/zarr.json": array_document(2),
+            "a/b/c/c/1/10": SOME,
+            "a/b/c/c/1/2": SOME,
+            "a/v2/zarr.json": array_document(2, "v2", "."),
+            "a/v2/0.0": SOME,
+            "a/v2/10.1": SOME,
+        }
         await set_all(store, contents.items())
         prefixes = {key[:cut] for key in contents for cut in range(len(key) + 1)} | {"b", "a/bb", "a/b/c/c/2"}
         for prefix in sorted(prefixes):
@@ -252,9 +259,11 @@ class TestIcechunkStore(StoreTests[IcechunkStore, cpu.Buffer]):
 
     async def test_list_empty_path(self, store: IcechunkStore) -> None:
         contents = {
-            "foo/bar/zarr.json": array_document(1), "foo/bar/c/1": SOME,
-            "foo/baz/zarr.json": array_document(1), "foo/baz/c/0": SOME,
-        }  # fmt: skip
+            "foo/bar/zarr.json": array_document(1),
+            "foo/bar/c/1": SOME,
+            "foo/baz/zarr.json": array_document(1),
+            "foo/baz/c/0": SOME,
+        }
         await set_all(store, contents.items())
         assert sorted(await _collect_aiterator(store.list())) == sorted(contents)
         assert sorted(await _collect_aiterator(store.list_prefix(""))) == sorted(contents)
@@ -263,11 +272,18 @@ class TestIcechunkStore(StoreTests[IcechunkStore, cpu.Buffer]):
     async def test_list_dir(self, store: IcechunkStore) -> None:
         assert await _collect_aiterator(store.list_dir("")) == ()
         contents = {
-            "foo/zarr.json": array_document(2), "foo/c/1/1": SOME, "foo/c/1/2": SOME, "foo/c/10/1": SOME,
-            "bar/one/zarr.json": array_document(2, "v2", "/"), "bar/one/0/1": SOME, "bar/one/12/3": SOME,
-            "bar/two/zarr.json": array_document(2, "default", "."), "bar/two/c.0.1": SOME, "bar/two/c.0.2": SOME,
+            "foo/zarr.json": array_document(2),
+            "foo/c/1/1": SOME,
+            "foo/c/1/2": SOME,
+            "foo/c/10/1": SOME,
+            "bar/one/zarr.json": array_document(2, "v2", "/"),
+            "bar/one/0/1": SOME,
+            "bar/one/12/3": SOME,
+            "bar/two/zarr.json": array_document(2, "default", "."),
+            "bar/two/c.0.1": SOME,
+            "bar/two/c.0.2": SOME,
             "bar/two-a/zarr.json": GROUP,
-        }  # fmt: skip
+        }
         await set_all(store, contents.items())
         folders = {key.rsplit("/", depth)[0] for key in contents for depth in range(1, key.count("/") + 1)}
         for folder in ["", "none", "foo/c/7", *sorted(folders)]:

@@ -17,14 +17,20 @@ import icefloe
 from icefloe.errors import FormatError, ReadOnlyError
 from icefloe.formats.store import FORMAT
 from icefloe.ids import encode_base32
-from icefloe.ledger.store_code_form import key_here, key_there
+from icefloe.ledger.store import key_here, key_there
 from icefloe.storage.memory import MemoryStorage
 
 IDS = [encode_base32(bytes([number] * 16)) for number in range(8)]
 ARRAY = [
-    [4, 2], "float32", [2, 2], "Slash", {"Float32": float("nan")},
-    [["bytes", {"endian": "little"}], ["crc32c", None]], [], ["x", None],
-]  # fmt: skip
+    [4, 2],
+    "float32",
+    [2, 2],
+    "Slash",
+    {"Float32": float("nan")},
+    [["bytes", {"endian": "little"}], ["crc32c", None]],
+    [],
+    ["x", None],
+]
 ROOT = [1, "/", {"Inline": {"title": "t"}}, "Group"]
 DATA = np.arange(4, dtype="<f4").reshape(2, 2)
 

@@ -15,20 +15,19 @@ from tests.early_generations import METADATA, TIMES, manifests, object_ids, snap
 
 from icefloe.errors import FormatError, InvalidInputError, UnsupportedError
 from icefloe.formats.store import FORMAT
-from icefloe.formats.store.native_text import find_native_tables
-from icefloe.formats.store.object_id import load_object_id
-from icefloe.formats.store.reference_file import (
+from icefloe.formats.store.manifest import find_native_tables
+from icefloe.formats.store.refs import (
     Reference,
     decode_reference,
     encode_reference,
     find_sequence,
+    load_object_id,
     sequence_name,
 )
-from icefloe.formats.store.schemas import load_schema
+from icefloe.formats.store.snapshot import load_schema
 from icefloe.ids import encode_base32
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, table_from_rows
-from icefloe.model.snapshot import Manifest, Snapshot
-from icefloe.model.transaction_log import TransactionLog
+from icefloe.model.snapshot import Manifest, Snapshot, TransactionLog
 
 NODE = (3).to_bytes(8, "big")
 NAME = encode_base32(bytes(range(16)))
@@ -135,11 +134,25 @@ def test_histories_of_others_are_sorted_by_time_and_linked() -> None:
 @pytest.mark.parametrize(
     "chunks",
     [
-        {"x": {"Inline": []}}, {"3/": {"Inline": []}}, {"/3": {"Inline": []}}, {"": {"Inline": []}},
-        {"3/01": {"Inline": []}}, {"3/4294967296": {"Inline": []}}, {"3/99999999999": {"Inline": []}},
-        {"3\n4": {"Inline": []}}, {"٣": {"Inline": []}}, {"3": {}}, {"3": {"Ref": None}}, {"3": {"Other": 1}},
-        {"3": {"Inline": [256]}}, {"3": {"Inline": [-1]}}, {"3": {"Inline": [1.0]}}, {"3": {"Inline": [[1]]}},
-        {"3": {"Inline": 5}}, {"3": {"Inline": ["1"]}}, {"3/1": {"Inline": []}, "3/1/1": {"Inline": []}},
+        {"x": {"Inline": []}},
+        {"3/": {"Inline": []}},
+        {"/3": {"Inline": []}},
+        {"": {"Inline": []}},
+        {"3/01": {"Inline": []}},
+        {"3/4294967296": {"Inline": []}},
+        {"3/99999999999": {"Inline": []}},
+        {"3\n4": {"Inline": []}},
+        {"٣": {"Inline": []}},
+        {"3": {}},
+        {"3": {"Ref": None}},
+        {"3": {"Other": 1}},
+        {"3": {"Inline": [256]}},
+        {"3": {"Inline": [-1]}},
+        {"3": {"Inline": [1.0]}},
+        {"3": {"Inline": [[1]]}},
+        {"3": {"Inline": 5}},
+        {"3": {"Inline": ["1"]}},
+        {"3/1": {"Inline": []}, "3/1/1": {"Inline": []}},
         {"3": {"Ref": {"id": [1] * 15, "offset": 0, "length": 1}}},
         {"3": {"Ref": {"id": [1] * 16, "offset": -1, "length": 1}}},
         {"3": {"Ref": {"id": [1] * 16, "offset": 2**64, "length": 1}}},
@@ -148,7 +161,7 @@ def test_histories_of_others_are_sorted_by_time_and_linked() -> None:
         {"3": {"Virtual": {"location": "s", "offset": 0, "length": 1, "last_modified": 2**32}}},
         {"3": {"Inline": [], "Virtual": {"location": "s", "offset": 0, "length": 1}}},
     ],
-)  # fmt: skip
+)
 def test_wrong_entries_of_a_manifest_are_refused(chunks: dict[str, object]) -> None:
     with pytest.raises(FormatError):
         FORMAT.decode_manifest(json.dumps({"chunks": chunks}, ensure_ascii=False).encode())
@@ -253,9 +266,12 @@ def test_a_large_manifest_comes_back() -> None:
     coords = np.stack([np.arange(count) // 100, np.arange(count) % 100], axis=1).astype(np.uint32)
     rng = np.random.default_rng(1)
     table = ChunkTable(
-        coords, np.full(count, ChunkKind.NATIVE, dtype=np.uint8), np.arange(count, dtype=np.uint64) * 10**9,
-        rng.integers(1, 2**40, count).astype(np.uint64), rng.integers(0, 256, (count, 16), dtype=np.uint8),
-    )  # fmt: skip
+        coords,
+        np.full(count, ChunkKind.NATIVE, dtype=np.uint8),
+        np.arange(count, dtype=np.uint64) * 10**9,
+        rng.integers(1, 2**40, count).astype(np.uint64),
+        rng.integers(0, 256, (count, 16), dtype=np.uint8),
+    )
     data = FORMAT.encode_manifest(Manifest(NAME, {NODE: table}))
     json.loads(data)
     assert FORMAT.decode_manifest(data).tables == {NODE: table}

@@ -13,7 +13,6 @@ from typing import Any
 import jsonschema
 import pytest
 
-from icefloe.archive.files import Archive
 from icefloe.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -24,10 +23,11 @@ from icefloe.errors import (
     UnsupportedError,
 )
 from icefloe.formats.store import FORMAT
-from icefloe.formats.store.schemas import load_schema
+from icefloe.formats.store.snapshot import load_schema
 from icefloe.ids import new_object_id
 from icefloe.ledger.contract import StaleTipError
 from icefloe.ledger.store import StoreLedger
+from icefloe.metadata_files import Archive
 from icefloe.model.snapshot import Snapshot
 from icefloe.storage import s3_storage
 from icefloe.storage.contract import ObjectInfo, Storage

@@ -12,7 +12,7 @@ import zarr
 
 import icefloe
 from icefloe.tables.grids import find_grid
-from icefloe.tables.streams import changed_blocks
+from icefloe.tables.metadata_tables import changed_blocks
 
 GENERATIONS = ["repository", "dataset", "store", "icechunk1", "icechunk2"]
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
-from icefloe.chunk_coder import ChunkDecoder, decoder_of
-from icefloe.tables.chunk_parts import ChunkPart, PartDecoder
+from icefloe.codec_pipeline import ChunkDecoder, decoder_of
+from icefloe.tables.chunk_values import ChunkPart, PartDecoder
 
 SHAPE = (12, 60, 400)
 CODECS = {

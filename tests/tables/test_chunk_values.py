@@ -12,8 +12,7 @@ import zarr
 from zarr.core.buffer import default_buffer_prototype
 
 import icefloe
-from icefloe.tables.chunk_parts import ChunkPart
-from icefloe.tables.chunk_values import ChunkValues
+from icefloe.tables.chunk_values import ChunkPart, ChunkValues
 
 CHUNK = 40_000
 VALUES = np.random.default_rng(3).random(40 * CHUNK)

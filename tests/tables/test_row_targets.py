@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import icefloe
 from icefloe.errors import InvalidInputError
-from icefloe.tables.assembly import write_rows
+from icefloe.tables.fragments import write_rows
 from icefloe.tables.targets import WriteOptions, positions
 
 _TYPES = ["int8", "uint8", "int16", "int32", "int64", "uint64", "double"]

@@ -12,12 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icefloe.tables.columns import coding_of
+from icefloe.tables.evaluate import ValueRanges, match_leaf
 from icefloe.tables.grids import Dimension, Grid, Variable
-from icefloe.tables.matching import match_leaf
-from icefloe.tables.predicates import And, Comparison, Instant, Or, Unknown, find_unknown
+from icefloe.tables.predicates import And, Comparison, Instant, Or, Unknown, find_unknown, parse_predicate
 from icefloe.tables.selection import Selection, Surroundings, select
-from icefloe.tables.sql_predicates import parse_predicate
-from icefloe.tables.value_ranges import ValueRanges
 
 _LENGTHS = (7, 5)
 _EPOCH = np.datetime64("2020-01-01", "us")
@@ -155,10 +153,22 @@ def test_values_are_skipped_by_their_ranges() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["lat like '1%'", "lat > 1 -- no", "lat > lon", "a.lat > 1", "lat > 'x", "lat between 1 and lon",
-     "lat in (select 1)", "lat <=> 1", "case when lat > 1 then true end", "lat + 1 > 2", "lat > 1::int",
-     "exists (select 1)", "lat > 1.0F"],
-)  # fmt: skip
+    [
+        "lat like '1%'",
+        "lat > 1 -- no",
+        "lat > lon",
+        "a.lat > 1",
+        "lat > 'x",
+        "lat between 1 and lon",
+        "lat in (select 1)",
+        "lat <=> 1",
+        "case when lat > 1 then true end",
+        "lat + 1 > 2",
+        "lat > 1::int",
+        "exists (select 1)",
+        "lat > 1.0F",
+    ],
+)
 def test_what_is_not_understood_may_match_anything(text: str) -> None:
     assert isinstance(parse_predicate(text), Unknown)
 

@@ -15,13 +15,11 @@ from hypothesis import strategies as st
 
 import icefloe
 from icefloe.errors import InvalidInputError, NodeNotFoundError
-from icefloe.tables.assembly import write_rows
-from icefloe.tables.layouts import PICKED, list_type, plan_rows
-from icefloe.tables.options import Point, TableOptions, normalise_options, parse_options
-from icefloe.tables.places import Place, place_of
-from icefloe.tables.reading import read_rows, scan_batches
+from icefloe.tables.fragments import write_rows
+from icefloe.tables.options import Place, Point, TableOptions, normalise_options, parse_options, place_of
+from icefloe.tables.predicates import parse_predicate
+from icefloe.tables.reading import PICKED, list_type, plan_rows, read_rows, scan_batches
 from icefloe.tables.scans import plan_scan
-from icefloe.tables.sql_predicates import parse_predicate
 from icefloe.tables.targets import WriteOptions
 from icefloe.xarray import to_icechunk
 
@@ -132,9 +130,21 @@ def test_regions_are_what_xarray_selects(given_data: Any, data: st.DataObject) -
 
 
 CONSTANTS = [
-    "3", "2.5", "1e300", "9007199254740993", "true", "'s1é'", "'NaN'", "'2001-02-28'", "'not a time'",
-    "timestamp '2001-02-28 00:00:00'", "date '2001-02-28'", "-0.0", "3000000000", "0.1d",
-]  # fmt: skip
+    "3",
+    "2.5",
+    "1e300",
+    "9007199254740993",
+    "true",
+    "'s1é'",
+    "'NaN'",
+    "'2001-02-28'",
+    "'not a time'",
+    "timestamp '2001-02-28 00:00:00'",
+    "date '2001-02-28'",
+    "-0.0",
+    "3000000000",
+    "0.1d",
+]
 
 
 @settings(max_examples=30)

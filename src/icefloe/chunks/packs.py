@@ -12,11 +12,8 @@ import numpy.typing as npt
 from icefloe.blocking import fork_safe_lock
 from icefloe.errors import InvalidInputError
 from icefloe.ids import OBJECT_ID_BYTES, NodeId, new_chunk_id
-from icefloe.model.chunk_table import ChunkKind, ChunkTable, Coords
-from icefloe.model.chunk_tables import ChunkTables
-from icefloe.model.config import RepositoryConfig
-from icefloe.model.packing_config import ChunkPackingConfig, PackBy
-from icefloe.model.runs import runs_up_to
+from icefloe.model.chunk_table import ChunkKind, ChunkTable, ChunkTables, Coords, runs_up_to
+from icefloe.model.config import ChunkPackingConfig, PackBy, RepositoryConfig
 from icefloe.storage.contract import Buffer
 
 

@@ -1,19 +1,95 @@
-"""The entry point: loads the verb that was asked for, runs it, and turns errors into a message and an exit code."""
+"""The entry point of the `icefloe` command: find the verb, run it, turn errors into a message and an exit code."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from icefloe.cli.output import stderr, stdout, styled
-from icefloe.cli.verbs import VERBS
 from icefloe.debug import debug_info, initialize_logs
 from icefloe.errors import IcefloeError
+
+LOOK = "Look"
+CHANGE = "Change"
+DATA = "Bring in and take out"
+CARE = "Take care"
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A verb before its module is loaded."""
+
+    module: str
+    summary: str
+    """The first line of its help; a test holds both together."""
+    heading: str
+
+
+VERBS: Mapping[str, Verb] = {
+    "info": Verb("icefloe.cli.inspect", "What a repository is and holds, at a glance.", LOOK),
+    "tree": Verb("icefloe.cli.inspect", "Groups and arrays as a tree.", LOOK),
+    "ls": Verb("icefloe.cli.inspect", "What is in a group, or the chunks of an array.", LOOK),
+    "cat": Verb("icefloe.cli.inspect", "Print a key's bytes, a group's document or the values of an array.", LOOK),
+    "log": Verb("icefloe.cli.inspect", "Commits, newest first; with --graph all branches as a drawing.", LOOK),
+    "show": Verb("icefloe.cli.inspect", "One commit: who, when, why, and what it changed.", LOOK),
+    "diff": Verb("icefloe.cli.inspect", "What changed between two points of history.", LOOK),
+    "stats": Verb("icefloe.cli.stats", "Chunks by kind, objects and bytes, per array.", LOOK),
+    "manifests": Verb("icefloe.cli.stats", "Which arrays sit in which manifest, with sizes and extents.", LOOK),
+    "sql": Verb("icefloe.cli.sql", "Query arrays and metadata with Spark SQL.", LOOK),
+    "create": Verb("icefloe.cli.config", "Make a new repository.", CHANGE),
+    "branch": Verb("icefloe.cli.refs", "List, create or delete branches.", CHANGE),
+    "tag": Verb("icefloe.cli.refs", "List, create or delete tags.", CHANGE),
+    "reset": Verb("icefloe.cli.refs", "Point a branch at another snapshot.", CHANGE),
+    "config": Verb("icefloe.cli.config", "Show or change the configuration kept in a repository.", CHANGE),
+    "ingest": Verb("icefloe.cli.ingest", "Ingest NetCDF, HDF5, Zarr and other files with one commit, on Spark.", DATA),
+    "export": Verb(
+        "icefloe.cli.export", "Write a snapshot, or a part of it, as plain Zarr, Parquet or another repository.", DATA
+    ),
+    "demo": Verb(
+        "icefloe.cli.demo", "Make a month of weather, ingest it on Spark, branch, travel back, draw a picture.", DATA
+    ),
+    "convert": Verb(
+        "icefloe.cli.export",
+        "Make a repository of another generation, with all its history, elsewhere or in its place.",
+        CARE,
+    ),
+    "merge": Verb("icefloe.cli.refs", "Merge a branch into another; pick, revert or squash commits.", CHANGE),
+    "expire": Verb("icefloe.cli.maintenance", "Take old snapshots out of history; `gc` then frees their files.", CARE),
+    "gc": Verb("icefloe.cli.maintenance", "Delete what no branch or tag leads to and what is old enough.", CARE),
+    "compact": Verb(
+        "icefloe.cli.maintenance",
+        "Pack small chunks together, drop dead bytes, or undo that; data stay as they are.",
+        CARE,
+    ),
+    "materialize": Verb(
+        "icefloe.cli.maintenance",
+        "Copy virtual chunks into a repository, so that it no longer needs the files they lie in.",
+        CARE,
+    ),
+    "rewrite-manifests": Verb(
+        "icefloe.cli.maintenance", "Pack the manifests of a branch anew, after the configuration.", CARE
+    ),
+    "analyze": Verb(
+        "icefloe.cli.sql",
+        "Find and keep minimum, maximum and counts of every chunk that has none yet, on Spark.",
+        CARE,
+    ),
+    "mirror": Verb(
+        "icefloe.cli.export", "Make another place a copy of a repository; again, only what is new is copied.", CARE
+    ),
+    "verify": Verb(
+        "icefloe.cli.maintenance",
+        "Check that all a repository holds is there and is whole; exits with 1 when it is not.",
+        CARE,
+    ),
+}
+
 
 _FAILED, _INTERRUPTED, _CLOSED_PIPE = 1, 130, 141
 _DEBUG = "--debug"
@@ -64,7 +140,7 @@ def build_app(load: Collection[str] = tuple(VERBS)) -> typer.Typer:
     app.callback()(_root)
     for name, verb in VERBS.items():
         if name in load:
-            importlib.import_module(verb.module).register(app)
+            getattr(importlib.import_module(verb.module), f"register_{name.replace('-', '_')}")(app)
         else:
             app.command(name, help=verb.summary)(_not_loaded)
         app.registered_commands[-1].rich_help_panel = verb.heading

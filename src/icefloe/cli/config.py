@@ -1,4 +1,4 @@
-"""`icefloe config`: show or change the configuration kept in a repository."""
+"""The verbs `create` and `config`: make a repository, show or change its stored configuration."""
 
 from __future__ import annotations
 
@@ -13,18 +13,55 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from icefloe.blocking import run_blocking
-from icefloe.cli.arguments import Json, Place, StorageOptions
-from icefloe.cli.opening import open_repository
+from icefloe.cli.options import Json, Place, StorageOptions, open_repository, storage_at
 from icefloe.cli.output import print_json, stderr, stdout, write_text
 from icefloe.errors import InvalidInputError
-from icefloe.formats.config_document import decode_config, encode_config
-from icefloe.formats.config_yaml import decode_yaml, encode_yaml
+from icefloe.formats.config_document import config_from_yaml, decode_config, decode_yaml, encode_config, encode_yaml
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.config_value import Nested, settings_of
 from icefloe.repository import Repository
 
 
-def register(app: typer.Typer) -> None:
+def register_create(app: typer.Typer) -> None:
+    app.command("create")(create)
+
+
+def create(
+    place: Place,
+    spec_version: Annotated[
+        str | None,
+        typer.Option(
+            "--spec-version",
+            metavar="NAME",
+            help="Generation of the format: repository (default), dataset, store, icechunk1 or icechunk2.",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", exists=True, dir_okay=False, metavar="FILE", help="Configuration to keep, as YAML."),
+    ] = None,
+    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Be content with a repository that is there.")] = False,
+    options: StorageOptions = None,
+    json: Json = False,
+) -> None:
+    """Make a new repository."""
+    storage = storage_at(place, options)
+    given = None if config is None else config_from_yaml(config.read_text())
+    existed = exist_ok and Repository.exists(storage)
+    if exist_ok:
+        repository = Repository.open_or_create(storage, given, create_version=spec_version)
+    else:
+        repository = Repository.create(storage, given, spec_version=spec_version)
+    tip = repository.lookup_branch("main")
+    generation = repository.spec_version.value
+    if json:
+        print_json({"url": storage.url, "spec_version": generation, "created": not existed, "snapshot_id": tip})
+    else:
+        done = "There is" if existed else "Created"
+        stdout().print(f"{done} a repository of generation {generation} at {storage.url}, main at {tip}")
+
+
+def register_config(app: typer.Typer) -> None:
     app.command("config")(config)
 
 
@@ -40,13 +77,17 @@ def config(
     file: Annotated[
         Path | None,
         typer.Option(
-            "--file", exists=True, dir_okay=False, allow_dash=True, metavar="FILE",
+            "--file",
+            exists=True,
+            dir_okay=False,
+            allow_dash=True,
+            metavar="FILE",
             help="Replace the whole configuration by this YAML; - reads standard input.",
         ),
     ] = None,
     options: StorageOptions = None,
     json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Show or change the configuration kept in a repository.
 
     Without a key, all that is set is shown as YAML, in a form that --file takes. What is not shown has its default.

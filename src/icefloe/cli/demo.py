@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from icefloe.cli.arguments import Json
+from icefloe.cli.ingest import Master, Settings, spark_session
+from icefloe.cli.options import Json
 from icefloe.cli.output import print_json, stderr, stdout
-from icefloe.cli.spark_session import Master, Settings, spark_session
 from icefloe.errors import InvalidInputError, UnsupportedError
 
 
-def register(app: typer.Typer) -> None:
+def register_demo(app: typer.Typer) -> None:
     app.command("demo")(demo)
 
 
@@ -32,7 +32,7 @@ def demo(
     if place.exists() and any(place.iterdir()):
         raise InvalidInputError(f"{place} is not empty; name a new folder, the demo overwrites nothing")
     try:
-        from icefloe.cli.demo_story import tell  # noqa: PLC0415 - needs Spark and matplotlib, which are extras
+        from icefloe.cli.demo_steps import tell  # noqa: PLC0415 - needs Spark and matplotlib, which are extras
     except ImportError as error:
         raise UnsupportedError(f"the demo needs more packages: pip install 'icefloe[demo]' ({error})") from error
     facts = tell(place, days, lambda: spark_session(master, conf, quick_start=True), stderr() if json else stdout())

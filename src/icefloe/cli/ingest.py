@@ -1,39 +1,92 @@
-"""`icefloe ingest`: files in, one commit out, on Spark."""
+"""The verb `ingest`, and the Spark session of the verbs that need one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from icefloe.cli.arguments import Json, StorageOptions
-from icefloe.cli.opening import parse_options, storage_at
+from icefloe.cli.options import Json, StorageOptions, parse_options, storage_at
 from icefloe.cli.output import print_json, stderr, stdout
-from icefloe.cli.spark_session import (
-    Master,
-    Settings,
-    parse_names,
-    parse_numbers,
-    parse_pairs,
-    parse_region,
-    spark_session,
-    without_none,
-)
-from icefloe.display.amounts import format_bytes, format_count
-from icefloe.errors import InvalidInputError
-from icefloe.ingest.display import PlanView
-from icefloe.ingest.options import Mode, OnError
-from icefloe.ingest.schema_report import GAP
-from icefloe.ingest.source_model import SourceFailure
+from icefloe.display.card import format_bytes, format_count
+from icefloe.errors import InvalidInputError, UnsupportedError
+from icefloe.ingest.plan import PlanView
+from icefloe.ingest.source_model import GAP, SourceFailure
+from icefloe.ingest.sources import Mode, OnError
 from icefloe.repository import Repository
 
 if TYPE_CHECKING:
-    from icefloe.spark.ingesting import IngestOutcome
+    from icefloe.spark.connect import SparkSession
+    from icefloe.spark.ingest import IngestOutcome
+
+Master = Annotated[
+    str | None,
+    typer.Option("--master", metavar="URL", help="Spark master, or sc://HOST:PORT of a Connect server [local cores]."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="NAME=VALUE", help="Setting of the Spark session; can be repeated."),
+]
+
+
+def spark_session(master: str | None, settings: Sequence[str] | None, *, quick_start: bool = False) -> SparkSession:
+    """The session that the options ask for; `quick_start` for verbs that leave the work to Python."""
+    try:
+        from icefloe.spark.connect import connect  # noqa: PLC0415 - Spark is an extra
+    except ImportError as error:
+        raise UnsupportedError(f"this verb needs Spark: pip install 'icefloe[spark]' ({error})") from error
+    if master is not None and master.startswith("sc://"):
+        return connect(remote=master)
+    return connect(master, quick_start=quick_start, settings=parse_pairs(settings, "--conf"))
+
+
+def parse_pairs(pairs: Sequence[str] | None, option: str) -> dict[str, str]:
+    """NAME=VALUE as a dictionary; several may stand behind one option, separated by commas."""
+    parsed: dict[str, str] = {}
+    for text in pairs or ():
+        for pair in text.split(",") if option != "--conf" else [text]:
+            name, equals, value = pair.partition("=")
+            if not equals or not name.strip():
+                raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint=option)
+            parsed[name.strip()] = value.strip()
+    return parsed
+
+
+def parse_numbers(pairs: Sequence[str] | None, option: str) -> dict[str, int]:
+    """DIM=LENGTH as a dictionary."""
+    try:
+        return {name: int(value) for name, value in parse_pairs(pairs, option).items()}
+    except ValueError as error:
+        raise typer.BadParameter(f"a length is a whole number ({error})", param_hint=option) from error
+
+
+def parse_region(pairs: Sequence[str] | None, option: str = "--region") -> dict[str, tuple[int, int]]:
+    """DIM=FIRST:END as bounds."""
+    bounds: dict[str, tuple[int, int]] = {}
+    for name, value in parse_pairs(pairs, option).items():
+        first, colon, end = value.partition(":")
+        if not colon or not first.isdigit() or not end.isdigit():
+            raise typer.BadParameter(f"{name}={value} is not DIM=FIRST:END", param_hint=option)
+        bounds[name] = (int(first), int(end))
+    return bounds
+
+
+def parse_names(texts: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Names, repeated or separated by commas; None when there are none."""
+    names = [name.strip() for text in texts or () for name in text.split(",") if name.strip()]
+    return tuple(names) or None
+
+
+def without_none(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
 
 Texts = list[str] | None
 
 
-def register(app: typer.Typer) -> None:
+def register_ingest(app: typer.Typer) -> None:
     app.command("ingest")(ingest)
 
 
@@ -98,7 +151,7 @@ def ingest(
 ) -> None:
     """Ingest NetCDF, HDF5, Zarr and other files with one commit, on Spark."""
     spark = spark_session(master, conf, quick_start=True)
-    from icefloe.spark.ingesting import ingest as run  # noqa: PLC0415 - Spark is an extra
+    from icefloe.spark.ingest import ingest as run  # noqa: PLC0415 - Spark is an extra
 
     storage = storage_at(place, options)
     repository: Any = place
@@ -109,19 +162,38 @@ def ingest(
     more = without_none(
         {
             "repo_options": parse_options(options or ()) if repository is place else None,
-            "variables": parse_names(variables), "drop_variables": parse_names(drop), "container_prefix": container,
-            "concat_dims": parse_names(concat), "group_pattern": group_pattern, "format": parser,
-            "rename": parse_pairs(rename, "--rename") or None, "chunks": parse_numbers(chunks, "--chunks") or None,
+            "variables": parse_names(variables),
+            "drop_variables": parse_names(drop),
+            "container_prefix": container,
+            "concat_dims": parse_names(concat),
+            "group_pattern": group_pattern,
+            "format": parser,
+            "rename": parse_pairs(rename, "--rename") or None,
+            "chunks": parse_numbers(chunks, "--chunks") or None,
             "region": "auto" if region == ["auto"] else parse_region(region) or None,
         }
-    )  # fmt: skip
+    )
     try:
         outcome = run(
-            spark, sources, repository, mode=mode, append_dim=append_dim, branch=branch, message=message,
-            group=group, on_error=on_error, dry_run=dry_run, skip_ingested=skip_ingested, unpack=unpack,
-            allow_missing=allow_missing, unchecked=unchecked, batch=batch, statistics=statistics,
-            source_options=parse_options(source_options or ()), **more,
-        )  # fmt: skip
+            spark,
+            sources,
+            repository,
+            mode=mode,
+            append_dim=append_dim,
+            branch=branch,
+            message=message,
+            group=group,
+            on_error=on_error,
+            dry_run=dry_run,
+            skip_ingested=skip_ingested,
+            unpack=unpack,
+            allow_missing=allow_missing,
+            unchecked=unchecked,
+            batch=batch,
+            statistics=statistics,
+            source_options=parse_options(source_options or ()),
+            **more,
+        )
     except KeyboardInterrupt:
         stderr().print(f"interrupted: {branch} is as it was; icefloe gc removes what was written", markup=False)
         raise

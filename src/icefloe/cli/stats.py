@@ -1,24 +1,89 @@
-"""`icefloe stats`: chunks by kind, objects and bytes, per array."""
+"""The verbs `stats` and `manifests`: chunks, objects and bytes per array, and the layout of manifests."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from icefloe.blocking import run_blocking
-from icefloe.cli.arguments import AsOf, Branch, Json, Limit, Place, Snapshot, StorageOptions, Tag
-from icefloe.cli.chunk_count import ChunkCount, add_counts, count_chunks
-from icefloe.cli.opening import Point, open_repository
-from icefloe.cli.output import print_json, stdout, table
-from icefloe.cli.progress import progress
-from icefloe.display.amounts import format_bytes
-from icefloe.model.nodes import ArrayNode
+from icefloe.cli.options import AsOf, Branch, Json, Limit, Place, Point, Snapshot, StorageOptions, Tag, open_repository
+from icefloe.cli.output import print_json, progress, stdout, styled, table
+from icefloe.display.card import format_bytes, format_count
+from icefloe.ids import ObjectId
+from icefloe.model.chunk_table import ChunkKind, ChunkTable, string_column
+from icefloe.model.snapshot import ArrayNode, Extents, ManifestFileInfo
+from icefloe.model.snapshot import Snapshot as SnapshotFile
+
+_KINDS = (ChunkKind.NATIVE, ChunkKind.INLINE, ChunkKind.VIRTUAL)
 
 
-def register(app: typer.Typer) -> None:
+@dataclass(frozen=True, slots=True)
+class ChunkCount:
+    """Chunks and bytes by kind, and where they are. Several chunks can share an object, and arrays can, too."""
+
+    chunks: dict[str, int]
+    bytes: dict[str, int]
+    objects: npt.NDArray[np.void]
+    """Ids of the objects that hold native chunks, each once."""
+    files: pa.Array
+    """Locations of virtual chunks, each once."""
+
+    @property
+    def total_chunks(self) -> int:
+        return sum(self.chunks.values())
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.bytes.values())
+
+
+def count_chunks(table: ChunkTable) -> ChunkCount:
+    """The count of one array."""
+    chunks, sizes = {}, {}
+    for kind in _KINDS:
+        rows = table.kind == kind
+        chunks[kind.name.lower()] = int(np.count_nonzero(rows))
+        sizes[kind.name.lower()] = int(table.length[rows].sum())
+    return ChunkCount(chunks, sizes, _objects(table), _files(table))
+
+
+def _objects(table: ChunkTable) -> npt.NDArray[np.void]:
+    if table.object_id is None:
+        return np.empty(0, dtype="V1")
+    native = np.ascontiguousarray(table.object_id[table.kind == ChunkKind.NATIVE])
+    return np.unique(native.view(f"V{native.shape[1]}").ravel())
+
+
+def _files(table: ChunkTable) -> pa.Array:
+    if table.location is None:
+        return pa.array([], type=pa.large_string())
+    codes = np.unique(table.location[table.kind == ChunkKind.VIRTUAL])
+    # A dictionary may hold a location twice.
+    return string_column(table.locations).arrow.take(pa.array(codes)).unique()
+
+
+def add_counts(counts: Iterable[ChunkCount]) -> ChunkCount:
+    """The count of several arrays together; what they share counts once."""
+    parts = list(counts)
+    names = [kind.name.lower() for kind in _KINDS]
+    objects = [part.objects for part in parts if len(part.objects)]
+    return ChunkCount(
+        {name: sum(part.chunks[name] for part in parts) for name in names},
+        {name: sum(part.bytes[name] for part in parts) for name in names},
+        np.unique(np.concatenate(objects)) if objects else np.empty(0, dtype="V1"),
+        pa.chunked_array([part.files for part in parts], type=pa.large_string()).unique(),
+    )
+
+
+def register_stats(app: typer.Typer) -> None:
     app.command("stats")(stats)
 
 
@@ -78,3 +143,69 @@ def _cells(count: ChunkCount) -> list[str]:
     by_kind = [f"{count.chunks[kind]:,}" if count.chunks[kind] else "·" for kind in ("native", "inline", "virtual")]
     places = [f"{len(found):,}" if len(found) else "·" for found in (count.objects, count.files)]
     return [f"{count.total_chunks:,}", *by_kind, *places, format_bytes(count.total_bytes)]
+
+
+_MOST_ARRAYS = 4
+
+
+def register_manifests(app: typer.Typer) -> None:
+    app.command("manifests")(manifests)
+
+
+def manifests(
+    place: Place,
+    limit: Limit = 50,
+    branch: Branch = None,
+    tag: Tag = None,
+    snapshot: Snapshot = None,
+    as_of: AsOf = None,
+    options: StorageOptions = None,
+    json: Json = False,
+) -> None:
+    """Which arrays sit in which manifest, with sizes and extents."""
+    base = Point(branch, tag, snapshot, as_of).session(open_repository(place, options)).workspace.base
+    held = arrays_by_manifest(base)
+    files = sorted(base.manifests.values(), key=lambda file: (-file.size_bytes, file.id))
+    shown = files[:limit] if limit else files
+    if json:
+        listed = [_manifests_json(file, held.get(file.id, ())) for file in shown]
+        print_json({"snapshot_id": base.id, "manifests": listed, "more": len(shown) < len(files)})
+        return
+    console = stdout()
+    listing = table("manifest", "size", "chunks", "arrays and extents", right=("size", "chunks"))
+    for file in shown:
+        entries = held.get(file.id, ())
+        told = [Text.assemble(path, (f"  {_extent_text(extents)}", "dim")) for path, extents in entries[:_MOST_ARRAYS]]
+        if len(entries) > _MOST_ARRAYS:
+            told.append(Text(f"… {len(entries) - _MOST_ARRAYS:,} more", style="dim"))
+        size, refs = format_bytes(file.size_bytes), f"{file.num_chunk_refs:,}"
+        listing.add_row(Text(file.id, style="yellow"), size, refs, Text("\n").join(told))
+    console.print(listing)
+    total_bytes = sum(file.size_bytes for file in files)
+    total_refs = sum(file.num_chunk_refs for file in files)
+    rest = f"; {len(shown):,} shown, the largest; --limit 0 shows all" if len(shown) < len(files) else ""
+    console.print(
+        styled(
+            f"\n[dim]{format_count(len(files), 'manifest')}, {format_bytes(total_bytes)}, "
+            f"{format_count(total_refs, 'chunk')}{rest}[/]"
+        )
+    )
+
+
+def arrays_by_manifest(base: SnapshotFile) -> dict[ObjectId, list[tuple[str, Extents]]]:
+    """For each manifest the arrays that name it, with the part of the grid it speaks for."""
+    held: dict[ObjectId, list[tuple[str, Extents]]] = {}
+    for node in base.nodes.values():
+        if isinstance(node, ArrayNode):
+            for ref in node.manifests:
+                held.setdefault(ref.manifest_id, []).append((node.path, ref.extents))
+    return held
+
+
+def _manifests_json(file: ManifestFileInfo, entries: Sequence[tuple[str, Extents]]) -> dict[str, Any]:
+    arrays = [{"path": path, "extents": extents or None} for path, extents in entries]
+    return {"id": file.id, "size_bytes": file.size_bytes, "chunk_refs": file.num_chunk_refs, "arrays": arrays}
+
+
+def _extent_text(extents: Extents) -> str:
+    return "[" + ", ".join(f"{first}:{end}" for first, end in extents) + "]" if extents else "whole"

@@ -1,4 +1,4 @@
-"""Makes a repository of one generation a repository of another one."""
+"""Convert a repository from one generation to another."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from icefloe.blocking import run_blocking
-from icefloe.conversion.losses import LossKind, parse_drops
-from icefloe.conversion.progress import Progress, Report
-from icefloe.conversion.running import (
+from icefloe.conversion.steps import (
     Conversion,
     ConversionOptions,
     ConversionRequest,
@@ -19,13 +17,13 @@ from icefloe.conversion.running import (
     finish_interrupted,
     plan,
 )
-from icefloe.conversion.verification import Verify
+from icefloe.conversion.survey import LossKind, parse_drops
+from icefloe.conversion.transfer import Progress, Report, Verify
 from icefloe.errors import InvalidInputError, UnsupportedError
-from icefloe.ledger.retirement import shares_refs
+from icefloe.ledger.switch_generation import shares_refs
 from icefloe.model.capabilities import SpecVersion
 from icefloe.repository import Repository
-from icefloe.session.engine import Engine
-from icefloe.session.opening import open_engine, parse_spec_version
+from icefloe.session.open_repository import Engine, open_engine, parse_spec_version
 from icefloe.storage.build import resolve_storage
 from icefloe.storage.contract import Storage
 
@@ -169,3 +167,29 @@ async def _open(source: Repository | Place) -> Engine:
     if isinstance(source, Repository):
         return source.engine
     return await open_engine(resolve_storage(source), None, {})
+
+
+def upgrade_icechunk_repository(
+    repo: Repository,
+    *,
+    dry_run: bool,
+    delete_unused_v1_files: bool = True,
+    prefetch_concurrency: int | None = None,
+) -> Repository:
+    """Bring a repository to the newest official generation where it is; returns the upgraded repository.
+
+    Nobody else may use it meanwhile. The given repository must not be used afterwards.
+
+    Parameters
+    ----------
+    dry_run
+        Only check that it can be done.
+    delete_unused_v1_files
+        Remove refs and configuration of the old generation.
+    prefetch_concurrency
+        Accepted for the sake of scripts; reads are scheduled by the library.
+    """
+    if repo.spec_version is SpecVersion.current():
+        raise InvalidInputError(f"{repo.storage.url} is of generation {repo.spec_version.value!r} already")
+    done = upgrade(repo, SpecVersion.current(), keep_source=not delete_unused_v1_files, dry_run=dry_run)
+    return repo if done.repository is None else done.repository

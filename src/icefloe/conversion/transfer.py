@@ -1,40 +1,178 @@
-"""Writes the files of the target: chunks, then the references to them, then the snapshots that name those."""
+"""Write the files of the target, chunks first, then manifests, then snapshots; and compare both repositories."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import enum
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from icefloe.conversion.chunk_objects import ChunkCopies
-from icefloe.conversion.identities import Identities
-from icefloe.conversion.losses import LossKind, expands_locations
-from icefloe.conversion.progress import Progress
-from icefloe.conversion.rewriting import (
+from icefloe.conversion.survey import LossKind, Survey, expands_locations, same_words
+from icefloe.conversion.translate import (
+    ROOT_MARKS,
     ConvertedManifest,
+    Identities,
+    Ids,
     convert_info,
     convert_log,
     convert_manifest,
     convert_node,
     convert_snapshot,
     is_kept,
+    spell_out,
     without_nodes,
 )
-from icefloe.conversion.survey import Survey
-from icefloe.errors import ObjectNotFoundError, VirtualChunkError
-from icefloe.ids import NodeId, ObjectId
-from icefloe.maintenance.side_objects import named_objects
-from icefloe.model.nodes import Node
-from icefloe.model.snapshot import ManifestFileInfo, Snapshot, SnapshotInfo
-from icefloe.model.transaction_log import TransactionLog
+from icefloe.errors import FormatError, ObjectNotFoundError, VirtualChunkError
+from icefloe.formats.contract import Format
+from icefloe.ids import NodeId, ObjectId, encode_base32
+from icefloe.maintenance.inventory import named_objects
+from icefloe.metadata_files import Archive
+from icefloe.model.chunk_table import ChunkKind, ChunkTable
+from icefloe.model.snapshot import ArrayNode, ManifestFileInfo, Node, Snapshot, SnapshotInfo, TransactionLog
 from icefloe.model.zarr_document import join_attributes
 from icefloe.session.commit import HISTORY_LENGTH
-from icefloe.session.compare import chunks_in_boxes, compare_snapshots
-from icefloe.session.engine import Engine
-from icefloe.session.history import fetch_log
+from icefloe.session.history import chunks_in_boxes, compare_snapshots, fetch_log
+from icefloe.session.lookup import ChunkLookup
+from icefloe.session.open_repository import Engine
+from icefloe.storage.contract import Storage
+
+Report = Callable[[str, int, int], None]
+"""Called with the name of a stage, how many of its steps are done, and how many there are."""
+
+
+class Progress:
+    """Counts the steps of one stage after the other."""
+
+    def __init__(self, report: Report | None = None) -> None:
+        self._report = report
+
+    def start(self, stage: str, total: int) -> Callable[[int], None]:
+        """Begin a stage; the returned function counts its steps."""
+        done = 0
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            if self._report is not None:
+                self._report(stage, done, total)
+
+        advance(0)
+        return advance
+
+
+_AT_ONCE = 32
+
+
+class SeenIds:
+    """Which ids were met before, as sorted columns: few bytes for each, however many there are."""
+
+    def __init__(self) -> None:
+        self._levels: list[npt.NDArray[np.void]] = []
+
+    def add_new(self, ids: Ids) -> Ids:
+        """The distinct ids that were not met before, sorted; they count as met from now on."""
+        rows = np.unique(np.ascontiguousarray(ids).view(np.dtype((np.void, ids.shape[1]))).ravel())
+        for level in self._levels:
+            position = np.searchsorted(level, rows)
+            position[position == len(level)] = 0
+            rows = rows[level[position] != rows]
+        if len(rows):
+            self._push(rows)
+        return rows.view(np.uint8).reshape(len(rows), ids.shape[1])
+
+    def _push(self, rows: npt.NDArray[np.void]) -> None:
+        """Levels of about equal size are joined, so that there are few of them and each row is moved seldom."""
+        while self._levels and len(self._levels[-1]) <= 2 * len(rows):
+            rows = np.sort(np.concatenate([self._levels.pop(), rows]))
+        self._levels.append(rows)
+
+
+def native_ids(table: ChunkTable) -> Ids | None:
+    """The objects in which native chunks of a table lie, with repetitions."""
+    if table.object_id is None:
+        return None
+    rows = table.kind == ChunkKind.NATIVE
+    return table.object_id[rows] if not rows.all() else table.object_id
+
+
+class ChunkCopies:
+    """Brings chunk objects from one repository to another; what lies there already under the right name stays."""
+
+    def __init__(
+        self,
+        source: tuple[Storage, Format],
+        target: tuple[Storage, Format],
+        identities: Identities,
+        *,
+        same_root: bool,
+    ) -> None:
+        self._source, self._source_format = source
+        self._target, self._target_format = target
+        self._identities = identities
+        self._same_root = same_root
+        self._seen = SeenIds()
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self.objects = 0
+        self.copied = 0
+        self.copied_bytes = 0
+
+    @property
+    def shared(self) -> bool:
+        """Whether both generations find chunks under the same names in the same place."""
+        return self._same_root and (
+            self._source_format.chunks_folder == self._target_format.chunks_folder
+            and self._identities.source_bytes == self._identities.target_bytes
+        )
+
+    def new_objects(self, table: ChunkTable) -> list[bytes]:
+        """The objects of a table that were not met before."""
+        ids = native_ids(table)
+        if ids is None or not len(ids):
+            return []
+        found = [row.tobytes() for row in self._seen.add_new(ids)]
+        self.objects += len(found)
+        return found
+
+    async def copy(self, chunk_ids: list[bytes], done: Callable[[int], None]) -> None:
+        """Copy objects, many at a time; those that an earlier run copied are left alone."""
+        if self.shared or not chunk_ids:
+            done(len(chunk_ids))
+            return
+
+        async def one(chunk_id: bytes) -> None:
+            async with self._slots:
+                await self._copy_one(chunk_id)
+                done(1)
+
+        await asyncio.gather(*(one(chunk_id) for chunk_id in chunk_ids))
+
+    def keys(self, chunk_id: bytes) -> tuple[str, str]:
+        """Where a chunk object lies in the source and in the target."""
+        return (
+            self._source_format.chunk_key(chunk_id),
+            self._target_format.chunk_key(self._identities.chunk(chunk_id)),
+        )
+
+    async def _copy_one(self, chunk_id: bytes) -> None:
+        source, target = self.keys(chunk_id)
+        if await self._target.exists(target):
+            return
+        if self._same_root and self._source is self._target:
+            await self._target.copy(source, target)
+        else:
+            data = await self._source.get(source)
+            await self._target.put(target, data)
+            self.copied_bytes += len(data)
+        self.copied += 1
+
+    async def fetch_both(self, chunk_id: bytes) -> tuple[bytes, bytes]:
+        """The bytes of an object on both sides."""
+        source, target = self.keys(chunk_id)
+        return await self._source.get(source), await self._target.get(target)
+
 
 Coordinates = npt.NDArray[np.uint32]
 _MANIFESTS_AT_ONCE = 4
@@ -225,3 +363,169 @@ def _joined(known: Mapping[NodeId, Coordinates], boxed: Mapping[NodeId, Coordina
             coords if node_id not in known else np.unique(np.concatenate([known[node_id], coords]), axis=0)
         )
     return joined
+
+
+_SPOTS = 32
+_CHECKS_AT_ONCE = 16
+
+
+class Verify(enum.Enum):
+    """How closely a conversion is looked at before it takes the place of the source."""
+
+    MODEL = "model"
+    """Every snapshot, node and reference."""
+    SPOT = "spot"
+    """Also the bytes of some chunk objects that were copied."""
+    ALL = "all"
+    """Also the bytes of every chunk object, copied or shared."""
+
+
+class Verification:
+    """Compares what was written with what it was made from; FormatError names the first difference."""
+
+    def __init__(self, transfer: Transfer, how: Verify, progress: Progress) -> None:
+        self._work = transfer.work
+        self._chunks = transfer.chunks
+        self._absolute = transfer.absolute
+        self._how = how
+        self._progress = progress
+        self._source = ChunkLookup(self._work.survey.engine.archive)
+        # A reader of its own: what was written is read back, not remembered.
+        target = self._work.target
+        self._archive = Archive(target.storage, target.format)
+        self._target = ChunkLookup(self._archive)
+        self._same: set[tuple[object, ...]] = set()
+        self._objects = SeenIds()
+        self._chosen: list[bytes] = []
+        self._random = np.random.default_rng(0)
+
+    async def run(self) -> None:
+        """Compare everything that was asked for."""
+        survey = self._work.survey
+        advance = self._progress.start("verifying snapshots", len(survey.history))
+        async for snapshot in survey.snapshots():
+            found = await self._archive.fetch_snapshot(self._work.identities.file(snapshot.id))
+            self._compare_commits(snapshot, found)
+            await self._compare_nodes(snapshot, found)
+            advance(1)
+        await self._compare_objects()
+
+    def _compare_commits(self, wanted: Snapshot, found: Snapshot) -> None:
+        ids = self._work.identities
+        parent = None if wanted.parent_id is None else ids.file(wanted.parent_id)
+        pairs: dict[str, tuple[object, object]] = {
+            "id": (ids.file(wanted.id), found.id),
+            "message": (wanted.message, found.message),
+            "time": (wanted.written_at, found.written_at),
+            "metadata": (_unmarked(wanted), _unmarked(found)),
+            "paths": (
+                [path for path, node in wanted.nodes.items() if is_kept(node, self._work.drops)],
+                list(found.nodes),
+            ),
+        }
+        if found.parent_id is not None:
+            # Where parents are kept elsewhere the file names none.
+            pairs["parent"] = (parent, found.parent_id)
+        for what, (before, after) in pairs.items():
+            if not same_words(before, after):
+                raise _differs(wanted, what, before, after)
+
+    async def _compare_nodes(self, wanted: Snapshot, found: Snapshot) -> None:
+        for path, node in wanted.nodes.items():
+            if not is_kept(node, self._work.drops):
+                continue
+            other = found.nodes[path]
+            if (type(node), self._work.identities.node(node.id)) != (type(other), other.id):
+                raise _differs(wanted, f"node {path}", node.id, other.id)
+            mine = await _document(node, self._work.survey.engine.archive)
+            theirs = await _document(other, self._archive)
+            if mine != theirs:
+                raise _differs(wanted, f"document of {path}", mine, theirs)
+            if isinstance(node, ArrayNode) and isinstance(other, ArrayNode):
+                await self._compare_arrays(wanted, node, other)
+
+    async def _compare_arrays(self, snapshot: Snapshot, node: ArrayNode, other: ArrayNode) -> None:
+        grids = (node.shape, node.grid, node.dimension_names), (other.shape, other.grid, other.dimension_names)
+        if grids[0] != grids[1]:
+            raise _differs(snapshot, f"shape of {node.path}", *grids)
+        key = (node.id, node.grid, node.manifests, other.manifests)
+        if key in self._same:
+            return
+        mine, theirs = await asyncio.gather(self._source.table(node), self._target.table(other))
+        expected = self._expected(mine)
+        if expected != theirs:
+            raise _differs(snapshot, f"references of {node.path}", f"{len(mine)} rows", f"{len(theirs)} rows")
+        self._same.add(key)
+        self._choose_objects(mine)
+
+    def _expected(self, table: ChunkTable) -> ChunkTable:
+        """The references that the target has to hold."""
+        ids = self._work.identities
+        if table.object_id is not None:
+            table = replace(table, object_id=ids.chunks(table.object_id))
+        if LossKind.CHECKSUMS in self._work.drops:
+            table = replace(table, etag=None, etags=(), last_modified=None)
+        if expands_locations(self._work.target.format):
+            table = spell_out(table, self._absolute)
+        return table
+
+    def _choose_objects(self, table: ChunkTable) -> None:
+        ids = native_ids(table)
+        if self._how is Verify.MODEL or ids is None or not len(ids):
+            return
+        fresh = self._objects.add_new(ids)
+        if self._how is Verify.SPOT and len(fresh) > _SPOTS:
+            fresh = fresh[self._random.choice(len(fresh), _SPOTS, replace=False)]
+        self._chosen += [row.tobytes() for row in fresh]
+
+    async def _compare_objects(self) -> None:
+        chosen = self._chosen
+        if self._how is Verify.SPOT:
+            chosen = [] if self._chunks.shared else _sample(chosen, self._random)
+        if not chosen:
+            return
+        advance = self._progress.start("verifying chunks", len(chosen))
+        slots = asyncio.Semaphore(_CHECKS_AT_ONCE)
+
+        async def one(chunk_id: bytes) -> None:
+            async with slots:
+                await compare_object(self._chunks, chunk_id)
+                advance(1)
+
+        await asyncio.gather(*(one(chunk_id) for chunk_id in chosen))
+
+
+async def compare_object(chunks: ChunkCopies, chunk_id: bytes) -> None:
+    """FormatError when an object does not hold the same bytes on both sides."""
+    mine, theirs = await chunks.fetch_both(chunk_id)
+    if mine != theirs:
+        raise FormatError(
+            f"the chunk object {encode_base32(chunk_id)} has {len(mine)} bytes in the source, and {len(theirs)} other "
+            "ones in the target; nothing points at the target yet: delete it and convert again"
+        )
+
+
+def _sample(ids: Sequence[bytes], random: np.random.Generator) -> list[bytes]:
+    if len(ids) <= _SPOTS:
+        return list(ids)
+    return [ids[i] for i in random.choice(len(ids), _SPOTS, replace=False)]
+
+
+def _unmarked(snapshot: Snapshot) -> dict[str, object]:
+    if snapshot.parent_id is not None:
+        return dict(snapshot.metadata)
+    return {key: value for key, value in snapshot.metadata.items() if key not in ROOT_MARKS}
+
+
+async def _document(node: Node, archive: Archive) -> bytes:
+    if node.attributes is None:
+        return node.document
+    attributes = await archive.fetch_attributes(node.attributes.object_id, node.attributes.row)
+    return join_attributes(node.document, attributes)
+
+
+def _differs(snapshot: Snapshot, what: str, before: object, after: object) -> FormatError:
+    return FormatError(
+        f"snapshot {snapshot.id} ({snapshot.message!r:.40}) came out with another {what}: {before!r:.120} became "
+        f"{after!r:.120}; the source is as it was"
+    )

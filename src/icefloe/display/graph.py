@@ -1,13 +1,20 @@
-"""Where each commit of a history is drawn: its row, its column, and the lines that lead to it."""
+"""The graph of a history: its layout, drawn as text or as SVG."""
 
 from __future__ import annotations
 
 import datetime as dt
 import heapq
+import os
+import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import cached_property
+from html import escape
+from typing import Literal, TypeAlias
+
+from icefloe.display.card import COLOURS, Card, first_line, format_count, short_length
+from icefloe.errors import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,3 +176,300 @@ def _edges(rows: Sequence[Row]) -> tuple[Edge, ...]:
         for index, row in enumerate(rows)
         if row.commit.parent_id is not None and row.goes_on
     )
+
+
+Piece: TypeAlias = tuple[str, str]
+"""Text and its style: a lane colour (`lane0`...), `id`, `branch`, `tag`, `time`, `dim`, or nothing."""
+
+LANES = ("red", "green", "yellow", "blue", "magenta", "cyan")
+RICH_STYLES: Mapping[str, str] = {
+    **{f"lane{i}": name for i, name in enumerate(LANES)},
+    "id": "yellow",
+    "branch": "bold green",
+    "tag": "bold cyan",
+    "time": "dim",
+    "dim": "dim",
+}
+_ANSI: Mapping[str, str] = {
+    **{f"lane{i}": f"\x1b[{31 + i}m" for i in range(len(LANES))},
+    "id": "\x1b[33m",
+    "branch": "\x1b[1;32m",
+    "tag": "\x1b[1;36m",
+    "time": "\x1b[2m",
+    "dim": "\x1b[2m",
+}
+_RESET = "\x1b[0m"
+_ALIGNED_COLUMNS = 8
+"""Up to this many columns the labels stand below each other; beyond, each follows its own lines."""
+
+
+def graph_lines(layout: Layout, refs: Iterable[Ref], *, times: bool = True) -> Iterator[list[Piece]]:
+    """The picture line by line, each a list of pieces."""
+    names = _by_snapshot(refs)
+    length = short_length([row.commit.id for row in layout.rows]) if layout.rows else 0
+    for row in layout.rows:
+        width = layout.width if layout.width <= _ALIGNED_COLUMNS else _width(row)
+        if row.joins:
+            yield _joining(row, width)
+        yield [*_lanes(row, width), *_label(row, names.get(row.commit.id, ()), length, times=times)]
+        if row.cut:
+            yield [*_cut(row, width), ("older commits", "dim")]
+
+
+def plain_text(lines: Iterable[Sequence[Piece]]) -> str:
+    """The picture without colours."""
+    return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
+
+
+def ansi_text(lines: Iterable[Sequence[Piece]]) -> str:
+    """The picture with the colours of a terminal."""
+    return "\n".join(
+        "".join(f"{_ANSI[style]}{text}{_RESET}" if style and text.strip() else text for text, style in line)
+        for line in lines
+    )
+
+
+def rich_markup(lines: Iterable[Sequence[Piece]]) -> str:
+    """The picture in the markup of rich."""
+    return "\n".join(
+        "".join(f"[{RICH_STYLES[style]}]{_escaped(text)}[/]" if style else _escaped(text) for text, style in line)
+        for line in lines
+    )
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("[", "\\[")
+
+
+def _by_snapshot(refs: Iterable[Ref]) -> dict[str, list[Ref]]:
+    found: dict[str, list[Ref]] = {}
+    for ref in sorted(refs, key=lambda ref: (ref.kind, ref.name != "main", ref.name)):
+        found.setdefault(ref.snapshot_id, []).append(ref)
+    return found
+
+
+def lane_style(line: Line) -> str:
+    """The style of a line; colours come round again."""
+    return f"lane{line.colour % len(LANES)}"
+
+
+def _width(row: Row) -> int:
+    return 1 + max(line.column for line in (row.own, *row.joins, *row.passing))
+
+
+def _lanes(row: Row, width: int) -> list[Piece]:
+    cells = _passing(row, width)
+    cells[row.own.column] = ("●" if row.commit.parent_id is not None else "○", lane_style(row.own))
+    return _spaced(cells)
+
+
+def _cut(row: Row, width: int) -> list[Piece]:
+    cells = _passing(row, width)
+    cells[row.own.column] = ("⋮", lane_style(row.own))
+    return _spaced(cells)
+
+
+def _passing(row: Row, width: int) -> list[Piece]:
+    cells: list[Piece] = [(" ", "")] * width
+    for line in row.passing:
+        cells[line.column] = ("│", lane_style(line))
+    return cells
+
+
+def _spaced(cells: Sequence[Piece]) -> list[Piece]:
+    return [piece for cell in cells for piece in (cell, (" ", ""))]
+
+
+def _joining(row: Row, width: int) -> list[Piece]:
+    """The line above a commit in which others come in from the right."""
+    cells = _passing(row, width)
+    joins = {line.column: line for line in row.joins}
+    last = max(joins)
+    pieces: list[Piece] = []
+    for column in range(width):
+        # The stroke takes the colour of the nearest line that comes in.
+        incoming = next((joins[c] for c in sorted(joins) if c >= column), row.own)
+        passes = cells[column][0] == "│"
+        if column == row.own.column:
+            pieces.append(("├" if row.from_above else "╭", lane_style(row.own)))
+        elif column in joins:
+            pieces.append(("╯" if column == last else "┴", lane_style(joins[column])))
+        elif row.own.column < column < last:
+            pieces.append(("┼" if passes else "─", cells[column][1] if passes else lane_style(incoming)))
+        else:
+            pieces.append(cells[column])
+        inside = row.own.column <= column < last
+        following = next((joins[c] for c in sorted(joins) if c > column), row.own)
+        pieces.append(("─", lane_style(following)) if inside else (" ", ""))
+    return pieces
+
+
+def _label(row: Row, refs: Sequence[Ref], length: int, *, times: bool) -> Iterator[Piece]:
+    yield (printable(row.commit.id[:length]), "id")
+    if refs:
+        yield (" (", "dim")
+        for index, ref in enumerate(refs):
+            if index:
+                yield (", ", "dim")
+            yield (printable(ref.name if ref.kind == "branch" else f"tag: {ref.name}"), ref.kind)
+        yield (")", "dim")
+    yield (f" {first_line(row.commit.message)}", "")
+    if times:
+        yield (f"  {row.commit.written_at:%Y-%m-%d %H:%M}", "time")
+
+
+_ROW_PX, _LANE_PX, _MARGIN_PX, _RADIUS_PX, _CHARACTER_PX = 24, 18, 14, 5, 7.3
+_LANE_COLOURS = ("#e5534b", "#2da44e", "#c69026", "#4184e4", "#a371f7", "#1b9ab8")
+_FONT = "font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:12px"
+# A file of its own has no page to take the colour of its text from.
+_STANDALONE = "<style>svg{color:#24292f}@media(prefers-color-scheme:dark){svg{color:#e6edf3}}</style>"
+
+
+def graph_svg(layout: Layout, refs: Iterable[Ref], *, plain: bool = False, standalone: bool = True) -> str:
+    """The picture as one SVG element; `plain` leaves all colours to the page."""
+    names: dict[str, list[Ref]] = {}
+    for ref in refs:
+        names.setdefault(ref.snapshot_id, []).append(ref)
+    length = short_length([row.commit.id for row in layout.rows]) if layout.rows else 0
+    text_x = 2 * _MARGIN_PX + _LANE_PX * max(layout.width - 1, 0)
+    lines = [_edge(layout, edge.child, edge.parent, plain) for edge in layout.edges]
+    dots, labels, widest = [], [], 0.0
+    for index, row in enumerate(layout.rows):
+        x, y = _x(row.own), _y(index)
+        colour = _colour(row.own, plain)
+        fill = colour if row.commit.parent_id is not None else "none"
+        when = f"{row.commit.written_at:%Y-%m-%d %H:%M:%S} UTC"
+        title = escape(printable(f"{row.commit.id}\n{when}\n{row.commit.message}"))
+        dots.append(
+            f'<circle cx="{x}" cy="{y}" r="{_RADIUS_PX}" fill="{fill}" stroke="{colour}" stroke-width="2">'
+            f"<title>{title}</title></circle>"
+        )
+        if row.cut:
+            dots.append(_stroke(f"M{x} {y + 5}V{y + _ROW_PX - 4}", colour, dashed=True))
+        found = sorted(names.get(row.commit.id, ()), key=lambda ref: (ref.kind, ref.name != "main", ref.name))
+        label, characters = _svg_label(row.commit.id[:length], found, first_line(row.commit.message), plain)
+        labels.append(f'<text x="{text_x}" y="{y + 4}" fill="currentColor">{label}</text>')
+        widest = max(widest, characters * _CHARACTER_PX)
+    width = round(text_x + widest + _MARGIN_PX)
+    height = _ROW_PX * max(len(layout.rows), 1) + (_ROW_PX if layout.rows and layout.rows[-1].cut else 0)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" style="{_FONT};white-space:pre" role="img">'
+        f"{_STANDALONE if standalone else ''}{''.join(lines)}{''.join(dots)}{''.join(labels)}</svg>"
+    )
+
+
+def _x(line: Line) -> int:
+    return _MARGIN_PX + _LANE_PX * line.column
+
+
+def _y(index: int) -> int:
+    return _ROW_PX // 2 + _ROW_PX * index
+
+
+def _colour(line: Line, plain: bool) -> str:
+    return "currentColor" if plain else _LANE_COLOURS[line.colour % len(_LANE_COLOURS)]
+
+
+def _edge(layout: Layout, child: int, parent: int, plain: bool) -> str:
+    start, end = layout.rows[child].own, layout.rows[parent].own
+    # The first commit is a ring: the line stops at its edge.
+    into = 0 if layout.rows[parent].commit.parent_id is not None else _RADIUS_PX
+    x, y, to_x, to_y = _x(start), _y(child), _x(end), _y(parent) - into
+    colour = _colour(start, plain)
+    if x == to_x:
+        return _stroke(f"M{x} {y}V{to_y}", colour)
+    bend, middle = _y(parent) - _ROW_PX, _y(parent) - _ROW_PX // 2
+    return _stroke(f"M{x} {y}V{bend}C{x} {middle} {to_x} {middle} {to_x} {to_y}", colour)
+
+
+def _stroke(path: str, colour: str, *, dashed: bool = False) -> str:
+    dashes = ' stroke-dasharray="2 3"' if dashed else ""
+    return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>'
+
+
+def _svg_label(short_id: str, refs: list[Ref], message: str, plain: bool) -> tuple[str, int]:
+    """The text of a row, and how many characters wide it is."""
+    spans, characters = [f'<tspan fill-opacity="0.65">{escape(printable(short_id))}</tspan>'], len(short_id)
+    for index, ref in enumerate(refs):
+        name = ref.name if ref.kind == "branch" else f"tag: {ref.name}"
+        name += "," if index + 1 < len(refs) else ""
+        colour = "currentColor" if plain else COLOURS[ref.kind]
+        spans.append(f'<tspan fill="{colour}" font-weight="bold"> {escape(printable(name))}</tspan>')
+        characters += len(name) + 2
+    spans.append(f" {escape(printable(message))}")
+    return "".join(spans), characters + len(message) + 1
+
+
+_MOST_ROWS_IN_A_PAGE = 500
+
+
+class AncestryGraph:
+    """A drawing of commits, branches and tags.
+
+    `print` shows it with colours where the output is a terminal, a notebook shows it as a picture, `to_svg` saves it.
+
+    Examples
+    --------
+    >>> import datetime as dt
+    >>> day = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    >>> commits = [Commit("B", "A", day, "second"), Commit("A", None, day, "first")]
+    >>> print(AncestryGraph(commits, [Ref("main", "branch", "B")]).text(times=False))
+    ● B (main) second
+    ○ A first
+    """
+
+    def __init__(self, commits: Iterable[Commit], refs: Iterable[Ref], *, plain: bool = False) -> None:
+        self.commits = tuple(commits)
+        self.refs = tuple(refs)
+        self.plain = plain
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where everything is drawn."""
+        trunk = next((ref.snapshot_id for ref in self.refs if ref.kind == "branch" and ref.name == "main"), None)
+        return plan_graph(self.commits, trunk)
+
+    def text(self, *, colour: bool = False, times: bool = True) -> str:
+        """The graph as text, with the colour codes of a terminal if asked for."""
+        lines = graph_lines(self.layout, self.refs, times=times)
+        return ansi_text(lines) if colour else plain_text(lines)
+
+    def to_svg(self) -> str:
+        """The graph as an SVG document."""
+        return graph_svg(self.layout, self.refs, plain=self.plain)
+
+    def __len__(self) -> int:
+        return len(self.commits)
+
+    def __str__(self) -> str:
+        return self.text(colour=not self.plain and _wants_colour())
+
+    def __repr__(self) -> str:
+        return f"<icefloe.AncestryGraph {self._summary()}>"
+
+    def __rich__(self) -> str:
+        return rich_markup(graph_lines(self.layout, self.refs))
+
+    def _repr_svg_(self) -> str:
+        return self.to_svg()
+
+    def _repr_html_(self) -> str:
+        shown = self.layout
+        note = ""
+        if len(shown.rows) > _MOST_ROWS_IN_A_PAGE:
+            rest = len(shown.rows) - _MOST_ROWS_IN_A_PAGE
+            note = f"<div>… {rest:,} older commits: print the graph, or see <code>to_svg()</code></div>"
+            edges = tuple(edge for edge in shown.edges if edge.parent < _MOST_ROWS_IN_A_PAGE)
+            shown = Layout(shown.rows[:_MOST_ROWS_IN_A_PAGE], edges, shown.width)
+        picture = graph_svg(shown, self.refs, plain=self.plain, standalone=False)
+        return Card("History", self._summary()).html(picture + note)
+
+    def _summary(self) -> str:
+        branches = sum(ref.kind == "branch" for ref in self.refs)
+        parts = [format_count(len(self), "commit"), format_count(branches, "branch", "branches")]
+        return ", ".join([*parts, format_count(len(self.refs) - branches, "tag")])
+
+
+def _wants_colour() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"

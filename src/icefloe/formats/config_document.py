@@ -1,4 +1,4 @@
-"""The configuration of a repository as plain data, as it is stored, and back."""
+"""The configuration of a repository as a plain document, in JSON and in YAML."""
 
 from __future__ import annotations
 
@@ -6,22 +6,271 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+import yaml
+
 from icefloe.errors import InvalidInputError
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.config_value import ConfigValue, Nested, refused, settings_of
-from icefloe.model.manifest_config import ManifestConfig
-from icefloe.model.manifest_config_document import KEY as _SETS
-from icefloe.model.manifest_config_document import manifest_config_document, parse_manifest_config
-from icefloe.model.object_store_config import ObjectStoreConfig
-from icefloe.model.virtual_chunk_container import VirtualChunkContainer
+from icefloe.model.manifest_config import (
+    DEFAULT_SET,
+    ManifestConfig,
+    ManifestPreloadConfig,
+    ManifestRule,
+    ManifestSet,
+    ManifestSplittingConfig,
+    PreloadRules,
+    Range,
+    dim_document,
+    parse_dim_condition,
+    parse_preload_condition,
+    parse_split_condition,
+)
+from icefloe.model.virtual_chunk_container import ObjectStoreConfig, VirtualChunkContainer
+
+KEY = "chunk-manifests"
+
+_SET_KEYS = {
+    "max-manifest-size": "max_manifest_size",
+    "max-size": "max_manifest_size",
+    "arrays-per-manifest": "arrays_per_manifest",
+    "max-arrays-per-manifest": "arrays_per_manifest",
+    "overflow-to": "overflow_to",
+    "cardinality": "cardinality",
+    "split-size": "split_size",
+}
+_RULE_KEYS = {"path", "metadata-chunks", "initialized-chunks", "target"}
+
+
+def parse_manifest_config(document: Mapping[str, Any]) -> ManifestConfig:
+    """The configuration under the keys `chunk-manifests` (sets, rules, preload) and `manifest` (splitting, preload)."""
+    official = _manifest_mapping(document.get("manifest"), "manifest")
+    ours = _manifest_mapping(document.get(KEY), KEY)
+    _refuse_unknown(ours, {"sets", "rules", "preload"}, KEY)
+    values: dict[str, Any] = {}
+    if ours.get("sets") is not None:
+        values["sets"] = tuple(_parse_set(s, i) for i, s in enumerate(_sequence(ours["sets"], f"{KEY}.sets")))
+    if ours.get("rules") is not None:
+        values["rules"] = tuple(_parse_rule(r, i) for i, r in enumerate(_sequence(ours["rules"], f"{KEY}.rules")))
+    elif "sets" in values and all(s.name != "coordinates" for s in values["sets"]):
+        values["rules"] = ()  # the default rule points at a default set that was replaced
+    if ours.get("preload") is not None:
+        values["preload_rules"] = _parse_preload(_manifest_mapping(ours["preload"], f"{KEY}.preload"))
+    fetches = official.get("max_concurrent_manifest_fetches_during_commit")
+    return ManifestConfig(
+        preload=_parse_official_preload(official.get("preload")),
+        splitting=_parse_splitting(official.get("splitting")),
+        virtual_chunk_location_compression=official.get("virtual_chunk_location_compression"),
+        max_concurrent_manifest_fetches_during_commit=fetches,
+        **values,
+    )
+
+
+def manifest_config_document(config: ManifestConfig) -> dict[str, Any]:
+    """The inverse of parse_manifest_config."""
+    document: dict[str, Any] = {
+        KEY: {
+            "sets": [{s.name: _set_document(s)} for s in config.sets],
+            "rules": [_rule_document(r) for r in config.rules],
+            "preload": {
+                "max-manifest-size": config.preload_rules.max_manifest_size,
+                "max-manifests": config.preload_rules.max_manifests,
+                "arrays": [{"path": path} for path in config.preload_rules.paths],
+            },
+        }
+    }
+    official = _official_document(config)
+    return document | ({"manifest": official} if official else {})
+
+
+def _parse_set(document: Any, index: int) -> ManifestSet:
+    where = f"{KEY}.sets[{index}]"
+    if isinstance(document, str):
+        document = {document: None}
+    if not isinstance(document, Mapping) or len(document) != 1:
+        raise InvalidInputError(f"{where}: expected one name with its properties, found {document!r}")
+    ((name, properties),) = document.items()
+    if not isinstance(name, str):
+        raise InvalidInputError(f"{where}: the name of a set is text, found {name!r}")
+    where = f"{where} ({name})"
+    values: dict[str, Any] = {}
+    for key, value in _manifest_mapping(properties, where).items():
+        field = _SET_KEYS.get(key)
+        if field is None:
+            raise InvalidInputError(f"{where}: unknown property {key!r}; there are {sorted(_SET_KEYS)}")
+        if field in values and values[field] != value:
+            raise InvalidInputError(f"{where}: {key} is given twice, under its two names")
+        values[field] = _number(value) if field != "overflow_to" else value
+    if name == DEFAULT_SET:
+        if values.get("max_manifest_size", 0) is None and values.get("arrays_per_manifest") is None:
+            del values["max_manifest_size"]
+        return ManifestSet.default(**values)
+    if values.get("overflow_to", "") is None:
+        del values["overflow_to"]
+    return ManifestSet(name, **values)
+
+
+def _set_document(entry: ManifestSet) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "max-manifest-size": entry.max_manifest_size,
+        "cardinality": entry.cardinality,
+        "arrays-per-manifest": entry.arrays_per_manifest,
+        "overflow-to": entry.overflow_to,
+    }
+    usual = ManifestSet.default().split_size if entry.name == DEFAULT_SET else None
+    if entry.split_size != usual:
+        document["split-size"] = entry.split_size
+    return document
+
+
+def _parse_rule(document: Any, index: int) -> ManifestRule:
+    where = f"{KEY}.rules[{index}]"
+    rule = _manifest_mapping(document, where)
+    _refuse_unknown(rule, _RULE_KEYS, where)
+    if not isinstance(rule.get("target"), str):
+        raise InvalidInputError(f"{where}: target is missing; it names the set that matching arrays go to")
+    return ManifestRule(
+        target=rule["target"],
+        path=rule.get("path"),
+        metadata_chunks=_range(rule.get("metadata-chunks"), f"{where}.metadata-chunks"),
+        initialized_chunks=_range(rule.get("initialized-chunks"), f"{where}.initialized-chunks"),
+    )
+
+
+def _rule_document(rule: ManifestRule) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    if rule.metadata_chunks is not None:
+        document["metadata-chunks"] = list(rule.metadata_chunks)
+    if rule.initialized_chunks is not None:
+        document["initialized-chunks"] = list(rule.initialized_chunks)
+    if rule.path is not None:
+        document["path"] = rule.path
+    return document | {"target": rule.target}
+
+
+def _parse_preload(document: Mapping[str, Any]) -> PreloadRules:
+    where = f"{KEY}.preload"
+    _refuse_unknown(document, {"max-manifest-size", "max-manifests", "arrays"}, where)
+    paths = []
+    for index, entry in enumerate(_sequence(document.get("arrays") or [], f"{where}.arrays")):
+        array = _manifest_mapping(entry, f"{where}.arrays[{index}]")
+        _refuse_unknown(array, {"path"}, f"{where}.arrays[{index}]")
+        paths.append(array.get("path"))
+    return PreloadRules(
+        max_manifest_size=_number(document.get("max-manifest-size")),
+        max_manifests=_number(document.get("max-manifests")),
+        paths=tuple(paths),  # type: ignore[arg-type]  # validation names the one that is not text
+    )
+
+
+def _parse_official_preload(document: Any) -> ManifestPreloadConfig | None:
+    if document is None:
+        return None
+    preload = _manifest_mapping(document, "manifest.preload")
+    condition = preload.get("preload_if")
+    return ManifestPreloadConfig(
+        max_total_refs=_manifest_count(preload.get("max_total_refs"), "manifest.preload.max_total_refs"),
+        preload_if=None if condition is None else parse_preload_condition(condition, "manifest.preload.preload_if"),
+        max_arrays_to_scan=_manifest_count(preload.get("max_arrays_to_scan"), "manifest.preload.max_arrays_to_scan"),
+    )
+
+
+def _manifest_count(value: Any, where: str) -> int | None:
+    if value is not None and (type(value) is not int or value < 0):
+        raise InvalidInputError(f"{where}: expected a whole number from 0 on, or null; found {value!r}")
+    return value
+
+
+def _parse_splitting(document: Any) -> ManifestSplittingConfig | None:
+    where = "manifest.splitting"
+    entries = _manifest_mapping(document, where).get("split_sizes")
+    if entries is None:
+        return None
+    rules = []
+    for index, entry in enumerate(_sequence(entries, where)):
+        at = f"{where}.split_sizes[{index}]"
+        pair = _sequence(entry, at)
+        if len(pair) != 2:
+            raise InvalidInputError(f"{at}: expected [condition, sizes], found {entry!r}")
+        sizes = []
+        for size in _sequence(pair[1], at):
+            part = _manifest_mapping(size, at)
+            if not isinstance(part.get("num_chunks"), int):
+                raise InvalidInputError(f"{at}: num_chunks is a whole number, found {part.get('num_chunks')!r}")
+            sizes.append((parse_dim_condition(part.get("condition"), at), int(part["num_chunks"])))
+        rules.append((parse_split_condition(pair[0], at), sizes))
+    return ManifestSplittingConfig(rules)
+
+
+def _official_document(config: ManifestConfig) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    if config.preload is not None:
+        condition = config.preload.preload_if
+        document["preload"] = {
+            "max_total_refs": config.preload.max_total_refs,
+            "preload_if": None if condition is None else condition.to_document(),
+            "max_arrays_to_scan": config.preload.max_arrays_to_scan,
+        }
+    if config.splitting is not None:
+        document["splitting"] = {
+            "split_sizes": [
+                [condition.to_document(), [{"condition": dim_document(d), "num_chunks": n} for d, n in sizes]]
+                for condition, sizes in config.splitting.split_sizes
+            ]
+        }
+    for name in ("virtual_chunk_location_compression", "max_concurrent_manifest_fetches_during_commit"):
+        if getattr(config, name) is not None:
+            document[name] = getattr(config, name)
+    return document
+
+
+def _number(value: Any) -> Any:
+    """`1_000_000` is a number for YAML 1.1 and text for YAML 1.2 readers."""
+    if isinstance(value, str) and value.isascii() and len(value) < 30 and value.replace("_", "").isdigit():
+        return int(value.replace("_", ""))
+    return value
+
+
+def _range(value: Any, where: str) -> Range | None:
+    if value is None:
+        return None
+    ends = _sequence(value, where)
+    if len(ends) != 2:
+        raise InvalidInputError(f"{where}: expected [from, to], found {value!r}")
+    return _number(ends[0]), _number(ends[1])
+
+
+def _manifest_mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InvalidInputError(f"{where}: expected a map, found {value!r}")
+    return value
+
+
+def _sequence(value: Any, where: str) -> list[Any] | tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise InvalidInputError(f"{where}: expected a list, found {value!r}")
+    return value
+
+
+def _refuse_unknown(document: Mapping[str, Any], known: set[str], where: str) -> None:
+    for key in document:
+        if key not in known:
+            raise InvalidInputError(f"{where}: unknown key {key!r}; there are {sorted(known)}")
+
 
 C = TypeVar("C", bound=ConfigValue)
 
 _CONTAINERS = "virtual_chunk_containers"
 _MANIFEST = "manifest"
-_MANIFEST_KEYS = frozenset({
-    "preload", "splitting", "virtual_chunk_location_compression", "max_concurrent_manifest_fetches_during_commit",
-})  # fmt: skip
+_MANIFEST_KEYS = frozenset(
+    {
+        "preload",
+        "splitting",
+        "virtual_chunk_location_compression",
+        "max_concurrent_manifest_fetches_during_commit",
+    }
+)
 _CONTAINER_KEYS = frozenset({"name", "url_prefix", "store"})
 
 
@@ -34,7 +283,7 @@ def decode_config(document: Mapping[str, Any] | None) -> RepositoryConfig:
         return RepositoryConfig()
     given = dict(_mapping("the configuration", _untagged(document)))
     containers = given.pop(_CONTAINERS, None)
-    manifest = {key: given.pop(key) for key in (_MANIFEST, _SETS) if key in given}
+    manifest = {key: given.pop(key) for key in (_MANIFEST, KEY) if key in given}
     unknown: dict[str, Any] = {}
     config = _decode(RepositoryConfig, given, "", unknown)
     if containers is not None:
@@ -135,8 +384,8 @@ def _decode_manifest(given: Mapping[str, Any], unknown: dict[str, Any]) -> Manif
 def _encode_manifest(config: ManifestConfig) -> dict[str, Any]:
     document = manifest_config_document(config)
     # Sets, rules and preload that nobody changed are the default of whoever reads them.
-    if document.get(_SETS) == manifest_config_document(ManifestConfig()).get(_SETS):
-        document.pop(_SETS, None)
+    if document.get(KEY) == manifest_config_document(ManifestConfig()).get(KEY):
+        document.pop(KEY, None)
     document.setdefault(_MANIFEST, {})
     encoded: dict[str, Any] = _with_tagged_bounds(document)
     return encoded
@@ -204,3 +453,167 @@ def _untagged(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [_untagged(item) for item in value]
     return value
+
+
+_MOST_BYTES = 4 << 20
+_MOST_VALUES = 200_000
+_NESTING, _MOST_NESTING = (b"[", b"{", b"-", b"?", b":"), 1000
+"""No level of YAML comes without one of these characters."""
+_VARIANTS = frozenset(
+    {
+        "s3",
+        "s3_compatible",
+        "gcs",
+        "azure",
+        "tigris",
+        "local_file_system",
+        "http",
+        "in_memory",
+        "or",
+        "and",
+        "path_matches",
+        "name_matches",
+        "num_refs",
+        "Included",
+        "Excluded",
+        "Axis",
+        "DimensionName",
+    }
+)
+_TAGGED_FIELDS = frozenset({"store", "preload_if", "condition", "split_sizes", "or", "and", "num_refs"})
+"""Fields whose values, or the values listed below them, are variants: written with a tag."""
+
+
+def decode_yaml(text: str | bytes) -> dict[str, Any]:
+    """A document from YAML; `!tag value` becomes `{"!tag": value}`. InvalidInputError for anything that is no map."""
+    if len(text) > _MOST_BYTES:
+        raise InvalidInputError(f"a configuration of {len(text)} bytes; allowed: at most {_MOST_BYTES}")
+    try:
+        # The loaders below know plain data only, besides tags that stay data.
+        value = yaml.load(text, Loader=_choose_loader(text))
+    except (yaml.YAMLError, RecursionError, UnicodeDecodeError, ValueError) as error:
+        raise InvalidInputError(f"the configuration is not YAML: {error}") from error
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidInputError(f"the configuration is a {type(value).__name__}; allowed: a map of settings")
+    _count(value, [_MOST_VALUES], 0)
+    return value
+
+
+def encode_yaml(document: Mapping[str, Any]) -> str:
+    """YAML of a document, variants as tags."""
+    return yaml.dump(
+        _tagged(document, variants=False), Dumper=_Dumper, sort_keys=False, default_flow_style=False, allow_unicode=True
+    )
+
+
+def config_from_yaml(text: str | bytes) -> RepositoryConfig:
+    """A configuration from the YAML text of a person; what it does not set has its default.
+
+    Examples
+    --------
+    >>> config = config_from_yaml('''
+    ...     inline_chunk_threshold_bytes: 1024
+    ...     chunk-manifests:
+    ...       sets:
+    ...         - coordinates: {max-manifest-size: 10000}
+    ...       rules:
+    ...         - path: .*/(latitude|longitude|time)
+    ...           target: coordinates
+    ... ''')
+    >>> config.inline_chunk_threshold_bytes, [entry.name for entry in config.manifest.sets]
+    (1024, ['coordinates', 'default'])
+    """
+    return decode_config(decode_yaml(text))
+
+
+def config_to_yaml(config: RepositoryConfig) -> str:
+    """A configuration as YAML text for a person."""
+    return encode_yaml(encode_config(config))
+
+
+class _Tagged:
+    """A value to be written with a tag."""
+
+    def __init__(self, tag: str, value: Any) -> None:
+        self.tag = tag
+        self.value = value
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data, and tags as maps of one key."""
+
+
+class _NativeLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """The same by libyaml, where PyYAML was built with it."""
+
+
+def _choose_loader(text: str | bytes) -> type[yaml.SafeLoader]:
+    """libyaml is ten times as fast, but recurses on the machine's stack: only for text that cannot be nested deeply."""
+    raw = text.encode(errors="replace") if isinstance(text, str) else text
+    return _NativeLoader if sum(map(raw.count, _NESTING)) <= _MOST_NESTING else _Loader
+
+
+class _Dumper(yaml.SafeDumper):
+    """Plain data and tags, no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def choose_scalar_style(self) -> Any:
+        # Tagged numbers stay numbers only without quotes.
+        event = self.event
+        if isinstance(event, yaml.ScalarEvent) and str(event.tag).startswith("!") and event.value.isdigit():
+            return ""
+        return super().choose_scalar_style()
+
+
+def _construct_tag(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> dict[str, Any]:
+    if isinstance(node, yaml.MappingNode):
+        value: Any = loader.construct_mapping(node, deep=True)
+    elif isinstance(node, yaml.SequenceNode):
+        value = loader.construct_sequence(node, deep=True)
+    else:
+        assert isinstance(node, yaml.ScalarNode)
+        # A tag hides what the scalar looks like: find out as if it had none.
+        plain = not node.style  # None from one loader, empty from the other
+        implicit = loader.resolve(yaml.ScalarNode, node.value, (plain, not plain))  # type: ignore[no-untyped-call]
+        value = loader.construct_object(yaml.ScalarNode(implicit, node.value, style=node.style), deep=True)
+    return {f"!{suffix}": value}
+
+
+def _represent_tag(dumper: _Dumper, tagged: _Tagged) -> yaml.Node:
+    node = dumper.represent_data(tagged.value)
+    node.tag = f"!{tagged.tag}"
+    return node
+
+
+_Loader.add_multi_constructor("!", _construct_tag)
+_NativeLoader.add_multi_constructor("!", _construct_tag)
+_Dumper.add_representer(_Tagged, _represent_tag)
+
+
+def _tagged(value: Any, *, variants: bool) -> Any:
+    if isinstance(value, Mapping):
+        if variants and len(value) == 1:
+            ((key, content),) = value.items()
+            if key.removeprefix("!") in _VARIANTS:
+                tag = key.removeprefix("!")
+                return _Tagged(tag, _tagged(content, variants=tag in _TAGGED_FIELDS))
+        return {
+            key: _tagged(item, variants=key in _TAGGED_FIELDS or (variants and key in ("from", "to")))
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_tagged(item, variants=variants) for item in value]
+    return value
+
+
+def _count(value: Any, budget: list[int], depth: int) -> None:
+    """Refuse what aliases blow up beyond any sensible size."""
+    budget[0] -= 1
+    if budget[0] < 0 or depth > 100:
+        raise InvalidInputError(f"the configuration holds more than {_MOST_VALUES} values or is nested too deeply")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _count(item, budget, depth + 1)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Self
 
 from icefloe.ids import NodeId, ObjectId, encode_base32, new_object_id
 from icefloe.model.capabilities import Capabilities, SpecVersion
 from icefloe.model.chunk_table import ChunkRef
-from icefloe.model.snapshot import Manifest, Snapshot
-from icefloe.model.transaction_log import TransactionLog
+from icefloe.model.snapshot import Manifest, Snapshot, TransactionLog
 
 
 class OpenManifest(ABC):
@@ -142,3 +143,15 @@ class Format(ABC):
 
     def decode_attributes(self, data: bytes) -> Sequence[bytes]:
         raise NotImplementedError
+
+
+@cache
+def get_format(spec_version: SpecVersion) -> Format:
+    """The Format of a generation.
+
+    Every generation is a folder of its name that offers FORMAT; only those in use are loaded, because some bring
+    large libraries with them.
+    """
+    module = importlib.import_module(f"icefloe.formats.{spec_version.value}")
+    found: Format = module.FORMAT
+    return found

@@ -21,14 +21,37 @@ from icefloe.errors import InvalidInputError, UnsupportedError
 from icefloe.ingest.zarr_documents import parse_fill_attribute
 
 _NANOSECONDS = {
-    "nanosecond": 1, "nanoseconds": 1, "ns": 1, "nsec": 1, "nsecs": 1,
-    "microsecond": 10**3, "microseconds": 10**3, "us": 10**3,
-    "millisecond": 10**6, "milliseconds": 10**6, "msec": 10**6, "msecs": 10**6, "ms": 10**6,
-    "second": 10**9, "seconds": 10**9, "sec": 10**9, "secs": 10**9, "s": 10**9,
-    "minute": 60 * 10**9, "minutes": 60 * 10**9, "min": 60 * 10**9, "mins": 60 * 10**9,
-    "hour": 3600 * 10**9, "hours": 3600 * 10**9, "hr": 3600 * 10**9, "hrs": 3600 * 10**9, "h": 3600 * 10**9,
-    "day": 86400 * 10**9, "days": 86400 * 10**9, "d": 86400 * 10**9,
-}  # fmt: skip
+    "nanosecond": 1,
+    "nanoseconds": 1,
+    "ns": 1,
+    "nsec": 1,
+    "nsecs": 1,
+    "microsecond": 10**3,
+    "microseconds": 10**3,
+    "us": 10**3,
+    "millisecond": 10**6,
+    "milliseconds": 10**6,
+    "msec": 10**6,
+    "msecs": 10**6,
+    "ms": 10**6,
+    "second": 10**9,
+    "seconds": 10**9,
+    "sec": 10**9,
+    "secs": 10**9,
+    "s": 10**9,
+    "minute": 60 * 10**9,
+    "minutes": 60 * 10**9,
+    "min": 60 * 10**9,
+    "mins": 60 * 10**9,
+    "hour": 3600 * 10**9,
+    "hours": 3600 * 10**9,
+    "hr": 3600 * 10**9,
+    "hrs": 3600 * 10**9,
+    "h": 3600 * 10**9,
+    "day": 86400 * 10**9,
+    "days": 86400 * 10**9,
+    "d": 86400 * 10**9,
+}
 _UNIT_NAMES = ("days", "hours", "minutes", "seconds", "milliseconds", "microseconds", "nanoseconds")
 _SINCE = re.compile(r"^\s*(\w+)\s+since\s+(.+?)\s*$", re.IGNORECASE)
 _STAMP = re.compile(
@@ -39,8 +62,12 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _REFORM = dt.datetime(1582, 10, 15, tzinfo=dt.UTC)
 _REFORM_NS = (_REFORM - _EPOCH) // dt.timedelta(microseconds=1) * 1000
 _CALENDARS = {
-    "": "standard", "gregorian": "standard", "none": "standard", "365_day": "noleap", "366_day": "all_leap",
-}  # fmt: skip
+    "": "standard",
+    "gregorian": "standard",
+    "none": "standard",
+    "365_day": "noleap",
+    "366_day": "all_leap",
+}
 CIVIL_CALENDARS = ("standard", "proleptic_gregorian")
 """Calendars whose dates since 1582 are those of everyday life."""
 _MOST = int(np.iinfo(np.int64).max)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from icefloe.errors import InvalidInputError
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table
 
-Region = tuple[slice, ...]
+ChunkRegion = tuple[slice, ...]
 
 CONTIGUOUS_CHUNK_BYTES = 64 << 20
 
@@ -74,9 +74,18 @@ def expand_table(table: ChunkTable) -> ChunkTable:
 
 def _with_columns(table: ChunkTable, coords: npt.NDArray[np.uint32]) -> ChunkTable:
     return ChunkTable(
-        coords, table.kind, table.offset, table.length, table.object_id, table.location, table.locations,
-        table.etag, table.etags, table.last_modified, table.inline,
-    )  # fmt: skip
+        coords,
+        table.kind,
+        table.offset,
+        table.length,
+        table.object_id,
+        table.location,
+        table.locations,
+        table.etag,
+        table.etags,
+        table.last_modified,
+        table.inline,
+    )
 
 
 def concatenate_tables(tables: Sequence[ChunkTable], ndim: int) -> ChunkTable:
@@ -137,12 +146,12 @@ def _merge_dictionary(
     return list(words), np.concatenate(columns) if words else None
 
 
-def chunk_region(coords: Sequence[int], chunks: Sequence[int], shape: Sequence[int]) -> Region:
+def chunk_region(coords: Sequence[int], chunks: Sequence[int], shape: Sequence[int]) -> ChunkRegion:
     """The cells of one chunk, cut at the array's edge."""
     return tuple(slice(int(i) * c, min((int(i) + 1) * c, n)) for i, c, n in zip(coords, chunks, shape, strict=True))
 
 
-def region_shape(region: Region) -> tuple[int, ...]:
+def region_shape(region: ChunkRegion) -> tuple[int, ...]:
     """Lengths of a region with explicit bounds."""
     return tuple(s.stop - s.start for s in region)
 

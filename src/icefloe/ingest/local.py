@@ -1,11 +1,11 @@
-"""A whole ingest in one process, without Spark."""
+"""Run a whole ingest in one process, without Spark."""
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,27 +15,67 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
 from icefloe.blocking import run_blocking
-from icefloe.chunks.locations import container_prefix, normalise_location
+from icefloe.chunks.virtual_containers import container_prefix, normalise_location
 from icefloe.errors import IcefloeError, VirtualChunkError
 from icefloe.ingest.access import SourceAccess, choose_access
-from icefloe.ingest.execution import TaskResult, run_task
-from icefloe.ingest.existing import Existing, ExistingArray
-from icefloe.ingest.ingested import ingested_sources, keep_record
-from icefloe.ingest.options import IngestOptions
+from icefloe.ingest.chunk_grids import ChunkRegion
 from icefloe.ingest.parsers.registry import check_format, try_schema
+from icefloe.ingest.placement import Existing, ExistingArray
 from icefloe.ingest.plan import IngestPlan, check_free, check_plan, plan_ingest
-from icefloe.ingest.record import ingest_metadata, not_ingested
-from icefloe.ingest.session_sink import SessionSink
+from icefloe.ingest.record import (
+    ingest_metadata,
+    ingested_sources,
+    keep_record,
+    not_ingested,
+    store_containers,
+    with_stored_containers,
+)
 from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema
-from icefloe.ingest.sources import Sources, expand_sources
-from icefloe.ingest.virtual_places import store_containers, with_stored_containers
-from icefloe.model.chunk_keys import key_encoding
-from icefloe.model.chunk_table import ChunkKind, ChunkRef, Coords
+from icefloe.ingest.sources import IngestOptions, Sources, expand_sources
+from icefloe.ingest.tasks import TaskResult, run_task
+from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
-from icefloe.model.zarr_document import parse_document
+from icefloe.model.zarr_document import key_encoding, parse_document
 from icefloe.repository import Repository
+from icefloe.session.references import set_table
 from icefloe.session.session import Session
-from icefloe.storage.sources import check_unchanged
+from icefloe.storage.contract import check_unchanged
+
+
+class SessionSink:
+    """Writes blocks through the session's Zarr store and references as whole tables; also serves forks."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._arrays: dict[str, zarr.Array[Any]] = {}
+
+    def begin(self, plan: IngestPlan) -> None:
+        """Write the documents and the values that the plan holds."""
+        self.write_documents(plan.documents)
+        for write in plan.values:
+            region = tuple(slice(s, s + n) for s, n in zip(write.start, write.values.shape, strict=True))
+            self.write_block(write.path, region, write.values)
+
+    def write_documents(self, documents: Mapping[str, bytes]) -> None:
+        """Write zarr.json documents by node path."""
+        run_blocking(self._write_documents(documents))
+
+    async def _write_documents(self, documents: Mapping[str, bytes]) -> None:
+        make = default_buffer_prototype().buffer.from_bytes
+        for path, document in documents.items():
+            await self._session.store.set(f"{path}/zarr.json" if path else "zarr.json", make(document))
+
+    def write_block(self, array_path: str, region: ChunkRegion, values: npt.NDArray[Any]) -> None:
+        if array_path not in self._arrays:
+            self._arrays[array_path] = zarr.open_array(self._session.store, path=array_path, mode="r+", zarr_format=3)
+        self._arrays[array_path][region if region else ...] = values
+
+    def write_table(self, array_path: str, table: ChunkTable) -> None:
+        workspace = self._session.workspace
+        if not workspace.engine.format.capabilities.checksums:
+            table = replace(table, etag=None, etags=(), last_modified=None)
+        set_table(workspace, array_path, table)
+
 
 PARSE_THREADS = 8
 
@@ -160,9 +200,12 @@ def _read_refs(access: SourceAccess, url: str, refs: Mapping[Coords, ChunkRef]) 
         file = access.describe(url)
         for etag, modified in {(ref.etag, ref.last_modified) for ref in refs.values()}:
             check_unchanged(
-                url, etag=etag, found_etag=file.etag, not_modified_after=_instant(modified),
+                url,
+                etag=etag,
+                found_etag=file.etag,
+                not_modified_after=_instant(modified),
                 found_modified=_instant(file.last_modified),
-            )  # fmt: skip
+            )
         data = access.read_ranges(url, [start for start, _ in spans], [end for _, end in spans])
     except VirtualChunkError:
         raise

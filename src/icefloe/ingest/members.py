@@ -1,16 +1,27 @@
-"""Sources cut into datasets: one member per file and group, with names as they will be in the repository."""
+"""The datasets of an ingest: one member per file and group, and what differs between members."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from icefloe.errors import InvalidInputError, suggest
-from icefloe.ingest.cf import is_time_units
-from icefloe.ingest.options import IngestOptions
-from icefloe.ingest.source_model import Coordinate, SourceFile, SourceSchema, SourceVariable
+import numpy as np
+
+from icefloe.errors import IcefloeError, InvalidInputError, suggest
+from icefloe.ingest.cf import find_time_units, is_time_units, keeps_values, packing_of
+from icefloe.ingest.source_model import (
+    IDENTITY_ATTRIBUTES,
+    Coordinate,
+    SchemaIssue,
+    Severity,
+    SourceFile,
+    SourceSchema,
+    SourceVariable,
+)
+from icefloe.ingest.sources import IngestOptions
+from icefloe.ingest.zarr_documents import parse_fill_attribute
 
 _NAMING_ATTRIBUTES = ("coordinates", "bounds", "grid_mapping", "ancillary_variables", "cell_measures", "formula_terms")
 
@@ -56,9 +67,13 @@ def split_datasets(schemas: Sequence[tuple[int, SourceSchema]], options: IngestO
                 shared[key] = (chosen, _inherit_units(_renamed(schema.file, chosen, options.rename)))
             renamed = shared[key][1]
             member = Member(
-                schema.file, schema.format, order, renamed, _coordinates(schema, group, renamed, options.rename),
+                schema.file,
+                schema.format,
+                order,
+                renamed,
+                _coordinates(schema, group, renamed, options.rename),
                 schema.groups.get(group, {}),
-            )  # fmt: skip
+            )
             datasets.setdefault(join_path(below, group), []).append(member)
     return datasets
 
@@ -176,3 +191,217 @@ def _coordinates(
                 found[names.get(name, name)] = coordinate
     dims = {d for v in variables.values() for d in v.dims}
     return {name: c for name, c in found.items() if name in dims or name in variables}
+
+
+_PACKING = ("scale_factor", "add_offset")
+_MISSING = ("_FillValue", "missing_value", "_Unsigned")
+_TIME = ("units", "calendar")
+_MEANING = ("units", "calendar", *_MISSING, *_PACKING)
+
+
+def compare_variable(
+    name: str,
+    reference: SourceVariable,
+    members: Sequence[Member],
+    joined: Sequence[str],
+    *,
+    virtual: bool,
+    keep_times: bool,
+    unpack: bool,
+    is_asked: bool = False,
+) -> Iterator[SchemaIssue]:
+    """Differences of one variable from its reference, over the members that have it.
+
+    `virtual`: its bytes are referenced; `keep_times`: times may not be re-encoded either way; `is_asked`: the caller
+    chose a type for it.
+    """
+    checked: dict[int, list[tuple[Severity, str, str, str, str]]] = {id(reference): []}
+    for member in members:
+        variable = member.variables.get(name)
+        if variable is None:
+            continue
+        # Alike files share one value: compared once.
+        if id(variable) not in checked:
+            checked[id(variable)] = list(
+                _differences(
+                    reference,
+                    variable,
+                    joined,
+                    virtual=virtual,
+                    keep_times=keep_times,
+                    unpack=unpack,
+                    is_asked=is_asked,
+                )
+            )
+        for severity, facet, expected, found, resolution in checked[id(variable)]:
+            yield SchemaIssue(severity, member.file.url, name, facet, expected, found, resolution)
+
+
+def _differences(
+    reference: SourceVariable,
+    variable: SourceVariable,
+    joined: Sequence[str],
+    *,
+    virtual: bool,
+    keep_times: bool,
+    unpack: bool,
+    is_asked: bool = False,
+) -> Iterator[tuple[Severity, str, str, str, str]]:
+    if variable.dims != reference.dims:
+        yield "error", "dimensions", str(reference.dims), str(variable.dims), "leave the file out"
+        return
+    fixed = [(d, n, m) for d, n, m in zip(reference.dims, reference.shape, variable.shape, strict=True) if n != m]
+    for dim, expected, found in fixed:
+        if dim not in joined:
+            yield "error", f"length of {dim}", str(expected), str(found), "files can only differ where they are joined"
+    if variable.dtype != reference.dtype:
+        difference = _data_type(reference, variable, virtual, is_asked)
+        if difference is not None:
+            yield difference
+    if virtual:
+        yield from _bytes_differ(reference, variable)
+    yield from _attributes_differ(reference, variable, virtual=virtual, keep_times=keep_times, unpack=unpack)
+
+
+def promoted_dtype(dtypes: Sequence[str]) -> str | None:
+    """The type that holds every value of several, as numpy promotes them; None where there is none.
+
+    >>> promoted_dtype(["<i2", ">i4"]), promoted_dtype(["<f4", "<i4"]), promoted_dtype(["<i8", "<u8"])
+    ('<i4', '<f8', None)
+    """
+    if "string" in dtypes:
+        return "string" if set(dtypes) == {"string"} else None
+    types = [np.dtype(d).newbyteorder("=") for d in dtypes]
+    if len(set(types)) == 1:
+        return types[0].newbyteorder("<").str
+    kinds = {t.kind for t in types}
+    if not kinds <= set("iufc") and kinds not in ({"S"}, {"U"}):
+        return None
+    found = np.result_type(*types).newbyteorder("<").str
+    return found if all(keeps_values(t.str, found) for t in types) else None
+
+
+def _data_type(
+    reference: SourceVariable, variable: SourceVariable, virtual: bool, is_asked: bool
+) -> tuple[Severity, str, str, str, str] | None:
+    facts = ("dtype", reference.dtype, variable.dtype)
+    if virtual:
+        return "error", *facts, "one array has one type: use mode='native'"
+    if "string" in (reference.dtype, variable.dtype):
+        return "error", *facts, "text and numbers cannot be joined"
+    found = promoted_dtype([reference.dtype, variable.dtype])
+    if found is not None and np.dtype(found).newbyteorder("=") == np.dtype(variable.dtype).newbyteorder("="):
+        if np.dtype(reference.dtype).newbyteorder("=") == np.dtype(found).newbyteorder("="):
+            return None
+        return "handled", *facts, f"all are stored as {np.dtype(found)}"
+    if found is not None:
+        return "handled", *facts, f"stored as {np.dtype(found)}"
+    is_time = all(find_time_units(v.attributes) is not None for v in (reference, variable))
+    if is_asked or is_time:
+        return "handled", *facts, "converted to the type that was asked for" if is_asked else "times are re-encoded"
+    return "error", *facts, "no type holds the values of both: choose one with dtypes"
+
+
+def _bytes_differ(reference: SourceVariable, variable: SourceVariable) -> Iterator[tuple[Severity, str, str, str, str]]:
+    advice = "chunk bytes stay as they are: use mode='native'"
+    if variable.chunks != reference.chunks and variable.layout == "chunked":
+        yield "error", "chunks", str(reference.chunks), str(variable.chunks), advice
+    if decoding_codecs(variable.codecs) != decoding_codecs(reference.codecs):
+        yield "error", "codecs", _names(reference.codecs), _names(variable.codecs), advice
+
+
+def decoding_codecs(codecs: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Codecs without what only an encoder needs."""
+    free = ("level", "clevel", "cname", "blocksize")
+    return [(c["name"], {k: v for k, v in (c.get("configuration") or {}).items() if k not in free}) for c in codecs]
+
+
+def _names(codecs: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(str(c["name"]) for c in codecs)
+
+
+def _attributes_differ(
+    reference: SourceVariable, variable: SourceVariable, *, virtual: bool, keep_times: bool, unpack: bool
+) -> Iterator[tuple[Severity, str, str, str, str]]:
+    ours, theirs = reference.attributes, variable.attributes
+    keys = sorted({k for k in (*ours, *theirs) if not _same_value(ours.get(k), theirs.get(k))})
+    is_time = find_time_units(ours) is not None and find_time_units(theirs) is not None
+    is_same = packing_of(ours, reference.dtype) == packing_of(theirs, variable.dtype)
+    for key in keys:
+        facts = (key, _shown(reference, key), _shown(variable, key))
+        if key in _TIME and is_time and not (virtual or keep_times):
+            yield "handled", *facts, "times are re-encoded"
+        elif key in _TIME and is_time and (_same_calendar if key == "calendar" else _count_alike)(ours, theirs):
+            yield "note", *facts, "it says the same in other words; the first file's is kept"
+        elif key == "units" and is_time:
+            yield "error", *facts, "times are not re-encoded by reference: use mode='mixed' or 'native'"
+        elif key in _PACKING and unpack:
+            yield "handled", *facts, "values are unpacked"
+        elif key in _PACKING:
+            advice = "unpack=True" if not virtual else "mode='native', unpack=True"
+            yield "error", *facts, f"packed numbers mean different values: use {advice}"
+        elif key in _MISSING and not virtual:
+            yield "handled", *facts, "missing values are re-encoded"
+        elif key in _MISSING and is_same:
+            yield "note", *facts, "the same values are missing"
+        elif key in _MEANING or key in IDENTITY_ATTRIBUTES:
+            yield "error", *facts, "the numbers do not mean the same"
+        else:
+            yield "note", *facts, "the first file's is kept"
+
+
+def _same_value(left: Any, right: Any) -> bool:
+    # NaN equals nothing, and itself least; its text does.
+    return bool(left == right) or repr(left) == repr(right)
+
+
+def _count_alike(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    left, right = find_time_units(ours), find_time_units(theirs)
+    if left is None or right is None:
+        return False
+    return left.counts_alike == right.counts_alike and left.calendar == right.calendar
+
+
+def _same_calendar(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    left, right = find_time_units(ours), find_time_units(theirs)
+    return left is not None and right is not None and left.calendar == right.calendar
+
+
+def _shown(variable: SourceVariable, key: str) -> str:
+    """An attribute as people read it; fill values of floats are stored in base64."""
+    value = variable.attributes.get(key)
+    if key != "_FillValue" or value is None:
+        return "none" if value is None else str(value)
+    try:
+        return str(parse_fill_attribute(variable.dtype, value))
+    except IcefloeError:
+        return str(value)
+
+
+def find_byte_difference(reference: SourceVariable, members: Sequence[Member], name: str) -> str | None:
+    """Why the files' bytes cannot be parts of one array; None when they can."""
+    checked = {id(reference)}
+    for member in members:
+        variable = member.variables[name]
+        if id(variable) in checked:
+            continue
+        checked.add(id(variable))
+        found = _differences(reference, variable, variable.dims, virtual=True, keep_times=True, unpack=False)
+        for severity, facet, expected, there, _ in found:
+            if severity == "error":
+                return f"{facet} is {expected} here and {there} in {member.file.url}"
+    return None
+
+
+def missing_variables(
+    names: Sequence[str], cells: Mapping[str, Mapping[Any, str]], allow_missing: bool
+) -> Iterator[SchemaIssue]:
+    """Variables that some place of the joined grid lacks. `cells` has, per variable, a file by place."""
+    every: dict[Any, str] = {}
+    for name in names:
+        every.update({place: url for place, url in cells[name].items() if place not in every})
+    for name in names:
+        for place in sorted(set(every) - set(cells[name])):
+            severity: Severity = "handled" if allow_missing else "error"
+            resolution = "its region stays missing" if allow_missing else "use allow_missing to leave missing values"
+            yield SchemaIssue(severity, every[place], name, "missing variable", "present", "absent", resolution)

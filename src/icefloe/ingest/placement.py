@@ -1,10 +1,11 @@
-"""Where each file's cells lie in the combined arrays, found from coordinates."""
+"""Where the cells of each file lie in the combined arrays and in what the repository already holds."""
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,65 @@ from icefloe.ingest.cf import (
     packing_of,
     parse_time_units,
 )
-from icefloe.ingest.members import Member
+from icefloe.ingest.members import Member, join_path
+from icefloe.ingest.parsers.zarr import variable_of_v3
 from icefloe.ingest.source_model import Coordinate, SourceVariable, summarise_coordinate
+from icefloe.ingest.sources import IngestOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ExistingArray:
+    """An array of the repository; one-dimensional coordinates come with their values."""
+
+    path: str
+    document: Mapping[str, Any]
+    values: npt.NDArray[Any] | None = None
+
+    def variable(self) -> SourceVariable:
+        return variable_of_v3(self.path, self.document)
+
+    def resized(self, shape: tuple[int, ...]) -> bytes:
+        """The document with another shape."""
+        return json.dumps({**self.document, "shape": list(shape)}, indent=2).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Existing:
+    """Arrays and groups of the repository by path; empty for a new one."""
+
+    arrays: Mapping[str, ExistingArray] = field(default_factory=dict)
+    groups: frozenset[str] = frozenset()
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """Coordinates whose values could not be read, and why: virtual ones that the caller did not authorise."""
+
+    def coordinate(self, path: str) -> npt.NDArray[Any] | None:
+        found = self.arrays.get(path)
+        return None if found is None else found.values
+
+
+def find_run(whole: npt.NDArray[Any], part: npt.NDArray[Any]) -> int | None:
+    """Where `part` stands in `whole` as a run of neighbours; None when it does not."""
+    if len(part) == 0 or len(part) > len(whole):
+        return None
+    for start in np.flatnonzero(same_coordinates(whole, np.full(len(whole), part[0]))):
+        run = whole[start : start + len(part)]
+        if len(run) == len(part) and bool(same_coordinates(run, part).all()):
+            return int(start)
+    return None
+
+
+def same_coordinates(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which values of two coordinates of equal length are the same.
+
+    Floats of different precision are the same where the coarser type cannot tell them apart.
+    """
+    if left.dtype.kind == "f" and right.dtype.kind == "f" and left.dtype.itemsize != right.dtype.itemsize:
+        coarse = min(left.dtype, right.dtype, key=lambda dtype: dtype.itemsize)
+        left, right = left.astype(coarse), right.astype(coarse)
+    found: npt.NDArray[np.bool_] = np.asarray(left == right)
+    if left.dtype.kind == "f" and right.dtype.kind == "f":
+        found |= np.isnan(left) & np.isnan(right)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +195,13 @@ def _stacked(variable: SourceVariable, dim: str) -> SourceVariable:
     turned = any(codec["name"] == "transpose" for codec in variable.codecs)
     reason = "its chunks are transposed and files are stacked" if turned else None
     return replace(
-        variable, dims=(dim, *variable.dims), shape=(1, *variable.shape), chunks=(1, *variable.chunks),
-        is_stacked=True, not_virtual=variable.not_virtual or reason,
-    )  # fmt: skip
+        variable,
+        dims=(dim, *variable.dims),
+        shape=(1, *variable.shape),
+        chunks=(1, *variable.chunks),
+        is_stacked=True,
+        not_virtual=variable.not_virtual or reason,
+    )
 
 
 def find_time_encoding(
@@ -228,8 +290,10 @@ def join_dimension(
         if sign * _difference(right.first, left.last) <= 0:
             raise InvalidInputError(
                 f"files overlap along {dim}: {pair}; leave one out or cut it",
-                dim=dim, left=left_members[0].file.url, right=right_members[0].file.url,
-            )  # fmt: skip
+                dim=dim,
+                left=left_members[0].file.url,
+                right=right_members[0].file.url,
+            )
         if step and abs(_difference(right.first, left.last)) > 1.5 * step:
             notes.append(f"gap along {dim}: {pair} (a step is {format_step(step, units)})")
     blocks, index_of, start = [], {}, 0
@@ -239,9 +303,7 @@ def join_dimension(
         start += coordinate.size
     notes += [f"{group[0].file.name} has no cells along {dim}" for _, group in empty]
     direction = sign if start > 1 else 0
-    joined = JoinedDimension(
-        dim, tuple(blocks), start, units, calendar, index_of, tuple(notes), encoding, direction
-    )  # fmt: skip
+    joined = JoinedDimension(dim, tuple(blocks), start, units, calendar, index_of, tuple(notes), encoding, direction)
     return _hold_free(joined, members, missing, sign * step if step else None) if missing else joined
 
 
@@ -369,3 +431,131 @@ def _hold_free(
     blocks += [replace(block, start=total) for block in joined.blocks if not block.size]
     index_of = {url: index for index, block in enumerate(blocks) for url in block.urls}
     return replace(joined, blocks=tuple(blocks), size=total, index_of=index_of, notes=())
+
+
+def find_offset(group: str, joined: JoinedDimension, options: IngestOptions, existing: Existing) -> int:
+    """The first cell of the target that the joined files write along one dimension."""
+    if options.append_dim == joined.name:
+        return _append_offset(group, joined, options, existing)
+    if options.region is None:
+        return 0
+    if options.region == "auto":
+        return _found_region(group, joined, existing)
+    if joined.name not in options.region:
+        known = existing.coordinate(join_path(group, joined.name)) is not None
+        return _found_region(group, joined, existing) if known else 0
+    bounds = options.region[joined.name]
+    first, end = (bounds.start or 0, bounds.stop) if isinstance(bounds, slice) else bounds
+    if first < 0:
+        raise InvalidInputError(f"the region {first}:{end} along {joined.name} starts before the first cell")
+    if end is not None and end - first != joined.size:
+        raise InvalidInputError(
+            f"the region {first}:{end} along {joined.name} has {end - first} cells, the sources have {joined.size}"
+        )
+    return int(first)
+
+
+def _found_region(group: str, joined: JoinedDimension, existing: Existing) -> int:
+    coordinate = existing.coordinate(join_path(group, joined.name))
+    values = joined.values()
+    if coordinate is None or values is None:
+        raise InvalidInputError(
+            f"region='auto' needs a coordinate {joined.name} in the repository and in every file; give the bounds"
+        )
+    start = find_run(coordinate, values)
+    if start is None:
+        ends = f"{_shown(joined, values[0])} .. {_shown(joined, values[-1])}"
+        raise InvalidInputError(f"the values of {joined.name} ({ends}) are not a run of the repository's {joined.name}")
+    return start
+
+
+def _append_offset(group: str, joined: JoinedDimension, options: IngestOptions, existing: Existing) -> int:
+    name = joined.name
+    lengths: set[int] = set()
+    for array in existing.arrays.values():
+        names = list(array.document.get("dimension_names") or [])
+        if array.path.rpartition("/")[0] == group and name in names:
+            lengths.add(int(array.document["shape"][names.index(name)]))
+    if not lengths:
+        return 0
+    if len(lengths) > 1:
+        raise InvalidInputError(
+            f"arrays of /{group} have different lengths along {name}: {sorted(lengths)}; cannot append"
+        )
+    stored = existing.coordinate(join_path(group, name))
+    if stored is not None and len(stored) and joined.filled:
+        if options.append_order == "any" or stored.dtype.kind not in "iufM":
+            _refuse_repeated(joined, stored)
+        else:
+            _refuse_earlier(joined, stored)
+    return lengths.pop()
+
+
+def _refuse_earlier(joined: JoinedDimension, stored: npt.NDArray[Any]) -> None:
+    """Appended in order, values follow all of the repository's, in the direction in which those run."""
+    found = summarise_coordinate(stored)
+    # Values that were appended in any order, or a single one, leave the direction to the files.
+    direction = found.direction or joined.direction or 1
+    block = joined.filled[0]
+    first = None if block.coordinate is None else block.coordinate.first
+    if first is None:
+        return
+    told = "skip_ingested leaves out sources that are there already, region='auto' overwrites"
+    if joined.direction not in (0, direction):
+        raise InvalidInputError(
+            f"cannot append along {joined.name}: its values {'rise' if direction > 0 else 'fall'} in the repository, "
+            f"and not in {block.urls[0]}",
+            dim=joined.name,
+        )
+    edge = (stored.max() if direction > 0 else stored.min()).item()
+    if not (first > edge if direction > 0 else first < edge):
+        ends = "ends at" if found.direction or len(stored) == 1 else "reaches to"
+        raise InvalidInputError(
+            f"cannot append along {joined.name}: the repository {ends} {_shown(joined, edge)}, "
+            f"{block.urls[0]} starts at {_shown(joined, first)}; {told}",
+            dim=joined.name,
+        )
+
+
+def find_append_gap(group: str, joined: JoinedDimension, options: IngestOptions, existing: Existing) -> str | None:
+    """What lies between the end of the repository and the first file that is appended to it, if anything does."""
+    stored = existing.coordinate(join_path(group, joined.name))
+    if options.append_dim != joined.name or options.append_order == "any" or not joined.filled:
+        return None
+    block = joined.filled[0]
+    if block.coordinate is None or stored is None or len(stored) < 2 or stored.dtype.kind not in "iuf":
+        return None
+    wide = np.sort(stored.astype(np.float64))
+    step = float(np.median(np.diff(wide)))
+    direction = summarise_coordinate(stored).direction or joined.direction or 1
+    last = (stored.max() if direction > 0 else stored.min()).item()
+    if not step or abs(float(block.coordinate.first) - float(last)) <= 1.5 * step:
+        return None
+    return (
+        f"gap along {joined.name}: the repository ends at {_shown(joined, last)}, "
+        f"{block.urls[0].rsplit('/', 1)[-1]} starts at {_shown(joined, block.coordinate.first)} "
+        f"(a step is {format_step(step, joined.units)})"
+    )
+
+
+def _shown(joined: JoinedDimension, value: Any) -> str:
+    return format_coordinate(value, joined.units, joined.calendar)
+
+
+def _refuse_repeated(joined: JoinedDimension, stored: npt.NDArray[Any]) -> None:
+    """Appended out of order, a value may not be there a second time."""
+    for block in joined.filled:
+        values = block.coordinate.values if block.coordinate is not None else None
+        if values is None:
+            continue
+        if stored.dtype.kind in "iufM":
+            again = values[np.isin(values, stored)]
+        else:
+            known = set(stored.tolist())
+            again = values[[value in known for value in values.tolist()]]
+        if len(again):
+            raise InvalidInputError(
+                f"cannot append along {joined.name}: the repository has {len(again)} of the values of {block.urls[0]} "
+                f"already, such as {_shown(joined, again[0])}; use region='auto' to overwrite",
+                dim=joined.name,
+            )

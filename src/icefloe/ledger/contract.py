@@ -1,16 +1,62 @@
-"""What the engine asks of refs and history, whatever generation keeps them."""
+"""What the engine asks of refs and history, whatever generation keeps them; walking and rewriting ancestry.
+
+Expiry rewrites snapshot files in place: those of kept snapshots that get another parent, and those of their kept
+descendants that quote what expires. Files of snapshots that expire are left alone, so that they do not become young
+again. Afterwards the ref of every branch whose newest snapshot was rewritten is written again, with the same snapshot.
+A commit is the creation of the next branch file, so a writer that still has the old file in memory cannot land a
+commit that quotes what expired: it finds the number taken, reads the snapshot again, and tries the next number.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Set
+from collections.abc import AsyncIterator, Container, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from icefloe.errors import ConflictError, RefNotFoundError, UnsupportedError
+from icefloe.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    FormatError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    RefNotFoundError,
+    SnapshotNotFoundError,
+    StorageError,
+    UnsupportedError,
+    VersionMismatchError,
+)
+from icefloe.formats.repository.snapshot import MAX_HISTORY, MetadataElsewhere
 from icefloe.ids import ObjectId
+from icefloe.metadata_files import Archive
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
-from icefloe.storage.contract import Versioned
+from icefloe.model.zarr_document import check_unicode
+from icefloe.storage.contract import Storage, Version, Versioned
+
+MAIN = "main"
+_MAX_BYTES = 200
+"""Names are parts of file names, with something before and behind them."""
+
+
+def check_new_name(name: str, what: str) -> str:
+    """A name for a branch or tag that is about to be made."""
+    check_name(name, what)
+    if any(ord(symbol) < 32 or ord(symbol) == 127 for symbol in name):
+        raise InvalidInputError(f"{name!r} is not a {what} name: control characters are not allowed")
+    if len(name.encode("utf-8", "replace")) > _MAX_BYTES:
+        raise InvalidInputError(f"a {what} name of {len(name)} characters; at most {_MAX_BYTES} bytes are allowed")
+    return name
+
+
+def check_name(name: str, what: str) -> str:
+    """A name that may exist already: other writers allow more than we do."""
+    if not isinstance(name, str) or not name:
+        raise InvalidInputError(f"a {what} needs a name, found {name!r}")
+    check_unicode(name, f"the {what} name")
+    if "/" in name:
+        raise InvalidInputError(f"{name!r} is not a {what} name: `/` is not allowed")
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,3 +284,236 @@ class Ledger(ABC):
     @abstractmethod
     async def save_config(self, document: Mapping[str, Any], mark: Any) -> None:
         """Replace the stored configuration; ConflictError if it changed since it was fetched."""
+
+
+async def save_config_file(storage: Storage, key: str, data: bytes, mark: Version | None) -> None:
+    """Create the object, or replace the version that was read; ConflictError when it is another one by now."""
+    try:
+        if mark is None:
+            await storage.create(key, data, unique=False)
+        else:
+            await storage.swap(key, data, mark, unique=False)
+    except (AlreadyExistsError, VersionMismatchError, ObjectNotFoundError) as error:
+        raise ConflictError("the stored configuration changed since it was read; fetch it, then save") from error
+
+
+async def walk_history(
+    archive: Archive, snapshot_id: ObjectId, existing: Container[ObjectId] | None = None
+) -> AsyncIterator[SnapshotInfo]:
+    """The snapshot, then its ancestors, newest first.
+
+    A snapshot quotes its newest ancestors; the walk goes on in the file of the last one. Where it quotes none, its
+    parent is fetched. The first snapshot of some early repositories is quoted under an id that no file has: it has no
+    parent, so it is never asked for.
+
+    Every file is read from storage, whatever is remembered: expiry rewrites parents and quotes in place, in another
+    process perhaps.
+
+    A writer that was under way while history was expired may quote snapshots that were collected since. The parent
+    that a snapshot's own file names is always there, so the walk falls back to those. Who knows which snapshots are
+    there (`existing`) is never shown one that is not.
+    """
+    snapshot = await archive.fetch_snapshot(snapshot_id, anew=True)
+    seen = {snapshot.id}
+    yield snapshot.info
+    while True:
+        stale = False
+        for entry in snapshot.history:
+            if existing is not None and entry.parent_id is not None and entry.id not in existing:
+                stale = True
+                break
+            _check_new(entry.id, seen)
+            yield await _complete(archive, entry)
+        following = _find_next(snapshot)
+        if following is None and not stale:
+            return
+        if stale or snapshot.history:
+            found = None if stale or following is None else await _find_snapshot(archive, following)
+            if found is not None:
+                snapshot = found
+                continue
+            anew = await _follow_parents(archive, snapshot, seen)
+            if anew is None:
+                return
+            snapshot = anew
+        else:
+            assert following is not None
+            _check_new(following, seen)
+            snapshot = await archive.fetch_snapshot(following, anew=True)
+        seen.add(snapshot.id)
+        yield snapshot.info
+
+
+async def _find_snapshot(archive: Archive, snapshot_id: ObjectId) -> Snapshot | None:
+    try:
+        return await archive.fetch_snapshot(snapshot_id, anew=True)
+    except SnapshotNotFoundError:
+        return None
+
+
+async def _follow_parents(archive: Archive, snapshot: Snapshot, seen: set[ObjectId]) -> Snapshot | None:
+    """The first ancestor by the parents in own files that was not met yet; None when all were."""
+    met = {snapshot.id}
+    while snapshot.parent_id is not None:
+        _check_new(snapshot.parent_id, met)
+        snapshot = await archive.fetch_snapshot(snapshot.parent_id, anew=True)
+        if snapshot.id not in seen:
+            return snapshot
+    return None
+
+
+def _find_next(snapshot: Snapshot) -> ObjectId | None:
+    """The file in which the walk goes on: the last quoted ancestor's, or the parent's."""
+    if not snapshot.history:
+        return snapshot.parent_id
+    last = snapshot.history[-1]
+    quotes_all = snapshot.total_ancestors is None or snapshot.total_ancestors <= len(snapshot.history)
+    return None if last.parent_id is None and quotes_all else last.id
+
+
+def _check_new(snapshot_id: ObjectId, seen: set[ObjectId]) -> None:
+    if snapshot_id in seen:
+        raise FormatError(f"the history comes back to snapshot {snapshot_id}: its files contradict each other")
+    seen.add(snapshot_id)
+
+
+async def _complete(archive: Archive, entry: SnapshotInfo) -> SnapshotInfo:
+    """An entry with the metadata that was too large to be quoted."""
+    if not isinstance(entry.metadata, MetadataElsewhere):
+        return entry
+    own = await archive.fetch_snapshot(entry.id)
+    return dataclasses.replace(entry, metadata=own.metadata)
+
+
+_ROUNDS = 100
+"""In every round that is lost somebody committed, so a hundred rounds are many."""
+
+
+class QuotingLedger(Ledger):
+    """A ledger of a generation whose snapshots quote their newest ancestors and whose branches are numbered files."""
+
+    archive: Archive
+
+    def __init__(self) -> None:
+        self._current: dict[str, Tip] = {}
+
+    @abstractmethod
+    async def touch_branch(self, branch: str, tip: Tip, collection: str | None = None) -> bool:
+        """Write the ref of a branch again, with the snapshot that it has; False when the branch moved meanwhile.
+
+        `collection` names a garbage collection that it tells from now on.
+        """
+
+    def is_current(self, branch: str, tip: Tip) -> bool:
+        return self._current.get(branch) == tip
+
+    def note_current(self, branch: str, tip: Tip) -> None:
+        self._current[branch] = tip
+
+    async def fetch_info(self, snapshot_id: ObjectId) -> SnapshotInfo:
+        return (await self.archive.fetch_snapshot(snapshot_id, anew=True)).info
+
+    async def reparent_snapshot(self, snapshot_id: ObjectId, parent_id: ObjectId) -> None:
+        """Expiry: give a snapshot another parent, in its own file and in those of descendants that quote it."""
+        await self.change_parents(HistoryChange(frozenset(), {snapshot_id: parent_id}))
+
+    async def change_parents(self, change: HistoryChange) -> None:
+        if not change.parents:
+            return
+        rewritten: set[ObjectId] = set()
+        for _ in range(_ROUNDS):
+            branches = {name: await self._find_tip(name) for name in await self.list_branches()}
+            tips = {name: tip for name, tip in branches.items() if tip is not None}
+            targets = {tip.snapshot_id for tip in tips.values()}
+            targets |= {await self.fetch_tag(tag) for tag in await self.list_tags()}
+            rewritten |= await rewrite_history(self.archive, targets, change)
+            touched = [
+                await self.touch_branch(name, tip)
+                for name, tip in sorted(tips.items(), key=lambda item: item[0])
+                if tip.snapshot_id in rewritten
+            ]
+            if all(touched):
+                return
+        raise StorageError(f"branches were moved by others in each of {_ROUNDS} rounds; expire again")
+
+    async def announce_collection(self, collection_id: str, *, soon: bool) -> None:
+        for branch in sorted(await self.list_branches()):
+            for _ in range(_ROUNDS):
+                tip = await self._find_tip(branch)
+                if tip is None or await self.touch_branch(branch, tip, collection_id):
+                    break
+            else:
+                raise StorageError(f"branch {branch!r} was moved by others in each of {_ROUNDS} rounds; collect again")
+
+    async def _find_tip(self, branch: str) -> Tip | None:
+        try:
+            return await self.fetch_tip(branch)
+        except RefNotFoundError:
+            return None
+
+
+async def rewrite_history(archive: Archive, starts: Iterable[ObjectId], change: HistoryChange) -> set[ObjectId]:
+    """Rewrite kept snapshots that have, or quote, another history than `change` says; returns their ids.
+
+    Older snapshots come first: as long as a descendant still quotes what expires, history as it is walked shows it,
+    and whoever expires it again does all of this again.
+    """
+    known: dict[ObjectId, Snapshot] = {}
+    rewritten: set[ObjectId] = set()
+    for start in sorted(set(starts)):
+        for snapshot_id in await _find_candidates(archive, start, change):
+            if snapshot_id in known:
+                continue
+            try:
+                snapshot = known[snapshot_id] = await archive.fetch_snapshot(snapshot_id, anew=True)
+            except SnapshotNotFoundError:
+                continue  # quoted by somebody, but collected: the quote goes
+            if not _contradicts(snapshot, change):
+                continue
+            parent_id = change.parents.get(snapshot_id, snapshot.parent_id)
+            assert parent_id is not None, "the first snapshot quotes nobody"
+            if parent_id not in known:
+                known[parent_id] = await archive.fetch_snapshot(parent_id, anew=True)
+            known[snapshot_id] = plan_quotes(snapshot, known[parent_id])
+            await archive.flush_snapshot(known[snapshot_id])
+            archive.forget_snapshot(snapshot_id)
+            rewritten.add(snapshot_id)
+    return rewritten
+
+
+async def _find_candidates(archive: Archive, start: ObjectId, change: HistoryChange) -> list[ObjectId]:
+    """Kept snapshots on the way to a start, oldest first, that may have or quote another history than they should."""
+    chain = [info.id async for info in walk_history(archive, start)]
+    kept = [snapshot_id for snapshot_id in reversed(chain) if snapshot_id not in change.expired]
+    found: list[ObjectId] = []
+    distance, quoted_by_all = MAX_HISTORY + 1, False
+    for snapshot_id in kept:
+        distance = 0 if snapshot_id in change.parents else distance + 1
+        if distance > MAX_HISTORY and quoted_by_all:
+            # Early writers quoted all of their ancestors.
+            quoted_by_all = _contradicts(await archive.fetch_snapshot(snapshot_id), change)
+        else:
+            quoted_by_all = distance <= MAX_HISTORY
+        if quoted_by_all:
+            found.append(snapshot_id)
+    return found
+
+
+def _contradicts(snapshot: Snapshot, change: HistoryChange) -> bool:
+    """Whether the file of a snapshot says something else of its ancestors than a change of history."""
+    if snapshot.parent_id != change.parents.get(snapshot.id, snapshot.parent_id):
+        return True
+    return any(
+        entry.id in change.expired or entry.parent_id != change.parents.get(entry.id, entry.parent_id)
+        for entry in snapshot.history
+    )
+
+
+def plan_quotes(snapshot: Snapshot, parent: Snapshot) -> Snapshot:
+    """The snapshot with a parent, and with quotes of it and of its ancestors."""
+    return dataclasses.replace(
+        snapshot,
+        parent_id=parent.id,
+        history=(dataclasses.replace(parent.info, manifests=()), *parent.history)[:MAX_HISTORY],
+        total_ancestors=1 + (parent.total_ancestors or len(parent.history)),
+    )

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
 
-from icefloe.archive.files import Archive
 from icefloe.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -23,7 +22,7 @@ from icefloe.errors import (
     VersionMismatchError,
 )
 from icefloe.formats.dataset.state import (
-    CONFIG_KEY,
+    STATE_CONFIG_KEY,
     STATE_KEY,
     UPDATE_KEY,
     RefType,
@@ -35,14 +34,22 @@ from icefloe.formats.dataset.state import (
     resolve_data_root,
     snapshot_entry,
 )
-from icefloe.formats.strict_json import dump_json
+from icefloe.formats.json_documents import dump_json
 from icefloe.ids import ObjectId, new_object_id
-from icefloe.ledger.contract import HistoryChange, Ledger, StaleTipError, StoredConfig, Tip
-from icefloe.ledger.names import MAIN, check_name, check_new_name
+from icefloe.ledger.contract import (
+    MAIN,
+    HistoryChange,
+    Ledger,
+    StaleTipError,
+    StoredConfig,
+    Tip,
+    check_name,
+    check_new_name,
+)
+from icefloe.metadata_files import Archive
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
-from icefloe.storage.contract import Storage, Version, without_userinfo
-from icefloe.storage.retries import RetryPolicy
-from icefloe.storage.split import SplitStorage
+from icefloe.storage.contract import RetryPolicy, Storage, Version, without_userinfo
+from icefloe.storage.wrappers import SplitStorage
 
 COLLECTION_KEY = "icefloe-collection"
 """Names the last garbage collection, beside the members that the specification gives a state."""
@@ -121,7 +128,7 @@ class DatasetLedger(Ledger):
             snapshots=(snapshot_entry(initial.info),),
             refs={MAIN: StateRef(initial.id, "branch")},
             store_root=root.url if elsewhere else None,
-            extra={UPDATE_KEY: new_object_id(), **({} if config is None else {CONFIG_KEY: dict(config)})},
+            extra={UPDATE_KEY: new_object_id(), **({} if config is None else {STATE_CONFIG_KEY: dict(config)})},
         )
         try:
             version = await self.storage.create(STATE_KEY, encode_state(state))
@@ -262,14 +269,14 @@ class DatasetLedger(Ledger):
         return dataclasses.replace(entry.info(), manifests=tuple(snapshot.manifests.values()))
 
     async def fetch_config(self) -> StoredConfig:
-        found = (await self.fetch()).state.extra.get(CONFIG_KEY)
+        found = (await self.fetch()).state.extra.get(STATE_CONFIG_KEY)
         return StoredConfig(found if isinstance(found, dict) else None, _config_mark(found))
 
     async def save_config(self, document: Mapping[str, Any], mark: Any) -> None:
         def plan(state: State) -> State:
-            if _config_mark(state.extra.get(CONFIG_KEY)) != mark:
+            if _config_mark(state.extra.get(STATE_CONFIG_KEY)) != mark:
                 raise ConflictError("the stored configuration changed since it was read; read it again and merge")
-            return state.with_extra(CONFIG_KEY, dict(document))
+            return state.with_extra(STATE_CONFIG_KEY, dict(document))
 
         await self._update(plan)
 

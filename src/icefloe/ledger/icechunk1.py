@@ -8,7 +8,6 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from icefloe.archive.files import Archive
 from icefloe.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -20,15 +19,22 @@ from icefloe.errors import (
     StorageError,
     VersionMismatchError,
 )
-from icefloe.formats.config_yaml import decode_yaml, encode_yaml
-from icefloe.formats.flat.files import decode_snapshot_info
+from icefloe.formats.config_document import decode_yaml, encode_yaml
+from icefloe.formats.flatbuf.files import decode_snapshot_info
 from icefloe.ids import OBJECT_ID_BYTES, ObjectId, decode_base32
-from icefloe.ledger.config_file import save_config_file
-from icefloe.ledger.contract import Ledger, StaleTipError, StoredConfig, Tip
-from icefloe.ledger.names import MAIN, check_name, check_new_name
+from icefloe.ledger.contract import (
+    MAIN,
+    Ledger,
+    StaleTipError,
+    StoredConfig,
+    Tip,
+    check_name,
+    check_new_name,
+    save_config_file,
+)
+from icefloe.metadata_files import Archive
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
-from icefloe.storage.contract import Storage, Version, Versioned
-from icefloe.storage.retries import RetryPolicy
+from icefloe.storage.contract import RetryPolicy, Storage, Version, Versioned
 
 CONFIG_KEY = "config.yaml"
 _REFS = "refs/"

@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Set
 from typing import Any
 
-from icefloe.archive.files import Archive
 from icefloe.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -17,27 +16,42 @@ from icefloe.errors import (
     ObjectNotFoundError,
     ReadOnlyError,
     RepositoryNotFoundError,
+    SessionStateError,
     SnapshotNotFoundError,
     StorageError,
     VersionMismatchError,
 )
-from icefloe.formats.flat.files import object_metadata
-from icefloe.formats.flat.flexible import decode_flexible
-from icefloe.formats.flat.metadata_items import decode_metadata
-from icefloe.formats.flat.times import from_microseconds, to_microseconds
-from icefloe.formats.icechunk2 import edits
-from icefloe.formats.icechunk2.edits import FLAGS, Edit
-from icefloe.formats.icechunk2.expiry import Expiry, plan_expiry, plan_removal
-from icefloe.formats.icechunk2.operations_log import OVERWRITTEN, new_backup_name, next_update_time, push_update
-from icefloe.formats.icechunk2.repo_glance import RepoGlance, glance_at_repo
-from icefloe.formats.icechunk2.repo_info import Availability, RepoInfo, RepoStatus, SnapshotRecord, Update, UpdateKind
-from icefloe.formats.icechunk2.repo_reader import decode_repo
-from icefloe.formats.icechunk2.repo_writer import encode_repo
+from icefloe.formats.flatbuf.files import object_metadata
+from icefloe.formats.flatbuf.flexbuffers import decode_flexible, decode_metadata
+from icefloe.formats.icechunk2 import repo_edits as edits
+from icefloe.formats.icechunk2.repo_edits import (
+    FLAGS,
+    OVERWRITTEN,
+    Edit,
+    Expiry,
+    new_backup_name,
+    next_update_time,
+    plan_expiry,
+    plan_removal,
+    push_update,
+)
+from icefloe.formats.icechunk2.repo_file import (
+    Availability,
+    RepoGlance,
+    RepoInfo,
+    RepoStatus,
+    SnapshotRecord,
+    Update,
+    UpdateKind,
+    decode_repo,
+    encode_repo,
+    glance_at_repo,
+)
 from icefloe.ids import ObjectId
-from icefloe.ledger.contract import HistoryChange, Ledger, StaleTipError, StoredConfig, Tip
+from icefloe.ledger.contract import HistoryChange, Ledger, StaleTipError, StoredConfig, Tip, check_name, check_new_name
 from icefloe.ledger.icechunk1 import CONTENTION
-from icefloe.ledger.names import check_name, check_new_name
-from icefloe.model.snapshot import Snapshot, SnapshotInfo
+from icefloe.metadata_files import Archive
+from icefloe.model.snapshot import Snapshot, SnapshotInfo, from_microseconds, to_microseconds
 from icefloe.storage.contract import Storage, Versioned
 
 REPO_KEY = "repo"
@@ -445,3 +459,13 @@ def _require_online(status: RepoStatus) -> None:
 
 def _now_us() -> int:
     return time.time_ns() // 1000
+
+
+async def check_feature(ledger: Ledger, name: str) -> None:
+    """SessionStateError where the repository has the feature switched off; others have no such switches."""
+    if isinstance(ledger, Icechunk2Ledger) and (await ledger.fetch_flags()).get(name) is False:
+        raise SessionStateError(
+            f"the repository has the feature {name!r} switched off; repo.set_feature_flag({name!r}, None) allows it "
+            "again",
+            feature=name,
+        )

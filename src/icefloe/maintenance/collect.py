@@ -1,39 +1,397 @@
-"""Collecting garbage: list, mark, plan, look again, then delete in an order that is safe to die in."""
+"""Collect garbage: list, mark, plan, check again, then delete in an order that is safe to interrupt.
+
+The file is one object beside the repository's own folders: a digest, then zstd of MessagePack with columns as bytes.
+A mark that is damaged, of another version or of another generation is as good as none.
+
+Objects that were live at the last mark and are not any more are known by name; so are those that nothing named and
+that were too young to go. What dead writers left since is not: the next full collection lists and finds it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import datetime as dt
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from icefloe.errors import ConflictError, InvalidInputError, ReadOnlyError, SnapshotNotFoundError
+import msgpack
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from icefloe.display.card import format_bytes, format_count
+from icefloe.errors import (
+    ConflictError,
+    FormatError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    ReadOnlyError,
+    SnapshotNotFoundError,
+)
+from icefloe.formats.contract import Format
+from icefloe.formats.header import DecompressionLimits, decompress
 from icefloe.ids import ObjectId
-from icefloe.maintenance.collect_plan import KINDS, AgeLimits, CollectionPlan, GCSummary, plan_collection
-from icefloe.maintenance.history import correct_quotes
-from icefloe.maintenance.incremental import list_candidates, next_mark
-from icefloe.maintenance.listing import (
+from icefloe.maintenance.inventory import (
+    FOLDER,
+    Cutoff,
     Ids,
     Listed,
+    Reading,
+    Refs,
+    correct_quotes,
     empty_listing,
+    fetch_all_refs,
+    fetch_cutoff,
+    fetch_store_time,
+    first_rows,
+    id_keys,
     id_texts,
     is_among,
+    join_listings,
     list_folder,
     list_folder_names,
+    list_side_objects,
     look_at,
     microseconds,
+    read_anew,
+    read_anew_of,
+    stream_bounded,
+    tell,
+    text_ids,
+    unnamed,
 )
-from icefloe.maintenance.marking import FetchLimits, Known, Marked, mark
-from icefloe.maintenance.progress import tell
-from icefloe.maintenance.reading import Reading, Refs, fetch_all_refs, read_anew, read_anew_of, stream_bounded
-from icefloe.maintenance.saved_mark import fetch_mark, save_mark
-from icefloe.maintenance.side_objects import list_side_objects
-from icefloe.maintenance.store_clock import Cutoff, fetch_cutoff, fetch_store_time
-from icefloe.session.collected import Announcement, announced
-from icefloe.session.engine import Engine
+from icefloe.maintenance.marking import FetchLimits, Known, ManifestFacts, Marked, SnapshotFacts, mark
+from icefloe.model.zarr_document import check_messagepack
+from icefloe.session.commit import Announcement, announced
 from icefloe.session.history import check_zone
-from icefloe.session.running import oldest_running
+from icefloe.session.open_repository import Engine, oldest_running
+from icefloe.storage.contract import ObjectInfo, Storage
 from icefloe.storage.local import LocalStorage
+
+KINDS = ("snapshots", "transaction_logs", "manifests", "attributes", "chunks")
+"""In the order in which they are deleted: what names others goes before what it names."""
+
+
+@dataclass(frozen=True, slots=True)
+class GCSummary:
+    """What a collection deleted, or would delete."""
+
+    bytes_deleted: int = 0
+    chunks_deleted: int = 0
+    manifests_deleted: int = 0
+    snapshots_deleted: int = 0
+    attributes_deleted: int = 0
+    transaction_logs_deleted: int = 0
+    lists_deleted: int = 0
+    """Lists of ingested sources, which are objects beside the repository's own."""
+    cutoff: dt.datetime | None = field(default=None, compare=False)
+    """Objects were judged that the store last modified before this time, by its own clock."""
+    objects_in_use: int = field(default=0, compare=False)
+    """Objects that branches and tags lead to; a Spark job does not count chunk objects among them."""
+    objects_too_young: int = field(default=0, compare=False)
+    """Objects that nothing names, but that were modified since the cut-off."""
+
+    def judged(self) -> str:
+        """What the collection looked at, for people."""
+        before = "any age" if self.cutoff is None else f"{self.cutoff.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S} UTC"
+        return f"judged by {before}: {self.objects_in_use:,} in use, {self.objects_too_young:,} too young"
+
+    def __str__(self) -> str:
+        counts = [
+            (self.snapshots_deleted, "snapshot"),
+            (self.transaction_logs_deleted, "transaction log"),
+            (self.manifests_deleted, "manifest"),
+            (self.attributes_deleted, "attributes file"),
+            (self.chunks_deleted, "chunk object"),
+            (self.lists_deleted, "list of sources"),
+        ]
+        told = ", ".join(format_count(count, name) for count, name in counts if count)
+        return f"{told}; {format_bytes(self.bytes_deleted)}" if told else "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionPlan:
+    """The objects to delete, per kind, and what is left alone."""
+
+    cutoff: dt.datetime
+    garbage: Mapping[str, Listed]
+    live: Mapping[str, int]
+    young: Mapping[str, int]
+    """Objects that nothing names, but that are too young to be judged."""
+    beside: tuple[ObjectInfo, ...] = ()
+    """Objects beside the repository's own that no commit names, see `side_objects`."""
+
+    def summary(self) -> GCSummary:
+        """What the plan comes to."""
+        return GCSummary(
+            bytes_deleted=sum(int(listed.size.sum()) for listed in self.garbage.values())
+            + sum(item.size_bytes for item in self.beside),
+            lists_deleted=len(self.beside),
+            cutoff=self.cutoff,
+            objects_in_use=sum(self.live.values()),
+            objects_too_young=sum(self.young.values()),
+            **{f"{kind}_deleted": len(self.garbage[kind]) for kind in KINDS},
+        )
+
+    def without(self, marked: Marked) -> CollectionPlan:
+        """The plan without what is in use by now."""
+        garbage = {
+            kind: listed.take(~is_among(listed.ids, _live_keys(kind, marked, listed.ids.shape[1])))
+            for kind, listed in self.garbage.items()
+        }
+        beside = tuple(item for item in self.beside if item.key not in marked.beside)
+        return replace(self, garbage=garbage, beside=beside)
+
+    def is_empty(self) -> bool:
+        return not self.beside and not any(len(listed) for listed in self.garbage.values())
+
+    def __str__(self) -> str:
+        lines = [f"to delete, not modified since {self.cutoff:%Y-%m-%d %H:%M:%S}: {self.summary()}"]
+        for kind in KINDS:
+            listed = self.garbage[kind]
+            lines.append(
+                f"  {kind.replace('_', ' '):17}{len(listed):>10,} to delete {format_bytes(int(listed.size.sum())):>10}"
+                f" {self.live.get(kind, 0):>10,} in use {self.young.get(kind, 0):>10,} too young"
+            )
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class AgeLimits:
+    """Which objects may be judged by their age, in microseconds since 1970."""
+
+    before: int
+    not_before: int | None = None
+
+
+def plan_collection(
+    listings: Mapping[str, Listed],
+    marked: Marked,
+    ages: AgeLimits,
+    cutoff: dt.datetime,
+    beside: Sequence[ObjectInfo] = (),
+) -> CollectionPlan:
+    """Everything listed that nothing names and that is old enough."""
+    garbage, live, young = {}, {}, {}
+    for kind in KINDS:
+        listed = listings[kind]
+        named = is_among(listed.ids, _live_keys(kind, marked, listed.ids.shape[1]))
+        old = listed.modified < ages.before
+        if ages.not_before is not None:
+            old &= listed.modified >= ages.not_before
+        garbage[kind] = listed.take(~named & old)
+        live[kind] = int(np.count_nonzero(named))
+        young[kind] = int(np.count_nonzero(~named & (listed.modified >= ages.before)))
+    left = unnamed(beside, marked.beside, ages.before, ages.not_before)
+    return CollectionPlan(cutoff, garbage, live, young, left)
+
+
+def _live_keys(kind: str, marked: Marked, width: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    if kind == "chunks":
+        return marked.chunks
+    texts: Mapping[str, list[ObjectId]] = {
+        "snapshots": list(marked.snapshots),
+        "transaction_logs": list(marked.logs),
+        "manifests": list(marked.manifests),
+        "attributes": list(marked.attributes),
+    }
+    return np.sort(id_keys(_text_ids(texts[kind], width)))
+
+
+def _text_ids(texts: list[ObjectId], width: int) -> Ids:
+    return text_ids(texts, width)
+
+
+KEY = f"{FOLDER}garbage-mark"
+_VERSION = 2
+_DIGEST_BYTES = 32
+_MAX_BYTES = 1 << 30
+_LIMITS = DecompressionLimits(max_bytes=_MAX_BYTES)
+_Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedMark:
+    """Everything that was live, and everything unreachable that was too young to go."""
+
+    spec_version: str
+    known: Known
+    snapshot_times: Mapping[ObjectId, int]
+    """When snapshot files were modified: expiry rewrites them in place."""
+    live: Mapping[str, Listed]
+    """Live manifests, attributes files and chunk objects; a time may be later than the true one, never earlier."""
+    pending: Mapping[str, Listed]
+
+
+def encode_mark(mark: SavedMark) -> bytes:
+    """The bytes of a mark."""
+    snapshots = [
+        [facts.id, facts.parent_id, facts.manifests, facts.attributes, facts.quoted, facts.beside, time]
+        for facts, time in ((f, mark.snapshot_times.get(f.id, -1)) for f in mark.known.snapshots.values())
+    ]
+    manifests = [[facts.id, facts.objects.tobytes(), facts.sizes.tobytes()] for facts in mark.known.manifests.values()]
+    document = {
+        "version": _VERSION,
+        "spec_version": mark.spec_version,
+        "snapshots": snapshots,
+        "manifests": manifests,
+        "live": {kind: _pack(listed) for kind, listed in mark.live.items()},
+        "pending": {kind: _pack(listed) for kind, listed in mark.pending.items()},
+    }
+    body = zstandard.ZstdCompressor(level=1).compress(msgpack.packb(document))
+    return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() + body
+
+
+def find_mark_in(data: bytes, spec_version: str, width: int) -> SavedMark | None:
+    """The mark in a file, or None when it cannot be relied on."""
+    digest, body = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+    if hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != digest:
+        return None
+    try:
+        packed = decompress(body, _LIMITS)
+        check_messagepack(packed, len(body), "saved mark")
+        document = msgpack.unpackb(packed, strict_map_key=False)
+        if document["version"] != _VERSION or document["spec_version"] != spec_version:
+            return None
+        return _parse(document, width)
+    except (ValueError, KeyError, TypeError, IndexError, FormatError, msgpack.UnpackException):
+        return None
+
+
+def _parse(document: Mapping[str, Any], width: int) -> SavedMark:
+    snapshots, times = {}, {}
+    for key, parent, *columns, time in document["snapshots"]:
+        manifests, attributes, quoted, beside = map(tuple, columns)
+        snapshots[key] = SnapshotFacts(key, parent, manifests, attributes, quoted, beside)
+        times[key] = time
+    facts = {key: ManifestFacts(key, _ids(ids, width), _numbers(sizes)) for key, ids, sizes in document["manifests"]}
+    return SavedMark(
+        document["spec_version"],
+        Known(snapshots, facts),
+        times,
+        {kind: _unpack(columns, width) for kind, columns in document["live"].items()},
+        {kind: _unpack(document["pending"][kind], width) for kind in KINDS},
+    )
+
+
+def _pack(listed: Listed) -> list[bytes]:
+    return [listed.ids.tobytes(), listed.size.tobytes(), listed.modified.tobytes()]
+
+
+def _unpack(columns: list[bytes], width: int) -> Listed:
+    ids, size, modified = columns
+    listed = Listed(_ids(ids, width), _numbers(size), _numbers(modified))
+    if not len(listed.ids) == len(listed.size) == len(listed.modified):
+        raise ValueError("columns of different lengths")
+    return listed
+
+
+def _ids(data: bytes, width: int) -> Ids:
+    return np.frombuffer(data, dtype=np.uint8).reshape(-1, width)
+
+
+def _numbers(data: bytes) -> _Int64:
+    return np.frombuffer(data, dtype=np.int64)
+
+
+async def fetch_mark(storage: Storage, spec_version: str, width: int) -> SavedMark | None:
+    """The mark of the last collection, or None."""
+    try:
+        return find_mark_in(await storage.get(KEY), spec_version, width)
+    except ObjectNotFoundError:
+        return None
+
+
+async def save_mark(storage: Storage, mark: SavedMark) -> None:
+    """Keep a mark for the next collection; one that is too large to be worth it is not kept."""
+    data = encode_mark(mark)
+    if len(data) > _MAX_BYTES // 4:
+        await storage.delete([KEY])
+        return
+    await storage.put(KEY, data)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """What may be garbage, per kind, and which snapshots need not be read again."""
+
+    listings: dict[str, Listed]
+    known: Known
+
+
+async def list_candidates(reading: Reading, mark: SavedMark) -> Candidates:
+    """Snapshot files as they are now, and everything else as the mark knows it."""
+    width = reading.format.capabilities.object_id_bytes
+    layout = reading.format
+    files = await list_folder(reading.storage, layout.snapshots_folder, layout.metadata_extension, width)
+    times = dict(zip(files.texts(), files.modified.tolist(), strict=True))
+    same = {key: f for key, f in mark.known.snapshots.items() if times.get(key) == mark.snapshot_times.get(key, -1)}
+    listings = {"snapshots": files}
+    for kind in KINDS[1:]:
+        parts = [part for part in (mark.live.get(kind), mark.pending.get(kind)) if part is not None and len(part)]
+        listings[kind] = parts[0] if len(parts) == 1 else _distinct(join_listings(parts, width))
+    return Candidates(listings, Known(same, mark.known.manifests))
+
+
+def _distinct(listed: Listed) -> Listed:
+    if not len(listed):
+        return listed
+    return listed.take(first_rows(listed.ids))
+
+
+def next_mark(layout: Format, marked: Marked, plan: CollectionPlan, listings: dict[str, Listed], now: int) -> SavedMark:
+    """The mark after a collection: what is live, and what nothing names but had to stay."""
+    width = listings["snapshots"].ids.shape[1]
+    files = listings["snapshots"]
+    times = dict(zip(files.texts(), files.modified.tolist(), strict=True))
+    logs = [each for each in marked.logs if each in times] if layout.capabilities.transaction_logs else []
+    live = {
+        "transaction_logs": _as_listed(logs, listings["transaction_logs"], now, width),
+        "manifests": _as_listed(list(marked.manifests), listings["manifests"], now, width),
+        "attributes": _as_listed(list(marked.attributes), listings["attributes"], now, width),
+        "chunks": _live_objects(marked, listings["chunks"], now, width),
+    }
+    pending = {}
+    everything = plan_collection(listings, marked, AgeLimits(1 << 62), plan.cutoff)
+    for kind in KINDS:
+        left = everything.garbage[kind]
+        gone = np.sort(id_keys(plan.garbage[kind].ids))
+        pending[kind] = empty_listing(width) if kind == "snapshots" else left.take(~is_among(left.ids, gone))
+    return SavedMark(layout.spec_version.value, Known(marked.snapshots, marked.manifests), times, live, pending)
+
+
+def _as_listed(texts: list[ObjectId], listed: Listed, now: int, width: int) -> Listed:
+    """Objects by name with the sizes and times that a listing knows; others are as if written now."""
+    ids = text_ids(texts, width)
+    return _look_up(ids, np.zeros(len(ids), dtype=np.int64), listed, now)
+
+
+def _live_objects(marked: Marked, listed: Listed, now: int, width: int) -> Listed:
+    filled = [facts for facts in marked.manifests.values() if len(facts.objects)]
+    if not filled:
+        return empty_listing(width)
+    ids = np.concatenate([facts.objects for facts in filled])
+    sizes = np.concatenate([facts.sizes for facts in filled])
+    first = first_rows(ids)
+    return _look_up(ids[first], sizes[first], listed, now)
+
+
+def _look_up(ids: np.ndarray, sizes: np.ndarray, listed: Listed, now: int) -> Listed:
+    listed = listed.seen()
+    modified = np.full(len(ids), now, dtype=np.int64)
+    size = sizes.astype(np.int64)
+    if len(listed) and len(ids):
+        keys, held = id_keys(ids), id_keys(listed.ids)
+        order = np.argsort(held)
+        there = held[order]
+        places = np.minimum(np.searchsorted(there, keys), len(there) - 1)
+        found = there[places] == keys
+        modified[found] = listed.modified[order][places][found]
+        size[found] = listed.size[order][places][found]
+    return Listed(ids, size, modified)
+
 
 DELETE_BATCH = 1000
 _DELETES_AT_ONCE = 8

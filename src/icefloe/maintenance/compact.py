@@ -1,40 +1,245 @@
-"""Writing chunks anew into packs or out of them, batch by batch, each committed on its own."""
+"""Rewrite chunks into packs or out of them, in batches that are committed one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import enum
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from icefloe.errors import ConflictError
+from icefloe.display.card import format_bytes, format_count
+from icefloe.errors import ConflictError, InvalidInputError, printable
 from icefloe.ids import NodeId, ObjectId, new_chunk_id
 from icefloe.ledger.contract import Tip
 from icefloe.maintenance.collect import list_all
-from icefloe.maintenance.compact_plan import (
-    ArrayRewrite,
-    CompactionPlan,
-    CompactRequest,
-    Layout,
-    object_use,
-    plan_array,
-)
-from icefloe.maintenance.progress import tell
-from icefloe.maintenance.reading import gather_bounded, read_anew
-from icefloe.manifests.columns import concat, normalise, take
-from icefloe.manifests.keys import find_rows
-from icefloe.manifests.merge import same_references, take_raw
-from icefloe.manifests.split import filter_box
+from icefloe.maintenance.inventory import Listed, gather_bounded, id_keys, read_anew, tell
+from icefloe.manifests.cells import filter_box
+from icefloe.manifests.columns import concat, find_rows, normalise, same_references, take, take_raw
+from icefloe.manifests.plan import ManifestPlan, plan_repack
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
-from icefloe.model.nodes import ArrayNode
-from icefloe.session.collected import check_references
-from icefloe.session.commit import CommitRequest, advance_branch, flush_snapshot
-from icefloe.session.engine import Engine
+from icefloe.model.manifest_config import SPECIFIED
+from icefloe.model.snapshot import ArrayNode, Extents, Snapshot, TransactionLog
+from icefloe.session.commit import (
+    CommitRequest,
+    advance_branch,
+    apply_plan,
+    check_references,
+    flush_manifests,
+    flush_snapshot,
+    replace_newest,
+)
 from icefloe.session.history import fetch_branch
-from icefloe.session.manifest_flush import flush_manifests
-from icefloe.session.workspace import Workspace
+from icefloe.session.open_repository import Engine
+from icefloe.session.session_state import Workspace
 from icefloe.storage.contract import Buffer
+
+
+def hilbert_order(coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.intp]:
+    """The order of coordinates along a Hilbert curve through the smallest cube that holds them all."""
+    count, ndim = coords.shape
+    if count < 2 or ndim == 0:
+        return np.arange(count)
+    if ndim == 1:
+        return np.argsort(coords[:, 0], kind="stable")
+    bits = max(int(coords.max()).bit_length(), 1)
+    axes = _to_transposed(coords.astype(np.uint32).copy(), bits)
+    # The transposed index holds the bits of the place: the highest bit of every axis first, then the next.
+    columns = []
+    for bit in range(bits - 1, -1, -1):
+        columns += [(axes[:, axis] >> np.uint32(bit)) & np.uint32(1) for axis in range(ndim)]
+    packed = np.packbits(np.stack(columns, axis=1).astype(np.uint8), axis=1)
+    return np.lexsort(packed.T[::-1])
+
+
+def _to_transposed(axes: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]:
+    """Skilling's transform of coordinates, for all rows at once."""
+    ndim = axes.shape[1]
+    bit = np.uint32(1 << (bits - 1))
+    while bit > 1:
+        below = np.uint32(bit - 1)
+        for axis in range(ndim):
+            is_set = (axes[:, axis] & bit) != 0
+            axes[is_set, 0] ^= below
+            swap = (axes[~is_set, 0] ^ axes[~is_set, axis]) & below
+            axes[~is_set, 0] ^= swap
+            axes[~is_set, axis] ^= swap
+        bit = np.uint32(bit >> 1)
+    for axis in range(1, ndim):
+        axes[:, axis] ^= axes[:, axis - 1]
+    flips = np.zeros(len(axes), dtype=np.uint32)
+    bit = np.uint32(1 << (bits - 1))
+    while bit > 1:
+        flips[(axes[:, ndim - 1] & bit) != 0] ^= np.uint32(bit - 1)
+        bit = np.uint32(bit >> 1)
+    axes ^= flips[:, None]
+    return axes
+
+
+Keys = npt.NDArray[np.uint64]
+
+
+class ChunkOrder(enum.Enum):
+    """The order of chunks in packs."""
+
+    CHUNK = "chunk"
+    HILBERT = "hilbert"
+
+
+class Layout(enum.Enum):
+    """What becomes of chunks."""
+
+    PACK = "pack"
+    """Small chunks that are alone, or in packs with dead bytes, are packed together."""
+    UNPACK = "unpack"
+    """Chunks in packs become objects of their own."""
+    MATERIALIZE = "materialize"
+    """Virtual chunks are copied into the repository."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompactRequest:
+    """What is asked of a compaction."""
+
+    branch: str = "main"
+    layout: Layout = Layout.PACK
+    pattern: str = "/*"
+    """Paths of arrays; `*` stands for anything."""
+    region: Extents | None = None
+    """Only chunks in this box of the chunk grid."""
+    order: ChunkOrder = ChunkOrder.CHUNK
+    threshold_bytes: int = 256 << 10
+    target_bytes: int = 8 << 20
+    dead_share: float = 0.3
+    """Packs of which a larger part is no longer named on the branch are written anew."""
+    batch_bytes: int = 128 << 20
+    """So much is written before it is committed."""
+    message: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dead_share <= 1:
+            raise InvalidInputError(f"dead_share={self.dead_share}: expected a part between 0 and 1")
+        if self.target_bytes < 1 or self.batch_bytes < 1:
+            raise InvalidInputError("target_bytes and batch_bytes are at least 1")
+
+    def wants(self, path: str) -> bool:
+        """Whether an array is among those asked for."""
+        pattern = self.pattern if self.pattern.startswith("/") else "/" + self.pattern
+        return fnmatchcase(path, pattern)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArrayRewrite:
+    """The chunks of an array that are written anew, in that order."""
+
+    node_id: NodeId
+    path: str
+    table: ChunkTable
+    """Their references; rows are sorted by coordinates."""
+    order: npt.NDArray[np.intp]
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.table.length.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionPlan:
+    """What is written anew."""
+
+    request: CompactRequest
+    snapshot_id: ObjectId
+    arrays: tuple[ArrayRewrite, ...]
+
+    @property
+    def chunks(self) -> int:
+        return sum(len(each.table) for each in self.arrays)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.size_bytes for each in self.arrays)
+
+    def __str__(self) -> str:
+        verb = self.request.layout.value
+        lines = [
+            f"to {verb} on branch {self.request.branch}: {format_count(self.chunks, 'chunk')}, "
+            f"{format_bytes(self.size_bytes)}"
+        ]
+        lines += [f"  {each.path}: {len(each.table):,} chunks, {format_bytes(each.size_bytes)}" for each in self.arrays]
+        return printable("\n".join(lines))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObjectUse:
+    """The chunk objects that a snapshot names, by key in order: bytes in use, references, whole size."""
+
+    keys: Keys
+    used: npt.NDArray[np.int64]
+    references: npt.NDArray[np.int64]
+    size: npt.NDArray[np.int64]
+
+    def rows_of(self, table: ChunkTable) -> npt.NDArray[np.intp]:
+        assert table.object_id is not None
+        return np.searchsorted(self.keys, id_keys(table.object_id))
+
+
+def object_use(tables: Mapping[NodeId, ChunkTable], listed: Listed) -> ObjectUse:
+    """How much of each object is in use; an object that is not listed counts as used whole."""
+    keys, lengths = [], []
+    for table in tables.values():
+        if table.object_id is not None:
+            native = table.kind == ChunkKind.NATIVE
+            keys.append(id_keys(table.object_id[native]))
+            lengths.append(table.length[native].astype(np.int64))
+    joined = np.concatenate(keys) if keys else np.empty(0, dtype=np.uint64)
+    distinct, inverse, counts = np.unique(joined, return_inverse=True, return_counts=True)
+    used = np.bincount(inverse, weights=np.concatenate(lengths) if lengths else None, minlength=len(distinct))
+    size = used.astype(np.int64)
+    order = np.argsort(id_keys(listed.ids), kind="stable")
+    there = id_keys(listed.ids)[order]
+    if len(there) and len(distinct):
+        places = np.minimum(np.searchsorted(there, distinct), len(there) - 1)
+        found = there[places] == distinct
+        size[found] = listed.size[order][places][found]
+    return ObjectUse(distinct, used.astype(np.int64), counts.astype(np.int64), size)
+
+
+def choose_rows(table: ChunkTable, use: ObjectUse, request: CompactRequest) -> npt.NDArray[np.bool_]:
+    """The references of an array whose chunks are written anew."""
+    if request.layout is Layout.MATERIALIZE:
+        virtual: npt.NDArray[np.bool_] = table.kind == ChunkKind.VIRTUAL
+        return virtual
+    native = table.kind == ChunkKind.NATIVE
+    if table.object_id is None or not native.any():
+        return np.zeros(len(table), dtype=bool)
+    rows = np.minimum(use.rows_of(table), max(len(use.keys) - 1, 0))
+    shared = use.references[rows] > 1
+    partial = use.used[rows] < use.size[rows]
+    if request.layout is Layout.UNPACK:
+        chosen: npt.NDArray[np.bool_] = native & (shared | partial)
+        return chosen
+    dead = (use.size[rows] - use.used[rows]) > request.dead_share * use.size[rows]
+    small = (table.length <= request.threshold_bytes) & (use.size[rows] < request.target_bytes // 2)
+    alone = small & (use.references[rows] == 1)
+    chosen = native & (dead | alone)
+    # One chunk that is alone stays alone: writing it anew gains nothing.
+    return chosen if int(np.count_nonzero(chosen)) > 1 or bool((chosen & dead).any()) else np.zeros_like(chosen)
+
+
+def plan_array(
+    node_id: NodeId, path: str, table: ChunkTable, use: ObjectUse, request: CompactRequest
+) -> ArrayRewrite | None:
+    """The part of the plan of one array; None when nothing is to be done."""
+    rows = np.flatnonzero(choose_rows(table, use, request))
+    if not len(rows):
+        return None
+    chosen = take_raw(table, rows)
+    order = hilbert_order(chosen.coords) if request.order is ChunkOrder.HILBERT else np.arange(len(rows))
+    return ArrayRewrite(node_id, path, chosen, order)
+
 
 REWRITTEN = "icefloe_rewritten_chunks"
 """Metadata of a commit that moved bytes and changed none: its log tells of no chunks, so that writers do not clash."""
@@ -223,3 +428,68 @@ async def _land(
     await check_references(work, tip)
     await advance_branch(engine, branch, tip, snapshot)
     return snapshot.id, kept
+
+
+_REWRITE_TRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteRequest:
+    """What is asked of a rewrite."""
+
+    branch: str
+    message: str
+    metadata: Mapping[str, Any]
+    amends: bool = False
+    """Whether the newest commit is replaced, instead of one being added."""
+
+
+async def plan_rewrite(engine: Engine, branch: str) -> ManifestPlan:
+    """How the manifests of a branch would be packed now."""
+    return _plan((await _open(engine, branch))[0])
+
+
+async def rewrite_manifests(engine: Engine, request: RewriteRequest) -> ObjectId:
+    """Commit the same chunks under manifests that are packed anew; returns the snapshot.
+
+    Commits that land in between are kept: the rewrite is made again on top of them.
+    """
+    await engine.check_writable()
+    for attempt in range(_REWRITE_TRIES):
+        work, tip = await _open(engine, request.branch)
+        plan = _plan(work)
+        if not plan.outputs and not plan.kept:
+            return tip.snapshot_id
+        try:
+            return await _apply(work, tip, plan, request)
+        except ConflictError:
+            if attempt == _REWRITE_TRIES - 1:
+                raise
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+async def _open(engine: Engine, branch: str) -> tuple[Workspace, Tip]:
+    tip, base = await fetch_branch(engine, branch)
+    return Workspace(engine, base), tip
+
+
+def _plan(work: Workspace) -> ManifestPlan:
+    arrays = [node for node in work.tree.nodes() if isinstance(node, ArrayNode)]
+    return plan_repack(arrays, work.base.manifests, work.engine.config.manifest or SPECIFIED)
+
+
+async def _apply(work: Workspace, tip: Tip, plan: ManifestPlan, request: RewriteRequest) -> ObjectId:
+    engine = work.engine
+    tell("write manifests", 0, len(plan.outputs))
+    flushed = await apply_plan(work, plan, {})
+    tell("write manifests", len(plan.outputs), len(plan.outputs))
+    commit = CommitRequest(request.message, request.metadata)
+    if not request.amends:
+        snapshot = await flush_snapshot(work, commit, manifests=flushed)
+        await advance_branch(engine, request.branch, tip, snapshot)
+        return snapshot.id
+
+    async def flush(tip: Tip, parent: Snapshot, earlier: TransactionLog) -> Snapshot:
+        return await flush_snapshot(work, commit, onto=parent, earlier=earlier, manifests=flushed)
+
+    return (await replace_newest(engine, request.branch, tip, work.base, flush))[0].id

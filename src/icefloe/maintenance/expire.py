@@ -1,19 +1,209 @@
-"""Expiring history: the plan is made from what refs lead to now, then the ledger carries it out."""
+"""Expire snapshots by age, number, rule or name."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 
-from icefloe.errors import ObjectNotFoundError
+from icefloe.blocking import current_time
+from icefloe.display.card import format_count
+from icefloe.errors import InvalidInputError, ObjectNotFoundError, SnapshotNotFoundError, UnsupportedError, printable
 from icefloe.ids import ObjectId
-from icefloe.maintenance.expire_plan import ExpiryPlan, ExpiryRequest, plan_again, plan_expiry
-from icefloe.maintenance.history import fetch_history
-from icefloe.maintenance.progress import tell
-from icefloe.maintenance.reading import Reading, fetch_all_refs, read_anew
-from icefloe.model.transaction_log import TransactionLog
-from icefloe.session.compare import compare_snapshots
-from icefloe.session.engine import Engine
-from icefloe.session.logs import join_logs, merge_logs
+from icefloe.ledger.contract import MAIN, HistoryChange
+from icefloe.maintenance.inventory import History, Reading, fetch_all_refs, fetch_history, read_anew, tell
+from icefloe.model.snapshot import SnapshotInfo, TransactionLog
+from icefloe.session.history import check_past, compare_snapshots, join_logs, merge_logs
+from icefloe.session.open_repository import Engine
+
+_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionRule:
+    """What stays of the history of the refs that match; the first rule that matches a ref counts.
+
+    Parameters
+    ----------
+    pattern
+        A name, or a pattern with `*` and `?`, of branches and tags; `branch:` or `tag:` in front chooses one kind.
+    keep_for
+        Commits that are younger stay.
+    keep_last
+        The newest so many commits stay.
+    forever
+        Everything stays.
+
+    Examples
+    --------
+    >>> import datetime, icefloe
+    >>> icefloe.RetentionRule("tag:v*", forever=True).matches("tag", "v1.0")
+    True
+    """
+
+    pattern: str = "*"
+    keep_for: dt.timedelta | None = None
+    keep_last: int | None = None
+    forever: bool = False
+
+    def __post_init__(self) -> None:
+        if self.keep_last is not None and self.keep_last < 1:
+            raise InvalidInputError(f"keep_last={self.keep_last}: at least one commit of a ref stays")
+        if not self.forever and self.keep_for is None and self.keep_last is None:
+            raise InvalidInputError(f"the rule for {self.pattern!r} keeps nothing: give keep_for, keep_last or forever")
+
+    def matches(self, kind: str, name: str) -> bool:
+        """Whether the rule speaks of a branch or tag."""
+        wanted, colon, pattern = self.pattern.partition(":")
+        if colon and wanted in ("branch", "tag"):
+            return wanted == kind and fnmatchcase(name, pattern)
+        return fnmatchcase(name, self.pattern)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiryRequest:
+    """What is asked to expire; by name, or else by age, number and rules."""
+
+    older_than: dt.datetime | None = None
+    retain_last: int | None = None
+    rules: Sequence[RetentionRule] = ()
+    snapshots: frozenset[ObjectId] = frozenset()
+    delete_branches: bool = False
+    delete_tags: bool = False
+    now: dt.datetime = field(default_factory=current_time)
+
+    def __post_init__(self) -> None:
+        if self.older_than is None and self.retain_last is None and not self.rules and not self.snapshots:
+            raise InvalidInputError("nothing is chosen to expire: give older_than, retain_last, rules or snapshots")
+        if self.retain_last is not None and self.retain_last < 1:
+            raise InvalidInputError(f"retain_last={self.retain_last}: at least one commit of a ref stays")
+        if self.older_than is not None:
+            check_past(self.older_than, "older_than", self.now)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiryPlan:
+    """What leaves history and what is put in its place."""
+
+    change: HistoryChange
+    expired: tuple[SnapshotInfo, ...]
+    """Newest first."""
+    kept: int
+    skipped: Mapping[ObjectId, tuple[ObjectId, ...]] = field(default_factory=dict)
+    """For kept snapshots with a new parent: the ancestors in between, newest first."""
+
+    def __str__(self) -> str:
+        lines = [f"{format_count(len(self.expired), 'snapshot')} to expire, {self.kept:,} stay"]
+        lines += [f"  {info.id}  {info.written_at:%Y-%m-%d %H:%M}  {info.message}" for info in self.expired[:_SHOWN]]
+        if len(self.expired) > _SHOWN:
+            lines.append(f"  ... and {len(self.expired) - _SHOWN:,} more")
+        lines += [f"  branch {name} is deleted" for name in sorted(self.change.branches)]
+        lines += [f"  tag {name} is deleted" for name in sorted(self.change.tags)]
+        lines += [f"  {child} gets the parent {parent}" for child, parent in list(self.change.parents.items())[:_SHOWN]]
+        return printable("\n".join(lines))
+
+
+def plan_expiry(history: History, request: ExpiryRequest, *, tags_can_go: bool = True) -> ExpiryPlan:
+    """Decide what expires. Roots stay, and so does what a ref points at, unless that ref is to go with it."""
+    if request.snapshots:
+        return _plan_named(history, request.snapshots)
+    branches, tags = _refs_to_go(history, request)
+    if tags and not tags_can_go:
+        raise UnsupportedError(
+            f"tags {', '.join(sorted(tags))} point at expired snapshots, but tags of this repository stay for ever; "
+            "expire without delete_expired_tags"
+        )
+    kept = history.roots()
+    for kind, name, start in _refs(history):
+        if name in (branches if kind == "branch" else tags):
+            continue
+        chain = history.chain(start)
+        kept.add(start)
+        kept.update(info.id for index, info in enumerate(chain) if _stays(kind, name, index, info, request))
+    expired = history.snapshots.keys() - kept
+    expired |= {key for key, info in history.detached.items() if _is_old_detached(info, request)}
+    return _finish(history, frozenset(expired), branches, tags)
+
+
+def _refs(history: History) -> Iterable[tuple[str, str, ObjectId]]:
+    yield from (("branch", name, tip) for name, tip in history.refs.branches.items())
+    yield from (("tag", name, target) for name, target in history.refs.tags.items())
+
+
+def _refs_to_go(history: History, request: ExpiryRequest) -> tuple[dict[str, ObjectId], dict[str, ObjectId]]:
+    def is_old(kind: str, name: str, snapshot_id: ObjectId) -> bool:
+        info = history.snapshots[snapshot_id]
+        return info.parent_id is not None and not _stays(kind, name, 0, info, request)
+
+    branches = {n: s for n, s in history.refs.branches.items() if n != MAIN and is_old("branch", n, s)}
+    tags = {n: s for n, s in history.refs.tags.items() if is_old("tag", n, s)}
+    return branches if request.delete_branches else {}, tags if request.delete_tags else {}
+
+
+def _stays(kind: str, name: str, index: int, info: SnapshotInfo, request: ExpiryRequest) -> bool:
+    """Whether a snapshot, the index-th of a ref's history, stays because of this ref."""
+    for rule in request.rules:
+        if rule.matches(kind, name):
+            young = rule.keep_for is not None and info.written_at >= request.now - rule.keep_for
+            return rule.forever or young or (rule.keep_last is not None and index < rule.keep_last)
+    if request.older_than is None and request.retain_last is None:
+        return True
+    young = request.older_than is not None and info.written_at >= request.older_than
+    return young or (request.retain_last is not None and index < request.retain_last)
+
+
+def _is_old_detached(info: SnapshotInfo, request: ExpiryRequest) -> bool:
+    return info.parent_id is not None and request.older_than is not None and info.written_at < request.older_than
+
+
+def _plan_named(history: History, named: frozenset[ObjectId]) -> ExpiryPlan:
+    unknown = named - history.snapshots.keys() - history.detached.keys()
+    if unknown:
+        raise SnapshotNotFoundError(
+            f"no branch or tag leads to {', '.join(sorted(unknown)[:3])}; `icefloe log --graph` shows what there is",
+            snapshot_id=min(unknown),
+        )
+    for snapshot_id in named & history.refs.targets():
+        refs = " and ".join(history.refs.names_of(snapshot_id))
+        raise InvalidInputError(f"snapshot {snapshot_id} is where {refs} points: reset or delete that first")
+    if named & history.roots():
+        raise InvalidInputError(f"snapshot {min(named & history.roots())} is the first one; it stays")
+    return _finish(history, named, {}, {})
+
+
+def plan_again(history: History, expired: frozenset[ObjectId]) -> ExpiryPlan:
+    """What is left of an expiry: snapshots that it took out and that refs lead to again; what a ref points at stays."""
+    kept = history.refs.targets() | history.roots()
+    return _finish(history, frozenset(expired & history.snapshots.keys()) - kept, {}, {})
+
+
+def _finish(
+    history: History, expired: frozenset[ObjectId], branches: Mapping[str, ObjectId], tags: Mapping[str, ObjectId]
+) -> ExpiryPlan:
+    parents = {child: parent for child, parent in history.misquoted.items() if child not in expired}
+    skipped: dict[ObjectId, tuple[ObjectId, ...]] = {}
+    for info in history.snapshots.values():
+        if info.id not in expired and info.parent_id in expired:
+            skipped[info.id] = _skipped(history, info.parent_id, expired)
+            nearest = history.snapshots[skipped[info.id][-1]].parent_id
+            assert nearest is not None  # roots never expire
+            parents[info.id] = nearest
+    everything = {**history.detached, **history.snapshots}
+    listed = sorted((everything[key] for key in expired), key=lambda info: info.written_at, reverse=True)
+    change = HistoryChange(expired, parents, dict(branches), dict(tags))
+    return ExpiryPlan(change, tuple(listed), len(everything) - len(expired), skipped)
+
+
+def _skipped(history: History, start: ObjectId, expired: frozenset[ObjectId]) -> tuple[ObjectId, ...]:
+    """Expired snapshots from one down to the nearest kept ancestor, which is not among them."""
+    found: list[ObjectId] = []
+    current: ObjectId | None = start
+    while current is not None and current in expired:
+        found.append(current)
+        current = history.snapshots[current].parent_id
+    return tuple(found)
+
 
 _ROUNDS = 20
 """How often the work is done again because others committed on what was being expired."""

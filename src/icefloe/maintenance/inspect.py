@@ -1,17 +1,22 @@
-"""The content of single files of a repository as plain data, for people who look for a fault."""
+"""The content of single files as plain data, and how many bytes chunks take."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from icefloe.display.card import format_bytes
 from icefloe.formats.header import HEADER_BYTES, Compression, FileType, has_magic, parse_header
 from icefloe.ids import ObjectId, encode_base32
-from icefloe.maintenance.reading import read_anew
+from icefloe.maintenance.collect import list_all
+from icefloe.maintenance.inventory import is_among, read_anew, stream_bounded, telling
+from icefloe.maintenance.marking import FetchLimits, mark
 from icefloe.model.chunk_table import ChunkKind
-from icefloe.model.nodes import ArrayNode, Node
-from icefloe.session.engine import Engine
+from icefloe.model.snapshot import ArrayNode, Manifest, Node
+from icefloe.session.open_repository import Engine
 
 
 async def inspect_snapshot(engine: Engine, snapshot_id: ObjectId) -> dict[str, Any]:
@@ -53,10 +58,13 @@ async def inspect_manifest(engine: Engine, manifest_id: ObjectId) -> dict[str, A
     arrays = []
     for node_id, table in manifest.tables.items():
         counts = {kind.name.lower(): int(np.count_nonzero(table.kind == kind)) for kind in list(ChunkKind)[:3]}
-        arrays.append({
-            "node_id": encode_base32(node_id), "num_chunk_refs": len(table),
-            **{f"num_{name}": count for name, count in counts.items()},
-        })  # fmt: skip
+        arrays.append(
+            {
+                "node_id": encode_base32(node_id),
+                "num_chunk_refs": len(table),
+                **{f"num_{name}": count for name, count in counts.items()},
+            }
+        )
     return {
         "id": manifest.id,
         "header": await _header(engine, key),
@@ -101,3 +109,75 @@ async def _header(engine: Engine, key: str) -> dict[str, Any] | None:
         "file_type": FileType(header.file_type).name.lower().replace("_", "-"),
         "compression": Compression(header.compression).name.lower(),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkStorageStats:
+    """Bytes of all chunks that branches and tags lead to, through all of history."""
+
+    native_bytes: int = 0
+    """Bytes of chunk objects in the repository, dead bytes of packs included."""
+    virtual_bytes: int = 0
+    """Bytes of distinct virtual references."""
+    inlined_bytes: int = 0
+    """Bytes of chunks inside manifests."""
+
+    @property
+    def non_virtual_bytes(self) -> int:
+        return self.native_bytes + self.inlined_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        return self.native_bytes + self.virtual_bytes + self.inlined_bytes
+
+    def __str__(self) -> str:
+        parts = (("native", self.native_bytes), ("virtual", self.virtual_bytes), ("inline", self.inlined_bytes))
+        return ", ".join(f"{format_bytes(size)} {name}" for name, size in parts)
+
+
+async def chunk_storage_stats(engine: Engine, limits: FetchLimits | None = None) -> ChunkStorageStats:
+    """Count what refs lead to; a chunk object or a range of a virtual file that several snapshots share counts once."""
+    reading = read_anew(engine)
+    listings = await list_all(reading)
+    marked = await mark(reading, frozenset(), frozenset(), limits=limits)
+    chunks = listings["chunks"]
+    native = int(chunks.size[is_among(chunks.ids, marked.chunks)].sum())
+
+    async def count(manifest_id: ObjectId) -> tuple[int, list[Ranges]]:
+        return _count_manifest(await reading.archive.fetch_manifest(manifest_id))
+
+    inlined = 0
+    files: dict[str, int] = {}
+    ranges: list[npt.NDArray[np.int64]] = []
+    counts = stream_bounded(count, sorted(marked.manifests), 8)
+    async for inline_bytes, found in telling("count chunks", counts, len(marked.manifests)):
+        inlined += inline_bytes
+        for each in found:
+            numbers = np.array([files.setdefault(name, len(files)) for name in each.files], dtype=np.int64)
+            ranges.append(np.stack([numbers[each.file], each.offset, each.length], axis=1))
+    distinct = np.unique(np.concatenate(ranges), axis=0) if ranges else np.empty((0, 3), dtype=np.int64)
+    return ChunkStorageStats(native, int(distinct[:, 2].sum()), inlined)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranges:
+    """Ranges of virtual files, as columns; `file` numbers `files`."""
+
+    files: list[str]
+    file: npt.NDArray[np.int64]
+    offset: npt.NDArray[np.int64]
+    length: npt.NDArray[np.int64]
+
+
+def _count_manifest(manifest: Manifest) -> tuple[int, list[Ranges]]:
+    inlined = 0
+    found: list[Ranges] = []
+    for table in manifest.tables.values():
+        inlined += int(table.length[table.kind == ChunkKind.INLINE].sum())
+        rows = np.flatnonzero(table.kind == ChunkKind.VIRTUAL)
+        if table.location is not None and len(rows):
+            codes, file = np.unique(table.location[rows], return_inverse=True)
+            names = [table.locations[code] for code in codes.tolist()]
+            offset, length = table.offset[rows].astype(np.int64), table.length[rows].astype(np.int64)
+            found.append(Ranges(names, file.astype(np.int64), offset, length))
+    return inlined, found

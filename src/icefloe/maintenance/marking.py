@@ -10,18 +10,25 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.errors import FormatError, IcefloeError, ObjectNotFoundError, RefNotFoundError, SnapshotNotFoundError
-from icefloe.formats.registry import get_format
+from icefloe.formats.contract import get_format
 from icefloe.ids import ObjectId
-from icefloe.ledger.names import MAIN
-from icefloe.ledger.retirement import JOURNAL_KEY, find_marks
-from icefloe.maintenance.listing import id_keys, sorted_distinct
-from icefloe.maintenance.progress import tell, telling
-from icefloe.maintenance.reading import REQUESTS_AT_ONCE, Reading, Refs, fetch_all_refs, stream_bounded
-from icefloe.maintenance.side_objects import named_objects
+from icefloe.ledger.contract import MAIN
+from icefloe.ledger.switch_generation import JOURNAL_KEY, find_marks
+from icefloe.maintenance.inventory import (
+    REQUESTS_AT_ONCE,
+    Reading,
+    Refs,
+    fetch_all_refs,
+    id_keys,
+    named_objects,
+    sorted_distinct,
+    stream_bounded,
+    tell,
+    telling,
+)
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.chunk_table import ChunkKind
-from icefloe.model.nodes import ArrayNode
-from icefloe.model.snapshot import Manifest, Snapshot
+from icefloe.model.snapshot import ArrayNode, Manifest, Snapshot
 
 Keys = npt.NDArray[np.uint64]
 _MANY_OBJECTS = 50_000

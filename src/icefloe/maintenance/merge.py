@@ -1,28 +1,188 @@
-"""Bringing changes of one branch to another: merge, cherry-pick, revert, fast-forward, squash."""
+"""Apply changes of one branch to another: merge, cherry-pick, revert, fast-forward, squash."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from icefloe.environment import current_time
+from icefloe.blocking import current_time
+from icefloe.display.card import format_count
 from icefloe.errors import ConflictError, InvalidInputError, RebaseFailedError, SnapshotNotFoundError
-from icefloe.ids import ObjectId, new_object_id
-from icefloe.ledger.contract import StaleTipError
-from icefloe.maintenance.merge_plan import MergePlan
-from icefloe.maintenance.transplant import Transplant, transplant
-from icefloe.model.diff import Diff
-from icefloe.model.snapshot import Snapshot, inherit_metadata
-from icefloe.session.collected import check_objects
-from icefloe.session.commit import CommitRequest, advance_branch, flush_snapshot, with_parent
-from icefloe.session.conflicts import ConflictDetector, ConflictSolver
-from icefloe.session.engine import Engine
-from icefloe.session.history import GONE, diff_between, fetch_log
-from icefloe.session.logs import join_logs
-from icefloe.session.status import diff_of_changes
-from icefloe.session.workspace import Workspace
+from icefloe.ids import NodeId, ObjectId, new_object_id
+from icefloe.ledger.contract import StaleTipError, Tip
+from icefloe.manifests.columns import concat, diff_tables, find_rows, take
+from icefloe.manifests.edits import EditBuffer
+from icefloe.model.chunk_table import ChunkTable, empty_table, tombstones
+from icefloe.model.snapshot import ArrayNode, Diff, Node, Snapshot, TransactionLog, inherit_metadata
+from icefloe.session.change_set import ChangeSet, diff_of_changes
+from icefloe.session.commit import CommitRequest, advance_branch, check_objects, flush_snapshot, with_parent
+from icefloe.session.history import GONE, compare_snapshots, diff_between, fetch_branch, fetch_log, join_logs
+from icefloe.session.lookup import ChunkLookup
+from icefloe.session.open_repository import Engine
+from icefloe.session.rebase import (
+    Conflict,
+    ConflictDetector,
+    ConflictSolver,
+    VersionSelection,
+    rebase_over,
+    without_untouched,
+)
+from icefloe.session.session_state import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class MergePlan:
+    """The changes that come to a branch, and the conflicts that no solver settles.
+
+    `base` is where both sides come from; in conflicts, *ours* is what comes to the branch, *theirs* what it has.
+    """
+
+    branch: str
+    target: ObjectId
+    source: ObjectId
+    base: ObjectId
+    diff: Diff
+    conflicts: tuple[Conflict, ...] = ()
+    fast_forward: bool = False
+    """The branch only has to be moved: it has no commits of its own."""
+    up_to_date: bool = False
+    """The branch holds the changes already."""
+
+    def __str__(self) -> str:
+        if self.up_to_date:
+            return f"branch {self.branch} holds {self.source} already"
+        if self.fast_forward:
+            return f"branch {self.branch} moves from {self.target} to {self.source}"
+        lines = [f"{self.source} comes to branch {self.branch} at {self.target}; both come from {self.base}"]
+        if self.conflicts:
+            lines.append(f"{format_count(len(self.conflicts), 'conflict')}:")
+            lines += [f"  {conflict}" for conflict in self.conflicts]
+        else:
+            lines.append(str(self.diff).rstrip() or "no changes")
+        return "\n".join(lines)
+
+
+@dataclass(slots=True)
+class CollectingSolver(ConflictSolver):
+    """Asks another solver; what that one fails is noted and given up, so that all conflicts are found in one pass."""
+
+    inner: ConflictSolver
+    unsolved: list[Conflict] = field(default_factory=list)
+
+    def resolve(self, conflict: Conflict) -> VersionSelection:
+        return self.resolve_all([conflict])[0]
+
+    def resolve_all(self, conflicts: Sequence[Conflict]) -> list[VersionSelection]:
+        answers = self.inner.resolve_all(conflicts)
+        result = []
+        for conflict, answer in zip(conflicts, answers, strict=True):
+            if answer is VersionSelection.Fail:
+                self.unsolved.append(conflict)
+                answer = VersionSelection.UseTheirs
+            result.append(answer)
+        return result
+
+
+async def changes_between(engine: Engine, old: Snapshot, new: Snapshot) -> ChangeSet:
+    """What must be done to `old` so that it holds what `new` holds; no chunk is read."""
+    changes = ChangeSet()
+    before = {node.id: node for node in old.nodes.values()}
+    after = {node.id: node for node in new.nodes.values()}
+    _change_nodes(changes, old, before, after)
+    lookup = ChunkLookup(engine.archive)
+    for node_id, node in after.items():
+        if isinstance(node, ArrayNode):
+            was = before.get(node_id)
+            buffer = await _edits(lookup, was if isinstance(was, ArrayNode) else None, node)
+            if buffer is not None:
+                changes.edits[node_id] = buffer
+                if was is not None:
+                    changes.origin.setdefault(node_id, was.path)
+    return changes
+
+
+def _change_nodes(changes: ChangeSet, old: Snapshot, before: dict[NodeId, Node], after: dict[NodeId, Node]) -> None:
+    # All nodes that leave a path do so before others come: two may have changed places.
+    for node_id, node in before.items():
+        if node_id not in after or after[node_id].path != node.path:
+            changes.remove_node(old, node)
+    for node_id, node in after.items():
+        was = before.get(node_id)
+        manifests = was.manifests if isinstance(was, ArrayNode) else ()
+        now = replace(node, manifests=manifests) if isinstance(node, ArrayNode) else node
+        if was is not None and (was.document, was.attributes) == (now.document, now.attributes):
+            if now != was:
+                changes.place_node(old, now)
+        else:
+            changes.put_node(old, now)
+
+
+async def _edits(lookup: ChunkLookup, was: ArrayNode | None, now: ArrayNode) -> EditBuffer | None:
+    """The references that differ; None when none does."""
+    if was is not None and was.manifests == now.manifests and was.grid == now.grid:
+        return None
+    fresh = await lookup.table(now)
+    held = empty_table(len(now.shape)) if was is None else await lookup.table(was)
+    buffer = EditBuffer(len(now.shape))
+    if was is not None and any(new < old for new, old in zip(now.grid, was.grid, strict=True)):
+        buffer.clip(now.grid)
+    edits = _difference(held, fresh)
+    if len(edits):
+        buffer.add_table(edits)
+    return buffer if len(edits) or buffer.base_box is not None else None
+
+
+def _difference(held: ChunkTable, fresh: ChunkTable) -> ChunkTable:
+    if not len(held):
+        return fresh
+    changed = diff_tables(held, fresh)
+    rows = find_rows(fresh, changed)
+    return concat([take(fresh, rows[rows >= 0]), tombstones(changed[rows < 0])])
+
+
+@dataclass(frozen=True, slots=True)
+class Transplant:
+    """A change set on the tip of a branch, and the conflicts that were not settled."""
+
+    target: Snapshot
+    tip: Tip
+    changes: ChangeSet
+    conflicts: tuple[Conflict, ...]
+
+
+async def transplant(engine: Engine, old: ObjectId, new: ObjectId, branch: str, solver: ConflictSolver) -> Transplant:
+    """The change from `old` to `new`, on top of where a branch stands now; nothing is written."""
+    before = await engine.archive.fetch_snapshot(old)
+    after = await engine.archive.fetch_snapshot(new)
+    tip, target = await fetch_branch(engine, branch)
+    changes = await changes_between(engine, before, after)
+    if target.id == before.id:
+        return Transplant(target, tip, changes, ())
+    log = await log_between(engine, before, target)
+    log = await without_untouched(log, before, changes, target, engine.archive)
+    collecting = CollectingSolver(solver)
+    try:
+        carried = rebase_over(before, changes, target, log, collecting)
+    except RebaseFailedError as error:
+        return Transplant(target, tip, ChangeSet(), (*collecting.unsolved, *error.conflicts))
+    return Transplant(target, tip, carried, tuple(collecting.unsolved))
+
+
+async def log_between(engine: Engine, old: Snapshot, new: Snapshot) -> TransactionLog:
+    """What changed between two snapshots: along one history the logs tell, else both are compared."""
+    between: list[ObjectId] = []
+    if engine.capabilities.transaction_logs:
+        async for info in engine.ledger.ancestry(new.id):
+            if info.id == old.id:
+                snapshots = [await engine.archive.fetch_snapshot(each) for each in reversed(between)]
+                pairs = zip([old, *snapshots], snapshots, strict=False)
+                logs = [await fetch_log(engine, snapshot, parent) for parent, snapshot in pairs]
+                return await join_logs(logs, old, new, engine.archive)
+            between.append(info.id)
+    return await compare_snapshots(old, new, engine.archive)
+
 
 MERGED = "merged_snapshot"
 """Metadata of a merge: the snapshot whose changes it brought."""
@@ -83,9 +243,14 @@ async def _land(engine: Engine, request: MergeRequest, moved: Transplant) -> Obj
 def _plan(request: MergeRequest, moved: Transplant) -> MergePlan:
     diff = diff_of_changes(moved.target, moved.changes)
     return MergePlan(
-        request.branch, moved.target.id, request.new, request.old, diff, moved.conflicts,
+        request.branch,
+        moved.target.id,
+        request.new,
+        request.old,
+        diff,
+        moved.conflicts,
         up_to_date=not moved.conflicts and moved.changes.is_empty(),
-    )  # fmt: skip
+    )
 
 
 async def _shortcut(engine: Engine, request: MergeRequest) -> MergePlan | None:

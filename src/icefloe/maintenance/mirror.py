@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from icefloe.display.amounts import format_bytes, format_count
+from icefloe.display.card import format_bytes, format_count
 from icefloe.errors import InvalidInputError, ObjectNotFoundError
-from icefloe.ledger.detect import detect_generation
+from icefloe.ledger.generations import detect_generation
 from icefloe.maintenance.collect import folders_of
-from icefloe.maintenance.progress import tell
-from icefloe.maintenance.reading import Reading, read_anew, stream_bounded
-from icefloe.maintenance.store_clock import FOLDER
-from icefloe.session.engine import Engine
+from icefloe.maintenance.inventory import FOLDER, Reading, read_anew, stream_bounded, tell
+from icefloe.session.open_repository import Engine
 from icefloe.storage.contract import ObjectInfo, Storage
 
 _COPIES_AT_ONCE = 16

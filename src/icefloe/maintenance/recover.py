@@ -11,9 +11,9 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from icefloe.archive.files import Archive
 from icefloe.errors import FormatError, IcefloeError, InvalidInputError, NotFoundError, ObjectNotFoundError
-from icefloe.formats.config_yaml import decode_yaml
+from icefloe.formats.config_document import decode_yaml
+from icefloe.formats.contract import get_format
 from icefloe.formats.dataset.state import (
     STATE_KEY,
     UPDATE_KEY,
@@ -23,21 +23,29 @@ from icefloe.formats.dataset.state import (
     parse_state,
     snapshot_entry,
 )
-from icefloe.formats.flat.files import object_metadata
-from icefloe.formats.icechunk2.operations_log import OVERWRITTEN
-from icefloe.formats.icechunk2.repo_reader import decode_repo
-from icefloe.formats.registry import get_format
-from icefloe.formats.store.reference_file import decode_reference, encode_reference, find_sequence, sequence_name
-from icefloe.formats.strict_json import load_object
+from icefloe.formats.flatbuf.files import object_metadata
+from icefloe.formats.icechunk2.repo_edits import OVERWRITTEN
+from icefloe.formats.icechunk2.repo_file import decode_repo
+from icefloe.formats.json_documents import load_object
+from icefloe.formats.store.refs import decode_reference, encode_reference, find_sequence, sequence_name
 from icefloe.ids import ObjectId, new_object_id
+from icefloe.ledger.contract import MAIN
 from icefloe.ledger.icechunk2 import REPO_KEY
-from icefloe.ledger.names import MAIN
-from icefloe.ledger.retirement import find_marks
-from icefloe.ledger.sequence import GENERATION, GENERATION_KEY
-from icefloe.ledger.sequence_files import RefContent, encode_sequence, is_torn, parse_folder, parse_ref, parse_sequence
+from icefloe.ledger.repository import (
+    GENERATION,
+    GENERATION_KEY,
+    RefContent,
+    encode_sequence,
+    is_torn,
+    parse_folder,
+    parse_ref,
+    parse_sequence,
+)
 from icefloe.ledger.store import DELETED, new_reference
-from icefloe.maintenance.reading import Refs
-from icefloe.maintenance.verify_report import Damage, DamageKind
+from icefloe.ledger.switch_generation import find_marks
+from icefloe.maintenance.inventory import Refs
+from icefloe.maintenance.verify_checks import Damage, DamageKind
+from icefloe.metadata_files import Archive
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.snapshot import Snapshot
 from icefloe.storage.contract import Storage, Versioned
@@ -339,9 +347,7 @@ class _Recovery:
         for key in ordered:
             found = await self._read_ref("branch", branch, key)
             if not found.why:
-                return _Ref(
-                    "branch", branch, ordered[0], why, found.before, found.deleted, self._after(ordered[0])
-                )  # fmt: skip
+                return _Ref("branch", branch, ordered[0], why, found.before, found.deleted, self._after(ordered[0]))
             why = why or found.why
         return _Ref("branch", branch, ordered[0], why, next_key=self._after(ordered[0]))
 

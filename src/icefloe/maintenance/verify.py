@@ -1,33 +1,50 @@
-"""Whether everything that refs lead to is there and is what it should be."""
+"""Verify that everything that refs lead to is there and is whole, and repair what can be repaired."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from icefloe.errors import FormatError, IcefloeError, ObjectNotFoundError, SnapshotNotFoundError
+from icefloe.errors import FormatError, IcefloeError, NotFoundError, ObjectNotFoundError, SnapshotNotFoundError
 from icefloe.ids import ObjectId
 from icefloe.maintenance.collect import list_all
-from icefloe.maintenance.listing import Listed, id_keys, is_among, text_ids
-from icefloe.maintenance.progress import tell, telling
-from icefloe.maintenance.reading import Reading, Refs, fetch_all_refs, read_anew, stream_bounded
+from icefloe.maintenance.inventory import (
+    Listed,
+    Reading,
+    Refs,
+    correct_quotes,
+    fetch_all_refs,
+    find_flaw,
+    id_keys,
+    is_among,
+    list_side_objects,
+    named_objects,
+    read_anew,
+    stream_bounded,
+    tell,
+    telling,
+    text_ids,
+)
 from icefloe.maintenance.recover import recover
-from icefloe.maintenance.side_objects import find_flaw, list_side_objects, named_objects
-from icefloe.maintenance.verify_chunks import (
+from icefloe.maintenance.verify_checks import (
     ChunkObjects,
+    Damage,
+    DamageKind,
     ManifestUse,
+    Unchecked,
+    VerifyReport,
     VirtualFiles,
     check_file,
+    check_log,
     check_manifest,
+    true_log,
     undecodable_chunks,
 )
-from icefloe.maintenance.verify_logs import check_log
-from icefloe.maintenance.verify_report import Damage, DamageKind, Unchecked, VerifyReport
-from icefloe.model.nodes import ArrayNode
-from icefloe.model.snapshot import Manifest, ManifestFileInfo, Snapshot
-from icefloe.session.engine import Engine
+from icefloe.model.snapshot import ArrayNode, Manifest, ManifestFileInfo, Snapshot
+from icefloe.session.open_repository import Engine
 from icefloe.storage.contract import ObjectInfo
 
 
@@ -136,10 +153,13 @@ class _Verification:
             gone = [each for each in quoted if each not in existing and each not in self.parents]
             if gone:
                 self._add(
-                    DamageKind.MISQUOTED, "snapshot", self.reading.format.snapshot_key(snapshot_id),
+                    DamageKind.MISQUOTED,
+                    "snapshot",
+                    self.reading.format.snapshot_key(snapshot_id),
                     f"it quotes {len(gone)} ancestors that were collected, {gone[0]} among them",
-                    snapshot_id, repairable=True,
-                )  # fmt: skip
+                    snapshot_id,
+                    repairable=True,
+                )
 
     async def _fetch_snapshot(self, wanted: tuple[ObjectId, ObjectId]) -> tuple[ObjectId, Snapshot | None]:
         snapshot_id, child = wanted
@@ -243,10 +263,13 @@ class _Verification:
 
     def _wrong_size(self, snapshot_id: ObjectId, info: ManifestFileInfo, size: int | None, refs: int) -> None:
         self._add(
-            DamageKind.WRONG_SIZE, "manifest", self.reading.format.manifest_key(info.id),
+            DamageKind.WRONG_SIZE,
+            "manifest",
+            self.reading.format.manifest_key(info.id),
             f"the snapshot says {info.size_bytes} bytes and {info.num_chunk_refs} chunks; it has {size} and {refs}",
-            snapshot_id, repairable=True,
-        )  # fmt: skip
+            snapshot_id,
+            repairable=True,
+        )
 
     async def _virtual_files(self) -> None:
         """One request for each file, however many references lead to it."""
@@ -354,3 +377,52 @@ def _keys(texts: Iterable[ObjectId], width: int) -> np.ndarray[tuple[int], np.dt
 def _sizes(listed: Listed, wanted: list[ObjectId]) -> dict[ObjectId, int]:
     chosen = listed.take(is_among(listed.ids, _keys(wanted, listed.ids.shape[1])))
     return dict(zip(chosen.texts(), chosen.size.tolist(), strict=True))
+
+
+async def repair(engine: Engine, request: VerifyRequest | None = None) -> tuple[VerifyReport, VerifyReport]:
+    """Verify, repair what can be, verify again; both reports."""
+    before = found = await verify(engine, request)
+    if any(damage.repairable for damage in found.damages):
+        await engine.check_writable()
+    if any(damage.repairable and damage.what in ("ref", "configuration") for damage in found.damages):
+        await recover(engine.storage, version=engine.format.spec_version)
+        found = await verify(engine, request)
+    damages = [damage for damage in found.damages if damage.repairable]
+    if not damages:
+        return before, found
+    reading = read_anew(engine)
+    if any(damage.kind is DamageKind.MISQUOTED for damage in damages):
+        await correct_quotes(engine, reading)
+    for snapshot_id in dict.fromkeys(d.snapshot_id for d in damages if d.kind is DamageKind.WRONG_SIZE):
+        assert snapshot_id is not None
+        await _correct_sizes(engine, reading, snapshot_id)
+    for damage in damages:
+        if damage.what == "transaction log":
+            await _write_log(engine, reading, damage)
+    return before, await verify(engine, request)
+
+
+async def _correct_sizes(engine: Engine, reading: Reading, snapshot_id: ObjectId) -> None:
+    """Write a snapshot again with the sizes that its manifests have."""
+    snapshot = await reading.archive.fetch_snapshot(snapshot_id)
+    infos = {}
+    for manifest_id in snapshot.manifests:
+        size = (await reading.storage.head(reading.format.manifest_key(manifest_id))).size_bytes
+        manifest = await reading.archive.fetch_manifest(manifest_id)
+        infos[manifest_id] = ManifestFileInfo(manifest_id, size, len(manifest))
+    await engine.archive.flush_snapshot(dataclasses.replace(snapshot, manifests=infos))
+    engine.archive.forget_snapshot(snapshot_id)
+
+
+async def _write_log(engine: Engine, reading: Reading, damage: Damage) -> None:
+    """Write a log anew from what its snapshot and the parent hold."""
+    assert damage.snapshot_id is not None
+    parent_id = (await reading.ledger.fetch_info(damage.snapshot_id)).parent_id
+    if parent_id is None:
+        return
+    try:
+        log = await true_log(reading, damage.snapshot_id, parent_id)
+    except (NotFoundError, FormatError):
+        return
+    await engine.archive.flush_transaction_log(damage.snapshot_id, log)
+    engine.archive.forget_transaction_log(damage.snapshot_id)

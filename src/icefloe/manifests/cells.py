@@ -1,18 +1,350 @@
-"""The shape of the cells a large array's chunk grid is cut into."""
+"""Boxes of the chunk grid, cells of large arrays, and how edits are merged into the manifests that they touch."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
-from icefloe.manifests.boxes import Boxes
-from icefloe.manifests.keys import common_radix, sort_keys
-from icefloe.model.chunk_table import ChunkTable, Coords
+from icefloe.ids import NodeId, ObjectId
+from icefloe.manifests.columns import Rows, common_radix, sort_keys, take
+from icefloe.model.chunk_table import ChunkTable, ChunkTables, Coords, highest, lowest, rows_inside, runs_up_to
 from icefloe.model.manifest_config import ManifestConfig
-from icefloe.model.nodes import ArrayNode, Extents
+from icefloe.model.snapshot import ArrayNode, Extents, ManifestFileInfo, ManifestRef
+
+Boxes = npt.NDArray[np.int64]
+"""int64[n, ndim, 2], [first, end) per dimension."""
+
+_BLOCK = 1 << 20
+
+
+def bounding_box(coords: npt.NDArray[np.uint32]) -> Extents:
+    """The smallest box around some chunks; there is at least one."""
+    return tuple((first, last + 1) for first, last in zip(lowest(coords), highest(coords), strict=True))
+
+
+def box_array(boxes: Sequence[Extents], ndim: int) -> Boxes:
+    """Extents as one array."""
+    return np.array(boxes, dtype=np.int64).reshape(len(boxes), ndim, 2)
+
+
+def to_extents(box: npt.NDArray[np.int64]) -> Extents:
+    """One row of a box array as extents."""
+    return tuple((int(a), int(b)) for a, b in box)
+
+
+def intersect(a: Extents, b: Extents) -> Extents:
+    """What two boxes share; first = end where they do not meet."""
+    return tuple((max(x[0], y[0]), max(max(x[0], y[0]), min(x[1], y[1]))) for x, y in zip(a, b, strict=True))
+
+
+def volume(box: Extents) -> int:
+    """The number of chunks in a box; a box without dimensions holds one."""
+    return math.prod(end - first for first, end in box)
+
+
+def contains(outer: Extents, inner: Extents) -> bool:
+    """Whether a box lies wholly in another."""
+    return all(a <= c and d <= b for (a, b), (c, d) in zip(outer, inner, strict=True))
+
+
+def overlapping_pairs(boxes: Boxes) -> npt.NDArray[np.int64]:
+    """All pairs of boxes that share a chunk, int64[m, 2]; a sweep along the axis that tells most boxes apart."""
+    count, ndim, _ = boxes.shape
+    if count < 2:
+        return np.empty((0, 2), dtype=np.int64)
+    if ndim == 0:
+        return np.stack(np.triu_indices(count, k=1), axis=1).astype(np.int64)
+    alive = np.flatnonzero((boxes[:, :, 0] < boxes[:, :, 1]).all(axis=1))
+    sweeps = [_sweep(boxes[alive, axis]) for axis in range(ndim)]
+    order, until = min(sweeps, key=lambda sweep: int((sweep[1] - np.arange(len(alive)) - 1).sum()))
+    order = alive[order]
+    candidates = until - np.arange(len(order)) - 1
+    found: list[npt.NDArray[np.int64]] = []
+    for first, last in runs_up_to(_BLOCK, np.cumsum(candidates)):
+        sizes = candidates[first:last]
+        left = np.repeat(np.arange(first, last), sizes)
+        right = left + 1 + np.arange(len(left)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        a, b = boxes[order[left]], boxes[order[right]]
+        meet = ((a[:, :, 0] < b[:, :, 1]) & (b[:, :, 0] < a[:, :, 1])).all(axis=1)
+        found.append(np.stack([order[left[meet]], order[right[meet]]], axis=1))
+    return np.sort(np.concatenate(found), axis=1) if found else np.empty((0, 2), dtype=np.int64)
+
+
+def _sweep(spans: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Spans in order of their start, and for each the number of spans that start before it ends."""
+    order = np.argsort(spans[:, 0], kind="stable")
+    return order, np.searchsorted(spans[order, 0], spans[order, 1], side="left")
+
+
+def bounding_boxes(boxes: Boxes, labels: npt.NDArray[np.int64], count: int) -> Boxes:
+    """The bounding box of the boxes with each label."""
+    bounds = np.empty((count, boxes.shape[1], 2), dtype=np.int64)
+    bounds[:, :, 0], bounds[:, :, 1] = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+    np.minimum.at(bounds[:, :, 0], labels, boxes[:, :, 0])
+    np.maximum.at(bounds[:, :, 1], labels, boxes[:, :, 1])
+    return bounds
+
+
+def filter_box(table: ChunkTable, extents: Extents) -> ChunkTable:
+    """The rows inside a box; the empty box of formats that do not know extents covers everything."""
+    if not extents or len(table) == 0:
+        return table
+    start, stop = _first_axis_range(table, extents[0])
+    inside = in_box(table.coords[start:stop], extents)
+    if bool(inside.all()):
+        return table if stop - start == len(table) else take(table, slice(start, stop))
+    return take(table, np.flatnonzero(inside) + start)
+
+
+def in_box(coords: npt.NDArray[np.uint32], box: Extents) -> npt.NDArray[np.bool_]:
+    """Which coordinates lie in a box."""
+    return rows_inside(coords, [first for first, _ in box], [end for _, end in box])
+
+
+def _first_axis_range(table: ChunkTable, span: tuple[int, int]) -> tuple[int, int]:
+    column = table.coords[:, 0]
+    if span[0] <= int(column[0]) and int(column[-1]) < span[1]:
+        return 0, len(table)
+    start, stop = np.searchsorted(column, np.array(span))
+    return int(start), int(stop)
+
+
+@dataclass(frozen=True, slots=True)
+class CellRows:
+    """The rows of a table that lie in one cell, and their bounding box."""
+
+    cell: Coords
+    rows: Rows
+    box: Extents
+    count: int
+
+
+def rows_by_cell(table: ChunkTable, cell_shape: Sequence[int]) -> Iterator[CellRows]:
+    """The non-empty cells of a table in order; the rows of a cell are a slice where they follow each other."""
+    if len(table) == 0:
+        return
+    if table.ndim == 0:
+        yield CellRows((), slice(0, len(table)), (), len(table))
+        return
+    cells = table.coords // np.asarray(cell_shape, dtype=np.uint32)
+    keys = sort_keys(cells, common_radix(cells))
+    order = None
+    if not bool((keys[1:] >= keys[:-1]).all()):
+        order = np.argsort(keys, kind="stable")
+        keys = keys[order]
+    starts = np.concatenate([[0], np.flatnonzero(keys[1:] != keys[:-1]) + 1, [len(keys)]])
+    del keys
+    for start, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+        rows: Rows = slice(start, end) if order is None else order[start:end]
+        inside = table.coords[rows]
+        first = start if order is None else int(order[start])
+        cell = tuple(cells[first].tolist())
+        box = tuple((a, b + 1) for a, b in zip(lowest(inside), highest(inside), strict=True))
+        yield CellRows(cell, rows, box, end - start)
+
+
+def split_by_cells(table: ChunkTable, cell_shape: Sequence[int]) -> dict[Coords, ChunkTable]:
+    """The table of every non-empty cell of a grid whose cells have this shape, anchored at the origin."""
+    return {part.cell: take(table, part.rows) for part in rows_by_cell(table, cell_shape)}
+
+
+def halve(table: ChunkTable, limit: int) -> Iterator[ChunkTable]:
+    """Parts of at most `limit` rows whose boxes do not meet, cut along the longest side again and again."""
+    if len(table) <= limit:
+        yield table
+        return
+    extents = table.extents()
+    axis = max(range(table.ndim), key=lambda d: extents[d][1] - extents[d][0])
+    values = table.coords[:, axis]
+    middle = max(int(np.partition(values, len(values) // 2)[len(values) // 2]), extents[axis][0] + 1)
+    upper: npt.NDArray[np.bool_] = values >= middle
+    yield from halve(take(table, np.flatnonzero(~upper)), limit)
+    yield from halve(take(table, np.flatnonzero(upper)), limit)
+
+
+@dataclass(frozen=True, slots=True)
+class PartRef:
+    """A manifest file written elsewhere, by a task of a distributed write, to be linked into the snapshot."""
+
+    manifest_id: ObjectId
+    node_id: NodeId
+    extents: Extents
+    count: int
+    size_bytes: int
+    visible: Extents | None = None
+    """What is left of it after the array became smaller; None for all."""
+
+    @property
+    def box(self) -> Extents:
+        """Where in the grid it speaks."""
+        return self.extents if self.visible is None else intersect(self.extents, self.visible)
+
+    def clipped(self, box: Extents) -> PartRef:
+        """The same part, seen only inside a box."""
+        return replace(self, visible=box if self.visible is None else intersect(self.visible, box))
+
+    @property
+    def info(self) -> ManifestFileInfo:
+        return ManifestFileInfo(self.manifest_id, self.size_bytes, self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class ClearedChunks:
+    """Chunks that a task of a distributed write set to fill values where none was written: no manifest knows them."""
+
+    extents: Extents
+    count: int
+    packed: bytes = field(repr=False)
+    """The differences of their sorted coordinates, compressed: patterns that repeat take a few bytes."""
+
+    @classmethod
+    def of(cls, coords: npt.NDArray[np.uint32]) -> ClearedChunks:
+        """Some chunks, at least one, by their sorted coordinates."""
+        steps = np.diff(coords.astype(np.int64), axis=0, prepend=0)
+        return cls(bounding_box(coords), len(coords), zlib.compress(steps.astype("<i8").tobytes()))
+
+    def coords(self) -> npt.NDArray[np.uint32]:
+        """Their coordinates."""
+        steps = np.frombuffer(zlib.decompress(self.packed), dtype="<i8").reshape(self.count, len(self.extents))
+        return np.cumsum(steps, axis=0).astype(np.uint32)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayEdits:
+    """What a change set does to the chunks of one array: parts win over the base, `table` over both.
+
+    `base_box` is the part of the base that is still visible, None for all of it.
+    """
+
+    table: ChunkTable | None = None
+    parts: tuple[PartRef, ...] = ()
+    base_box: Extents | None = None
+
+    def says_something(self) -> bool:
+        return bool(self.parts) or self.base_box is not None or (self.table is not None and len(self.table) > 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BulkEdits(Mapping[NodeId, ArrayEdits]):
+    """Edits by array, those of `fresh` in common columns: arrays without manifests and without deletions among them.
+
+    No array is in both. A plan and its builder treat the fresh arrays of a manifest as one.
+    """
+
+    arrays: Mapping[NodeId, ArrayEdits]
+    fresh: ChunkTables
+
+    def __getitem__(self, node_id: NodeId) -> ArrayEdits:
+        found = self.arrays.get(node_id)
+        return ArrayEdits(self.fresh[node_id]) if found is None else found
+
+    def __iter__(self) -> Iterator[NodeId]:
+        yield from self.arrays
+        yield from self.fresh
+
+    def __len__(self) -> int:
+        return len(self.arrays) + len(self.fresh)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A manifest to read an array's references from, and the box it speaks for."""
+
+    manifest_id: ObjectId
+    extents: Extents
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The references of one array that go together: those of the sources inside the box, later ones win, then edits.
+
+    With a limit, more references than that are cut into several manifests.
+    """
+
+    node_id: NodeId
+    path: str
+    box: Extents
+    sources: tuple[Source, ...] = ()
+    rows: Rows | None = field(default=None, repr=False, compare=False)
+    limit: int | None = None
+
+    def __str__(self) -> str:
+        where = "x".join(f"[{first},{end})" for first, end in self.box)
+        return f"{self.path}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A manifest of an array as a plan sees it: what it may hold, and whether it must be rewritten."""
+
+    layer: int
+    ref: ManifestRef
+    box: Extents
+    count: int
+    forced: bool
+    part: PartRef | None = None
+
+    @property
+    def source(self) -> Source:
+        return Source(self.ref.manifest_id, self.box)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayItems:
+    """The manifests of an array that still matter; settled when they can all stay linked as they are."""
+
+    items: tuple[Item, ...]
+    settled: bool
+
+
+_NO_ITEMS = ArrayItems((), settled=True)
+
+
+def full_box(node: ArrayNode) -> Extents:
+    """The whole chunk grid."""
+    return tuple((0, n) for n in node.grid)
+
+
+def list_items(node: ArrayNode, change: ArrayEdits | None, infos: Mapping[ObjectId, ManifestFileInfo]) -> ArrayItems:
+    """The base manifests, clipped to what is still visible, and the parts.
+
+    Readers take the first manifest whose extents hold a chunk, so among base manifests the first one is the top layer.
+    """
+    if not node.manifests and (change is None or not change.parts):
+        return _NO_ITEMS
+    whole = full_box(node)
+    change = change or ArrayEdits()
+    visible = whole if change.base_box is None else intersect(whole, change.base_box)
+    items: list[Item] = []
+    for index, ref in enumerate(node.manifests):
+        unknown = not ref.extents and bool(node.grid)
+        box = visible if unknown else intersect(ref.extents, visible)
+        if volume(box) == 0:
+            continue
+        info = infos.get(ref.manifest_id)
+        most = volume(box)
+        # Early generations do not say how many references a manifest holds.
+        count = min(most, info.num_chunk_refs) if info is not None and info.num_chunk_refs else most
+        forced = change.base_box is not None if unknown else box != ref.extents
+        items.append(Item(-1 - index, ref, box, count, forced))
+    for index, part in enumerate(change.parts):
+        box = part.extents if part.extents or not node.grid else whole
+        inside = intersect(box if part.visible is None else intersect(box, part.visible), whole)
+        if volume(inside):
+            forced = inside != part.extents
+            items.append(Item(index, ManifestRef(part.manifest_id, box), inside, part.count, forced, part))
+    settled = not any(item.forced for item in items)
+    if settled and len(items) > 1:
+        settled = len(overlapping_pairs(box_array([item.box for item in items], len(node.grid)))) == 0
+    return ArrayItems(tuple(items), settled)
+
 
 CellShape = tuple[int, ...]
 
@@ -99,3 +431,205 @@ def count_cells_meeting(box: Extents, shape: CellShape) -> int:
 def cell_box(cell: Coords, shape: CellShape) -> Extents:
     """The chunks of a cell."""
     return tuple((c * n, (c + 1) * n) for c, n in zip(cell, shape, strict=True))
+
+
+_CELLS_PER_FULL_CELL = 8
+_FEW_CELLS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """How an array is cut: into cells a splitting rule asks for, or into cells of at most `limit` chunks."""
+
+    shape: CellShape | None
+    limit: int | None
+
+    def shape_for(self, node: ArrayNode, existing: Boxes | None = None) -> CellShape:
+        if self.shape is not None:
+            return self.shape
+        return tuple(node.grid) if self.limit is None else cell_shape(node.grid, self.limit, existing)
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """What becomes of one array: manifests that stay, parts among them, and pieces to be written."""
+
+    kept: tuple[ManifestRef, ...]
+    linked: tuple[PartRef, ...]
+    pieces: tuple[Piece, ...]
+
+
+def plan_regions(node: ArrayNode, change: ArrayEdits, listed: ArrayItems, cutting: Cutting) -> Regions:
+    """Group edits with the manifests they meet, so that no two boxes of the result overlap.
+
+    Edits inside one manifest's box rewrite that manifest. Edits in new territory join the manifests of their cell, so
+    that a cell fills up by appends. Whatever a group's bounding box meets joins it.
+    """
+    items = listed.items
+    boxes = box_array([item.box for item in items], len(node.grid))
+    shape = cutting.shape_for(node, boxes)
+    cells: list[CellRows] = []
+    if change.table is not None:
+        shape, cells = cut_rows(node, change.table, shape, cutting)
+    if not cells and listed.settled:
+        return _regions(items, [])
+    groups = _Groups(items, cells, len(node.grid))
+    groups.join_edits(shape, cutting.limit)
+    groups.join_overlaps()
+    pieces: list[Piece] = []
+    untouched: list[Item] = []
+    for members, edited in groups.components():
+        if len(members) == 1 and not edited and not members[0].forced:
+            untouched += members
+        else:
+            pieces += _cut(node, members, edited, shape, cutting)
+    return _regions(untouched, pieces)
+
+
+def cut_rows(
+    node: ArrayNode, table: ChunkTable, shape: CellShape, cutting: Cutting
+) -> tuple[CellShape, list[CellRows]]:
+    """The rows of a table by cells of this shape, or of a larger one where they are sparse."""
+    cells = list(rows_by_cell(table, shape))
+    if cutting.limit is not None and is_sparse(len(table), len(cells), cutting.limit):
+        shape = coarsen_for(table, shape, cutting.limit, node.grid)
+        cells = list(rows_by_cell(table, shape))
+    return shape, cells
+
+
+def plan_recut(node: ArrayNode, listed: ArrayItems, cutting: Cutting, shared: frozenset[ObjectId]) -> Regions:
+    """Cut a whole array anew: a manifest that alone fills one cell stays, all others are rewritten cell by cell."""
+    shape = cutting.shape_for(node)
+    meeting: dict[Coords, list[Item]] = defaultdict(list)
+    for item in listed.items:
+        if not _listable(item.box, item.count, shape, cutting.limit):
+            # Too sparse for cells: everything is read once and halved until it fits.
+            return _regions([], [_piece(node, full_box(node), listed.items, None, cutting.limit)])
+        for cell in cells_meeting(item.box, shape):
+            meeting[cell].append(item)
+    lonely = {id(items[0]) for items in meeting.values() if len(items) == 1}
+    crossing = {id(item) for item in listed.items if count_cells_meeting(item.box, shape) > 1}
+    stays = [
+        item
+        for item in listed.items
+        if id(item) in lonely - crossing and not item.forced and item.ref.extents and item.ref.manifest_id not in shared
+    ]
+    staying = {id(item) for item in stays}
+    pieces = [
+        _piece(node, intersect(cell_box(cell, shape), full_box(node)), items, None, cutting.limit)
+        for cell, items in sorted(meeting.items())
+        if not all(id(item) in staying for item in items)
+    ]
+    return _regions(stays, pieces)
+
+
+def _regions(stays: Iterable[Item], pieces: Sequence[Piece]) -> Regions:
+    ordered = sorted(stays, key=lambda item: item.box)
+    parts = tuple(item.part for item in ordered if item.part is not None)
+    return Regions(tuple(item.ref for item in ordered), parts, tuple(pieces))
+
+
+def _piece(node: ArrayNode, box: Extents, items: Iterable[Item], rows: Rows | None, limit: int | None) -> Piece:
+    sources = tuple(item.source for item in sorted(items, key=lambda item: item.layer))
+    return Piece(node.id, node.path, box, sources, rows, limit)
+
+
+def _listable(box: Extents, count: int, shape: CellShape, limit: int | None) -> bool:
+    """Whether a box has few enough cells to be cut by them; a nearly empty one is not worth it."""
+    full = 1 if limit is None else -(-count // limit)
+    return count_cells_meeting(box, shape) <= max(_FEW_CELLS, _CELLS_PER_FULL_CELL * full, count)
+
+
+def _cut(
+    node: ArrayNode, members: Sequence[Item], edited: Sequence[CellRows], shape: CellShape, cutting: Cutting
+) -> list[Piece]:
+    """The pieces of one group: one if it is small enough, else one for each of its cells."""
+    boxes = [item.box for item in members] + [part.box for part in edited]
+    array = box_array(boxes, len(node.grid))
+    box = to_extents(bounding_boxes(array, np.zeros(len(boxes), dtype=np.int64), 1)[0])
+    count = sum(item.count for item in members) + sum(part.count for part in edited)
+    fits = cutting.limit is not None and count <= cutting.limit
+    if fits or not _listable(box, count, shape, cutting.limit):
+        return [_piece(node, box, members, _join_rows([part.rows for part in edited]), cutting.limit)]
+    meeting: dict[Coords, list[Item]] = {part.cell: [] for part in edited}
+    for item in members:
+        for cell in cells_meeting(item.box, shape):
+            meeting.setdefault(cell, []).append(item)
+    rows = {part.cell: part.rows for part in edited}
+    return [
+        _piece(node, intersect(cell_box(cell, shape), box), items, rows.get(cell), cutting.limit)
+        for cell, items in sorted(meeting.items())
+    ]
+
+
+def _join_rows(rows: Sequence[Rows]) -> Rows | None:
+    if len(rows) <= 1:
+        return rows[0] if rows else None
+    return np.sort(np.concatenate([np.arange(r.start, r.stop) if isinstance(r, slice) else r for r in rows]))
+
+
+class _Groups:
+    """Union-find over the manifests of an array (first) and its edited cells (after them)."""
+
+    def __init__(self, items: Sequence[Item], cells: Sequence[CellRows], ndim: int) -> None:
+        self.items, self.cells = items, cells
+        self.boxes = box_array([item.box for item in items] + [cell.box for cell in cells], ndim)
+        self._parent = list(range(len(self.boxes)))
+
+    def join_edits(self, shape: CellShape, limit: int | None) -> None:
+        """Each edited cell with the manifest that holds it wholly, or else with all of its cell and all it meets."""
+        count = len(self.items)
+        met: dict[int, list[int]] = defaultdict(list)
+        for a, b in overlapping_pairs(self.boxes).tolist():
+            if a < count <= b:
+                met[b].append(a)
+        housemates = self._items_by_cell(shape)
+        for index, cell in enumerate(self.cells, start=count):
+            meets = met.get(index, [])
+            if len(meets) == 1 and contains(self.items[meets[0]].box, cell.box):
+                self._join(meets[0], index)
+                continue
+            others = housemates.get(cell.cell, [])
+            total = cell.count + sum(self.items[i].count for i in others)
+            for other in meets if limit is not None and total > limit else {*meets, *others}:
+                self._join(other, index)
+
+    def _items_by_cell(self, shape: CellShape) -> dict[Coords, list[int]]:
+        """The manifests that lie inside one cell, by cell."""
+        own = self.boxes[: len(self.items)]
+        size = np.asarray(shape, dtype=np.int64)
+        first, last = own[:, :, 0] // size, (own[:, :, 1] - 1) // size
+        result: dict[Coords, list[int]] = defaultdict(list)
+        for index in np.flatnonzero((first == last).all(axis=1)).tolist():
+            result[tuple(first[index].tolist())].append(index)
+        return result
+
+    def join_overlaps(self) -> None:
+        """Join groups whose bounding boxes meet until none do."""
+        while True:
+            roots, labels = np.unique([self._find(i) for i in range(len(self._parent))], return_inverse=True)
+            pairs = overlapping_pairs(bounding_boxes(self.boxes, labels.astype(np.int64), len(roots)))
+            if len(pairs) == 0:
+                return
+            for a, b in pairs.tolist():
+                self._join(int(roots[a]), int(roots[b]))
+
+    def components(self) -> list[tuple[list[Item], list[CellRows]]]:
+        """The manifests and edited cells of each group."""
+        groups: dict[int, tuple[list[Item], list[CellRows]]] = defaultdict(lambda: ([], []))
+        for index in range(len(self._parent)):
+            members, edited = groups[self._find(index)]
+            if index < len(self.items):
+                members.append(self.items[index])
+            else:
+                edited.append(self.cells[index - len(self.items)])
+        return list(groups.values())
+
+    def _find(self, index: int) -> int:
+        while self._parent[index] != index:
+            self._parent[index] = self._parent[self._parent[index]]
+            index = self._parent[index]
+        return index
+
+    def _join(self, a: int, b: int) -> None:
+        self._parent[self._find(a)] = self._find(b)

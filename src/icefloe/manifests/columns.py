@@ -1,9 +1,10 @@
-"""How the columns of chunk tables are gathered, joined and coded, without a Python object per row."""
+"""Gather, join, merge and search the columns of chunk tables."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,128 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from icefloe.errors import InvalidInputError
-from icefloe.manifests.keys import sort_order
-from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table
-from icefloe.model.chunk_tables import ChunkTables
-from icefloe.model.runs import runs_up_to
-from icefloe.model.string_column import StringColumn, code_rows, codes_of, string_column
+from icefloe.model.chunk_table import (
+    ChunkKind,
+    ChunkTable,
+    ChunkTables,
+    Coords,
+    StringColumn,
+    code_rows,
+    codes_of,
+    empty_table,
+    highest,
+    rows_inside,
+    runs_up_to,
+    string_column,
+)
+
+Radix = tuple[int, ...] | None
+"""The number of values per dimension, or None when their product does not fit 64 bits."""
+
+_FEW = 64
+"""Up to this many look-ups, searching one by one beats building the keys of the whole table."""
+
+
+def common_radix(*coords: npt.NDArray[np.uint32]) -> Radix:
+    """The radix under which the keys of all these coordinates can be compared."""
+    filled = [c for c in coords if len(c)]
+    if not filled:
+        return (1,) * coords[0].shape[1] if coords else ()
+    radix = tuple(max(column) + 1 for column in zip(*map(highest, filled), strict=True))
+    return radix if math.prod(radix) <= 2**64 else None
+
+
+def sort_keys(coords: npt.NDArray[Any], radix: Radix) -> npt.NDArray[Any]:
+    """One key per row that sorts as the coordinates do; comparable with other keys of the same radix."""
+    count, ndim = coords.shape
+    if ndim == 0:
+        return np.zeros(count, dtype=np.uint64)
+    if radix is None:
+        # Big-endian bytes compare as the numbers do; numpy pads text with zeros, which changes nothing at equal width.
+        return np.ascontiguousarray(coords, dtype=">u4").view(f"S{4 * ndim}").ravel()
+    keys = coords[:, 0].astype(np.uint64)
+    for axis in range(1, ndim):
+        keys *= np.uint64(radix[axis])
+        keys += coords[:, axis]
+    return keys
+
+
+def find_position(table: ChunkTable, target: list[int]) -> tuple[int, bool]:
+    """Where coordinates stand in a table, or would stand, and whether they are there."""
+    rows = table.coords
+    low, high = 0, len(table)
+    while low < high:
+        middle = (low + high) // 2
+        if rows[middle].tolist() < target:
+            low = middle + 1
+        else:
+            high = middle
+    return low, low < len(table) and rows[low].tolist() == target
+
+
+def find_row(table: ChunkTable, coords: Sequence[int]) -> int | None:
+    """The row of a chunk, or None; a few microseconds, nothing is prepared or kept."""
+    if len(coords) != table.ndim:
+        return None
+    position, found = find_position(table, list(coords))
+    return position if found else None
+
+
+def find_rows(table: ChunkTable, coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+    """The rows of many chunks, -1 for those that are missing."""
+    result = np.full(len(coords), -1, dtype=np.int64)
+    if len(table) == 0 or len(coords) == 0 or coords.shape[1] != table.ndim:
+        return result
+    if len(coords) <= _FEW:
+        for index, wanted in enumerate(coords.tolist()):
+            row = find_row(table, wanted)
+            result[index] = -1 if row is None else row
+        return result
+    own_keys = sort_keys(coords, common_radix(coords))
+    first, _ = find_position(table, coords[own_keys.argmin()].tolist())
+    last, is_there = find_position(table, coords[own_keys.argmax()].tolist())
+    # Only the part of the table that the question spans gets keys: a slab of a large table costs what the slab is.
+    part = table.coords[first : last + is_there]
+    if len(part) == 0:
+        return result
+    radix = common_radix(part, coords)
+    keys, wanted_keys = sort_keys(part, radix), sort_keys(coords, radix)
+    positions = np.minimum(np.searchsorted(keys, wanted_keys), len(keys) - 1)
+    return np.where(keys[positions] == wanted_keys, positions + first, -1).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Rows of a table that answer a part of a question about many chunks."""
+
+    table: ChunkTable
+    rows: npt.NDArray[np.intp]
+    positions: npt.NDArray[np.intp]
+    """Which chunks of the question the rows are, ascending."""
+
+
+def find_in(
+    table: ChunkTable, coords: npt.NDArray[np.uint32], positions: npt.NDArray[np.intp]
+) -> tuple[Found, npt.NDArray[np.intp]]:
+    """Look up `coords[positions]` in a table: what is there, and the positions that are not."""
+    rows = find_rows(table, coords[positions])
+    there = rows >= 0
+    return Found(table, rows[there].astype(np.intp), positions[there]), positions[~there]
+
+
+def sort_order(coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64] | None:
+    """Rows in lexicographic order, of equal ones only the last; None when they already are so."""
+    if len(coords) < 2:
+        return None
+    keys = sort_keys(coords, common_radix(coords))
+    if bool((keys[1:] > keys[:-1]).all()):
+        return None
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    last = np.ones(len(keys), dtype=bool)
+    last[:-1] = keys[1:] != keys[:-1]
+    return order if bool(last.all()) else order[last]
+
 
 Rows = npt.NDArray[Any] | slice
 """Row numbers, a mask, or a slice."""
@@ -35,10 +153,18 @@ def _take_columns(table: ChunkTable, rows: Rows) -> ChunkTable:
         return None if column is None else column[rows]
 
     return ChunkTable(
-        coords=table.coords[rows], kind=table.kind[rows], offset=table.offset[rows], length=table.length[rows],
-        object_id=pick(table.object_id), location=pick(table.location), locations=table.locations,
-        etag=pick(table.etag), etags=table.etags, last_modified=pick(table.last_modified), inline=table.inline,
-    )  # fmt: skip
+        coords=table.coords[rows],
+        kind=table.kind[rows],
+        offset=table.offset[rows],
+        length=table.length[rows],
+        object_id=pick(table.object_id),
+        location=pick(table.location),
+        locations=table.locations,
+        etag=pick(table.etag),
+        etags=table.etags,
+        last_modified=pick(table.last_modified),
+        inline=table.inline,
+    )
 
 
 def concat(tables: Sequence[ChunkTable]) -> ChunkTable:
@@ -79,10 +205,13 @@ def join_columns(tables: Sequence[ChunkTable], order: npt.NDArray[np.int64] | No
         offset=offset,
         length=pick(np.concatenate([t.length for t in filled])),
         object_id=pick(_join_ids(filled)),
-        location=location, locations=locations, etag=etag, etags=etags,
+        location=location,
+        locations=locations,
+        etag=etag,
+        etags=etags,
         last_modified=pick(_join_optional(filled, lambda t: t.last_modified, np.uint32)),
         inline=inline,
-    )  # fmt: skip
+    )
 
 
 def _check_ranks(tables: Sequence[ChunkTable]) -> None:
@@ -291,10 +420,18 @@ def table_from_columns(
     coded, texts = (None, ()) if location is None else code_texts(location, count)
     tags, tag_texts = (None, ()) if etag is None else code_texts(etag, count)
     table = ChunkTable(
-        where, column(kind, np.uint8, "kind"), column(offset, np.uint64, "offset"),
-        column(length, np.uint64, "length"), ids, coded, texts, tags, tag_texts,
-        None if last_modified is None else column(last_modified, np.uint32, "last_modified"), inline,
-    )  # fmt: skip
+        where,
+        column(kind, np.uint8, "kind"),
+        column(offset, np.uint64, "offset"),
+        column(length, np.uint64, "length"),
+        ids,
+        coded,
+        texts,
+        tags,
+        tag_texts,
+        None if last_modified is None else column(last_modified, np.uint32, "last_modified"),
+        inline,
+    )
     _check_kinds(table)
     return normalise(table)
 
@@ -322,3 +459,165 @@ def _check_kinds(table: ChunkTable) -> None:
     inline = table.kind == ChunkKind.INLINE
     if bool(inline.any()) and int((table.offset[inline] + table.length[inline]).max()) > len(table.inline):
         raise InvalidInputError("inline references point outside of the inline bytes")
+
+
+_SPLICE_EDITS = 64
+_UINT32_END = 2**32
+
+
+def overlay(*tables: ChunkTable) -> ChunkTable:
+    """All rows of all tables; where several have the same coordinates the later table wins. Tombstones stay."""
+    return concat(tables)
+
+
+def drop_tombstones(table: ChunkTable) -> ChunkTable:
+    """The table without its DELETED rows."""
+    deleted = table.kind == ChunkKind.DELETED
+    return take(table, np.flatnonzero(~deleted)) if bool(deleted.any()) else table
+
+
+def merge_edits(base: ChunkTable, edits: ChunkTable) -> ChunkTable:
+    """The base after the edits: they win, and DELETED ones remove."""
+    if len(edits) == 0:
+        return base
+    if len(base) == 0:
+        return drop_tombstones(edits)
+    if len(edits) <= _SPLICE_EDITS and len(base) > _SPLICE_EDITS * len(edits):
+        return _splice(base, edits)
+    return drop_tombstones(overlay(base, edits))
+
+
+def _splice(base: ChunkTable, edits: ChunkTable) -> ChunkTable:
+    """A few edits in a long table: slices between them are copied, no key is built."""
+    tables: list[ChunkTable] = []
+    start = 0
+    for index, coords in enumerate(edits.coords.tolist()):
+        position, found = find_position(base, coords)
+        if position > start:
+            tables.append(_slice(base, start, position))
+        if edits.kind[index] != ChunkKind.DELETED:
+            tables.append(_slice(edits, index, index + 1))
+        start = position + 1 if found else position
+    if start < len(base):
+        tables.append(_slice(base, start, len(base)))
+    return join_columns(_share_buffers(tables, base)) if tables else _slice(base, 0, 0)
+
+
+def _share_buffers(tables: Sequence[ChunkTable], base: ChunkTable) -> list[ChunkTable]:
+    """Slices of one table would repeat its inline bytes; they get them once, in front of those of the edits."""
+    extra = bytearray()
+    shifted: list[ChunkTable] = []
+    for table in tables:
+        offset = table.offset
+        if table.inline is not base.inline and len(table.inline):
+            offset = table.offset.copy()
+            rows = np.flatnonzero(table.kind == ChunkKind.INLINE)
+            for row in rows.tolist():
+                data = table.row(row).data or b""
+                offset[row] = len(base.inline) + len(extra)
+                extra += data
+        shifted.append(replace(table, offset=offset, inline=b""))
+    joined = b"".join([base.inline, extra]) if extra else base.inline
+    # Only the first table carries the bytes, so that joining leaves every offset as it is.
+    return [replace(t, inline=joined if i == 0 else b"") for i, t in enumerate(shifted)]
+
+
+def _slice(table: ChunkTable, start: int, end: int) -> ChunkTable:
+    def cut(column: Any) -> Any:
+        return None if column is None else column[start:end]
+
+    return replace(
+        table,
+        coords=table.coords[start:end],
+        kind=table.kind[start:end],
+        offset=table.offset[start:end],
+        length=table.length[start:end],
+        object_id=cut(table.object_id),
+        location=cut(table.location),
+        etag=cut(table.etag),
+        last_modified=cut(table.last_modified),
+    )
+
+
+def diff_tables(before: ChunkTable, after: ChunkTable) -> npt.NDArray[np.uint32]:
+    """Coordinates whose reference was added, removed or is another one, in order."""
+    rows_in_after = find_rows(after, before.coords)
+    rows_in_before = find_rows(before, after.coords)
+    kept = np.flatnonzero(rows_in_after >= 0)
+    changed = kept[~same_references(take_raw(before, kept), take_raw(after, rows_in_after[kept]))]
+    coords = np.concatenate(
+        [before.coords[rows_in_after < 0], before.coords[changed], after.coords[rows_in_before < 0]]
+    )
+    order = np.argsort(sort_keys(coords, common_radix(coords)), kind="stable")
+    return coords[order]
+
+
+def take_raw(table: ChunkTable, rows: npt.NDArray[np.int64]) -> ChunkTable:
+    """Rows with the dictionaries and bytes of the whole table."""
+
+    def pick(column: Any) -> Any:
+        return None if column is None else column[rows]
+
+    return replace(
+        table,
+        coords=table.coords[rows],
+        kind=table.kind[rows],
+        offset=table.offset[rows],
+        length=table.length[rows],
+        object_id=pick(table.object_id),
+        location=pick(table.location),
+        etag=pick(table.etag),
+        last_modified=pick(table.last_modified),
+    )
+
+
+def same_references(a: ChunkTable, b: ChunkTable) -> npt.NDArray[np.bool_]:
+    """Row by row: do two tables of equal length hold the same reference?"""
+    if len(a) == 0:
+        return np.zeros(0, dtype=bool)
+    joined = join_columns([a, b])
+    count = len(a)
+    pointing = (joined.kind == ChunkKind.NATIVE) | (joined.kind == ChunkKind.VIRTUAL)
+    same: npt.NDArray[np.bool_] = (joined.kind[:count] == joined.kind[count:]) & (
+        joined.length[:count] == joined.length[count:]
+    )
+    place = np.where(pointing, joined.offset, 0)
+    same &= place[:count] == place[count:]
+    if joined.object_id is not None:
+        same &= (joined.object_id[:count] == joined.object_id[count:]).all(axis=1)
+    for codes, texts in ((joined.location, joined.locations), (joined.etag, joined.etags)):
+        if codes is not None:
+            same &= _same_codes(codes[:count], codes[count:], texts)
+    if joined.last_modified is not None:
+        same &= joined.last_modified[:count] == joined.last_modified[count:]
+    for row in np.flatnonzero(same & (a.kind == ChunkKind.INLINE)).tolist():
+        same[row] = a.row(row).data == b.row(row).data
+    return same
+
+
+def _same_codes(left: Any, right: Any, texts: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Codes may differ while the texts are the same, because a dictionary can hold a text twice."""
+    same = left == right
+    for row in np.flatnonzero(~same & (left >= 0) & (right >= 0)).tolist():
+        same[row] = texts[left[row]] == texts[right[row]]
+    result: npt.NDArray[np.bool_] = same
+    return result
+
+
+def shift_coords(table: ChunkTable, offset: Sequence[int], grid: Sequence[int]) -> ChunkTable:
+    """Every chunk moved by an offset; those that leave the grid are gone."""
+    moved = table.coords.astype(np.int64) + np.asarray(offset, dtype=np.int64)
+    inside = rows_inside(moved, (0,) * len(grid), [min(n, _UINT32_END) for n in grid])
+    rows = np.flatnonzero(inside)
+    return replace(take(table, rows), coords=moved[rows].astype(np.uint32))
+
+
+def map_coords(table: ChunkTable, func: Callable[[Coords], Sequence[int] | None]) -> ChunkTable:
+    """Every chunk moved by a Python function (None drops it); one call per row, so not for bulk work."""
+    moved = [func(tuple(coords)) for coords in table.coords.tolist()]
+    rows = np.array([i for i, coords in enumerate(moved) if coords is not None], dtype=np.int64)
+    kept = [list(coords) for coords in moved if coords is not None]
+    if any(len(c) != table.ndim or any(not 0 <= n < _UINT32_END for n in c) for c in kept):
+        raise InvalidInputError(f"a chunk was moved to coordinates that are not {table.ndim} whole numbers from 0 on")
+    coords = np.array(kept, dtype=np.uint32).reshape(len(kept), table.ndim)
+    return normalise(replace(take(table, rows), coords=coords))

@@ -10,14 +10,19 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.ids import NodeId
-from icefloe.manifests.columns import take
-from icefloe.manifests.keys import Found, find_in, find_row, find_rows
-from icefloe.manifests.merge import map_coords, overlay, shift_coords
-from icefloe.manifests.split import filter_box, in_box
-from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords, empty_table, table_from_rows
-from icefloe.model.chunk_tables import ChunkTables
-from icefloe.model.nodes import Extents
-from icefloe.model.table_joining import concat_tables
+from icefloe.manifests.cells import filter_box, in_box
+from icefloe.manifests.columns import Found, find_in, find_row, find_rows, map_coords, overlay, shift_coords, take
+from icefloe.model.chunk_table import (
+    ChunkKind,
+    ChunkRef,
+    ChunkTable,
+    ChunkTables,
+    Coords,
+    concat_tables,
+    empty_table,
+    table_from_rows,
+)
+from icefloe.model.snapshot import Extents
 
 FOLD_AT = 4096
 """Single edits are kept in a dict up to this many, then become a columnar run."""

@@ -1,27 +1,306 @@
-"""Which manifests of a snapshot stay, which are rewritten, and what each new one will hold."""
+"""Plan and build the manifests of a snapshot: which stay, which are rewritten, what each holds, which to preload."""
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import attrgetter
+from typing import NamedTuple, Protocol, TypeVar
 
-from icefloe.ids import NodeId, ObjectId
-from icefloe.manifests.boxes import Boxes, box_array
-from icefloe.manifests.cells import CellShape
-from icefloe.manifests.columns import take
-from icefloe.manifests.packing import Package, closure, pack, topological_order
-from icefloe.manifests.pieces import ArrayEdits, BulkEdits, Item, PartRef, Piece, Source, full_box, list_items
-from icefloe.manifests.placement import AlikePlacements, Placement, can_alike, place
-from icefloe.manifests.regions import Cutting, cut_rows, plan_recut, plan_regions
-from icefloe.manifests.split import halve
-from icefloe.manifests.untouched import Untouched
-from icefloe.model.chunk_table import ChunkTable
-from icefloe.model.chunk_tables import ChunkTables
-from icefloe.model.manifest_config import ManifestConfig
-from icefloe.model.nodes import ArrayNode, ManifestRef
-from icefloe.model.snapshot import ManifestFileInfo
+import numpy as np
+import numpy.typing as npt
+
+from icefloe.ids import NodeId, ObjectId, new_object_id
+from icefloe.manifests.cells import (
+    ArrayEdits,
+    Boxes,
+    BulkEdits,
+    CellShape,
+    Cutting,
+    Item,
+    PartRef,
+    Piece,
+    Source,
+    box_array,
+    configured_cell_shape,
+    cut_rows,
+    filter_box,
+    full_box,
+    halve,
+    intersect,
+    list_items,
+    plan_recut,
+    plan_regions,
+)
+from icefloe.manifests.columns import Rows, bounding_rows, compact_inline, compact_locations, merge_edits, overlay, take
+from icefloe.model.chunk_table import ChunkTable, ChunkTables, concat_tables, empty_table, join_tables
+from icefloe.model.manifest_config import (
+    ANY_PATH,
+    DEFAULT_SET,
+    SPECIFIED,
+    ArrayFacts,
+    ManifestConfig,
+    ManifestPreloadConfig,
+    ManifestSet,
+    PreloadRules,
+)
+from icefloe.model.snapshot import ArrayNode, Extents, Manifest, ManifestFileInfo, ManifestRef, Snapshot
+
+A = TypeVar("A")
+M = TypeVar("M")
+A_contra = TypeVar("A_contra", contravariant=True)
+M_co = TypeVar("M_co", covariant=True)
+
+
+class Dragging(Protocol[A_contra, M_co]):
+    """The manifests of arrays, asked for one array at a time."""
+
+    def get(self, key: A_contra, default: tuple[()] = (), /) -> Iterable[M_co]: ...
+
+
+def closure(modified: Iterable[A], manifests_of: Dragging[A, M], arrays_of: Mapping[M, Iterable[A]]) -> set[A]:
+    """All arrays whose manifests would be rewritten if these arrays were; a new array has none and drags nobody."""
+    found = set(modified)
+    waiting = list(found)
+    seen: set[M] = set()
+    while waiting:
+        for manifest in manifests_of.get(waiting.pop(), ()):
+            if manifest not in seen:
+                seen.add(manifest)
+                for array in arrays_of[manifest]:
+                    if array not in found:
+                        found.add(array)
+                        waiting.append(array)
+    return found
+
+
+class Package(NamedTuple):
+    """An array to be packed: its size in chunks and the set its rule sends it to."""
+
+    node_id: NodeId
+    path: str
+    size: int
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """One manifest to be: its set and its arrays."""
+
+    set_name: str
+    packages: tuple[Package, ...]
+
+
+_PATH, _SIZE = attrgetter("path"), attrgetter("size")
+
+
+def find_target(config: ManifestConfig, path: str, metadata_chunks: int, initialized_chunks: int) -> str:
+    """The set of the first rule that matches, or the default set."""
+    for rule in config.rules:
+        if rule.matches(path, metadata_chunks, initialized_chunks):
+            return rule.target
+    return DEFAULT_SET
+
+
+def topological_order(sets: Sequence[ManifestSet]) -> list[ManifestSet]:
+    """Sets such that overflow always goes to a later one; ties in the order of the configuration."""
+    remaining = list(sets)
+    ordered: list[ManifestSet] = []
+    while remaining:
+        targets = {s.overflow_to for s in remaining}
+        chosen = next(s for s in remaining if s.name not in targets)
+        ordered.append(chosen)
+        remaining.remove(chosen)
+    return ordered
+
+
+def pack(packages: Iterable[Package], config: ManifestConfig, untouched: Mapping[str, int]) -> list[Bin]:
+    """Every package in exactly one bin. `untouched` counts the manifests each set keeps as they are."""
+    waiting: dict[str, list[Package]] = {s.name: [] for s in config.sets}
+    for package in packages:
+        waiting[package.target].append(package)
+    result: list[Bin] = []
+    for entry in topological_order(config.sets):
+        oversized, groups = _pack_set(waiting[entry.name], entry)
+        if entry.overflow_to is None:
+            result += [Bin(entry.name, (package,)) for package in oversized]
+        else:
+            waiting[entry.overflow_to] += oversized
+        allowed = len(groups)
+        if entry.cardinality is not None:
+            allowed = max(0, entry.cardinality - untouched.get(entry.name, 0))
+        result += [Bin(entry.name, tuple(group)) for group in groups[:allowed]]
+        for group in groups[allowed:]:
+            assert entry.overflow_to is not None, "only the default set has no overflow, and it has no cardinality"
+            waiting[entry.overflow_to] += group
+    return result
+
+
+def _pack_set(packages: list[Package], entry: ManifestSet) -> tuple[list[Package], list[list[Package]]]:
+    """The arrays too large for the set, and the bins of the others, fullest first."""
+    ordered = sorted(sorted(packages, key=_PATH), key=_SIZE, reverse=True)
+    if entry.arrays_per_manifest is not None:
+        return [], _pair(ordered, entry.arrays_per_manifest)
+    assert entry.max_manifest_size is not None
+    limit = entry.max_manifest_size
+    oversized = [p for p in ordered if p.size > limit]
+    return oversized, _fit([p for p in ordered if p.size <= limit], limit)
+
+
+def _fit(ordered: Sequence[Package], limit: int) -> list[list[Package]]:
+    """Best fit decreasing: into the fullest bin that still has room, found by bisection."""
+    bins: list[list[Package]] = []
+    room: list[tuple[int, int]] = []  # (room left, -bin) so that among equals the first bin is the last entry
+    for size, alike in groupby(ordered, key=_SIZE):
+        waiting = list(alike)
+        while waiting:
+            position = bisect.bisect_left(room, (size, -len(bins)))
+            if position == len(room):
+                bins.append([])
+                left, index = limit, len(bins) - 1
+            else:
+                left, negative = room.pop(position)
+                index = -negative
+            # The bin that took one of this size is the best for the next ones of it, until they do not fit.
+            taken = min(left // size, len(waiting)) if size else len(waiting)
+            bins[index] += waiting[:taken]
+            del waiting[:taken]
+            bisect.insort(room, (left - taken * size, -index))
+    return sorted(bins, key=lambda group: -sum(p.size for p in group))
+
+
+def _pair(ordered: Sequence[Package], count: int) -> list[list[Package]]:
+    """`count` arrays a bin, the biggest together with the smallest, so that bins come out alike."""
+    left = deque(ordered)
+    bins: list[list[Package]] = []
+    while left:
+        group: list[Package] = []
+        while left and len(group) < count:
+            group.append(left.popleft() if len(group) % 2 == 0 else left.pop())
+        bins.append(group)
+    return bins
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where an array belongs: packed by a set, or cut into cells of its own."""
+
+    target: str
+    cutting: Cutting | None
+
+
+def place(node: ArrayNode, initialized: int, config: ManifestConfig) -> Placement:
+    """Follow the rules and, by size, the overflow, until a set takes the array whole or cuts it."""
+    size = math.prod(node.grid)
+    target = find_target(config, node.path, size, initialized)
+    asked = configured_cell_shape(node, config)
+    if asked is not None and any(n < length for n, length in zip(asked, node.grid, strict=True)):
+        return Placement(target, Cutting(asked, None))
+    return _place_by_size(target, size, config)
+
+
+def _place_by_size(target: str, size: int, config: ManifestConfig) -> Placement:
+    entry = config.find_set(target)
+    while True:
+        if entry.split_size is not None and size > entry.split_size:
+            return Placement(target, Cutting(None, min(entry.split_size, entry.max_manifest_size or entry.split_size)))
+        if entry.max_manifest_size is None or size <= entry.max_manifest_size:
+            return Placement(target, None)
+        if entry.overflow_to is None:
+            return Placement(target, Cutting(None, entry.max_manifest_size))
+        entry = config.find_set(entry.overflow_to)
+
+
+def can_alike(config: ManifestConfig) -> bool:
+    """Whether path and grid alone decide where an array belongs."""
+    return config.splitting is None and not any(rule.initialized_chunks for rule in config.rules)
+
+
+class AlikePlacements:
+    """Placements by path and grid: thousands of arrays are alike in all that matters."""
+
+    def __init__(self, config: ManifestConfig) -> None:
+        self._config = config
+        self._by_path = any(rule.path not in (None, ANY_PATH) for rule in config.rules)
+        self._by_size: dict[tuple[str, int], Placement] = {}
+        self._by_grid: dict[tuple[int, ...], tuple[int, Placement]] = {}
+
+    def place(self, node: ArrayNode) -> tuple[int, Placement]:
+        """The number of chunks in the grid of an array, and where it belongs."""
+        known = self._by_grid.get(node.grid)
+        if known is not None:
+            return known
+        size = math.prod(node.grid)
+        target = find_target(self._config, node.path, size, size)
+        found = self._by_size.get((target, size))
+        if found is None:
+            found = self._by_size[target, size] = _place_by_size(target, size, self._config)
+        if not self._by_path:
+            self._by_grid[node.grid] = (size, found)
+        return size, found
+
+
+@dataclass(frozen=True, slots=True)
+class Untouched:
+    """Arrays of one manifest that have no other, and no edits."""
+
+    manifest_id: ObjectId
+    nodes: tuple[ArrayNode, ...]
+
+    def __str__(self) -> str:
+        return f"{len(self.nodes)} untouched arrays of {self.manifest_id}"
+
+
+def visible_box(node: ArrayNode) -> Extents:
+    """Where the only manifest of an array speaks for it."""
+    whole = full_box(node)
+    return intersect(node.manifests[0].extents or whole, whole)
+
+
+def take_untouched(
+    tables: Mapping[NodeId, ChunkTable], nodes: Sequence[ArrayNode]
+) -> tuple[ChunkTables, list[ArrayNode]]:
+    """The references of all arrays that have some and show all of them; the others have to be looked at one by one.
+
+    Early writers left references of other arrays behind, and extents may be narrower than what a manifest holds.
+    """
+    held = [node for node in nodes if node.id in tables]
+    if isinstance(tables, ChunkTables):
+        found = tables.select(tables.positions([node.id for node in held]))
+    else:
+        found = join_tables({node.id: tables[node.id] for node in held if len(tables[node.id])})
+        by_id = {node.id: node for node in held}
+        held = [by_id[node_id] for node_id in found.nodes]
+    if not held:
+        return found, []
+    shown = _shows_all(found, held)
+    if bool(shown.all()):
+        return found, []
+    return found.select(np.flatnonzero(shown)), [held[index] for index in np.flatnonzero(~shown).tolist()]
+
+
+def _shows_all(tables: ChunkTables, nodes: Sequence[ArrayNode]) -> npt.NDArray[np.bool_]:
+    """Whether the references of every array are of its rank and inside the box where its manifest speaks."""
+    width = tables.rows.coords.shape[1]
+    known: dict[tuple[tuple[int, ...], Extents], list[int]] = {}
+    allowed = []
+    for node in nodes:
+        key = node.grid, node.manifests[0].extents
+        bounds = known.get(key)
+        if bounds is None:
+            box = (*visible_box(node), *[(0, 1)] * width)[:width]
+            bounds = known[key] = [len(node.grid), *(first for first, _ in box), *(end for _, end in box)]
+        allowed.append(bounds)
+    limits = np.array(allowed, dtype=np.int64)
+    found = bounding_rows(tables)
+    inside: npt.NDArray[np.bool_] = found[:, 0] == limits[:, 0]
+    inside &= (found[:, 1 : 1 + width] >= limits[:, 1 : 1 + width]).all(axis=1)
+    inside &= (found[:, 1 + width :] <= limits[:, 1 + width :]).all(axis=1)
+    return inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,3 +602,193 @@ def _whole_piece(node: ArrayNode, change: ArrayEdits | None, infos: Mapping[Obje
 
 def _sources(items: Sequence[Item]) -> tuple[Source, ...]:
     return tuple(item.source for item in sorted(items, key=lambda item: item.layer)) if items else ()
+
+
+Fetch = Callable[[ObjectId], Manifest]
+
+_FEW_ARRAYS = 8
+"""Up to here, a table for each is as quick as columns for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltManifest:
+    """A manifest ready to be written, and what each of its arrays says about it."""
+
+    manifest: Manifest
+    refs: Mapping[NodeId, ManifestRef]
+
+
+def build_manifests(
+    plan: ManifestPlan,
+    fetch: Fetch,
+    edits: Mapping[NodeId, ArrayEdits],
+    new_id: Callable[[], ObjectId] = new_object_id,
+) -> Iterator[BuiltManifest]:
+    """All manifests of a plan, one at a time, so that memory holds one; `fetch` returns those in `plan.fetch`."""
+    for output in plan.outputs:
+        yield from build_output(output, fetch, edits, new_id)
+
+
+def build_output(
+    output: PlannedManifest,
+    fetch: Fetch,
+    edits: Mapping[NodeId, ArrayEdits],
+    new_id: Callable[[], ObjectId] = new_object_id,
+) -> Iterator[BuiltManifest]:
+    """The manifests of one output; outputs are independent of each other and can be built at the same time."""
+    together: dict[NodeId, ChunkTable] = {}
+    for piece in output.pieces:
+        table = build_piece(piece, fetch, edits.get(piece.node_id))
+        if len(table) == 0:
+            continue
+        if piece.limit is None or len(table) <= piece.limit:
+            together[piece.node_id] = table
+        else:
+            for part in halve(table, piece.limit):
+                yield _built({piece.node_id: part}, new_id())
+    parts: list[ChunkTables] = []
+    for untouched in output.untouched:
+        taken, others = take_untouched(fetch(untouched.manifest_id).tables, untouched.nodes)
+        parts.append(taken)
+        for node in others:
+            source = Source(untouched.manifest_id, visible_box(node))
+            table = build_piece(Piece(node.id, node.path, full_box(node), (source,)), fetch, None)
+            together |= {node.id: table} if len(table) else {}
+    if output.fresh:
+        assert isinstance(edits, BulkEdits), "only these have fresh arrays"
+        parts.append(edits.fresh.select(edits.fresh.positions(output.fresh)))
+    if not parts and len(together) <= _FEW_ARRAYS:
+        if together:
+            yield _built(dict(sorted(together.items())), new_id())
+        return
+    tables = concat_tables([join_tables(together), *parts]).by_id()
+    if len(tables):
+        yield _built_together(tables, new_id())
+
+
+def build_piece(piece: Piece, fetch: Fetch, change: ArrayEdits | None) -> ChunkTable:
+    """The references of one piece after the edits."""
+    ndim = len(piece.box)
+    layers: list[ChunkTable] = []
+    for source in piece.sources:
+        table = fetch(source.manifest_id).tables.get(piece.node_id)
+        # Early writers left references of other arrays behind; those of another rank cannot be this array's.
+        if table is not None and table.ndim == ndim:
+            layers.append(filter_box(table, intersect(source.extents, piece.box)))
+    if len(layers) == 1:
+        base = layers[0]
+    else:
+        base = overlay(*layers) if layers else empty_table(ndim)
+    if piece.rows is None or change is None or change.table is None:
+        return base
+    return merge_edits(base, change.table if _is_all(piece.rows) else take(change.table, piece.rows))
+
+
+def _is_all(rows: Rows | None) -> bool:
+    return isinstance(rows, slice) and rows == slice(None)
+
+
+def _built(tables: Mapping[NodeId, ChunkTable], manifest_id: ObjectId) -> BuiltManifest:
+    compacted = {key: compact_locations(table) for key, table in tables.items()}
+    refs = {key: ManifestRef(manifest_id, table.extents()) for key, table in tables.items()}
+    return BuiltManifest(Manifest(manifest_id, compacted), refs)
+
+
+def _built_together(tables: ChunkTables, manifest_id: ObjectId) -> BuiltManifest:
+    rows = compact_locations(compact_inline(tables.rows))
+    refs = _share_refs(manifest_id, tables)
+    return BuiltManifest(Manifest(manifest_id, replace(tables, rows=rows)), dict(zip(tables.nodes, refs, strict=True)))
+
+
+def _share_refs(manifest_id: ObjectId, tables: ChunkTables) -> list[ManifestRef]:
+    """What every array says about its manifest; arrays whose chunks fill the same box say it with the same value."""
+    boxes = bounding_rows(tables)
+    keys = boxes.view(f"V{boxes.itemsize * boxes.shape[1]}")[:, 0].tolist()
+    made = {}
+    for key, index in dict(zip(keys, range(len(keys)), strict=True)).items():
+        ndim, *corners = boxes[index].tolist()
+        width = len(corners) // 2
+        made[key] = ManifestRef(manifest_id, tuple(zip(corners[:ndim], corners[width : width + ndim], strict=True)))
+    return [made[key] for key in keys]
+
+
+def link_manifests(
+    plan: ManifestPlan, built: Iterable[Mapping[NodeId, ManifestRef]]
+) -> dict[NodeId, tuple[ManifestRef, ...]]:
+    """The manifests of every array that the plan changes, from what stays and the `refs` of what was built."""
+    linked = dict(plan.kept)
+    several: set[NodeId] = set()
+    alone: dict[int, tuple[ManifestRef, ...]] = {}
+    for refs in built:
+        for key, ref in refs.items():
+            before = linked.get(key)
+            if before:
+                linked[key] = (*before, ref)
+                several.add(key)
+                continue
+            # Thousands of arrays say the same about one manifest: they share the tuple, too.
+            one = alone.get(id(ref))
+            linked[key] = alone.setdefault(id(ref), (ref,)) if one is None else one
+    for key in several:
+        linked[key] = tuple(sorted(linked[key], key=_place))
+    return linked
+
+
+def _place(ref: ManifestRef) -> tuple[Extents, ObjectId]:
+    return ref.extents, ref.manifest_id
+
+
+_DEFAULT_ARRAYS_TO_SCAN = 50
+_DEFAULT_TOTAL_REFS = 10_000
+
+
+def manifests_to_preload(snapshot: Snapshot, config: ManifestConfig | None) -> list[ObjectId]:
+    """The manifests that the configuration names, in the order in which they are wanted."""
+    chosen = config or SPECIFIED
+    if chosen.preload is not None:
+        return list(_by_condition(snapshot, chosen.preload))
+    return list(_by_rules(snapshot, chosen.preload_rules))
+
+
+def _by_rules(snapshot: Snapshot, rules: PreloadRules) -> Iterator[ObjectId]:
+    if not rules.paths:
+        return
+    seen: set[ObjectId] = set()
+    for path in rules.fitting(snapshot.nodes):
+        for manifest_id, count in _manifests(snapshot, path):
+            if rules.max_manifests is not None and len(seen) >= rules.max_manifests:
+                return
+            if manifest_id not in seen and (rules.max_manifest_size is None or count <= rules.max_manifest_size):
+                seen.add(manifest_id)
+                yield manifest_id
+
+
+def _by_condition(snapshot: Snapshot, config: ManifestPreloadConfig) -> Iterator[ObjectId]:
+    condition = config.preload_if
+    if condition is None:
+        return
+    left = _DEFAULT_TOTAL_REFS if config.max_total_refs is None else config.max_total_refs
+    scan = _DEFAULT_ARRAYS_TO_SCAN if config.max_arrays_to_scan is None else config.max_arrays_to_scan
+    seen: set[ObjectId] = set()
+    for path in snapshot.nodes:
+        node = snapshot.nodes[path]
+        if not isinstance(node, ArrayNode):
+            continue
+        scan -= 1
+        if scan < 0:
+            return
+        for manifest_id, count in _manifests(snapshot, path):
+            if manifest_id not in seen and count <= left and condition.matches(ArrayFacts(path, count)):
+                seen.add(manifest_id)
+                left -= count
+                yield manifest_id
+
+
+def _manifests(snapshot: Snapshot, path: str) -> Iterator[tuple[ObjectId, int]]:
+    """The manifests of an array and how many references each holds, at most, where the snapshot does not say."""
+    node = snapshot.nodes[path]
+    if isinstance(node, ArrayNode):
+        for ref in node.manifests:
+            info = snapshot.manifests.get(ref.manifest_id)
+            known = info is not None and info.num_chunk_refs > 0
+            yield ref.manifest_id, info.num_chunk_refs if info is not None and known else math.prod(node.grid)

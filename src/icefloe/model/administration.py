@@ -180,10 +180,23 @@ class ExpirationRan(UpdateType):
 
 
 for _kind in (
-    RepoInitialized, RepoMigrated, RepoStatusChanged, ConfigChanged, MetadataChanged, FeatureFlagChanged, TagCreated,
-    TagDeleted, BranchCreated, BranchDeleted, BranchReset, NewCommit, CommitAmended, NewDetachedSnapshot, GCRan,
+    RepoInitialized,
+    RepoMigrated,
+    RepoStatusChanged,
+    ConfigChanged,
+    MetadataChanged,
+    FeatureFlagChanged,
+    TagCreated,
+    TagDeleted,
+    BranchCreated,
+    BranchDeleted,
+    BranchReset,
+    NewCommit,
+    CommitAmended,
+    NewDetachedSnapshot,
+    GCRan,
     ExpirationRan,
-):  # fmt: skip
+):
     setattr(UpdateType, _kind.__name__, _kind)
 
 

@@ -1,19 +1,175 @@
-"""The chunk references of one array as columns, sorted by coordinates."""
+"""Chunk references as columns, sorted by coordinates: of one array, or of many arrays together.
+
+A matrix of coordinates has millions of rows and a few columns: numpy goes over such a matrix row by row when it reduces
+along an axis, which takes fifty times as long as going over the columns.
+"""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, overload
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from icefloe.errors import InvalidInputError
-from icefloe.model.coordinates import highest, lowest
-from icefloe.model.string_column import StringColumn, number_array, string_column
+from icefloe.ids import NodeId
+
+
+def runs_up_to(most: int, ends: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
+    """Bounds [first, end) of runs, cut where the next item would pass the size; a larger item is a run by itself.
+
+    `ends` are the sizes of the items, added up.
+    """
+    first = 0
+    while first < len(ends):
+        done = int(ends[first - 1]) if first else 0
+        # As the column's own type: numpy compares unsigned columns with other numbers as floats.
+        end = max(int(np.searchsorted(ends, ends.dtype.type(done + most), side="right")), first + 1)
+        yield first, end
+        first = end
+
+
+def lowest(coords: npt.NDArray[Any]) -> tuple[int, ...]:
+    """The least coordinate in every dimension; there is at least one row."""
+    return tuple(int(coords[:, axis].min()) for axis in range(coords.shape[1]))
+
+
+def highest(coords: npt.NDArray[Any]) -> tuple[int, ...]:
+    """The greatest coordinate in every dimension; there is at least one row."""
+    return tuple(int(coords[:, axis].max()) for axis in range(coords.shape[1]))
+
+
+def rows_inside(
+    coords: npt.NDArray[Any], low: Sequence[int] | npt.NDArray[Any], high: Sequence[int] | npt.NDArray[Any]
+) -> npt.NDArray[np.bool_]:
+    """Which rows are at or above `low` and below `high` in every dimension."""
+    inside = np.ones(len(coords), dtype=np.bool_)
+    for axis, (first, end) in enumerate(zip(low, high, strict=True)):
+        column = coords[:, axis]
+        inside &= (column >= first) & (column < end)
+    return inside
+
+
+def rows_below(coords: npt.NDArray[Any], high: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which rows are below `high` in every dimension."""
+    inside = np.ones(len(coords), dtype=np.bool_)
+    for axis, end in enumerate(high):
+        inside &= coords[:, axis] < end
+    return inside
+
+
+_BATCH = 65_536
+
+
+class StringColumn(Sequence[str]):
+    """An immutable sequence of str without one Python object per string."""
+
+    __slots__ = ("arrow",)
+
+    def __init__(self, arrow: Any) -> None:
+        self.arrow = arrow
+
+    def __len__(self) -> int:
+        return len(self.arrow)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> StringColumn: ...
+    def __getitem__(self, index: int | slice) -> str | StringColumn:
+        if isinstance(index, slice):
+            return StringColumn(self.arrow[index])
+        text: str = self.arrow[index].as_py()
+        return text
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), _BATCH):
+            yield from self.arrow.slice(start, _BATCH).to_pylist()
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, StringColumn):
+            return bool(self.arrow.equals(other.arrow))
+        if isinstance(other, (list, tuple)):
+            return len(self) == len(other) and self.arrow.to_pylist() == list(other)
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"StringColumn({len(self)} strings)"
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.arrow.nbytes)
+
+
+def string_column(values: Any) -> StringColumn:
+    """Any sequence of str (list, numpy, Arrow, StringColumn) as a StringColumn, without copies where possible."""
+    if isinstance(values, StringColumn):
+        return values
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if isinstance(values, pa.Array):
+        return StringColumn(values if values.type == pa.large_string() else values.cast(pa.large_string()))
+    return StringColumn(text_array(values.tolist() if isinstance(values, np.ndarray) else list(values)))
+
+
+def text_array(values: Sequence[str | None]) -> pa.Array:
+    """Texts as an Arrow array. `pa.array` would load pandas first, which takes longer than most calls here."""
+    missing = np.array([value is None for value in values], dtype=bool) if None in values else None
+    texts: Sequence[Any] = values if missing is None else ["" if value is None else value for value in values]
+    try:
+        joined = "".join(texts)
+    except TypeError as error:
+        raise InvalidInputError(f"a column of texts holds something else: {error}") from error
+    if joined.isascii():
+        data, lengths = joined.encode(), np.fromiter(map(len, texts), np.int64, len(texts))
+    else:
+        encoded = [text.encode() for text in texts]
+        data, lengths = b"".join(encoded), np.fromiter(map(len, encoded), np.int64, len(encoded))
+    offsets = np.zeros(len(texts) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    buffers = [_validity(missing), pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.large_string(), len(texts), buffers)
+
+
+FEW_TEXTS = 2048
+"""So many texts are gathered and coded one by one in less time than Arrow's functions take to load."""
+
+
+def code_rows(texts: Sequence[str], rows: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int32], StringColumn]:
+    """The distinct texts at some rows of a column without nulls, and the code of each row among them."""
+    column = string_column(texts)
+    if len(rows) > FEW_TEXTS:
+        encoded = column.arrow.take(number_array(rows)).dictionary_encode()
+        return codes_of(encoded.indices), StringColumn(encoded.dictionary)
+    known: dict[str, int] = {}
+    codes = [known.setdefault(column[row], len(known)) for row in rows.tolist()]
+    return np.array(codes, dtype=np.int32), StringColumn(text_array(list(known)))
+
+
+def number_array(values: npt.NDArray[Any], missing: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+    """A numpy column as an Arrow array over the same memory, null where told; without pandas, as above."""
+    column = np.ascontiguousarray(values)
+    kind = pa.from_numpy_dtype(column.dtype)
+    return pa.Array.from_buffers(kind, len(column), [_validity(missing), pa.py_buffer(column)])
+
+
+def codes_of(indices: pa.Array) -> npt.NDArray[np.int32]:
+    """The indices of a dictionary array as numpy, -1 where null; without pandas, as above."""
+    filled = indices.fill_null(-1) if indices.null_count else indices
+    width = np.dtype(filled.type.to_pandas_dtype())
+    start = filled.offset
+    return np.frombuffer(filled.buffers()[1], dtype=width)[start : start + len(filled)].astype(np.int32, copy=False)
+
+
+def _validity(missing: npt.NDArray[np.bool_] | None) -> pa.Buffer | None:
+    return None if missing is None else pa.py_buffer(np.packbits(~missing, bitorder="little"))
+
 
 Coords = tuple[int, ...]
 
@@ -69,9 +225,15 @@ class ChunkTable:
     def nbytes(self) -> int:
         """Memory held by the columns, for caches; dictionaries are estimated."""
         columns: list[Any] = [
-            self.coords, self.kind, self.offset, self.length, self.object_id,
-            self.location, self.etag, self.last_modified,
-        ]  # fmt: skip
+            self.coords,
+            self.kind,
+            self.offset,
+            self.length,
+            self.object_id,
+            self.location,
+            self.etag,
+            self.last_modified,
+        ]
         fixed = sum(int(c.nbytes) for c in columns if c is not None)
         return fixed + len(self.inline) + _text_bytes(self.locations) + _text_bytes(self.etags)
 
@@ -95,11 +257,13 @@ class ChunkTable:
             etag_index = -1 if self.etag is None else int(self.etag[index])
             modified = 0 if self.last_modified is None else int(self.last_modified[index])
             return ChunkRef(
-                kind, offset, length,
+                kind,
+                offset,
+                length,
                 location=self.locations[int(self.location[index])],
                 etag=self.etags[etag_index] if etag_index >= 0 else None,
                 last_modified=modified or None,
-            )  # fmt: skip
+            )
         return ChunkRef(kind, 0, 0)
 
     def __eq__(self, other: object) -> bool:
@@ -242,6 +406,268 @@ def table_from_rows(rows: Sequence[tuple[Coords, ChunkRef]], ndim: int) -> Chunk
             if last_modified is not None and ref.last_modified:
                 last_modified[index] = ref.last_modified
     return ChunkTable(
-        coords, kind, offset, length, object_id, location, list(locations), etag, list(etags),
-        last_modified, bytes(inline),
-    )  # fmt: skip
+        coords,
+        kind,
+        offset,
+        length,
+        object_id,
+        location,
+        list(locations),
+        etag,
+        list(etags),
+        last_modified,
+        bytes(inline),
+    )
+
+
+Numbers = npt.NDArray[np.int64]
+
+_FEW_ROWS = 64
+"""Up to here, a dictionary is made as quickly value by value."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkTables(Mapping[NodeId, ChunkTable]):
+    """Table by node id; thousands of small arrays cost what their columns cost, not a table each.
+
+    `rows` holds the rows of all arrays, array after array in the order of `nodes`, sorted within each; its coordinates
+    are as wide as the largest rank, zero beyond an array's own. No array is without rows.
+    """
+
+    nodes: Sequence[NodeId]
+    counts: Numbers
+    ndims: Numbers
+    rows: ChunkTable
+    _bounds: list[int] = field(default_factory=list, init=False, repr=False)
+    _places: dict[NodeId, int] = field(default_factory=dict, init=False, repr=False)
+    _cut: dict[int, ChunkTable] = field(default_factory=dict, init=False, repr=False)
+
+    def __getitem__(self, node_id: NodeId) -> ChunkTable:
+        return self.at(self._index()[node_id])
+
+    def __contains__(self, node_id: object) -> bool:
+        return node_id in self._index()
+
+    def _index(self) -> dict[NodeId, int]:
+        if not self._places:
+            # At once: readers on other threads find nothing here, or all of it.
+            self._places.update(dict(zip(self.nodes, range(len(self.nodes)), strict=True)))
+        return self._places
+
+    def __iter__(self) -> Iterator[NodeId]:
+        return iter(self.nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def at(self, index: int) -> ChunkTable:
+        """The table of the array at a place in `nodes`."""
+        table = self._cut.get(index)
+        if table is None:
+            if not self._bounds:
+                self._bounds[:] = [0, *np.cumsum(self.counts).tolist()]
+            first, end = self._bounds[index], self._bounds[index + 1]
+            ndim = int(self.ndims[index])
+            whole = len(self.nodes) == 1 and ndim == self.rows.coords.shape[1]
+            table = self._cut[index] = self.rows if whole else cut_out(self.rows, first, end, ndim)
+        return table
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ChunkTables, (self.nodes, self.counts, self.ndims, self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held by the columns, for caches."""
+        return self.rows.nbytes + 100 * len(self.nodes)
+
+    def positions(self, node_ids: Sequence[NodeId]) -> Numbers:
+        """Where some arrays stand in `nodes`."""
+        return np.fromiter(map(self._index().__getitem__, node_ids), dtype=np.int64, count=len(node_ids))
+
+    def select(self, positions: Numbers) -> ChunkTables:
+        """The arrays at some places in `nodes`, in the order given; dictionaries and inline bytes are shared."""
+        if len(positions) == len(self.nodes) and bool((positions == np.arange(len(positions))).all()):
+            return self
+        counts = self.counts[positions]
+        shift = (np.cumsum(self.counts) - self.counts)[positions] - (np.cumsum(counts) - counts)
+        chosen = np.repeat(shift, counts) + np.arange(int(counts.sum()))
+        nodes = [self.nodes[position] for position in positions.tolist()]
+        ndims = self.ndims[positions]
+        return ChunkTables(nodes, counts, ndims, _pick(self.rows, chosen, int(ndims.max(initial=0))))
+
+    def by_id(self) -> ChunkTables:
+        """The same arrays, ordered by node id."""
+        # All ids have eight bytes, so that they sort as numbers do.
+        ids = np.frombuffer(b"".join(self.nodes), dtype=">u8")
+        return self if bool((ids[1:] > ids[:-1]).all()) else self.select(np.argsort(ids).astype(np.int64))
+
+    def array_of_row(self) -> Numbers:
+        """Per row, the place of its array in `nodes`."""
+        return np.repeat(np.arange(len(self.nodes)), self.counts)
+
+
+NO_TABLES: Final = ChunkTables((), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), empty_table(0))
+
+
+def cut_out(rows: ChunkTable, first: int, end: int, ndim: int) -> ChunkTable:
+    """The rows from `first` to `end` as a table of its own, with its own dictionaries and inline bytes."""
+    here = slice(first, end)
+    coords, kind, offset, length = rows.coords[here, :ndim], rows.kind[here], rows.offset[here], rows.length[here]
+    object_id = None if rows.object_id is None else rows.object_id[here]
+    if rows.location is None and rows.etag is None and not len(rows.inline):
+        return ChunkTable(coords, kind, offset, length, object_id)
+    if object_id is not None and not bool((kind == ChunkKind.NATIVE).any()):
+        object_id = None
+    location, locations = _own_words(rows.location, rows.locations, here)
+    etag, etags = _own_words(rows.etag, rows.etags, here)
+    modified = None if rows.last_modified is None else rows.last_modified[here]
+    if modified is not None and not bool(modified.any()):
+        modified = None
+    inline: bytes | memoryview = b""
+    within = np.flatnonzero(kind == ChunkKind.INLINE)
+    if len(within):
+        low, high = int(offset[within].min()), int((offset[within] + length[within]).max())
+        inline = bytes(rows.inline[low:high])
+        if low:
+            offset = offset.copy()
+            offset[within] -= np.uint64(low)
+    return ChunkTable(coords, kind, offset, length, object_id, location, locations, etag, etags, modified, inline)
+
+
+def _own_words(
+    codes: npt.NDArray[np.int32] | None, words: Sequence[str], here: slice
+) -> tuple[npt.NDArray[np.int32] | None, Sequence[str]]:
+    if codes is None:
+        return None, ()
+    if here.stop - here.start <= _FEW_ROWS:
+        listed = codes[here].tolist()
+        own = {code: index for index, code in enumerate(sorted({code for code in listed if code >= 0}))}
+        if not own:
+            return None, ()
+        return np.array([own.get(code, -1) for code in listed], dtype=np.int32), [words[code] for code in own]
+    distinct, inverse = np.unique(codes[here], return_inverse=True)
+    missing = int(distinct[0] < 0)
+    if missing == len(distinct):
+        return None, ()
+    return (inverse - missing).astype(np.int32), [words[code] for code in distinct[missing:].tolist()]
+
+
+def _pick(rows: ChunkTable, chosen: Numbers, width: int) -> ChunkTable:
+    def pick(column: Any) -> Any:
+        return None if column is None else column[chosen]
+
+    return replace(
+        rows,
+        coords=rows.coords[:, :width][chosen],
+        kind=rows.kind[chosen],
+        offset=rows.offset[chosen],
+        length=rows.length[chosen],
+        object_id=pick(rows.object_id),
+        location=pick(rows.location),
+        etag=pick(rows.etag),
+        last_modified=pick(rows.last_modified),
+    )
+
+
+def widen(coords: npt.NDArray[np.uint32], width: int) -> npt.NDArray[np.uint32]:
+    """Coordinates of just that many dimensions, zero beyond those they have."""
+    if coords.shape[1] >= width:
+        return coords[:, :width]
+    wide = np.zeros((len(coords), width), dtype=np.uint32)
+    wide[:, : coords.shape[1]] = coords
+    return wide
+
+
+def join_tables(tables: Mapping[NodeId, ChunkTable]) -> ChunkTables:
+    """All tables that have rows, ordered by node id."""
+    if isinstance(tables, ChunkTables):
+        return tables.by_id()
+    nodes = sorted(node for node, table in tables.items() if len(table))
+    parts = [tables[node] for node in nodes]
+    counts = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))
+    ndims = np.fromiter((p.coords.shape[1] for p in parts), dtype=np.int64, count=len(parts))
+    return ChunkTables(nodes, counts, ndims, _join_rows(parts))
+
+
+def concat_tables(parts: Sequence[ChunkTables]) -> ChunkTables:
+    """The arrays of all parts, part after part; no array is in two of them."""
+    filled = [part for part in parts if len(part)]
+    if len(filled) < 2:
+        return filled[0] if filled else NO_TABLES
+    nodes = [node for part in filled for node in part.nodes]
+    counts = _concatenate([part.counts for part in filled], np.int64)
+    ndims = _concatenate([part.ndims for part in filled], np.int64)
+    return ChunkTables(nodes, counts, ndims, _join_rows([part.rows for part in filled]))
+
+
+def _join_rows(parts: list[ChunkTable]) -> ChunkTable:
+    """The rows of all tables, table after table."""
+    if len(parts) < 2:
+        return parts[0] if parts else empty_table(0)
+    counts = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))
+    locations, location = _join_dictionaries(parts, lambda p: p.location, lambda p: p.locations)
+    etags, etag = _join_dictionaries(parts, lambda p: p.etag, lambda p: p.etags)
+    kind = _concatenate([p.kind for p in parts], np.uint8)
+    offset = _concatenate([p.offset for p in parts], np.uint64)
+    inline_bytes = np.fromiter((len(p.inline) for p in parts), dtype=np.int64, count=len(parts))
+    if inline_bytes.any():
+        shift = np.repeat((np.cumsum(inline_bytes) - inline_bytes).astype(np.uint64), counts)
+        offset = np.where(kind == ChunkKind.INLINE, offset + shift, offset)
+    width = max(p.coords.shape[1] for p in parts)
+    return ChunkTable(
+        np.concatenate([widen(p.coords, width) for p in parts]),
+        kind,
+        offset,
+        _concatenate([p.length for p in parts], np.uint64),
+        _join_ids(parts),
+        location,
+        locations,
+        etag,
+        etags,
+        _join_optional(parts, lambda p: p.last_modified, 0, np.uint32),
+        b"".join(p.inline for p in parts) if inline_bytes.any() else b"",
+    )
+
+
+def _concatenate(parts: list[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=dtype)
+
+
+def _join_ids(parts: list[ChunkTable]) -> npt.NDArray[np.uint8] | None:
+    width = next((p.object_id.shape[1] for p in parts if p.object_id is not None), 0)
+    if not width:
+        return None
+    return np.concatenate(
+        [np.zeros((len(p), width), dtype=np.uint8) if p.object_id is None else p.object_id for p in parts]
+    )
+
+
+def _join_optional(
+    parts: list[ChunkTable], pick: Callable[[ChunkTable], npt.NDArray[Any] | None], default: int, dtype: type
+) -> npt.NDArray[Any] | None:
+    picked = [pick(p) for p in parts]
+    if all(column is None for column in picked):
+        return None
+    return np.concatenate(
+        [np.full(len(p), default, dtype=dtype) if c is None else c for p, c in zip(parts, picked, strict=True)]
+    )
+
+
+def _join_dictionaries(
+    parts: list[ChunkTable],
+    pick: Callable[[ChunkTable], npt.NDArray[np.int32] | None],
+    words: Callable[[ChunkTable], Sequence[str]],
+) -> tuple[Sequence[str], npt.NDArray[np.int32] | None]:
+    column = _join_optional(parts, pick, -1, np.int32)
+    if column is None:
+        return (), None
+    dictionaries = [words(part) for part in parts if pick(part) is not None]
+    if all(each is dictionaries[0] for each in dictionaries):
+        return dictionaries[0], column
+    joined: list[str] = []
+    starts = []
+    for part in parts:
+        starts.append(len(joined))
+        joined.extend(words(part))
+    shift = np.repeat(np.array(starts, dtype=np.int32), [len(p) for p in parts])
+    return joined, np.where(column >= 0, column + shift, column).astype(np.int32)

@@ -1,6 +1,4 @@
-"""The configuration of a repository, as its user sets it and as it is kept."""
-
-# Annotations are evaluated with the class: they say what the settings take, and every process asks them.
+"""The configuration of a repository."""
 
 import enum
 from collections.abc import Mapping
@@ -8,11 +6,107 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any
 
 from icefloe.errors import InvalidInputError
-from icefloe.model.config_value import Anything, Choice, ConfigValue, Count, Nested, Setting, refused
+from icefloe.model.config_value import Anything, Choice, ConfigValue, Count, Flag, Nested, Setting, Text, refused
 from icefloe.model.manifest_config import ManifestConfig
-from icefloe.model.packing_config import ChunkPackingConfig
-from icefloe.model.storage_settings import StorageRetriesSettings, StorageSettings
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
+
+# Annotations are evaluated with the class: they say what the settings take, and every process asks them.
+
+
+class PackBy(enum.Enum):
+    """Whose chunks may lie in one pack."""
+
+    MIXED = "mixed"
+    """Chunks of several arrays: the fewest objects."""
+    ARRAY = "array"
+    """Chunks of one array only: a deleted array leaves no half-used packs behind."""
+
+
+@dataclass(slots=True, repr=False)
+class ChunkPackingConfig(ConfigValue):
+    """Small chunks of a session share objects ("packs"); larger ones are objects of their own.
+
+    threshold_bytes  chunks of at most this size are packed (those below the inline threshold are inline anyway)
+    target_bytes     a pack is closed when the next chunk would make it larger than this
+    by               `PackBy.MIXED` or `PackBy.ARRAY`
+
+    The default target keeps a pack's read in one or two requests and its write in a single put, while 4 KiB chunks
+    come to about 2,000 an object. Above the default threshold the time of a request is spent on bytes rather than on
+    latency, so that packing gains little and costs garbage collection its grain.
+
+    Examples
+    --------
+    >>> ChunkPackingConfig(enabled=False).effective("enabled")
+    False
+    """
+
+    enabled: Annotated[bool | None, Setting(Flag(), True)] = None
+    threshold_bytes: Annotated[int | None, Setting(Count(0, 2**40), 256 << 10)] = None
+    target_bytes: Annotated[int | None, Setting(Count(1, 2**40), 8 << 20)] = None
+    by: Annotated[PackBy | None, Setting(Choice(PackBy), PackBy.MIXED)] = None
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Refuse a threshold above the target: such chunks would each fill a pack of their own."""
+        threshold, target = self.effective("threshold_bytes"), self.effective("target_bytes")
+        if self.threshold_bytes is not None and threshold > target:
+            raise InvalidInputError(
+                f"ChunkPackingConfig.threshold_bytes is {threshold}, more than target_bytes {target}; "
+                "allowed: at most target_bytes"
+            )
+
+
+# Annotations are evaluated with the class: they say what the settings take, and every process asks them.
+
+
+@dataclass(slots=True, repr=False)
+class StorageConcurrencySettings(ConfigValue):
+    """How one large object is fetched in several requests."""
+
+    max_concurrent_requests_for_object: Annotated[int | None, Setting(Count(1, 65535), 18)] = None
+    ideal_concurrent_request_size: Annotated[int | None, Setting(Count(1), 12 << 20)] = None
+
+
+@dataclass(slots=True, repr=False)
+class StorageRetriesSettings(ConfigValue):
+    """How often a request is tried, and the waits in between."""
+
+    max_tries: Annotated[int | None, Setting(Count(1, 65535), 10)] = None
+    initial_backoff_ms: Annotated[int | None, Setting(Count(), 100)] = None
+    max_backoff_ms: Annotated[int | None, Setting(Count(), 180_000)] = None
+
+
+@dataclass(slots=True, repr=False)
+class StorageTimeoutSettings(ConfigValue):
+    """How long a request may take; unset is the backend's own limit."""
+
+    connect_timeout_ms: Annotated[int | None, Setting(Count(1))] = None
+    read_timeout_ms: Annotated[int | None, Setting(Count(1))] = None
+    operation_timeout_ms: Annotated[int | None, Setting(Count(1))] = None
+    operation_attempt_timeout_ms: Annotated[int | None, Setting(Count(1))] = None
+
+
+@dataclass(slots=True, repr=False)
+class StorageSettings(ConfigValue):
+    """How the repository uses its storage."""
+
+    concurrency: Annotated[StorageConcurrencySettings | None, Setting(Nested(StorageConcurrencySettings))] = None
+    retries: Annotated[StorageRetriesSettings | None, Setting(Nested(StorageRetriesSettings))] = None
+    unsafe_use_conditional_create: Annotated[bool | None, Setting(Flag(), True)] = None
+    unsafe_use_conditional_update: Annotated[bool | None, Setting(Flag(), True)] = None
+    unsafe_use_metadata: Annotated[bool | None, Setting(Flag(), True)] = None
+    storage_class: Annotated[str | None, Setting(Text())] = None
+    metadata_storage_class: Annotated[str | None, Setting(Text())] = None
+    chunks_storage_class: Annotated[str | None, Setting(Text())] = None
+    minimum_size_for_multipart_upload: Annotated[int | None, Setting(Count(1), 100 << 20)] = None
+    timeouts: Annotated[StorageTimeoutSettings | None, Setting(Nested(StorageTimeoutSettings))] = None
+    fsync: Annotated[bool | None, Setting(Flag(), True)] = None
+
+
+# Annotations are evaluated with the class: they say what the settings take, and every process asks them.
+
 
 _SNAPSHOT_NODE_BYTES = 512
 """What a node of a decoded snapshot weighs, document included; for limits given as a number of nodes."""
@@ -165,10 +259,19 @@ class RepositoryConfig(ConfigValue):
 
 
 _MERGED = (
-    "inline_chunk_threshold_bytes", "get_partial_values_concurrency", "compression", "max_concurrent_requests",
-    "caching", "storage", "manifest", "repo_update_retries", "num_updates_per_repo_info_file",
-    "max_concurrent_decodes", "chunk_packing", "attributes_threshold_bytes",
-)  # fmt: skip
+    "inline_chunk_threshold_bytes",
+    "get_partial_values_concurrency",
+    "compression",
+    "max_concurrent_requests",
+    "caching",
+    "storage",
+    "manifest",
+    "repo_update_retries",
+    "num_updates_per_repo_info_file",
+    "max_concurrent_decodes",
+    "chunk_packing",
+    "attributes_threshold_bytes",
+)
 
 
 def _is_same(one: VirtualChunkContainer, other: VirtualChunkContainer) -> bool:

@@ -1,18 +1,119 @@
-"""A snapshot: every node of the hierarchy at one commit, and how it came about."""
+"""Nodes, snapshots, transaction logs, and the differences between two snapshots."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeAlias
 
-from icefloe.display.amounts import format_bytes, format_count, format_time
-from icefloe.display.card import Card, Described, Fact, Styled
+import numpy as np
+import numpy.typing as npt
+
+from icefloe.blocking import current_time
+from icefloe.display.card import Card, Described, Fact, Listing, Styled, format_bytes, format_count, format_time
+from icefloe.errors import FormatError, printable
 from icefloe.ids import NodeId, ObjectId
-from icefloe.model.chunk_table import ChunkTable
-from icefloe.model.chunk_tables import ChunkTables
-from icefloe.model.nodes import Node
+from icefloe.model.chunk_table import NO_TABLES, ChunkTable, ChunkTables, widen
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_LAST = (dt.datetime.max.replace(tzinfo=dt.UTC) - _EPOCH) // dt.timedelta(microseconds=1)
+
+
+def to_microseconds(time: dt.datetime) -> int:
+    """A time as the files keep it; a naive one is taken as UTC."""
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=dt.UTC)
+    return (time - _EPOCH) // dt.timedelta(microseconds=1)
+
+
+def from_microseconds(microseconds: int) -> dt.datetime:
+    """A time of a file, in UTC."""
+    if not 0 <= microseconds <= _LAST:
+        raise FormatError(f"a file says it was written {microseconds} microseconds after 1970, which no calendar has")
+    return _EPOCH + dt.timedelta(microseconds=microseconds)
+
+
+def later_than(previous: dt.datetime | None, now: dt.datetime | None = None) -> dt.datetime:
+    """When to say that a commit was written: now, but at least a microsecond after its parent.
+
+    Official libraries refuse to commit a snapshot that is not later than its parent.
+    """
+    now = now or current_time()
+    return now if previous is None or now > previous else previous + dt.timedelta(microseconds=1)
+
+
+Extents: TypeAlias = tuple[tuple[int, int], ...]
+"""[first, end) of chunk indices per dimension; the empty tuple covers everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestRef:
+    """A manifest that holds chunks of an array, and the box of the grid it speaks for."""
+
+    manifest_id: ObjectId
+    extents: Extents
+
+
+@dataclass(frozen=True, slots=True)
+class AttributesRef:
+    """Where the attributes of a node are kept when they are not in its document."""
+
+    object_id: ObjectId
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupNode:
+    """A group: its id, path, and zarr.json as written.
+
+    When `attributes` is set, the document holds `{}` for its attributes and the real ones are in that file.
+    """
+
+    id: NodeId
+    path: str
+    document: bytes
+    attributes: AttributesRef | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayNode:
+    """An array: as a group, plus its grid and the manifests that hold its chunks."""
+
+    id: NodeId
+    path: str
+    document: bytes
+    shape: tuple[int, ...]
+    grid: tuple[int, ...]
+    """Number of chunks per dimension."""
+    dimension_names: tuple[str | None, ...] | None = None
+    manifests: tuple[ManifestRef, ...] = field(default=())
+    attributes: AttributesRef | None = None
+
+    def with_manifests(self, manifests: tuple[ManifestRef, ...]) -> ArrayNode:
+        """The same array, its chunks in other manifests."""
+        # Commits of thousands of arrays notice: the constructor of a frozen class takes twice as long as its slots do,
+        # `dataclasses.replace` several times.
+        twin = object.__new__(ArrayNode)
+        _set_id(twin, self.id)
+        _set_path(twin, self.path)
+        _set_document(twin, self.document)
+        _set_shape(twin, self.shape)
+        _set_grid(twin, self.grid)
+        _set_dimension_names(twin, self.dimension_names)
+        _set_manifests(twin, manifests)
+        _set_attributes(twin, self.attributes)
+        return twin
+
+
+_set_id, _set_path, _set_document, _set_shape, _set_grid, _set_dimension_names, _set_manifests, _set_attributes = (
+    ArrayNode.__dict__[name].__set__ for name in ArrayNode.__slots__
+)
+
+
+Node: TypeAlias = GroupNode | ArrayNode
+
 
 INGESTED_KEY = "icefloe.ingested"
 """Metadata that a commit takes over from the one below it: a list of texts that tells which sources were ingested.
@@ -82,12 +183,17 @@ class SnapshotInfo(Described):
         metadata: list[Fact] = [(key, str(value)) for key, value in sorted(self.metadata.items())]
         told = f"{format_count(len(self.manifests), 'manifest')}, {format_bytes(size)}, {format_count(refs, 'chunk')}"
         manifests: list[Fact] = [("holds", told)] if self.manifests else []
-        return Card("Snapshot", Styled(self.id, "code"), [
-            ("message", self.message),
-            ("written", format_time(self.written_at)),
-            ("parent", Styled(self.parent_id, "code") if self.parent_id else "none: the first one"),
-            *metadata, *manifests,
-        ])  # fmt: skip
+        return Card(
+            "Snapshot",
+            Styled(self.id, "code"),
+            [
+                ("message", self.message),
+                ("written", format_time(self.written_at)),
+                ("parent", Styled(self.parent_id, "code") if self.parent_id else "none: the first one"),
+                *metadata,
+                *manifests,
+            ],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +238,179 @@ class Manifest:
         if isinstance(self.tables, ChunkTables):
             return self.tables.nbytes
         return sum(table.nbytes for table in self.tables.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A node that has another path now; descendants have entries of their own."""
+
+    from_path: str
+    to_path: str
+    node_id: NodeId
+    is_array: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WrittenChunks(Mapping[NodeId, npt.NDArray[np.uint32]]):
+    """Coordinates by array, those of many arrays in common columns. No array is in both."""
+
+    together: ChunkTables
+    alone: Mapping[NodeId, npt.NDArray[np.uint32]]
+
+    def __getitem__(self, node_id: NodeId) -> npt.NDArray[np.uint32]:
+        found = self.alone.get(node_id)
+        return self.together[node_id].coords if found is None else found
+
+    def __iter__(self) -> Iterator[NodeId]:
+        yield from self.alone
+        yield from self.together
+
+    def __len__(self) -> int:
+        return len(self.alone) + len(self.together)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenColumns:
+    """The coordinates of some arrays, array after array, as wide as the largest rank and zero beyond an array's own."""
+
+    nodes: list[NodeId]
+    counts: npt.NDArray[np.int64]
+    ndims: npt.NDArray[np.int64]
+    coords: npt.NDArray[np.uint32]
+
+
+def join_written(chunks: Mapping[NodeId, npt.NDArray[np.uint32]]) -> WrittenColumns:
+    """The coordinates of all arrays in one column."""
+    together, alone = (chunks.together, chunks.alone) if isinstance(chunks, WrittenChunks) else (NO_TABLES, chunks)
+    listed = list(alone.values())
+    ndims = np.concatenate([together.ndims, np.array([each.shape[1] for each in listed], dtype=np.int64)])
+    width = int(ndims.max(initial=0))
+    parts = [*([together.rows.coords] if len(together) else []), *listed]
+    return WrittenColumns(
+        [*together.nodes, *alone],
+        np.concatenate([together.counts, np.array([len(each) for each in listed], dtype=np.int64)]),
+        ndims,
+        np.concatenate([np.zeros((0, width), dtype=np.uint32), *[widen(part, width) for part in parts]]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionLog:
+    """Sets of node ids, and the coordinates of the chunks that were set, replaced or deleted.
+
+    Whether an updated node is an array or a group is decided by looking the id up in a snapshot: early files do not
+    keep the two apart.
+    """
+
+    new_groups: frozenset[NodeId] = frozenset()
+    new_arrays: frozenset[NodeId] = frozenset()
+    deleted_groups: frozenset[NodeId] = frozenset()
+    deleted_arrays: frozenset[NodeId] = frozenset()
+    updated_groups: frozenset[NodeId] = frozenset()
+    updated_arrays: frozenset[NodeId] = frozenset()
+    updated_chunks: Mapping[NodeId, npt.NDArray[np.uint32]] = field(default_factory=dict)
+    """uint32[n, ndim] per array, unique rows in lexicographic order."""
+    moves: tuple[Move, ...] = ()
+    updated_boxes: Mapping[NodeId, tuple[Extents, ...]] = field(default_factory=dict)
+    """Boxes of the chunk grid that a distributed write set chunks in: which ones, only its manifests know."""
+
+    def is_empty(self) -> bool:
+        return not (
+            self.new_groups
+            or self.new_arrays
+            or self.deleted_groups
+            or self.deleted_arrays
+            or self.updated_groups
+            or self.updated_arrays
+            or self.updated_chunks
+            or self.moves
+            or self.updated_boxes
+        )
+
+
+@dataclass(frozen=True)
+class Diff(Described):
+    """Paths that were added, removed, changed or moved, and the chunks that were written."""
+
+    new_groups: set[str] = field(default_factory=set)
+    new_arrays: set[str] = field(default_factory=set)
+    deleted_groups: set[str] = field(default_factory=set)
+    deleted_arrays: set[str] = field(default_factory=set)
+    updated_groups: set[str] = field(default_factory=set)
+    updated_arrays: set[str] = field(default_factory=set)
+    chunk_coords: Mapping[str, npt.NDArray[np.uint32]] = field(default_factory=dict)
+    """Changed chunks per array as columns, uint32[n, ndim]."""
+    moved_nodes: list[tuple[str, str]] = field(default_factory=list)
+
+    @cached_property
+    def updated_chunks(self) -> dict[str, list[list[int]]]:
+        """Changed chunks per array as lists of coordinates."""
+        return {path: coords.tolist() for path, coords in self.chunk_coords.items()}
+
+    def is_empty(self) -> bool:
+        """Whether nothing differs."""
+        return not (
+            self.new_groups
+            or self.new_arrays
+            or self.deleted_groups
+            or self.deleted_arrays
+            or self.updated_groups
+            or self.updated_arrays
+            or self.chunk_coords
+            or self.moved_nodes
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Diff):
+            return NotImplemented
+        names = (
+            "new_groups",
+            "new_arrays",
+            "deleted_groups",
+            "deleted_arrays",
+            "updated_groups",
+            "updated_arrays",
+            "moved_nodes",
+            "updated_chunks",
+        )
+        return all(getattr(self, name) == getattr(other, name) for name in names)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _card(self) -> Card:
+        chunks = [f"{path}: {format_count(len(found), 'chunk')}" for path, found in sorted(self.chunk_coords.items())]
+        listings = (
+            Listing("new groups", "added", sorted(self.new_groups)),
+            Listing("new arrays", "added", sorted(self.new_arrays)),
+            Listing("deleted groups", "removed", sorted(self.deleted_groups)),
+            Listing("deleted arrays", "removed", sorted(self.deleted_arrays)),
+            Listing("updated groups", "changed", sorted(self.updated_groups)),
+            Listing("updated arrays", "changed", sorted(self.updated_arrays)),
+            Listing("moved", "tag", [f"{old} → {new}" for old, new in self.moved_nodes]),
+            Listing("updated chunks", "changed", chunks),
+        )
+        return Card("Diff", "no changes" if self.is_empty() else "", (), [each for each in listings if each.entries])
+
+    def __repr__(self) -> str:
+        lines = []
+        for title, paths in (
+            ("Groups created", self.new_groups),
+            ("Arrays created", self.new_arrays),
+            ("Group definitions updated", self.updated_groups),
+            ("Array definitions updated", self.updated_arrays),
+            ("Groups deleted", self.deleted_groups),
+            ("Arrays deleted", self.deleted_arrays),
+        ):
+            if paths:
+                lines += [f"{title}:", *(f"    {path}" for path in sorted(paths)), ""]
+        if self.moved_nodes:
+            lines += ["Nodes moved:", *(f"    {old} -> {new}" for old, new in self.moved_nodes), ""]
+        if self.chunk_coords:
+            lines.append("Chunks updated:")
+            for path in sorted(self.chunk_coords):
+                coords = self.chunk_coords[path]
+                lines.append(f"    {path}: {len(coords)} chunk(s)")
+                lines += [f"        {row}" for row in coords[:10].tolist()]
+                if len(coords) > 10:
+                    lines.append(f"        ... {len(coords) - 10} more")
+        return printable("\n".join(lines).rstrip()) or "(no changes)"

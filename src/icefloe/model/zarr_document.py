@@ -1,14 +1,238 @@
-"""The parts of a zarr.json that the engine needs, and its attributes cut out and put back byte for byte."""
+"""Node paths, chunk keys, bounds on decoded sizes, and the parts of a zarr.json that the engine needs.
+
+One byte of a body can become a Python object of a hundred. A file may become values of 256 MiB, or of 1,000 times its
+stored size. A body that is so small that it cannot pass this is not looked at.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from icefloe.errors import FormatError, InvalidInputError
-from icefloe.model.decoded_size import check_json
+from icefloe.model.chunk_table import Coords
+
+FREE_BYTES: Final = 256 << 20
+RATIO: Final = 1000
+DOCUMENT_BYTES: Final = 512 << 20
+"""What one JSON document inside a file may become."""
+
+_MOST_PER_BYTE: Final = 128
+"""No encoding of a value makes more of one byte; most have small maps and empty arrays."""
+_BLOCK_BYTES: Final = 1 << 20
+_SLOT, _ENTRY, _CONTAINER, _SMALL_MAP, _TEXT, _COMPRESSED_NUMBER, _EXTENSION = 9, 150, 80, 240, 64, 40, 160
+_JSON_BYTES: Final = {b"[": 120, b"{": 240, b",": 48, b":": 64, b'"': 32}
+
+
+def check_messagepack(body: bytes | memoryview, stored_bytes: int, what: str) -> None:
+    """FormatError when the values of a body would take far more memory than the stored file makes believable."""
+    allowed = max(FREE_BYTES, RATIO * stored_bytes)
+    if len(body) * _MOST_PER_BYTE <= allowed:
+        return
+    estimate = estimate_messagepack(body)
+    if estimate > allowed:
+        raise FormatError(
+            f"a {what} file of {stored_bytes} bytes would become values of about {estimate >> 20} MiB, more than the "
+            f"{allowed >> 20} that are allowed"
+        )
+
+
+def is_believable_messagepack(body: bytes | memoryview, stored_bytes: int) -> bool:
+    """Whether a reader would take a body that is stored in so many bytes."""
+    allowed = max(FREE_BYTES, RATIO * stored_bytes)
+    return len(body) * _MOST_PER_BYTE <= allowed or estimate_messagepack(body) <= allowed
+
+
+def check_json(document: bytes | str, what: str) -> None:
+    """FormatError when the values of one JSON document would take more than DOCUMENT_BYTES."""
+    if len(document) * _JSON_BYTES[b"["] <= DOCUMENT_BYTES:
+        return
+    estimate = estimate_json(document)
+    if estimate > DOCUMENT_BYTES:
+        raise FormatError(
+            f"{what}: JSON of {len(document)} bytes would become values of about {estimate >> 20} MiB, more than the "
+            f"{DOCUMENT_BYTES >> 20} that are allowed"
+        )
+
+
+def estimate_messagepack(body: bytes | memoryview) -> int:
+    """At least the bytes that the values of a body take, roughly.
+
+    Every byte is counted as if it began a value, so that nothing has to be parsed. Text of ASCII begins none that
+    takes memory: small numbers are shared by Python, and the places for them are counted with their container.
+    """
+    data = np.frombuffer(body, dtype=np.uint8)
+    total = len(data)
+    for start in range(0, len(data), _BLOCK_BYTES):
+        block = data[start : start + _BLOCK_BYTES]
+        total += int(np.bincount(block, minlength=256) @ _COSTS)
+        for head, width, least, cost in _LONG_CONTAINERS:
+            at = np.flatnonzero(block == head) + start
+            total += cost * _declared(data, at, width, least)
+        if total >= _MOST_PER_BYTE * len(data):
+            return _MOST_PER_BYTE * len(data)
+    return total
+
+
+def _declared(data: npt.NDArray[np.uint8], at: npt.NDArray[np.int64], width: int, least: int) -> int:
+    """How many members containers say that they have, where there are bytes for them."""
+    at = at[at + width < len(data)]
+    counts = np.zeros(len(at), dtype=np.int64)
+    for byte in range(1, width + 1):
+        counts = counts << 8 | data[at + byte]
+    return int(np.minimum(counts, (len(data) - at) // least).sum())
+
+
+def _costs() -> npt.NDArray[np.int64]:
+    costs = np.zeros(256, dtype=np.int64)
+    members = np.arange(16)
+    costs[0x80:0x90] = np.where(members, _SMALL_MAP + _ENTRY // 2 * members, _CONTAINER)
+    costs[0x90:0xA0] = _CONTAINER + _SLOT * members
+    costs[0xA0:0xC0] = _TEXT
+    costs[0xC4:0xC7] = _TEXT
+    costs[0xC7:0xCA] = _EXTENSION
+    costs[0xCA:0xD4] = _COMPRESSED_NUMBER
+    costs[0xD4:0xD9] = _EXTENSION
+    costs[0xD9:0xDC] = _TEXT
+    costs[0xDC:0xE0] = _CONTAINER
+    costs[0xE0:0xFB] = _COMPRESSED_NUMBER
+    return costs
+
+
+_COSTS = _costs()
+_LONG_CONTAINERS = ((0xDC, 2, 1, _SLOT), (0xDD, 4, 1, _SLOT), (0xDE, 2, 2, _ENTRY), (0xDF, 4, 2, _ENTRY))
+
+
+def estimate_json(document: bytes | str) -> int:
+    """At least the bytes that the values of a document take, roughly: counted by its punctuation."""
+    if isinstance(document, str):
+        return len(document) + sum(cost * document.count(mark.decode()) for mark, cost in _JSON_BYTES.items())
+    return len(document) + sum(cost * document.count(mark) for mark, cost in _JSON_BYTES.items())
+
+
+DOCUMENT = "zarr.json"
+_DEFAULT_CHUNK_KEY = re.compile(r"(?:(.*)/)?c((?:/(?:0|[1-9][0-9]*))*)")
+_V2_NAMES = (".zarray", ".zgroup", ".zattrs", ".zmetadata")
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentKey:
+    """The zarr.json of the node at a path."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkKey:
+    """A chunk of the array at a path."""
+
+    path: str
+    coords: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OtherKey:
+    """A key of another form: a chunk of an array with another key encoding, or nothing of ours."""
+
+    text: str
+
+
+Key: TypeAlias = DocumentKey | ChunkKey | OtherKey
+
+
+def parse_key(key: str) -> Key:
+    """What a store key names, by its form alone."""
+    if key == DOCUMENT:
+        return DocumentKey("/")
+    if key.endswith("/" + DOCUMENT):
+        return DocumentKey("/" + key[: -len(DOCUMENT) - 1])
+    match = _DEFAULT_CHUNK_KEY.fullmatch(key)
+    if match is None:
+        return OtherKey(key)
+    numbers = match.group(2)
+    coords = tuple(map(int, numbers[1:].split("/"))) if numbers else ()
+    return ChunkKey("/" + (match.group(1) or ""), coords)
+
+
+def is_v2_key(key: str) -> bool:
+    """Whether a key is a Zarr v2 metadata document, which is never here."""
+    return key.rpartition("/")[2] in _V2_NAMES
+
+
+def is_node_path(path: str) -> bool:
+    """Whether a path of a stored file names a node: absolute, without empty parts, `.` and `..`."""
+    if path == "/":
+        return True
+    if path[:1] != "/" or path[-1] == "/" or "//" in path:
+        return False
+    return "/." not in path or {".", ".."}.isdisjoint(path.split("/"))
+
+
+def find_bad_path(paths: Collection[str]) -> str | None:
+    """A path that names no node, if there is one; files of many nodes are looked at as a whole."""
+    whole = "\n".join(paths) + "\n"
+    ordinary = (
+        "//" not in whole
+        and "/." not in whole
+        and whole.count("/\n") <= ("/" in paths)
+        and whole[:1] + whole[-1:] == "/\n"
+        and whole.count("\n/") == len(paths) - 1 == whole.count("\n") - 1
+    )
+    return None if ordinary else next((path for path in paths if not is_node_path(path)), None)
+
+
+def chunk_prefix(path: str) -> str:
+    """The key of a chunk up to its coordinates, in the default encoding."""
+    return "c" if path == "/" else f"{path[1:]}/c"
+
+
+def document_key(path: str) -> str:
+    """The store key of a node's document."""
+    return DOCUMENT if path == "/" else f"{path[1:]}/{DOCUMENT}"
+
+
+def check_unicode(text: str, what: str) -> str:
+    """A text that can be stored; lone surrogates, as in file names that are not UTF-8, cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(
+            f"{what} {text!r} is not valid Unicode: it has a lone surrogate at position {error.start}. File names that "
+            "are not UTF-8 come out of os.listdir like this; give it a text of your own"
+        ) from error
+    return text
+
+
+def check_path(path: str) -> str:
+    """A node path in canonical form: valid Unicode, absolute, no empty, `.` or `..` segments."""
+    check_unicode(path, "the node path")
+    normal = path if path.startswith("/") else "/" + path
+    if len(normal) > 1:
+        normal = normal.removesuffix("/")
+    if normal != "/" and any(part in ("", ".", "..") for part in normal[1:].split("/")):
+        raise InvalidInputError(f"{path!r} is not a node path: empty, `.` and `..` segments are not allowed")
+    return normal
+
+
+def parent_path(path: str) -> str | None:
+    """The path of the enclosing group; None for the root."""
+    if path == "/":
+        return None
+    return path.rpartition("/")[0] or "/"
+
+
+def subtree_bounds(path: str) -> tuple[str, str]:
+    """Strings between which, in sorted order, all paths strictly below `path` lie: [first, end)."""
+    prefix = "/" if path == "/" else path + "/"
+    return prefix, prefix[:-1] + chr(ord("/") + 1)
+
 
 _DECODER = json.JSONDecoder()
 _BLANKS = " \t\r\n"
@@ -115,3 +339,68 @@ def join_attributes(document: bytes, attributes: bytes) -> bytes:
         raise InvalidInputError("the document has no place for its attributes")
     start, end = span
     return (text[:start] + inner + text[end:]).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEncoding:
+    """How the coordinates of a chunk are written after the path of its array."""
+
+    lead: str
+    """`c` in the default encoding, nothing in the one of Zarr v2."""
+    separator: str
+
+    @property
+    def is_default(self) -> bool:
+        return self.lead == "c" and self.separator == "/"
+
+    def suffix(self, coords: Iterable[int]) -> str:
+        """The key of a chunk below the path of its array."""
+        numbers = [str(c) for c in coords]
+        if not self.lead:
+            return self.separator.join(numbers) or "0"
+        return self.separator.join([self.lead, *numbers])
+
+    def parse(self, suffix: str, ndim: int) -> Coords | None:
+        """The coordinates in a key below the path of the array, or None when it is not a chunk key."""
+        numbers = suffix
+        if self.lead:
+            if suffix == self.lead:
+                return () if ndim == 0 else None
+            if not suffix.startswith(self.lead + self.separator):
+                return None
+            numbers = suffix[len(self.lead + self.separator) :]
+        parts = numbers.split(self.separator)
+        if any(_NUMBER.fullmatch(part) is None for part in parts):
+            return None
+        if ndim == 0 and not self.lead:
+            return () if numbers == "0" else None
+        return tuple(map(int, parts)) if len(parts) == ndim else None
+
+    def parse_folder(self, folder: str, ndim: int) -> Coords | None:
+        """The leading coordinates of the chunks in a folder below the array, or None when it can hold none."""
+        if self.separator != "/":
+            return None
+        parts = folder.split("/")
+        if self.lead and parts.pop(0) != self.lead:
+            return None
+        if len(parts) >= ndim or any(_NUMBER.fullmatch(part) is None for part in parts):
+            return None
+        return tuple(map(int, parts))
+
+
+_NUMBER = re.compile(r"0|[1-9][0-9]*")
+DEFAULT_ENCODING = KeyEncoding("c", "/")
+
+
+@lru_cache(maxsize=4096)
+def key_encoding(document: bytes) -> KeyEncoding:
+    """The chunk key encoding that an array document asks for."""
+    encoding = parse_document(document).get("chunk_key_encoding")
+    if isinstance(encoding, str):
+        encoding = {"name": encoding}
+    if not isinstance(encoding, dict):
+        return DEFAULT_ENCODING
+    configuration = encoding.get("configuration") or {}
+    if encoding.get("name") == "v2":
+        return KeyEncoding("", str(configuration.get("separator", ".")))
+    return KeyEncoding("c", str(configuration.get("separator", "/")))

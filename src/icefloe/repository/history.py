@@ -1,18 +1,80 @@
-"""The history of a repository, as its user sees it: commits, what they changed, what they are made of."""
+"""Branches, tags, commits, diffs, the ancestry graph, and the content of single files."""
 
 from __future__ import annotations
 
+import asyncio
+import heapq
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from typing import Any
 
 from icefloe.blocking import iterate_blocking, run_blocking
-from icefloe.display.ancestry_graph import AncestryGraph
-from icefloe.errors import SnapshotNotFoundError
-from icefloe.model.diff import Diff
-from icefloe.model.snapshot import ManifestFileInfo, SnapshotInfo
-from icefloe.repository.graph import fetch_graph
-from icefloe.session.engine import Engine
+from icefloe.display.graph import AncestryGraph, Commit, Ref
+from icefloe.errors import InvalidInputError, SnapshotNotFoundError
+from icefloe.ids import ObjectId
+from icefloe.maintenance import inspect as inspection
+from icefloe.maintenance.inspect import ChunkStorageStats, chunk_storage_stats
+from icefloe.maintenance.marking import FetchLimits
+from icefloe.model.snapshot import Diff, ManifestFileInfo, SnapshotInfo
 from icefloe.session.history import RefChoice, ancestry, diff_between, resolve
+from icefloe.session.open_repository import Engine
+
+_REFS_AT_ONCE = 64
+
+
+async def fetch_graph(engine: Engine, choice: RefChoice, *, plain: bool, limit: int | None) -> AncestryGraph:
+    """The graph of everything that branches and tags reach, or of the history of one choice."""
+    if limit is not None and limit < 1:
+        raise InvalidInputError(f"limit={limit}: a graph shows at least one commit; None shows all")
+    refs = await fetch_refs(engine)
+    chosen = choice.branch or choice.tag or choice.snapshot_id
+    # A tag often names the tip of a branch: each snapshot is walked from once.
+    starts = [await resolve(engine, choice)] if chosen else list(dict.fromkeys(ref.snapshot_id for ref in refs))
+    infos = await newest_commits(engine, starts, limit)
+    shown = {info.id for info in infos}
+    commits = [Commit(info.id, info.parent_id, info.written_at, info.message) for info in infos]
+    return AncestryGraph(commits, [ref for ref in refs if ref.snapshot_id in shown], plain=plain)
+
+
+async def fetch_refs(engine: Engine) -> list[Ref]:
+    """All branches (main first), then all tags, and where they point."""
+    branches, tags = await asyncio.gather(engine.ledger.list_branches(), engine.ledger.list_tags())
+    slots = asyncio.Semaphore(_REFS_AT_ONCE)
+
+    async def branch(name: str) -> Ref:
+        async with slots:
+            return Ref(name, "branch", (await engine.ledger.fetch_tip(name)).snapshot_id)
+
+    async def tag(name: str) -> Ref:
+        async with slots:
+            return Ref(name, "tag", await engine.ledger.fetch_tag(name))
+
+    ordered = sorted(branches, key=lambda name: (name != "main", name))
+    return await asyncio.gather(*(branch(name) for name in ordered), *(tag(name) for name in sorted(tags)))
+
+
+async def newest_commits(engine: Engine, starts: list[ObjectId], limit: int | None) -> list[SnapshotInfo]:
+    """The newest commits of several histories, each once; a history is left where another one was there before."""
+    walks = [engine.ledger.ancestry(start) for start in starts]
+    heads: list[tuple[float, int, SnapshotInfo]] = []
+    await asyncio.gather(*(_advance(heads, index, walk) for index, walk in enumerate(walks)))
+    found: dict[ObjectId, SnapshotInfo] = {}
+    while heads and (limit is None or len(found) < limit):
+        _, index, info = heapq.heappop(heads)
+        if info.id not in found:
+            found[info.id] = info
+            await _advance(heads, index, walks[index])
+    for walk in walks:
+        close = getattr(walk, "aclose", None)
+        if close is not None:
+            await close()
+    return list(found.values())
+
+
+async def _advance(heads: list[tuple[float, int, SnapshotInfo]], index: int, walk: AsyncIterator[SnapshotInfo]) -> None:
+    info = await anext(walk, None)
+    if info is not None:
+        heapq.heappush(heads, (-info.written_at.timestamp(), index, info))
 
 
 class HistoryDoor:
@@ -105,10 +167,14 @@ class HistoryDoor:
         """What changed between two points of one history, down to chunk coordinates."""
         return run_blocking(
             self.diff_async(
-                from_branch=from_branch, from_tag=from_tag, from_snapshot_id=from_snapshot_id,
-                to_branch=to_branch, to_tag=to_tag, to_snapshot_id=to_snapshot_id,
+                from_branch=from_branch,
+                from_tag=from_tag,
+                from_snapshot_id=from_snapshot_id,
+                to_branch=to_branch,
+                to_tag=to_tag,
+                to_snapshot_id=to_snapshot_id,
             )
-        )  # fmt: skip
+        )
 
     async def diff_async(
         self,
@@ -131,3 +197,150 @@ class HistoryDoor:
                 earlier, ends = ends, [await resolve(self._engine, choice) for choice in choices]
                 if ends == earlier:
                     raise
+
+
+class RefsDoor:
+    """The part of `Repository` that names snapshots."""
+
+    _engine: Engine
+
+    def create_branch(self, branch: str, snapshot_id: str) -> None:
+        """A new branch at a snapshot; AlreadyExistsError when the name is taken."""
+        run_blocking(self.create_branch_async(branch, snapshot_id))
+
+    async def create_branch_async(self, branch: str, snapshot_id: str) -> None:
+        """`create_branch`, awaited."""
+        await self._engine.check_writable()
+        await self._engine.archive.fetch_snapshot(snapshot_id, anew=True)
+        await self._engine.ledger.create_branch(branch, snapshot_id)
+
+    def list_branches(self) -> set[str]:
+        """Names of all branches."""
+        return run_blocking(self.list_branches_async())
+
+    async def list_branches_async(self) -> set[str]:
+        """`list_branches`, awaited."""
+        return await self._engine.ledger.list_branches()
+
+    def lookup_branch(self, branch: str) -> ObjectId:
+        """The snapshot at which a branch stands."""
+        return run_blocking(self.lookup_branch_async(branch))
+
+    async def lookup_branch_async(self, branch: str) -> ObjectId:
+        """`lookup_branch`, awaited."""
+        return (await self._engine.ledger.fetch_tip(branch)).snapshot_id
+
+    def reset_branch(self, branch: str, snapshot_id: str, *, from_snapshot_id: str | None = None) -> None:
+        """Point a branch at another snapshot, if it is still at `from_snapshot_id` when that is given."""
+        run_blocking(self.reset_branch_async(branch, snapshot_id, from_snapshot_id=from_snapshot_id))
+
+    async def reset_branch_async(self, branch: str, snapshot_id: str, *, from_snapshot_id: str | None = None) -> None:
+        """`reset_branch`, awaited."""
+        await self._engine.archive.fetch_snapshot(snapshot_id, anew=True)
+        await self._engine.ledger.reset_branch(branch, snapshot_id, from_snapshot_id)
+
+    def delete_branch(self, branch: str) -> None:
+        """Remove a branch; its snapshots stay until they are collected. `main` cannot be removed."""
+        run_blocking(self.delete_branch_async(branch))
+
+    async def delete_branch_async(self, branch: str) -> None:
+        """`delete_branch`, awaited."""
+        await self._engine.ledger.delete_branch(branch)
+
+    def create_tag(self, tag: str, snapshot_id: str) -> None:
+        """A name for a snapshot that never moves."""
+        run_blocking(self.create_tag_async(tag, snapshot_id))
+
+    async def create_tag_async(self, tag: str, snapshot_id: str) -> None:
+        """`create_tag`, awaited."""
+        await self._engine.check_writable()
+        await self._engine.archive.fetch_snapshot(snapshot_id, anew=True)
+        await self._engine.ledger.create_tag(tag, snapshot_id)
+
+    def list_tags(self) -> set[str]:
+        """Names of all tags."""
+        return run_blocking(self.list_tags_async())
+
+    async def list_tags_async(self) -> set[str]:
+        """`list_tags`, awaited."""
+        return await self._engine.ledger.list_tags()
+
+    def lookup_tag(self, tag: str) -> ObjectId:
+        """The snapshot a tag names."""
+        return run_blocking(self.lookup_tag_async(tag))
+
+    async def lookup_tag_async(self, tag: str) -> ObjectId:
+        """`lookup_tag`, awaited."""
+        return await self._engine.ledger.fetch_tag(tag)
+
+    def delete_tag(self, tag: str) -> None:
+        """Remove a tag, where the generation allows it; the name cannot be used again."""
+        run_blocking(self.delete_tag_async(tag))
+
+    async def delete_tag_async(self, tag: str) -> None:
+        """`delete_tag`, awaited."""
+        await self._engine.ledger.delete_tag(tag)
+
+
+class InspectionDoor:
+    """The part of `Repository` that looks inside."""
+
+    _engine: Engine
+
+    def chunk_storage_stats(
+        self,
+        *,
+        max_compressed_manifest_mem_bytes: int = 512 << 20,
+        max_concurrent_manifest_fetches: int = 32,
+        **_: Any,
+    ) -> ChunkStorageStats:
+        """Bytes of all chunks in all of history, by kind; what snapshots share counts once."""
+        return run_blocking(
+            self.chunk_storage_stats_async(
+                max_compressed_manifest_mem_bytes=max_compressed_manifest_mem_bytes,
+                max_concurrent_manifest_fetches=max_concurrent_manifest_fetches,
+            )
+        )
+
+    async def chunk_storage_stats_async(
+        self,
+        *,
+        max_compressed_manifest_mem_bytes: int = 512 << 20,
+        max_concurrent_manifest_fetches: int = 32,
+        **_: Any,
+    ) -> ChunkStorageStats:
+        """`chunk_storage_stats`, awaited."""
+        limits = FetchLimits(max(1, min(max_concurrent_manifest_fetches, 256)), max_compressed_manifest_mem_bytes)
+        return await chunk_storage_stats(self._engine, limits)
+
+    def total_chunks_storage(self, **limits: int) -> int:
+        """Bytes of all chunk objects in all of history."""
+        return self.chunk_storage_stats(**limits).native_bytes
+
+    async def total_chunks_storage_async(self, **limits: int) -> int:
+        """`total_chunks_storage`, awaited."""
+        return (await self.chunk_storage_stats_async(**limits)).native_bytes
+
+    def inspect_snapshot(self, snapshot_id: str) -> dict[str, Any]:
+        """The nodes of a snapshot with their ids and manifests."""
+        return run_blocking(inspection.inspect_snapshot(self._engine, snapshot_id))
+
+    async def inspect_snapshot_async(self, snapshot_id: str) -> dict[str, Any]:
+        """`inspect_snapshot`, awaited."""
+        return await inspection.inspect_snapshot(self._engine, snapshot_id)
+
+    def inspect_manifest(self, manifest_id: str) -> dict[str, Any]:
+        """The references of a manifest, counted by array and kind."""
+        return run_blocking(inspection.inspect_manifest(self._engine, manifest_id))
+
+    async def inspect_manifest_async(self, manifest_id: str) -> dict[str, Any]:
+        """`inspect_manifest`, awaited."""
+        return await inspection.inspect_manifest(self._engine, manifest_id)
+
+    def inspect_transaction_log(self, snapshot_id: str) -> dict[str, Any]:
+        """What one commit changed, by node id."""
+        return run_blocking(inspection.inspect_transaction_log(self._engine, snapshot_id))
+
+    async def inspect_transaction_log_async(self, snapshot_id: str) -> dict[str, Any]:
+        """`inspect_transaction_log`, awaited."""
+        return await inspection.inspect_transaction_log(self._engine, snapshot_id)

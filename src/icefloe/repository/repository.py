@@ -13,25 +13,20 @@ from icefloe.display.card import Card, Described, Fact, Styled
 from icefloe.errors import InvalidInputError, RepositoryNotFoundError
 from icefloe.formats.config_document import encode_config
 from icefloe.ids import ObjectId
-from icefloe.ledger.features import check_feature
+from icefloe.ledger.icechunk2 import check_feature
 from icefloe.maintenance.recover import recover
-from icefloe.maintenance.verify_report import Damage
+from icefloe.maintenance.verify_checks import Damage
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
 from icefloe.repository.administration import AdministrationDoor
-from icefloe.repository.history import HistoryDoor
-from icefloe.repository.inspection import InspectionDoor
-from icefloe.repository.maintenance import MaintenanceDoor
-from icefloe.repository.merging import MergingDoor
-from icefloe.repository.observation import ObservationDoor
-from icefloe.repository.refs import RefsDoor
-from icefloe.session import opening
-from icefloe.session.conflicts import ConflictSolver
-from icefloe.session.engine import Engine
+from icefloe.repository.history import HistoryDoor, InspectionDoor, RefsDoor
+from icefloe.repository.maintenance import MaintenanceDoor, MergingDoor
+from icefloe.repository.metrics import ObservationDoor
+from icefloe.session import open_repository as opening
 from icefloe.session.history import RefChoice, fetch_branch, resolve, snapshot_as_of
-from icefloe.session.modes import SessionMode
-from icefloe.session.running import note_running
-from icefloe.session.session import Session
+from icefloe.session.open_repository import Engine, note_running
+from icefloe.session.rebase import ConflictSolver
+from icefloe.session.session import Session, SessionMode
 from icefloe.storage.build import resolve_storage
 from icefloe.storage.contract import Storage
 from icefloe.store import IcechunkStore

@@ -1,21 +1,256 @@
-"""Points of a repository's history: refs, times, ancestry, and what lies between two of them."""
+"""Resolve refs and times to snapshots, walk ancestry, merge logs, and compare snapshots."""
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
-from collections.abc import AsyncIterator, Container
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import AsyncIterator, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
+
+import numpy as np
+import numpy.typing as npt
 
 from icefloe.errors import ConflictError, FormatError, InvalidInputError, ObjectNotFoundError, SnapshotNotFoundError
 from icefloe.ids import NodeId, ObjectId
 from icefloe.ledger.contract import Tip
-from icefloe.model.diff import Diff
-from icefloe.model.snapshot import REWRITTEN_PARENT_KEY, Snapshot, SnapshotInfo
-from icefloe.model.transaction_log import TransactionLog
-from icefloe.session.compare import chunks_in_boxes, compare_snapshots, diff_from_logs
-from icefloe.session.engine import Engine
-from icefloe.session.logs import is_cut_off, join_logs, merge_logs
+from icefloe.manifests.columns import diff_tables, find_rows
+from icefloe.metadata_files import Archive
+from icefloe.model.snapshot import (
+    REWRITTEN_PARENT_KEY,
+    ArrayNode,
+    Diff,
+    Move,
+    Node,
+    Snapshot,
+    SnapshotInfo,
+    TransactionLog,
+)
+from icefloe.session.lookup import ChunkLookup
+from icefloe.session.open_repository import Engine
+
+
+async def join_logs(
+    logs: Sequence[TransactionLog],
+    before: Snapshot,
+    after: Snapshot,
+    archive: Archive,
+    wanted: Container[NodeId] | None = None,
+) -> TransactionLog:
+    """The logs of all commits from one snapshot to another, oldest first, as one log.
+
+    An array that one commit makes smaller and a later one larger again loses chunks of which neither log tells: the
+    first only says that the array has another shape. So the references of arrays that were changed more than once
+    are compared. `wanted` restricts that to some arrays.
+    """
+    joined = reduce(merge_logs, logs, TransactionLog())
+    changed = _find_changed_again(logs)
+    if wanted is not None:
+        changed = {node_id for node_id in changed if node_id in wanted}
+    if not changed:
+        return joined
+    was = {n.id: n for n in before.nodes.values() if n.id in changed and isinstance(n, ArrayNode)}
+    now = {n.id: n for n in after.nodes.values() if n.id in was and isinstance(n, ArrayNode)}
+    lookup, chunks = ChunkLookup(archive), dict(joined.updated_chunks)
+    for node_id, node in now.items():
+        lost = await _find_lost(was[node_id], node, lookup)
+        if len(lost):
+            known = chunks.get(node_id)
+            chunks[node_id] = lost if known is None else join_coordinates([known, lost])
+    return replace(joined, updated_chunks=chunks)
+
+
+def is_cut_off(log: TransactionLog, parent: Snapshot, snapshot: Snapshot) -> bool:
+    """Whether the log of a snapshot on the first one does not tell of all its nodes.
+
+    The official package expires history by putting a kept snapshot on the first one, and leaves its log as it was: the
+    log then only tells of the last of the commits in between.
+    """
+    if parent.parent_id is not None:
+        return False
+    known = {node.id for node in parent.nodes.values()} | log.new_arrays | log.new_groups
+    return any(node.id not in known for node in snapshot.nodes.values())
+
+
+def merge_logs(first: TransactionLog, second: TransactionLog) -> TransactionLog:
+    """Two consecutive logs as one, as far as they tell; `join_logs` also looks for chunks that they do not mention."""
+    born = first.new_arrays | first.new_groups
+    gone = second.deleted_arrays | second.deleted_groups
+    # A node that was deleted and came back under its id, as by a revert, is neither new nor deleted.
+    restored_groups = (first.deleted_groups & second.new_groups) - first.new_groups
+    restored_arrays = (first.deleted_arrays & second.new_arrays) - first.new_arrays
+    chunks = dict(first.updated_chunks)
+    for node_id, coords in second.updated_chunks.items():
+        before = chunks.get(node_id)
+        chunks[node_id] = coords if before is None else join_coordinates([before, coords])
+    origins = {move.node_id: move.from_path for move in first.moves}
+    moves = {move.node_id: move for move in first.moves}
+    for move in second.moves:
+        moves[move.node_id] = replace(move, from_path=origins.get(move.node_id, move.from_path))
+    new_groups = (first.new_groups | second.new_groups) - gone - restored_groups
+    new_arrays = (first.new_arrays | second.new_arrays) - gone - restored_arrays
+    return TransactionLog(
+        new_groups=new_groups,
+        new_arrays=new_arrays,
+        deleted_groups=(first.deleted_groups - restored_groups) | (second.deleted_groups - born),
+        deleted_arrays=(first.deleted_arrays - restored_arrays) | (second.deleted_arrays - born),
+        updated_groups=(first.updated_groups | second.updated_groups | restored_groups) - gone - new_groups,
+        updated_arrays=(first.updated_arrays | second.updated_arrays | restored_arrays) - gone - new_arrays,
+        updated_chunks={node_id: coords for node_id, coords in chunks.items() if node_id not in gone},
+        updated_boxes={
+            node_id: first.updated_boxes.get(node_id, ()) + second.updated_boxes.get(node_id, ())
+            for node_id in first.updated_boxes.keys() | second.updated_boxes.keys()
+            if node_id not in gone
+        },
+        moves=tuple(m for m in moves.values() if m.from_path != m.to_path and m.node_id not in born | gone),
+    )
+
+
+def join_coordinates(parts: Sequence[npt.NDArray[np.uint32]]) -> npt.NDArray[np.uint32]:
+    """The chunks of one array that several logs name, each once."""
+    filled = [part for part in parts if len(part)] or list(parts[:1])
+    if len({part.shape[1] for part in filled}) > 1:
+        ranks = ", ".join(str(part.shape[1]) for part in filled)
+        raise FormatError(f"transaction logs name chunks of one array with {ranks} dimensions: they contradict")
+    return filled[0] if len(filled) == 1 else np.unique(np.concatenate(filled), axis=0)
+
+
+def _find_changed_again(logs: Iterable[TransactionLog]) -> set[NodeId]:
+    """Arrays whose document changed in more than one commit, or that were deleted and came back."""
+    changes: Counter[NodeId] = Counter()
+    for log in logs:
+        changes.update(log.updated_arrays | log.new_arrays | log.deleted_arrays)
+    return {node_id for node_id, count in changes.items() if count > 1}
+
+
+async def _find_lost(was: ArrayNode, now: ArrayNode, lookup: ChunkLookup) -> npt.NDArray[np.uint32]:
+    """Chunks that an array had, that it still has room for, and that it does not have any more."""
+    none = np.empty((0, len(now.grid)), dtype=np.uint32)
+    if len(was.grid) != len(now.grid):
+        return none
+    # Manifests that both have hold the same references.
+    common = set(was.manifests) & set(now.manifests)
+    older = replace(was, manifests=tuple(ref for ref in was.manifests if ref not in common))
+    box = tuple((0, min(a, b)) for a, b in zip(was.grid, now.grid, strict=True))
+    if not older.manifests:
+        return none
+    held, kept = await lookup.table(older, box), await lookup.table(now, box)
+    lost: npt.NDArray[np.uint32] = held.coords[find_rows(kept, held.coords) < 0]
+    return lost
+
+
+async def compare_snapshots(old: Snapshot, new: Snapshot, archive: Archive, *, chunks: bool = True) -> TransactionLog:
+    """The log of the change from one snapshot to another, found by comparing every node.
+
+    Without `chunks` it tells of none in arrays that both have.
+    """
+    before = {node.id: node for node in old.nodes.values()}
+    after = {node.id: node for node in new.nodes.values()}
+    fresh = [node for node_id, node in after.items() if node_id not in before]
+    gone = [node for node_id, node in before.items() if node_id not in after]
+    kept = [(before[node_id], node) for node_id, node in after.items() if node_id in before]
+    lookup = ChunkLookup(archive)
+    suspects: list[tuple[Node | None, Node]] = []
+    if chunks:
+        suspects += [(was, now) for was, now in kept if _chunks_may_differ(was, now)]
+    suspects += [(None, node) for node in fresh if isinstance(node, ArrayNode) and node.manifests]
+    columns = await asyncio.gather(*(_changed_chunks(was, now, lookup) for was, now in suspects))
+    changed = {now.id: coords for (_, now), coords in zip(suspects, columns, strict=True) if len(coords)}
+    moves = [Move(was.path, now.path, now.id, isinstance(now, ArrayNode)) for was, now in kept if was.path != now.path]
+    updated = [now for was, now in kept if was.document != now.document or was.attributes != now.attributes]
+    return TransactionLog(
+        new_groups=_ids(fresh, arrays=False),
+        new_arrays=_ids(fresh, arrays=True),
+        deleted_groups=_ids(gone, arrays=False),
+        deleted_arrays=_ids(gone, arrays=True),
+        updated_groups=_ids(updated, arrays=False),
+        updated_arrays=_ids(updated, arrays=True),
+        updated_chunks=changed,
+        moves=tuple(sorted(moves, key=lambda move: move.to_path.split("/"))),
+    )
+
+
+def _ids(nodes: Iterable[Node], *, arrays: bool) -> frozenset[NodeId]:
+    return frozenset(node.id for node in nodes if isinstance(node, ArrayNode) is arrays)
+
+
+def _chunks_may_differ(was: Node, now: Node) -> bool:
+    return isinstance(was, ArrayNode) and isinstance(now, ArrayNode) and was.manifests != now.manifests
+
+
+async def _changed_chunks(was: Node | None, now: Node, lookup: ChunkLookup) -> npt.NDArray[np.uint32]:
+    assert isinstance(now, ArrayNode)
+    if not isinstance(was, ArrayNode):
+        return (await lookup.table(now)).coords
+    old, new = await asyncio.gather(lookup.table(was), lookup.table(now))
+    return diff_tables(old, new)
+
+
+async def chunks_in_boxes(
+    snapshot: Snapshot, logs: Sequence[TransactionLog], archive: Archive
+) -> dict[NodeId, npt.NDArray[np.uint32]]:
+    """The chunks of a snapshot that lie in boxes its logs name: what distributed writes set, or a little more."""
+    wanted = {node_id for log in logs for node_id in log.updated_boxes}
+    if not wanted:
+        return {}
+    lookup = ChunkLookup(archive)
+    found: dict[NodeId, npt.NDArray[np.uint32]] = {}
+    for node in snapshot.nodes.values():
+        if node.id in wanted and isinstance(node, ArrayNode):
+            boxes = [box for log in logs for box in log.updated_boxes.get(node.id, ())]
+            tables = [await lookup.table(node, box) for box in dict.fromkeys(boxes)]
+            found[node.id] = _union([table.coords for table in tables])
+    return found
+
+
+def diff_from_logs(
+    old: Snapshot,
+    new: Snapshot,
+    logs: Sequence[TransactionLog],
+    boxed: Mapping[NodeId, npt.NDArray[np.uint32]] | None = None,
+) -> Diff:
+    """The net change between two snapshots, from the logs of the commits in between (oldest first).
+
+    `boxed` are the chunks in boxes that logs name instead of coordinates.
+    """
+    before = {node.id: node for node in old.nodes.values()}
+    after = {node.id: node for node in new.nodes.values()}
+    chunks: dict[NodeId, list[npt.NDArray[np.uint32]]] = {}
+    updated: set[NodeId] = set()
+    touched: set[NodeId] = set()
+    for log in logs:
+        updated |= log.updated_arrays | log.updated_groups
+        touched |= log.new_arrays | log.new_groups | log.deleted_arrays | log.deleted_groups
+        touched |= {move.node_id for move in log.moves}
+        for node_id, coords in log.updated_chunks.items():
+            chunks.setdefault(node_id, []).append(coords)
+    for node_id, coords in (boxed or {}).items():
+        chunks.setdefault(node_id, []).append(coords)
+    fresh = [after[i] for i in touched if i in after and i not in before]
+    gone = [before[i] for i in touched if i in before and i not in after]
+    moved = [(before[i], after[i]) for i in touched if i in before and i in after and before[i].path != after[i].path]
+    changed = [after[i] for i in updated if i in before and i in after]
+    return Diff(
+        new_groups=paths_of(fresh, arrays=False),
+        new_arrays=paths_of(fresh, arrays=True),
+        deleted_groups=paths_of(gone, arrays=False),
+        deleted_arrays=paths_of(gone, arrays=True),
+        updated_groups=paths_of(changed, arrays=False),
+        updated_arrays=paths_of(changed, arrays=True),
+        chunk_coords={after[i].path: _union(parts) for i, parts in sorted(chunks.items()) if i in after},
+        moved_nodes=sorted(((was.path, now.path) for was, now in moved), key=lambda move: move[1].split("/")),
+    )
+
+
+def paths_of(nodes: Iterable[Node], *, arrays: bool) -> set[str]:
+    """The paths of the arrays, or of the groups, among some nodes."""
+    return {node.path for node in nodes if isinstance(node, ArrayNode) is arrays}
+
+
+def _union(parts: Sequence[npt.NDArray[np.uint32]]) -> npt.NDArray[np.uint32]:
+    return parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts), axis=0)
+
 
 GONE = (SnapshotNotFoundError, ObjectNotFoundError, FormatError)
 """What is met where others expired and collected a commit after its history was walked.

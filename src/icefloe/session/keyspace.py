@@ -10,14 +10,19 @@ from typing import TypeAlias
 import numpy as np
 
 from icefloe.errors import InvalidInputError, NodeNotFoundError
-from icefloe.model.chunk_keys import KeyEncoding, key_encoding
 from icefloe.model.chunk_table import ChunkRef, Coords, tombstones
-from icefloe.model.nodes import ArrayNode, Extents, Node
-from icefloe.model.paths import DOCUMENT, ChunkKey, DocumentKey, document_key, parse_key
-from icefloe.session.located import LocatedChunks
-from icefloe.session.tree import Tree
-from icefloe.session.view import View
-from icefloe.session.workspace import Workspace
+from icefloe.model.snapshot import ArrayNode, Extents, Node
+from icefloe.model.zarr_document import (
+    DOCUMENT,
+    ChunkKey,
+    DocumentKey,
+    KeyEncoding,
+    document_key,
+    key_encoding,
+    parse_key,
+)
+from icefloe.session.lookup import LocatedChunks
+from icefloe.session.session_state import Tree, View, Workspace
 from icefloe.storage.contract import Buffer
 
 Chunk: TypeAlias = tuple[ArrayNode, Coords]

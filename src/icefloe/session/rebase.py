@@ -1,25 +1,253 @@
-"""Carrying a change set over a commit that landed in between."""
+"""Rebase a change set over commits that were made in the meantime: conflicts, solvers, false conflicts.
+
+While history is expired, the log of a kept snapshot tells of the changes of its ancestors, too, so that it never tells
+too little. A writer that builds on one of these ancestors would meet its own changes as those of others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from icefloe.errors import RebaseFailedError
+from icefloe.errors import RebaseFailedError, printable
 from icefloe.ids import NodeId
-from icefloe.model.nodes import ArrayNode, Extents, GroupNode, Node
-from icefloe.model.paths import parent_path, subtree_bounds
-from icefloe.model.snapshot import Snapshot
-from icefloe.model.transaction_log import TransactionLog
-from icefloe.model.zarr_document import parse_document
+from icefloe.manifests.columns import find_rows
+from icefloe.metadata_files import Archive
+from icefloe.model.chunk_table import ChunkKind, rows_inside
+from icefloe.model.snapshot import ArrayNode, Extents, GroupNode, Node, Snapshot, TransactionLog
+from icefloe.model.zarr_document import parent_path, parse_document, subtree_bounds
 from icefloe.session.change_set import ChangeSet, ChangeSummary, summarise
-from icefloe.session.conflicts import Conflict, ConflictSolver, ConflictType, VersionSelection
-from icefloe.session.node_numbers import give_way
-from icefloe.session.tree import Tree
-from icefloe.session.written import Written
+from icefloe.session.lookup import ChunkLookup
+from icefloe.session.session_state import Tree, give_way
+
+Coordinates = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Coordinates, and boxes that may hold further ones."""
+
+    ndim: int
+    known: Coordinates | None = None
+    boxes: tuple[Extents, ...] = ()
+
+    @property
+    def coords(self) -> Coordinates:
+        """The known coordinates, and the first corner of every box."""
+        corners = np.array([[first for first, _ in box] for box in self.boxes], dtype=np.uint32)
+        corners = corners.reshape(len(self.boxes), self.ndim)
+        return corners if self.known is None else np.concatenate([self.known, corners])
+
+    def common(self, other: Written) -> Coordinates:
+        """Chunks that both may have written; of two boxes that meet, the first corner of what they share."""
+        found = []
+        if self.known is not None and other.known is not None and self.known.shape[1] == other.known.shape[1]:
+            found.append(_common_rows(self.known, other.known))
+        if self.known is not None:
+            found.append(self.known[_inside(self.known, other.boxes)])
+        if other.known is not None and other.known.shape[1] == self.ndim:
+            found.append(other.known[_inside(other.known, self.boxes)])
+        found.append(_shared_corners(self.boxes, other.boxes, self.ndim))
+        return np.unique(np.concatenate(found), axis=0).astype(np.uint32, copy=False)
+
+    def outside(self, box: Extents) -> Coordinates:
+        """Chunks that are not in a box; of boxes that are not wholly in it, the last corner."""
+        found = []
+        if self.known is not None and self.known.shape[1] == self.ndim:
+            found.append(self.known[~_inside(self.known, (box,))])
+        corners = [[end - 1 for _, end in each] for each in self.boxes]
+        last = np.array(corners, dtype=np.uint32).reshape(len(corners), self.ndim)
+        return np.concatenate([*found, last[~_inside(last, (box,))]])
+
+
+def _common_rows(ours: Coordinates, theirs: Coordinates) -> Coordinates:
+    if ours.shape[1] == 0:
+        return ours[: min(len(ours), len(theirs))]
+    row = np.dtype((np.void, ours.dtype.itemsize * ours.shape[1]))
+    mine = np.ascontiguousarray(ours).view(row).ravel()
+    other = np.ascontiguousarray(theirs.astype(np.uint32)).view(row).ravel()
+    return ours[np.isin(mine, other)]
+
+
+def _inside(coords: Coordinates, boxes: tuple[Extents, ...]) -> npt.NDArray[np.bool_]:
+    inside = np.zeros(len(coords), dtype=bool)
+    for box in boxes:
+        inside |= rows_inside(coords, [first for first, _ in box], [end for _, end in box])
+    return inside
+
+
+def _shared_corners(ours: tuple[Extents, ...], theirs: tuple[Extents, ...], ndim: int) -> Coordinates:
+    mine = np.array(ours, dtype=np.int64).reshape(len(ours), 1, ndim, 2)
+    other = np.array(theirs, dtype=np.int64).reshape(1, len(theirs), ndim, 2)
+    first = np.maximum(mine[..., 0], other[..., 0])
+    end = np.minimum(mine[..., 1], other[..., 1])
+    corners: Coordinates = first[(first < end).all(axis=-1)].astype(np.uint32)
+    return corners
+
+
+Coords = npt.NDArray[np.uint32]
+
+
+async def without_untouched(
+    log: TransactionLog, base: Snapshot, changes: ChangeSet, theirs: Snapshot, archive: Archive
+) -> TransactionLog:
+    """The log without chunks that we changed and that are where they were; nothing is read unless both tell of one."""
+    suspects = _find_common(log, base, changes)
+    if not suspects:
+        return log
+    before = {node.id: node for node in base.nodes.values() if node.id in suspects}
+    after = {node.id: node for node in theirs.nodes.values() if node.id in suspects}
+    lookup, chunks = ChunkLookup(archive), dict(log.updated_chunks)
+    for node_id, coords in suspects.items():
+        was, now = before.get(node_id), after.get(node_id)
+        if isinstance(was, ArrayNode) and isinstance(now, ArrayNode):
+            untouched = await _find_untouched(was, now, coords, lookup)
+            left = chunks.pop(node_id)
+            left = left[~np.isin(_rows(left), _rows(untouched))]
+            if len(left):
+                chunks[node_id] = left
+    return replace(log, updated_chunks=chunks)
+
+
+def _find_common(log: TransactionLog, base: Snapshot, changes: ChangeSet) -> dict[NodeId, Coords]:
+    """Chunks of which both the log and our changes tell, by array."""
+    if not any(node_id in log.updated_chunks for node_id in changes.edits):
+        return {}
+    found = {}
+    for node_id, ours in summarise(base, changes).chunks.items():
+        told = log.updated_chunks.get(node_id)
+        if told is not None and len(told) and told.shape[1] == ours.shape[1]:
+            both = Written(ours.shape[1], ours).common(Written(ours.shape[1], told))
+            if len(both):
+                found[node_id] = both
+    return found
+
+
+def _rows(coords: Coords) -> npt.NDArray[np.void]:
+    """Each chunk as one value; the one chunk of an array without dimensions is equal to itself."""
+    columns = np.ascontiguousarray(coords if coords.shape[1] else np.zeros((len(coords), 1), dtype=np.uint32))
+    return columns.view(f"V{columns.itemsize * columns.shape[1]}").ravel()
+
+
+async def _find_untouched(was: ArrayNode, now: ArrayNode, coords: Coords, lookup: ChunkLookup) -> Coords:
+    held, fresh = await lookup.table(was), await lookup.table(now)
+    before, after = find_rows(held, coords), find_rows(fresh, coords)
+    there = (before >= 0) & (after >= 0)
+    coords, before, after = coords[there], before[there], after[there]
+    alike = (held.kind[before] == fresh.kind[after]) & (held.length[before] == fresh.length[after])
+    kind, same = held.kind[before], np.zeros(len(coords), dtype=bool)
+    if held.object_id is not None and fresh.object_id is not None:
+        # Ids are random and never used again: who writes a chunk gives it another one, whatever it holds.
+        same |= (kind == ChunkKind.NATIVE) & (held.object_id[before] == fresh.object_id[after]).all(axis=1)
+        same &= held.offset[before] == fresh.offset[after]
+    for place in np.flatnonzero(alike & (kind == ChunkKind.INLINE)).tolist():
+        same[place] = held.row(int(before[place])).data == fresh.row(int(after[place])).data
+    untouched: Coords = coords[same & alike]
+    return untouched
+
+
+class ConflictType(enum.Enum):
+    """What kind of clash it is."""
+
+    NewNodeConflictsWithExistingNode = (1,)
+    NewNodeInInvalidGroup = (2,)
+    ZarrMetadataDoubleUpdate = (3,)
+    ZarrMetadataUpdateOfDeletedArray = (4,)
+    ZarrMetadataUpdateOfDeletedGroup = (5,)
+    ChunkDoubleUpdate = (6,)
+    ChunksUpdatedInDeletedArray = (7,)
+    ChunksUpdatedInUpdatedArray = (8,)
+    DeleteOfUpdatedArray = (9,)
+    DeleteOfUpdatedGroup = (10,)
+    MoveOperationCannotBeRebased = (11,)
+
+
+class VersionSelection(enum.Enum):
+    """Whose version of a thing wins."""
+
+    Fail = 0
+    UseOurs = 1
+    UseTheirs = 2
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """One clash: its kind, the path it is about, and the chunks if it is about chunks."""
+
+    conflict_type: ConflictType
+    path: str
+    chunk_coords: npt.NDArray[np.uint32] | None = field(default=None, compare=False)
+
+    @property
+    def conflicted_chunks(self) -> list[list[int]] | None:
+        """The coordinates of the chunks in conflict, where there are any."""
+        return None if self.chunk_coords is None else self.chunk_coords.tolist()
+
+    def __str__(self) -> str:
+        chunks = ""
+        if self.chunk_coords is not None:
+            shown = ", ".join(str(c) for c in self.chunk_coords[:3].tolist())
+            chunks = f" ({len(self.chunk_coords)} chunk(s): {shown}{', ...' if len(self.chunk_coords) > 3 else ''})"
+        return printable(f"{self.conflict_type.name} at {self.path}{chunks}")
+
+
+class ConflictSolver(ABC):
+    """Decides each conflict. Subclass it to solve in Python: return whose version wins, or Fail."""
+
+    @abstractmethod
+    def resolve(self, conflict: Conflict) -> VersionSelection:
+        """Ours = the session being rebased, Theirs = what was committed in between."""
+
+    def resolve_all(self, conflicts: Sequence[Conflict]) -> list[VersionSelection]:
+        """All conflicts of one missed commit at once."""
+        return [self.resolve(conflict) for conflict in conflicts]
+
+
+class ConflictDetector(ConflictSolver):
+    """Solves nothing: any conflict fails the rebase, with the full list in the error."""
+
+    def resolve(self, conflict: Conflict) -> VersionSelection:
+        return VersionSelection.Fail
+
+
+@dataclass(frozen=True)
+class BasicConflictSolver(ConflictSolver):
+    """Solves chunk conflicts by a fixed choice, and lets deletes win unless told to fail.
+
+    Parameters
+    ----------
+    on_chunk_conflict
+        Whose chunk wins when both wrote it.
+    fail_on_delete_of_updated_array, fail_on_delete_of_updated_group
+        Fail when the session deletes something that changed in between; otherwise the delete goes through.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> icefloe.BasicConflictSolver(on_chunk_conflict=icefloe.VersionSelection.UseTheirs).on_chunk_conflict.name
+    'UseTheirs'
+    """
+
+    on_chunk_conflict: VersionSelection = VersionSelection.UseOurs
+    fail_on_delete_of_updated_array: bool = False
+    fail_on_delete_of_updated_group: bool = False
+
+    def resolve(self, conflict: Conflict) -> VersionSelection:
+        kind = conflict.conflict_type
+        if kind is ConflictType.ChunkDoubleUpdate:
+            return self.on_chunk_conflict
+        if kind is ConflictType.ChunksUpdatedInUpdatedArray:
+            return VersionSelection.UseOurs
+        if kind is ConflictType.DeleteOfUpdatedArray and not self.fail_on_delete_of_updated_array:
+            return VersionSelection.UseOurs
+        if kind is ConflictType.DeleteOfUpdatedGroup and not self.fail_on_delete_of_updated_group:
+            return VersionSelection.UseOurs
+        return VersionSelection.Fail
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +322,7 @@ class _Missed:
         if not (self.log.new_arrays or self.log.new_groups or self.log.moves):
             return False
         before = {node.id for node in Tree(self.base, ChangeSet()).subtree(self.changes.origin[node_id])}
-        return any(
-            node.id not in before for node in Tree(self.theirs, ChangeSet()).subtree(self.path_of(node_id))
-        )  # fmt: skip
+        return any(node.id not in before for node in Tree(self.theirs, ChangeSet()).subtree(self.path_of(node_id)))
 
 
 def _find_clashes(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash]:

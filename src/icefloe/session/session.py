@@ -1,7 +1,8 @@
-"""A session as its user sees it: a consistent view of a repository, and the changes made on top of it."""
+"""A session as its user sees it: a view of one snapshot, and the changes made on top of it."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,30 +10,50 @@ import numpy as np
 
 from icefloe.blocking import run_blocking
 from icefloe.codec_pipeline import prefer_fast_pipeline
-from icefloe.display.amounts import first_line, format_count, format_time
-from icefloe.display.card import Card, Described, Fact, Styled
+from icefloe.display.card import Card, Described, Fact, Styled, first_line, format_count, format_time
 from icefloe.errors import InvalidInputError, ReadOnlyError, SessionStateError
 from icefloe.ids import ObjectId, encode_base32
 from icefloe.ledger.contract import Tip
 from icefloe.model.chunk_table import ChunkKind, ChunkRef
 from icefloe.model.config import RepositoryConfig
-from icefloe.model.diff import Diff
-from icefloe.model.nodes import ArrayNode
-from icefloe.model.snapshot import Snapshot
-from icefloe.model.virtual import VirtualChunkSpec
+from icefloe.model.snapshot import ArrayNode, Diff, Snapshot
+from icefloe.model.virtual_chunk_container import VirtualChunkSpec
 from icefloe.session import commit as committing
-from icefloe.session.conflicts import ConflictSolver, VersionSelection
-from icefloe.session.engine import Engine
-from icefloe.session.fork import Fork, merge_fork
+from icefloe.session.change_set import diff_of_changes
+from icefloe.session.fork import Fork, WrittenParts, link_parts, merge_fork, write_parts
 from icefloe.session.keyspace import KeySpace
-from icefloe.session.modes import ChunkType, SessionMode
-from icefloe.session.parts import WrittenParts, link_parts, write_parts
-from icefloe.session.rearrange import reindex_array, shift_array
-from icefloe.session.running import note_running
-from icefloe.session.status import diff_of_changes
-from icefloe.session.virtual_refs import set_columns, set_points, set_specs, virtual_ref
-from icefloe.session.workspace import Workspace
+from icefloe.session.open_repository import Engine, note_running
+from icefloe.session.rebase import ConflictSolver, VersionSelection
+from icefloe.session.references import reindex_array, set_columns, set_points, set_specs, shift_array, virtual_ref
+from icefloe.session.session_state import Workspace
 from icefloe.store import Checksum, ChunkBatch, IcechunkStore
+
+
+class SessionMode(enum.Enum):
+    """What a session may do."""
+
+    READONLY = 0
+    WRITABLE = 1
+    REARRANGE = 2
+
+    readonly = READONLY
+    writable = WRITABLE
+    rearrange = REARRANGE
+
+
+class ChunkType(enum.Enum):
+    """Where the bytes of a chunk are."""
+
+    UNINITIALIZED = 0
+    NATIVE = 1
+    VIRTUAL = 2
+    INLINE = 3
+
+    uninitialized = UNINITIALIZED
+    native = NATIVE
+    virtual = VIRTUAL
+    inline = INLINE
+
 
 _TYPE_OF_KIND = {
     ChunkKind.NATIVE: ChunkType.NATIVE,
@@ -255,15 +276,28 @@ class Session(Described):
         return set_specs(self._workspace, array_path, chunks, validate_containers=validate_containers)
 
     def set_virtual_columns(
-        self, array_path: str, grid_shape: tuple[int, ...], locations: Any, offsets: Any, lengths: Any,
-        *, first: tuple[int, ...] | None, checksum: Any, validate_containers: bool,
-    ) -> list[tuple[int, ...]] | None:  # fmt: skip
+        self,
+        array_path: str,
+        grid_shape: tuple[int, ...],
+        locations: Any,
+        offsets: Any,
+        lengths: Any,
+        *,
+        first: tuple[int, ...] | None,
+        checksum: Any,
+        validate_containers: bool,
+    ) -> list[tuple[int, ...]] | None:
         """Point a box of chunks at files, as columns; see `IcechunkStore.set_virtual_refs_arr`."""
         self._check_writable(moves_only=False)
         return set_columns(
-            self._workspace, array_path, grid_shape, (locations, offsets, lengths),
-            first=first, checksum=checksum, validate_containers=validate_containers,
-        )  # fmt: skip
+            self._workspace,
+            array_path,
+            grid_shape,
+            (locations, offsets, lengths),
+            first=first,
+            checksum=checksum,
+            validate_containers=validate_containers,
+        )
 
     def set_virtual_points(
         self, array_path: str, coords: Any, columns: tuple[Any, Any, Any], *, checksum: Any, validate_containers: bool

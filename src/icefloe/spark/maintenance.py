@@ -1,19 +1,455 @@
-"""Maintenance as Spark jobs: tasks do the heavy part, the driver decides."""
+"""Maintenance as Spark jobs: garbage collection, statistics, compaction.
+
+The driver holds snapshots, manifests, logs and attributes files by name, and of chunk objects two numbers.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import asyncio
+import datetime as dt
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
-from pyspark.sql import SparkSession
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sql
+from pyspark.storagelevel import StorageLevel
 
 from icefloe.blocking import run_blocking
-from icefloe.maintenance.compact import CompactSummary, plan_compaction
+from icefloe.errors import InvalidInputError, ReadOnlyError
+from icefloe.ids import ALPHABET, ObjectId, text_length
+from icefloe.maintenance.collect import (
+    DELETE_BATCH,
+    KINDS,
+    AgeLimits,
+    CollectionRequest,
+    GCSummary,
+    Marking,
+    check_running,
+    delete_garbage,
+    folders_of,
+    key_builder,
+    plan_collection,
+    quotes_what_is_gone,
+)
+from icefloe.maintenance.compact import CompactionPlan, CompactRequest, CompactSummary, plan_compaction
 from icefloe.maintenance.compact import compact as carry_out
-from icefloe.maintenance.compact_plan import CompactionPlan, CompactRequest
-from icefloe.session.engine import Engine
-from icefloe.spark.collecting import collect_garbage
-from icefloe.spark.places import Target, existing_repository
-from icefloe.spark.tasks import SparkJob, run_tasks
+from icefloe.maintenance.inventory import (
+    Listed,
+    Reading,
+    columns_of,
+    correct_quotes,
+    empty_listing,
+    fetch_cutoff,
+    gather_bounded,
+    id_keys,
+    id_texts,
+    list_folder,
+    list_side_objects,
+    microseconds,
+    read_anew,
+    text_columns,
+)
+from icefloe.maintenance.marking import ManifestFacts, fetch_manifest_facts, live_keys, mark_snapshots
+from icefloe.model.chunk_table import number_array
+from icefloe.repository import Repository
+from icefloe.session.commit import Announcement
+from icefloe.session.open_repository import Engine
+from icefloe.spark.arguments import Target, existing_repository
+from icefloe.spark.progress import JobMeter
+from icefloe.spark.tasks import TASKS_PER_CORE, SparkJob, collect, parallelism, run_tasks, watched
+from icefloe.tables.grids import Grid, find_grid, list_grids
+from icefloe.tables.options import Point, open_place, place_of
+from icefloe.tables.reading import read_blocks
+from icefloe.tables.scans import Scan, share_out
+from icefloe.tables.selection import BlockList, BlockPart, Selection
+from icefloe.tables.statistics import has_ranges, keep_rows, measure_chunks, missing_chunks
+
+Inventory: TypeAlias = DataFrame | pa.Table | str | os.PathLike[str]
+_COLUMNS = ("key", "size", "last_modified")
+
+
+def chunk_rows(spark: SparkSession, reading: Reading, inventory: Inventory, prefix: str) -> DataFrame:
+    """The rows of an inventory that are chunk objects: key, size and time in microseconds since 1970."""
+    folder = folders_of(reading)["chunks"]
+    return _rows(spark, inventory, prefix, folder, "", reading.format.capabilities.object_id_bytes)
+
+
+def other_listings(spark: SparkSession, reading: Reading, inventory: Inventory, prefix: str) -> dict[str, Listed]:
+    """Everything but chunk objects, per kind, on the driver."""
+    width, folders = reading.format.capabilities.object_id_bytes, folders_of(reading)
+    listings = {kind: empty_listing(width) for kind in KINDS}
+    extension = reading.format.metadata_extension
+    for kind, folder in folders.items():
+        if kind != "chunks":
+            rows = collect(_rows(spark, inventory, prefix, folder, extension, width), "reading the inventory")
+            batch = rows.combine_chunks().to_batches()
+            if batch:
+                listings[kind] = batch_columns(batch[0], folder, extension, width)
+    return listings
+
+
+def _rows(spark: SparkSession, inventory: Inventory, prefix: str, folder: str, extension: str, width: int) -> DataFrame:
+    """Rows whose key has the form of an object's in a folder; others are none of this repository's business."""
+    frame = _frame(spark, inventory)
+    missing = [name for name in _COLUMNS if name not in frame.columns]
+    if missing:
+        raise InvalidInputError(
+            f"the inventory has no {', '.join(missing)}; it has {', '.join(frame.columns)}: rename its columns"
+        )
+    key = sql.substring(sql.col("key"), len(prefix) + 1, 1 << 30) if prefix else sql.col("key")
+    length = len(folder) + text_length(width) + len(extension)
+    time = sql.unix_micros(sql.col("last_modified").cast("timestamp"))
+    fitting = (sql.octet_length("key") == length) & sql.col("size").isNotNull() & sql.col("modified").isNotNull()
+    return (
+        frame.where(sql.col("key").startswith(prefix + folder))
+        .select(key.alias("key"), sql.col("size").cast("long"), time.alias("modified"))
+        .where(fitting)
+    )
+
+
+def _frame(spark: SparkSession, inventory: Inventory) -> DataFrame:
+    if isinstance(inventory, str | os.PathLike):
+        return spark.read.parquet(os.fspath(inventory))
+    if isinstance(inventory, pa.Table):
+        return spark.createDataFrame(inventory)
+    return inventory
+
+
+def batch_columns(batch: pa.RecordBatch, folder: str, extension: str, width: int) -> Listed:
+    """Rows with keys of one length as columns, without an object for each."""
+    length = len(folder) + text_length(width) + len(extension)
+    names = _matrix(batch.column(0), length)[:, len(folder) :]
+    return text_columns(names, _numbers(batch.column(1)), _numbers(batch.column(2)), extension, width)
+
+
+def _matrix(texts: pa.Array, length: int) -> npt.NDArray[np.uint8]:
+    """Texts of one length in bytes, as uint8[n, length]."""
+    if not len(texts):
+        return np.empty((0, length), dtype=np.uint8)
+    plain = pc.cast(texts, pa.large_string())
+    offsets = np.frombuffer(plain.buffers()[1], dtype=np.int64)[plain.offset : plain.offset + len(plain) + 1]
+    data = np.frombuffer(plain.buffers()[2], dtype=np.uint8)
+    return data[offsets[0] : offsets[-1]].reshape(len(plain), length)
+
+
+def _numbers(column: pa.Array) -> npt.NDArray[np.int64]:
+    values: npt.NDArray[np.int64] = column.to_numpy(zero_copy_only=False)
+    return values
+
+
+_MANIFESTS_PER_TASK = 64
+_LISTING_SHARDS = 8
+_LISTED = "key long, id binary, size long, modified long"
+_LIVE = "key long"
+_FETCHES = 8
+_ROWS_PER_PART = 1 << 19
+
+Batches = Iterator[pa.RecordBatch]
+
+
+def collect_garbage(
+    spark: SparkSession,
+    repo: Target,
+    delete_object_older_than: dt.datetime | dt.timedelta,
+    *,
+    dry_run: bool = False,
+    created_after: dt.datetime | None = None,
+    inventory: Inventory | None = None,
+    inventory_prefix: str = "",
+) -> GCSummary:
+    """`Repository.garbage_collect` with chunk objects listed, marked, compared and deleted in tasks.
+
+    Parameters
+    ----------
+    inventory
+        The objects of the store, where an inventory of it is at hand, instead of listing: a DataFrame, an Arrow table
+        or the path of Parquet files, with `key`, `size` and `last_modified`. What it does not tell of is not deleted.
+    inventory_prefix
+        What keys of the inventory begin with, where they are not relative to the repository.
+    """
+    engine = existing_repository(repo).engine
+    run_blocking(engine.check_writable())
+    reading = read_anew(engine)
+    if reading.storage.read_only and not dry_run:
+        raise ReadOnlyError(f"{reading.storage.url} takes no writes; garbage cannot be collected")
+    request = CollectionRequest(delete_object_older_than, created_after)
+    decided = run_blocking(fetch_cutoff(reading.storage, request.older_than))
+    check_running(reading, decided, request)
+    cutoff = decided.time
+    ages = AgeLimits(microseconds(cutoff), None if created_after is None else microseconds(created_after))
+    with watched(spark, JobMeter("collecting garbage", 0)):
+        if inventory is None:
+            listed, listings = _list_on_spark(spark, engine), run_blocking(_list_others(reading))
+        else:
+            listed = chunk_rows(spark, reading, inventory, inventory_prefix).mapInArrow(_ids_of(engine), _LISTED)
+            listings = other_listings(spark, reading, inventory, inventory_prefix)
+        # Kept on disk before refs are read: what a commit names that lands in between is then seen as named.
+        old = _old_enough(listed, ages).persist(StorageLevel.DISK_ONLY)
+        try:
+            count = int(collect(old.agg(sql.count("key")), "listing chunk objects").columns[0][0].as_py())
+            return _judge(_Work(spark, engine, reading, listings, old, count, ages, cutoff), dry_run=dry_run)
+        finally:
+            old.unpersist()
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is listed, and how it is judged."""
+
+    spark: SparkSession
+    engine: Engine
+    reading: Reading
+    listings: dict[str, Listed]
+    old: DataFrame
+    count: int
+    """Rows of `old`."""
+    ages: AgeLimits
+    cutoff: dt.datetime
+
+
+def _judge(work: _Work, *, dry_run: bool) -> GCSummary:
+    reading, files = work.reading, work.listings["snapshots"]
+    beside = run_blocking(list_side_objects(reading.storage))
+    young = frozenset(files.take(files.modified >= work.ages.before).texts())
+    marked = run_blocking(mark_snapshots(reading, young, frozenset(files.texts())))
+    plan = plan_collection(work.listings, marked, work.ages, work.cutoff, beside)
+    live = _live_on_spark(work.spark, work.engine, sorted(marked.manifests))
+    parts = 2 * parallelism(work.spark) + work.count // _ROWS_PER_PART
+    # Both sides are cut the same way. A plan that sends all live keys to every task would pass them through the driver.
+    named = live.repartition(parts, "key").hint("merge")
+    garbage = work.old.repartition(parts, "key").join(named, "key", "left_anti").persist(StorageLevel.DISK_ONLY)
+    try:
+        found = collect(
+            garbage.agg(sql.count("key"), sql.coalesce(sql.sum("size"), sql.lit(0))), "comparing chunk objects"
+        )
+        chunks, size = (int(column[0].as_py()) for column in found.columns)
+        if not dry_run:
+            marking = Marking(plan, marked, work.listings)
+            if quotes_what_is_gone(marking):
+                run_blocking(correct_quotes(work.engine, reading))
+            if chunks or not plan.is_empty():
+                _delete_garbage(work, marking, garbage)
+    finally:
+        garbage.unpersist()
+    summary = plan.summary()
+    return replace(summary, chunks_deleted=chunks, bytes_deleted=summary.bytes_deleted + size)
+
+
+def _delete_garbage(work: _Work, marking: Marking, garbage: DataFrame) -> None:
+    """Delete what names chunks, with the last look at refs, then chunks in tasks."""
+    announcement = Announcement(work.reading.storage, work.cutoff)
+    run_blocking(announcement.begin())
+    finished = False
+    try:
+        _, marked = run_blocking(delete_garbage(work.engine, work.reading, marking, announcement))
+        if len(marked.chunks):
+            # Of the manifests that were known before only names are: these are the chunks of commits since.
+            garbage = garbage.where(~sql.col("key").isin(marked.chunks.view(np.int64).tolist()))
+        announcement.check()
+        collect(garbage.select("id").mapInArrow(_delete(work.engine), "deleted long"), "deleting chunk objects")
+        finished = True
+    finally:
+        run_blocking(announcement.end(finished=finished))
+
+
+def _old_enough(listed: DataFrame, ages: AgeLimits) -> DataFrame:
+    old = listed.where(sql.col("modified") < ages.before)
+    return old if ages.not_before is None else old.where(sql.col("modified") >= ages.not_before)
+
+
+async def _list_others(reading: Reading) -> dict[str, Listed]:
+    """Every folder but that of chunks, which are at most a few per commit."""
+    width, folders = reading.format.capabilities.object_id_bytes, folders_of(reading)
+
+    async def one(kind: str) -> Listed:
+        if kind == "chunks" or kind not in folders:
+            return empty_listing(width)
+        return await list_folder(reading.storage, folders[kind], reading.format.metadata_extension, width)
+
+    return dict(zip(KINDS, await asyncio.gather(*map(one, KINDS)), strict=True))
+
+
+def _list_on_spark(spark: SparkSession, engine: Engine) -> DataFrame:
+    """Chunk objects, listed in several tasks, each from another first character on."""
+    folder = engine.format.chunks_folder
+    first = ALPHABET[:: len(ALPHABET) // _LISTING_SHARDS]
+    bounds = [(f"{folder}{low}" if number else "", first[number + 1 : number + 2]) for number, low in enumerate(first)]
+
+    def work(batches: Batches) -> Batches:
+        for batch in batches:
+            for task in batch.column(0).to_pylist():
+                after, until = bounds[task]
+                yield from _list_shard(engine, after, f"{folder}{until}" if until else None)
+
+    return spark.range(0, len(bounds), 1, len(bounds)).mapInArrow(work, _LISTED)
+
+
+def _list_shard(engine: Engine, after: str, end: str | None) -> Batches:
+    reading = read_anew(engine)
+    folder, width = reading.format.chunks_folder, reading.format.capabilities.object_id_bytes
+    pages = reading.storage.list(folder, after=after or None)
+
+    async def next_page() -> Any:
+        return await anext(pages, None)
+
+    while (page := run_blocking(next_page())) is not None:
+        kept = [item for item in page if end is None or item.key <= end]
+        yield listed_batch(columns_of(kept, folder, "", width))
+        if len(kept) < len(page):
+            return
+
+
+def listed_batch(listed: Listed) -> pa.RecordBatch:
+    """Objects as rows of Spark; the key that rows are joined by is a number of 64 bits, with a sign in Spark."""
+    width = listed.ids.shape[1]
+    packed = pa.py_buffer(np.ascontiguousarray(listed.ids))
+    fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(listed), [None, packed])
+    columns = [
+        _signed(id_keys(listed.ids)),
+        fixed.cast(pa.binary()),
+        *map(number_array, (listed.size, listed.modified)),
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=["key", "id", "size", "modified"])
+
+
+def _signed(keys: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> pa.Array:
+    return number_array(keys.view(np.int64))
+
+
+def _ids_of(engine: Engine) -> Callable[[Batches], Batches]:
+    """Rows of an inventory as rows of objects."""
+    folder, width = engine.format.chunks_folder, engine.capabilities.object_id_bytes
+
+    def work(batches: Batches) -> Batches:
+        for batch in batches:
+            yield listed_batch(batch_columns(batch, folder, "", width))
+
+    return work
+
+
+def _live_on_spark(spark: SparkSession, engine: Engine, manifests: Sequence[ObjectId]) -> DataFrame:
+    """The keys of chunk objects that manifests name."""
+    size = max(1, min(_MANIFESTS_PER_TASK, -(-len(manifests) // max(1, 2 * parallelism(spark)))))
+    shares = [list(manifests[low : low + size]) for low in range(0, len(manifests), size)] or [[]]
+
+    def work(batches: Batches) -> Batches:
+        for batch in batches:
+            for task in batch.column(0).to_pylist():
+                yield from _live_keys(engine, shares[task])
+
+    return spark.range(0, len(shares), 1, len(shares)).mapInArrow(work, _LIVE)
+
+
+def _live_keys(engine: Engine, manifests: Sequence[ObjectId]) -> Batches:
+    reading = read_anew(engine)
+
+    async def fetch(manifest_id: ObjectId) -> ManifestFacts:
+        return await fetch_manifest_facts(reading, manifest_id)
+
+    # A few at a time: a task holds the references of these, not of its whole share.
+    for low in range(0, len(manifests), _FETCHES):
+        facts = run_blocking(gather_bounded(fetch, manifests[low : low + _FETCHES], _FETCHES))
+        keys = live_keys({each.id: each for each in facts})
+        yield pa.RecordBatch.from_arrays([_signed(keys)], names=["key"])
+
+
+def _delete(engine: Engine) -> Callable[[Batches], Batches]:
+    def work(batches: Batches) -> Batches:
+        reading = read_anew(engine)
+        key, width = key_builder(reading, "chunks"), engine.capabilities.object_id_bytes
+        deleted = 0
+        for batch in batches:
+            packed = b"".join(batch.column(0).to_pylist())
+            ids = np.frombuffer(packed, dtype=np.uint8).reshape(-1, width)
+            for low in range(0, len(ids), DELETE_BATCH):
+                run_blocking(reading.storage.delete([key(text) for text in id_texts(ids[low : low + DELETE_BATCH])]))
+            deleted += len(ids)
+        yield pa.RecordBatch.from_pydict({"deleted": [deleted]})
+
+    return work
+
+
+_PART_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """What an analysis added: chunks per array."""
+
+    snapshot_id: str
+    chunks: dict[str, int]
+    seconds: float
+
+
+def analyze(
+    spark: SparkSession,
+    repo: Repository | str | os.PathLike[str],
+    *,
+    group: str = "/",
+    variables: Sequence[str] | None = None,
+    branch: str | None = None,
+    tag: str | None = None,
+    snapshot_id: str | None = None,
+    progress: bool | None = None,
+) -> Analysis:
+    """Find and keep minimum, maximum, count and missing count of every chunk that has none yet.
+
+    They are kept beside the repository's files and hold for every snapshot that still has the chunk; conditions such
+    as `where="t2m > 310"` then read only chunks that can match. Nothing is committed.
+
+    Examples
+    --------
+    >>> from icefloe.spark import analyze, connect
+    >>> analyze(connect(), "s3://bucket/weather", variables=["t2m"])  # doctest: +SKIP
+    """
+    started = time.monotonic()
+    place = place_of(repo)
+    session = Point(branch, tag, snapshot_id).session(open_place(place))
+    path = "/" + group.strip("/")
+    names = (
+        list(variables) if variables is not None else [name for names in list_grids(session, path) for name in names]
+    )
+    added: dict[str, int] = {}
+    for name in names:
+        grid = find_grid(session, path, [name])
+        variable = grid.variables[0]
+        todo = missing_chunks(session, variable) if has_ranges(variable.coding) else np.zeros(0, dtype=np.int64)
+        if not len(todo):
+            continue
+        rows = _measure(spark, Scan(place, session.snapshot_id, grid, (None,) * len(grid.shape)), todo, progress)
+        added[variable.path] = keep_rows(session, variable, rows)
+    return Analysis(session.snapshot_id, added, time.monotonic() - started)
+
+
+def _measure(spark: SparkSession, scan: Scan, chunks: npt.NDArray[np.int64], progress: bool | None) -> pa.Table:
+    box = tuple((0, n) for n in scan.grid.blocks)
+    blocks = BlockList(box, np.sort(chunks))
+    selection = Selection(scan.masks, blocks, int(np.prod(scan.grid.blocks, dtype=np.int64)))
+    plan = share_out(scan, selection, _PART_BYTES, parallelism(spark) * TASKS_PER_CORE)
+    name = scan.grid.variables[0].path
+    job = SparkJob(_Measure(scan), f"measuring {len(chunks):,} chunks of {name}", progress)
+    return pa.concat_tables(run_tasks(spark, job, list(plan.parts)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Measure:
+    scan: Scan
+
+    def __call__(self, part: BlockPart) -> pa.Table:
+        grid: Grid = self.scan.grid
+        found = (
+            (int(np.ravel_multi_index(block.coordinates, grid.blocks)) if grid.blocks else 0, block.values[0])
+            for block in read_blocks(self.scan, part)
+        )
+        return measure_chunks(grid.variables[0], found)
+
 
 __all__ = ["collect_garbage", "compact"]
 

@@ -1,31 +1,38 @@
-"""The Spark data source `icefloe`: repositories as DataFrames, and DataFrames into repositories."""
+"""The Spark data source `icefloe` and the SQL table function `icefloe_scan`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.functions import udtf
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
+from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult
 
-from icefloe.spark.change_stream import ChangesReader
-from icefloe.spark.sink import RowsWriter, StreamRowsWriter, parse_sink_options
+from icefloe.errors import InvalidInputError
+from icefloe.spark.streaming import ChangesReader
+from icefloe.spark.write import RowsWriter, StreamRowsWriter, parse_sink_options
 from icefloe.tables.metadata_tables import SCHEMAS, MetadataPart, metadata_batches, plan_parts
 from icefloe.tables.options import (
+    READ_OPTIONS,
     STREAM_OPTIONS,
     Point,
     TableOptions,
     is_from_catalog,
     normalise_options,
+    open_place,
+    options_document,
     parse_options,
+    session_at,
 )
-from icefloe.tables.places import open_place, session_at
 from icefloe.tables.reading import layout_schema, scan_batches
-from icefloe.tables.scans import Scan, plan_scan
+from icefloe.tables.scans import Scan, ScanPlan, plan_scan
 from icefloe.tables.selection import BlockPart
 
 PINNED = "icefloe.pinned"
@@ -141,3 +148,82 @@ class TableReader(DataSourceReader):
             return metadata_batches(options.table, open_place(options.place), session, part, options.from_snapshot_id)
         # Spark asks for one partition where there are none.
         return iter(())
+
+
+_POSITIONAL = ("path", "where", "variables")
+
+
+@dataclass
+class _Planned(AnalyzeResult):
+    """What analysis found out, handed on to the function itself."""
+
+    plan: ScanPlan | None = None
+    options: TableOptions | None = None
+    snapshot_id: str = ""
+
+
+class IcefloeScan:
+    """`SELECT ... FROM icefloe_scan('repo', 'lat BETWEEN 40 AND 60 AND time >= ''2020-01-01''', 't2m')`.
+
+    Further options are named: `icefloe_scan('repo', tag => 'v1', group => '/daily')`. The condition is decided by this
+    function alone (times without a zone are UTC), so one that it does not understand is an error.
+    """
+
+    def __init__(self, planned: _Planned) -> None:
+        self._planned = planned
+
+    @staticmethod
+    def analyze(*args: AnalyzeArgument, **kwargs: AnalyzeArgument) -> AnalyzeResult:
+        options = _options(args, kwargs)
+        if options.table is not None:
+            session = options.pin()
+            schema = from_arrow_schema(SCHEMAS[options.table], prefer_timestamp_ntz=False)
+            return _Planned(schema, options=options, snapshot_id=session.snapshot_id)
+        plan = plan_scan(options)
+        return _Planned(from_arrow_schema(layout_schema(plan.scan), prefer_timestamp_ntz=False), plan=plan)
+
+    def eval(self, *args: Any, **kwargs: Any) -> Iterator[tuple[Any, ...]]:
+        for batch in self._batches():
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        plan, options = self._planned.plan, self._planned.options
+        if plan is not None:
+            for part in plan.parts:
+                yield from scan_batches(plan.scan, part)
+        elif options is not None and options.table is not None:
+            session = session_at(options.place, self._planned.snapshot_id)
+            repository = open_place(options.place)
+            for share in plan_parts(options.table, session):
+                yield from metadata_batches(options.table, repository, session, share, options.from_snapshot_id)
+
+
+def _options(args: tuple[AnalyzeArgument, ...], kwargs: dict[str, AnalyzeArgument]) -> TableOptions:
+    if len(args) > len(_POSITIONAL):
+        raise InvalidInputError(
+            f"icefloe_scan takes {', '.join(_POSITIONAL)} by position, others by name: {', '.join(READ_OPTIONS)}"
+        )
+    given = dict(zip(_POSITIONAL, args)) | kwargs
+    values: dict[str, Any] = {}
+    for name, argument in given.items():
+        if argument.isTable or not argument.isConstantExpression:
+            raise InvalidInputError(f"the argument {name} of icefloe_scan must be a constant")
+        if argument.value is not None:
+            values[name] = argument.value
+    return parse_options(normalise_options(options_document(values)))
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("icefloe")` and `icefloe_scan(...)` known to a session.
+
+    The format is found without this where the package is installed on the driver; the table function is not.
+
+    Examples
+    --------
+    >>> from icefloe.spark import connect, register
+    >>> spark = connect("local[2]")  # doctest: +SKIP
+    >>> register(spark)  # doctest: +SKIP
+    >>> spark.sql("SELECT * FROM icefloe_scan('s3://bucket/weather', 'lat > 60')")  # doctest: +SKIP
+    """
+    spark.dataSource.register(IcefloeDataSource)
+    spark.udtf.register("icefloe_scan", udtf(IcefloeScan, useArrow=True))  # type: ignore[arg-type]

@@ -1,18 +1,26 @@
-"""A stream written by tasks: every micro-batch is one distributed write and one commit."""
+"""Streams into arrays, and changes of arrays as a stream."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from icefloe.errors import InvalidInputError
 from icefloe.repository import Repository
-from icefloe.spark.places import writing_repository
-from icefloe.spark.writing import CommitText, write_and_commit, write_options
-from icefloe.tables.streams import find_batch, stream_metadata
+from icefloe.spark.arguments import writing_repository
+from icefloe.spark.write import CommitText, write_and_commit, write_options
+from icefloe.tables.metadata_tables import changed_blocks, commits_since, find_batch, stream_metadata
+from icefloe.tables.options import Point, TableOptions, choose, open_place, parse_number
+from icefloe.tables.reading import scan_batches
+from icefloe.tables.scans import Scan, plan_scan, share_out
+from icefloe.tables.selection import BlockPart
 from icefloe.tables.targets import WriteOptions
 
 
@@ -64,3 +72,112 @@ def write_stream(
         function(batch, number)
 
     return df.writeStream.foreachBatch(each)
+
+
+_SNAPSHOT = "snapshot"
+_NO_LIMIT = 1 << 40
+
+
+class _ChangedShare(InputPartition):
+    """Blocks that changed, and the scan that reads them."""
+
+    def __init__(self, scan: Scan, part: BlockPart) -> None:
+        super().__init__(None)
+        self.scan = scan
+        self.part = part
+
+    def __repr__(self) -> str:
+        return f"icefloe changes up to {self.scan.snapshot_id}"
+
+
+class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows a branch: an offset is the snapshot up to which changes were read, empty before the first one."""
+
+    def __init__(self, options: TableOptions, given: Mapping[str, str]) -> None:
+        if options.table is not None:
+            raise InvalidInputError("tables of metadata are no streams; read them with spark.read")
+        if options.point.tag or options.point.snapshot_id or options.point.as_of:
+            raise InvalidInputError("a stream follows a branch; begin elsewhere with the option starting_snapshot")
+        self._options = options
+        self._start = given.get("starting_snapshot", "earliest")
+        self._commits = parse_number(given, "max_commits_per_batch", _NO_LIMIT)
+        self._chunks = parse_number(given, "max_chunks_per_batch", _NO_LIMIT)
+        self._emit = choose(given, "emit", ("chunks", "new_cells"))
+        self._deletions = choose(given, "deletions", ("error", "ignore"))
+        self._until: str | None = None
+
+    @property
+    def _branch(self) -> str:
+        return self._options.point.branch or "main"
+
+    def initialOffset(self) -> dict[str, str]:  # noqa: N802 - Spark's name
+        if self._start == "earliest":
+            return {_SNAPSHOT: ""}
+        repository = open_place(self._options.place)
+        if self._start == "latest":
+            return {_SNAPSHOT: repository.lookup_branch(self._branch)}
+        return {_SNAPSHOT: repository.lookup_snapshot(self._start).id}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        limited = min(self._commits, self._chunks) < _NO_LIMIT
+        return ReadMaxFiles(min(self._commits, 1 << 30)) if limited else ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, str], limit: ReadLimit) -> dict[str, str]:  # noqa: N802 - Spark's name
+        repository = open_place(self._options.place)
+        commits = commits_since(repository, self._branch, start[_SNAPSHOT] or None)
+        if self._until is not None:
+            ids = [info.id for info in commits]
+            commits = commits[: ids.index(self._until) + 1] if self._until in ids else []
+        if not commits:
+            return start
+        if isinstance(limit, ReadAllAvailable):
+            return {_SNAPSHOT: commits[-1].id}
+        if not start[_SNAPSHOT]:
+            # What is there at the first look is one batch: it has no changes, only a state.
+            return {_SNAPSHOT: commits[-1].id}
+        taken = commits[: self._commits]
+        if self._chunks < _NO_LIMIT:
+            taken = self._within_chunks(start[_SNAPSHOT], [info.id for info in taken], taken)
+        return {_SNAPSHOT: taken[-1].id}
+
+    def _within_chunks(self, start: str, ids: list[str], commits: list[Any]) -> list[Any]:
+        repository = open_place(self._options.place)
+        count, before = 0, start
+        for number, snapshot_id in enumerate(ids):
+            diff = repository.diff(from_snapshot_id=before, to_snapshot_id=snapshot_id)
+            count += sum(len(coords) for coords in diff.chunk_coords.values())
+            if count > self._chunks:
+                return commits[: max(1, number)]
+            before = snapshot_id
+        return commits
+
+    def reportLatestOffset(self) -> dict[str, str] | None:  # noqa: N802 - Spark's name
+        return {_SNAPSHOT: open_place(self._options.place).lookup_branch(self._branch)}
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        self._until = open_place(self._options.place).lookup_branch(self._branch)
+
+    def partitions(self, start: dict[str, str], end: dict[str, str]) -> list[InputPartition]:
+        if start[_SNAPSHOT] == end[_SNAPSHOT]:
+            return []
+        options = replace(self._options, point=Point(snapshot_id=end[_SNAPSHOT]))
+        scan = plan_scan(options).scan
+        before = start[_SNAPSHOT] or None
+        change = changed_blocks(open_place(options.place), scan.grid, before, options.pin())
+        if change.removed and self._deletions == "error":
+            raise InvalidInputError(
+                f"cells were removed between {before} and {end[_SNAPSHOT]}: {change.removed}. Rows cannot say "
+                "so: read the table anew, or set the option deletions to ignore and drop what is gone yourself"
+            )
+        if before is not None and self._emit == "new_cells":
+            scan = replace(scan, beyond=change.first_new)
+        selection = replace(change.selection, masks=scan.masks)
+        return [_ChangedShare(scan, part) for part in share_out(scan, selection, options.partition_bytes).parts]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        if not isinstance(partition, _ChangedShare):
+            return iter(())
+        return scan_batches(partition.scan, partition.part)
+
+    def commit(self, end: dict[str, str]) -> None:
+        """Nothing to forget: a snapshot is its own offset."""

@@ -1,4 +1,4 @@
-"""Running Python work as Spark tasks: one function over many payloads, small results back."""
+"""Run Python functions as Spark tasks, with a progress bar, and write one session from many tasks."""
 
 from __future__ import annotations
 
@@ -27,17 +27,24 @@ from icefloe.errors import (
     StorageError,
     VirtualChunkError,
 )
-from icefloe.spark.connection import is_classic
+from icefloe.session.fork import WrittenParts
+from icefloe.session.session import ForkSession, Session
+from icefloe.spark.connect import is_classic, settle_worker
 from icefloe.spark.progress import JobMeter, job_progress
-from icefloe.spark.workers import settle_worker
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _SCHEMA = "task long, outcome binary"
 FINAL_ERRORS = (
-    InvalidInputError, FormatError, NotFoundError, ConflictError, ReadOnlyError, SessionStateError, VirtualChunkError,
-)  # fmt: skip
+    InvalidInputError,
+    FormatError,
+    NotFoundError,
+    ConflictError,
+    ReadOnlyError,
+    SessionStateError,
+    VirtualChunkError,
+)
 """Errors that the next attempt of a task would meet again: they travel back as they are instead of being retried."""
 
 TASKS_PER_CORE = 3
@@ -187,3 +194,56 @@ def reason_of(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if "Error" in line and not line.startswith(("at ", "File"))]
     return (told or lines or ["unknown"])[-1]
+
+
+OpenFork = Callable[[], ForkSession]
+"""A fresh fork of the session; what was written to an earlier one is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteJob(Generic[T, R]):
+    """Work that writes: given a way to open forks and a payload, the fork it wrote to and a small result."""
+
+    work: Callable[[OpenFork, T], tuple[ForkSession, R]]
+    description: str
+    shown: bool | None = None
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Written(Generic[R]):
+    """What a task left in storage, and what it says about it."""
+
+    parts: WrittenParts
+    result: R
+
+
+@dataclass(frozen=True, slots=True)
+class _WriteTask(Generic[T, R]):
+    fork: bytes
+    work: Callable[[OpenFork, T], tuple[ForkSession, R]]
+    description: str
+
+    def __call__(self, numbered: tuple[int, T]) -> Written[R]:
+        number, payload = numbered
+        fork, result = self.work(self._open, payload)
+        return Written(fork.write_parts(f"task {number} of {self.description}"), result)
+
+    def _open(self) -> ForkSession:
+        fork: ForkSession = pickle.loads(self.fork)
+        return fork
+
+
+def write_with_tasks(
+    spark: SparkSession, session: Session, job: WriteJob[T, R], payloads: Sequence[T]
+) -> list[Written[R]]:
+    """Run writing tasks; nothing they wrote is referenced until `link` takes it over."""
+    task = _WriteTask(pickle.dumps(session.fork()), job.work, job.description)
+    plain = SparkJob(task, job.description, job.shown, job.bytes)
+    return run_tasks(spark, plain, list(enumerate(payloads)))
+
+
+def link(session: Session, written: Sequence[Written[R]]) -> list[R]:
+    """Make what tasks wrote part of a session; returns their results."""
+    session.link_parts([each.parts for each in written])
+    return [each.result for each in written]

@@ -14,11 +14,10 @@ from icefloe.storage.build import (
     storage_from_url,
     tigris_storage,
 )
-from icefloe.storage.contract import Buffer, ObjectInfo, Storage, Version, Versioned
-from icefloe.storage.probe import check_conditional_writes
-from icefloe.storage.retries import RetryPolicy
-from icefloe.storage.split import SplitStorage
-from icefloe.storage.virtual import open_object_store
+from icefloe.storage.conditional_writes import check_conditional_writes
+from icefloe.storage.contract import Buffer, ObjectInfo, RetryPolicy, Storage, Version, Versioned
+from icefloe.storage.virtual_sources import open_object_store
+from icefloe.storage.wrappers import SplitStorage
 
 __all__ = [
     "Buffer",

@@ -1,4 +1,4 @@
-"""Storages by the names people know, by URL and by path."""
+"""Storages by constructor, by URL and by path."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from icefloe.errors import InvalidInputError
-from icefloe.model.object_store_config import S3Options
-from icefloe.storage.aws_profile import read_profile_settings, read_settings
-from icefloe.storage.contract import Storage, has_userinfo, without_userinfo
+from icefloe.model.config import StorageRetriesSettings, StorageSettings
+from icefloe.model.virtual_chunk_container import S3Options
+from icefloe.storage.contract import RetryPolicy, Storage, has_userinfo, without_userinfo
 from icefloe.storage.credentials import (
     AzureStaticCredentials,
     GcsBearerCredential,
     S3StaticCredentials,
     azure_credentials,
     gcs_credentials,
+    read_profile_settings,
+    read_settings,
     s3_credentials,
 )
+from icefloe.storage.endpoints import AzurePlace, GcsPlace, HttpPlace, S3Place
 from icefloe.storage.local import LocalStorage
 from icefloe.storage.memory import MemoryStorage
-from icefloe.storage.places import AzurePlace, GcsPlace, HttpPlace, S3Place
 from icefloe.storage.remote import ObstoreStorage
-from icefloe.storage.retries import RetryPolicy
 
 TIGRIS_ENDPOINT = "https://t3.storage.dev"
 _SORTED_ENDPOINTS = (".amazonaws.com", ".r2.cloudflarestorage.com", ".storage.dev", ".tigris.dev")
@@ -341,3 +342,27 @@ def resolve_storage(given: Storage | str | Path) -> Storage:
     if isinstance(given, os.PathLike):
         return local_filesystem_storage(given)
     raise InvalidInputError(f"a storage, a URL or a path is needed; got a {type(given).__name__}")
+
+
+def configured_storage(storage: Storage, settings: StorageSettings | None) -> Storage:
+    """The storage as a repository uses it; what the settings leave open stays as the storage was made."""
+    if settings is None:
+        return storage
+    if isinstance(storage, LocalStorage):
+        chosen = settings.fsync if storage.fsync is None else None
+        return storage if chosen is None else storage.with_fsync(chosen)
+    if settings.retries is None or not isinstance(storage, ObstoreStorage):
+        return storage
+    policy = retry_policy(settings.retries, storage.retries)
+    return storage if policy == storage.retries else storage.with_retries(policy)
+
+
+def retry_policy(settings: StorageRetriesSettings, usual: RetryPolicy) -> RetryPolicy:
+    """The policy of the settings, those left open taken from the usual one."""
+    return RetryPolicy(
+        max_tries=usual.max_tries if settings.max_tries is None else settings.max_tries,
+        initial_backoff_ms=(
+            usual.initial_backoff_ms if settings.initial_backoff_ms is None else settings.initial_backoff_ms
+        ),
+        max_backoff_ms=usual.max_backoff_ms if settings.max_backoff_ms is None else settings.max_backoff_ms,
+    )

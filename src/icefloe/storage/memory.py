@@ -21,10 +21,19 @@ from icefloe.errors import (
     StorageError,
     VersionMismatchError,
 )
-from icefloe.storage.contract import Buffer, ObjectInfo, Storage, Version, Versioned
-from icefloe.storage.keys import check_key, check_prefix, join_prefix
-from icefloe.storage.ranges import check_range
-from icefloe.storage.sources import SourceStorage, check_unchanged
+from icefloe.storage.contract import (
+    Buffer,
+    ObjectInfo,
+    SourceStorage,
+    Storage,
+    Version,
+    Versioned,
+    check_key,
+    check_prefix,
+    check_range,
+    check_unchanged,
+    join_prefix,
+)
 
 _PAGE = 1000
 

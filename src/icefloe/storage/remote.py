@@ -1,4 +1,4 @@
-"""A storage in an object store, spoken to through obstore."""
+"""A storage in an object store, through obstore."""
 
 from __future__ import annotations
 
@@ -6,30 +6,91 @@ import asyncio
 import datetime as dt
 import itertools
 import logging
+import os
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import obstore
 from obstore.exceptions import NotSupportedError, PreconditionError
 
-from icefloe.errors import (
-    ReadOnlyError,
-    StorageError,
-    UnsupportedError,
-    VersionMismatchError,
+from icefloe.blocking import fork_safe_lock
+from icefloe.errors import ReadOnlyError, StorageError, UnsupportedError, VersionMismatchError
+from icefloe.storage.conditional_writes import ConditionalWrite, Sighting, look_by_content, settle
+from icefloe.storage.contract import (
+    MISSING,
+    NO_RETRIES,
+    REQUESTS,
+    Buffer,
+    Fetched,
+    ObjectInfo,
+    RetryPolicy,
+    SourceStorage,
+    Translating,
+    Version,
+    Versioned,
+    changed,
+    check_key,
+    check_prefix,
+    check_range,
+    check_unchanged,
+    decode_key,
+    delete_all,
+    encode_key,
+    fetch,
+    flat_bytes,
+    join_prefix,
+    normal_etag,
+    plan_requests,
+    write,
 )
-from icefloe.storage.client import Client
-from icefloe.storage.contract import Buffer, ObjectInfo, Version, Versioned, flat_bytes
-from icefloe.storage.keys import check_key, check_prefix, decode_key, encode_key, join_prefix
-from icefloe.storage.places import Place
-from icefloe.storage.ranges import check_range, plan_requests
-from icefloe.storage.requests import Fetched, delete_all, fetch, write
-from icefloe.storage.retries import RetryPolicy
-from icefloe.storage.settle import ConditionalWrite, Sighting, look_by_content, settle
-from icefloe.storage.sources import SourceStorage, changed, check_unchanged, normal_etag
-from icefloe.storage.threads import REQUESTS
-from icefloe.storage.translate import MISSING, Translating
+from icefloe.storage.endpoints import Place
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+_used_in_process = 0
+
+
+class Client:
+    """The connections to a place; made when first used, in each process anew."""
+
+    def __init__(self, place: Place, retries: RetryPolicy) -> None:
+        self.place = place
+        self.retries = retries
+        self._lock = fork_safe_lock()
+        self._patient: ObjectStore | None = None
+        self._once: ObjectStore | None = None
+        self.unsorted = place.traits.sorts is False
+
+    def patient(self) -> ObjectStore:
+        """Repeats what failed for a moment."""
+        if self._patient is None or _used_in_process != os.getpid():
+            self._connect()
+        assert self._patient is not None
+        return self._patient
+
+    def once(self) -> ObjectStore:
+        """Repeats nothing: a conditional write must know about each of its tries."""
+        if self._once is None or _used_in_process != os.getpid():
+            self._connect()
+        assert self._once is not None
+        return self._once
+
+    def _connect(self) -> None:
+        global _used_in_process
+        with self._lock:
+            if _used_in_process not in (0, os.getpid()):
+                # The threads that carry requests are not there in a forked child, which would wait for ever.
+                raise UnsupportedError(
+                    f"{self.place.url} cannot be used in a process that was forked after its parent had used an object "
+                    "store; start workers with the 'spawn' or 'forkserver' method"
+                )
+            _used_in_process = os.getpid()
+            with Translating("connect", "", self.place.url):
+                self._patient = self.place.connect(self.retries)
+                self._once = self.place.connect(NO_RETRIES)
+
 
 _LOG = logging.getLogger(__name__)
 

@@ -14,18 +14,12 @@ import pyarrow as pa
 
 from icefloe.errors import InvalidInputError, suggest
 from icefloe.session.session import Session
-from icefloe.tables.cell_tests import CellTest
-from icefloe.tables.exact import check_decidable
+from icefloe.tables.evaluate import CellTest, Mask, ValueRanges, check_decidable
 from icefloe.tables.grids import Dimension, Grid, find_grid, read_coordinate
-from icefloe.tables.matching import Mask
-from icefloe.tables.options import TableOptions
-from icefloe.tables.places import Place, session_at
-from icefloe.tables.predicates import And, Predicate, columns_of, find_unknown
-from icefloe.tables.regions import parse_region
-from icefloe.tables.selection import BlockPart, Selection, Surroundings, select
-from icefloe.tables.sql_predicates import parse_predicate
+from icefloe.tables.options import Place, TableOptions, session_at
+from icefloe.tables.predicates import And, Predicate, columns_of, find_unknown, parse_predicate
+from icefloe.tables.selection import BlockPart, Selection, Surroundings, parse_region, select
 from icefloe.tables.statistics import load_ranges
-from icefloe.tables.value_ranges import ValueRanges
 
 log = logging.getLogger("icefloe.tables")
 _SMALLEST_PART_BYTES = 16 << 20
@@ -122,10 +116,15 @@ def plan_scan(
     ranges = _ranges(session, grid, predicate, options)
     selection = select(grid, predicate, Surroundings(coordinates, ranges, zone))
     scan = Scan(
-        options.place, session.snapshot_id, grid, selection.masks, options.layout, options.tensor,
+        options.place,
+        session.snapshot_id,
+        grid,
+        selection.masks,
+        options.layout,
+        options.tensor,
         And(tuple(p for p in (region, exact) if p is not None)) if region or exact else None,
         test=_cell_test(grid, loose, zone),
-    )  # fmt: skip
+    )
     plan = share_out(scan, selection, options.partition_bytes, tasks)
     log.info("reading %s", plan.describe())
     return plan

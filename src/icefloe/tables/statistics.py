@@ -1,4 +1,4 @@
-"""Ranges of values per chunk, kept beside the repository's own files, and trusted only for unchanged chunks.
+"""Statistics per chunk: ranges and totals, kept beside the repository and trusted only for unchanged chunks.
 
 A row speaks of a chunk *reference*, not of a snapshot: it holds for every branch, tag and later snapshot whose array
 still points at the same bytes, and for no other. Readers that know nothing of the folder do not look into it, and
@@ -8,9 +8,11 @@ collecting garbage leaves it alone.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import secrets
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,14 +24,65 @@ from icefloe.blocking import run_blocking
 from icefloe.errors import ObjectNotFoundError
 from icefloe.ids import encode_base32
 from icefloe.manifests.columns import take
-from icefloe.model.chunk_table import ChunkTable
-from icefloe.model.nodes import ArrayNode
+from icefloe.model.chunk_table import ChunkKind, ChunkTable
+from icefloe.model.snapshot import ArrayNode
 from icefloe.session.session import Session
 from icefloe.storage.contract import Storage
-from icefloe.tables.columns import ColumnCoding
+from icefloe.tables.columns import ColumnCoding, coding_of, has_one_missing_value
+from icefloe.tables.evaluate import ValueRanges
 from icefloe.tables.grids import Variable, open_array
-from icefloe.tables.references import WIDTH, fingerprints
-from icefloe.tables.value_ranges import ValueRanges
+
+WIDTH = 33
+"""Bytes of a fingerprint: which object (16), offset (8), length (8), kind (1)."""
+_ID = 16
+
+
+def fingerprints(table: ChunkTable) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
+    """A fingerprint per reference, and whether it can be trusted.
+
+    A native object never changes. A virtual chunk is trusted only if its reference says which state of the file it
+    means.
+    """
+    count = len(table)
+    made = np.zeros((count, WIDTH), dtype=np.uint8)
+    made[:, _ID : _ID + 8] = table.offset.astype("<u8").view(np.uint8).reshape(count, 8)
+    made[:, _ID + 8 : _ID + 16] = table.length.astype("<u8").view(np.uint8).reshape(count, 8)
+    made[:, -1] = table.kind
+    sure = table.kind == ChunkKind.NATIVE
+    if table.object_id is not None:
+        width = min(_ID, table.object_id.shape[1])
+        made[:, :width] = table.object_id[:, :width]
+    inline = np.flatnonzero(table.kind == ChunkKind.INLINE)
+    if len(inline):
+        made[inline, _ID : _ID + 8] = 0
+        data = memoryview(table.inline)
+        bounds = np.stack([table.offset[inline], table.offset[inline] + table.length[inline]], axis=1).astype(np.int64)
+        digests = b"".join(hashlib.blake2b(data[a:b], digest_size=_ID).digest() for a, b in bounds.tolist())
+        made[inline, :_ID] = np.frombuffer(digests, dtype=np.uint8).reshape(-1, _ID)
+        sure = sure | (table.kind == ChunkKind.INLINE)
+    virtual = np.flatnonzero(table.kind == ChunkKind.VIRTUAL)
+    if len(virtual):
+        made[virtual, :_ID], known = _sources(table, virtual)
+        sure[virtual] = known
+    return made, sure
+
+
+def _sources(table: ChunkTable, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
+    """Digests of the files of virtual chunks, made once per file and state."""
+    assert table.location is not None
+    none = np.full(len(rows), -1, dtype=np.int64)
+    etag = none if table.etag is None else table.etag[rows].astype(np.int64)
+    modified = np.zeros(len(rows), dtype=np.int64)
+    if table.last_modified is not None:
+        modified = table.last_modified[rows].astype(np.int64)
+    states = np.stack([table.location[rows].astype(np.int64), etag, modified], axis=1)
+    unique, codes = np.unique(states, axis=0, return_inverse=True)
+    digests = np.empty((len(unique), _ID), dtype=np.uint8)
+    for number, (location, tag, time) in enumerate(unique.tolist()):
+        text = f"{table.locations[location]}\n{table.etags[tag] if tag >= 0 else ''}\n{time}"
+        digests[number] = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=_ID).digest(), dtype=np.uint8)
+    return digests[codes.reshape(-1)], (etag >= 0) | (modified > 0)
+
 
 FOLDER = "statistics"
 _MOST_FILES = 8
@@ -231,3 +284,38 @@ async def _keep(storage: Storage, folder: str, rows: pa.Table) -> None:
     await storage.put(f"{folder}{number:08d}-{secrets.token_hex(6)}.parquet", sink.getvalue())
     if len(names) >= _MOST_FILES:
         await storage.delete([folder + name for name in names])
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Of the values of an array that are there; None where the statistics do not tell it exactly."""
+
+    count: int
+    total: float | None
+    low: float | None
+    high: float | None
+    """Both extremes are NaN where no value is there."""
+
+
+def summarise_array(session: Session, path: str) -> Summary | None:
+    """The summary of an array; None where the statistics of some of its chunks are not known."""
+    array = open_array(session, path)
+    if array.dtype.kind not in "iuf" or not has_one_missing_value(array.attrs):
+        return None
+    chunks = tuple(max(1, int(each)) for each in (array.shards or array.chunks))
+    coding = coding_of(array.dtype, array.attrs)
+    if coding.times is not None:
+        return None
+    ranges = load_ranges(session, Variable(path.rpartition("/")[2], path, chunks, coding))
+    if ranges is None or not ranges.known.all():
+        return None
+    count = int((ranges.count - ranges.missing).sum())
+    total = None if np.isnan(ranges.total).any() else float(ranges.total.sum())
+    if pa.types.is_integer(coding.type) and total is not None and float(np.abs(ranges.total).sum()) >= _EXACT:
+        total = None
+    if not count:
+        return Summary(0, total, np.nan, np.nan)
+    there = ranges.missing < ranges.count
+    low, high = float(ranges.low[there].min()), float(ranges.high[there].max())
+    exact = max(abs(low), abs(high)) < _EXACT or array.dtype.kind == "f"
+    return Summary(count, total, low if exact else None, high if exact else None)

@@ -14,10 +14,9 @@ import pyarrow.compute as pc
 import zarr
 
 from icefloe.errors import AlreadyExistsError, InvalidInputError
-from icefloe.model.nodes import ArrayNode
+from icefloe.model.snapshot import ArrayNode
 from icefloe.session.session import Session
-from icefloe.tables.columns import TIMESTAMP, ColumnCoding
-from icefloe.tables.encoding import ArrayKind, encode_column, kind_of_column
+from icefloe.tables.columns import TIMESTAMP, ArrayKind, ColumnCoding, encode_column, kind_of_column
 from icefloe.tables.grids import Grid, Variable, find_grid, read_coordinate
 
 MODES = ("append", "upsert", "overwrite", "error")
@@ -347,9 +346,14 @@ def _create(
 ) -> zarr.Array[Any]:
     dtype: Any = str if kind.dtype == "string" else np.dtype(kind.dtype)
     made: zarr.Array[Any] = group.create_array(
-        name, shape=shape, chunks=tuple(max(1, c) for c in chunks), dtype=dtype, fill_value=kind.fill_value,
-        dimension_names=dims, attributes=dict(kind.attributes),
-    )  # fmt: skip
+        name,
+        shape=shape,
+        chunks=tuple(max(1, c) for c in chunks),
+        dtype=dtype,
+        fill_value=kind.fill_value,
+        dimension_names=dims,
+        attributes=dict(kind.attributes),
+    )
     return made
 
 

@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 
 from zarr.core.buffer import Buffer, default_buffer_prototype
 
+from icefloe.blocking import Environment, adopt
 from icefloe.conversion.convert import convert_async, upgrade_async
-from icefloe.conversion.losses import LossKind
-from icefloe.conversion.running import ConversionOptions
-from icefloe.environment import Environment, adopt
+from icefloe.conversion.steps import ConversionOptions
+from icefloe.conversion.survey import LossKind
 from icefloe.errors import (
     ConflictError,
     FormatError,
@@ -37,11 +37,10 @@ from icefloe.errors import (
     UnsupportedError,
 )
 from icefloe.ids import ObjectId
-from icefloe.model.config import RepositoryConfig
-from icefloe.model.packing_config import ChunkPackingConfig
+from icefloe.model.config import ChunkPackingConfig, RepositoryConfig
 from icefloe.repository.repository import Repository
-from icefloe.session.conflicts import ConflictDetector
 from icefloe.session.fork import Fork
+from icefloe.session.rebase import ConflictDetector
 from icefloe.session.session import ForkSession, Session
 from icefloe.store import IcechunkStore
 from icefloe.testing.event_loop import ACTOR, SimulatedLoop, observe
@@ -284,9 +283,13 @@ class Process:
             return
         session, model = held.session, held.model
         intent = self._intent(
-            actor, "amend" if amend else "commit", model.branch, model=model, solver=SOLVERS[solver](),
+            actor,
+            "amend" if amend else "commit",
+            model.branch,
+            model=model,
+            solver=SOLVERS[solver](),
             required=len(model.changes),
-        )  # fmt: skip
+        )
         intent.since = model.since
         try:
             if amend:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from icefloe.model.nodes import ArrayNode
+from icefloe.model.snapshot import ArrayNode
 from icefloe.session.session import Session
 
 Uid: TypeAlias = bytes | str

@@ -14,19 +14,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from icefloe.conversion.convert import convert_async
-from icefloe.conversion.losses import LossKind
-from icefloe.conversion.running import ConversionOptions
+from icefloe.conversion.steps import ConversionOptions
+from icefloe.conversion.survey import LossKind
 from icefloe.errors import (
     FormatError,
     IcefloeError,
     NotFoundError,
 )
-from icefloe.formats.registry import get_format
+from icefloe.formats.contract import get_format
 from icefloe.ids import ObjectId
 from icefloe.maintenance.merge import MERGED
 from icefloe.model.capabilities import SpecVersion
 from icefloe.repository.repository import Repository
-from icefloe.session.conflicts import BasicConflictSolver, ConflictDetector, ConflictSolver, VersionSelection
+from icefloe.session.rebase import BasicConflictSolver, ConflictDetector, ConflictSolver, VersionSelection
 from icefloe.session.session import Session
 from icefloe.testing.event_loop import ACTOR, observe
 from icefloe.testing.model import (
@@ -48,16 +48,32 @@ from icefloe.testing.model import (
 from icefloe.testing.simulated_store import SimulatedStorage, SimulatedStore
 
 _IMMUTABLE = (
-    "snapshots/", "manifests/", "chunks/", "transactions/", "attributes/",
-    "s/", "m/", "c/", "a/", "t/", "icefloe/", "structure/", "structures/",
-)  # fmt: skip
+    "snapshots/",
+    "manifests/",
+    "chunks/",
+    "transactions/",
+    "attributes/",
+    "s/",
+    "m/",
+    "c/",
+    "a/",
+    "t/",
+    "icefloe/",
+    "structure/",
+    "structures/",
+)
 """Folders whose objects decide nothing: a branch does not move when one of them is written."""
 
 
 _RULES_OF_OBJECTS = (
-    "what landed is readable", "what is reachable is readable", "errors are typed", "verify is clean",
-    "the repository is whole at the end", "a mirror shows one state", "nothing vanishes",
-)  # fmt: skip
+    "what landed is readable",
+    "what is reachable is readable",
+    "errors are typed",
+    "verify is clean",
+    "the repository is whole at the end",
+    "a mirror shows one state",
+    "nothing vanishes",
+)
 """Rules that a missing object breaks."""
 
 

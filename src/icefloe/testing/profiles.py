@@ -72,8 +72,15 @@ class _Drawing:
 
 
 EDITS: Mapping[str, float] = {
-    "set": 12, "fill": 4, "resize": 3, "note": 1, "create": 1, "delete": 0.5, "replace": 0.7, "shift": 1,
-}  # fmt: skip
+    "set": 12,
+    "fill": 4,
+    "resize": 3,
+    "note": 1,
+    "create": 1,
+    "delete": 0.5,
+    "replace": 0.7,
+    "shift": 1,
+}
 _CHUNKS: Mapping[str, float] = {"set": 6, "fill": 2}
 _SOLVERS: Mapping[str, float] = {"none": 2, "detector": 5, "ours": 2, "theirs": 2, "careful": 1}
 _GENERATIONS = tuple(version.value for version in SpecVersion)
@@ -128,9 +135,13 @@ def _service(draw: _Drawing) -> None:
 def _serve(draw: _Drawing, process: str, verb: str) -> None:
     if verb in ("transaction", "amend"):
         draw.add(
-            process, "transaction", branch="main", edits=draw.edits(2), solver=draw.pick(_SOLVERS),
+            process,
+            "transaction",
+            branch="main",
+            edits=draw.edits(2),
+            solver=draw.pick(_SOLVERS),
             amend=verb == "amend",
-        )  # fmt: skip
+        )
     elif verb == "create_tag":
         draw.add(process, verb, tag=f"t{len(draw.steps)}", branch="main", back=draw.random.randrange(3))
     else:
@@ -313,11 +324,22 @@ def _branches(draw: _Drawing) -> None:
         process = draw.random.choice(("one", "two"))
         verb = draw.pick(
             {
-                "transaction": 8, "merge": 2, "revert": 1, "cherry_pick": 1, "squash": 1, "reset": 1, "create_tag": 2,
-                "delete_branch": 0.4, "create_branch": 0.5, "delete_tag": 1.5, "expire": 1, "collect": 1, "hold": 1,
+                "transaction": 8,
+                "merge": 2,
+                "revert": 1,
+                "cherry_pick": 1,
+                "squash": 1,
+                "reset": 1,
+                "create_tag": 2,
+                "delete_branch": 0.4,
+                "create_branch": 0.5,
+                "delete_tag": 1.5,
+                "expire": 1,
+                "collect": 1,
+                "hold": 1,
                 "read": 2,
             }
-        )  # fmt: skip
+        )
         branch = draw.pick(_BRANCHES)
         other = "dev" if branch == "main" else "main"
         if verb == "transaction":

@@ -32,11 +32,19 @@ from icefloe.errors import (
     StorageError,
     VersionMismatchError,
 )
-from icefloe.storage.contract import Buffer, ObjectInfo, Storage, Version, Versioned
-from icefloe.storage.keys import check_key, check_prefix, join_prefix
-from icefloe.storage.ranges import check_range
-from icefloe.storage.retries import RetryPolicy
-from icefloe.storage.settle import ConditionalWrite, look_by_content, settle
+from icefloe.storage.conditional_writes import ConditionalWrite, look_by_content, settle
+from icefloe.storage.contract import (
+    Buffer,
+    ObjectInfo,
+    RetryPolicy,
+    Storage,
+    Version,
+    Versioned,
+    check_key,
+    check_prefix,
+    check_range,
+    join_prefix,
+)
 
 T = TypeVar("T")
 

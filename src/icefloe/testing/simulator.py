@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import Any
 
-from icefloe.archive import files
-from icefloe.environment import Environment, adopt, using
-from icefloe.formats.icechunk2.repo_reader import decode_repo
+from icefloe import metadata_files as files
+from icefloe.blocking import Environment, adopt, using
+from icefloe.formats.icechunk2.repo_file import decode_repo
 from icefloe.ledger import icechunk2
 from icefloe.model.capabilities import SpecVersion
 from icefloe.repository.repository import Repository

@@ -2,7 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from icefloe.errors import UnsupportedError
 from icefloe.formats.contract import Format
-from icefloe.formats.dataset.format import DatasetFormat
+from icefloe.formats.dataset import manifest as manifest_file
+from icefloe.formats.dataset import parquet as attributes_file
+from icefloe.formats.dataset import snapshot as structure_file
+from icefloe.ids import ObjectId
+from icefloe.model.capabilities import Capabilities, SpecVersion
+from icefloe.model.snapshot import Manifest, Snapshot, TransactionLog
+
+
+class DatasetFormat(Format):
+    """Parquet metadata under `s/ a/ i/`, chunks under `c/`; history and refs are in the state file."""
+
+    spec_version = SpecVersion.DATASET
+    capabilities = Capabilities(
+        node_id_is_counter=True,
+        attributes_files=True,
+        transaction_logs=False,
+        checksums=False,
+    )
+
+    snapshots_folder = "s/"
+    manifests_folder = "i/"
+    attributes_folder = "a/"
+    chunks_folder = "c/"
+    metadata_extension = structure_file.EXTENSION
+
+    def encode_snapshot(self, snapshot: Snapshot) -> bytes:
+        return structure_file.encode_snapshot(snapshot)
+
+    def decode_snapshot(self, data: bytes) -> Snapshot:
+        return structure_file.decode_snapshot(data)
+
+    def encode_manifest(self, manifest: Manifest) -> bytes:
+        return manifest_file.encode_manifest(manifest)
+
+    def decode_manifest(self, data: bytes) -> Manifest:
+        return manifest_file.decode_manifest(data)
+
+    def encode_attributes(self, attributes: Sequence[bytes]) -> bytes:
+        return attributes_file.encode_attributes(attributes)
+
+    def decode_attributes(self, data: bytes) -> Sequence[bytes]:
+        return attributes_file.decode_attributes(data)
+
+    def encode_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> bytes:
+        raise UnsupportedError("the generation `dataset` has no transaction logs; compare snapshots instead")
+
+    def decode_transaction_log(self, data: bytes) -> TransactionLog:
+        raise UnsupportedError("the generation `dataset` has no transaction logs; compare snapshots instead")
+
 
 FORMAT: Format = DatasetFormat()

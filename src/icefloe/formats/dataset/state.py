@@ -15,14 +15,14 @@ from importlib import resources
 from typing import Any, Literal
 
 from icefloe.errors import FormatError
-from icefloe.formats.dataset.structure_file import EXTENSION
-from icefloe.formats.strict_json import dump_json, load_object
+from icefloe.formats.dataset.snapshot import EXTENSION
+from icefloe.formats.json_documents import dump_json, load_object
 from icefloe.ids import ObjectId
 from icefloe.model.snapshot import SnapshotInfo
 from icefloe.storage.contract import Storage
 
 STATE_KEY = "state.json"
-CONFIG_KEY = "icefloe-config"
+STATE_CONFIG_KEY = "icefloe-config"
 UPDATE_KEY = "icefloe-update"
 _MICROSECONDS_KEY = "icefloe-timestamp-us"
 _METADATA_KEY = "icefloe.metadata"

@@ -1,5 +1,58 @@
 """The official generation of icechunk 0.2 to 1.x: refs in `ref.json` files."""
 
-from icefloe.formats.icechunk1.format import Icechunk1Format
+from __future__ import annotations
 
-FORMAT = Icechunk1Format()
+import datetime as dt
+from collections.abc import Mapping
+
+from icefloe.formats.contract import Format, OpenManifest
+from icefloe.formats.flatbuf import files
+from icefloe.formats.flatbuf.snapshot import ROOT_MARK_1, make_initial_snapshot
+from icefloe.ids import ObjectId
+from icefloe.model.capabilities import Capabilities, SpecVersion
+from icefloe.model.snapshot import Manifest, Snapshot, TransactionLog
+
+SPEC = 1
+
+
+class Icechunk1Format(Format):
+    """What official 0.2 to 1.x reads and writes, and 2.x in repositories of spec version 1.
+
+    A move has no word of its own in the logs of 1.x. The node keeps its id and appears under its new path; the log
+    carries the move in the field that 2.x introduced, which 1.x skips: its `diff` shows nothing for the move, its
+    sessions see the new path.
+    """
+
+    spec_version = SpecVersion.ICECHUNK1
+    searches_manifests = True
+    capabilities = Capabilities(deletable_tags=True, any_chunk_grid=False, any_key_encoding=False)
+
+    def object_metadata(self, file_type: str) -> Mapping[str, str]:
+        return files.object_metadata(file_type, SPEC)
+
+    def initial_snapshot(self, now: dt.datetime) -> Snapshot:
+        return make_initial_snapshot(now, ROOT_MARK_1)
+
+    def encode_snapshot(self, snapshot: Snapshot) -> bytes:
+        return files.encode_snapshot(snapshot, SPEC, self.compression_level)
+
+    def decode_snapshot(self, data: bytes) -> Snapshot:
+        return files.decode_snapshot(data)
+
+    def encode_manifest(self, manifest: Manifest) -> bytes:
+        return files.encode_manifest(manifest, SPEC, self.compression_level)
+
+    def decode_manifest(self, data: bytes) -> Manifest:
+        return files.decode_manifest(data)
+
+    def open_manifest(self, data: bytes) -> OpenManifest:
+        return files.open_manifest(data)
+
+    def encode_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> bytes:
+        return files.encode_transaction_log(snapshot_id, log, SPEC, self.compression_level)
+
+    def decode_transaction_log(self, data: bytes) -> TransactionLog:
+        return files.decode_transaction_log(data)
+
+
+FORMAT: Format = Icechunk1Format()

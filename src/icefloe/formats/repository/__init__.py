@@ -1,3 +1,127 @@
 """Generation `repository` (seeds 001, 003 and 004): header, zstd and MessagePack."""
 
-from icefloe.formats.repository.format import FORMAT as FORMAT
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from icefloe.formats.contract import DecodedManifest, Format, OpenManifest
+from icefloe.formats.flatbuf.reader import is_flat
+from icefloe.formats.header import (
+    WRITER,
+    ZSTD_MAGIC,
+    Compression,
+    DecompressionLimits,
+    FileType,
+    compress,
+    decode_file,
+    decompress,
+    encode_header,
+    has_magic,
+    is_believable,
+)
+from icefloe.formats.repository.legacy_flatbuffers import decode_flat_log, decode_flat_manifest, decode_flat_snapshot
+from icefloe.formats.repository.manifest_reader import RowManifest, decode_manifest_body
+from icefloe.formats.repository.manifest_writer import HINT_PREFIX, encode_manifest_body
+from icefloe.formats.repository.snapshot import MALFORMED, decode_or_refuse, decode_snapshot_body, encode_snapshot_body
+from icefloe.formats.repository.transaction_log import decode_log_body, encode_log_body
+from icefloe.ids import ObjectId
+from icefloe.model.capabilities import Capabilities, SpecVersion
+from icefloe.model.snapshot import Manifest, Snapshot, TransactionLog
+from icefloe.model.zarr_document import check_messagepack, is_believable_messagepack
+
+SPEC_VERSION = 1
+_LEVEL = 1
+"""Level 3 makes these files no smaller and takes twice as long."""
+_LIMITS = {
+    FileType.SNAPSHOT: DecompressionLimits(max_bytes=1 << 30),
+    FileType.MANIFEST: DecompressionLimits(max_bytes=4 << 30),
+    FileType.ATTRIBUTES: DecompressionLimits(max_bytes=1 << 30),
+    FileType.TRANSACTION_LOG: DecompressionLimits(max_bytes=1 << 30),
+}
+_BYTES_ROWS = msgspec.msgpack.Decoder(list[bytes])
+_TEXT_ROWS = msgspec.msgpack.Decoder(list[str])
+
+
+class RepositoryFormat(Format):
+    """Writes one layout, reads every one that was released under this generation."""
+
+    spec_version = SpecVersion.REPOSITORY
+    capabilities = Capabilities(boxes_in_logs=True, attributes_files=True, history_in_snapshot=True)
+    searches_manifests = True
+
+    def object_metadata(self, file_type: str) -> Mapping[str, str]:
+        return {
+            "ic_spec_ver": str(SPEC_VERSION),
+            "ic_client": WRITER,
+            "ic_file_type": file_type,
+            "ic_comp_alg": "zstd",
+        }
+
+    def encode_snapshot(self, snapshot: Snapshot) -> bytes:
+        return self._encode(FileType.SNAPSHOT, encode_snapshot_body(snapshot))
+
+    def decode_snapshot(self, data: bytes) -> Snapshot:
+        body = _decode(FileType.SNAPSHOT, data)
+        if is_flat(body):
+            return decode_flat_snapshot(body)
+        check_messagepack(body, len(data), "snapshot")
+        return decode_snapshot_body(body)
+
+    def encode_manifest(self, manifest: Manifest) -> bytes:
+        return self._encode(FileType.MANIFEST, encode_manifest_body(manifest))
+
+    def decode_manifest(self, data: bytes) -> Manifest:
+        body = _decode(FileType.MANIFEST, data)
+        return decode_flat_manifest(body) if is_flat(body) else decode_manifest_body(body, len(data))
+
+    def open_manifest(self, data: bytes) -> OpenManifest:
+        body = _decode(FileType.MANIFEST, data)
+        if is_flat(body):
+            return DecodedManifest(decode_flat_manifest(body), len(body))
+        return RowManifest(body, len(data))
+
+    def encode_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> bytes:
+        return self._encode(FileType.TRANSACTION_LOG, encode_log_body(log))
+
+    def decode_transaction_log(self, data: bytes) -> TransactionLog:
+        body = _decode(FileType.TRANSACTION_LOG, data)
+        if is_flat(body):
+            return decode_flat_log(body)
+        check_messagepack(body, len(data), "transaction log")
+        return decode_log_body(body)
+
+    def encode_attributes(self, attributes: Sequence[bytes]) -> bytes:
+        return self._encode(FileType.ATTRIBUTES, msgspec.msgpack.encode(list(attributes)))
+
+    def decode_attributes(self, data: bytes) -> Sequence[bytes]:
+        body = _decode(FileType.ATTRIBUTES, data)
+        check_messagepack(body, len(data), "attributes")
+        try:
+            return _BYTES_ROWS.decode(body)
+        except MALFORMED:
+            return [row.encode() for row in decode_or_refuse(_TEXT_ROWS, body, "attributes")]
+
+    def _encode(self, file_type: FileType, body: bytes | memoryview) -> bytes:
+        compressed = compress(body, self.compression_level or _LEVEL)
+        # Rows that a hint describes do not become values.
+        hinted = bytes(body[: len(HINT_PREFIX)]) == HINT_PREFIX
+        if is_believable(len(body), len(compressed), _LIMITS[file_type]) and (
+            hinted or is_believable_messagepack(body, len(compressed))
+        ):
+            return encode_header(file_type, SPEC_VERSION) + compressed
+        # So repetitive that a reader would take it for a bomb.
+        return encode_header(file_type, SPEC_VERSION, Compression.NONE) + bytes(body)
+
+
+def _decode(file_type: FileType, data: bytes) -> bytes:
+    """The body of a file; those of before the header are bare MessagePack or, for a few weeks, a bare zstd frame."""
+    if has_magic(data):
+        return decode_file(data, file_type, range(SPEC_VERSION, SPEC_VERSION + 1), _LIMITS[file_type])[1]
+    if data[: len(ZSTD_MAGIC)] == ZSTD_MAGIC:
+        return decompress(data, _LIMITS[file_type])
+    return bytes(data)
+
+
+FORMAT = RepositoryFormat()

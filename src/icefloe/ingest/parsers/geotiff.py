@@ -18,7 +18,7 @@ import numpy.typing as npt
 import tifffile
 
 from icefloe.ingest.access import SourceAccess
-from icefloe.ingest.chunk_grids import Region, all_coords, grid_shape, virtual_table
+from icefloe.ingest.chunk_grids import ChunkRegion, all_coords, grid_shape, virtual_table
 from icefloe.ingest.parsers.contract import OpenSource, broken, check_inside
 from icefloe.ingest.source_model import References, SourceFile, SourceSchema, SourceVariable, summarise_coordinate
 from icefloe.ingest.zarr_documents import bytes_codec, fill_attribute, fill_value_document, json_value
@@ -148,12 +148,16 @@ class GeoTiffSource(OpenSource):
             whole = ends <= variable.shape[axis]
         chosen = present & whole
         table = virtual_table(
-            coords[chosen], offsets[chosen], lengths[chosen], self.file.url, etag=self.file.etag,
+            coords[chosen],
+            offsets[chosen],
+            lengths[chosen],
+            self.file.url,
+            etag=self.file.etag,
             last_modified=self.file.last_modified,
-        )  # fmt: skip
+        )
         return References(table, coords[present & ~whole])
 
-    def values(self, variable: SourceVariable, region: Region) -> npt.NDArray[Any]:
+    def values(self, variable: SourceVariable, region: ChunkRegion) -> npt.NDArray[Any]:
         if variable.path not in self._images:
             image, axis = self._positions[variable.path]
             return _positions(image, axis)[region]
@@ -211,10 +215,16 @@ def _describe(image: _Image) -> SourceVariable:
         attributes["_FillValue"] = fill_attribute(dtype, fill)
     codec = _CODECS.get(int(page.compression))
     return SourceVariable(
-        path=image.name, dims=dims, shape=shape, dtype=dtype, chunks=chunks, attributes=attributes,
-        fill_value=fill_value_document(dtype, fill), codecs=(bytes_codec(dtype), *([codec] if codec else [])),
+        path=image.name,
+        dims=dims,
+        shape=shape,
+        dtype=dtype,
+        chunks=chunks,
+        attributes=attributes,
+        fill_value=fill_value_document(dtype, fill),
+        codecs=(bytes_codec(dtype), *([codec] if codec else [])),
         not_virtual=_not_virtual(page),
-    )  # fmt: skip
+    )
 
 
 def _not_virtual(page: Any) -> str | None:
@@ -339,9 +349,16 @@ def _position_variable(
         word, units = ("longitude", "degrees_east") if axis == "x" else ("latitude", "degrees_north")
         attributes.update(standard_name=word, units=units)
     return SourceVariable(
-        path=name, dims=dims, shape=values.shape, dtype="<f8", chunks=values.shape, attributes=attributes,
-        codecs=(bytes_codec("<f8"),), layout="opaque", not_virtual="coordinates are computed from tags of the file",
-    )  # fmt: skip
+        path=name,
+        dims=dims,
+        shape=values.shape,
+        dtype="<f8",
+        chunks=values.shape,
+        attributes=attributes,
+        codecs=(bytes_codec("<f8"),),
+        layout="opaque",
+        not_virtual="coordinates are computed from tags of the file",
+    )
 
 
 def _ground(image: _Image) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from icefloe.errors import FormatError
 from icefloe.ingest.access import SourceAccess, local_errors, local_path
-from icefloe.ingest.chunk_grids import Region, all_coords, grid_shape
+from icefloe.ingest.chunk_grids import ChunkRegion, all_coords, grid_shape
 from icefloe.ingest.parsers.contract import OpenSource, broken
 from icefloe.ingest.parsers.grib_grid import Grid, describe_grid
 from icefloe.ingest.source_model import (
@@ -52,22 +52,63 @@ _PLAIN_TEMPLATES = {0, 1, 8, 11}
 """Product definition templates without any product keys."""
 # Keys that are looked at only where two messages would meet in one cell; each value gets a variable of its own.
 _LAST_KEYS = (
-    "dataType", "marsType", "stream", "marsStream", "class", "marsClass", "experimentVersionNumber", "expver",
-    "typeOfProcessedData", "typeOfGeneratingProcess", "generatingProcessIdentifier", "backgroundProcess",
-    "productionStatusOfProcessedData", "typeOfEnsembleForecast", "typeOfSecondFixedSurface", "centre", "subCentre",
-)  # fmt: skip
+    "dataType",
+    "marsType",
+    "stream",
+    "marsStream",
+    "class",
+    "marsClass",
+    "experimentVersionNumber",
+    "expver",
+    "typeOfProcessedData",
+    "typeOfGeneratingProcess",
+    "generatingProcessIdentifier",
+    "backgroundProcess",
+    "productionStatusOfProcessedData",
+    "typeOfEnsembleForecast",
+    "typeOfSecondFixedSurface",
+    "centre",
+    "subCentre",
+)
 _WITHOUT_VALUE = frozenset(
     {
-        "surface", "meanSea", "entireAtmosphere", "atmosphere", "entireOcean", "nominalTop", "tropopause", "maxWind",
-        "cloudBase", "cloudTop", "isothermZero", "adiabaticCondensation", "mostUnstableParcel", "lowCloudLayer",
-        "middleCloudLayer", "highCloudLayer", "lakeBottom", "iceTopOnWater", "oceanSurface", "unknown",
+        "surface",
+        "meanSea",
+        "entireAtmosphere",
+        "atmosphere",
+        "entireOcean",
+        "nominalTop",
+        "tropopause",
+        "maxWind",
+        "cloudBase",
+        "cloudTop",
+        "isothermZero",
+        "adiabaticCondensation",
+        "mostUnstableParcel",
+        "lowCloudLayer",
+        "middleCloudLayer",
+        "highCloudLayer",
+        "lakeBottom",
+        "iceTopOnWater",
+        "oceanSurface",
+        "unknown",
     }
-)  # fmt: skip
+)
 """Kinds of level of which there is only one."""
 _ATTRIBUTES = (
-    "paramId", "dataType", "numberOfPoints", "typeOfLevel", "stepType", "gridType", "uvRelativeToGrid", "shortName",
-    "name", "cfName", "cfVarName", "units",
-)  # fmt: skip
+    "paramId",
+    "dataType",
+    "numberOfPoints",
+    "typeOfLevel",
+    "stepType",
+    "gridType",
+    "uvRelativeToGrid",
+    "shortName",
+    "name",
+    "cfName",
+    "cfVarName",
+    "units",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,8 +316,10 @@ class GribSource(OpenSource):
                     f"{self.file.url} has two messages with different values for one cell: {message} "
                     f"(messages {other.index + 1} and {message.index + 1}, at bytes {other.offset} and "
                     f"{message.offset}); split the file with grib_copy and leave one of them out",
-                    url=self.file.url, format="GRIB", reason="two messages for one cell",
-                )  # fmt: skip
+                    url=self.file.url,
+                    format="GRIB",
+                    reason="two messages for one cell",
+                )
         return list(kept.values())
 
     def _field(self, messages: list[_Message], axes: Sequence[_Axis]) -> _Field:
@@ -317,7 +360,7 @@ class GribSource(OpenSource):
         coords = all_coords(grid_shape(variable.shape, variable.chunks))
         return References(empty_table(len(variable.shape)), coords)
 
-    def values(self, variable: SourceVariable, region: Region) -> npt.NDArray[Any]:
+    def values(self, variable: SourceVariable, region: ChunkRegion) -> npt.NDArray[Any]:
         self.schema()
         if variable.path in self._extras:
             return np.asarray(self._extras[variable.path].values)[region]
@@ -363,12 +406,21 @@ def _describe_message(handle: Any, index: int, offset: int, length: int, part: i
         # GRIB 1 has the key in every message of some centres.
         member = None
     return _Message(
-        index=index, offset=offset, length=length, part=part, name=_parameter_name(handle),
-        step_type=str(_get(handle, "stepType", "instant")), level_type=str(_get(handle, "typeOfLevel", "unknown")),
-        level=_level(handle), time=(when - _EPOCH).total_seconds() / 3600, start=_hours(handle, "startStep"),
-        step=_hours(handle, "endStep"), member=None if member is None else int(member),
-        grid=str(_get(handle, "md5GridSection")), keys=_product_keys(handle),
-    )  # fmt: skip
+        index=index,
+        offset=offset,
+        length=length,
+        part=part,
+        name=_parameter_name(handle),
+        step_type=str(_get(handle, "stepType", "instant")),
+        level_type=str(_get(handle, "typeOfLevel", "unknown")),
+        level=_level(handle),
+        time=(when - _EPOCH).total_seconds() / 3600,
+        start=_hours(handle, "startStep"),
+        step=_hours(handle, "endStep"),
+        member=None if member is None else int(member),
+        grid=str(_get(handle, "md5GridSection")),
+        keys=_product_keys(handle),
+    )
 
 
 def _parameter_name(handle: Any) -> str:
@@ -623,11 +675,18 @@ _AXIS_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
     "number": {"standard_name": "realization", "units": "1", "long_name": "ensemble member numerical id"},
 }
 _LEVEL_UNITS = {
-    "isobaricInhPa": "hPa", "isobaricInPa": "Pa", "isobaricLayer": "hPa", "heightAboveGround": "m",
-    "heightAboveSea": "m", "heightAboveGroundLayer": "m", "heightAboveSeaLayer": "m", "depthBelowLand": "m",
+    "isobaricInhPa": "hPa",
+    "isobaricInPa": "Pa",
+    "isobaricLayer": "hPa",
+    "heightAboveGround": "m",
+    "heightAboveSea": "m",
+    "heightAboveGroundLayer": "m",
+    "heightAboveSeaLayer": "m",
+    "depthBelowLand": "m",
     "depthBelowSea": "m",
-    "potentialVorticity": "10-9 K m2 kg-1 s-1", "theta": "K",
-}  # fmt: skip
+    "potentialVorticity": "10-9 K m2 kg-1 s-1",
+    "theta": "K",
+}
 
 
 def _data_variable(name: str, found: _Field, grid: Grid) -> SourceVariable:
@@ -642,11 +701,17 @@ def _data_variable(name: str, found: _Field, grid: Grid) -> SourceVariable:
     if beside:
         attributes["coordinates"] = " ".join(beside)
     return SourceVariable(
-        path=name, dims=(*(axis.name for axis in axes), *grid.dims), shape=shape, dtype="<f8",
-        chunks=(*(1 for _ in axes), *grid.shape), attributes=attributes,
-        fill_value=fill_value_document("<f8", np.nan), codecs=(bytes_codec("<f8"),), layout="opaque",
+        path=name,
+        dims=(*(axis.name for axis in axes), *grid.dims),
+        shape=shape,
+        dtype="<f8",
+        chunks=(*(1 for _ in axes), *grid.shape),
+        attributes=attributes,
+        fill_value=fill_value_document("<f8", np.nan),
+        codecs=(bytes_codec("<f8"),),
+        layout="opaque",
         not_virtual=_NO_CODEC,
-    )  # fmt: skip
+    )
 
 
 def _coordinates(name: str, found: _Field, grid: Grid) -> Iterator[_Extra]:
@@ -693,8 +758,15 @@ def _extra(name: str, dims: tuple[str, ...], values: Any, attributes: Mapping[st
     dtype = array.dtype.newbyteorder("<").str
     return _Extra(
         SourceVariable(
-            path=name, dims=dims, shape=array.shape, dtype=dtype, chunks=array.shape, attributes=dict(attributes),
-            codecs=(bytes_codec(dtype),), layout="opaque", not_virtual=_NO_CODEC,
+            path=name,
+            dims=dims,
+            shape=array.shape,
+            dtype=dtype,
+            chunks=array.shape,
+            attributes=dict(attributes),
+            codecs=(bytes_codec(dtype),),
+            layout="opaque",
+            not_virtual=_NO_CODEC,
         ),
         array.astype(dtype),
-    )  # fmt: skip
+    )

@@ -18,14 +18,40 @@ import numpy.typing as npt
 _NORTH = {"standard_name": "latitude", "long_name": "latitude", "units": "degrees_north"}
 _EAST = {"standard_name": "longitude", "long_name": "longitude", "units": "degrees_east"}
 _GRID_KEYS = (
-    "Nx", "Ny", "iScansNegatively", "jScansPositively", "jPointsAreConsecutive", "DxInMetres", "DyInMetres",
-    "iDirectionIncrementInDegrees", "jDirectionIncrementInDegrees", "latitudeOfFirstGridPointInDegrees",
-    "longitudeOfFirstGridPointInDegrees", "latitudeOfLastGridPointInDegrees", "longitudeOfLastGridPointInDegrees",
-    "latitudeOfSouthernPoleInDegrees", "longitudeOfSouthernPoleInDegrees", "angleOfRotationInDegrees", "LaDInDegrees",
-    "LoVInDegrees", "Latin1InDegrees", "Latin2InDegrees", "orientationOfTheGridInDegrees", "standardParallelInDegrees",
-    "centralLongitudeInDegrees", "projectionCentreFlag", "N", "Nside", "orderingConvention", "numberOfGridUsed",
-    "numberOfGridInReference", "uuidOfHGrid", "J", "K", "M",
-)  # fmt: skip
+    "Nx",
+    "Ny",
+    "iScansNegatively",
+    "jScansPositively",
+    "jPointsAreConsecutive",
+    "DxInMetres",
+    "DyInMetres",
+    "iDirectionIncrementInDegrees",
+    "jDirectionIncrementInDegrees",
+    "latitudeOfFirstGridPointInDegrees",
+    "longitudeOfFirstGridPointInDegrees",
+    "latitudeOfLastGridPointInDegrees",
+    "longitudeOfLastGridPointInDegrees",
+    "latitudeOfSouthernPoleInDegrees",
+    "longitudeOfSouthernPoleInDegrees",
+    "angleOfRotationInDegrees",
+    "LaDInDegrees",
+    "LoVInDegrees",
+    "Latin1InDegrees",
+    "Latin2InDegrees",
+    "orientationOfTheGridInDegrees",
+    "standardParallelInDegrees",
+    "centralLongitudeInDegrees",
+    "projectionCentreFlag",
+    "N",
+    "Nside",
+    "orderingConvention",
+    "numberOfGridUsed",
+    "numberOfGridInReference",
+    "uuidOfHGrid",
+    "J",
+    "K",
+    "M",
+)
 _UNDEFINED = (2147483647, "MISSING")
 
 

@@ -15,7 +15,7 @@ from icefloe.errors import IcefloeError, UnsupportedError
 from icefloe.ingest.access import SourceAccess, local_errors, local_path
 from icefloe.ingest.cf import decoded_dtype
 from icefloe.ingest.chunk_grids import (
-    Region,
+    ChunkRegion,
     all_coords,
     contiguous_chunks,
     contiguous_references,
@@ -24,8 +24,6 @@ from icefloe.ingest.chunk_grids import (
     virtual_table,
 )
 from icefloe.ingest.parsers.contract import OpenSource, broken, check_inside
-from icefloe.ingest.parsers.hdf5_dimensions import NOT_A_VARIABLE, name_dimensions
-from icefloe.ingest.parsers.hdf5_filters import codecs_of
 from icefloe.ingest.source_model import (
     Coordinate,
     References,
@@ -34,13 +32,124 @@ from icefloe.ingest.source_model import (
     SourceVariable,
     summarise_coordinate,
 )
-from icefloe.ingest.zarr_documents import attribute_pairs, fill_value_document, json_value
+from icefloe.ingest.zarr_documents import TEXT_CODECS, attribute_pairs, bytes_codec, fill_value_document, json_value
 from icefloe.model.chunk_table import empty_table
 
+NOT_A_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
+
+
+def name_dimensions(datasets: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Dimension names per dataset of one group."""
+    names: dict[str, tuple[str, ...]] = {}
+    phony: dict[tuple[int, int], str] = {}
+    for name, dataset in datasets.items():
+        if dataset.shape is not None:
+            names[name] = _names(name, dataset, phony)
+    return names
+
+
+def _names(name: str, dataset: Any, phony: dict[tuple[int, int], str]) -> tuple[str, ...]:
+    attributes = dataset.attrs
+    if "DIMENSION_LIST" in attributes:
+        lists = attributes["DIMENSION_LIST"]
+        found = [_scale_name(dataset, scales) if len(scales) else None for scales in lists]
+    elif dataset.ndim == 1 and _is_scale(attributes):
+        found = [name]
+    elif dataset.ndim > 1 and _is_scale(attributes) and "_Netcdf4Coordinates" in attributes:
+        # A coordinate variable of several dimensions is the scale of its first one only.
+        sizes = np.asarray(attributes["_Netcdf4Coordinates"]).reshape(-1)
+        found = [name] + [None] * (len(sizes) - 1)
+    else:
+        found = [None] * dataset.ndim
+    used: dict[int, int] = {}
+    for axis, label in enumerate(found):
+        if label is None:
+            size = int(dataset.shape[axis])
+            repeat = used.get(size, 0)
+            used[size] = repeat + 1
+            found[axis] = phony.setdefault((size, repeat), f"phony_dim_{len(phony)}")
+    return tuple(str(label) for label in found)
+
+
+def _is_scale(attributes: Any) -> bool:
+    return bool(attributes.get("CLASS", b"") in (b"DIMENSION_SCALE", "DIMENSION_SCALE"))
+
+
+def _scale_name(dataset: Any, scales: Any) -> str:
+    path = h5py.h5r.get_name(scales[0], dataset.file.id)
+    return str(path.decode()).rsplit("/", 1)[-1]
+
+
+_UNSUPPORTED = {
+    4: "szip",
+    5: "nbit",
+    6: "scale-offset",
+    32000: "LZF",
+    32004: "LZ4 (HDF5's own framing)",
+    32008: "bitshuffle",
+    32013: "zfp",
+    32017: "SZ",
+}
+
+_BLOSC_NAMES = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
+_BLOSC_SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
+
+
+def codecs_of(plist: Any, dtype: str) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
+    """The codecs that undo a dataset's filters, and why there are none (None when there are)."""
+    if dtype == "string":
+        return TEXT_CODECS, None
+    codecs: list[Mapping[str, Any]] = [bytes_codec(dtype)]
+    for position in range(plist.get_nfilters()):
+        number, _, values, name = plist.get_filter(position)
+        codec = _codec(number, values)
+        if codec is None:
+            label = _UNSUPPORTED.get(number, f"number {number} ({name.decode(errors='replace')})")
+            return (codecs[0],), f"Zarr has no codec for the HDF5 filter {label}"
+        if number != 2 or values[0] > 1:
+            codecs.append(codec)
+    return tuple(codecs), None
+
+
+def _codec(number: int, values: tuple[int, ...]) -> Mapping[str, Any] | None:
+    match number:
+        case 1:
+            return {"name": "numcodecs.zlib", "configuration": {"level": values[0]}}
+        case 2:
+            return {"name": "numcodecs.shuffle", "configuration": {"elementsize": values[0]}}
+        case 3:
+            return {"name": "numcodecs.fletcher32", "configuration": {}}
+        case 307:
+            return {"name": "numcodecs.bz2", "configuration": {"level": values[0] if values else 9}}
+        case 32015:
+            return {"name": "zstd", "configuration": {"level": values[0] if values else 3, "checksum": False}}
+        case 32001 if len(values) >= 7:
+            return {
+                "name": "blosc",
+                "configuration": {
+                    "typesize": max(1, values[2]),
+                    "cname": _BLOSC_NAMES[values[6]],
+                    "clevel": values[4],
+                    "shuffle": _BLOSC_SHUFFLES[values[5]],
+                    "blocksize": 0,
+                },
+            }
+    return None
+
+
 HIDDEN_ATTRIBUTES = frozenset(
-    ["CLASS", "NAME", "REFERENCE_LIST", "DIMENSION_LIST", "DIMENSION_LABELS", "_Netcdf4Dimid",
-     "_Netcdf4Coordinates", "_nc3_strict", "_NCProperties"]
-)  # fmt: skip
+    [
+        "CLASS",
+        "NAME",
+        "REFERENCE_LIST",
+        "DIMENSION_LIST",
+        "DIMENSION_LABELS",
+        "_Netcdf4Dimid",
+        "_Netcdf4Coordinates",
+        "_nc3_strict",
+        "_NCProperties",
+    ]
+)
 
 
 class Hdf5Source(OpenSource):
@@ -124,8 +233,12 @@ class Hdf5Source(OpenSource):
             # A filter that did not shrink a chunk was left out for it: its bytes do not fit the array's codecs.
             plain = masks == 0
             # Nor is what lies in a chunk behind the end of its dataset what NetCDF4 reads there.
-            ends = np.array([have if have < full else full + chunk for have, full, chunk in
-                             zip(dataset.shape, variable.shape, dataset.chunks, strict=True)])  # fmt: skip
+            ends = np.array(
+                [
+                    have if have < full else full + chunk
+                    for have, full, chunk in zip(dataset.shape, variable.shape, dataset.chunks, strict=True)
+                ]
+            )
             plain &= ((coords.astype(np.int64) + 1) * np.array(dataset.chunks) <= ends).all(axis=1)
             return References(self._table(coords[plain], offsets[plain], lengths[plain]), coords[~plain])
         begin = dataset.id.get_offset()
@@ -144,7 +257,7 @@ class Hdf5Source(OpenSource):
             coords, offsets, lengths, self.file.url, etag=self.file.etag, last_modified=self.file.last_modified
         )
 
-    def values(self, variable: SourceVariable, region: Region) -> npt.NDArray[Any]:
+    def values(self, variable: SourceVariable, region: ChunkRegion) -> npt.NDArray[Any]:
         with self._translated():
             dataset = self._hdf5[variable.path]
             is_text = variable.dtype == "string"
@@ -242,11 +355,18 @@ def _describe(path: str, dataset: Any, dims: tuple[str, ...]) -> SourceVariable:
         chunks, kind = tuple(max(1, n) for n in shape), "opaque"
         not_virtual = not_virtual or "its data lie in other files"
     return SourceVariable(
-        path=path, dims=dims, shape=shape, dtype=dtype, chunks=chunks, attributes=attribute_pairs(raw, dtype),
-        fill_value=fill_value_document(dtype, fill), codecs=codecs, layout=kind,  # type: ignore[arg-type]
+        path=path,
+        dims=dims,
+        shape=shape,
+        dtype=dtype,
+        chunks=chunks,
+        attributes=attribute_pairs(raw, dtype),
+        fill_value=fill_value_document(dtype, fill),
+        codecs=codecs,
+        layout=kind,  # type: ignore[arg-type]
         not_virtual=not_virtual or filter_reason,
         decoded_dtype=decoded_dtype(dtype, raw) if dtype != "string" else None,
-    )  # fmt: skip
+    )
 
 
 def _data_type(dataset: Any) -> tuple[str, str | None]:

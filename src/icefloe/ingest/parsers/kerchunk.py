@@ -17,7 +17,7 @@ from icefloe.errors import ObjectNotFoundError, UnsupportedError
 from icefloe.ingest.access import SourceAccess, normalise_url
 from icefloe.ingest.chunk_grids import grid_shape, lexicographic_order
 from icefloe.ingest.parsers.contract import OpenSource, broken
-from icefloe.ingest.parsers.zarr_metadata import variable_of_v2
+from icefloe.ingest.parsers.zarr import variable_of_v2
 from icefloe.ingest.source_model import References, SourceFile, SourceSchema, SourceVariable, summarise_coordinate
 from icefloe.ingest.zarr_documents import json_value
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table
@@ -131,9 +131,12 @@ class KerchunkSource(OpenSource):
         lengths = joined["size"].to_numpy()[present]
         # A size of zero means the whole file.
         return self._table(
-            coords, [paths[i] for i in present], joined["offset"].to_numpy()[present],
-            np.where(lengths == 0, -1, lengths), [raw[i] for i in present],
-        )  # fmt: skip
+            coords,
+            [paths[i] for i in present],
+            joined["offset"].to_numpy()[present],
+            np.where(lengths == 0, -1, lengths),
+            [raw[i] for i in present],
+        )
 
     def _table(self, coords: Any, paths: list[Any], offsets: Any, lengths: Any, raw: list[Any]) -> ChunkTable:
         if len(paths) == 0:

@@ -15,7 +15,7 @@ from icefloe.ingest.source_model import ParsedSource, SourceFailure, SourceFile,
 _PARSERS: Mapping[str, tuple[str, str, str]] = {
     "hdf5": ("icefloe.ingest.parsers.hdf5", "Hdf5Source", "h5py"),
     "netcdf3": ("icefloe.ingest.parsers.netcdf3", "NetCDF3Source", ""),
-    "zarr": ("icefloe.ingest.parsers.zarr_store", "ZarrSource", ""),
+    "zarr": ("icefloe.ingest.parsers.zarr", "ZarrSource", ""),
     "kerchunk": ("icefloe.ingest.parsers.kerchunk", "KerchunkSource", ""),
     "tiff": ("icefloe.ingest.parsers.geotiff", "GeoTiffSource", "tifffile"),
     "grib": ("icefloe.ingest.parsers.grib", "GribSource", "eccodes"),
@@ -52,8 +52,9 @@ def find_format(file: SourceFile, access: SourceAccess) -> str:
     raise UnknownFormatError(
         f"{file.url} starts with {shown!r}: none of the formats {', '.join(FORMATS)}"
         + ("; the file is empty" if not start else ""),
-        url=file.url, reason="unknown format",
-    )  # fmt: skip
+        url=file.url,
+        reason="unknown format",
+    )
 
 
 def _format_of_folder(file: SourceFile, access: SourceAccess) -> str:
@@ -63,9 +64,10 @@ def _format_of_folder(file: SourceFile, access: SourceAccess) -> str:
     if access.exists(f"{root}/.zmetadata"):
         return "kerchunk"
     raise UnknownFormatError(
-        f"{file.url} is neither a file nor a Zarr store nor a Kerchunk reference set", url=file.url,
+        f"{file.url} is neither a file nor a Zarr store nor a Kerchunk reference set",
+        url=file.url,
         reason="unknown format",
-    )  # fmt: skip
+    )
 
 
 def _has_user_block(file: SourceFile, access: SourceAccess) -> bool:
@@ -94,8 +96,10 @@ def open_source(file: SourceFile, access: SourceAccess | None = None, *, format:
     except ImportError as error:
         raise UnsupportedError(
             f"{file.url} is a {chosen} source; reading it needs the package {library}: pip install 'icefloe[ingest]'",
-            url=file.url, format=chosen, reason=f"the package {library} is not installed",
-        ) from error  # fmt: skip
+            url=file.url,
+            format=chosen,
+            reason=f"the package {library} is not installed",
+        ) from error
     opener = getattr(module, class_name)
     source: OpenSource = opener(file, access, chosen) if ":" in chosen else opener(file, access)
     return source

@@ -16,7 +16,7 @@ from icefloe.errors import InvalidInputError, UnsupportedError
 from icefloe.ingest.access import SourceAccess, normalise_url
 from icefloe.ingest.chunk_grids import all_coords
 from icefloe.ingest.parsers.contract import OpenSource, broken
-from icefloe.ingest.parsers.zarr_metadata import variable_of_v3
+from icefloe.ingest.parsers.zarr import variable_of_v3
 from icefloe.ingest.source_model import (
     Coordinate,
     References,

@@ -1,0 +1,388 @@
+"""Combine range reads that are in flight together into few requests, bounded in number and in bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from icefloe.storage.contract import Buffer, SourceStorage, Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An object, and the state it must be in; reads of equal sources may share a request."""
+
+    storage: Storage = field(compare=False, repr=False)
+    key: str
+    etag: str | None = None
+    last_modified: int | None = None
+    """Seconds since 1970; the object must not have changed after it."""
+    place: int = field(default=0)
+    """Tells storages apart, which need not be comparable."""
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        # Sources are looked up several times for every range that is read.
+        object.__setattr__(self, "_hash", hash((self.key, self.etag, self.last_modified, self.place)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    async def read(self, start: int, end: int) -> bytes:
+        """Bytes [start, end), fewer where the object ends before."""
+        if self.etag is None and self.last_modified is None:
+            return await self.storage.get_range(self.key, start, end)
+        assert isinstance(self.storage, SourceStorage)
+        return await self.storage.get_range_if(
+            self.key,
+            start,
+            end,
+            etag=self.etag,
+            not_modified_after=None
+            if self.last_modified is None
+            else dt.datetime.fromtimestamp(self.last_modified, tz=dt.UTC),
+        )
+
+
+def source_in(storage: Storage, key: str, etag: str | None = None, last_modified: int | None = None) -> Source:
+    """The object of a storage under a key."""
+    return Source(storage, key, etag, last_modified, id(storage))
+
+
+@dataclass(frozen=True, slots=True)
+class MergedRead:
+    """One request, [start, end), and the positions of the ranges it answers."""
+
+    start: int
+    end: int
+    members: npt.NDArray[np.intp]
+
+
+def plan_reads(
+    starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], *, gap_bytes: int, most_bytes: int
+) -> Iterator[MergedRead]:
+    """Merge ranges that lie at most a gap apart into requests of at most a size.
+
+    Every range is in exactly one request, whole; a range larger than the limit has a request of its own, together
+    only with what lies inside it.
+    """
+    order = np.argsort(starts, kind="stable")
+    sorted_starts, sorted_ends = starts[order], ends[order]
+    reach = np.maximum.accumulate(sorted_ends)
+    breaks = np.flatnonzero(sorted_starts[1:] > reach[:-1] + gap_bytes) + 1
+    edges = [0, *breaks.tolist(), len(order)]
+    for first, last in pairwise(edges):
+        while first < last:
+            start = int(sorted_starts[first])
+            inside = int(np.searchsorted(reach[first:last], start + most_bytes, side="right"))
+            after = first + max(inside, 1)
+            end = int(sorted_ends[first:after].max())
+            if inside == 0:
+                # What lies wholly inside an oversized range comes with it for nothing.
+                while after < last and int(sorted_ends[after]) <= end:
+                    after += 1
+            yield MergedRead(start, end, order[first:after])
+            first = after
+
+
+_FIRST_WINDOW_BYTES = 256 << 10
+_TRACKED_SOURCES = 4096
+"""Objects whose last read is remembered; each is a few hundred bytes."""
+_NEAR_BYTES = 64 << 10
+"""A range this close behind the last one counts as following it."""
+
+_FRESH_SECONDS = 5.0
+"""Files of others may change: what was read ahead is not used any more after this."""
+
+
+@dataclass(slots=True)
+class _Track:
+    """Where the last read of an object ended, and what was read beyond it."""
+
+    end: int
+    window: int = 0
+    block_start: int = 0
+    block: bytes = b""
+    served_bytes: int = 0
+    read_at: float = 0.0
+
+
+class ReadAhead:
+    """The reads of one event loop, watched for runs.
+
+    zarr asks for only a few chunks at a time, so a run through a pack arrives as many small reads one after the
+    other. The first read of an object never reads ahead, a second one that follows it does, and the window doubles
+    as long as the run goes on: a lone or random read costs nothing, and at most about half of what is fetched is in
+    vain.
+    """
+
+    def __init__(self, most_bytes: int, held_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._limit_bytes = held_bytes
+        self._tracks: OrderedDict[Source, _Track] = OrderedDict()
+        self._held_bytes = 0
+
+    def find(self, source: Source, start: int, end: int) -> bytes | None:
+        """The bytes of a range that lies in what was read ahead."""
+        track = self._tracks.get(source)
+        if track is None or not track.block:
+            return None
+        if time.monotonic() - track.read_at > _FRESH_SECONDS:
+            self._drop_block(track)
+            return None
+        low = start - track.block_start
+        high = end - track.block_start
+        if low < 0 or high > len(track.block):
+            return None
+        track.end = max(track.end, end)
+        piece = track.block[low:high]
+        track.served_bytes += high - low
+        if track.served_bytes >= len(track.block):
+            self._drop_block(track)  # the run has passed it
+        return piece
+
+    def plan(self, source: Source, start: int, end: int) -> int:
+        """How many bytes to read beyond a range that is about to be requested."""
+        if not self._most_bytes:
+            return 0
+        track = self._tracks.get(source)
+        if track is None:
+            self._tracks[source] = _Track(end)
+            if len(self._tracks) > _TRACKED_SOURCES:
+                self._drop_block(self._tracks.popitem(last=False)[1])
+            return 0
+        self._tracks.move_to_end(source)
+        # A run: the range starts in what was read last or just behind it, and goes beyond.
+        follows = track.end - _NEAR_BYTES <= start <= track.end + _NEAR_BYTES and end > track.end
+        track.window = min(max(2 * track.window, _FIRST_WINDOW_BYTES), self._most_bytes) if follows else 0
+        track.end = end
+        return track.window
+
+    def keep(self, source: Source, start: int, body: bytes, *, used_to: int) -> None:
+        """Hold what a request brought beyond what was asked for."""
+        track = self._tracks.get(source)
+        rest = start + len(body) - used_to
+        if track is None or rest <= 0:
+            return
+        self._drop_block(track)
+        track.block_start, track.block, track.served_bytes = used_to, body[-rest:], 0
+        track.read_at = time.monotonic()
+        self._held_bytes += rest
+        for other in list(self._tracks.values()):
+            if self._held_bytes <= self._limit_bytes:
+                break
+            self._drop_block(other)
+
+    def _drop_block(self, track: _Track) -> None:
+        self._held_bytes -= len(track.block)
+        track.block = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLimits:
+    """How reads are merged, and how much of them is under way at once, per event loop."""
+
+    gap_bytes: int = 128 << 10
+    """Ranges this near are one request: reading the bytes in between costs less than another request."""
+    merged_bytes: int = 4 << 20
+    """Merged requests stay below this, so that a large read still uses several connections."""
+    max_requests: int = 256
+    max_bytes: int = 256 << 20
+    """Bytes asked for and not yet delivered; one request is always allowed."""
+    split_bytes: int | None = None
+    """A single range larger than this is fetched in parts of this size."""
+    read_ahead_bytes: int = 4 << 20
+    """The most that is read ahead of ranges that follow one another in an object; 0 never reads ahead."""
+    read_ahead_held_bytes: int = 32 << 20
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    """What was asked for and what it took."""
+
+    ranges: int = 0
+    requests: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiter:
+    start: int
+    end: int
+    future: asyncio.Future[bytes]
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """One request to the storage and who waits for it."""
+
+    source: Source
+    start: int
+    end: int
+    waiters: list[_Waiter]
+    ahead: bool = False
+    """It reaches further than anybody asked: keep what is left over."""
+    charged_bytes: int = field(default=0)
+
+
+class RangeScheduler:
+    """Reads ranges of objects; usable from any number of event loops, which share nothing but the counts."""
+
+    def __init__(self, limits: ReadLimits | None = None) -> None:
+        self.limits = limits or ReadLimits()
+        self.counts = ReadCounts()
+        self._desks: WeakKeyDictionary[asyncio.AbstractEventLoop, _Desk] = WeakKeyDictionary()
+
+    async def read(self, source: Source, start: int, end: int) -> bytes:
+        """Bytes [start, end) of an object, fewer where it ends before."""
+        desk = self._desk()
+        self.counts.ranges += 1
+        held = desk.ahead.find(source, start, end)
+        if held is not None:
+            return held
+        split = self.limits.split_bytes
+        if split is not None and end - start > split:
+            parts = [desk.submit(source, at, min(at + split, end)) for at in range(start, end, split)]
+            return b"".join(await asyncio.gather(*parts))
+        return await desk.gather_tick(source, start, end)
+
+    async def read_many(
+        self, source: Source, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+    ) -> list[Buffer]:
+        """Many ranges of one object, in the order asked for; those that were read together share their memory."""
+        desk = self._desk()
+        self.counts.ranges += len(starts)
+        plan = list(plan_reads(starts, ends, gap_bytes=self.limits.gap_bytes, most_bytes=self.limits.merged_bytes))
+        bodies = await asyncio.gather(*(desk.submit(source, read.start, read.end) for read in plan))
+        result: list[Buffer] = [b""] * len(starts)
+        for read, body in zip(plan, bodies, strict=True):
+            members = read.members
+            shared = memoryview(body)
+            lows, highs = (starts[members] - read.start).tolist(), (ends[members] - read.start).tolist()
+            for position, low, high in zip(members.tolist(), lows, highs, strict=True):
+                result[position] = shared[low:high]
+        return result
+
+    def _desk(self) -> _Desk:
+        # Only a loop's own thread asks for its desk, so there is nobody to race with.
+        loop = asyncio.get_running_loop()
+        desk = self._desks.get(loop)
+        if desk is None:
+            desk = self._desks[loop] = _Desk(self.limits, self.counts)
+        return desk
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RangeScheduler, (self.limits,)
+
+
+class _Desk:
+    """What one event loop has asked for and not yet got; it does not hold the loop, which would keep both alive."""
+
+    def __init__(self, limits: ReadLimits, counts: ReadCounts) -> None:
+        self._limits = limits
+        self._counts = counts
+        self._gathering: dict[Source, list[_Waiter]] = {}
+        self._ready: deque[_Request] = deque()
+        self._active: dict[Source, list[_Request]] = {}
+        self._active_requests = 0
+        self._active_bytes = 0
+        self._tasks: set[asyncio.Task[bytes]] = set()
+        self.ahead = ReadAhead(limits.read_ahead_bytes, limits.read_ahead_held_bytes)
+
+    def gather_tick(self, source: Source, start: int, end: int) -> asyncio.Future[bytes]:
+        """Ask for a range together with whatever else is asked for in this turn of the loop."""
+        waiter = _Waiter(start, end, asyncio.get_running_loop().create_future())
+        for request in self._active.get(source, ()):
+            if request.start <= start and end <= request.end:
+                request.waiters.append(waiter)
+                return waiter.future
+        if not self._gathering:
+            asyncio.get_running_loop().call_soon(self._dispatch)
+        self._gathering.setdefault(source, []).append(waiter)
+        return waiter.future
+
+    def submit(self, source: Source, start: int, end: int) -> asyncio.Future[bytes]:
+        """Ask for a range by itself."""
+        waiter = _Waiter(start, end, asyncio.get_running_loop().create_future())
+        self._ready.append(_Request(source, start, end, [waiter]))
+        self._pump()
+        return waiter.future
+
+    def _dispatch(self) -> None:
+        gathered, self._gathering = self._gathering, {}
+        for source, waiters in gathered.items():
+            for request in self._merge(source, waiters):
+                more = self.ahead.plan(source, request.start, request.end)
+                request.ahead = more > 0
+                request.end += more
+                self._ready.append(request)
+        self._pump()
+
+    def _merge(self, source: Source, waiters: list[_Waiter]) -> Sequence[_Request]:
+        if len(waiters) == 1:
+            return [_Request(source, waiters[0].start, waiters[0].end, waiters)]
+        starts = np.fromiter((w.start for w in waiters), dtype=np.int64, count=len(waiters))
+        ends = np.fromiter((w.end for w in waiters), dtype=np.int64, count=len(waiters))
+        plan = plan_reads(starts, ends, gap_bytes=self._limits.gap_bytes, most_bytes=self._limits.merged_bytes)
+        return [_Request(source, r.start, r.end, [waiters[i] for i in r.members.tolist()]) for r in plan]
+
+    def _pump(self) -> None:
+        """Start what the limits allow."""
+        while self._ready and self._active_requests < self._limits.max_requests:
+            request = self._ready[0]
+            if all(waiter.future.done() for waiter in request.waiters):  # everybody gave up
+                self._ready.popleft()
+                continue
+            size = request.end - request.start
+            if self._active_requests and self._active_bytes + size > self._limits.max_bytes:
+                return
+            self._ready.popleft()
+            request.charged_bytes = size
+            self._active_requests += 1
+            self._active_bytes += size
+            self._active.setdefault(request.source, []).append(request)
+            self._counts.requests += 1
+            task = asyncio.get_running_loop().create_task(request.source.read(request.start, request.end))
+            self._tasks.add(task)
+            task.add_done_callback(partial(self._finish, request))
+
+    def _finish(self, request: _Request, task: asyncio.Task[bytes]) -> None:
+        self._tasks.discard(task)
+        self._active_requests -= 1
+        self._active_bytes -= request.charged_bytes
+        under_way = self._active[request.source]
+        under_way.remove(request)
+        if not under_way:
+            del self._active[request.source]
+        if task.cancelled():
+            for waiter in request.waiters:
+                waiter.future.cancel()
+        elif (error := task.exception()) is not None:
+            for waiter in request.waiters:
+                if not waiter.future.done():
+                    waiter.future.set_exception(error)
+        else:
+            self._deliver(request, task.result())
+        self._pump()
+
+    def _deliver(self, request: _Request, body: bytes) -> None:
+        self._counts.bytes += len(body)
+        for waiter in request.waiters:
+            if not waiter.future.done():
+                whole = waiter.start == request.start and waiter.end - request.start >= len(body)
+                piece = body if whole else body[waiter.start - request.start : waiter.end - request.start]
+                waiter.future.set_result(piece)
+        if request.ahead:
+            asked = max((waiter.end for waiter in request.waiters), default=request.start)
+            self.ahead.keep(request.source, request.start, body, used_to=asked)

@@ -1,0 +1,534 @@
+"""The verbs that show a repository: info, tree, ls, cat, log, show, diff."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json as json_text
+import sys
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import typer
+import zarr
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from icefloe.blocking import run_blocking
+from icefloe.cli.describe import NodeFacts, commit_json, diff_json, node_facts, print_commit, print_diff
+from icefloe.cli.options import (
+    AsOf,
+    Branch,
+    Json,
+    Limit,
+    Place,
+    Point,
+    Snapshot,
+    StorageOptions,
+    Tag,
+    open_repository,
+    resolve_revision,
+)
+from icefloe.cli.output import print_json, stderr, stdout, styled, table, write_text
+from icefloe.display.card import first_line, format_bytes, format_count, format_time
+from icefloe.display.graph import RICH_STYLES, AncestryGraph, graph_lines
+from icefloe.errors import InvalidInputError, NodeNotFoundError, printable
+from icefloe.formats.config_document import encode_config
+from icefloe.formats.contract import Format
+from icefloe.manifests.columns import take
+from icefloe.model.chunk_table import ChunkKind, ChunkRef
+from icefloe.model.snapshot import ArrayNode, Diff
+from icefloe.model.zarr_document import key_encoding, parent_path
+from icefloe.repository import Repository
+from icefloe.repository.history import fetch_refs
+from icefloe.session.session import Session
+
+_MOST_NAMES = 8
+
+
+def register_info(app: typer.Typer) -> None:
+    app.command("info")(info)
+
+
+def info(
+    place: Place,
+    branch: Branch = None,
+    tag: Tag = None,
+    snapshot: Snapshot = None,
+    as_of: AsOf = None,
+    options: StorageOptions = None,
+    json: Json = False,
+) -> None:
+    """What a repository is and holds, at a glance."""
+    repository = open_repository(place, options)
+    facts = _facts(repository, Point(branch, tag, snapshot, as_of).session(repository))
+    if json:
+        print_json(facts)
+    else:
+        stdout().print(_grid(facts))
+
+
+def _facts(repository: Repository, session: Session) -> dict[str, Any]:
+    base = session.workspace.base
+    arrays = sum(isinstance(node, ArrayNode) for node in base.nodes.values())
+    containers = repository.config.virtual_chunk_containers or {}
+    return {
+        "url": repository.storage.url,
+        "spec_version": repository.spec_version.value,
+        "branches": sorted(repository.list_branches(), key=lambda name: (name != "main", name)),
+        "tags": sorted(repository.list_tags()),
+        "snapshot": commit_json(base.info),
+        "groups": len(base.nodes) - arrays,
+        "arrays": arrays,
+        "manifests": len(base.manifests),
+        "manifest_bytes": sum(manifest.size_bytes for manifest in base.manifests.values()),
+        "chunk_refs": sum(manifest.num_chunk_refs for manifest in base.manifests.values()),
+        "virtual_chunk_containers": sorted(containers),
+        "config": encode_config(repository.config),
+    }
+
+
+def _grid(facts: dict[str, Any]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    commit = facts["snapshot"]
+    content = f"{format_count(facts['groups'], 'group')}, {format_count(facts['arrays'], 'array')}"
+    manifests = (
+        f"{format_count(facts['manifests'], 'manifest')}, {format_bytes(facts['manifest_bytes'])}, "
+        f"{format_count(facts['chunk_refs'], 'chunk reference')}"
+    )
+    grid.add_row("repository", Text(facts["url"], style="bold"))
+    grid.add_row("generation", facts["spec_version"])
+    grid.add_row("branches", _names(facts["branches"], "green"))
+    grid.add_row("tags", _names(facts["tags"], "cyan"))
+    grid.add_row("snapshot", Text.assemble((commit["id"], "yellow"), f"  {first_line(commit['message'])}"))
+    grid.add_row("written", format_time(commit["written_at"]))
+    grid.add_row("content", content)
+    grid.add_row("manifests", manifests)
+    if facts["virtual_chunk_containers"]:
+        grid.add_row("containers", Text("\n".join(facts["virtual_chunk_containers"])))
+    if facts["config"]:
+        grid.add_row("configured", Text(", ".join(sorted(facts["config"]))))
+    return grid
+
+
+def _names(names: list[str], style: str) -> Text:
+    shown = ", ".join(names[:_MOST_NAMES]) or "none"
+    more = f", … ({len(names)} in all)" if len(names) > _MOST_NAMES else ""
+    return Text.assemble((shown, style if names else "dim"), (more, "dim"))
+
+
+def register_tree(app: typer.Typer) -> None:
+    app.command("tree")(tree)
+
+
+def tree(
+    place: Place,
+    path: Annotated[str, typer.Argument(metavar="[PATH]", help="The group to start from.", show_default=False)] = "/",
+    depth: Annotated[int | None, typer.Option("--depth", "-d", min=1, help="Go only so deep.")] = None,
+    branch: Branch = None,
+    tag: Tag = None,
+    snapshot: Snapshot = None,
+    as_of: AsOf = None,
+    options: StorageOptions = None,
+    json: Json = False,
+) -> None:
+    """Groups and arrays as a tree."""
+    session = Point(branch, tag, snapshot, as_of).session(open_repository(place, options))
+    start = "/" + path.strip("/")
+    nodes = session.workspace.tree
+    if start != "/" or nodes.find("/") is not None:
+        nodes.node(start)
+    found = [node_facts(node) for node in nodes.subtree(start)]
+    found = [facts for facts in found if depth is None or _depth(facts.path) - _depth(start) <= depth]
+    if json:
+        print_json({"snapshot_id": session.snapshot_id, "nodes": [facts.as_json() for facts in found]})
+        return
+    stdout().print(_drawn(start, found))
+
+
+def _depth(path: str) -> int:
+    return 0 if path == "/" else path.count("/")
+
+
+def _drawn(start: str, found: list[NodeFacts]) -> Tree:
+    root = Tree(Text(start, style="bold blue"))
+    places = {start: root}
+    for facts in found:
+        if facts.path == start:
+            if facts.kind == "array":
+                root.label = Text.assemble((start, "bold"), " ", *_array(facts))
+            continue
+        above = parent_path(facts.path)
+        while above is not None and above not in places:
+            above = parent_path(above)
+        if facts.kind == "group":
+            text = Text(facts.name + "/", style="bold blue")
+        else:
+            text = Text.assemble(facts.name, " ", *_array(facts))
+        places[facts.path] = places.get(above or start, root).add(text)
+    if not found:
+        root.label = Text.assemble((start, "bold blue"), " ", ("(empty)", "dim"))
+    return root
+
+
+def _array(facts: NodeFacts) -> tuple[tuple[str, str] | str, ...]:
+    return (facts.shape_text(), "green"), " ", (str(facts.data_type), "cyan")
+
+
+def register_ls(app: typer.Typer) -> None:
+    app.command("ls")(ls)
+
+
+def ls(
+    place: Place,
+    path: Annotated[str, typer.Argument(metavar="[PATH]", help="A group or an array.", show_default=False)] = "/",
+    limit: Limit = 50,
+    branch: Branch = None,
+    tag: Tag = None,
+    snapshot: Snapshot = None,
+    as_of: AsOf = None,
+    options: StorageOptions = None,
+    json: Json = False,
+) -> None:
+    """What is in a group, or the chunks of an array."""
+    session = Point(branch, tag, snapshot, as_of).session(open_repository(place, options))
+    tree = session.workspace.tree
+    start = "/" + path.strip("/")
+    node = tree.find(start) if start == "/" else tree.node(start)
+    if isinstance(node, ArrayNode):
+        _list_chunks(session, node, limit, json=json)
+    else:
+        _list_group(session, start, json=json)
+
+
+def _list_group(session: Session, start: str, *, json: bool) -> None:
+    tree = session.workspace.tree
+    below = "" if start == "/" else start
+    found = [tree.find(f"{below}/{name}") for name in tree.child_names(start)]
+    children = [node_facts(node) for node in found if node is not None]
+    if json:
+        print_json({"path": start, "kind": "group", "children": [facts.as_json() for facts in children]})
+        return
+    listing = table("name", "type", "shape", "chunks")
+    for facts in children:
+        if facts.kind == "group":
+            listing.add_row(Text(facts.name + "/", style="bold blue"), Text("group", style="dim"), "", "")
+        else:
+            shape, chunks = Text(facts.shape_text(), style="green"), "×".join(map(str, facts.chunk_shape or ()))
+            listing.add_row(Text(facts.name), Text(str(facts.data_type), style="cyan"), shape, chunks)
+    stdout().print(listing) if children else stdout().print(Text("empty", style="dim"))
+
+
+def _list_chunks(session: Session, node: ArrayNode, limit: int, *, json: bool) -> None:
+    found = run_blocking(session.workspace.chunk_table(node))
+    shown = take(found, np.arange(min(limit, len(found)))) if limit else found
+    encoding, generation = key_encoding(node.document), session.workspace.engine.format
+    start = "" if node.path == "/" else node.path[1:] + "/"
+    entries = [
+        {"key": start + encoding.suffix(list(coords)), **_reference(ref, generation)} for coords, ref in shown.rows()
+    ]
+    if json:
+        about = node_facts(node).as_json()
+        print_json({**about, "num_chunks": len(found), "chunks": entries, "more": len(shown) < len(found)})
+        return
+    console = stdout()
+    listing = table("chunk", "kind", "bytes", "at", right=("bytes",))
+    for entry in entries:
+        at = entry.get("object") or entry.get("location")
+        place = f"{at} +{entry['offset']}" if at and entry["offset"] else at or ""
+        listing.add_row(Text(entry["key"]), entry["kind"], f"{entry['length']:,}", Text(place, style="dim"))
+    console.print(listing)
+    cells = int(np.prod(node.grid, dtype=np.float64)) if node.grid else 1
+    written = f"{format_count(len(found), 'chunk')} of {cells:,}, {format_bytes(int(found.length.sum()))}"
+    rest = f"; {len(shown):,} shown, --limit 0 shows all" if len(shown) < len(found) else ""
+    console.print(Text(f"\n{written}{rest}", style="dim"))
+
+
+def _reference(ref: ChunkRef, generation: Format) -> dict[str, Any]:
+    told: dict[str, Any] = {"kind": ref.kind.name.lower(), "length": ref.length, "offset": ref.offset}
+    if ref.kind is ChunkKind.NATIVE and ref.object_id is not None:
+        told["object"] = generation.chunk_key(ref.object_id)
+    if ref.kind is ChunkKind.VIRTUAL:
+        told |= {"location": ref.location, "etag": ref.etag, "last_modified": ref.last_modified}
+    return told
+
+
+_MOST_VALUES = 1_000_000
+
+
+def register_cat(app: typer.Typer) -> None:
+    app.command("cat")(cat)
+
+
+def cat(
+    place: Place,
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH", help="An array, a group, or a key such as t2m/c/0/0 or t2m/zarr.json.", show_default=False
+        ),
+    ],
+    region: Annotated[
+        str | None,
+        typer.Option("--slice", metavar="SLICES", help="Part of an array: '0:3,:,5', as Python would index it."),
+    ] = None,
+    authorize: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--authorize",
+            metavar="PREFIX",
+            help="Read virtual chunks below this prefix, with the credentials of the environment; can be repeated.",
+        ),
+    ] = None,
+    branch: Branch = None,
+    tag: Tag = None,
+    snapshot: Snapshot = None,
+    as_of: AsOf = None,
+    options: StorageOptions = None,
+    json: Json = False,
+) -> None:
+    """Print a key's bytes, a group's document or the values of an array."""
+    allowed = dict.fromkeys(authorize or ())
+    session = Point(branch, tag, snapshot, as_of).session(open_repository(place, options, allowed))
+    node = session.workspace.tree.find("/" + path.strip("/"))
+    if isinstance(node, ArrayNode):
+        _cat_array(session, node, region, json=json)
+        return
+    key = path.strip("/") if node is None else f"{node.path}/zarr.json".lstrip("/")
+    _cat_key(session, key, json=json)
+
+
+def _cat_array(session: Session, node: ArrayNode, region: str | None, *, json: bool) -> None:
+    array = zarr.open_array(session.store, path=node.path.strip("/"), mode="r")
+    selection = parse_slices(region) if region is not None else ()
+    count = _selected(node.shape, selection)
+    if count > _MOST_VALUES:
+        raise InvalidInputError(
+            f"{node.path} has {count:,} values there, more than the {_MOST_VALUES:,} that are printed; "
+            "choose a part with --slice, for instance --slice '0,:10'"
+        )
+    values = np.asarray(array[selection if selection else ...])
+    if json:
+        about = {"path": node.path, "shape": node.shape, "data_type": str(array.dtype), "slice": region}
+        print_json({**about, "values": _jsonable(values)})
+        return
+    # numpy shows the ends of what is long; a pipe gets everything.
+    threshold = 1000 if sys.stdout.isatty() else _MOST_VALUES + 1
+    if values.dtype.kind in "UOT" and sys.stdout.isatty():
+        values = np.vectorize(lambda value: printable(value) if isinstance(value, str) else value, otypes=[object])(
+            values
+        )
+    text = np.array2string(values, threshold=threshold, max_line_width=stdout().width if threshold == 1000 else 120)
+    write_text(text + "\n")
+
+
+def parse_slices(text: str) -> tuple[slice | int, ...]:
+    """Indices and slices separated by commas."""
+    selection: list[slice | int] = []
+    for part in text.split(","):
+        pieces = part.strip().split(":")
+        try:
+            numbers = [int(piece) if piece.strip() else None for piece in pieces]
+        except ValueError:
+            numbers = []
+        if not 1 <= len(numbers) <= 3 or (len(numbers) == 1 and numbers[0] is None):
+            raise typer.BadParameter(f"{part!r} is neither an index nor START:STOP[:STEP]", param_hint="--slice")
+        selection.append(numbers[0] if len(numbers) == 1 and numbers[0] is not None else slice(*numbers))
+    return tuple(selection)
+
+
+def _selected(shape: tuple[int, ...], selection: tuple[slice | int, ...]) -> int:
+    """How many values a selection takes."""
+    if len(selection) > len(shape):
+        raise typer.BadParameter(f"{len(selection)} slices for {len(shape)} dimensions", param_hint="--slice")
+    count = 1
+    for axis, length in enumerate(shape):
+        chosen = selection[axis] if axis < len(selection) else slice(None)
+        count *= len(range(*chosen.indices(length))) if isinstance(chosen, slice) else 1
+    return count
+
+
+def _jsonable(values: npt.NDArray[Any]) -> Any:
+    """Lists of plain values; what JSON has no word for becomes text."""
+    if values.dtype.kind in "biu":
+        return values.tolist()
+    if values.dtype.kind == "f":
+        plain = values.astype(object)
+        plain[~np.isfinite(values)] = None
+        return plain.tolist()
+    return values.astype(str).tolist()
+
+
+def _cat_key(session: Session, key: str, *, json: bool) -> None:
+    data = run_blocking(session.keyspace.fetch(key))
+    if data is None:
+        raise NodeNotFoundError(f"no array, group or key {key!r} in snapshot {session.snapshot_id}", path=key)
+    if not json:
+        sys.stdout.flush()
+        is_document = key.rpartition("/")[2] == "zarr.json"
+        if sys.stdout.isatty():
+            write_text(bytes(data).decode("utf-8", "backslashreplace") + "\n")
+            return
+        sys.stdout.buffer.write(bytes(data) + (b"\n" if is_document else b""))
+        sys.stdout.buffer.flush()
+        return
+    if key.rpartition("/")[2] == "zarr.json":
+        print_json({"key": key, "size": len(data), "document": json_text.loads(bytes(data))})
+    else:
+        print_json({"key": key, "size": len(data), "base64": base64.b64encode(data).decode()})
+
+
+def register_log(app: typer.Typer) -> None:
+    app.command("log")(log)
+
+
+def log(
+    place: Place,
+    graph: Annotated[bool, typer.Option("--graph", "-g", help="Draw branches and tags.")] = False,
+    oneline: Annotated[bool, typer.Option("--oneline", help="One line per commit.")] = False,
+    limit: Limit = 50,
+    branch: Branch = None,
+    tag: Tag = None,
+    snapshot: Snapshot = None,
+    as_of: AsOf = None,
+    options: StorageOptions = None,
+    json: Json = False,
+) -> None:
+    """Commits, newest first; with --graph all branches as a drawing."""
+    repository = open_repository(place, options)
+    point = Point(branch, tag, snapshot, as_of)
+    if graph:
+        start = point.snapshot_id(repository) if point.is_given or as_of else None
+        drawing = repository.ancestry_graph(snapshot_id=start, limit=limit or None)
+        _print_json_graph(drawing) if json else _print_graph(stdout(), drawing)
+        return
+    _log(repository, point.snapshot_id(repository), limit, oneline=oneline, json=json)
+
+
+def _log(repository: Repository, start: str, limit: int, *, oneline: bool, json: bool) -> None:
+    ancestry = repository.ancestry(snapshot_id=start)
+    names: dict[str, list[str]] = {}
+    for ref in run_blocking(fetch_refs(repository.engine)):
+        names.setdefault(ref.snapshot_id, []).append(ref.name if ref.kind == "branch" else f"tag: {ref.name}")
+    shown = list(itertools.islice(ancestry, limit)) if limit else ancestry
+    if json:
+        commits = [commit_json(info) | {"refs": names.get(info.id, [])} for info in shown]
+        more = bool(limit) and next(ancestry, None) is not None
+        print_json({"commits": commits, "more": more})
+        return
+    console = stdout()
+    for info in shown:
+        if oneline:
+            labels = f" ({', '.join(names[info.id])})" if info.id in names else ""
+            console.print(
+                Text.assemble((info.id, "yellow"), (labels, "bold green"), f" {first_line(info.message)}"),
+                soft_wrap=True,
+            )
+        else:
+            print_commit(console, info, names.get(info.id, []))
+            console.print()
+    if limit and next(ancestry, None) is not None:
+        console.print(Text(f"… there is more; --limit 0 shows all, this is the newest {limit}", style="dim"))
+
+
+def _print_json_graph(graph: AncestryGraph) -> None:
+    rows = [
+        {
+            "id": row.commit.id,
+            "parent_id": row.commit.parent_id,
+            "written_at": row.commit.written_at,
+            "message": row.commit.message,
+            "column": row.own.column,
+        }
+        for row in graph.layout.rows
+    ]
+    refs = [{"name": ref.name, "kind": ref.kind, "snapshot_id": ref.snapshot_id} for ref in graph.refs]
+    print_json({"commits": rows, "refs": refs, "more": any(row.cut for row in graph.layout.rows)})
+
+
+def _print_graph(console: Console, graph: AncestryGraph) -> None:
+    for line in graph_lines(graph.layout, graph.refs):
+        text = Text.assemble(*((part, RICH_STYLES.get(style, "")) for part, style in line))
+        text.rstrip()
+        console.print(text, no_wrap=True, overflow="ellipsis", crop=console.is_terminal)
+
+
+def register_show(app: typer.Typer) -> None:
+    app.command("show")(show)
+
+
+def show(
+    place: Place,
+    revision: Annotated[
+        str | None, typer.Argument(metavar="[REVISION]", help="Branch, tag or snapshot id (default: main).")
+    ] = None,
+    chunks: Annotated[bool, typer.Option("--chunks", help="List the coordinates of every changed chunk.")] = False,
+    branch: Branch = None,
+    tag: Tag = None,
+    snapshot: Snapshot = None,
+    as_of: AsOf = None,
+    options: StorageOptions = None,
+    json: Json = False,
+) -> None:
+    """One commit: who, when, why, and what it changed."""
+    repository = open_repository(place, options)
+    if revision is not None:
+        snapshot_id = resolve_revision(repository, revision)
+    else:
+        snapshot_id = Point(branch, tag, snapshot, as_of).snapshot_id(repository)
+    info = repository.lookup_snapshot(snapshot_id)
+    manifests = repository.list_manifest_files(snapshot_id)
+    # What a file says of its parent may be outdated: histories can be rewritten when snapshots expire.
+    parent = next(repository.ancestry(snapshot_id=snapshot_id)).parent_id
+    changes = Diff() if parent is None else repository.diff(from_snapshot_id=parent, to_snapshot_id=snapshot_id)
+    total_bytes = sum(manifest.size_bytes for manifest in manifests)
+    total_refs = sum(manifest.num_chunk_refs for manifest in manifests)
+    if json:
+        about = {"files": len(manifests), "bytes": total_bytes, "chunk_refs": total_refs}
+        changed = diff_json(changes, chunks=chunks)
+        print_json({**commit_json(info), "parent_id": parent, "manifests": about, "changes": changed})
+        return
+    console = stdout()
+    print_commit(console, info)
+    console.print(
+        styled(
+            f"\n[dim]{format_count(len(manifests), 'manifest')}, {format_bytes(total_bytes)}, "
+            f"{format_count(total_refs, 'chunk')}; parent {parent or 'none'}[/]\n"
+        )
+    )
+    print_diff(console, changes, chunks=chunks)
+
+
+def register_diff(app: typer.Typer) -> None:
+    app.command("diff")(diff)
+
+
+def diff(
+    place: Place,
+    old: Annotated[
+        str | None,
+        typer.Argument(metavar="[FROM]", help="Branch, tag or snapshot id (default: the parent of TO)."),
+    ] = None,
+    new: Annotated[str, typer.Argument(metavar="[TO]", help="Branch, tag or snapshot id.")] = "main",
+    chunks: Annotated[bool, typer.Option("--chunks", help="List the coordinates of every changed chunk.")] = False,
+    options: StorageOptions = None,
+    json: Json = False,
+) -> None:
+    """What changed between two points of history."""
+    repository = open_repository(place, options)
+    to_id = resolve_revision(repository, new)
+    if old is None:
+        from_id = next(repository.ancestry(snapshot_id=to_id)).parent_id
+    else:
+        from_id = resolve_revision(repository, old)
+    found = Diff() if from_id is None else repository.diff(from_snapshot_id=from_id, to_snapshot_id=to_id)
+    if json:
+        print_json({"from": from_id, "to": to_id, **diff_json(found, chunks=chunks)})
+        return
+    stderr().print(Text(f"{from_id or 'nothing'} → {to_id}", style="dim"))
+    print_diff(stdout(), found, chunks=chunks)

@@ -1,0 +1,464 @@
+"""Manifests of the generation `dataset`: Parquet rows sorted by array and coordinates.
+
+A coordinate below 248 is one byte. A larger one is the byte 0xF7 + n followed by its n big-endian bytes, n as small as
+possible. Coordinates of one chunk follow each other; a 0-d chunk is the empty string. Prefix-free and canonical.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from icefloe.errors import FormatError, InvalidInputError, UnsupportedError
+from icefloe.formats.byte_columns import gather_ranges
+from icefloe.formats.dataset.parquet import (
+    WIDENED_KEY,
+    Source,
+    file_metadata,
+    open_parquet,
+    read_columns,
+    write_parquet,
+)
+from icefloe.ids import NODE_ID_BYTES, NodeId, decode_base32_column, encode_base32_column, text_length
+from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table, string_column
+from icefloe.model.snapshot import Extents, Manifest
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Offsets: TypeAlias = npt.NDArray[np.int64]
+
+_LONG = 0xF7
+_SMALLEST = np.array([0, 248, 1 << 8, 1 << 16, 1 << 24], dtype=np.uint64)
+"""The smallest value that may be written with that many bytes after the first."""
+_MAX_RANK = 255
+
+
+def encode_coords(coords: npt.NDArray[np.uint32]) -> tuple[Bytes, Offsets]:
+    """Rows of coordinates as one run of bytes, and where each row starts and ends in it."""
+    count, rank = coords.shape
+    if coords.size == 0 or int(coords.max()) <= _LONG:
+        return coords.astype(np.uint8).reshape(-1), np.arange(count + 1, dtype=np.int64) * rank
+    extra = (np.searchsorted(_SMALLEST, coords, side="right") - 1).astype(np.uint8)
+    text = np.empty((count, rank, 5), dtype=np.uint8)
+    text[:, :, 0] = np.where(extra == 0, coords & 0xFF, _LONG + extra)
+    text[:, :, 1:] = coords.astype(">u4")[:, :, None].view(np.uint8)
+    used = np.empty(text.shape, dtype=bool)
+    used[:, :, 0] = True
+    used[:, :, 1:] = extra[:, :, None] > np.array([3, 2, 1, 0], dtype=np.uint8)
+    offsets = np.zeros(count + 1, dtype=np.int64)
+    np.cumsum((extra.astype(np.int64) + 1).sum(axis=1), out=offsets[1:])
+    return text[used], offsets
+
+
+def encode_coord(coords: tuple[int, ...]) -> bytes:
+    """The bytes of one chunk's coordinates, for bounds of predicates."""
+    return encode_coords(np.array([coords], dtype=np.uint32).reshape(1, len(coords)))[0].tobytes()
+
+
+def decode_coords(data: Bytes, offsets: Offsets) -> npt.NDArray[np.uint32]:
+    """Undo encode_coords for rows of one rank; forms that are not canonical are refused."""
+    position, end = offsets[:-1].copy(), offsets[1:]
+    lengths = end - position
+    if len(lengths) == 0:
+        return np.empty((0, 0), dtype=np.uint32)
+    covered = data[int(offsets[0]) : int(offsets[-1])]
+    if (lengths == lengths[0]).all() and (covered.size == 0 or int(covered.max()) <= _LONG):
+        _check_rank(int(lengths[0]))
+        return covered.reshape(len(lengths), int(lengths[0])).astype(np.uint32)
+    columns: list[npt.NDArray[np.uint32]] = []
+    while (position < end).any():
+        if not (position < end).all():
+            raise FormatError("the chunk coordinates of one array have different numbers of dimensions")
+        _check_rank(len(columns) + 1)
+        columns.append(_decode_column(data, position, end))
+    return np.stack(columns, axis=1)
+
+
+def _decode_column(data: Bytes, position: Offsets, end: Offsets) -> npt.NDArray[np.uint32]:
+    """The coordinate that starts at each position; moves the positions behind it."""
+    first = data[position].astype(np.int64)
+    extra = np.maximum(first - _LONG, 0)
+    if (extra > 4).any() or (position + 1 + extra > end).any():
+        raise FormatError("a chunk coordinate is cut short or larger than 4294967295")
+    value = np.where(extra == 0, first, 0).astype(np.uint64)
+    for byte in range(1, int(extra.max(initial=0)) + 1):
+        rows = np.flatnonzero(extra >= byte)
+        value[rows] = value[rows] << np.uint64(8) | data[position[rows] + byte]
+    if (value < _SMALLEST[extra]).any():
+        raise FormatError("a chunk coordinate is written with more bytes than it needs")
+    position += 1 + extra
+    return value.astype(np.uint32)
+
+
+def decode_fixed_coords(data: Bytes, offsets: Offsets) -> npt.NDArray[np.uint32]:
+    """Coordinates written as 8 big-endian bytes each, as early official code did."""
+    lengths = np.diff(offsets)
+    if len(lengths) == 0:
+        return np.empty((0, 0), dtype=np.uint32)
+    if (lengths != lengths[0]).any() or lengths[0] % 8:
+        raise FormatError("the chunk coordinates of one array have different numbers of dimensions")
+    _check_rank(int(lengths[0]) // 8)
+    covered = np.ascontiguousarray(data[int(offsets[0]) : int(offsets[-1])])
+    values = covered.view(">u8").reshape(len(lengths), int(lengths[0]) // 8)
+    if (values > 0xFFFFFFFF).any():
+        raise FormatError("a chunk coordinate is larger than 4294967295")
+    return values.astype(np.uint32)
+
+
+def _check_rank(rank: int) -> None:
+    if rank > _MAX_RANK:
+        raise FormatError(f"a chunk coordinate has more than {_MAX_RANK} dimensions")
+
+
+MANIFEST_KEY = b"icefloe.manifest"
+COORD_KEY = b"icechunk.coord"
+ROW_GROUP_ROWS = 1 << 16
+_COORD_NAMES = {b"ov1": decode_coords, b"be64": decode_fixed_coords}
+_SLICE_ROWS = 1 << 18
+_SLICE_INLINE_BYTES = 1 << 30
+_COLUMNS = ("array_id", "coord", "inline_data", "chunk_file", "offset", "length")
+_REPEATING = ("array_id", "inline_data", "offset", "length")
+"""Dictionaries of names and coordinates, nearly all of which differ, cost time and space and save nothing."""
+_WHAT = "the chunk manifest"
+
+
+def manifest_schema(length: pa.DataType | None = None) -> pa.Schema:
+    """The seed's Arrow schema; `length` is wider than uint32 only where a chunk reaches 4 GiB."""
+    return pa.schema(
+        [
+            pa.field("id", pa.uint32(), nullable=False),
+            pa.field("array_id", pa.uint32(), nullable=False),
+            pa.field("coord", pa.binary(), nullable=False),
+            pa.field("inline_data", pa.binary()),
+            pa.field("chunk_file", pa.string()),
+            pa.field("offset", pa.uint64()),
+            pa.field("length", length or pa.uint32(), nullable=False),
+        ]
+    )
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The Parquet file of a manifest."""
+    tables = sorted((array_number(node), table) for node, table in manifest.tables.items() if len(table))
+    wide = any(int(table.length.max()) > 0xFFFFFFFF for _, table in tables)
+    schema = manifest_schema(pa.uint64() if wide else None)
+    batches: list[pa.RecordBatch] = []
+    first_row = 0
+    for number, table in tables:
+        for rows in _slices(table):
+            batches.append(_batch(number, table, rows, first_row, schema))
+            first_row += rows.stop - rows.start
+    metadata = {COORD_KEY: b"ov1", MANIFEST_KEY: manifest.id.encode()}
+    if wide:
+        metadata[WIDENED_KEY] = b"length"
+    return write_parquet(pa.Table.from_batches(batches, schema), ROW_GROUP_ROWS, metadata, _REPEATING)
+
+
+def array_number(node_id: NodeId) -> int:
+    """The number that stands for a node in the file."""
+    number = int.from_bytes(node_id, "big")
+    if number > 0xFFFFFFFF:
+        raise InvalidInputError(f"node ids of the generation `dataset` are numbers below 2**32, found {node_id.hex()}")
+    return number
+
+
+def _slices(table: ChunkTable) -> Iterator[slice]:
+    """Runs of rows small enough for the 32-bit offsets of one Arrow array."""
+    inline_bytes = np.where(table.kind == ChunkKind.INLINE, table.length, 0)
+    start = 0
+    while start < len(table):
+        stop = min(start + _SLICE_ROWS, len(table))
+        while stop - start > 1 and int(inline_bytes[start:stop].sum()) > _SLICE_INLINE_BYTES:
+            stop = start + (stop - start) // 2
+        yield slice(start, stop)
+        start = stop
+
+
+def _batch(number: int, table: ChunkTable, rows: slice, first_row: int, schema: pa.Schema) -> pa.RecordBatch:
+    kind, count = table.kind[rows], rows.stop - rows.start
+    if (kind > ChunkKind.VIRTUAL).any():
+        raise InvalidInputError("a manifest holds inline, native and virtual chunks only, no deletions")
+    if (table.etag is not None and (table.etag[rows] >= 0).any()) or (
+        table.last_modified is not None and table.last_modified[rows].any()
+    ):
+        raise UnsupportedError("the generation `dataset` keeps no checksums of virtual chunks; set them without one")
+    inline = kind == ChunkKind.INLINE
+    coord_data, coord_offsets = encode_coords(table.coords[rows])
+    columns = [
+        pa.array(np.arange(first_row, first_row + count, dtype=np.uint32)),
+        pa.array(np.full(count, number, dtype=np.uint32)),
+        _binary(coord_data, coord_offsets, pa.binary(), None),
+        _inline_column(table, rows, inline),
+        _chunk_file_column(table, rows),
+        pa.array(table.offset[rows], mask=inline),
+        pa.array(table.length[rows].astype(schema.field("length").type.to_pandas_dtype())),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _inline_column(table: ChunkTable, rows: slice, inline: npt.NDArray[np.bool_]) -> pa.Array:
+    if not inline.any():
+        return pa.nulls(len(inline), pa.binary())
+    lengths = np.where(inline, table.length[rows], 0).astype(np.int64)
+    starts = np.where(inline, table.offset[rows], 0).astype(np.int64)
+    source = np.frombuffer(table.inline, dtype=np.uint8)
+    offsets = np.zeros(len(inline) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return _binary(gather_ranges(source, starts, lengths), offsets, pa.binary(), ~inline)
+
+
+def _chunk_file_column(table: ChunkTable, rows: slice) -> pa.Array:
+    """Names of native chunks and URLs of virtual ones, picked from one array of both."""
+    kind = table.kind[rows]
+    native, virtual = kind == ChunkKind.NATIVE, kind == ChunkKind.VIRTUAL
+    pick = np.zeros(len(kind), dtype=np.int64)
+    values: list[pa.Array] = []
+    if native.any():
+        if table.object_id is None:
+            raise InvalidInputError("native chunks without object ids")
+        names = encode_base32_column(table.object_id[rows][native])
+        values.append(
+            _binary(names.reshape(-1), np.arange(len(names) + 1, dtype=np.int64) * names.shape[1], pa.string(), None)
+        )
+        pick[native] = np.arange(len(names))
+    if virtual.any():
+        if table.location is None:
+            raise InvalidInputError("virtual chunks without locations")
+        used = string_column(table.locations).arrow.take(pa.array(table.location[rows][virtual]))
+        _check_locations(used)
+        pick[virtual] = np.arange(len(used)) + (len(values[0]) if values else 0)
+        values.append(used.cast(pa.string()))
+    if not values:
+        return pa.nulls(len(kind), pa.string())
+    if native.all():
+        return values[0]
+    return pa.concat_arrays(values).take(pa.array(pick, mask=~(native | virtual)))
+
+
+def _check_locations(locations: pa.Array) -> None:
+    urls = pc.match_substring(locations, "://")
+    if not pc.all(urls).as_py():
+        wrong = locations.filter(pc.invert(urls))[0]
+        raise InvalidInputError(f"the location of a virtual chunk must be a URL, found {wrong.as_py()!r}")
+
+
+def _binary(
+    data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], kind: pa.DataType, absent: npt.NDArray[np.bool_] | None
+) -> pa.Array:
+    validity = None
+    if absent is not None and absent.any():
+        validity = pa.py_buffer(np.packbits(~absent, bitorder="little"))
+    buffers = [validity, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(np.ascontiguousarray(data))]
+    return pa.Array.from_buffers(kind, len(offsets) - 1, buffers)
+
+
+def decode_manifest(data: Source) -> Manifest:
+    """The manifest of a Parquet file; node ids are the array ids as 8 big-endian bytes."""
+    opened = open_parquet(data, _WHAT)
+    metadata = file_metadata(opened)
+    return Manifest(
+        metadata.get(MANIFEST_KEY, b"").decode("ascii", "replace"),
+        decode_rows(read_columns(opened, _COLUMNS, _WHAT), metadata),
+    )
+
+
+def decode_rows(rows: pa.Table, metadata: dict[bytes, bytes]) -> dict[NodeId, ChunkTable]:
+    """Chunk tables of manifest rows, by node id."""
+    try:
+        numbers = rows.column("array_id").cast(pa.uint32()).to_numpy()
+        if len(numbers) == 0:
+            return {}
+        order = np.argsort(numbers, kind="stable")
+        if (np.diff(numbers.astype(np.int64)) < 0).any():
+            rows, numbers = rows.take(pa.array(order)), numbers[order]
+        starts = np.flatnonzero(np.diff(numbers, prepend=numbers[0] ^ 1))
+        tables = {}
+        for start, stop in zip(starts, [*starts[1:], len(numbers)]):
+            node_id = int(numbers[start]).to_bytes(NODE_ID_BYTES, "big")
+            tables[node_id] = _decode_array(rows.slice(int(start), int(stop - start)), metadata)
+        return tables
+    except (pa.ArrowException, UnicodeDecodeError, InvalidInputError) as error:
+        raise FormatError(f"{_WHAT} holds rows that cannot be read: {error}") from error
+
+
+def _decode_array(rows: pa.Table, metadata: dict[bytes, bytes]) -> ChunkTable:
+    if any(rows.column(name).null_count for name in ("array_id", "coord", "length")):
+        raise FormatError(f"{_WHAT} has nulls in a column that must not have any")
+    coords = _decode_coord_column(rows, metadata)
+    order = _sorting_order(coords)
+    if order is not None:
+        rows, coords = rows.take(pa.array(order)), coords[order]
+    inline_data = _combine(rows, "inline_data", pa.binary())
+    chunk_file = _combine(rows, "chunk_file", pa.string())
+    inline = inline_data.is_valid().to_numpy(zero_copy_only=False)
+    if (inline == chunk_file.is_valid().to_numpy(zero_copy_only=False)).any():
+        raise FormatError(f"{_WHAT} has a row that does not have exactly one of inline_data and chunk_file")
+    length = rows.column("length").cast(pa.uint64()).to_numpy()
+    offset = rows.column("offset").cast(pa.uint64()).fill_null(0).to_numpy()
+    held, offsets = _buffers(inline_data)
+    if (inline & (np.diff(offsets) != length.astype(np.int64))).any():
+        raise FormatError(f"{_WHAT} has an inline chunk of another length than it says")
+    virtual = pc.match_substring(chunk_file, "://").fill_null(False).to_numpy(zero_copy_only=False)
+    kind = np.where(inline, ChunkKind.INLINE, np.where(virtual, ChunkKind.VIRTUAL, ChunkKind.NATIVE)).astype(np.uint8)
+    location, locations = _decode_locations(chunk_file, virtual)
+    first, last = int(offsets[0]), int(offsets[-1])
+    return ChunkTable(
+        coords=coords,
+        kind=kind,
+        offset=np.where(inline, (offsets[:-1] - first).astype(np.uint64), offset),
+        length=length,
+        object_id=_decode_names(chunk_file, kind == ChunkKind.NATIVE),
+        location=location,
+        locations=locations,
+        inline=held[first:last].tobytes() if inline.any() else b"",
+    )
+
+
+def _decode_coord_column(rows: pa.Table, metadata: dict[bytes, bytes]) -> npt.NDArray[np.uint32]:
+    decode = _COORD_NAMES.get(metadata.get(COORD_KEY, b"ov1"))
+    if decode is None:
+        raise FormatError(f"{_WHAT} writes coordinates in an unknown way: {metadata[COORD_KEY][:40]!r}")
+    return decode(*_buffers(_combine(rows, "coord", pa.binary())))
+
+
+def _decode_names(chunk_file: pa.Array, native: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8] | None:
+    if not native.any():
+        return None
+    data, offsets = _buffers(chunk_file if native.all() else chunk_file.filter(pa.array(native)))
+    lengths = np.diff(offsets)
+    characters = int(lengths[0])
+    width = characters * 5 // 8
+    if (lengths != characters).any() or characters == 0 or text_length(width) != characters:
+        raise FormatError(f"{_WHAT} names a chunk file whose name is not an id")
+    names = data[int(offsets[0]) : int(offsets[-1])].reshape(-1, characters)
+    ids = decode_base32_column(names, width)
+    if native.all():
+        return ids
+    object_id = np.zeros((len(native), width), dtype=np.uint8)
+    object_id[native] = ids
+    return object_id
+
+
+def _decode_locations(
+    chunk_file: pa.Array, virtual: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.int32] | None, Sequence[str]]:
+    if not virtual.any():
+        return None, ()
+    coded = chunk_file.filter(pa.array(virtual)).dictionary_encode()
+    location = np.full(len(virtual), -1, dtype=np.int32)
+    location[virtual] = coded.indices.to_numpy(zero_copy_only=False)
+    coded.dictionary.validate(full=True)
+    return location, string_column(coded.dictionary)
+
+
+def _sorting_order(coords: npt.NDArray[np.uint32]) -> npt.NDArray[Any] | None:
+    """The order that sorts the rows, None when they are sorted; FormatError for equal rows."""
+    order = None
+    if not _strictly_increasing(coords):
+        order = np.lexsort(coords.T[::-1]) if coords.shape[1] else np.arange(len(coords))
+        if not _strictly_increasing(coords[order]):
+            raise FormatError(f"{_WHAT} has two rows for one chunk")
+    return order
+
+
+def _strictly_increasing(coords: npt.NDArray[np.uint32]) -> bool:
+    before, after = coords[:-1], coords[1:]
+    less = np.zeros(len(before), dtype=bool)
+    equal = np.ones(len(before), dtype=bool)
+    for dimension in range(coords.shape[1]):
+        less |= equal & (before[:, dimension] < after[:, dimension])
+        equal &= before[:, dimension] == after[:, dimension]
+    return bool(less.all())
+
+
+def _combine(rows: pa.Table, name: str, kind: pa.DataType) -> pa.Array:
+    column = rows.column(name).cast(kind).combine_chunks()
+    return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+
+
+def _buffers(column: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Bytes of a binary or string column, and the offsets of its rows in them; null rows are empty."""
+    _, offsets, data = column.buffers()
+    bounds = np.frombuffer(offsets, dtype=np.int32, count=column.offset + len(column) + 1)[column.offset :]
+    content = np.frombuffer(data, dtype=np.uint8) if data is not None else np.empty(0, dtype=np.uint8)
+    return content, bounds.astype(np.int64)
+
+
+def coord_bounds(extents: Extents) -> tuple[bytes, bytes]:
+    """The smallest and largest `coord` inside a box, both included; the box must not be empty."""
+    if any(first >= end for first, end in extents):
+        raise InvalidInputError(f"the box {extents} is empty")
+    return encode_coord(tuple(first for first, _ in extents)), encode_coord(tuple(end - 1 for _, end in extents))
+
+
+def box_filter(array_id: int, extents: Extents) -> pc.Expression:
+    """The box as an Arrow predicate on (array_id, coord), for datasets of manifests; bounds, not the exact box."""
+    low, high = coord_bounds(extents)
+    coord = pc.field("coord")
+    return (pc.field("array_id") == array_id) & (coord >= pa.scalar(low)) & (coord <= pa.scalar(high))
+
+
+def select_row_groups(opened: pq.ParquetFile, array_id: int, low: bytes, high: bytes) -> list[int]:
+    """The row groups whose statistics do not rule out rows of the array between two coordinates."""
+    columns = {opened.schema.column(i).path: i for i in range(len(opened.schema.names))}
+    selected = []
+    for group in range(opened.metadata.num_row_groups):
+        row_group = opened.metadata.row_group(group)
+        ids = row_group.column(columns["array_id"]).statistics
+        if ids is not None and ids.has_min_max and not ids.min <= array_id <= ids.max:
+            continue
+        coords = row_group.column(columns["coord"]).statistics
+        if coords is not None and coords.has_min_max and (coords.max < low or coords.min > high):
+            continue
+        selected.append(group)
+    return selected
+
+
+def read_manifest_box(source: Source, array_id: int, extents: Extents) -> ChunkTable:
+    """The chunks of an array inside a box of its grid; the empty tuple is the box of a 0-d array.
+
+    `source` is the bytes of a manifest file, or its path.
+    """
+    rank = len(extents)
+    if any(first >= end for first, end in extents):
+        return empty_table(rank)
+    low, high = coord_bounds(extents)
+    opened = open_parquet(source, _WHAT)
+    metadata = file_metadata(opened)
+    if metadata.get(COORD_KEY, b"ov1") != b"ov1":
+        raise FormatError(f"{_WHAT} writes coordinates in a way that has no bounds; read it whole")
+    try:
+        groups = select_row_groups(opened.file, array_id, low, high)
+    except (pa.ArrowException, KeyError, OSError, UnicodeDecodeError) as error:
+        raise FormatError(f"{_WHAT} has unreadable statistics: {error}") from error
+    rows = read_columns(opened, _COLUMNS, _WHAT, groups)
+    try:
+        rows = rows.filter(box_filter(array_id, extents))
+    except pa.ArrowException as error:
+        raise FormatError(f"{_WHAT} cannot be searched: {error}") from error
+    found = decode_rows(rows, metadata).get(array_id.to_bytes(NODE_ID_BYTES, "big"))
+    if found is None:
+        return empty_table(rank)
+    if found.ndim != rank:
+        raise InvalidInputError(f"a box of {rank} dimensions for an array of {found.ndim}")
+    box = np.array(extents, dtype=np.int64).reshape(rank, 2)
+    inside = ((found.coords >= box[:, 0]) & (found.coords < box[:, 1])).all(axis=1)
+    return found if inside.all() else _select_rows(found, np.flatnonzero(inside))
+
+
+def _select_rows(table: ChunkTable, rows: npt.NDArray[np.intp]) -> ChunkTable:
+    return dataclasses.replace(
+        table,
+        coords=table.coords[rows],
+        kind=table.kind[rows],
+        offset=table.offset[rows],
+        length=table.length[rows],
+        object_id=None if table.object_id is None else table.object_id[rows],
+        location=None if table.location is None else table.location[rows],
+    )

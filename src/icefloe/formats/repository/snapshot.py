@@ -1,0 +1,835 @@
+"""Snapshots and small documents of the generation `repository`: MessagePack and JSON to values and back.
+
+The members cannot hold how a document was written. Two ways are known and cost nothing: zarr-python's own, and the
+compact one of early snapshots. A document that neither gives back is kept whole beside the members.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+import re
+import struct
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+
+from icefloe.blocking import fork_safe_lock
+from icefloe.errors import FormatError, InvalidInputError
+from icefloe.formats.repository.manifest_writer import NODE_TEXT_BYTES, map_mark, text_mark
+from icefloe.ids import (
+    NODE_ID_BYTES,
+    OBJECT_ID_BYTES,
+    NodeId,
+    ObjectId,
+    decode_base32,
+    encode_base32,
+    encode_base32_all,
+    text_length,
+)
+from icefloe.model.snapshot import (
+    ArrayNode,
+    AttributesRef,
+    Extents,
+    GroupNode,
+    ManifestFileInfo,
+    ManifestRef,
+    Node,
+    Snapshot,
+    SnapshotInfo,
+)
+from icefloe.model.zarr_document import find_bad_path, parse_array_shape, parse_document
+
+WireId: TypeAlias = str | tuple[bytes, tuple[Any, ...]]
+"""Text, or [bytes, []]."""
+WireNodeId: TypeAlias = int | str | tuple[bytes, tuple[Any, ...]]
+"""A counter in the earliest files, then as WireId."""
+
+T = TypeVar("T")
+
+_CANONICAL_ID = re.compile("[0-9A-HJKMNP-TV-Z]{19}[0G]")
+"""An id as every writer spells it: 20 characters for 96 bits leave four zero bits at the end."""
+
+_CANONICAL_IDS = re.compile(f"(?:{_CANONICAL_ID.pattern})+")
+_ID_LENGTH = text_length(OBJECT_ID_BYTES)
+
+MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, TypeError, OverflowError)
+"""What decoding of hostile MessagePack raises."""
+
+
+def decode_or_refuse(decoder: msgspec.msgpack.Decoder[T], data: bytes | msgspec.Raw, what: str) -> T:
+    """Decode MessagePack; FormatError says which kind of file it was not."""
+    try:
+        return decoder.decode(data)
+    except MALFORMED as error:
+        raise FormatError(f"a {what} file is not what it should be: {error}") from error
+
+
+def parse_object_id(wire: Any) -> ObjectId:
+    """An object id as text, checked."""
+    if isinstance(wire, str) and _CANONICAL_ID.fullmatch(wire):
+        return wire
+    return encode_base32(parse_object_id_bytes(wire))
+
+
+def are_canonical_ids(texts: Sequence[str]) -> bool:
+    """Whether all of these are ids as every writer spells them."""
+    return {*map(len, texts)} == {_ID_LENGTH} and _CANONICAL_IDS.fullmatch("".join(texts)) is not None
+
+
+def parse_object_id_bytes(wire: Any) -> bytes:
+    """An object id as bytes."""
+    return _parse_id(wire, OBJECT_ID_BYTES)
+
+
+def parse_node_id(wire: Any) -> NodeId:
+    """A node id as 8 bytes; counters become big-endian numbers."""
+    if isinstance(wire, int):
+        if not 0 <= wire < 1 << 64:
+            raise FormatError(f"{wire} is not a node id: expected 0..2^64-1")
+        return wire.to_bytes(NODE_ID_BYTES, "big")
+    return _parse_id(wire, NODE_ID_BYTES)
+
+
+def _parse_id(wire: Any, byte_count: int) -> bytes:
+    if isinstance(wire, str):
+        try:
+            return decode_base32(wire, byte_count)
+        except InvalidInputError as error:
+            raise FormatError(str(error)) from error
+    if isinstance(wire, tuple) and len(wire) == 2 and isinstance(wire[0], bytes) and len(wire[0]) == byte_count:
+        return wire[0]
+    raise FormatError(f"{wire!r:.80} is not an id of {byte_count} bytes")
+
+
+def parse_time(text: str) -> dt.datetime:
+    """An RFC 3339 time in UTC; digits beyond microseconds are cut."""
+    base, _, zone = text.partition("Z")
+    whole, _, fraction = base.partition(".")
+    try:
+        if zone or not text.endswith("Z"):
+            parsed = dt.datetime.fromisoformat(text)
+            return parsed.astimezone(dt.UTC) if parsed.tzinfo else parsed.replace(tzinfo=dt.UTC)
+        moment = dt.datetime.fromisoformat(whole).replace(tzinfo=dt.UTC)
+        return moment.replace(microsecond=int(fraction[:6].ljust(6, "0"))) if fraction else moment
+    except (ValueError, OverflowError) as error:
+        raise FormatError(f"{text!r:.80} is not a time: {error}") from error
+
+
+def format_time(moment: dt.datetime) -> str:
+    """RFC 3339 in UTC with as many fraction digits as needed: 0, 3 or 6."""
+    text = moment.astimezone(dt.UTC).replace(tzinfo=None).isoformat(timespec="microseconds")
+    whole, _, fraction = text.partition(".")
+    if fraction == "000000":
+        return f"{whole}Z"
+    return f"{whole}.{fraction.removesuffix('000')}Z"
+
+
+AS_ZARR, AS_EARLY = 0, 1
+"""How a document is put together: like zarr-python writes it, or like readers of early snapshots did."""
+Kept: TypeAlias = int | bytes
+"""What a snapshot keeps beside the members: the way, or the document itself."""
+
+Members: TypeAlias = tuple[list[int], Any, list[int], Any, dict[str, Any], list[Any], Any, Any]
+"""shape, data_type, chunk_shape, chunk_key_encoding, fill_value, codecs, storage_transformers, dimension_names."""
+
+_VARIANTS = {
+    "bool": "Bool",
+    "int8": "Int8",
+    "int16": "Int16",
+    "int32": "Int32",
+    "int64": "Int64",
+    "uint8": "UInt8",
+    "uint16": "UInt16",
+    "uint32": "UInt32",
+    "uint64": "UInt64",
+    "float16": "Float16",
+    "float32": "Float32",
+    "float64": "Float64",
+    "complex64": "Complex64",
+    "complex128": "Complex128",
+    "string": "String",
+    "bytes": "Bytes",
+}
+_SEPARATORS = {"/": "Slash", ".": "Dot"}
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_UNPACKABLE = (OverflowError, UnicodeEncodeError, RecursionError, TypeError, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A document taken apart."""
+
+    attributes: bytes
+    """MessagePack of the attributes object, or of nil."""
+    zarr: bytes | None
+    """MessagePack of the eight members; None for groups."""
+    kept: Kept
+    """What to keep beside them; AS_ZARR needs no keeping."""
+
+
+def take_apart(document: bytes) -> Taken:
+    """The members of a document, and what has to be kept so that `put_together` gives it back."""
+    parsed = parse_document(document)
+    attributes = parsed.get("attributes")
+    try:
+        packed = msgspec.msgpack.encode(attributes)
+    except _UNPACKABLE:
+        return Taken(b"\xc0", _best_members(parsed), document)
+    zarr = None if parsed["node_type"] == "group" else _exact_members(parsed)
+    if parsed["node_type"] == "array" and zarr is None:
+        return Taken(packed, _best_members(parsed), document)
+    for way in (AS_ZARR, AS_EARLY):
+        if put_together(attributes, None if zarr is None else decode_members(zarr), way) == document:
+            return Taken(packed, zarr, way)
+    return Taken(packed, zarr, document)
+
+
+_MEMBERS = msgspec.msgpack.Decoder(Members)
+
+
+def decode_members(zarr: bytes | msgspec.Raw) -> Members:
+    """The eight members from MessagePack; msgspec errors pass."""
+    members: Members = _MEMBERS.decode(zarr)
+    return members
+
+
+def _exact_members(parsed: Mapping[str, Any]) -> bytes | None:
+    """The members of an array document, or None when they cannot say what it says."""
+    grid, encoding, data_type = parsed.get("chunk_grid"), parsed.get("chunk_key_encoding"), parsed.get("data_type")
+    try:
+        if grid["name"] != "regular" or encoding["name"] != "default" or data_type not in _VARIANTS:  # type: ignore[index]
+            return None
+        separator = _SEPARATORS[encoding["configuration"]["separator"]]  # type: ignore[index]
+        transformers = parsed.get("storage_transformers")
+        return msgspec.msgpack.encode(
+            [
+                parsed["shape"],
+                data_type,
+                grid["configuration"]["chunk_shape"],  # type: ignore[index]
+                separator,
+                {_VARIANTS[data_type]: _encode_fill(data_type, parsed["fill_value"])},
+                [[codec["name"], codec.get("configuration")] for codec in parsed["codecs"]],
+                None if transformers is None else [[t["name"], t.get("configuration")] for t in transformers],
+                parsed.get("dimension_names"),
+            ]
+        )
+    except (KeyError, AttributeError, struct.error, *_UNPACKABLE):
+        return None
+
+
+def _best_members(parsed: Mapping[str, Any]) -> bytes | None:
+    """Members that tell other readers as much as fits; our own reader takes the document kept beside them."""
+    if parsed["node_type"] == "group":
+        return None
+    shape = [n for n in parsed.get("shape", []) if isinstance(n, int)]
+    data_type = parsed.get("data_type")
+    name = data_type.get("name") if isinstance(data_type, dict) else data_type
+    grid = parsed.get("chunk_grid")
+    chunks = grid.get("configuration", {}).get("chunk_shape") if isinstance(grid, dict) else None
+    codecs = [c for c in parsed.get("codecs", []) if isinstance(c, dict)]
+    return msgspec.msgpack.encode(
+        [
+            shape,
+            str(name),
+            chunks if isinstance(chunks, list) else [max(n, 1) for n in shape],
+            "Default",
+            {"Bytes": []},
+            [[str(c.get("name")), None] for c in codecs],
+            None,
+            None,
+        ]
+    )
+
+
+def _encode_fill(data_type: str, value: Any) -> Any:
+    if data_type.startswith("float"):
+        return _encode_float(value, 8 if data_type == "float64" else 4)
+    if data_type.startswith("complex"):
+        real, imaginary = value
+        size = 8 if data_type == "complex128" else 4
+        return [_encode_float(real, size), _encode_float(imaginary, size)]
+    return value
+
+
+def _encode_float(value: Any, size: int) -> msgspec.Raw:
+    number = _NON_FINITE[value] if isinstance(value, str) else float(value)
+    return msgspec.Raw(b"\xca" + struct.pack(">f", number) if size == 4 else b"\xcb" + struct.pack(">d", number))
+
+
+def _decode_fill(value: Any) -> Any:
+    if isinstance(value, float):
+        if math.isnan(value):
+            return "NaN"
+        if math.isinf(value):
+            return "Infinity" if value > 0 else "-Infinity"
+    elif isinstance(value, list | tuple):
+        return [_decode_fill(v) for v in value]
+    return value
+
+
+def put_together(attributes: Any, members: Members | None, way: int) -> bytes:
+    """The document of a node from its attributes (None: it has none) and members (None: it is a group)."""
+    if way == AS_ZARR:
+        return _indent(_zarr_order(attributes, members))
+    if way == AS_EARLY:
+        return json.dumps(_early_order(attributes, members), separators=(",", ":")).encode()
+    raise FormatError(f"a document is put together in the unknown way {way}")
+
+
+def _zarr_order(attributes: Any, members: Members | None) -> dict[str, Any]:
+    if members is None:
+        document = {} if attributes is None else {"attributes": attributes}
+        return document | {"zarr_format": 3, "node_type": "group"}
+    parts = _array_parts(members)
+    names, transformers = parts.pop("dimension_names"), parts.pop("storage_transformers")
+    if attributes is not None:
+        parts["attributes"] = attributes
+    if names is not None:
+        parts["dimension_names"] = names
+    parts |= {"zarr_format": 3, "node_type": "array"}
+    if transformers is not None:
+        parts["storage_transformers"] = transformers
+    return parts
+
+
+def _early_order(attributes: Any, members: Members | None) -> dict[str, Any]:
+    document: dict[str, Any] = {"zarr_format": 3, "node_type": "group" if members is None else "array"}
+    if attributes is not None:
+        document["attributes"] = attributes
+    if members is None:
+        return document
+    parts = _array_parts(members)
+    if parts["storage_transformers"] is None:
+        del parts["storage_transformers"]
+    return document | parts
+
+
+def _array_parts(members: Members) -> dict[str, Any]:
+    shape, data_type, chunks, encoding, fill, codecs, transformers, names = members
+    separator = "." if encoding == "Dot" else "/"
+    (fill_value,) = fill.values()
+    return {
+        "shape": shape,
+        "data_type": data_type,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": separator}},
+        "fill_value": _decode_fill(fill_value),
+        "codecs": [_named(codec) for codec in codecs],
+        "storage_transformers": None if transformers is None else [_named(t) for t in transformers],
+        "dimension_names": names,
+    }
+
+
+def _named(pair: Any) -> dict[str, Any]:
+    name, configuration = pair
+    return {"name": name} if configuration is None else {"name": name, "configuration": configuration}
+
+
+def _indent(value: dict[str, Any]) -> bytes:
+    text = json.dumps(value)
+    try:
+        return msgspec.json.format(text, indent=2).encode()
+    except msgspec.DecodeError:
+        # NaN and Infinity are written by json and refused by msgspec.
+        return json.dumps(value, indent=2).encode()
+
+
+HISTORY, PARENTS, METADATA = "icefloe.history", "icefloe.parents", "icefloe.metadata"
+DOCUMENTS, MANIFESTS = "icefloe.documents", "icefloe.manifests"
+RESERVED = frozenset({HISTORY, PARENTS, METADATA, DOCUMENTS, MANIFESTS})
+
+MAX_HISTORY = 32
+"""Ancestors that a snapshot of ours quotes; the walk goes on in the file of the last one."""
+_MAX_METADATA_BYTES = 1024
+
+
+class MetadataElsewhere(Mapping[str, Any]):
+    """Stands for the metadata of an ancestor that is too large to be quoted: it is in the ancestor's own file."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def encode_properties(snapshot: Snapshot) -> dict[str, Any]:
+    """The snapshot's own metadata, and what the history members cannot say."""
+    properties = {key: value for key, value in snapshot.metadata.items() if key not in RESERVED}
+    if len(properties) < len(snapshot.metadata):
+        properties[METADATA] = {key: value for key, value in snapshot.metadata.items() if key in RESERVED}
+    quoted: dict[ObjectId, Any] = {}
+    for entry in snapshot.history:
+        if isinstance(entry.metadata, MetadataElsewhere):
+            quoted[entry.id] = None
+        elif entry.metadata:
+            packed = msgspec.msgpack.encode(entry.metadata)
+            quoted[entry.id] = msgspec.Raw(packed) if len(packed) <= _MAX_METADATA_BYTES else None
+    if quoted:
+        properties[HISTORY] = quoted
+    chain = [(snapshot.id, snapshot.parent_id), *((entry.id, entry.parent_id) for entry in snapshot.history)]
+    following = [entry.id for entry in snapshot.history] + [None]
+    parents = {child: parent for (child, parent), next_id in zip(chain, following, strict=True) if parent != next_id}
+    if parents:
+        properties[PARENTS] = parents
+    properties[MANIFESTS] = [info.num_chunk_refs for info in snapshot.manifests.values()]
+    return properties
+
+
+def encode_history(snapshot: Snapshot) -> list[list[str]]:
+    """The quoted ancestors as [id, time, message], newest first."""
+    return [[entry.id, format_time(entry.written_at), entry.message] for entry in snapshot.history]
+
+
+def decode_history(wire: list[Any], properties: Mapping[str, Any]) -> tuple[SnapshotInfo, ...]:
+    """The quoted ancestors; the parent of each is the next one, unless said otherwise."""
+    quoted = _mapping(properties.get(HISTORY))
+    parents = _mapping(properties.get(PARENTS))
+    ids = [parse_object_id(entry[0]) for entry in wire]
+    entries = []
+    for index, (wire_id, written_at, message) in enumerate(wire):
+        del wire_id
+        own = ids[index]
+        following = ids[index + 1] if index + 1 < len(ids) else None
+        metadata = quoted.get(own, {})
+        entries.append(
+            SnapshotInfo(
+                own,
+                parent_or(parents, own, following),
+                parse_time(written_at),
+                message,
+                MetadataElsewhere() if metadata is None else _mapping(metadata),
+            )
+        )
+    return tuple(entries)
+
+
+def parent_or(parents: Mapping[str, Any], child: ObjectId, default: ObjectId | None) -> ObjectId | None:
+    """The recorded parent of a snapshot, or the default where none is recorded."""
+    if child not in parents:
+        return default
+    return None if parents[child] is None else parse_object_id(parents[child])
+
+
+def decode_metadata(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """The snapshot's own metadata, without reserved keys."""
+    own = {key: value for key, value in properties.items() if key not in RESERVED}
+    return own | dict(_mapping(properties.get(METADATA)))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+_NODE = msgspec.msgpack.Decoder(
+    tuple[WireNodeId, str, dict[str, msgspec.Raw] | None, str | dict[str, tuple[msgspec.Raw, msgspec.Raw]]]
+)
+_MANIFESTS = msgspec.msgpack.Decoder(list[tuple[WireId, list[list[int]]]])
+_REF = msgspec.msgpack.Decoder(tuple[WireId, int])
+_ANY = msgspec.msgpack.Decoder()
+_MAX_INDEX = 2**32 - 1
+_MOST_KNOWN = 4096
+
+
+class NodeMap(Mapping[str, Node]):
+    """Path to node, by path; a node is decoded at its first use, so that opening a large snapshot is quick."""
+
+    def __init__(self, encoded: Mapping[str, msgspec.Raw], kept: Mapping[str, Kept] | None) -> None:
+        """`kept` is what the snapshot keeps beside the members, None in files of others."""
+        self._paths = sorted(encoded)
+        bad = find_bad_path(encoded)
+        if bad is not None:
+            raise FormatError(f"a snapshot holds a node under {bad!r:.80}, which is not the path of a node")
+        self._encoded = dict(encoded)
+        self._kept = kept
+        self._decoded: dict[str, Node] = {}
+        self._alike = _Alike()
+
+    def __getitem__(self, path: str) -> Node:
+        node = self._decoded.get(path)
+        if node is None:
+            encoded = self._encoded[path]
+            default = AS_EARLY if self._kept is None else AS_ZARR
+            kept = default if self._kept is None else self._kept.get(path, default)
+            node = self._decoded[path] = _decode_node(path, encoded, kept, self._alike)
+        return node
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._encoded
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, ({path: bytes(memoryview(raw)) for path, raw in self._encoded.items()}, self._kept)
+
+
+def _rebuild(encoded: dict[str, bytes], kept: Mapping[str, Kept] | None) -> NodeMap:
+    return NodeMap({path: msgspec.Raw(data) for path, data in encoded.items()}, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """What the members of an array say."""
+
+    document: bytes
+    shape: tuple[int, ...]
+    grid: tuple[int, ...]
+    dimension_names: tuple[str | None, ...] | None
+
+
+class _Alike:
+    """What nodes of one snapshot were found to say: thousands of arrays say the same, and share the values."""
+
+    def __init__(self) -> None:
+        self.manifests: dict[bytes, tuple[ManifestRef, ...]] = {}
+        self.described: dict[tuple[bytes, bytes, int], _Described] = {}
+
+
+def _decode_node(path: str, encoded: msgspec.Raw, kept: Kept, alike: _Alike) -> Node:
+    wire_id, own_path, wire_attributes, data = decode_or_refuse(_NODE, encoded, "snapshot")
+    if own_path != path or not path.startswith("/"):
+        raise FormatError(f"a snapshot holds the node {own_path!r:.80} under the path {path!r:.80}")
+    node_id = parse_node_id(wire_id)
+    try:
+        attributes, reference = _decode_attributes(wire_attributes)
+        if isinstance(data, str):
+            if data != "Group":
+                raise FormatError(f"the node {path!r:.80} is of the unknown kind {data!r:.40}")
+            document = kept if isinstance(kept, bytes) else put_together(_value(attributes), None, kept)
+            return GroupNode(node_id, path, document, reference)
+        (name, (zarr, wire_manifests)) = _only_item(data)
+        if name != "Array":
+            raise FormatError(f"the node {path!r:.80} is of the unknown kind {name!r:.40}")
+        manifests = _decode_manifests(wire_manifests, alike)
+        if isinstance(kept, bytes):
+            parsed = parse_array_shape(parse_document(kept), path)
+            return ArrayNode(
+                node_id, path, kept, parsed.shape, parsed.grid, parsed.dimension_names, manifests, reference
+            )
+        found = _describe(path, attributes, bytes(zarr), kept, alike)
+        if any(ref.extents and len(ref.extents) != len(found.shape) for ref in manifests):
+            raise FormatError(
+                f"the array {path!r:.80} of rank {len(found.shape)} has manifests with extents of another rank"
+            )
+        return ArrayNode(
+            node_id, path, found.document, found.shape, found.grid, found.dimension_names, manifests, reference
+        )
+    except (InvalidInputError, *MALFORMED) as error:
+        raise FormatError(f"the node {path!r:.80} of a snapshot cannot be read: {error}") from error
+
+
+def _decode_manifests(wire: msgspec.Raw, alike: _Alike) -> tuple[ManifestRef, ...]:
+    key = bytes(wire)
+    known = alike.manifests.get(key)
+    if known is None:
+        known = tuple(ManifestRef(parse_object_id(m), _parse_extents(e)) for m, e in _MANIFESTS.decode(wire))
+        if len(alike.manifests) < _MOST_KNOWN:
+            alike.manifests[key] = known
+    return known
+
+
+def _describe(path: str, attributes: bytes, zarr: bytes, kept: int, alike: _Alike) -> _Described:
+    key = attributes, zarr, kept
+    known = alike.described.get(key)
+    if known is not None:
+        return known
+    members = decode_members(zarr)
+    lengths, chunks, names = members[0], members[2], members[7]
+    if len(lengths) != len(chunks) or any(n < 0 for n in lengths) or any(c <= 0 < n for n, c in zip(lengths, chunks)):
+        raise FormatError(f"the array {path!r:.80} has shape {lengths!s:.80} and chunks {chunks!s:.80}")
+    grid = tuple(-(-n // c) if n else 0 for n, c in zip(lengths, chunks, strict=True))
+    found = _Described(
+        put_together(_value(attributes), members, kept), tuple(lengths), grid, None if names is None else tuple(names)
+    )
+    if len(alike.described) < _MOST_KNOWN:
+        alike.described[key] = found
+    return found
+
+
+def _value(attributes: bytes) -> Any:
+    return _ANY.decode(attributes)
+
+
+_NIL_BYTES, _EMPTY = b"\xc0", b"\x80"
+
+
+def _decode_attributes(wire: dict[str, msgspec.Raw] | None) -> tuple[bytes, AttributesRef | None]:
+    """The attributes in MessagePack, and where they are if they are elsewhere."""
+    if wire is None:
+        return _NIL_BYTES, None
+    name, value = _only_item(wire)
+    if name == "Inline":
+        return bytes(value), None
+    if name == "Ref":
+        object_id, row = _REF.decode(value)
+        if row < 0:
+            raise FormatError(f"attributes in row {row} of a file")
+        return _EMPTY, AttributesRef(parse_object_id(object_id), row)
+    raise FormatError(f"attributes of the unknown kind {name!r:.40}")
+
+
+def _only_item(mapping: dict[str, Any]) -> tuple[str, Any]:
+    if len(mapping) != 1:
+        raise FormatError(f"a variant with {len(mapping)} names, expected one")
+    return next(iter(mapping.items()))
+
+
+def _parse_extents(wire: list[list[int]]) -> Extents:
+    """[] covers everything; else [first per dimension], [end per dimension]."""
+    if not wire:
+        return ()
+    firsts, ends = wire
+    if any(not 0 <= first <= end <= _MAX_INDEX + 1 for first, end in zip(firsts, ends, strict=True)):
+        raise FormatError(f"a manifest is said to cover the chunks {wire!s:.120}")
+    return tuple(zip(firsts, ends, strict=True))
+
+
+_PARTS = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_NODES = dict[str, msgspec.Raw]
+_FILES = list[tuple[WireId | int, ...]]
+_WITH_HISTORY = msgspec.msgpack.Decoder(
+    tuple[
+        _FILES,
+        _FILES,
+        int,
+        int,
+        list[tuple[WireId, str, str]],
+        tuple[WireId, str, str],
+        str,
+        dict[str, Any],
+        _NODES,
+    ]
+)
+_WITH_PARENT = msgspec.msgpack.Decoder(
+    tuple[WireId, WireId | None, str, str, dict[str, Any], _FILES, _FILES, _NODES],
+)
+_LENGTHS = {0x9B: 11, 0x99: 9, 0x98: 8}
+
+
+def decode_snapshot_body(body: bytes) -> Snapshot:
+    """The snapshot of a MessagePack body, of whichever sub-generation it is."""
+    length = _LENGTHS.get(body[0]) if body else None
+    if length is None:
+        raise FormatError(
+            f"not a snapshot: the body starts with {body[:8].hex() or 'nothing'}, "
+            "expected a MessagePack array of 8, 9 or 11"
+        )
+    if length == 8:
+        return _decode_with_parent(body)
+    if length == 11:
+        # Format version and flags stood in front before there was a header.
+        parts = decode_or_refuse(_PARTS, body, "snapshot")
+        body = b"\x99" + b"".join(memoryview(part) for part in parts[2:])
+    return _decode_with_history(body)
+
+
+def _decode_with_history(body: bytes) -> Snapshot:
+    files, attribute_files, total, _, history, own, started_at, properties, nodes = decode_or_refuse(
+        _WITH_HISTORY, body, "snapshot"
+    )
+    snapshot_id = parse_object_id(own[0])
+    ancestors = decode_history(history, properties)
+    parents = properties.get(PARENTS)
+    counts = properties.get(MANIFESTS)
+    kept = properties.get(DOCUMENTS)
+    return Snapshot(
+        id=snapshot_id,
+        parent_id=parent_or(
+            parents if isinstance(parents, dict) else {}, snapshot_id, ancestors[0].id if ancestors else None
+        ),
+        written_at=parse_time(own[1]),
+        message=own[2],
+        metadata=decode_metadata(properties),
+        nodes=NodeMap(nodes, _check_kept(kept)),
+        manifests=_decode_files(files, counts if isinstance(counts, list) else [], size_at=2),
+        attribute_files=_decode_attribute_files(attribute_files),
+        history=ancestors,
+        total_ancestors=max(total, len(ancestors)),
+        started_at=parse_time(started_at),
+    )
+
+
+def _decode_with_parent(body: bytes) -> Snapshot:
+    wire_id, parent, flushed_at, message, metadata, files, attribute_files, nodes = decode_or_refuse(
+        _WITH_PARENT, body, "snapshot"
+    )
+    return Snapshot(
+        id=parse_object_id(wire_id),
+        parent_id=None if parent is None else parse_object_id(parent),
+        written_at=parse_time(flushed_at),
+        message=message,
+        metadata=metadata,
+        nodes=NodeMap(nodes, None),
+        manifests=_decode_files(files, [], size_at=1),
+        attribute_files=_decode_attribute_files(attribute_files),
+    )
+
+
+def _decode_files(wire: list[tuple[Any, ...]], counts: list[Any], size_at: int) -> dict[ObjectId, ManifestFileInfo]:
+    """[id, version (, size (, references))], or in the last layout [id, size, references]."""
+    usual = _decode_usual_files(wire, counts) if size_at == 2 else None
+    if usual is not None:
+        return usual
+    files = {}
+    for index, members in enumerate(wire):
+        if not 2 <= len(members) <= 4 or not all(isinstance(m, int) for m in members[1:]):
+            raise FormatError(f"a snapshot names a manifest file as {members!r:.120}")
+        manifest_id = parse_object_id(members[0])
+        sizes = members[2:] if len(members) != 3 else members[size_at:]
+        size, count = (*sizes, 0, 0)[:2]
+        if index < len(counts) and isinstance(counts[index], int):
+            count = counts[index]
+        files[manifest_id] = ManifestFileInfo(manifest_id, size, count)
+    return files
+
+
+def _decode_usual_files(wire: list[tuple[Any, ...]], counts: list[Any]) -> dict[ObjectId, ManifestFileInfo] | None:
+    """The same for entries as this library writes them, looked at together; None when one is not such an entry."""
+    if not wire or len(counts) != len(wire) or set(map(len, wire)) != {3}:
+        return None
+    ids, versions, sizes = zip(*wire, strict=True)
+    if set(map(type, ids)) != {str} or {*map(type, versions), *map(type, sizes), *map(type, counts)} != {int}:
+        return None
+    if not are_canonical_ids(ids):
+        return None
+    return {key: ManifestFileInfo(key, size, count) for key, size, count in zip(ids, sizes, counts, strict=True)}
+
+
+def _decode_attribute_files(wire: list[tuple[Any, ...]]) -> tuple[ObjectId, ...]:
+    return tuple(parse_object_id(members[0] if members else None) for members in wire)
+
+
+def _check_kept(kept: Any) -> Mapping[str, Kept] | None:
+    if kept is None:
+        return None
+    if not isinstance(kept, dict) or not all(isinstance(value, int | bytes) for value in kept.values()):
+        raise FormatError("a snapshot keeps its documents in a form that is not known")
+    return kept
+
+
+FILE_VERSION = 1
+_ENCODER = msgspec.msgpack.Encoder()
+_MAX_TOTAL = 2**32 - 1
+_MAX_SHORT = 2**16 - 1
+
+_NODE_HEAD = b"\x94" + text_mark(NODE_TEXT_BYTES)
+_NIL, _INLINE = b"\xc0", b"\x81" + text_mark(6) + b"Inline"
+_GROUP, _ARRAY = text_mark(5) + b"Group", b"\x81" + text_mark(5) + b"Array\x92"
+
+
+def encode_snapshot_body(snapshot: Snapshot) -> bytes:
+    """The MessagePack body of a snapshot file."""
+    kept: dict[str, Kept] = {}
+    nodes = _encode_nodes(snapshot.nodes, kept)
+    total = len(snapshot.history) if snapshot.total_ancestors is None else snapshot.total_ancestors
+    written_at = format_time(snapshot.written_at)
+    try:
+        properties = encode_properties(snapshot)
+        properties[DOCUMENTS] = kept
+        return _ENCODER.encode(
+            [
+                [[info.id, FILE_VERSION, info.size_bytes] for info in snapshot.manifests.values()],
+                [[attributes_id, FILE_VERSION] for attributes_id in snapshot.attribute_files],
+                min(total, _MAX_TOTAL),
+                min(len(snapshot.history), _MAX_SHORT),
+                encode_history(snapshot),
+                [snapshot.id, written_at, snapshot.message],
+                format_time(snapshot.started_at) if snapshot.started_at else written_at,
+                properties,
+                nodes,
+            ]
+        )
+    except MALFORMED as error:
+        raise InvalidInputError(
+            f"the message or metadata of snapshot {snapshot.id} cannot be stored: {error}; metadata holds JSON values"
+        ) from error
+
+
+def _encode_nodes(nodes: Mapping[str, Node], kept: dict[str, Kept]) -> msgspec.Raw:
+    """The map of nodes by path, put together from pieces that most nodes share with others."""
+    ids = encode_base32_all([node.id for node in nodes.values()])
+    documents: dict[bytes, Taken] = {}
+    links = _Links()
+    parts = [map_mark(len(nodes))]
+    for node_id, (path, node) in zip(ids, nodes.items(), strict=True):
+        taken = documents.get(node.document)
+        if taken is None:
+            taken = documents[node.document] = _DOCUMENTS.take_apart(node.document)
+        if taken.kept != AS_ZARR:
+            kept[path] = taken.kept
+        encoded = path.encode()
+        text = text_mark(len(encoded)) + encoded
+        # Key, and a list of four: id, path, attributes, and what is a group's or an array's own.
+        parts += (text, _NODE_HEAD, node_id.encode(), text, _encode_attributes(node, taken))
+        if not isinstance(node, ArrayNode):
+            parts.append(_GROUP)
+        elif taken.zarr is None:
+            raise InvalidInputError(f"the document of array {path} is that of a group")
+        else:
+            parts += (_ARRAY, taken.zarr, links.encode(node.manifests))
+    return msgspec.Raw(b"".join(parts))
+
+
+def _encode_attributes(node: Node, taken: Taken) -> bytes:
+    if node.attributes is not None:
+        return _ENCODER.encode({"Ref": [node.attributes.object_id, node.attributes.row]})
+    return _NIL if taken.attributes == _NIL else _INLINE + taken.attributes
+
+
+class _Links:
+    """The manifests of nodes as bytes: thousands of arrays in one manifest say the same about it."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[tuple[ManifestRef, ...], bytes]] = {}
+
+    def encode(self, manifests: tuple[ManifestRef, ...]) -> bytes:
+        known = self._known.get(id(manifests))
+        if known is None:
+            encoded = _ENCODER.encode([[ref.manifest_id, _encode_extents(ref.extents)] for ref in manifests])
+            # The tuple is held as well: as long as it is, no other one has its number.
+            known = self._known[id(manifests)] = (manifests, encoded)
+        return known[1]
+
+
+def _encode_extents(extents: Extents) -> list[list[int]]:
+    return [[first for first, _ in extents], [end for _, end in extents]] if extents else []
+
+
+class _TakenDocuments:
+    """Documents taken apart before: most of a snapshot's are those of the one before it."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._bytes = 0
+        self._held: OrderedDict[bytes, Taken] = OrderedDict()
+        self._lock = fork_safe_lock()
+
+    def take_apart(self, document: bytes) -> Taken:
+        with self._lock:
+            taken = self._held.get(document)
+            if taken is not None:
+                self._held.move_to_end(document)
+                return taken
+        taken = take_apart(document)
+        with self._lock:
+            if document not in self._held:
+                self._held[document] = taken
+                self._bytes += 2 * len(document)
+                while self._bytes > self._limit_bytes:
+                    self._bytes -= 2 * len(self._held.popitem(last=False)[0])
+        return taken
+
+
+_DOCUMENTS = _TakenDocuments(64 << 20)

@@ -1,0 +1,34 @@
+"""Ingest: files of many formats to one consistent repository. Usable without Spark."""
+
+from icefloe.ingest.access import SourceAccess as SourceAccess
+from icefloe.ingest.local import IngestResult as IngestResult
+from icefloe.ingest.local import SessionSink as SessionSink
+from icefloe.ingest.local import ingest_local as ingest_local
+from icefloe.ingest.local import read_existing as read_existing
+from icefloe.ingest.parsers.registry import FORMATS as FORMATS
+from icefloe.ingest.parsers.registry import open_source as open_source
+from icefloe.ingest.parsers.registry import parse_schema as parse_schema
+from icefloe.ingest.parsers.registry import parse_source as parse_source
+from icefloe.ingest.parsers.registry import try_schema as try_schema
+from icefloe.ingest.placement import Existing as Existing
+from icefloe.ingest.placement import ExistingArray as ExistingArray
+from icefloe.ingest.plan import IngestPlan as IngestPlan
+from icefloe.ingest.plan import plan_ingest as plan_ingest
+from icefloe.ingest.record import explain_authorisation as explain_authorisation
+from icefloe.ingest.record import ingest_metadata as ingest_metadata
+from icefloe.ingest.record import not_ingested as not_ingested
+from icefloe.ingest.record import store_containers as store_containers
+from icefloe.ingest.record import with_stored_containers as with_stored_containers
+from icefloe.ingest.source_model import ParsedSource as ParsedSource
+from icefloe.ingest.source_model import SchemaIssue as SchemaIssue
+from icefloe.ingest.source_model import SchemaReport as SchemaReport
+from icefloe.ingest.source_model import SourceFailure as SourceFailure
+from icefloe.ingest.source_model import SourceFile as SourceFile
+from icefloe.ingest.source_model import SourceSchema as SourceSchema
+from icefloe.ingest.source_model import SourceVariable as SourceVariable
+from icefloe.ingest.sources import IngestOptions as IngestOptions
+from icefloe.ingest.sources import expand_sources as expand_sources
+from icefloe.ingest.tasks import BlockSink as BlockSink
+from icefloe.ingest.tasks import IngestTask as IngestTask
+from icefloe.ingest.tasks import TaskResult as TaskResult
+from icefloe.ingest.tasks import run_task as run_task

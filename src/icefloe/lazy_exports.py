@@ -1,0 +1,54 @@
+"""Public names of a package that load when they are first used.
+
+A package lists its public names once, as re-exports in the stub `__init__.pyi` beside its `__init__.py`. Type checkers
+read the stub. At run time, the module of a name is imported when the name is first asked for.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+
+class _LazyPackage(ModuleType):
+    """A package whose public names win over submodules of the same name.
+
+    Importing a submodule binds it as an attribute of its package. `icefloe.spark.ingest` is a submodule and a
+    function; the function is the public name.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if isinstance(value, ModuleType) and name in self.__dict__.get("__all__", ()):
+            return
+        super().__setattr__(name, value)
+
+
+def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package, from its stub."""
+    stub = pkgutil.get_data(package, "__init__.pyi")
+    assert stub is not None, f"{package} has no __init__.pyi"
+    homes = {
+        alias.asname or alias.name: node.module
+        for node in ast.parse(stub).body
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module != "__future__"
+        for alias in node.names
+    }
+    module = sys.modules[package]
+    module.__class__ = _LazyPackage
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(homes[name]), name)
+        setattr(module, name, value)
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(module), *homes})
+
+    return find, names, sorted(homes)

@@ -1,0 +1,527 @@
+"""Refs and history of the generation `repository`: a commit creates the next branch file.
+
+A branch is a folder of files with falling names; the first in order is the newest and says where the branch stands.
+No branch file is ever replaced or removed. A deleted branch ends with a file that says so: were its files removed, a
+writer that is still under way could create a file in the gap, and its commit would be lost or the branch be back.
+The one file is created like a commit, so that of a commit and a deletion at the same time exactly one comes first.
+
+A power loss may leave the newest file empty or cut short, where files are not synced. Its commit was never finished:
+the branch stands where the file before it says, and the next commit takes the number after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from icefloe.blocking import monotonic_time
+from icefloe.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    FormatError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    RefNotFoundError,
+    StorageError,
+    UnsupportedError,
+)
+from icefloe.formats.config_document import decode_yaml
+from icefloe.formats.json_documents import SMALL_FILE_BYTES, load_object
+from icefloe.ids import ObjectId, decode_base32, encode_base32
+from icefloe.ledger.contract import (
+    MAIN,
+    QuotingLedger,
+    StaleTipError,
+    StoredConfig,
+    Tip,
+    check_name,
+    check_new_name,
+    save_config_file,
+    walk_history,
+)
+from icefloe.metadata_files import Archive
+from icefloe.model.snapshot import Snapshot, SnapshotInfo
+from icefloe.storage.contract import RetryPolicy, Storage, Versioned
+
+REFS = "refs/"
+TAG_FILE = "ref.json"
+TAG_TOMBSTONE = "ref.json.deleted"
+FRESH_SECONDS = 1.0
+"""A branch that was seen longer ago is looked at before the next of its files is created. Only a conversion in place
+removes branch files, while nobody writes. After it, a writer that waited could create a file that nobody finds."""
+_SUFFIX = ".json"
+_NAME = re.compile(r"([0-9A-Z]{8}|[0-9A-Z]{13})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class RefStyle:
+    """How refs are spelled: `branch.main` or, at the very beginning, `branch:main`; numbers of 5 or 8 bytes."""
+
+    separator: str = "."
+    number_bytes: int = 5
+
+    def branch_folder(self, branch: str) -> str:
+        return f"{REFS}branch{self.separator}{branch}/"
+
+    def tag_folder(self, tag: str) -> str:
+        return f"{REFS}tag{self.separator}{tag}/"
+
+    def branch_key(self, branch: str, sequence: int) -> str:
+        return self.branch_folder(branch) + encode_sequence(sequence, self.number_bytes)
+
+
+DOTTED = RefStyle()
+COLON = RefStyle(":")
+STYLES = (DOTTED, COLON)
+
+
+def parse_folder(kind: str, folder: str) -> str:
+    """The name of the branch or tag that a folder of `refs/` belongs to; empty for other folders."""
+    if folder[: len(kind)] != kind or folder[len(kind) : len(kind) + 1] not in (".", ":") or folder[-1] != "/":
+        return ""
+    return folder[len(kind) + 1 : -1]
+
+
+def encode_sequence(sequence: int, number_bytes: int = 5) -> str:
+    """The file name of a sequence number: the newest sorts first."""
+    largest = (1 << 8 * number_bytes) - 1
+    if not 0 <= sequence <= largest:
+        raise InvalidInputError(f"sequence number {sequence} is outside 0..{largest}: the branch is full")
+    return encode_base32((largest - sequence).to_bytes(number_bytes, "big")) + _SUFFIX
+
+
+def parse_sequence(name: str) -> tuple[int, int] | None:
+    """Sequence number and bytes per number of a file name; None for other files."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    number_bytes = 5 if len(match.group(1)) == 8 else 8
+    try:
+        value = int.from_bytes(decode_base32(match.group(1), number_bytes), "big")
+    except InvalidInputError:
+        return None
+    return (1 << 8 * number_bytes) - 1 - value, number_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RefContent:
+    """What a ref file says; a deleted branch ends with one that says so."""
+
+    snapshot_id: ObjectId
+    deleted: bool = False
+    collection: str | None = None
+    """The last garbage collection before this file was written; every later file of the branch repeats it."""
+
+    def encode(self) -> bytes:
+        document: dict[str, str | bool] = {"snapshot": self.snapshot_id}
+        if self.collection is not None:
+            document["collection"] = self.collection
+        if self.deleted:
+            document["deleted"] = True
+        return json.dumps(document, separators=(",", ":")).encode()
+
+
+class TornRefError(FormatError):
+    """A branch file is what a power loss leaves of a commit that was never finished."""
+
+
+def is_torn(data: bytes) -> bool:
+    """Whether a JSON file was not written to its end: it is empty, or zeros, or the beginning of an object."""
+    written = data.strip(b"\0 \r\n")
+    return not written or (written.startswith(b"{") and not written.endswith(b"}"))
+
+
+def parse_ref(data: bytes, key: str) -> RefContent:
+    """The content of a ref file; TornRefError when it was not written to its end."""
+    if is_torn(data):
+        raise TornRefError(
+            f"{key} was not written to its end, as after a power loss: {len(data)} bytes; "
+            "`icefloe verify --repair` goes back to what is whole"
+        )
+    try:
+        if len(data) > SMALL_FILE_BYTES:
+            raise ValueError(f"it has {len(data)} bytes")
+        document = json.loads(data)
+        snapshot_id = document["snapshot"]
+        if not isinstance(snapshot_id, str):
+            raise TypeError(f"the snapshot is {snapshot_id!r}")
+        decode_base32(snapshot_id, 12)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise FormatError(f'{key} is not a ref file: {error}; expected {{"snapshot": "<20 characters>"}}') from error
+    collection = document.get("collection")
+    return RefContent(snapshot_id, document.get("deleted") is True, collection if isinstance(collection, str) else None)
+
+
+_LOG = logging.getLogger(__name__)
+
+CONFIG_KEY, EARLY_CONFIG_KEY = "config.json", "config.yaml"
+GENERATION_KEY, GENERATION = "generation", "repository"
+"""Kept in `config.json`, so that one request tells what is stored at a place and how it is configured."""
+_CONTENTION = RetryPolicy(max_tries=100, initial_backoff_ms=2, max_backoff_ms=500)
+"""In every round that is lost somebody else moved the branch, so a hundred rounds are many."""
+_CONCURRENCY = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Newest:
+    """The newest file of a branch."""
+
+    style: RefStyle
+    sequence: int
+    content: RefContent
+
+
+class RepositoryLedger(QuotingLedger):
+    """The refs of one repository. `Tip.mark` is the sequence number of the newest branch file."""
+
+    def __init__(self, storage: Storage, archive: Archive) -> None:
+        super().__init__()
+        self.storage = storage
+        self.archive = archive
+        # Where branches stood when last seen: the newest file is then found without listing all of them.
+        self._seen: dict[str, _Newest] = {}
+        self._looked: dict[str, float] = {}
+
+    async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
+        await self.storage.create(DOTTED.branch_key(MAIN, 0), RefContent(initial.id).encode())
+        # Only the winner of the branch file gets here, so the configuration says truly that there is a repository.
+        try:
+            await self.save_config(config or {}, None)
+        except ConflictError:
+            left = await self.fetch_config()
+            await self.save_config({**(left.document or {}), **(config or {})}, left.mark)
+
+    async def fetch_tip(self, branch: str) -> Tip:
+        newest = await self._fetch_newest(check_name(branch, "branch"))
+        if newest is None or newest.content.deleted:
+            raise _no_branch(branch)
+        return Tip(newest.content.snapshot_id, newest.sequence, newest.content.collection)
+
+    async def _fetch_newest(self, branch: str) -> _Newest | None:
+        """The newest file of a branch, deleted or not; None when there never was one."""
+        seen, looked = self._seen.get(branch), monotonic_time()
+        newest = None if seen is None else await self._confirm(branch, seen)
+        if newest is None:
+            newest = await self._search_newest(branch)
+        if newest is None:
+            self._seen.pop(branch, None)
+        else:
+            self._seen[branch] = newest
+            self._looked[branch] = looked
+        return newest
+
+    async def _confirm(self, branch: str, seen: _Newest) -> _Newest | None:
+        """What was seen before, if it is still there and has no successor."""
+        try:
+            own, following = await asyncio.gather(
+                self._find_file(branch, seen.style, seen.sequence),
+                self._find_file(branch, seen.style, seen.sequence + 1),
+            )
+        except TornRefError:
+            return None
+        if own is None or following is not None:
+            return None
+        return _Newest(seen.style, seen.sequence, own)
+
+    async def _find_file(self, branch: str, style: RefStyle, sequence: int) -> RefContent | None:
+        key = style.branch_key(branch, sequence)
+        try:
+            return parse_ref(await self.storage.get(key), key)
+        except ObjectNotFoundError:
+            return None
+
+    async def _search_newest(self, branch: str) -> _Newest | None:
+        for style in STYLES:
+            try:
+                found = await self._first_in_folder(style.branch_folder(branch))
+            except UnsupportedError:
+                return await self._probe_newest(branch)
+            if found is None:
+                continue
+            sequence, number_bytes = found
+            own_style = RefStyle(style.separator, number_bytes)
+            content = await self._find_whole(branch, own_style, sequence)
+            if content is not None:
+                return _Newest(own_style, sequence, content)
+        return None
+
+    async def _find_whole(self, branch: str, style: RefStyle, sequence: int) -> RefContent | None:
+        """What the file of a number says or, where it was not written to its end, the newest one before it."""
+        torn: TornRefError | None = None
+        for number in range(sequence, -1, -1):
+            try:
+                content = await self._find_file(branch, style, number)
+            except TornRefError as error:
+                torn = torn or error
+                continue
+            if content is None and torn is not None:
+                break  # the files before were removed by others
+            if torn is not None:
+                _LOG.warning("%s; branch %r stands where it stood before", torn, branch)
+            return content
+        if torn is not None:
+            raise torn
+        return None
+
+    async def _probe_newest(self, branch: str) -> _Newest | None:
+        """The newest file of a branch on a storage that cannot list: numbers have no gaps, so it is searched for."""
+        low, high = -1, 0
+        while await self._is_there(branch, high):
+            low, high = high, 2 * high + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            if await self._is_there(branch, middle):
+                low = middle
+            else:
+                high = middle
+        newest = None if low < 0 else await self._find_whole(branch, DOTTED, low)
+        return None if newest is None else _Newest(DOTTED, low, newest)
+
+    async def _is_there(self, branch: str, sequence: int) -> bool:
+        try:
+            return await self._find_file(branch, DOTTED, sequence) is not None
+        except TornRefError:
+            return True
+
+    async def _first_in_folder(self, folder: str) -> tuple[int, int] | None:
+        """The newest sequence number in a folder: the first file of it in order."""
+        async for page in self.storage.list(folder):
+            for item in page:
+                found = parse_sequence(item.key.removeprefix(folder))
+                if found is not None:
+                    return found
+        return None
+
+    async def _style(self) -> RefStyle:
+        """How this repository spells its refs, as its main branch shows."""
+        seen = self._seen.get(MAIN) or await self._fetch_newest(MAIN)
+        return DOTTED if seen is None else seen.style
+
+    async def fetch_tag(self, tag: str) -> ObjectId:
+        check_name(tag, "tag")
+        for style in STYLES:
+            folder = style.tag_folder(tag)
+            try:
+                data, deleted = await asyncio.gather(
+                    self.storage.get(folder + TAG_FILE), self.storage.exists(folder + TAG_TOMBSTONE)
+                )
+            except ObjectNotFoundError:
+                continue
+            if not deleted:
+                return parse_ref(data, folder + TAG_FILE).snapshot_id
+            break
+        raise RefNotFoundError(f"no tag {tag!r} in {self.storage.url}", name=tag)
+
+    async def list_branches(self) -> set[str]:
+        folders = await self.storage.list_names(REFS)
+        names = sorted({name for folder in folders if (name := parse_folder("branch", folder))})
+        found = await _gather_bounded(self._fetch_newest(name) for name in names)
+        return {
+            name for name, newest in zip(names, found, strict=True) if newest is not None and not newest.content.deleted
+        }
+
+    async def list_tags(self) -> set[str]:
+        tags: set[str] = set()
+        deleted: set[str] = set()
+        # Branches sort before tags, and their files may be many.
+        async for page in self.storage.list(REFS, after=f"{REFS}tag"):
+            for item in page:
+                folder, _, file = item.key.removeprefix(REFS).rpartition("/")
+                name = parse_folder("tag", f"{folder}/")
+                if name and file == TAG_FILE:
+                    tags.add(name)
+                elif name and file == TAG_TOMBSTONE:
+                    deleted.add(name)
+        return tags - deleted
+
+    async def advance(self, branch: str, tip: Tip, snapshot: Snapshot, *, amends: ObjectId | None = None) -> Tip:
+        await self.replace_tip(branch, tip, snapshot.id)
+        landed = Tip(snapshot.id, tip.mark + 1, tip.collection)
+        self.note_current(branch, landed)
+        return landed
+
+    async def replace_tip(self, branch: str, tip: Tip, snapshot_id: ObjectId) -> None:
+        check_name(branch, "branch")
+        seen = self._seen.get(branch)
+        if seen is None or monotonic_time() - self._looked.get(branch, -math.inf) > FRESH_SECONDS:
+            # After a conversion in place the files of a branch are gone, and the next one could be created again.
+            seen = await self._fetch_newest(branch)
+            if seen is None:
+                raise _no_branch(branch)
+            if seen.sequence != tip.mark:
+                await self._refuse(branch, tip)
+        try:
+            await self._create_file(
+                branch, seen.style, tip.mark + 1, RefContent(snapshot_id, collection=tip.collection)
+            )
+        except AlreadyExistsError:
+            await self._refuse(branch, tip)
+
+    async def _refuse(self, branch: str, tip: Tip) -> NoReturn:
+        """Say that a branch is no longer at a tip."""
+        current = await self.fetch_tip(branch)
+        if current.snapshot_id != tip.snapshot_id:
+            raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current.snapshot_id) from None
+        raise StaleTipError(current) from None
+
+    async def touch_branch(self, branch: str, tip: Tip, collection: str | None = None) -> bool:
+        newest = await self._fetch_newest(check_name(branch, "branch"))
+        if newest is None or newest.content.deleted:
+            return True
+        if Tip(newest.content.snapshot_id, newest.sequence) != tip:
+            return False
+        told = newest.content if collection is None else replace(newest.content, collection=collection)
+        return await self._take_next(branch, newest, told)
+
+    async def _create_file(self, branch: str, style: RefStyle, sequence: int, content: RefContent) -> None:
+        looked = monotonic_time()
+        await self.storage.create(style.branch_key(branch, sequence), content.encode())
+        self._looked[branch] = looked
+        self._seen[branch] = _Newest(style, sequence, content)
+
+    async def record_detached(self, snapshot: Snapshot) -> None:
+        """Nothing to do: a snapshot is known by its file."""
+
+    async def create_branch(self, branch: str, snapshot_id: ObjectId) -> None:
+        check_new_name(branch, "branch")
+        newest = await self._fetch_newest(branch)
+        if newest is not None and not newest.content.deleted:
+            raise _branch_exists(branch)
+        style = await self._style() if newest is None else newest.style
+        sequence = 0 if newest is None else newest.sequence + 1
+        try:
+            # Two makers of one branch may well write the same bytes.
+            await self.storage.create(
+                style.branch_key(branch, sequence), RefContent(snapshot_id).encode(), unique=False
+            )
+        except AlreadyExistsError as error:
+            raise _branch_exists(branch) from error
+
+    async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> None:
+        check_name(branch, "branch")
+        for pause in _CONTENTION.pauses():
+            newest = await self._fetch_newest(branch)
+            if newest is None or newest.content.deleted:
+                raise _no_branch(branch)
+            standing = newest.content.snapshot_id
+            if expected is not None and standing != expected:
+                raise ConflictError(expected_parent=expected, actual_parent=standing)
+            if standing == snapshot_id:
+                return
+            if await self._take_next(branch, newest, replace(newest.content, snapshot_id=snapshot_id)):
+                return
+            await asyncio.sleep(pause)
+        raise _contended(branch)
+
+    async def delete_branch(self, branch: str) -> None:
+        check_name(branch, "branch")
+        if branch == MAIN:
+            raise InvalidInputError("the branch main cannot be deleted: it is what makes the place a repository")
+        for pause in _CONTENTION.pauses():
+            newest = await self._fetch_newest(branch)
+            if newest is None or newest.content.deleted:
+                raise _no_branch(branch)
+            if await self._take_next(branch, newest, replace(newest.content, deleted=True)):
+                return
+            await asyncio.sleep(pause)
+        raise _contended(branch)
+
+    async def _take_next(self, branch: str, newest: _Newest, content: RefContent) -> bool:
+        """Create the file after the newest; False when somebody else did.
+
+        Two callers who want the same at the same time may both be told that they did it.
+        """
+        try:
+            await self._create_file(branch, newest.style, newest.sequence + 1, content)
+        except AlreadyExistsError:
+            return False
+        return True
+
+    async def create_tag(self, tag: str, snapshot_id: ObjectId) -> None:
+        check_new_name(tag, "tag")
+        folder = (await self._style()).tag_folder(tag)
+        if await self.storage.exists(folder + TAG_TOMBSTONE):
+            raise AlreadyExistsError(f"tag {tag!r} existed and was deleted; its name cannot be used again", name=tag)
+        try:
+            await self.storage.create(folder + TAG_FILE, RefContent(snapshot_id).encode(), unique=False)
+        except AlreadyExistsError as error:
+            raise AlreadyExistsError(f"tag {tag!r} exists already; tags never move", name=tag) from error
+
+    async def delete_tag(self, tag: str) -> None:
+        await self.fetch_tag(tag)
+        raise UnsupportedError(f"tag {tag!r} cannot be deleted: tags of a `repository` repository stay for ever")
+
+    def ancestry(self, snapshot_id: ObjectId) -> AsyncIterator[SnapshotInfo]:
+        return walk_history(self.archive, snapshot_id)
+
+    async def fetch_config(self) -> StoredConfig:
+        own = await _find(self.storage.get_versioned(CONFIG_KEY))
+        if own is not None:
+            return stored_config(own)
+        early = await _find(self.storage.get(EARLY_CONFIG_KEY))
+        if early is None:
+            return StoredConfig(None)
+        try:
+            return StoredConfig(decode_yaml(early))
+        except InvalidInputError as error:
+            raise FormatError(f"{EARLY_CONFIG_KEY} of {self.storage.url} cannot be read: {error}") from error
+
+    async def save_config(self, document: Mapping[str, Any], mark: Any) -> None:
+        data = json.dumps({GENERATION_KEY: GENERATION, **document}, indent=2).encode()
+        await save_config_file(self.storage, CONFIG_KEY, data, mark)
+
+
+def stored_config(found: Versioned) -> StoredConfig:
+    """The configuration in a `config.json`; the generation it names is no part of it."""
+    document = dict(_parse_config(found.data))
+    document.pop(GENERATION_KEY, None)
+    return StoredConfig(document or None, found.version)
+
+
+def names_generation(found: Versioned) -> bool:
+    """Whether a `config.json` says that it belongs to a repository of this generation."""
+    try:
+        return _parse_config(found.data).get(GENERATION_KEY) == GENERATION
+    except FormatError:
+        return False
+
+
+def _parse_config(data: bytes) -> Mapping[str, Any]:
+    return load_object(data, CONFIG_KEY, SMALL_FILE_BYTES)
+
+
+async def _find(request: Any) -> Any:
+    try:
+        return await request
+    except ObjectNotFoundError:
+        return None
+
+
+async def _gather_bounded(requests: Iterable[Any]) -> list[Any]:
+    gate = asyncio.Semaphore(_CONCURRENCY)
+
+    async def run(request: Any) -> Any:
+        async with gate:
+            return await request
+
+    return list(await asyncio.gather(*map(run, requests)))
+
+
+def _no_branch(branch: str) -> RefNotFoundError:
+    return RefNotFoundError(f"no branch {branch!r}; `icefloe branch` lists those there are", name=branch)
+
+
+def _branch_exists(branch: str) -> AlreadyExistsError:
+    return AlreadyExistsError(f"branch {branch!r} exists already; reset_branch moves it", name=branch)
+
+
+def _contended(branch: str) -> StorageError:
+    return StorageError(
+        f"branch {branch!r} was moved by others in each of {_CONTENTION.max_tries} rounds; try again", name=branch
+    )

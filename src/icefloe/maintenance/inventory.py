@@ -1,0 +1,601 @@
+"""The refs, history and objects of a whole repository, read without caches and listed as columns.
+
+The listener belongs to the running task and everything it starts, so that no function in between has to hand it on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import datetime as dt
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from icefloe.blocking import current_time
+from icefloe.errors import FormatError, InvalidInputError, SnapshotNotFoundError
+from icefloe.formats.contract import Format
+from icefloe.ids import ObjectId, decode_base32_column, encode_base32_column, new_object_id, text_length
+from icefloe.ledger.contract import HistoryChange, Ledger, walk_history
+from icefloe.ledger.generations import make_ledger
+from icefloe.metadata_files import Archive, CacheLimits
+from icefloe.model.snapshot import SnapshotInfo, ingested_texts
+from icefloe.session.history import check_past, check_zone
+from icefloe.session.open_repository import Engine
+from icefloe.storage.contract import ObjectInfo, Storage
+from icefloe.storage.local import LocalStorage
+
+T = TypeVar("T")
+
+Report: TypeAlias = Callable[[str, int, int], None]
+"""Called with a stage, how much of it is done, and how much there is; 0 where nobody knows."""
+
+_listener: ContextVar[Report | None] = ContextVar("icefloe_maintenance_progress", default=None)
+
+
+@contextmanager
+def listening(report: Report | None) -> Iterator[None]:
+    """Tell this listener what is done in the block; None leaves the one that is listening already."""
+    if report is None:
+        yield
+        return
+    token = _listener.set(report)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def tell(stage: str, done: int, total: int = 0) -> None:
+    """Tell the listener, if there is one, how far a stage is."""
+    report = _listener.get()
+    if report is not None:
+        report(stage, done, total)
+
+
+async def telling(stage: str, results: AsyncIterator[T], total: int) -> AsyncIterator[T]:
+    """The results as they come, each told."""
+    done = 0
+    if total:
+        tell(stage, 0, total)
+    async for result in results:
+        yield result
+        done += 1
+        tell(stage, done, total)
+
+
+FOLDER = "icefloe/"
+_ARGUMENT = "delete_object_older_than"
+_RESOLUTION = dt.timedelta(seconds=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Cutoff:
+    """Up to what time objects are judged, and what time it was when that was decided; both by the store's clock."""
+
+    time: dt.datetime
+    now: dt.datetime
+
+    def started(self, age: dt.timedelta) -> dt.datetime:
+        """The earliest time that the store may have given to an object of a writer of this age."""
+        began = self.now - age
+        # A store that tells whole seconds cuts the rest off.
+        return began if self.now.microsecond else began.replace(microsecond=0)
+
+
+async def fetch_cutoff(storage: Storage, older_than: dt.datetime | dt.timedelta) -> Cutoff:
+    """A time as given, or so long ago by the store's clock; never one that is in the future by that clock."""
+    if isinstance(older_than, dt.datetime):
+        check_zone(older_than, _ARGUMENT)
+        # A plan may be made where nothing can be written; nothing is deleted there either.
+        now = current_time() if storage.read_only else await fetch_store_time(storage)
+        check_past(older_than, _ARGUMENT, now)
+        # Some stores tell whole seconds.
+        return Cutoff(older_than if older_than <= now + _RESOLUTION else now, now)
+    if older_than < dt.timedelta(0):
+        raise InvalidInputError(f"{older_than} is in the future; garbage is older than a time span, not younger")
+    now = await fetch_store_time(storage)
+    return Cutoff(now - older_than, now)
+
+
+async def fetch_store_time(storage: Storage) -> dt.datetime:
+    """The store's time: that of an object written for the purpose."""
+    key = f"{FOLDER}clock-{new_object_id()}"
+    await storage.put(key, b"what time is it?")
+    try:
+        return (await storage.head(key)).last_modified
+    finally:
+        await storage.delete([key])
+
+
+Ids = npt.NDArray[np.uint8]
+NEVER = 1 << 62
+"""A time that no cut-off reaches."""
+_VALID = np.zeros(256, dtype=bool)
+_VALID[np.frombuffer(b"0123456789ABCDEFGHJKMNPQRSTVWXYZ", dtype=np.uint8)] = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Listed:
+    """Objects whose name is an id; `foreign` counts the others, which nobody touches.
+
+    ids        uint8[n, width]
+    size       int64[n], bytes; -1 where nobody looked
+    modified   int64[n], microseconds since 1970 by the store's clock; NEVER where nobody looked
+    """
+
+    ids: Ids
+    size: npt.NDArray[np.int64]
+    modified: npt.NDArray[np.int64]
+    foreign: int = 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Listed:
+        """Some of the objects."""
+        return Listed(self.ids[rows], self.size[rows], self.modified[rows])
+
+    def seen(self) -> Listed:
+        """Those whose size and time are known."""
+        return self.take(self.size >= 0)
+
+    def texts(self) -> list[ObjectId]:
+        """The ids as text."""
+        return id_texts(self.ids)
+
+
+def id_texts(ids: Ids) -> list[ObjectId]:
+    """Ids as text, in columns up to the last step."""
+    if not len(ids):
+        return []
+    texts: list[ObjectId] = _id_letters(ids).astype(str).tolist()
+    return texts
+
+
+def _id_letters(ids: Ids) -> npt.NDArray[np.bytes_]:
+    text = np.ascontiguousarray(encode_base32_column(ids))
+    return text.view(f"S{text.shape[1]}").ravel()
+
+
+def text_ids(texts: Sequence[ObjectId], width: int) -> Ids:
+    """Ids from their texts."""
+    if not texts:
+        return np.empty((0, width), dtype=np.uint8)
+    length = text_length(width)
+    joined = np.frombuffer("".join(texts).encode("utf-8", "replace"), dtype=np.uint8)
+    # Ids of other lengths must not be taken for parts of their neighbours: what is named here is kept.
+    wrong = next((text for text in texts if len(text) != length), "") if len(joined) else texts[0]
+    if wrong or len(joined) != length * len(texts):
+        raise FormatError(f"{wrong!r:.80} is named as an id; ids have {length} characters of base32")
+    try:
+        return decode_base32_column(joined.reshape(len(texts), length), width)
+    except InvalidInputError as error:
+        raise FormatError(f"a file names an object by something that is no id: {error.message}") from error
+
+
+def microseconds(time: dt.datetime) -> int:
+    """A time in whole microseconds since 1970, rounded down."""
+    moment = time if time.tzinfo is not None else time.replace(tzinfo=dt.UTC)
+    return (moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
+
+
+def empty_listing(width: int) -> Listed:
+    """No objects."""
+    none = np.empty(0, dtype=np.int64)
+    return Listed(np.empty((0, width), dtype=np.uint8), none, none)
+
+
+async def list_folder(storage: Storage, folder: str, extension: str, width: int) -> Listed:
+    """Everything in a folder; pages become columns as they come."""
+    if isinstance(storage, LocalStorage):
+        listed = await list_folder_names(storage, folder, extension, width)
+        return await look_at(storage, folder, extension, listed, np.ones(len(listed), dtype=bool))
+    parts: list[Listed] = []
+    foreign = 0
+    async for page in storage.list(folder):
+        part = columns_of(page, folder, extension, width)
+        foreign += part.foreign
+        parts.append(part)
+        tell(f"list {folder}", sum(map(len, parts)))
+    return join_listings(parts, width, foreign)
+
+
+async def list_folder_names(storage: Storage, folder: str, extension: str, width: int) -> Listed:
+    """Everything in a folder, without sizes and times where each costs a request; `look_at` finds them out."""
+    if not isinstance(storage, LocalStorage):
+        return await list_folder(storage, folder, extension, width)
+    length = text_length(width) + len(extension)
+    names = await storage.list_names_of_length(folder, length)
+    text = np.frombuffer(b"".join(names), dtype=np.uint8).reshape(len(names), length)
+    unknown = np.full(len(names), -1, dtype=np.int64)
+    return text_columns(text, unknown, np.full(len(names), NEVER, dtype=np.int64), extension, width)
+
+
+async def look_at(storage: Storage, folder: str, extension: str, listed: Listed, rows: npt.NDArray[np.bool_]) -> Listed:
+    """The same objects, with the sizes and times of some of them, but for those that are gone by now."""
+    wanted = np.flatnonzero(rows & (listed.size < 0))
+    if not isinstance(storage, LocalStorage) or not len(wanted):
+        return listed
+    names: list[bytes] = _id_letters(listed.ids[wanted]).tolist()
+    found = await storage.stat_names(folder, [name + extension.encode() for name in names] if extension else names)
+    size, modified = listed.size.copy(), listed.modified.copy()
+    size[wanted], modified[wanted] = np.array(found[0], dtype=np.int64), np.array(found[1], dtype=np.int64) // 1000
+    there = np.ones(len(listed), dtype=bool)
+    there[wanted] = size[wanted] >= 0
+    return Listed(listed.ids[there], size[there], modified[there], listed.foreign)
+
+
+def text_columns(
+    text: npt.NDArray[np.uint8],
+    size: npt.NDArray[np.int64],
+    modified: npt.NDArray[np.int64],
+    extension: str,
+    width: int,
+) -> Listed:
+    """Objects from the letters of their names, uint8[n, length]; names that are no ids are only counted."""
+    length = text_length(width)
+    ending = np.frombuffer(extension.encode(), dtype=np.uint8)
+    proper = _VALID[text[:, :length]].all(axis=1) & (text[:, length:] == ending).all(axis=1)
+    ids = decode_base32_column(np.ascontiguousarray(text[proper, :length]), width)
+    return Listed(np.ascontiguousarray(ids), size[proper], modified[proper], len(text) - len(ids))
+
+
+def join_listings(parts: Sequence[Listed], width: int, foreign: int = 0) -> Listed:
+    """Several listings as one."""
+    if not parts:
+        return empty_listing(width)
+    return Listed(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.size for part in parts]),
+        np.concatenate([part.modified for part in parts]),
+        foreign,
+    )
+
+
+def columns_of(page: Sequence[ObjectInfo], folder: str, extension: str, width: int) -> Listed:
+    """One page as columns; names that are no ids are only counted."""
+    length = text_length(width)
+    expected = len(folder) + length + len(extension)
+    fitting = [item for item in page if len(item.key) == expected and item.key.endswith(extension)]
+    if not fitting:
+        return _nothing(width, len(page))
+    names = "".join([item.key[len(folder) : len(folder) + length] for item in fitting])
+    encoded = names.encode()
+    if len(encoded) != len(fitting) * length:  # some name is not ASCII
+        fitting = [item for item in fitting if item.key.isascii()]
+        return columns_of(fitting, folder, extension, width) if len(fitting) < len(page) else _nothing(width, len(page))
+    text = np.frombuffer(encoded, dtype=np.uint8).reshape(len(fitting), length)
+    proper = np.asarray(_VALID[text].all(axis=1), dtype=bool)
+    kept = [item for item, good in zip(fitting, proper.tolist(), strict=True) if good]
+    ids = decode_base32_column(text[proper], width) if kept else np.empty((0, width), dtype=np.uint8)
+    return Listed(
+        np.ascontiguousarray(ids),
+        np.fromiter((item.size_bytes for item in kept), dtype=np.int64, count=len(kept)),
+        np.fromiter((microseconds(item.last_modified) for item in kept), dtype=np.int64, count=len(kept)),
+        len(page) - len(kept),
+    )
+
+
+def _nothing(width: int, foreign: int) -> Listed:
+    nothing = empty_listing(width)
+    return Listed(nothing.ids, nothing.size, nothing.modified, foreign)
+
+
+def id_keys(ids: Ids) -> npt.NDArray[np.uint64]:
+    """The first eight bytes of ids as numbers. Ids are random: two that agree here only keep garbage."""
+    return np.ascontiguousarray(ids[:, :8]).view(">u8").ravel().astype(np.uint64)
+
+
+def sorted_distinct(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Keys in order, each once; several times quicker than `np.unique`."""
+    keys = np.sort(keys)
+    return keys[_heads(keys)]
+
+
+def first_rows(ids: Ids) -> npt.NDArray[np.intp]:
+    """For every distinct key, in order, a row that has it."""
+    keys = id_keys(ids)
+    order = np.argsort(keys)
+    return order[_heads(keys[order])]
+
+
+def _heads(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    heads = np.ones(len(keys), dtype=bool)
+    np.not_equal(keys[1:], keys[:-1], out=heads[1:])
+    return heads
+
+
+def is_among(ids: Ids, live: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Which ids are among live ones, given as sorted keys."""
+    if not len(live) or not len(ids):
+        return np.zeros(len(ids), dtype=bool)
+    keys = id_keys(ids)
+    places = np.searchsorted(live, keys)
+    places[places == len(live)] = 0
+    found: npt.NDArray[np.bool_] = live[places] == keys
+    return found
+
+
+INGESTED_FOLDER = "icefloe-ingested/"
+INGEST_KEY = "icefloe.ingest"
+"""What a commit says about the ingest that made it."""
+INLINE, REMOVED = "=", "-"
+"""How a text of the list begins that is fingerprints in base64, and one whose sources are no longer there."""
+_PIECE_BYTES = 1 << 20
+
+
+def named_objects(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """The objects that the metadata of a commit name, in an entry or inside one."""
+    texts: list[Any] = []
+    for value in metadata.values():
+        texts += value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
+    named = (text.removeprefix(REMOVED) for text in texts if isinstance(text, str))
+    return tuple(dict.fromkeys(text for text in named if text.startswith(INGESTED_FOLDER)))
+
+
+def own_texts(metadata: Mapping[str, Any]) -> list[str]:
+    """What the commit of an ingest adds to the list of ingested sources: an object, or the fingerprints themselves."""
+    entry = metadata.get(INGEST_KEY)
+    if not isinstance(entry, Mapping):
+        return []
+    key, inline = entry.get("fingerprints_object"), entry.get("fingerprints")
+    if isinstance(key, str):
+        return [key]
+    return [INLINE + inline] if isinstance(inline, str) and inline else []
+
+
+def taken_over(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What was ingested between two commits, in the words of the list."""
+    before = set(ingested_texts(old))
+    return [text for text in ingested_texts(new) if text not in before]
+
+
+def taken_back(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What undoes in the list what the commit `new` on top of `old` did to it."""
+    # The commit of an ingest may also have joined the texts of others; its entry names its own sources.
+    done = own_texts(new) or taken_over(old, new)
+    return [text.removeprefix(REMOVED) if text.startswith(REMOVED) else REMOVED + text for text in done]
+
+
+async def list_side_objects(storage: Storage) -> tuple[ObjectInfo, ...]:
+    """All of them, named or not."""
+    return tuple([item async for page in storage.list(INGESTED_FOLDER) for item in page])
+
+
+def find_flaw(data: bytes) -> str | None:
+    """What is wrong with the bytes of a list, one frame of zstd; unpacked piece by piece, however much it holds."""
+    try:
+        told = zstandard.frame_content_size(data)
+        found = 0
+        with zstandard.ZstdDecompressor().stream_reader(data) as unpacked:
+            while piece := unpacked.read(_PIECE_BYTES):
+                found += len(piece)
+    except zstandard.ZstdError as error:
+        return f"it does not decompress ({error})"
+    return None if found == told or (told < 0 and found) else f"{found} of {told} bytes are in it"
+
+
+def unnamed(
+    found: Sequence[ObjectInfo], named: Iterable[str], before: int, not_before: int | None
+) -> tuple[ObjectInfo, ...]:
+    """Those that no commit names and that are old enough, times in microseconds since 1970."""
+    kept, floor = frozenset(named), not_before if not_before is not None else -(1 << 62)
+    return tuple(item for item in found if item.key not in kept and floor <= microseconds(item.last_modified) < before)
+
+
+R = TypeVar("R")
+
+REQUESTS_AT_ONCE = 32
+_LIMITS = CacheLimits(snapshots=64 << 20, manifests=0, transaction_logs=0, attributes=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The parts of a repository, with caches of their own."""
+
+    storage: Storage
+    format: Format
+    archive: Archive
+    ledger: Ledger
+
+
+def read_anew(engine: Engine) -> Reading:
+    """A view of the repository behind an engine that shares nothing with its sessions."""
+    archive = Archive(engine.storage, engine.format, _LIMITS)
+    ledger = make_ledger(engine.format.spec_version, engine.storage, archive)
+    ledger.learn_from(engine.ledger)
+    return Reading(engine.storage, engine.format, archive, ledger)
+
+
+def read_anew_of(reading: Reading) -> Reading:
+    """Another view of the same repository, which remembers nothing of what the first one read."""
+    archive = Archive(reading.storage, reading.format, _LIMITS)
+    ledger = make_ledger(reading.format.spec_version, reading.storage, archive)
+    ledger.learn_from(reading.ledger)
+    return Reading(reading.storage, reading.format, archive, ledger)
+
+
+@dataclass(frozen=True, slots=True)
+class Refs:
+    """Where all branches and tags point."""
+
+    branches: dict[str, ObjectId]
+    tags: dict[str, ObjectId]
+
+    def targets(self) -> set[ObjectId]:
+        """Every snapshot that a ref points at."""
+        return {*self.branches.values(), *self.tags.values()}
+
+    def names_of(self, snapshot_id: ObjectId) -> list[str]:
+        """The refs that point at a snapshot, for people."""
+        named = [f"branch {name}" for name, tip in self.branches.items() if tip == snapshot_id]
+        return named + [f"tag {name}" for name, target in self.tags.items() if target == snapshot_id]
+
+
+async def fetch_all_refs(ledger: Ledger) -> Refs:
+    """All refs, as they are now."""
+    found = await ledger.fetch_targets()
+    if found is not None:
+        return Refs(*found)
+    branches, tags = sorted(await ledger.list_branches()), sorted(await ledger.list_tags())
+
+    async def tip(name: str) -> ObjectId:
+        return (await ledger.fetch_tip(name)).snapshot_id
+
+    tips = await gather_bounded(tip, branches)
+    targets = await gather_bounded(ledger.fetch_tag, tags)
+    return Refs(dict(zip(branches, tips, strict=True)), dict(zip(tags, targets, strict=True)))
+
+
+async def gather_bounded(
+    work: Callable[[T], Awaitable[R]], items: Iterable[T], at_once: int = REQUESTS_AT_ONCE
+) -> list[R]:
+    """The results of work on all items, in order, a bounded number at a time; the first error ends it."""
+    return [result async for result in stream_bounded(work, items, at_once)]
+
+
+async def stream_bounded(
+    work: Callable[[T], Awaitable[R]], items: Iterable[T], at_once: int = REQUESTS_AT_ONCE
+) -> AsyncIterator[R]:
+    """Results in the order of the items, while up to `at_once` of them are worked on."""
+    waiting: list[asyncio.Task[R]] = []
+    source = iter(items)
+    try:
+        while True:
+            while len(waiting) < at_once:
+                try:
+                    item = next(source)
+                except StopIteration:
+                    break
+                waiting.append(asyncio.ensure_future(_run(work, item)))
+            if not waiting:
+                return
+            yield await waiting.pop(0)
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def _run(work: Callable[[T], Awaitable[R]], item: T) -> R:
+    return await work(item)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Refs, and the snapshots they lead to; parents say how."""
+
+    refs: Refs
+    snapshots: Mapping[ObjectId, SnapshotInfo]
+    detached: Mapping[ObjectId, SnapshotInfo] = field(default_factory=dict)
+    """Snapshots that the repository lists although no ref leads to them."""
+    misquoted: Mapping[ObjectId, ObjectId] = field(default_factory=dict)
+    """Snapshots, and their parents, that some descendants quote with a parent that is no longer there."""
+
+    def chain(self, start: ObjectId) -> list[SnapshotInfo]:
+        """A snapshot and its ancestors, newest first."""
+        found: list[SnapshotInfo] = []
+        current: ObjectId | None = start
+        while current is not None:
+            info = self.snapshots.get(current)
+            if info is None:
+                raise SnapshotNotFoundError(f"the history of {start} leads to {current}, which is not there")
+            found.append(info)
+            current = info.parent_id
+        return found
+
+    def roots(self) -> set[ObjectId]:
+        """The snapshots without a parent."""
+        return {info.id for info in self.snapshots.values() if info.parent_id is None}
+
+
+async def fetch_history(reading: Reading) -> History:
+    """The history of a repository as it is now."""
+    existing = await _fetch_existing(reading)
+    refs = await fetch_all_refs(reading.ledger)
+    listed = await reading.ledger.fetch_listed()
+    found: dict[ObjectId, SnapshotInfo] = {}
+    if listed is not None:
+        _follow_listed(refs, listed, found)
+        return History(refs, found, {key: info for key, info in listed.items() if key not in found})
+    misquoted: dict[ObjectId, ObjectId] = {}
+    for start in sorted(refs.targets()):
+        if start in found:
+            continue
+        previous: ObjectId | None = None
+        async with aclosing(_walk(reading, start, existing)) as walk:  # type: ignore[type-var]
+            async for info in walk:
+                if previous is None and info.id != start:
+                    # The first snapshot of some early repositories has another id than its file: refs name the file.
+                    info = dataclasses.replace(info, id=start)
+                # A quoted entry may name a parent that was collected since: what is walked next is the parent.
+                if previous is not None and found[previous].parent_id != info.id:
+                    misquoted[previous] = info.id
+                    found[previous] = _with_parent(found[previous], info.id)
+                if info.id in found:
+                    break
+                found[info.id] = info
+                previous = info.id
+    if existing is None:
+        return History(refs, found)
+    for start in refs.targets():
+        quoted = (await reading.archive.fetch_snapshot(start)).history
+        misquoted.update(_find_contradictions(quoted, found))
+    return History(refs, found, misquoted=misquoted)
+
+
+async def correct_quotes(engine: Engine, reading: Reading) -> None:
+    """Where snapshots quote ancestors that are gone, write anew who their ancestors are."""
+    misquoted = (await fetch_history(reading)).misquoted
+    if misquoted:
+        await engine.ledger.change_parents(HistoryChange(frozenset(), misquoted))
+
+
+def _find_contradictions(
+    quoted: Sequence[SnapshotInfo], found: Mapping[ObjectId, SnapshotInfo]
+) -> dict[ObjectId, ObjectId]:
+    """Snapshots that are quoted with another parent: somebody died while changing it."""
+    contradicted = {}
+    for entry in quoted:
+        known = found[entry.id].parent_id if entry.id in found else None
+        if known is not None and entry.parent_id is not None and known != entry.parent_id:
+            contradicted[entry.id] = known
+    return contradicted
+
+
+def _follow_listed(refs: Refs, listed: Mapping[ObjectId, SnapshotInfo], found: dict[ObjectId, SnapshotInfo]) -> None:
+    for start in refs.targets():
+        current: ObjectId | None = start
+        while current is not None and current not in found:
+            if current not in listed:
+                raise SnapshotNotFoundError(
+                    f"the history of {start} leads to {current}, which the repository does not list",
+                    snapshot_id=current,
+                )
+            found[current] = listed[current]
+            current = listed[current].parent_id
+
+
+async def _fetch_existing(reading: Reading) -> Container[ObjectId] | None:
+    """Ids of the snapshot files, where snapshots quote each other and might quote one that is gone."""
+    if not reading.format.capabilities.history_in_snapshot:
+        return None
+    names = await reading.storage.list_names(reading.format.snapshots_folder)
+    return {name.removesuffix(reading.format.metadata_extension) for name in names}
+
+
+def _walk(reading: Reading, start: ObjectId, existing: Container[ObjectId] | None) -> AsyncIterator[SnapshotInfo]:
+    if existing is None:
+        return reading.ledger.ancestry(start)
+    return walk_history(reading.archive, start, existing)
+
+
+def _with_parent(info: SnapshotInfo, parent_id: ObjectId) -> SnapshotInfo:
+    return SnapshotInfo(info.id, parent_id, info.written_at, info.message, info.metadata, info.manifests)

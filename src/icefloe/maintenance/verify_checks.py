@@ -1,0 +1,534 @@
+"""The checks of a verification: chunks, transaction logs, and the report."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from icefloe.display.card import format_bytes, format_count
+from icefloe.errors import FormatError, IcefloeError, NotFoundError, ObjectNotFoundError, VirtualChunkError, printable
+from icefloe.ids import NodeId, ObjectId
+from icefloe.maintenance.compact import REWRITTEN
+from icefloe.maintenance.inventory import Listed, Reading, id_keys, is_among
+from icefloe.manifests.columns import find_rows
+from icefloe.model.chunk_table import ChunkKind, ChunkTable
+from icefloe.model.snapshot import ArrayNode, Extents, Manifest, Snapshot, TransactionLog
+from icefloe.session.history import compare_snapshots, is_cut_off, join_logs, merge_logs
+from icefloe.session.lookup import ChunkLookup
+from icefloe.session.open_repository import Engine
+from icefloe.session.rebase import Written
+from icefloe.session.session import Session
+from icefloe.storage.contract import check_unchanged
+
+_SHOWN = 50
+
+
+class DamageKind(enum.Enum):
+    """What is wrong with an object."""
+
+    MISSING = "missing"
+    """Something names it, and it is not there."""
+    UNREADABLE = "unreadable"
+    """It is there, and is not what its name says."""
+    WRONG_ID = "wrong id"
+    """It says that it is another one."""
+    WRONG_SIZE = "wrong size"
+    """It has another size, or number of references, than a snapshot says."""
+    TOO_SHORT = "too short"
+    """References point behind its end."""
+    WRONG_EXTENTS = "wrong extents"
+    """A manifest holds chunks where the snapshot says it holds none: they are never found."""
+    MISQUOTED = "misquoted"
+    """Snapshots quote an ancestor that is no longer there."""
+    LOG_DIFFERS = "log differs"
+    """A transaction log does not tell what its snapshot changed."""
+    UNDECODABLE = "undecodable"
+    """The bytes of a chunk do not decode."""
+    NO_CONTAINER = "no container"
+    """Virtual chunks lie where no configured container is."""
+    CHANGED = "changed"
+    """A file of virtual chunks is no longer the one that they were made for."""
+
+
+REPAIRABLE = frozenset({DamageKind.WRONG_SIZE, DamageKind.MISQUOTED, DamageKind.LOG_DIFFERS})
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One thing that is wrong."""
+
+    kind: DamageKind
+    what: str
+    """snapshot, manifest, attributes, transaction log, chunk, virtual file, list, ref"""
+    key: str
+    """The object in the storage, or the name of the ref."""
+    detail: str
+    snapshot_id: ObjectId | None = None
+    """A snapshot that it is part of."""
+    array: str | None = None
+    refs: tuple[str, ...] = ()
+    """Branches and tags that lead to it."""
+    repairable: bool = False
+
+    def __str__(self) -> str:
+        where = f" of {self.array}" if self.array else ""
+        which = f", snapshot {self.snapshot_id}" if self.snapshot_id and self.snapshot_id not in self.key else ""
+        refs = f" ({', '.join(self.refs)})" if self.refs else ""
+        return printable(f"{self.what} {self.kind.value}: {self.key}{where}{which}{refs}: {self.detail}")
+
+
+@dataclass(frozen=True, slots=True)
+class Unchecked:
+    """Files of virtual chunks that could not be looked at, for one reason."""
+
+    reason: str
+    files: int
+    chunks: int
+    example: str
+
+    def __str__(self) -> str:
+        what = f"{format_count(self.files, 'virtual file')} with {format_count(self.chunks, 'chunk')}"
+        return printable(f"not checked: {what}, {self.example} among them: {self.reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """Everything that was looked at, and what is wrong with it."""
+
+    damages: tuple[Damage, ...]
+    checked: Mapping[str, int]
+    orphans: Mapping[str, int] = field(default_factory=dict)
+    """Objects that nothing names, per kind: garbage, or the work of a writer that is under way."""
+    orphan_bytes: int = 0
+    unchecked: tuple[Unchecked, ...] = ()
+    """Files of virtual chunks whose containers are not authorised, or that could not be reached."""
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.damages
+
+    def of_kind(self, kind: DamageKind) -> Sequence[Damage]:
+        """Damage of one kind."""
+        return [damage for damage in self.damages if damage.kind is kind]
+
+    def __str__(self) -> str:
+        looked = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in self.checked.items() if count)
+        lines = [f"checked {looked}: {'clean' if self.is_clean else format_count(len(self.damages), 'damage')}"]
+        lines += [f"  {damage}" for damage in self.damages[:_SHOWN]]
+        if len(self.damages) > _SHOWN:
+            lines.append(f"  ... and {len(self.damages) - _SHOWN:,} more")
+        lines += [str(each) for each in self.unchecked]
+        unused = sum(self.orphans.values())
+        if unused:
+            lines.append(
+                f"{format_count(unused, 'object')} ({format_bytes(self.orphan_bytes)}) that nothing names; "
+                "garbage collection removes them when they are old enough"
+            )
+        return "\n".join(lines)
+
+
+Keys = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestUse:
+    """How an array of a snapshot uses a manifest."""
+
+    node_id: NodeId
+    path: str
+    extents: Extents
+    grid: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkObjects:
+    """The chunk objects that are there, by key in order, with their sizes."""
+
+    keys: Keys
+    sizes: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, listed: Listed) -> ChunkObjects:
+        keys = id_keys(listed.ids)
+        order = np.argsort(keys, kind="stable")
+        return cls(keys[order], listed.size[order])
+
+
+def check_manifest(
+    manifest: Manifest, uses: Mapping[ManifestUse, ObjectId], objects: ChunkObjects, engine: Engine, key: str
+) -> tuple[list[Damage], Keys]:
+    """Damage of the references that arrays use, and the keys of all chunk objects the manifest names."""
+    found: list[Damage] = []
+    named: list[Keys] = []
+    for table in manifest.tables.values():
+        if table.object_id is not None:
+            named.append(np.unique(id_keys(table.object_id[table.kind == ChunkKind.NATIVE])))
+    seen: set[NodeId] = set()
+    for use, snapshot_id in uses.items():
+        used = manifest.tables.get(use.node_id)
+        if used is None or used.ndim != len(use.grid):
+            continue
+        found += _check_extents(used, use, snapshot_id, key)
+        if use.node_id not in seen:
+            seen.add(use.node_id)
+            found += _check_native(used, use, snapshot_id, objects, engine)
+            found += _check_virtual(used, use, snapshot_id, engine)
+    return found, np.unique(np.concatenate(named)) if named else np.empty(0, dtype=np.uint64)
+
+
+def _check_extents(table: ChunkTable, use: ManifestUse, snapshot_id: ObjectId, key: str) -> list[Damage]:
+    if not use.extents or not len(table):
+        return []
+    low = np.array([first for first, _ in use.extents], dtype=np.int64)
+    high = np.array([end for _, end in use.extents], dtype=np.int64)
+    inside_grid = np.asarray((table.coords < np.array(use.grid, dtype=np.int64)).all(axis=1), dtype=bool)
+    outside = inside_grid & ~((table.coords >= low) & (table.coords < high)).all(axis=1)
+    # A manifest whose box was cut, because another one took the rest over, still has rows inside the box.
+    inside = inside_grid & ~outside
+    if outside.any() and not inside.any():
+        detail = f"its {len(table)} chunks, {_coords(table, outside)} among them, lie outside of {list(use.extents)}"
+        return [Damage(DamageKind.WRONG_EXTENTS, "manifest", key, detail, snapshot_id, use.path)]
+    return []
+
+
+def _check_native(
+    table: ChunkTable, use: ManifestUse, snapshot_id: ObjectId, objects: ChunkObjects, engine: Engine
+) -> list[Damage]:
+    if table.object_id is None:
+        return []
+    rows = np.flatnonzero(table.kind == ChunkKind.NATIVE)
+    ids = table.object_id[rows]
+    there = is_among(ids, objects.keys)
+    found = []
+    for row, count in _by_object(table, rows[~there]):
+        object_key = engine.format.chunk_key(table.object_id[row].tobytes())
+        detail = f"{count} chunks, {_coords(table, row)} among them, are in it"
+        found.append(Damage(DamageKind.MISSING, "chunk", object_key, detail, snapshot_id, use.path))
+    held = rows[there]
+    ends = table.offset[held] + table.length[held]
+    sizes = objects.sizes[np.searchsorted(objects.keys, id_keys(table.object_id[held]))].astype(np.uint64)
+    for row, count in _by_object(table, held[ends > sizes]):
+        object_key = engine.format.chunk_key(table.object_id[row].tobytes())
+        detail = f"{count} chunks, {_coords(table, row)} among them, end behind its end"
+        found.append(Damage(DamageKind.TOO_SHORT, "chunk", object_key, detail, snapshot_id, use.path))
+    return found
+
+
+def _by_object(table: ChunkTable, rows: npt.NDArray[np.intp]) -> list[tuple[int, int]]:
+    """For each object among the rows one row, and how many there are."""
+    if not len(rows):
+        return []
+    assert table.object_id is not None
+    _, first, counts = np.unique(id_keys(table.object_id[rows]), return_index=True, return_counts=True)
+    return list(zip(rows[first].tolist(), counts.tolist(), strict=True))
+
+
+def _check_virtual(table: ChunkTable, use: ManifestUse, snapshot_id: ObjectId, engine: Engine) -> list[Damage]:
+    if table.location is None:
+        return []
+    used = np.unique(table.location[table.kind == ChunkKind.VIRTUAL])
+    prefixes = tuple(engine.config.virtual_chunk_containers or ())
+    for code in used.tolist():
+        location = table.locations[code]
+        if not location.startswith("vcc://") and not location.startswith(prefixes):
+            detail = "no virtual chunk container of the configuration has this prefix"
+            return [Damage(DamageKind.NO_CONTAINER, "chunk", location, detail, snapshot_id, use.path)]
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """The state of a virtual file that references were made for; None is not known."""
+
+    etag: str | None
+    last_modified: int | None
+
+
+@dataclass(slots=True)
+class FileUse:
+    """The references of arrays to one state of a virtual file."""
+
+    path: str
+    snapshot_id: ObjectId
+    chunks: int = 0
+    end: int = 0
+    """The last byte that they need, exclusive."""
+
+
+class VirtualFiles:
+    """The files that virtual references lead to, gathered over manifests by their distinct locations."""
+
+    def __init__(self) -> None:
+        self.uses: dict[str, dict[FileState, FileUse]] = {}
+
+    def add(self, manifest: Manifest, uses: Mapping[ManifestUse, ObjectId]) -> None:
+        """Note the references of the tables that arrays use."""
+        seen: set[NodeId] = set()
+        for use, snapshot_id in uses.items():
+            table = manifest.tables.get(use.node_id)
+            if table is not None and table.location is not None and use.node_id not in seen:
+                seen.add(use.node_id)
+                self._add_table(table, use.path, snapshot_id)
+
+    def _add_table(self, table: ChunkTable, path: str, snapshot_id: ObjectId) -> None:
+        rows = np.flatnonzero(table.kind == ChunkKind.VIRTUAL)
+        if not len(rows):
+            return
+        assert table.location is not None
+        states = np.zeros((len(rows), 3), dtype=np.int64)
+        states[:, 0] = table.location[rows]
+        states[:, 1] = -1 if table.etag is None else table.etag[rows]
+        states[:, 2] = 0 if table.last_modified is None else table.last_modified[rows]
+        distinct, group, counts = np.unique(states, axis=0, return_inverse=True, return_counts=True)
+        ends = np.zeros(len(distinct), dtype=np.int64)
+        np.maximum.at(ends, group.reshape(-1), (table.offset[rows] + table.length[rows]).astype(np.int64))
+        for (code, etag, modified), count, end in zip(distinct.tolist(), counts.tolist(), ends.tolist(), strict=True):
+            state = FileState(None if etag < 0 else str(table.etags[etag]), modified or None)
+            found = self.uses.setdefault(str(table.locations[code]), {}).setdefault(state, FileUse(path, snapshot_id))
+            found.chunks += count
+            found.end = max(found.end, end)
+
+
+async def check_file(engine: Engine, location: str, uses: Mapping[FileState, FileUse]) -> list[Damage] | str:
+    """Damage of the references to a virtual file, found with one request; or why it cannot be looked at."""
+    try:
+        source = engine.containers.resolve(location)
+    except VirtualChunkError as error:
+        return str(error).partition("\n")[0]
+    first = next(iter(uses.values()))
+    chunks = sum(use.chunks for use in uses.values())
+    try:
+        info = await source.storage.head(source.key)
+    except ObjectNotFoundError:
+        detail = f"{chunks} chunks are in it"
+        return [Damage(DamageKind.MISSING, "virtual file", location, detail, first.snapshot_id, first.path)]
+    except IcefloeError as error:
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    found: list[Damage] = []
+    for state, use in uses.items():
+        kind, detail = DamageKind.CHANGED, ""
+        try:
+            check_unchanged(
+                "it",
+                etag=state.etag,
+                found_etag=info.version.etag,
+                not_modified_after=_instant(state.last_modified),
+                found_modified=info.last_modified,
+            )
+        except VirtualChunkError as error:
+            detail = str(error)
+        if not detail and info.size_bytes < use.end:
+            kind, detail = (
+                DamageKind.TOO_SHORT,
+                f"it has {info.size_bytes} bytes, and chunks that end at byte {use.end}",
+            )
+        if detail:
+            detail = f"{use.chunks} chunks are in it: {detail}"
+            found.append(Damage(kind, "virtual file", location, detail, use.snapshot_id, use.path))
+    return found
+
+
+def _instant(seconds: int | None) -> dt.datetime | None:
+    return None if seconds is None else dt.datetime.fromtimestamp(seconds, tz=dt.UTC)
+
+
+def _coords(table: ChunkTable, which: npt.NDArray[np.bool_] | int) -> list[int]:
+    row = which if isinstance(which, int) else int(np.flatnonzero(which)[0])
+    return table.coords[row].tolist()  # type: ignore[no-any-return]
+
+
+async def undecodable_chunks(engine: Engine, snapshot_id: ObjectId) -> list[Damage]:
+    """Read and decode every native and inline chunk of a snapshot; those that do not."""
+    session = Session(engine, await engine.archive.fetch_snapshot(snapshot_id))
+    found: list[Damage] = []
+    for node in session.workspace.tree.nodes():
+        if isinstance(node, ArrayNode):
+            table = await session.workspace.chunk_table(node)
+            rows = np.flatnonzero(table.kind != ChunkKind.VIRTUAL)
+            array = await asyncio.to_thread(zarr.open_array, session.store, path=node.path.strip("/"), mode="r")
+            for row in rows.tolist():
+                damage = await asyncio.to_thread(_decode, array, table, row, node.path, snapshot_id, engine)
+                if damage is not None:
+                    found.append(damage)
+    return found
+
+
+def _decode(array: Any, table: ChunkTable, row: int, path: str, snapshot_id: ObjectId, engine: Engine) -> Damage | None:
+    coords = tuple(table.coords[row].tolist())
+    try:
+        array.blocks[coords] if coords else array[()]
+    except IcefloeError as error:
+        reason = str(error)
+    except Exception as error:  # noqa: BLE001 - codecs raise whatever their libraries do
+        reason = f"{type(error).__name__}: {error}"
+    else:
+        return None
+    ref = table.row(row)
+    key = engine.format.chunk_key(ref.object_id) if ref.object_id is not None else "(inline)"
+    return Damage(DamageKind.UNDECODABLE, "chunk", key, f"chunk {list(coords)}: {reason}", snapshot_id, path)
+
+
+_CHUNKS_READ = 64
+"""Chunks per array that are compared byte by byte where a log does not tell of them."""
+
+
+async def check_log(reading: Reading, snapshot_id: ObjectId, parent_id: ObjectId) -> Damage | None:
+    """The damage of a snapshot's log, if any; where its files are damaged themselves, nothing is said of the log."""
+    key = reading.format.transaction_log_key(snapshot_id)
+    try:
+        pruned = await reading.ledger.fetch_pruned_logs(snapshot_id)
+        logs = [await reading.archive.fetch_transaction_log(each) for each in (*pruned, snapshot_id)]
+        told = reduce(merge_logs, logs)
+        if len(logs) > 1:
+            told = await _join(reading, logs, snapshot_id, parent_id) or told
+    except ObjectNotFoundError as error:
+        return _damage(DamageKind.MISSING, key, f"no log was written ({error})", snapshot_id)
+    except FormatError as error:
+        return _damage(DamageKind.UNREADABLE, key, str(error), snapshot_id)
+    try:
+        true = await true_log(reading, snapshot_id, parent_id)
+        snapshot = await reading.archive.fetch_snapshot(snapshot_id)
+        parent = await reading.archive.fetch_snapshot(parent_id)
+        if reading.ledger.parents_change_unseen and is_cut_off(told, parent, snapshot):
+            return None  # expired by the official package: readers compare the snapshots
+        if REWRITTEN in snapshot.metadata:
+            true = replace(true, updated_chunks={})
+    except (NotFoundError, FormatError):
+        return None
+    true = await _without_moved(reading, told, true, parent_id, snapshot)
+    missing = find_untold(told, true, frozenset(node.id for node in snapshot.nodes.values()))
+    return None if missing is None else _damage(DamageKind.LOG_DIFFERS, key, missing, snapshot_id)
+
+
+async def _join(
+    reading: Reading, logs: list[TransactionLog], snapshot_id: ObjectId, parent_id: ObjectId
+) -> TransactionLog | None:
+    """The logs as readers join them; None where the files of a snapshot are damaged themselves."""
+    archive = reading.archive
+    try:
+        before, after = await archive.fetch_snapshot(parent_id), await archive.fetch_snapshot(snapshot_id)
+        return await join_logs(logs, before, after, archive)
+    except (NotFoundError, FormatError):
+        return None
+
+
+async def true_log(reading: Reading, snapshot_id: ObjectId, parent_id: ObjectId) -> TransactionLog:
+    """What a snapshot changed against its parent, by comparing both."""
+    archive = reading.archive
+    old, new = await archive.fetch_snapshot(parent_id), await archive.fetch_snapshot(snapshot_id)
+    log = await compare_snapshots(old, new, archive)
+    return replace(log, updated_chunks=_in_grid(log.updated_chunks, new))
+
+
+async def _without_moved(
+    reading: Reading, told: TransactionLog, true: TransactionLog, parent_id: ObjectId, snapshot: Snapshot
+) -> TransactionLog:
+    """Changes without chunks that are only somewhere else: the commit of a compaction between both may have expired."""
+    untold = {key: _untold_chunks(told, key, coords) for key, coords in true.updated_chunks.items()}
+    untold = {key: coords for key, coords in untold.items() if len(coords)}
+    if not untold:
+        return true
+    before = {node.id: node for node in (await reading.archive.fetch_snapshot(parent_id)).nodes.values()}
+    after = {node.id: node for node in snapshot.nodes.values()}
+    chunks = dict(true.updated_chunks)
+    for node_id, coords in untold.items():
+        old, new = before.get(node_id), after.get(node_id)
+        if (
+            isinstance(old, ArrayNode)
+            and isinstance(new, ArrayNode)
+            and await _hold_the_same(reading, old, new, coords)
+        ):
+            del chunks[node_id]
+    return replace(true, updated_chunks=chunks)
+
+
+def _untold_chunks(told: TransactionLog, node_id: NodeId, coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    covered = Written(coords.shape[1], told.updated_chunks.get(node_id), told.updated_boxes.get(node_id, ()))
+    both = Written(coords.shape[1], coords).common(covered)
+    return coords[~np.isin(_rows(coords), _rows(both))]
+
+
+def _rows(coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.bytes_]:
+    flat = np.ascontiguousarray(coords, dtype=">u4")
+    # Rows have one width, so that those which end in zero bytes still differ where the coordinates do.
+    return flat.view(f"S{4 * coords.shape[1]}").ravel() if coords.shape[1] else np.zeros(len(coords), dtype="S1")
+
+
+async def _hold_the_same(reading: Reading, old: ArrayNode, new: ArrayNode, coords: npt.NDArray[np.uint32]) -> bool:
+    """Whether chunks of two snapshots have the same lengths and, for some of them, the same bytes."""
+    lookup = ChunkLookup(reading.archive)
+    held, fresh = await lookup.table(old), await lookup.table(new)
+    before, after = find_rows(held, coords), find_rows(fresh, coords)
+    if (before < 0).any() or (after < 0).any() or (held.length[before] != fresh.length[after]).any():
+        return False
+    for place in np.unique(np.linspace(0, len(coords) - 1, _CHUNKS_READ).astype(np.int64)).tolist():
+        pair = [await _read(reading, held, int(before[place])), await _read(reading, fresh, int(after[place]))]
+        if None not in pair and pair[0] != pair[1]:
+            return False
+    return True
+
+
+async def _read(reading: Reading, table: ChunkTable, row: int) -> bytes | None:
+    """The bytes of a chunk; None where they are somebody else's, or are not there, which is damage of its own."""
+    start, end = int(table.offset[row]), int(table.offset[row] + table.length[row])
+    if table.kind[row] == ChunkKind.INLINE:
+        return bytes(table.inline[start:end])
+    if table.kind[row] != ChunkKind.NATIVE or table.object_id is None:
+        return None
+    try:
+        return await reading.storage.get_range(reading.format.chunk_key(table.object_id[row].tobytes()), start, end)
+    except ObjectNotFoundError:
+        return None
+
+
+def _in_grid(
+    chunks: Mapping[NodeId, npt.NDArray[np.uint32]], snapshot: Snapshot
+) -> dict[NodeId, npt.NDArray[np.uint32]]:
+    """Without the chunks that an array lost by becoming smaller: its document tells of them."""
+    grids = {node.id: node.grid for node in snapshot.nodes.values() if isinstance(node, ArrayNode)}
+    inside = {
+        node_id: coords[(coords < np.array(grids[node_id], dtype=np.int64)).all(axis=1)]
+        for node_id, coords in chunks.items()
+    }
+    return {node_id: coords for node_id, coords in inside.items() if len(coords)}
+
+
+def find_untold(told: TransactionLog, true: TransactionLog, present: frozenset[NodeId]) -> str | None:
+    """Something that changed and that the log does not tell, or that it tells and cannot be.
+
+    A log may tell more: chunks written again, or the changes of ancestors that an expiry was about to take out.
+    """
+    for name in ("new_groups", "new_arrays", "deleted_groups", "deleted_arrays"):
+        expected, found = getattr(true, name), getattr(told, name)
+        if expected - found:
+            return f"{len(expected - found)} {name.replace('_', ' ')} are not in the log"
+        gone = present | told.deleted_arrays | told.deleted_groups
+        wrong = found - expected - gone if name.startswith("new") else found & present
+        if wrong:
+            return f"the log tells of {len(wrong)} {name.replace('_', ' ')} that there are not"
+    updated = told.updated_arrays | told.updated_groups
+    changed = (true.updated_arrays | true.updated_groups) - updated
+    if changed:
+        return f"{len(changed)} changed documents are not in the log"
+    for node_id, coords in true.updated_chunks.items():
+        known = told.updated_chunks.get(node_id)
+        covered = Written(coords.shape[1], known, told.updated_boxes.get(node_id, ()))
+        both = Written(coords.shape[1], coords).common(covered)
+        if len(np.unique(both, axis=0)) < len(coords):
+            return f"{len(coords) - len(both)} changed chunks are not in the log"
+    if {move.node_id for move in true.moves} - {move.node_id for move in told.moves}:
+        return "moved nodes are not in the log"
+    return None
+
+
+def _damage(kind: DamageKind, key: str, detail: str, snapshot_id: ObjectId) -> Damage:
+    return Damage(kind, "transaction log", key, detail, snapshot_id, repairable=True)

@@ -1,0 +1,315 @@
+"""Snapshots, manifests, transaction logs and attributes files: fetched through caches, written once."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from icefloe.blocking import blocking_loop, fork_safe_lock, tell_after_fork
+from icefloe.errors import FormatError, InvalidInputError, ObjectNotFoundError, SnapshotNotFoundError
+from icefloe.formats.contract import Format, OpenManifest
+from icefloe.ids import NodeId, ObjectId
+from icefloe.model.chunk_table import ChunkRef
+from icefloe.model.snapshot import Manifest, ManifestFileInfo, Snapshot, TransactionLog
+from icefloe.storage.contract import Storage
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class ByteCache(Generic[K, V]):
+    """Least recently used values up to a number of bytes; a value larger than all of it is not kept."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.hits = 0
+        self.misses = 0
+        self._held: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._bytes = 0
+        # Reentrant: a load that ends at once is forgotten while it is being noted.
+        self._lock = fork_safe_lock()
+        self._loading: dict[K, concurrent.futures.Future[V]] = {}
+        self._loads: dict[K, object] = {}
+        """The load under way whose value may be kept, per key; one that began before `renew` did may not."""
+        tell_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Load again what the parent was loading: in a forked child, nobody is at it."""
+        self._loading = {}
+        self._loads = {}
+        # Another thread of the parent may have been between keeping a value and counting its bytes.
+        self._bytes = sum(size for _, size in self._held.values())
+
+    async def get(self, key: K, load: Callable[[], Awaitable[tuple[V, int]]]) -> V:
+        """The value of a key; `load` returns it with its size when it is not held."""
+        with self._lock:
+            if key in self._held:
+                self.hits += 1
+                self._held.move_to_end(key)
+                return self._held[key][0]
+            self.misses += 1
+            loading = self._loading.get(key)
+            if loading is None:
+                # Loads run on this library's own loop: one that a caller blocks could keep others waiting for ever.
+                token = self._loads[key] = object()
+                loading = asyncio.run_coroutine_threadsafe(self._load(key, load, token), blocking_loop())
+                self._loading[key] = loading
+                loading.add_done_callback(lambda done: self._forget_load(key, done))
+        return await asyncio.shield(asyncio.wrap_future(loading))
+
+    def _forget_load(self, key: K, done: concurrent.futures.Future[V]) -> None:
+        with self._lock:
+            if self._loading.get(key) is done:
+                del self._loading[key]
+
+    async def renew(self, key: K, load: Callable[[], Awaitable[tuple[V, int]]]) -> V:
+        """The value of a key as it is now, whatever is held; it is held from then on."""
+        with self._lock:
+            self.misses += 1
+            token = self._loads[key] = object()
+        return await self._load(key, load, token)
+
+    async def _load(self, key: K, load: Callable[[], Awaitable[tuple[V, int]]], token: object) -> V:
+        try:
+            value, size = await load()
+            with self._lock:
+                if self._loads.get(key) is token:
+                    self.put(key, value, size)
+        finally:
+            with self._lock:
+                if self._loads.get(key) is token:
+                    del self._loads[key]
+        return value
+
+    def holds(self, key: K) -> bool:
+        """Whether a value is here, or on its way."""
+        with self._lock:
+            return key in self._held or key in self._loading
+
+    def put(self, key: K, value: V, size: int) -> None:
+        """Keep a value that is already here."""
+        if size > self.limit_bytes:
+            return
+        with self._lock:
+            self._discard(key)
+            self._held[key] = (value, size)
+            self._bytes += size
+            while self._bytes > self.limit_bytes:
+                oldest = next(iter(self._held))
+                self._discard(oldest)
+
+    def drop(self, key: K) -> None:
+        """Forget a value, also one that is on its way."""
+        with self._lock:
+            self._loads.pop(key, None)
+            self._discard(key)
+
+    def _discard(self, key: K) -> None:
+        held = self._held.pop(key, None)
+        if held is not None:
+            self._bytes -= held[1]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ByteCache, (self.limit_bytes,)
+
+
+T = TypeVar("T")
+_ManifestKey = tuple[ObjectId, str]
+_DECODED, _OPENED = "decoded", "opened"
+
+_OFFLOAD_BYTES = 1 << 18
+"""Bodies above this are decoded in a thread, so that the event loop stays free."""
+_OFFLOAD_REFS = 5000
+"""Manifests above this many references are encoded in a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLimits:
+    """How many bytes of decoded files are kept, per kind."""
+
+    snapshots: int = 256 << 20
+    manifests: int = 1 << 30
+    transaction_logs: int = 64 << 20
+    attributes: int = 64 << 20
+
+
+class Archive:
+    """The immutable files of one repository, shared by all its sessions."""
+
+    def __init__(self, storage: Storage, format: Format, limits: CacheLimits | None = None) -> None:
+        limits = limits or CacheLimits()
+        self.storage = storage
+        self.format = format
+        self._snapshots: ByteCache[ObjectId, Snapshot] = ByteCache(limits.snapshots)
+        self._manifests: ByteCache[_ManifestKey, Manifest | OpenManifest] = ByteCache(limits.manifests)
+        self._logs: ByteCache[ObjectId, TransactionLog] = ByteCache(limits.transaction_logs)
+        self._attributes: ByteCache[ObjectId, Sequence[bytes]] = ByteCache(limits.attributes)
+
+    async def fetch_snapshot(self, snapshot_id: ObjectId, *, anew: bool = False) -> Snapshot:
+        """A snapshot by id; SnapshotNotFoundError when there is none.
+
+        What a snapshot holds never changes, but expiry rewrites its parent and the history that it quotes in place.
+        Whoever decides by these reads the file `anew`, whatever is remembered.
+        """
+
+        async def load() -> tuple[Snapshot, int]:
+            try:
+                data = await self.storage.get(self.format.snapshot_key(snapshot_id))
+            except ObjectNotFoundError as error:
+                self._snapshots.drop(snapshot_id)
+                raise SnapshotNotFoundError(
+                    f"no snapshot {snapshot_id} in {self.storage.url}: it never was there, or was expired and "
+                    f"collected; `icefloe log` lists those of a branch",
+                    snapshot_id=snapshot_id,
+                ) from error
+            snapshot = await _decode(self.format.decode_snapshot, data)
+            # The first snapshot of some early repositories has another id than its file says.
+            if snapshot.id != snapshot_id and snapshot.parent_id is not None:
+                key = self.format.snapshot_key(snapshot_id)
+                raise FormatError(f"{key} in {self.storage.url} holds another snapshot, {snapshot.id}")
+            return snapshot, _snapshot_weight(snapshot, len(data))
+
+        return await (self._snapshots.renew if anew else self._snapshots.get)(snapshot_id, load)
+
+    def has_snapshot(self, snapshot_id: ObjectId) -> bool:
+        """Whether a snapshot is in memory, or on its way."""
+        return self._snapshots.holds(snapshot_id)
+
+    async def fetch_manifest(self, manifest_id: ObjectId) -> Manifest:
+        """A manifest by id, decoded into columns."""
+
+        async def load() -> tuple[Manifest, int]:
+            opened = (manifest_id, _OPENED)
+            if self._manifests.holds(opened):
+                found = await self._open_manifest(manifest_id)
+                manifest = await asyncio.to_thread(found.decode)
+                self._manifests.drop(opened)
+            else:
+                data = await self.storage.get(self.format.manifest_key(manifest_id))
+                manifest = await _decode(self.format.decode_manifest, data)
+            return manifest, manifest.nbytes
+
+        held = await self._manifests.get((manifest_id, _DECODED), load)
+        assert isinstance(held, Manifest)
+        return held
+
+    async def find_refs(
+        self, manifest_id: ObjectId, node_id: NodeId, wanted: Sequence[tuple[int, ...]]
+    ) -> list[ChunkRef] | None:
+        """The references of a few chunks, if that is possible without decoding the manifest; else it has to be fetched.
+
+        A first chunk of a large array then costs a search, not the decoding of a million references.
+        """
+        if not self.format.searches_manifests or self._manifests.holds((manifest_id, _DECODED)):
+            return None
+        opened = await self._open_manifest(manifest_id)
+        if opened.nbytes > self._manifests.limit_bytes:
+            # It was not kept; its columns may still fit.
+            manifest = await asyncio.to_thread(opened.decode)
+            self._manifests.put((manifest_id, _DECODED), manifest, manifest.nbytes)
+        return opened.find(node_id, wanted)
+
+    async def _open_manifest(self, manifest_id: ObjectId) -> OpenManifest:
+        async def load() -> tuple[OpenManifest, int]:
+            data = await self.storage.get(self.format.manifest_key(manifest_id))
+            opened = await _decode(self.format.open_manifest, data)
+            return opened, opened.nbytes
+
+        held = await self._manifests.get((manifest_id, _OPENED), load)
+        assert isinstance(held, OpenManifest)
+        return held
+
+    async def fetch_transaction_log(self, snapshot_id: ObjectId, *, anew: bool = False) -> TransactionLog:
+        """What a snapshot changed against its parent; ObjectNotFoundError when no log was written.
+
+        Expiry rewrites logs in place in some generations, as it does with the parents of snapshots.
+        """
+
+        async def load() -> tuple[TransactionLog, int]:
+            data = await self.storage.get(self.format.transaction_log_key(snapshot_id))
+            log = await _decode(self.format.decode_transaction_log, data)
+            return log, 4 * len(data)
+
+        return await (self._logs.renew if anew else self._logs.get)(snapshot_id, load)
+
+    async def fetch_attributes(self, attributes_id: ObjectId, row: int) -> bytes:
+        """One attributes object of an attributes file, as JSON text."""
+
+        async def load() -> tuple[Sequence[bytes], int]:
+            data = await self.storage.get(self.format.attributes_key(attributes_id))
+            rows = await _decode(self.format.decode_attributes, data)
+            return rows, sum(len(r) for r in rows)
+
+        rows = await self._attributes.get(attributes_id, load)
+        if not 0 <= row < len(rows):
+            raise FormatError(f"attributes file {attributes_id} has {len(rows)} rows; a node names row {row}")
+        return rows[row]
+
+    async def flush_snapshot(self, snapshot: Snapshot) -> int:
+        """Write a snapshot file; returns its size."""
+        data = self.format.encode_snapshot(snapshot)
+        size = await self._put(self.format.snapshot_key(snapshot.id), data, "snapshot")
+        self._snapshots.put(snapshot.id, snapshot, _snapshot_weight(snapshot, size))
+        return size
+
+    async def flush_manifest(self, manifest: Manifest) -> ManifestFileInfo:
+        """Write a manifest file; returns what a snapshot records of it."""
+        if len(manifest) < _OFFLOAD_REFS:
+            data = self.format.encode_manifest(manifest)
+        else:
+            data = await asyncio.to_thread(self.format.encode_manifest, manifest)
+        size = await self._put(self.format.manifest_key(manifest.id), data, "manifest")
+        if len(manifest) < _OFFLOAD_REFS:
+            # Whoever wrote a few references goes on with them; a bulk write would only fill the memory.
+            self._manifests.put((manifest.id, _DECODED), manifest, manifest.nbytes)
+        return ManifestFileInfo(manifest.id, size, len(manifest))
+
+    async def flush_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> None:
+        """Write the transaction log of a snapshot."""
+        data = self.format.encode_transaction_log(snapshot_id, log)
+        await self._put(self.format.transaction_log_key(snapshot_id), data, "transaction-log")
+
+    async def flush_attributes(self, attributes_id: ObjectId, rows: Sequence[bytes]) -> None:
+        """Write an attributes file."""
+        await self._put(self.format.attributes_key(attributes_id), self.format.encode_attributes(rows), "attributes")
+
+    async def _put(self, key: str, data: bytes, file_type: str) -> int:
+        metadata: Mapping[str, str] = self.format.object_metadata(file_type)
+        await self.storage.put(key, data, metadata=metadata)
+        return len(data)
+
+    def cache_counts(self) -> dict[str, tuple[int, int]]:
+        """Hits and misses of the caches, per kind of file."""
+        caches: dict[str, ByteCache[Any, Any]] = {
+            "snapshots": self._snapshots,
+            "manifests": self._manifests,
+            "transaction_logs": self._logs,
+            "attributes": self._attributes,
+        }
+        return {name: (cache.hits, cache.misses) for name, cache in caches.items()}
+
+    def forget_snapshot(self, snapshot_id: ObjectId) -> None:
+        """Drop a snapshot from the cache, after maintenance rewrote its file."""
+        self._snapshots.drop(snapshot_id)
+
+    def forget_transaction_log(self, snapshot_id: ObjectId) -> None:
+        """Drop a transaction log from the cache, after maintenance rewrote its file."""
+        self._logs.drop(snapshot_id)
+
+
+def _snapshot_weight(snapshot: Snapshot, size_bytes: int) -> int:
+    return 4 * size_bytes + 400 * len(snapshot.nodes)
+
+
+async def _decode(decode: Callable[[bytes], T], data: bytes) -> T:
+    try:
+        if len(data) < _OFFLOAD_BYTES:
+            return decode(data)
+        return await asyncio.to_thread(decode, data)
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, InvalidInputError) as error:
+        # Decoders name what they find wrong. What a library below them trips over is a broken file all the same.
+        raise FormatError(f"the file is not what it should be: {type(error).__name__}: {error}") from error

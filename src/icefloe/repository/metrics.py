@@ -1,0 +1,120 @@
+"""What a repository costs: requests, bytes, cache hits and durations."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from icefloe.display.card import format_bytes
+from icefloe.session.open_repository import Engine, build_engine
+from icefloe.storage.wrappers import MethodMetrics, ObservedStorage
+
+_log = logging.getLogger("icefloe.metrics")
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryMetrics:
+    """What was measured: storage by method, caches by kind of file, ranges of chunks."""
+
+    storage: Mapping[str, MethodMetrics] = field(default_factory=dict)
+    """Empty where the repository is not observed; see `Repository.observed`."""
+    caches: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Hits and misses."""
+    chunk_ranges: int = 0
+    chunk_requests: int = 0
+    seconds: float = 0.0
+
+    @property
+    def total(self) -> MethodMetrics:
+        """All methods together."""
+        return sum(self.storage.values(), MethodMetrics())
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain data, for JSON."""
+        return {
+            "seconds": self.seconds,
+            "total": asdict(self.total),
+            "storage": {method: asdict(measured) for method, measured in sorted(self.storage.items())},
+            "caches": {name: {"hits": hits, "misses": misses} for name, (hits, misses) in self.caches.items()},
+            "chunks": {"ranges": self.chunk_ranges, "requests": self.chunk_requests},
+        }
+
+    def __sub__(self, earlier: RepositoryMetrics) -> RepositoryMetrics:
+        return RepositoryMetrics(
+            {name: each - earlier.storage.get(name, MethodMetrics()) for name, each in self.storage.items()},
+            {
+                name: (hits - earlier.caches.get(name, (0, 0))[0], misses - earlier.caches.get(name, (0, 0))[1])
+                for name, (hits, misses) in self.caches.items()
+            },
+            self.chunk_ranges - earlier.chunk_ranges,
+            self.chunk_requests - earlier.chunk_requests,
+            self.seconds - earlier.seconds,
+        )
+
+    def __str__(self) -> str:
+        total = self.total
+        hits, misses = (sum(each[index] for each in self.caches.values()) for index in (0, 1))
+        return (
+            f"{total.requests:,} requests ({total.failures} failed), {format_bytes(total.received_bytes)} received, "
+            f"{format_bytes(total.sent_bytes)} sent, {hits:,} cache hits, {misses:,} misses, {self.seconds:.3f} s"
+        )
+
+
+@dataclass(slots=True)
+class Observation:
+    """One operation under observation; `metrics` is there when it has ended."""
+
+    name: str
+    metrics: RepositoryMetrics = field(default_factory=RepositoryMetrics)
+
+
+class ObservationDoor:
+    """The part of `Repository` that measures."""
+
+    _engine: Engine
+    _default_metadata: dict[str, Any]
+
+    def observed(self) -> Any:
+        """The same repository, whose requests are measured from now on.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage()).observed()
+        >>> _ = repo.lookup_branch("main")
+        >>> repo.metrics.total.requests > 0
+        True
+        """
+        engine = self._engine
+        if isinstance(engine.storage, ObservedStorage):
+            return self
+        storage = ObservedStorage(engine.storage)
+        rebuilt = build_engine(storage, engine.format.spec_version, engine.config, engine.authorized)
+        return type(self)(rebuilt, self._default_metadata)  # type: ignore[call-arg]
+
+    @property
+    def metrics(self) -> RepositoryMetrics:
+        """What was measured since the repository was opened, in this process."""
+        engine = self._engine
+        storage = engine.storage
+        return RepositoryMetrics(
+            storage.metrics.by_method() if isinstance(storage, ObservedStorage) else {},
+            engine.archive.cache_counts(),
+            engine.reader.counts.ranges,
+            engine.reader.counts.requests,
+            time.perf_counter(),
+        )
+
+    @contextmanager
+    def observe(self, name: str) -> Iterator[Observation]:
+        """Measure a block of work, and log what it took under `icefloe.metrics`."""
+        before, observation = self.metrics, Observation(name)
+        try:
+            yield observation
+        finally:
+            observation.metrics = self.metrics - before
+            _log.info("%s: %s", name, observation.metrics)

@@ -1,0 +1,553 @@
+"""Create, find and open repositories of any generation; their stored configuration; writers of this process.
+
+A writer is as old as the clocks of its own process say. Garbage collection needs to know when the writer began by the
+clock of the store, because the store gives objects their times. It subtracts the age of the writer from the present
+time of the store, so that the two clocks are never compared with each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import itertools
+import json
+import logging
+import math
+import random
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from icefloe.blocking import blocking_loop, current_time, monotonic_time
+from icefloe.chunks.reader import ChunkReader
+from icefloe.chunks.virtual_containers import VirtualContainers
+from icefloe.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    FormatError,
+    IcefloeError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    RepositoryNotFoundError,
+    StorageError,
+    VersionMismatchError,
+)
+from icefloe.formats.config_document import decode_config, encode_config
+from icefloe.formats.contract import Format, get_format
+from icefloe.ids import new_object_id
+from icefloe.ledger.contract import Ledger
+from icefloe.ledger.generations import Detected, detect, detect_generation, locate_files, make_ledger
+from icefloe.manifests.plan import manifests_to_preload
+from icefloe.metadata_files import Archive, CacheLimits
+from icefloe.model.capabilities import Capabilities, SpecVersion
+from icefloe.model.config import CachingConfig, RepositoryConfig
+from icefloe.model.manifest_config import PreloadRules, pattern_cost
+from icefloe.model.snapshot import Snapshot, TransactionLog
+from icefloe.storage.build import configured_storage
+from icefloe.storage.contract import Storage, Version, Versioned
+from icefloe.storage.wrappers import SplitStorage
+
+
+@dataclass(frozen=True, slots=True)
+class WriterStart:
+    """When a session or fork began to write, on both clocks of this process.
+
+    The wall clock may be set back meanwhile. The other one stands still while the machine sleeps. The age is the larger
+    of the two differences: a writer that seems too old is seen, one that seems too young might be missed.
+    """
+
+    wall: dt.datetime = field(default_factory=current_time)
+    monotonic: float = field(default_factory=monotonic_time)
+
+    def age(self) -> dt.timedelta:
+        """How long ago it was."""
+        return max(current_time() - self.wall, dt.timedelta(seconds=monotonic_time() - self.monotonic))
+
+    def __reduce__(self) -> tuple[Callable[..., WriterStart], tuple[dt.datetime, float]]:
+        return _arrived, (self.wall, self.age().total_seconds())
+
+
+def _arrived(wall: dt.datetime, age_seconds: float) -> WriterStart:
+    """The start of a writer that was sent to this process: its monotonic clock is another one."""
+    return WriterStart(wall, monotonic_time() - age_seconds)
+
+
+_RUNNING: weakref.WeakKeyDictionary[Any, tuple[str, WriterStart]] = weakref.WeakKeyDictionary()
+
+
+def note_running(session: Any, storage: Storage, since: WriterStart | None = None) -> None:
+    """Remember that a session may write, from now on or since a time."""
+    _RUNNING[session] = (storage.url, since or WriterStart())
+
+
+def oldest_running(storage: Storage) -> dt.timedelta | None:
+    """The age of the oldest session or fork of this process that may hold uncommitted chunks of a storage."""
+    ages = [
+        since.age() for session, (url, since) in list(_RUNNING.items()) if url == storage.url and session.is_running
+    ]
+    return max(ages, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The parts of one opened repository, shared by its sessions; pickles as what it was built from."""
+
+    storage: Storage
+    format: Format
+    archive: Archive
+    ledger: Ledger
+    reader: ChunkReader
+    config: RepositoryConfig
+    authorized: Mapping[str, Any]
+
+    @property
+    def containers(self) -> VirtualContainers:
+        return self.reader.containers
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.format.capabilities
+
+    async def check_writable(self) -> None:
+        """Whether the repository takes changes of refs, settings and history, and is still of this generation.
+
+        Raises
+        ------
+        ReadOnlyError
+            The repository itself says that it takes no writes.
+        RepositoryNotFoundError
+            Another process converted the repository since it was opened. The refs of the old generation are gone: a
+            collection by them would delete everything, and what is written to them is found by nobody.
+        """
+        await self.ledger.check_writable()
+        version = self.format.spec_version
+        if version in (SpecVersion.DATASET, SpecVersion.ICECHUNK2):
+            return  # their refs, settings and history are in one file, which is gone after a conversion
+        found = await detect_generation(self.storage)
+        if found is not None and found is not version:
+            raise RepositoryNotFoundError(
+                f"{self.storage.url} was opened as a repository of generation {version.value!r} and is of generation "
+                f"{found.value!r} now: another process converted it. Open it again",
+                url=self.storage.url,
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return build_engine, (self.storage, self.format.spec_version, self.config, dict(self.authorized))
+
+
+def build_engine(
+    storage: Storage, spec_version: SpecVersion, config: RepositoryConfig, authorized: Mapping[str, Any]
+) -> Engine:
+    """The parts of a repository of a known generation; touches no storage."""
+    storage = configured_storage(storage, config.storage)
+    level = None if config.compression is None else config.compression.level
+    generation = get_format(spec_version).compressed_at(level)
+    caching = config.caching or CachingConfig()
+    limits = CacheLimits(
+        snapshots=caching.snapshots_limit_bytes,
+        manifests=caching.manifests_limit_bytes,
+        transaction_logs=caching.transaction_logs_limit_bytes,
+        attributes=caching.effective("num_bytes_attributes"),
+    )
+    archive = Archive(storage, generation, limits)
+    ledger = make_ledger(spec_version, storage, archive)
+    reader = ChunkReader.configured(storage, generation.chunk_key, config, authorized)
+    return Engine(storage, generation, archive, ledger, reader, config, authorized)
+
+
+DEFAULT_SPEC_VERSION = SpecVersion.REPOSITORY
+_NUMBERS = {1: SpecVersion.ICECHUNK1, 2: SpecVersion.ICECHUNK2}
+_log = logging.getLogger("icefloe")
+_CONFIG_TRIES = 20
+_FEW_NODES = 200
+"""Up to here, looking at every node takes less time than handing the work to a thread."""
+_MOST_LEFTOVERS = 1000
+"""Files of creators that did not finish; a place with more of them is something else."""
+_CLAIM_KEY = "creating.json"
+_CLAIM_SECONDS = 30.0
+"""A creator looks at its claim just before it decides. One that is silent for longer is taken for dead."""
+
+
+STORED_BOUNDS: Final = {
+    "inline_chunk_threshold_bytes": (0, 16 << 20),
+    "max_concurrent_requests": (1, 1024),
+    "compression.level": (1, 19),
+    "caching.num_snapshot_nodes": (0, 5_000_000),
+    "caching.num_chunk_refs": (0, 60_000_000),
+    "caching.num_transaction_changes": (0, 50_000_000),
+    "caching.num_bytes_attributes": (0, 1 << 30),
+    "caching.num_bytes_chunks": (0, 1 << 30),
+    "caching.num_bytes_snapshots": (0, 3 << 30),
+    "caching.num_bytes_manifests": (0, 3 << 30),
+    "caching.num_bytes_transaction_logs": (0, 1 << 30),
+    "chunk_packing.threshold_bytes": (0, 256 << 20),
+    "chunk_packing.target_bytes": (1, 256 << 20),
+    "storage.retries.max_tries": (1, 30),
+    "storage.retries.initial_backoff_ms": (0, 10_000),
+    "storage.retries.max_backoff_ms": (0, 180_000),
+    "storage.concurrency.ideal_concurrent_request_size": (64 << 10, 1 << 30),
+    "manifest.preload.max_total_refs": (0, 1_000_000),
+    "manifest.preload.max_arrays_to_scan": (0, 1_000),
+    "manifest.preload_rules.max_manifests": (0, 100),
+    "manifest.preload_rules.max_manifest_size": (0, 1_000_000),
+}
+"""Of settings that a repository stores: the caller did not choose them, and whoever can write there did.
+
+They take memory, requests, waits or durability of whoever opens it. What the caller passes is not bounded.
+"""
+
+_UNBOUNDED_IF_UNSET = ("manifest.preload_rules.max_manifests", "manifest.preload_rules.max_manifest_size")
+_CONDITIONS: Final = (("manifest", "preload"), ("manifest", "splitting"), ("chunk-manifests", None))
+"""Stored settings that hold conditions on arrays."""
+STORED_CONDITIONS: Final = 500
+STORED_DEPTH: Final = 32
+STORED_PATTERN_COST: Final = 10_000
+"""Of all regular expressions of one stored setting, see `pattern_cost`. Typical ones cost 10 to 30."""
+
+
+def parse_spec_version(given: SpecVersion | str | int | None) -> SpecVersion:
+    """A generation by its name, its number in the official package, or the default."""
+    if given is None:
+        return DEFAULT_SPEC_VERSION
+    if isinstance(given, SpecVersion):
+        return given
+    if isinstance(given, int) and given in _NUMBERS:
+        return _NUMBERS[given]
+    try:
+        return SpecVersion(given)
+    except ValueError as error:
+        allowed = ", ".join(repr(v.value) for v in SpecVersion)
+        raise InvalidInputError(f"spec_version={given!r}: expected one of {allowed}, 1 or 2") from error
+
+
+async def find_spec_version(storage: Storage) -> SpecVersion | None:
+    """The generation of the repository in a storage, or None."""
+    return await detect_generation(storage)
+
+
+async def create_engine(
+    storage: Storage,
+    version: SpecVersion,
+    config: RepositoryConfig | None,
+    authorized: Mapping[str, Any],
+    *,
+    check_clean_root: bool,
+) -> Engine:
+    """Make a repository; AlreadyExistsError for all callers but one, whatever generations they ask for."""
+    if await find_spec_version(storage) is not None:
+        raise _taken(storage)
+    engine = build_engine(storage, version, config or RepositoryConfig.default(), authorized)
+    initial = engine.format.initial_snapshot(current_time())
+    document = None if config is None else encode_config(config)
+    claim = _CreationClaim(engine.storage, version)
+    while True:
+        await claim.take()
+        try:
+            if check_clean_root and not await _is_free(storage, engine.format):
+                raise AlreadyExistsError(
+                    f"{storage.url} holds other objects; choose an empty place, or pass check_clean_root=False",
+                    url=storage.url,
+                )
+            await engine.archive.flush_snapshot(initial)
+            if engine.format.logs_initial_snapshot:
+                await engine.archive.flush_transaction_log(initial.id, TransactionLog())
+            if not await claim.holds():
+                continue
+            try:
+                await engine.ledger.create(initial, document)
+            except AlreadyExistsError as error:
+                raise _taken(storage) from error
+            return engine
+        finally:
+            await claim.release()
+
+
+class _CreationClaim:
+    """Which generation a place is to have, while repositories are being created there.
+
+    Each generation decides by an object of its own who creates it, so two generations could both be created. An object
+    that all of them share says which one may be. Creators of that generation need not wait for each other. Others
+    wait until it is released, or until it did not change for so long that its owner must have died.
+    """
+
+    def __init__(self, storage: Storage, version: SpecVersion) -> None:
+        self._storage = storage.apart if isinstance(storage, SplitStorage) else storage
+        self._place = storage
+        self._document = json.dumps({"creating": version.value, "by": new_object_id()}).encode()
+        self._version = version
+        self._own: Version | None = None
+
+    async def take(self) -> None:
+        """Return when only repositories of this generation may be created; AlreadyExistsError when one was."""
+        watched, since = Version(), monotonic_time()
+        for number in itertools.count():
+            found = await self._find()
+            try:
+                if found is None:
+                    self._own = await self._storage.create(_CLAIM_KEY, self._document)
+                elif self._is_ours(found) or monotonic_time() - since > _CLAIM_SECONDS:
+                    self._own = await self._storage.swap(_CLAIM_KEY, self._document, found.version)
+            except (AlreadyExistsError, VersionMismatchError):
+                continue
+            if await find_spec_version(self._place) is not None:
+                await self.release()
+                raise _taken(self._place)
+            if self._own is not None:
+                return
+            assert found is not None
+            if found.version != watched:
+                watched, since = found.version, monotonic_time()
+            await asyncio.sleep(random.uniform(0.5, 1) * min(0.02 * 2 ** min(number, 5), 0.5))
+
+    async def _find(self) -> Versioned | None:
+        try:
+            return await self._storage.get_versioned(_CLAIM_KEY)
+        except ObjectNotFoundError:
+            return None
+
+    def _is_ours(self, found: Versioned) -> bool:
+        try:
+            document = json.loads(found.data)
+        except ValueError:
+            return False
+        return isinstance(document, dict) and document.get("creating") == self._version.value
+
+    async def holds(self) -> bool:
+        """Whether the place is still to have this generation; asked just before the write that decides."""
+        found = await self._find()
+        return found is not None and self._is_ours(found)
+
+    async def release(self) -> None:
+        """Let others create here, unless another creator of this generation took the claim over."""
+        own, self._own = self._own, None
+        if own is None:
+            return
+        with contextlib.suppress(StorageError):  # a claim that stays does no harm: it is taken over
+            found = await self._find()
+            if found is not None and found.data == self._document:
+                await self._storage.delete([_CLAIM_KEY])
+
+
+async def _is_free(storage: Storage, generation: Format) -> bool:
+    """Whether a place holds nothing, or only what creators leave before the first ref: some of them may have died."""
+    folders = (generation.snapshots_folder.rstrip("/"), generation.transactions_folder.rstrip("/"))
+    found = 0
+    async for page in storage.list(""):
+        found += len(page)
+        others = (item.key for item in page if item.key != _CLAIM_KEY)
+        if found > _MOST_LEFTOVERS or any(key.rpartition("/")[0] not in folders for key in others):
+            return False
+    return True
+
+
+def _taken(storage: Storage) -> AlreadyExistsError:
+    return AlreadyExistsError(
+        f"there is a repository at {storage.url} already; open it with Repository.open(...)", url=storage.url
+    )
+
+
+async def open_engine(storage: Storage, config: RepositoryConfig | None, authorized: Mapping[str, Any]) -> Engine:
+    """Open the repository in a storage; RepositoryNotFoundError when there is none."""
+    detected = await detect(storage)
+    if detected is None:
+        raise RepositoryNotFoundError(
+            f"no repository at {storage.url}; create one with Repository.create(...)", url=storage.url
+        )
+    version = detected.spec_version
+    storage = await locate_files(version, storage)
+    stored = await _fetch_config(storage, detected)
+    if stored is not None:
+        _bound_stored(stored, storage.url)
+    effective = (stored or RepositoryConfig.default()).merge(config) if config is not None else stored
+    engine = build_engine(storage, version, effective or RepositoryConfig.default(), authorized)
+    if detected.mark is not None:
+        engine.ledger.remember(detected.mark)
+    return engine
+
+
+async def create_or_open_engine(
+    storage: Storage,
+    version: SpecVersion,
+    config: RepositoryConfig | None,
+    authorized: Mapping[str, Any],
+    *,
+    check_clean_root: bool,
+) -> Engine:
+    """Make a repository, or open the one that somebody else made in the meantime."""
+    try:
+        return await create_engine(storage, version, config, authorized, check_clean_root=check_clean_root)
+    except AlreadyExistsError as taken:
+        try:
+            return await open_engine(storage, config, authorized)
+        except RepositoryNotFoundError:
+            raise taken from None  # by something that is no repository
+
+
+async def _fetch_config(storage: Storage, detected: Detected) -> RepositoryConfig | None:
+    version = detected.spec_version
+    try:
+        stored = detected.config()
+        if stored is None:
+            stored = await make_ledger(version, storage, Archive(storage, get_format(version))).fetch_config()
+        return None if stored.document is None else _decode_stored(stored.document, storage.url)
+    except InvalidInputError as error:
+        raise FormatError(f"the stored configuration of {storage.url} cannot be used: {error}") from error
+
+
+def _decode_stored(document: Mapping[str, Any], url: str) -> RepositoryConfig:
+    """The configuration of a repository; its containers are marked as data of whoever wrote it."""
+    config = decode_config(_without_costly_conditions(document, url))
+    if config.virtual_chunk_containers is not None:
+        config.virtual_chunk_containers = {
+            key: replace(container, stored=True) for key, container in config.virtual_chunk_containers.items()
+        }
+    return config
+
+
+def _without_costly_conditions(document: Mapping[str, Any], url: str) -> Mapping[str, Any]:
+    """The stored settings without conditions on arrays that would hold up whoever opens the repository.
+
+    This is decided before they are decoded, because decoding compiles every regular expression.
+    """
+    kept = dict(document)
+    for section, name in _CONDITIONS:
+        given = kept.get(section)
+        if name is None and not _is_cheap(given):
+            del kept[section]
+        elif isinstance(given, Mapping) and not _is_cheap(given.get(name)):
+            kept[section] = {key: value for key, value in given.items() if key != name}
+        else:
+            continue
+        _log.warning(
+            "%s stores %s with more than %s conditions, nested more than %s deep, or with regular expressions that "
+            "cost too much; it is not used. Pass it with config= if you want it",
+            url,
+            section if name is None else f"{section}.{name}",
+            STORED_CONDITIONS,
+            STORED_DEPTH,
+        )
+    return kept
+
+
+def _is_cheap(given: Any) -> bool:
+    """Whether a setting with conditions is within what a repository may store."""
+    level, count, cost = [given], 0, 0
+    for _ in range(STORED_DEPTH):
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, Mapping):
+                below += value.values()
+            elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+                below += value
+            elif isinstance(value, str):
+                cost += pattern_cost(value)
+        count += len(below)
+        if count > 8 * STORED_CONDITIONS or cost > STORED_PATTERN_COST:
+            return False
+        if not below:
+            return True
+        level = below
+    return False
+
+
+def _bound_stored(config: RepositoryConfig, url: str) -> None:
+    """Bring settings that a repository stores within what does no harm to whoever opens it."""
+    for name, (least, most) in STORED_BOUNDS.items():
+        *outer, setting = name.split(".")
+        owner: Any = config
+        for part in outer:
+            owner = None if owner is None else getattr(owner, part)
+        found = None if owner is None else getattr(owner, setting)
+        if owner is not None and found is None and name in _UNBOUNDED_IF_UNSET:
+            found = math.inf
+        if found is not None and not least <= found <= most:
+            used = int(min(max(found, least), most))
+            if isinstance(owner, PreloadRules):
+                assert config.manifest is not None
+                changed: Any = {setting: used}
+                config.manifest.preload_rules = replace(owner, **changed)
+            else:
+                setattr(owner, setting, used)
+            _log.warning(
+                "%s stores %s = %s; %s is used. Pass the setting with config= if you want it", url, name, found, used
+            )
+    if config.storage is not None and config.storage.fsync is False:
+        config.storage.fsync = None
+        _log.warning(
+            "%s stores storage.fsync = false, which is not followed: pass it with config= or to the storage if your "
+            "commits need not survive a power loss",
+            url,
+        )
+
+
+async def fetch_stored_config(storage: Storage) -> RepositoryConfig | None:
+    """The configuration kept in a repository, or None."""
+    detected = await detect(storage)
+    return None if detected is None else await _fetch_config(storage, detected)
+
+
+async def save_config(engine: Engine) -> None:
+    """Keep the configuration in force in the repository."""
+    await engine.check_writable()
+    stored = await engine.ledger.fetch_config()
+    await engine.ledger.save_config(encode_config(engine.config), stored.mark)
+
+
+async def extend_config(engine: Engine, config: RepositoryConfig) -> None:
+    """Lay settings over the stored configuration, of which others may change something else at the same time."""
+    await engine.check_writable()
+    for attempt in range(_CONFIG_TRIES):
+        stored = await engine.ledger.fetch_config()
+        now = engine.config
+        if stored.document is not None:
+            now = decode_config(_without_costly_conditions(stored.document, engine.storage.url))
+        try:
+            return await engine.ledger.save_config(encode_config(now.merge(config)), stored.mark)
+        except ConflictError:
+            if attempt == _CONFIG_TRIES - 1:
+                raise
+        await asyncio.sleep(random.uniform(0, 0.02 * 2 ** min(attempt, 5)))
+
+
+def reconfigure(engine: Engine, config: RepositoryConfig | None, authorized: Mapping[str, Any] | None) -> Engine:
+    """The same repository with another configuration laid over, or other authorisations."""
+    merged = engine.config.merge(config) if config is not None else engine.config
+    allowed = engine.authorized if authorized is None else authorized
+    return build_engine(engine.storage, engine.format.spec_version, merged, allowed)
+
+
+async def check_writable(engine: Engine) -> None:
+    """Refuse early where the repository says it takes no writes."""
+    await engine.ledger.check_writable()
+
+
+def expect_tip(engine: Engine, branch: str) -> None:
+    """Begin to fetch the snapshot where a branch stood when it was last seen.
+
+    Mostly it still stands there, and who asks for the branch then needs not wait for both, one after the other.
+    """
+    guess = engine.ledger.recall_tip(branch)
+    if guess is not None and not engine.archive.has_snapshot(guess):
+        fetching = asyncio.run_coroutine_threadsafe(engine.archive.fetch_snapshot(guess), blocking_loop())
+        # A snapshot that is gone is no error: the branch is somewhere else by now.
+        fetching.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+def preload(engine: Engine, base: Snapshot) -> None:
+    """Fetch the manifests that the configuration names, in the background; the session does not wait."""
+    asyncio.run_coroutine_threadsafe(_preload(engine, base), blocking_loop())
+
+
+async def _preload(engine: Engine, base: Snapshot) -> None:
+    if len(base.nodes) <= _FEW_NODES:
+        chosen = manifests_to_preload(base, engine.config.manifest)
+    else:
+        chosen = await asyncio.to_thread(manifests_to_preload, base, engine.config.manifest)
+    for manifest_id in chosen:
+        try:
+            await engine.archive.fetch_manifest(manifest_id)
+        except IcefloeError as error:
+            # Whoever needs this manifest will meet the same error where it can be handled.
+            _log.debug("preloading manifest %s failed: %s", manifest_id, error)

@@ -1,0 +1,293 @@
+"""Set virtual references and move chunks within an array, without touching their bytes."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from icefloe.errors import InvalidInputError, UnsupportedError, VirtualChunkError
+from icefloe.manifests.columns import code_texts, find_rows, map_coords, normalise, overlay, shift_coords, take
+from icefloe.model.chunk_table import (
+    FEW_TEXTS,
+    ChunkKind,
+    ChunkRef,
+    ChunkTable,
+    Coords,
+    StringColumn,
+    codes_of,
+    text_array,
+    tombstones,
+)
+from icefloe.model.snapshot import ArrayNode
+from icefloe.model.virtual_chunk_container import VirtualChunkSpec
+from icefloe.model.zarr_document import check_unicode, parse_document
+from icefloe.session.session_state import Workspace
+
+Mapper = Callable[[Iterable[int]], Iterable[int] | None]
+
+
+async def shift_array(work: Workspace, path: str, offset: Sequence[int]) -> None:
+    """Move every chunk by an offset; free places read as fill value, what leaves the grid is dropped."""
+    node = _movable(work, path)
+    if len(offset) != len(node.shape):
+        raise InvalidInputError(f"offset {tuple(offset)} for {node.path}, which has {len(node.shape)} dimensions")
+    table = await work.chunk_table(node)
+    work.add_table(node, overlay(tombstones(table.coords), shift_coords(table, offset, node.grid)))
+
+
+async def reindex_array(work: Workspace, path: str, forward: Mapper, backward: Mapper | None) -> None:
+    """Move chunks by a function of their coordinates."""
+    node = _movable(work, path)
+    table = await work.chunk_table(node)
+
+    def checked(coords: Coords) -> Coords | None:
+        target = forward(list(coords))
+        if target is None:
+            return None
+        moved = tuple(int(c) for c in target)
+        work.check_coords(node, moved)
+        return moved
+
+    mapped = map_coords(table, checked)
+    cleared = _vacated(table, backward) if backward is not None else None
+    work.add_table(node, mapped if cleared is None else overlay(cleared, mapped))
+
+
+def _vacated(table: ChunkTable, backward: Mapper) -> ChunkTable:
+    """Tombstones for places whose source has no chunk."""
+    rows = []
+    for index, coords in enumerate(table.coords.tolist()):
+        source = backward(coords)
+        if source is None:
+            rows.append(index)
+            continue
+        wanted = np.array([[int(c) for c in source]], dtype=np.int64)
+        if (wanted < 0).any() or find_rows(table, wanted.astype(np.uint32))[0] < 0:
+            rows.append(index)
+    return tombstones(take(table, np.array(rows, dtype=np.int64)).coords)
+
+
+def _movable(work: Workspace, path: str) -> ArrayNode:
+    node = work.tree.array(path if path.startswith("/") else "/" + path)
+    grid = parse_document(node.document)["chunk_grid"]
+    if grid["name"] != "regular":
+        raise InvalidInputError(
+            f"{node.path} has a {grid['name']!r} chunk grid: its chunks differ in size and cannot move"
+        )
+    return node
+
+
+Checksum = str | dt.datetime | None
+
+
+def virtual_ref(
+    work: Workspace, location: str, offset: int, length: int, checksum: Checksum, *, validate_container: bool
+) -> ChunkRef:
+    """A checked reference to a range of a file."""
+    _check_range(offset, length)
+    check_unicode(location, "the location")
+    text = _checked_location(work, location) if validate_container else location
+    etag, modified = _split_checksum(work, checksum)
+    return ChunkRef(ChunkKind.VIRTUAL, offset, length, location=text, etag=etag, last_modified=modified)
+
+
+def _checked_location(work: Workspace, location: str) -> str:
+    checked: str = work.engine.containers.check_locations([location])[0]
+    return checked
+
+
+def _check_range(offset: int, length: int) -> None:
+    if offset < 0 or length <= 0:
+        raise InvalidInputError(
+            f"offset {offset} and length {length}: a virtual chunk needs offset >= 0 and length > 0"
+        )
+
+
+def _split_checksum(work: Workspace, checksum: Checksum) -> tuple[str | None, int | None]:
+    if checksum is None:
+        return None, None
+    if not work.engine.format.capabilities.checksums:
+        raise UnsupportedError(
+            f"generation {work.engine.format.spec_version.value!r} has no place for checksums of virtual chunks"
+        )
+    if isinstance(checksum, str):
+        return check_unicode(checksum, "the checksum"), None
+    if checksum.tzinfo is None:
+        raise InvalidInputError(
+            f"the checksum time {checksum} has no time zone; use datetime(..., tzinfo=timezone.utc)"
+        )
+    return None, int(checksum.timestamp())
+
+
+def set_specs(
+    work: Workspace, array_path: str, chunks: Sequence[VirtualChunkSpec], *, validate_containers: bool
+) -> list[tuple[int, ...]] | None:
+    """Set references from specifications; those no container covers are left out and returned."""
+    node = _array(work, array_path)
+    refused = []
+    for spec in chunks:
+        coords = tuple(int(c) for c in spec.index)
+        work.check_coords(node, coords)
+        try:
+            ref = virtual_ref(
+                work,
+                spec.location,
+                spec.offset,
+                spec.length,
+                spec.etag_checksum or spec.last_updated_at_checksum,
+                validate_container=validate_containers,
+            )
+        except VirtualChunkError:
+            refused.append(coords)
+            continue
+        work.set_ref(node, coords, ref)
+    return refused or None
+
+
+def set_columns(
+    work: Workspace,
+    array_path: str,
+    grid_shape: tuple[int, ...],
+    columns: tuple[Any, Any, Any],
+    *,
+    first: tuple[int, ...] | None,
+    checksum: Any,
+    validate_containers: bool,
+) -> list[tuple[int, ...]] | None:
+    """Set the references of a box of chunks from columns in C order; empty locations are left alone."""
+    node = _array(work, array_path)
+    ndim = len(node.shape)
+    corner = tuple(first) if first is not None else (0,) * ndim
+    if len(grid_shape) != ndim or len(corner) != ndim:
+        raise InvalidInputError(f"a box of {grid_shape} chunks at {corner} for {node.path} with {ndim} dimensions")
+    if all(grid_shape):
+        work.check_coords(node, corner)
+        work.check_coords(node, tuple(first + n - 1 for first, n in zip(corner, grid_shape, strict=True)))
+    coords = _box_coords(grid_shape, corner)
+    work.set_table(node, _virtual_table(work, coords, columns, checksum, validate_containers=validate_containers))
+    return None
+
+
+def set_points(
+    work: Workspace,
+    array_path: str,
+    coords: Any,
+    columns: tuple[Any, Any, Any],
+    *,
+    checksum: Any,
+    validate_containers: bool,
+) -> list[tuple[int, ...]] | None:
+    """Set the references of chunks anywhere in the grid from columns; the last of equal coordinates wins."""
+    node = _array(work, array_path)
+    where = _point_coords(coords, node)
+    table = _virtual_table(work, where, columns, checksum, validate_containers=validate_containers)
+    work.set_table(node, normalise(table))
+    return None
+
+
+def _virtual_table(
+    work: Workspace,
+    coords: npt.NDArray[np.uint32],
+    columns: tuple[Any, Any, Any],
+    checksum: Any,
+    *,
+    validate_containers: bool,
+) -> ChunkTable:
+    """Checked columns (locations, offsets, lengths) as a table, without the rows that have no location."""
+    count = len(coords)
+    offsets, lengths = _numbers(columns[1], count, "offsets"), _numbers(columns[2], count, "lengths")
+    try:
+        codes, texts = code_texts(columns[0], count)
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(f"a location is not valid Unicode: {error.object!r}") from error
+    texts = _without_empty(texts)
+    missing = np.zeros(len(texts) + 1, dtype=bool)
+    if texts.arrow.null_count:
+        import pyarrow.compute as pc  # noqa: PLC0415 - a twentieth of a second that few calls need
+
+        missing[codes_of(pc.indices_nonzero(texts.arrow.is_null()))] = True
+    missing[-1] = True  # the code of null
+    present = np.flatnonzero(~missing[codes])
+    if len(present) and not lengths[present].all():
+        raise InvalidInputError("a virtual chunk has length 0; leave its location empty to leave the chunk alone")
+    if validate_containers and len(present):
+        texts = work.engine.containers.check_locations(texts)
+    etag, modified = _split_checksum(work, checksum)
+    return ChunkTable(
+        coords=coords[present],
+        kind=np.full(len(present), ChunkKind.VIRTUAL, dtype=np.uint8),
+        offset=offsets[present],
+        length=lengths[present],
+        location=codes[present],
+        locations=texts,
+        etag=None if etag is None else np.zeros(len(present), dtype=np.int32),
+        etags=() if etag is None else (etag,),
+        last_modified=None if modified is None else np.full(len(present), modified, dtype=np.uint32),
+    )
+
+
+def set_table(work: Workspace, array_path: str, table: ChunkTable, *, validate_containers: bool = True) -> None:
+    """Set references of any kind from a table of columns, in any order; the last of equal coordinates wins."""
+    if validate_containers and table.location is not None and len(table.locations):
+        work.engine.containers.check_locations(table.locations)
+    work.set_table(_array(work, array_path), normalise(table))
+
+
+def _array(work: Workspace, path: str) -> ArrayNode:
+    return work.tree.array(path if path.startswith("/") else "/" + path)
+
+
+def _numbers(values: Any, count: int, name: str) -> npt.NDArray[np.uint64]:
+    column = np.asarray(values).reshape(-1)
+    if len(column) != count:
+        raise InvalidInputError(f"{name} has {len(column)} values for {count} chunks")
+    if column.dtype.kind not in "ui" or (column.dtype.kind == "i" and len(column) and column.min() < 0):
+        raise InvalidInputError(f"{name} must be non-negative whole numbers, got {column.dtype}")
+    return column.astype(np.uint64, copy=False)
+
+
+def _point_coords(coords: Any, node: ArrayNode) -> npt.NDArray[np.uint32]:
+    """Coordinates uint32[n, ndim] from a matrix, or from a tuple with one column per dimension."""
+    if isinstance(coords, tuple):
+        columns = [np.asarray(column).reshape(-1) for column in coords]
+        if len({len(column) for column in columns}) > 1:
+            raise InvalidInputError(f"columns of coordinates have different lengths: {[len(c) for c in columns]}")
+        matrix = np.stack(columns, axis=1) if columns else np.empty((0, 0), dtype=np.uint32)
+    else:
+        matrix = np.asarray(coords)
+    if matrix.ndim != 2 or matrix.shape[1] != len(node.shape):
+        raise InvalidInputError(
+            f"chunk coordinates of shape {matrix.shape} for {node.path}, which has {len(node.shape)} dimension(s); "
+            "give a matrix with a row per chunk, or a tuple with a column per dimension"
+        )
+    if matrix.size and (matrix.dtype.kind not in "ui" or matrix.min() < 0 or matrix.max() >= 1 << 32):
+        raise InvalidInputError(f"chunk coordinates must be whole numbers from 0 to {(1 << 32) - 1}")
+    return matrix.astype(np.uint32, copy=False)
+
+
+def _box_coords(shape: tuple[int, ...], corner: tuple[int, ...]) -> npt.NDArray[np.uint32]:
+    count = int(np.prod(shape, dtype=np.int64))
+    coords = np.empty((count, len(shape)), dtype=np.uint32)
+    for axis, grid in enumerate(
+        np.meshgrid(*(np.arange(n, dtype=np.uint32) for n in shape), indexing="ij", copy=False)
+    ):
+        coords[:, axis] = grid.reshape(-1) + np.uint32(corner[axis])
+    return coords
+
+
+def _without_empty(texts: StringColumn) -> StringColumn:
+    """The empty text means no reference, as null does."""
+    if len(texts) <= FEW_TEXTS:
+        few = list(texts)
+        return StringColumn(text_array([text or None for text in few])) if "" in few else texts
+    import pyarrow.compute as pc  # noqa: PLC0415 - a twentieth of a second that a few texts do not need
+
+    # Comparing an Arrow array with a Python value would load pandas first.
+    empty = codes_of(pc.binary_length(texts.arrow)) == 0
+    if not empty.any():
+        return texts
+    return StringColumn(text_array([text or None for text in texts]))

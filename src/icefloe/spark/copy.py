@@ -1,0 +1,435 @@
+"""Copy snapshots to another repository, and rechunk arrays."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import zarr
+from pyspark.sql import SparkSession
+
+from icefloe.blocking import run_blocking
+from icefloe.errors import AlreadyExistsError, InvalidInputError, NodeNotFoundError, UnsupportedError
+from icefloe.ingest.local import SessionSink
+from icefloe.model.chunk_table import Coords
+from icefloe.model.snapshot import ArrayNode
+from icefloe.session.rebase import ConflictDetector
+from icefloe.session.session import ForkSession, Session
+from icefloe.session.session_state import Workspace
+from icefloe.spark.arguments import (
+    Bounds,
+    JobOutcome,
+    Source,
+    Target,
+    existing_repository,
+    open_places,
+    parse_bounds,
+    unknown_name,
+)
+from icefloe.spark.map_blocks import TASK_BYTES
+from icefloe.spark.tasks import OpenFork, WriteJob, link, write_with_tasks
+from icefloe.storage.contract import Buffer
+
+Box = tuple[tuple[int, int], ...]
+"""[first, end) chunk coordinates of the target, by dimension."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopySelection:
+    """What is copied: a group, some of its variables, a region by dimension; in other chunks where asked for."""
+
+    group: str = ""
+    variables: tuple[str, ...] | None = None
+    region: Bounds | None = None
+    chunks: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayCopy:
+    """One array on its way: stored chunks travel as they are unless the grid changes."""
+
+    source: str
+    target: str
+    document: bytes
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    as_stored: bool
+
+    def cells(self, box: Box) -> tuple[slice, ...]:
+        """The cells of the target in a box."""
+        bounds = zip(box, self.chunks, self.shape, strict=True)
+        return tuple(slice(first * chunk, min(end * chunk, n)) for (first, end), chunk, n in bounds)
+
+    def source_cells(self, box: Box) -> tuple[slice, ...]:
+        """The cells of the source that go into a box."""
+        return tuple(slice(c.start + s, c.stop + s) for c, s in zip(self.cells(box), self.start, strict=True))
+
+    @property
+    def chunk_shift(self) -> tuple[int, ...]:
+        """How many chunks of the source come before the first copied one."""
+        return tuple(s // c for s, c in zip(self.start, self.chunks, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTask:
+    """Some chunks of one array."""
+
+    array: ArrayCopy
+    box: Box
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """Documents by path below the target's root, and the work."""
+
+    groups: Mapping[str, bytes]
+    arrays: tuple[ArrayCopy, ...]
+    tasks: tuple[CopyTask, ...]
+    bytes: int
+
+
+def plan_copy(session: Session, selection: CopySelection, target_group: str, task_bytes: int) -> CopyPlan:
+    """Read the documents and decide."""
+    root = "/" + selection.group.strip("/")
+    nodes = session.workspace.tree.subtree(root)
+    if not nodes:
+        raise NodeNotFoundError(f"there is no group {root} in snapshot {session.snapshot_id}", path=root)
+    documents = {node.path: run_blocking(session.workspace.fetch_document(node.path)) or b"" for node in nodes}
+    arrays = [node for node in nodes if isinstance(node, ArrayNode)]
+    chosen = _choose(arrays, selection.variables, root)
+    _check_names(chosen, selection)
+    copies, tasks, size = [], [], 0
+    for node in chosen:
+        copy = _plan_array(node, documents[node.path], selection, _moved(node.path, root, target_group))
+        itemsize = _itemsize(json.loads(copy.document))
+        copies.append(copy)
+        size += math.prod(copy.shape) * itemsize
+        grid = [-(-n // c) for n, c in zip(copy.shape, copy.chunks, strict=True)]
+        unit = math.prod(copy.chunks) * itemsize
+        tasks += [CopyTask(copy, box) for box in cut_grid(grid, max(1, task_bytes // max(1, unit)))]
+    groups = {
+        _moved(node.path, root, target_group): documents[node.path]
+        for node in nodes
+        if not isinstance(node, ArrayNode) and any(_is_below(copy.path, node.path) for copy in chosen)
+    }
+    return CopyPlan(groups, tuple(copies), tuple(tasks), size)
+
+
+def _is_below(path: str, group: str) -> bool:
+    return group == "/" or path.startswith(group + "/")
+
+
+def _moved(path: str, root: str, target_group: str) -> str:
+    inside = path[len(root) :].strip("/") if root != "/" else path.strip("/")
+    return "/".join(part for part in (target_group.strip("/"), inside) if part)
+
+
+def _choose(arrays: Sequence[ArrayNode], names: Sequence[str] | None, root: str) -> list[ArrayNode]:
+    """The arrays asked for, and the coordinates of their dimensions."""
+    if names is None:
+        return list(arrays)
+    inside = {node.path[len(root) :].strip("/") if root != "/" else node.path.strip("/"): node for node in arrays}
+    missing = [name for name in names if name not in inside]
+    if missing:
+        raise NodeNotFoundError(str(unknown_name("array", missing[0], sorted(inside), option=root)))
+    wanted = dict.fromkeys(names)
+    for name in names:
+        folder = name.rpartition("/")[0]
+        for dim in inside[name].dimension_names or ():
+            label = f"{folder}/{dim}" if folder else str(dim)
+            if dim is not None and label in inside:
+                wanted.setdefault(label)
+    return [inside[name] for name in wanted]
+
+
+def _check_names(arrays: Sequence[ArrayNode], selection: CopySelection) -> None:
+    known = {dim for node in arrays for dim in node.dimension_names or () if dim is not None}
+    for what, asked in (("region", selection.region), ("chunks", selection.chunks)):
+        unknown = sorted(set(asked or {}) - known)
+        if unknown:
+            raise unknown_name("dimension", unknown[0], sorted(known), option=what)
+
+
+def _plan_array(node: ArrayNode, document: bytes, selection: CopySelection, target: str) -> ArrayCopy:
+    parsed: dict[str, Any] = json.loads(document)
+    grid = parsed["chunk_grid"]
+    if grid["name"] != "regular":
+        raise UnsupportedError(f"{node.path} has a {grid['name']!r} chunk grid; only regular ones are copied")
+    chunks = tuple(int(c) for c in grid["configuration"]["chunk_shape"])
+    dims = [name if name is not None else f"dim_{axis}" for axis, name in enumerate(node.dimension_names or ())]
+    dims = dims or [f"dim_{axis}" for axis in range(len(node.shape))]
+    sizes = dict(zip(dims, node.shape, strict=True))
+    bounds = parse_bounds({d: b for d, b in (selection.region or {}).items() if d in sizes}, sizes)
+    start = tuple(bounds[d].start if d in bounds else 0 for d in dims)
+    shape = tuple(bounds[d].stop - bounds[d].start if d in bounds else n for d, n in sizes.items())
+    wanted = tuple(_chunk(d, c, n, selection) for d, c, n in zip(dims, chunks, shape, strict=True))
+    ends = zip(start, shape, node.shape, chunks, strict=True)
+    whole = all(s % c == 0 and ((s + n) % c == 0 or s + n == size) for s, n, size, c in ends)
+    parsed["shape"] = list(shape)
+    if wanted != chunks:
+        parsed["chunk_grid"]["configuration"]["chunk_shape"] = list(wanted)
+        parsed["codecs"] = _without_shards(parsed["codecs"])
+    text = json.dumps(parsed, indent=2).encode() if wanted != chunks or shape != node.shape else document
+    return ArrayCopy(node.path, target, text, start, shape, wanted, as_stored=whole and wanted == chunks)
+
+
+def _chunk(dim: str, stored: int, size: int, selection: CopySelection) -> int:
+    asked = (selection.chunks or {}).get(dim)
+    if asked is None:
+        return stored
+    if asked < 1 and asked != -1:
+        raise InvalidInputError(f"the chunk length {asked} along {dim} is not positive (-1 means all of it)")
+    return max(1, size) if asked == -1 else asked
+
+
+def _without_shards(codecs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Shards of another grid would no longer be cut evenly; their inner codecs encode the new chunks."""
+    found: list[Mapping[str, Any]] = []
+    for codec in codecs:
+        found += codec["configuration"]["codecs"] if codec["name"] == "sharding_indexed" else [codec]
+    return found
+
+
+def _itemsize(document: Mapping[str, Any]) -> int:
+    kind = document["data_type"]
+    try:
+        return np.dtype(kind).itemsize if isinstance(kind, str) else 8
+    except TypeError:
+        return 16
+
+
+def cut_grid(grid: Sequence[int], chunks_per_box: int) -> list[Box]:
+    """Boxes of at most so many chunks that cover a grid, as long as possible along the last dimensions."""
+    steps = [1] * len(grid)
+    room = chunks_per_box
+    for axis in reversed(range(len(grid))):
+        steps[axis] = max(1, min(grid[axis], room))
+        room = max(1, room // steps[axis])
+        if steps[axis] < grid[axis]:
+            break
+    ranges = [[(low, min(low + step, n)) for low in range(0, n, step)] for n, step in zip(grid, steps, strict=True)]
+    return list(itertools.product(*ranges))
+
+
+_AT_ONCE = 32
+"""Chunks of a task that are on their way together."""
+
+
+@dataclass(frozen=True, slots=True)
+class _CopyWork:
+    source: Session
+
+    def __call__(self, open_fork: OpenFork, task: CopyTask) -> tuple[ForkSession, None]:
+        fork = open_fork()
+        array = task.array
+        if array.as_stored:
+            run_blocking(self._copy_chunks(fork.workspace, task))
+        else:
+            target = zarr.open_array(fork.store, path=array.target, mode="r+", zarr_format=3)
+            target[array.cells(task.box) or ...] = read_cells(self.source, array, task.box)
+        return fork, None
+
+    async def _copy_chunks(self, target: Workspace, task: CopyTask) -> None:
+        node = target.tree.array("/" + task.array.target)
+        for batch in await list_chunks(self.source, task.array, task.box):
+            found = await fetch_chunks(self.source, task.array, batch)
+            for coords, data in zip(batch, found, strict=True):
+                await target.write_chunk(node, coords, data)
+
+
+def read_cells(source: Session, array: ArrayCopy, box: Box) -> Any:
+    """The values that go into a box of the target."""
+    return zarr.open_array(source.store, path=array.source.strip("/"), mode="r")[array.source_cells(box) or ...]
+
+
+async def list_chunks(source: Session, array: ArrayCopy, box: Box) -> list[list[Coords]]:
+    """Target coordinates of the chunks of a box that exist, in batches."""
+    node = source.workspace.tree.array(array.source)
+    shift = array.chunk_shift
+    wanted = tuple((first + s, end + s) for (first, end), s in zip(box, shift, strict=True))
+    table = await source.workspace.chunk_table(node, wanted)
+    coords = table.coords.astype(np.int64) - np.array(shift, dtype=np.int64).reshape(1, len(shift))
+    rows: list[Coords] = [tuple(row) for row in coords.tolist()]
+    return [rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE)]
+
+
+async def fetch_chunks(source: Session, array: ArrayCopy, batch: Sequence[Coords]) -> list[Buffer]:
+    """The stored bytes of some chunks."""
+    node = source.workspace.tree.array(array.source)
+    shift = array.chunk_shift
+    places = [tuple(c + s for c, s in zip(coords, shift, strict=True)) for coords in batch]
+    found = await asyncio.gather(*(source.workspace.fetch_chunk(node, place) for place in places))
+    return [data for data in found if data is not None]
+
+
+def copy(
+    spark: SparkSession,
+    source: Source,
+    target: Target,
+    *,
+    group: str = "",
+    target_group: str | None = None,
+    variables: Sequence[str] | None = None,
+    region: Bounds | None = None,
+    chunks: Mapping[str, int] | None = None,
+    overwrite: bool = False,
+    branch: str = "main",
+    message: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    task_bytes: int = TASK_BYTES,
+    progress: bool | None = None,
+) -> JobOutcome:
+    """Copy a snapshot, or a group, variables or a region of it, to a repository with one commit.
+
+    Parameters
+    ----------
+    source
+        A repository (the tip of `main`), its path or URL, or a read-only session on any snapshot.
+    target, target_group, branch
+        Where to; a repository that is not there is created. The group of the source by default.
+    variables
+        Only these arrays (paths below the group), with the coordinates of their dimensions.
+    region
+        Only the cells [first, end) by dimension.
+    chunks
+        Other chunk lengths by dimension, -1 for all of it; chunks that stay as they are travel without decoding.
+    overwrite
+        Replace arrays that are there.
+    """
+    session, begin_writing = open_places(source, target, branch)
+    return _copy(
+        spark,
+        session,
+        begin_writing,
+        group=group,
+        target_group=target_group,
+        variables=variables,
+        region=region,
+        chunks=chunks,
+        overwrite=overwrite,
+        message=message,
+        metadata=metadata,
+        task_bytes=task_bytes,
+        progress=progress,
+    )
+
+
+def _copy(
+    spark: SparkSession,
+    session: Session,
+    begin_writing: Callable[[], Session],
+    *,
+    group: str = "",
+    target_group: str | None = None,
+    variables: Sequence[str] | None = None,
+    region: Bounds | None = None,
+    chunks: Mapping[str, int] | None = None,
+    overwrite: bool = False,
+    message: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    task_bytes: int = TASK_BYTES,
+    progress: bool | None = None,
+) -> JobOutcome:
+    started = time.monotonic()
+    selection = CopySelection(group, tuple(variables) if variables is not None else None, region, chunks)
+    plan = plan_copy(session, selection, group if target_group is None else target_group, task_bytes)
+    writer = begin_writing()
+    _create(writer, plan, overwrite=overwrite)
+    job = WriteJob(_CopyWork(session), f"copying {len(plan.arrays):,} arrays", progress, plan.bytes)
+    written = write_with_tasks(spark, writer, job, plan.tasks)
+    link(writer, written)
+    facts = {"icefloe.copy": {"source": str(session.snapshot_id), "arrays": len(plan.arrays)}, **(metadata or {})}
+    text = message or f"Copy {len(plan.arrays):,} arrays of snapshot {session.snapshot_id}"
+    snapshot = writer.commit(text, facts, rebase_with=ConflictDetector())
+    references = sum(each.parts.chunks for each in written)
+    return JobOutcome(str(snapshot), len(plan.tasks), references, time.monotonic() - started)
+
+
+def rechunk(
+    spark: SparkSession,
+    source: Source,
+    chunks: Mapping[str, int],
+    target: Target | None = None,
+    *,
+    group: str = "",
+    target_group: str | None = None,
+    variables: Sequence[str] | None = None,
+    branch: str = "main",
+    message: str | None = None,
+    **options: Any,
+) -> JobOutcome:
+    """Give arrays other chunks, in place (one commit replaces them) or in another group or repository.
+
+    Parameters
+    ----------
+    chunks
+        Chunk length by dimension, -1 for all of it.
+    target
+        Another repository; without it, the repository of the source.
+    options
+        As of `copy`.
+
+    Examples
+    --------
+    >>> rechunk(spark, repo, {"time": -1, "latitude": 16, "longitude": 16})  # doctest: +SKIP
+    """
+    in_place = target is None
+    if target is None:
+        if isinstance(source, Session):
+            raise InvalidInputError("a session does not say where to write: pass the repository, or a target")
+        # The branch that is rewritten is the one that is read, at one snapshot.
+        repository = existing_repository(source)
+        writer = repository.writable_session(branch)
+        session = repository.readonly_session(snapshot_id=writer.snapshot_id)
+        begin_writing: Callable[[], Session] = lambda: writer  # noqa: E731
+    else:
+        session, begin_writing = open_places(source, target, branch)
+    same = in_place and (target_group is None or target_group.strip("/") == group.strip("/"))
+    return _copy(
+        spark,
+        session,
+        begin_writing,
+        group=group,
+        target_group=target_group,
+        variables=variables,
+        chunks=chunks,
+        overwrite=same or bool(options.pop("overwrite", False)),
+        message=message or f"Rechunk to {', '.join(f'{dim}={n}' for dim, n in chunks.items())}",
+        **options,
+    )
+
+
+def _create(session: Session, plan: CopyPlan, *, overwrite: bool) -> None:
+    work = session.workspace
+    for array in plan.arrays:
+        if work.tree.find("/" + array.target) is None:
+            continue
+        if not overwrite:
+            raise AlreadyExistsError(
+                f"the array /{array.target} exists; choose another target_group, or pass overwrite=True"
+            )
+        # Another grid needs another node: chunks of the old one would be taken for its own.
+        work.delete_node("/" + array.target)
+    fresh = {path: document for path, document in plan.groups.items() if work.tree.find("/" + path) is None}
+    documents = {**_parents(plan, fresh, work), **fresh, **{array.target: array.document for array in plan.arrays}}
+    SessionSink(session).write_documents(dict(sorted(documents.items())))
+
+
+def _parents(plan: CopyPlan, fresh: Mapping[str, bytes], work: Workspace) -> dict[str, bytes]:
+    """Groups above the target group that are not there yet."""
+    found: dict[str, bytes] = {}
+    for path in [*plan.groups, *(array.target for array in plan.arrays)]:
+        parts = path.split("/")[:-1]
+        for depth in range(len(parts) + 1):
+            above = "/".join(parts[:depth])
+            if above not in fresh and work.tree.find("/" + above) is None:
+                found[above] = b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'
+    return found

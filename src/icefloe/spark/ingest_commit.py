@@ -1,0 +1,487 @@
+"""From the first pass of an ingest to its commit: plan, tasks, link, commit, and retry after a conflict.
+
+The branch that the ingest is for moves once, when all batches are there: its readers see everything or nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy.typing as npt
+from pyspark.sql import SparkSession
+
+from icefloe.blocking import run_blocking
+from icefloe.errors import ConflictError, FormatError, IcefloeError, InvalidInputError, RebaseFailedError, StorageError
+from icefloe.ingest.access import SourceAccess
+from icefloe.ingest.chunk_grids import ChunkRegion, shift_table
+from icefloe.ingest.local import NamedSources, SessionSink, read_existing
+from icefloe.ingest.placement import Existing
+from icefloe.ingest.plan import IngestPlan, check_plan, plan_ingest
+from icefloe.ingest.record import (
+    fingerprint,
+    ingest_metadata,
+    ingested_sources,
+    keep_record,
+    not_ingested,
+    store_containers,
+    with_stored_containers,
+)
+from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema
+from icefloe.ingest.sources import IngestOptions, OnError, natural_key
+from icefloe.ingest.target_arrays import ArrayPlan, fill_means_missing
+from icefloe.ingest.tasks import IngestTask, PlacedFile, TaskResult, run_task
+from icefloe.model.chunk_table import ChunkTable
+from icefloe.model.virtual_chunk_container import VirtualChunkContainer
+from icefloe.repository import Repository
+from icefloe.session.fork import WrittenParts
+from icefloe.session.rebase import ConflictDetector, ConflictSolver
+from icefloe.session.session import ForkSession, Session
+from icefloe.session.session_state import Workspace
+from icefloe.spark.tasks import TASKS_PER_CORE, OpenFork, WriteJob, Written, parallelism, write_with_tasks
+
+ChunkOffsets = Mapping[str, tuple[int, ...]]
+"""By array path: how many chunks its parts move along each dimension."""
+
+
+def plan_relocation(before: IngestPlan, after: IngestPlan) -> ChunkOffsets | None:
+    """How the parts of one plan become those of another that differs in its offsets only; None when they cannot.
+
+    Parts move by whole chunks. One that shares its first chunk with cells that were there before cannot move.
+    """
+    if len(before.tasks) != len(after.tasks):
+        return None
+    offsets: dict[str, tuple[int, ...]] = {}
+    for old, new in zip(before.tasks, after.tasks, strict=True):
+        moved = _task_shift(old, new)
+        if moved is None:
+            return None
+        for path in old.arrays:
+            offset = _array_offset(before.arrays[path], after.arrays[path], moved)
+            if offset is None or not _is_aligned(before.arrays[path], old):
+                return None
+            if offsets.setdefault(path, offset) != offset:
+                return None
+    return offsets
+
+
+def _task_shift(old: IngestTask, new: IngestTask) -> Mapping[str, int] | None:
+    """How far a task moved along each joined dimension, in cells; None when it is another task."""
+    if (old.kind, old.arrays) != (new.kind, new.arrays) or len(old.files) != len(new.files):
+        return None
+    shifts: dict[str, int] = {}
+    for a, b in zip(old.files, new.files, strict=True):
+        if a.file != b.file or a.origin.keys() != b.origin.keys():
+            return None
+        for dim, origin in a.origin.items():
+            if shifts.setdefault(dim, b.origin[dim] - origin) != b.origin[dim] - origin:
+                return None
+    expected = {dim: (first + shifts.get(dim, 0), end + shifts.get(dim, 0)) for dim, (first, end) in old.window.items()}
+    return shifts if expected == dict(new.window) else None
+
+
+def _array_offset(old: ArrayPlan, new: ArrayPlan, shifts: Mapping[str, int]) -> tuple[int, ...] | None:
+    if _layout(old) != _layout(new):
+        return None
+    cells = [shifts.get(dim, 0) if dim in old.joined else 0 for dim in old.dims]
+    if any(shift % chunk for shift, chunk in zip(cells, old.chunks, strict=True)):
+        return None
+    return tuple(shift // chunk for shift, chunk in zip(cells, old.chunks, strict=True))
+
+
+def _layout(array: ArrayPlan) -> tuple[Any, ...]:
+    """What must be the same for chunks of one array to be chunks of the other."""
+    document = json.loads(array.document)
+    facets = ("data_type", "chunk_grid", "chunk_key_encoding", "codecs", "fill_value", "dimension_names")
+    return array.kind, tuple(json.dumps(document.get(facet), sort_keys=True) for facet in facets)
+
+
+def _is_aligned(array: ArrayPlan, task: IngestTask) -> bool:
+    starts = _starts(array, task)
+    return all(start % chunk == 0 for start, chunk in starts)
+
+
+def _starts(array: ArrayPlan, task: IngestTask) -> Iterator[tuple[int, int]]:
+    for dim, chunk in zip(array.dims, array.chunks, strict=True):
+        if dim not in array.joined:
+            continue
+        if task.kind == "native":
+            yield task.window[dim][0], chunk
+        else:
+            yield from ((placed.origin.get(dim, 0), chunk) for placed in task.files)
+
+
+@dataclass(frozen=True, slots=True)
+class RelocateWork:
+    """Writes the references of earlier parts again, at their new coordinates and for the arrays of a new session."""
+
+    offsets: ChunkOffsets
+
+    def __call__(self, open_fork: OpenFork, written: WrittenParts) -> tuple[ForkSession, None]:
+        fork = open_fork()
+        run_blocking(_relocate(fork.workspace, written, self.offsets))
+        return fork, None
+
+
+async def _relocate(work: Workspace, written: WrittenParts, offsets: ChunkOffsets) -> None:
+    for part in written.parts:
+        path = written.paths[part.node_id]
+        manifest = await work.engine.archive.fetch_manifest(part.manifest_id)
+        shifted = shift_table(manifest.tables[part.node_id], offsets[path.lstrip("/")])
+        work.set_table(work.tree.array(path), shifted)
+
+
+_BROKEN = (IcefloeError, OSError, ValueError, RuntimeError, EOFError, zlib.error)
+"""What parsers and codecs say about bytes that are not what they should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class IngestReport:
+    """What a task did, and the files it had to leave out."""
+
+    result: TaskResult
+    failures: tuple[SourceFailure, ...] = ()
+
+
+class _Nowhere:
+    """A sink that keeps nothing: to find out whether files can be read."""
+
+    def write_block(self, array_path: str, region: ChunkRegion, values: npt.NDArray[Any]) -> None:
+        pass
+
+    def write_table(self, array_path: str, table: ChunkTable) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class IngestWork:
+    """The arrays of a plan and how its sources are reached."""
+
+    arrays: Mapping[str, ArrayPlan]
+    access: SourceAccess
+    format: str | None
+    on_error: OnError
+
+    def __call__(self, open_fork: OpenFork, task: IngestTask) -> tuple[ForkSession, IngestReport]:
+        fork = open_fork()
+        try:
+            return fork, IngestReport(self._run(task, SessionSink(fork)))
+        except _BROKEN as error:
+            failures = self._find_broken(task)
+            if not failures:
+                raise
+            if self.on_error == "fail":
+                raise FormatError(
+                    f"{failures[0].file.url} cannot be read; nothing was committed (on_error='skip' leaves its region "
+                    f"at the fill value): {failures[0].reason}",
+                    url=failures[0].file.url,
+                ) from error
+        self._check_holes(task, failures)
+        broken = {failure.file.url for failure in failures}
+        rest = replace(task, files=tuple(placed for placed in task.files if placed.file.url not in broken))
+        fork = open_fork()
+        return fork, IngestReport(self._run(rest, SessionSink(fork)), failures)
+
+    def _check_holes(self, task: IngestTask, failures: Sequence[SourceFailure]) -> None:
+        """Refuse to leave a file out of an array in which cells that were never written are ordinary values."""
+        for path in task.arrays:
+            if not fill_means_missing(self.arrays[path]):
+                raise FormatError(
+                    f"{failures[0].file.url} cannot be read, and cells of /{path} that are left out would not read as "
+                    f"missing; nothing was committed: {failures[0].reason}",
+                    url=failures[0].file.url,
+                )
+
+    def _run(self, task: IngestTask, sink: Any) -> TaskResult:
+        return run_task(task, self.arrays, sink, access=self.access, format=self.format)
+
+    def _find_broken(self, task: IngestTask) -> tuple[SourceFailure, ...]:
+        """The files that fail by themselves; a store that does not answer is no fault of a file and is raised."""
+        found = []
+        for placed in task.files:
+            failure = self._try_file(task, placed)
+            if failure is not None:
+                found.append(failure)
+        return tuple(found)
+
+    def _try_file(self, task: IngestTask, placed: PlacedFile) -> SourceFailure | None:
+        try:
+            self._run(replace(task, files=(placed,)), _Nowhere())
+        except StorageError:
+            raise
+        except InvalidInputError:
+            # Its values do not fit the arrays: the file is not broken, and leaving it out is not for us to decide.
+            raise
+        except _BROKEN as error:
+            return SourceFailure(placed.file, f"{type(error).__name__}: {error}", type(error).__name__)
+        return None
+
+
+MOST_ATTEMPTS = 50
+_SMALLEST_TASK_BYTES = 4 << 20
+_LONGEST_PAUSE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class FirstPass:
+    """The sources and what the first pass found in them."""
+
+    files: tuple[SourceFile, ...]
+    schemas: tuple[SourceSchema, ...]
+    failures: tuple[SourceFailure, ...]
+    options: IngestOptions
+    fixed_tasks: bool = False
+    """Whether the caller said how large tasks are."""
+
+
+@dataclass(frozen=True, slots=True)
+class IngestJob:
+    """Everything that stays the same when an ingest has to be planned again."""
+
+    id: str
+    repository: Repository
+    branch: str
+    first_pass: FirstPass
+    access: SourceAccess
+    message: str | None = None
+    containers: tuple[VirtualChunkContainer, ...] = ()
+    rebase_with: ConflictSolver | None = None
+    metadata: Mapping[str, Any] | None = None
+    shown: bool | None = None
+    named: NamedSources | None = None
+    """Where virtual coordinates of the repository may be read, beside what it is authorised for."""
+
+    @property
+    def options(self) -> IngestOptions:
+        return self.first_pass.options
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """A session with everything linked, ready to be committed."""
+
+    plan: IngestPlan
+    session: Session
+    planned_on: Existing
+    written: tuple[Written[Any], ...]
+    reports: tuple[IngestReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """A commit, and what it took."""
+
+    snapshot_id: str
+    plan: IngestPlan
+    reports: tuple[IngestReport, ...]
+    references: int
+    attempts: int
+
+
+def plan_first_pass(spark: SparkSession, found: FirstPass, existing: Existing, options: IngestOptions) -> IngestPlan:
+    """The plan, with tasks small enough to keep every core busy unless the caller said how large they are."""
+    plan = plan_ingest(found.schemas, options, failures=found.failures, existing=existing)
+    wanted = parallelism(spark) * TASKS_PER_CORE
+    if found.fixed_tasks or len(plan.tasks) >= wanted:
+        return plan
+    files = max(1, len(plan.sources) // wanted)
+    size = max(_SMALLEST_TASK_BYTES, plan.total_bytes // wanted)
+    finer = replace(
+        options, task_bytes=min(options.task_bytes, size), files_per_task=min(options.files_per_task, files)
+    )
+    return plan_ingest(found.schemas, finer, failures=found.failures, existing=existing)
+
+
+def land(spark: SparkSession, job: IngestJob) -> Landed:
+    """Write and commit; a branch that moved is dealt with until the commit lands or truly conflicts."""
+    attempt = _attempt(spark, job, job.options, None)
+    for number in range(1, MOST_ATTEMPTS + 1):
+        references = sum(each.parts.chunks for each in attempt.written)
+        metadata = _metadata(job, attempt, references, number)
+        try:
+            snapshot_id = attempt.session.commit(_message(job, attempt), metadata, allow_empty=True)
+            return Landed(str(snapshot_id), attempt.plan, attempt.reports, references, number)
+        except ConflictError:
+            if number == MOST_ATTEMPTS:
+                raise
+        time.sleep(random.uniform(0, min(0.02 * 2**number, _LONGEST_PAUSE_SECONDS)))
+        attempt = _after_conflict(spark, job, attempt)
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _after_conflict(spark: SparkSession, job: IngestJob, attempt: _Attempt) -> _Attempt:
+    """The same work on top of what was committed in between."""
+    try:
+        attempt.session.rebase(job.rebase_with or ConflictDetector())
+    except RebaseFailedError:
+        if job.options.append_dim is None:
+            raise
+    else:
+        if job.options.append_dim is None or not _arrays_changed(attempt):
+            return attempt
+    # Somebody appended first: our cells begin later now.
+    return _attempt(spark, job, replace(job.options, append_order="any"), attempt)
+
+
+def _arrays_changed(attempt: _Attempt) -> bool:
+    """Whether arrays that the plan extends are no longer as they were when it was made."""
+    nodes = attempt.session.workspace.base.nodes
+    for path in attempt.plan.arrays:
+        known = attempt.planned_on.arrays.get(path)
+        now = nodes.get("/" + path)
+        if (known is None) != (now is None):
+            return True
+        if known is not None and now is not None and tuple(known.document["shape"]) != now.shape:  # type: ignore[union-attr]
+            return True
+    return False
+
+
+def _attempt(spark: SparkSession, job: IngestJob, options: IngestOptions, before: _Attempt | None) -> _Attempt:
+    plan, existing, session = _prepare(spark, job, options)
+    SessionSink(session).begin(plan)
+    offsets = plan_relocation(before.plan, plan) if before is not None else None
+    if before is not None and offsets is not None:
+        move = WriteJob(RelocateWork(offsets), "moving references behind another append", job.shown)
+        moved = write_with_tasks(spark, session, move, [each.parts for each in before.written])
+        session.link_parts([each.parts for each in moved])
+        return _Attempt(plan, session, existing, tuple(moved), before.reports)
+    work = IngestWork(plan.arrays, job.access, options.format, options.on_error)
+    description = f"ingesting {len(plan.sources):,} sources ({options.mode})"
+    written = write_with_tasks(spark, session, WriteJob(work, description, job.shown, plan.total_bytes), plan.tasks)
+    session.link_parts([each.parts for each in written])
+    return _Attempt(plan, session, existing, tuple(written), tuple(each.result for each in written))
+
+
+def _prepare(spark: SparkSession, job: IngestJob, options: IngestOptions) -> tuple[IngestPlan, Existing, Session]:
+    """A plan, and a writable session that stands on the very snapshot that it was made for."""
+    repository = with_stored_containers(job.repository)
+    while True:
+        planned = repository.readonly_session(job.branch)
+        existing = read_existing(planned, job.named)
+        plan = plan_first_pass(spark, job.first_pass, existing, options)
+        check_plan(plan, existing)
+        repository = store_containers(repository, plan.containers, job.containers, job.access.options)
+        session = repository.writable_session(job.branch)
+        if session.snapshot_id == planned.snapshot_id:
+            return plan, existing, session
+
+
+def _failures(reports: Sequence[IngestReport]) -> tuple[SourceFailure, ...]:
+    found = {failure.file.url: failure for report in reports for failure in report.failures}
+    return tuple(found.values())
+
+
+def _message(job: IngestJob, attempt: _Attempt) -> str:
+    return job.message or f"Ingest {len(attempt.plan.sources):,} sources ({attempt.plan.options.mode})"
+
+
+def _metadata(job: IngestJob, attempt: _Attempt, references: int, number: int) -> dict[str, Any]:
+    late = _failures(attempt.reports)
+    plan = replace(attempt.plan, skipped=(*attempt.plan.skipped, *(failure.file.url for failure in late)))
+    facts: dict[str, Any] = {
+        "job": job.id,
+        "references": references,
+        "decoded_bytes": sum(report.result.bytes for report in attempt.reports),
+        "attempts": number,
+    }
+    if plan.options.append_order == "any" and job.options.append_order == "after":
+        facts["appended_behind_another"] = True
+    own = ingest_metadata(plan, job.first_pass.files, **facts)
+    record = keep_record(job.repository, attempt.session.workspace.base, own)
+    return {**record, **(job.metadata or {})}
+
+
+PREFIX = "ingest-"
+
+
+def check_batches(batch: int, options: IngestOptions) -> None:
+    """Refuse what cannot be done in batches."""
+    if batch < 1:
+        raise InvalidInputError(f"batch is {batch}; a batch has at least 1 source")
+    if options.append_dim is None:
+        raise InvalidInputError("batch needs append_dim: every batch is appended to the one before it")
+
+
+def staging_branch(
+    repository: Repository, branch: str, files: Sequence[SourceFile], options: IngestOptions
+) -> tuple[str, list[SourceFile]]:
+    """The branch for the batches of this very ingest, made if it is not there, and the sources that it lacks.
+
+    Its name stands for the sources, the options and where the target stands: the same call finds it again.
+    """
+    tip = repository.lookup_branch(branch)
+    told = hashlib.blake2b(f"{branch}\0{tip}\0{options!r}\0".encode(), digest_size=6)
+    for mark in sorted(map(fingerprint, files)):
+        told.update(mark)
+    name = f"{PREFIX}{told.hexdigest()}"
+    if name not in repository.list_branches():
+        repository.create_branch(name, tip)
+        return name, list(files)
+    return name, not_ingested(files, ingested_sources(repository, name))
+
+
+def land_in_batches(spark: SparkSession, job: IngestJob, staging: str, batch: int) -> Landed:
+    """Land every batch on the staging branch, then move the branch of the job there."""
+    existing = read_existing(job.repository.readonly_session(staging), job.named)
+    whole = plan_first_pass(spark, job.first_pass, existing, job.options)
+    # Everything is checked before the first batch: differences between files are told all at once.
+    check_plan(whole, existing)
+    parts = _cut(job.first_pass, whole, batch)
+    landed = [land(spark, replace(job, branch=staging, first_pass=part)) for part in parts]
+    return Landed(
+        snapshot_id=publish_batches(job.repository, job.branch, staging),
+        plan=whole,
+        reports=tuple(report for each in landed for report in each.reports),
+        references=sum(each.references for each in landed),
+        attempts=sum(each.attempts for each in landed) - len(landed) + 1,
+    )
+
+
+def publish_batches(repository: Repository, branch: str, staging: str) -> str:
+    """Move a branch to its batches; returns where it stands then."""
+    tip = str(repository.lookup_branch(staging))
+    try:
+        repository.fast_forward(branch, tip)
+    except ConflictError as error:
+        raise ConflictError(
+            f"branch {branch} got other commits while batches were ingested; they are complete on branch {staging}: "
+            "merge it, or delete it and ingest again",
+            expected_parent=tip,
+            actual_parent=str(repository.lookup_branch(branch)),
+        ) from error
+    repository.delete_branch(staging)
+    return tip
+
+
+def _cut(found: FirstPass, whole: IngestPlan, batch: int) -> list[FirstPass]:
+    """The first pass in batches along the dimension that is appended to; sources of one place stay together."""
+    dimension = str(whole.options.append_dim)
+    origins: dict[str, int] = {}
+    for placed in (placed for task in whole.tasks for placed in task.files):
+        origin = placed.origin.get(dimension, 0)
+        origins[placed.file.url] = min(origin, origins.get(placed.file.url, origin))
+    schemas = sorted(found.schemas, key=lambda s: (origins.get(s.file.url, 0), natural_key(s.file.url)))
+    edges = [0]
+    for index in range(1, len(schemas)):
+        moved_on = origins.get(schemas[index].file.url) != origins.get(schemas[index - 1].file.url)
+        if moved_on and index - edges[-1] >= batch:
+            edges.append(index)
+    parts = []
+    for first, end in zip(edges, [*edges[1:], len(schemas)], strict=True):
+        chosen = schemas[first:end]
+        urls = {schema.file.url for schema in chosen}
+        files = tuple(file for file in found.files if file.url in urls)
+        parts.append(replace(found, files=files, schemas=tuple(chosen), failures=()))
+    # Broken sources, where they are left out, belong to the batch whose sources surround their names.
+    for failure in found.failures:
+        key = natural_key(failure.file.url)
+        index = next((i for i, p in enumerate(parts) if key <= natural_key(p.schemas[-1].file.url)), len(parts) - 1)
+        part = parts[index]
+        parts[index] = replace(part, files=(*part.files, failure.file), failures=(*part.failures, failure))
+    return parts

@@ -1,0 +1,360 @@
+"""Arrays as DataFrames, and temporary views for SQL."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from icefloe.errors import IcefloeError, InvalidInputError
+from icefloe.model.snapshot import ArrayNode, GroupNode
+from icefloe.repository import Repository
+from icefloe.session.session import Session
+from icefloe.spark.arguments import Target, existing_repository
+from icefloe.spark.connect import quieten_failed_queries, settle_worker
+from icefloe.spark.source import register
+from icefloe.spark.tasks import TASKS_PER_CORE, parallelism, reason_of
+from icefloe.tables.grids import Variable, list_grids, session_zone
+from icefloe.tables.metadata_tables import SCHEMAS, MetadataPart, metadata_batches, plan_parts
+from icefloe.tables.options import (
+    METADATA_TABLES,
+    Place,
+    Point,
+    TableOptions,
+    choose,
+    open_place,
+    parse_point,
+    place_of,
+    session_at,
+)
+from icefloe.tables.predicates import parse_predicate, sql_lookup, sql_name
+from icefloe.tables.reading import (
+    LENGTH,
+    PICKED,
+    START,
+    RowsLayout,
+    chunks_schema,
+    plan_rows,
+    read_chunks,
+    read_rows,
+    rows_schema,
+)
+from icefloe.tables.scans import Scan, ScanPlan, plan_scan
+from icefloe.tables.selection import BlockPart
+
+MOST_METADATA_TASKS = 64
+_POSITION = "__position"
+_FIRST_VALUE = "__value"
+
+
+def table(
+    spark: SparkSession,
+    repo: Repository | str | os.PathLike[str],
+    *,
+    group: str = "/",
+    variables: Sequence[str] | str | None = None,
+    branch: str | None = None,
+    tag: str | None = None,
+    snapshot_id: str | None = None,
+    as_of: str | None = None,
+    where: str | None = None,
+    region: str = "",
+    region_index: str = "",
+    layout: str = "cells",
+    decode: bool = True,
+    statistics: bool = True,
+    partition_bytes: int = 64 << 20,
+) -> DataFrame:
+    """Arrays of one grid as a DataFrame: a column per dimension, a column per variable, a row per cell.
+
+    Parameters
+    ----------
+    repo
+        A repository, or its path or URL. One that was opened with credentials takes them along to the tasks, outside
+        of query plans.
+    variables
+        Names of arrays of the group that have the same dimensions; all of them when there is one grid only.
+    branch, tag, snapshot_id, as_of
+        The point of history, resolved now: later commits do not change the DataFrame.
+    where
+        Any SQL condition on the columns. What it says about coordinates, and about values where statistics are kept,
+        decides which chunks are read; Spark filters where that leaves anything to decide.
+    region, region_index
+        Ranges of coordinates (`time=2020-01-01:2020-02-01,lat=-10:10`, ends included) or of positions (ends excluded).
+    layout
+        `cells`, or `chunks` for one row per chunk with its values as bytes.
+    decode
+        False leaves times, packed and missing values as they are stored.
+
+    Examples
+    --------
+    >>> from icefloe.spark import connect, table
+    >>> df = table(connect(), "s3://bucket/weather", variables="t2m", where="lat > 60")  # doctest: +SKIP
+    """
+    place = place_of(repo)
+    names = variables.split(",") if isinstance(variables, str) else variables
+    point = {"branch": branch, "tag": tag, "snapshot_id": snapshot_id, "as_of": as_of}
+    options = TableOptions(
+        place,
+        parse_point({key: value for key, value in point.items() if value is not None}),
+        "/" + group.strip("/"),
+        None if names is None else tuple(name.strip() for name in names),
+        region,
+        region_index,
+        None,
+        choose({"layout": layout}, "layout", ("cells", "chunks")),
+        raw=not decode,
+        statistics=statistics,
+        partition_bytes=partition_bytes,
+    )
+    plan = plan_table(spark, options, where)
+    frame = scan_frame(spark, plan)
+    settled = plan.decided and layout == "cells"
+    return frame if where is None or settled else frame.where(where)
+
+
+def plan_table(spark: SparkSession, options: TableOptions, where: str | None) -> ScanPlan:
+    """The plan of `table`: which chunks are read, in how many tasks."""
+    zone = session_zone(spark.conf.get("spark.sql.session.timeZone") or "UTC")
+    loose = None if where is None else parse_predicate(where)
+    return plan_scan(options, zone=zone, loose=loose, tasks=parallelism(spark) * TASKS_PER_CORE)
+
+
+def scan_frame(spark: SparkSession, plan: ScanPlan) -> DataFrame:
+    """The DataFrame of a plan."""
+    scan = plan.scan
+    if scan.layout == "chunks":
+        read = _ReadShares(scan, plan.parts, None)
+        return _run(spark, plan, read, read.schema())
+    layout = plan_rows(scan.grid, scan.masks, picked=scan.test is not None)
+    read = _ReadShares(scan, plan.parts, layout)
+    rows = _run(spark, plan, read, read.schema())
+    return _expand(rows, scan, layout)
+
+
+def _run(spark: SparkSession, plan: ScanPlan, read: _ReadShares, schema: pa.Schema) -> DataFrame:
+    count = max(1, len(plan.parts))
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return read(batches)
+
+    # Spark shows the name in its plans.
+    work.__name__ = f"icefloe_reads_{plan.chunks}_of_{plan.total_chunks}_chunks"
+    return spark.range(0, count, 1, count).mapInArrow(work, from_arrow_schema(schema, prefer_timestamp_ntz=False))
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadShares:
+    scan: Scan
+    parts: tuple[BlockPart, ...]
+    layout: RowsLayout | None
+
+    def schema(self) -> pa.Schema:
+        if self.layout is None:
+            return chunks_schema(self.scan.grid, self.scan.tensor)
+        return rows_schema(self.scan.grid, self.layout)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                if number < len(self.parts):
+                    yield from self._read(self.parts[number])
+        settle_worker()
+
+    def _read(self, part: BlockPart) -> Iterator[pa.RecordBatch]:
+        return read_chunks(self.scan, part) if self.layout is None else read_rows(self.scan, part, self.layout)
+
+
+def metadata_frame(spark: SparkSession, options: TableOptions) -> DataFrame:
+    """A table of metadata as a DataFrame, at the point that the options name now."""
+    assert options.table is not None
+    session = options.pin()
+    parts = plan_parts(options.table, session)
+    read = _ReadMetadata(options, session.snapshot_id, tuple(parts))
+    schema = from_arrow_schema(SCHEMAS[options.table], prefer_timestamp_ntz=False)
+    return spark.range(0, len(parts), 1, min(len(parts), MOST_METADATA_TASKS)).mapInArrow(read, schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadMetadata:
+    options: TableOptions
+    snapshot_id: str
+    parts: tuple[MetadataPart, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        table, place = self.options.table, self.options.place
+        assert table is not None
+        session = session_at(place, self.snapshot_id)
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                part = self.parts[number]
+                yield from metadata_batches(table, open_place(place), session, part, self.options.from_snapshot_id)
+
+
+def _expand(rows: DataFrame, scan: Scan, layout: RowsLayout) -> DataFrame:
+    """Cells from rows of lists, in the JVM: positions and the first variable exploded, the others looked up."""
+    grid = scan.grid
+    rank = len(grid.shape)
+    first, *others = grid.variables
+    exploded = rows.selectExpr("*", f"posexplode({sql_name(first.name)}) AS ({_POSITION}, {_FIRST_VALUE})")
+    columns = [sql_name(d.name) for d in grid.dimensions[: rank - layout.folded]]
+    position = f"if({PICKED} IS NULL, {_POSITION}, {PICKED}[{_POSITION}])" if layout.picked else _POSITION
+    strides: list[str] = []
+    folded = []
+    for axis in reversed(range(rank - layout.folded, rank)):
+        name = grid.dimensions[axis].name
+        length = sql_name(LENGTH + name)
+        if axis in layout.looked_up:
+            index = f"({position} div ({' * '.join(strides)}))" if strides else position
+            index = index if axis == rank - layout.folded else f"({index} % {length})"
+            place = f"CAST({sql_name(START + name)} + {index} AS INT)"
+            folded.append(f"{sql_lookup(scan.coordinate(axis), place)} AS {sql_name(name)}")
+        else:
+            folded.append(f"{sql_name(name)}[{_POSITION}] AS {sql_name(name)}")
+        strides.append(length)
+    columns += reversed(folded)
+    columns.append(_value(first, _FIRST_VALUE))
+    columns += [_value(variable, f"{sql_name(variable.name)}[{_POSITION}]") for variable in others]
+    return exploded.selectExpr(*columns)
+
+
+def _value(variable: Variable, listed: str) -> str:
+    """A column of values from what lists hold."""
+    value = f"if(isnan({listed}), NULL, {listed})" if variable.coding.missing_is_nan else listed
+    return f"{value} AS {sql_name(variable.name)}"
+
+
+ROOT_VIEW = "cells"
+_READ_FROM = re.compile(r"\b(?:from|join)\s+`?(\w+)`?", re.IGNORECASE)
+_log = logging.getLogger("icefloe.spark")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A view before it is made: arrays of a group, or a table of metadata."""
+
+    name: str
+    group: str = "/"
+    variables: tuple[str, ...] = ()
+    table: str | None = None
+    shares: str | None = None
+    """The name that this view and others would have had."""
+
+    @property
+    def holds(self) -> str:
+        """What the view shows, as people name it."""
+        if self.table is not None:
+            return f"the table {self.table} of metadata"
+        return f"{', '.join(self.variables)} in {self.group}"
+
+
+def list_views(session: Session) -> list[View]:
+    """Every view of a snapshot: arrays by their path with `_` for `/`, grids by their group, metadata by its name.
+
+    SQL does not tell `q` from `Q`, nor the name of `/a/b` from that of `/a_b`. A name that several would share
+    stands for none of them: each then has a name of its own, which ends with a few digits that its path gives.
+    """
+    found: dict[str, list[View]] = {}
+    for node in session.workspace.tree.nodes():
+        if isinstance(node, ArrayNode):
+            group, _, name = node.path.rpartition("/")
+            view = View(view_name(node.path), group or "/", (name,))
+            found.setdefault(view.name.lower(), []).append(view)
+    for node in session.workspace.tree.nodes():
+        if isinstance(node, GroupNode):
+            for view in _grids(session, node.path):
+                name = view.name if view.name != ROOT_VIEW or ROOT_VIEW not in found else f"icefloe_{ROOT_VIEW}"
+                found.setdefault(name.lower(), []).append(replace(view, name=name))
+    views = {view.name.lower(): view for alike in found.values() for view in _told_apart(alike)}
+    for table in METADATA_TABLES:
+        name = table if table not in found else f"icefloe_{table}"
+        views.setdefault(name, View(name, table=table))
+    return list(views.values())
+
+
+def _told_apart(alike: Sequence[View]) -> list[View]:
+    if len(alike) == 1:
+        return list(alike)
+    return [replace(view, name=f"{view.name}_{_digits(view)}", shares=view.name) for view in alike]
+
+
+def _digits(view: View) -> str:
+    text = "/".join((view.group.rstrip("/"), *view.variables))
+    return hashlib.blake2b(text.encode(), digest_size=3).hexdigest()
+
+
+def _grids(session: Session, group: str) -> list[View]:
+    grids = [names for names in list_grids(session, group) if len(names) > 1]
+    return [View(view_name(group) or ROOT_VIEW, group, grids[0])] if len(grids) == 1 else []
+
+
+def view_name(path: str) -> str:
+    """A path as a name in SQL."""
+    return re.sub(r"\W", "_", path.strip("/"))
+
+
+def register_views(
+    spark: SparkSession, repo: Target, point: Point | None = None, query: str | None = None
+) -> Mapping[str, View]:
+    """Make the views that a query mentions, or all of them; returns those that were made, by name.
+
+    All of them stand at one snapshot. An array that no table can show has no view; that is an error only for a query
+    that reads from it, as is a name that several arrays would share.
+    """
+    register(spark)
+    repository = existing_repository(repo)
+    session = (point or Point()).session(repository)
+    wanted = None if query is None else {word.lower() for word in re.findall(r"\w+", query)}
+    read = {word.lower() for word in _READ_FROM.findall(query or "")}
+    place = place_of(repository)
+    made: dict[str, View] = {}
+    views = list_views(session)
+    _refuse_shared(views, read)
+    for view in views:
+        if wanted is None or view.name.lower() in wanted:
+            try:
+                _frame(spark, place, session.snapshot_id, view).createOrReplaceTempView(view.name)
+            except (IcefloeError, PySparkException) as error:
+                if view.name.lower() in read:
+                    raise
+                # Types that no table has, names that columns cannot have: the other views are still there.
+                _log.warning("there is no view of %s: %s", view.holds, str(error).partition("\n")[0])
+                continue
+            made[view.name] = view
+    return made
+
+
+def _refuse_shared(views: Sequence[View], read: Set[str]) -> None:
+    for name in sorted(read):
+        alike = [view for view in views if view.shares is not None and view.shares.lower() == name]
+        if alike:
+            told = ", ".join(f"{view.name} for {view.holds}" for view in alike)
+            raise InvalidInputError(f"the name {name} could mean {len(alike)} arrays; write {told}")
+
+
+def _frame(spark: SparkSession, place: Place, snapshot_id: str, view: View) -> DataFrame:
+    options = TableOptions(place, Point(snapshot_id=snapshot_id), view.group, view.variables or None)
+    if view.table is not None:
+        return metadata_frame(spark, replace(options, table=view.table))
+    return scan_frame(spark, plan_table(spark, options, None))
+
+
+def run_query(spark: SparkSession, query: str, limit: int | None = None) -> tuple[list[str], list[dict[str, Any]]]:
+    """The columns and rows of a query; one that fails is told in one line."""
+    quieten_failed_queries()
+    try:
+        frame = spark.sql(query)
+        return frame.columns, (frame.limit(limit) if limit else frame).toArrow().to_pylist()
+    except PySparkException as error:
+        # The plan and the traces of Java that follow are for those who look at the cause.
+        told = str(error)
+        raise InvalidInputError(reason_of(error) if "Traceback" in told else told.partition("\n")[0]) from error

@@ -1,0 +1,377 @@
+"""Where a remote storage is and how to connect to it."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
+
+from icefloe.errors import InvalidInputError, UnsupportedError
+from icefloe.model.virtual_chunk_container import S3Options
+from icefloe.storage.contract import RetryPolicy, without_userinfo
+from icefloe.storage.credentials import (
+    AnonymousCredentials,
+    AwsProfile,
+    AwsSettings,
+    AzureCredentials,
+    AzureRefreshableCredentials,
+    AzureStaticCredentials,
+    FromEnvCredentials,
+    GcsBearerCredential,
+    GcsCredentials,
+    GcsRefreshableCredentials,
+    GcsStaticCredentials,
+    S3Credentials,
+    S3RefreshableCredentials,
+    S3StaticCredentials,
+    find_aws_endpoint,
+    read_profile,
+    read_settings,
+)
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+_CHECKSUMS = {"sha256": "SHA256", "crc64nvme": "CRC64NVME"}
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """In what a kind of service differs from the others."""
+
+    encodes_keys: bool = False
+    """Other users of the service percent-encode keys, so that we must too."""
+    quotes_etags: bool = False
+    """Conditions take ETags with the quotes they came with; S3 services agree on those without."""
+    sorts: bool | None = True
+    """Whether listings come by key; None when it must be found out."""
+    writable: bool = True
+    lists: bool = True
+
+
+class Place(ABC):
+    """A remote place; a value that pickles and connects anew in each process."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """The address, without credentials, ending in `/`."""
+
+    @property
+    @abstractmethod
+    def traits(self) -> Traits:
+        """In what it differs."""
+
+    @abstractmethod
+    def connect(self, retries: RetryPolicy) -> ObjectStore:
+        """A client for it."""
+
+
+def retry_config(retries: RetryPolicy) -> Any:
+    """The policy in obstore's words."""
+    return {
+        "max_retries": retries.max_tries - 1,
+        "backoff": {
+            "init_backoff": dt.timedelta(milliseconds=max(1, retries.initial_backoff_ms)),
+            "max_backoff": dt.timedelta(milliseconds=max(1, retries.max_backoff_ms, retries.initial_backoff_ms)),
+            "base": 2,
+        },
+    }
+
+
+def client_options(
+    *, allow_http: bool, stream_timeout_seconds: int | None, headers: Mapping[str, str] | None = None
+) -> Any:
+    """What the HTTP client keeps to: a stream may take long, but must not stand still."""
+    options: dict[str, Any] = {"allow_http": allow_http, "timeout": dt.timedelta(days=1)}
+    options["connect_timeout"] = dt.timedelta(seconds=10)
+    seconds = 60 if stream_timeout_seconds is None else stream_timeout_seconds
+    if seconds:
+        options["read_timeout"] = dt.timedelta(seconds=seconds)
+    if headers:
+        options["default_headers"] = dict(headers)
+    return options
+
+
+@dataclass(frozen=True, slots=True)
+class S3Provider:
+    """Gives obstore the S3 credentials of the moment."""
+
+    source: S3StaticCredentials | S3RefreshableCredentials
+
+    def __call__(self) -> Any:
+        now = self.source if isinstance(self.source, S3StaticCredentials) else self.source.current()
+        return {
+            "access_key_id": now.access_key_id,
+            "secret_access_key": now.secret_access_key,
+            "token": now.session_token,
+            "expires_at": now.expires_after,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class S3Place(Place):
+    """A bucket of a service that speaks S3."""
+
+    bucket: str
+    options: S3Options = field(default_factory=S3Options)
+    credentials: S3Credentials = field(default_factory=AnonymousCredentials)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    sorts: bool | None = True
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.bucket}/"
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(sorts=self.sorts)
+
+    def connect(self, retries: RetryPolicy) -> ObjectStore:
+        options = self.options
+        config: Any = {"conditional_put": "etag"}
+        credentials, region = self.credentials, options.region
+        profile = AwsProfile()
+        if isinstance(credentials, FromEnvCredentials):
+            profile = read_profile(os.environ)
+            credentials = profile.credentials or credentials
+            if not os.environ.get("AWS_REGION") and not os.environ.get("AWS_DEFAULT_REGION"):
+                region = region or profile.region
+        if region is not None:
+            config["region"] = region
+        settings = read_settings(os.environ, profile)
+        # Settings of the environment belong to its endpoint; whoever names another gives its settings too.
+        if options.endpoint_url is not None:
+            settings = AwsSettings(options.endpoint_url, None, options.allow_http)
+        # A custom endpoint is addressed by path: it seldom has a name for each bucket.
+        by_path = settings.by_path if settings.by_path is not None else settings.endpoint_url is not None
+        by_path = by_path or options.force_path_style or "." in self.bucket
+        config["virtual_hosted_style_request"] = not by_path
+        endpoint = settings.endpoint_url
+        if settings.ignores_endpoints:
+            # obstore asks the environment itself, unless it is given one.
+            endpoint = find_aws_endpoint(os.environ, region)
+        if endpoint is not None:
+            config["endpoint"] = endpoint if by_path else _with_bucket(endpoint, self.bucket)
+        if options.requester_pays:
+            config["request_payer"] = True
+        if options.checksum_algorithm is not None:
+            config["checksum_algorithm"] = _checksum(options.checksum_algorithm)
+        provider: Any = None
+        if isinstance(credentials, AnonymousCredentials) or options.anonymous:
+            config["skip_signature"] = True
+        elif isinstance(credentials, S3StaticCredentials | S3RefreshableCredentials):
+            # As a provider, so that a session token of the environment does not get mixed in.
+            provider = S3Provider(credentials)
+        return S3Store(
+            self.bucket,
+            config=config,
+            client_options=client_options(
+                allow_http=options.allow_http or settings.allow_http,
+                stream_timeout_seconds=options.network_stream_timeout_seconds,
+                headers=self.headers,
+            ),
+            retry_config=retry_config(retries),
+            credential_provider=provider,
+        )
+
+
+def _with_bucket(endpoint_url: str, bucket: str) -> str:
+    """The endpoint with the bucket in the name of its host."""
+    parts = urlsplit(endpoint_url)
+    if parts.netloc.startswith(f"{bucket}."):
+        return endpoint_url
+    return urlunsplit(parts._replace(netloc=f"{bucket}.{parts.netloc}"))
+
+
+def _checksum(name: str) -> str:
+    plain = str(name).rpartition(".")[2].replace("-", "").replace("_", "").lower()
+    if plain not in _CHECKSUMS:
+        raise UnsupportedError(f"checksum algorithm {name!r} is not available; use one of {', '.join(_CHECKSUMS)}")
+    return _CHECKSUMS[plain]
+
+
+@dataclass(frozen=True, slots=True)
+class GcsProvider:
+    """Gives obstore the GCS token of the moment."""
+
+    source: GcsBearerCredential | GcsRefreshableCredentials
+
+    def __call__(self) -> Any:
+        now = self.source if isinstance(self.source, GcsBearerCredential) else self.source.current()
+        return {"token": now.bearer, "expires_at": now.expires_after}
+
+
+@dataclass(frozen=True, slots=True)
+class GcsPlace(Place):
+    """A bucket of Google Cloud Storage."""
+
+    bucket: str
+    credentials: GcsCredentials = field(default_factory=AnonymousCredentials)
+    config: Mapping[str, str] = field(default_factory=dict, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def url(self) -> str:
+        return f"gs://{self.bucket}/"
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(encodes_keys=True, quotes_etags=True)
+
+    def connect(self, retries: RetryPolicy) -> ObjectStore:
+        config: Any = {}
+        provider: Any = None
+        given = self.credentials
+        if isinstance(given, AnonymousCredentials):
+            config["skip_signature"] = True
+        elif isinstance(given, GcsBearerCredential | GcsRefreshableCredentials):
+            provider = GcsProvider(given)
+        elif isinstance(given, GcsStaticCredentials):
+            if given.bearer_token is not None:
+                provider = GcsProvider(GcsBearerCredential(given.bearer_token))
+            for name, value in (
+                ("service_account", given.service_account_file),
+                ("service_account_key", given.service_account_key),
+                ("application_credentials", given.application_credentials),
+            ):
+                if value is not None:
+                    config[name] = value
+        client, service = _split_client_options(self.config)
+        return GCSStore(
+            self.bucket,
+            config=config | service,
+            client_options=client_options(allow_http=False, stream_timeout_seconds=None, headers=self.headers) | client,
+            retry_config=retry_config(retries),
+            credential_provider=provider,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AzureProvider:
+    """Gives obstore the Azure credentials of the moment."""
+
+    source: AzureStaticCredentials | AzureRefreshableCredentials
+
+    def __call__(self) -> Any:
+        now = self.source if isinstance(self.source, AzureStaticCredentials) else self.source.current()
+        for name, value in (
+            ("access_key", now.access_key),
+            ("sas_token", now.sas_token),
+            ("token", now.bearer_token),
+        ):
+            if value is not None:
+                return {name: value, "expires_at": now.expires_after}
+        raise InvalidInputError("Azure credentials: none of access_key, sas_token, bearer_token is given")
+
+
+@dataclass(frozen=True, slots=True)
+class AzurePlace(Place):
+    """A container of Azure Blob Storage."""
+
+    account: str
+    container: str
+    credentials: AzureCredentials = field(default_factory=AnonymousCredentials)
+    config: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def url(self) -> str:
+        return f"az://{self.account}/{self.container}/"
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(encodes_keys=True, quotes_etags=True)
+
+    def connect(self, retries: RetryPolicy) -> ObjectStore:
+        config: Any = {"account_name": self.account}
+        provider: Any = None
+        if isinstance(self.credentials, AnonymousCredentials):
+            config["skip_signature"] = True
+        elif isinstance(self.credentials, AzureStaticCredentials | AzureRefreshableCredentials):
+            provider = AzureProvider(self.credentials)
+        client, service = _split_client_options(self.config)
+        return AzureStore(
+            self.container,
+            config=config | service,
+            client_options=client_options(allow_http=False, stream_timeout_seconds=None) | client,
+            retry_config=retry_config(retries),
+            credential_provider=provider,
+        )
+
+
+_CLIENT_OPTIONS = {
+    "allow_http",
+    "allow_invalid_certificates",
+    "connect_timeout",
+    "pool_idle_timeout",
+    "proxy_url",
+    "read_timeout",
+    "timeout",
+    "user_agent",
+}
+_TRUE = {"true", "1", "yes", "on"}
+
+
+def _split_client_options(given: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of the HTTP client, and those of the service, from one mapping."""
+    client: dict[str, Any] = {}
+    service: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in _CLIENT_OPTIONS:
+            service[name] = value
+        elif name.startswith("allow_"):
+            client[name] = str(value).lower() in _TRUE
+        else:
+            client[name] = value
+    return client, service
+
+
+@dataclass(frozen=True, slots=True)
+class HttpPlace(Place):
+    """A folder of a web server; read only.
+
+    A user and a password in the address are taken out of it and sent as a header, so that they are in no message.
+    """
+
+    base_url: str = field(repr=False)
+    config: Mapping[str, str] = field(default_factory=dict, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.base_url)
+        if "@" in parts.netloc:
+            userinfo, _, host = parts.netloc.rpartition("@")
+            object.__setattr__(self, "base_url", urlunsplit(parts._replace(netloc=host)))
+            secret = base64.b64encode(unquote(userinfo).encode()).decode()
+            object.__setattr__(self, "headers", {"Authorization": f"Basic {secret}", **self.headers})
+
+    @property
+    def url(self) -> str:
+        return without_userinfo(self.base_url).rstrip("/") + "/"
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(quotes_etags=True, writable=False, lists=False)
+
+    def connect(self, retries: RetryPolicy) -> ObjectStore:
+        client, other = _split_client_options(self.config)
+        if other:
+            raise InvalidInputError(
+                f"{self.url} takes no options {sorted(other)}; known are {', '.join(sorted(_CLIENT_OPTIONS))}"
+            )
+        # The scheme of the address was chosen by the caller, who saw it.
+        plain = self.base_url.startswith("http://")
+        return HTTPStore(
+            self.base_url.rstrip("/"),
+            client_options=client_options(allow_http=plain, stream_timeout_seconds=None, headers=self.headers) | client,
+            retry_config=retry_config(retries),
+        )

@@ -1,0 +1,317 @@
+"""Evaluate conditions: on rows, on cells of a block, and on ranges of values."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from icefloe.errors import InvalidInputError
+from icefloe.tables.grids import parse_instant, to_microseconds
+from icefloe.tables.predicates import (
+    And,
+    Comparison,
+    Indices,
+    Instant,
+    Leaf,
+    Membership,
+    NullTest,
+    Operator,
+    Or,
+    Predicate,
+    Unknown,
+    Value,
+)
+
+Mask = npt.NDArray[np.bool_]
+_COMPARE = {
+    "<": np.less,
+    "<=": np.less_equal,
+    ">": np.greater,
+    ">=": np.greater_equal,
+    "=": np.equal,
+    "!=": np.not_equal,
+}
+_EXACT_DOUBLE, _EXACT_SINGLE = 2**53, 2**24
+
+
+def match_leaf(values: pa.Array, leaf: Leaf, zone: dt.tzinfo | None) -> Mask | None:
+    """Rows of a column that satisfy a condition as SQL compares; None where that is not known for its type."""
+    if isinstance(leaf, NullTest):
+        nulls = _nulls(values)
+        return ~nulls if leaf.negated else nulls
+    if isinstance(leaf, Indices):
+        rows = np.arange(len(values))
+        return (rows >= leaf.first) & (rows < leaf.end)
+    if isinstance(leaf, Comparison):
+        return _compare(values, leaf.operator, leaf.value, zone)
+    return _member(values, leaf, zone)
+
+
+def _member(values: pa.Array, leaf: Membership, zone: dt.tzinfo | None) -> Mask | None:
+    kinds = {_family(value) for value in leaf.values}
+    if len(kinds) != 1 or (kinds == {"text"} and not pa.types.is_string(values.type)):
+        # SQL brings the values of a list to one type first, which may round or refuse them.
+        return None
+    found = np.zeros(len(values), dtype=bool)
+    for value in leaf.values:
+        matched = _compare(values, "=", value, zone)
+        if matched is None:
+            return None
+        found |= matched
+    return ~found & ~_nulls(values) if leaf.negated else found
+
+
+def _family(value: Value) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, str):
+        return "text"
+    return "instant" if isinstance(value, Instant) else type(value).__name__
+
+
+def _nulls(values: pa.Array) -> Mask:
+    return np.asarray(values.is_null())
+
+
+def _compare(values: pa.Array, operator: Operator, value: Value, zone: dt.tzinfo | None) -> Mask | None:
+    kind = values.type
+    if pa.types.is_timestamp(kind):
+        micro = value_microseconds(value, zone)
+        return None if micro is None else _apply(_COMPARE[operator], values.view(pa.int64()), micro)
+    if isinstance(value, bool):
+        same = pa.types.is_boolean(kind) and operator in ("=", "!=")
+        return _apply(_COMPARE[operator], values.cast(pa.int8()), int(value)) if same else None
+    if isinstance(value, str):
+        return _compare_texts(values, operator, value) if pa.types.is_string(kind) else None
+    if isinstance(value, Instant):
+        return None
+    if pa.types.is_integer(kind):
+        return _compare_integers(values, operator, value)
+    if pa.types.is_floating(kind):
+        exact = _EXACT_SINGLE if kind == pa.float32() else _EXACT_DOUBLE
+        if isinstance(value, int) and abs(value) > exact:
+            return None
+        # As a double, so that numpy compares as doubles; NaN is the largest number to SQL, and less than none to numpy.
+        number = np.float64(value)
+        if operator in (">", ">="):
+            return _apply(lambda a, b: ~(a <= b if operator == ">" else a < b), values, number)
+        return _apply(_COMPARE[operator], values, number)
+    return None
+
+
+def value_microseconds(value: Value, zone: dt.tzinfo | None) -> int | None:
+    """A constant as an instant, as SQL would cast it; None when that is not known."""
+    moment = value.moment if isinstance(value, Instant) else parse_instant(value) if isinstance(value, str) else None
+    if moment is None or (moment.tzinfo is None and zone is None):
+        return None
+    return to_microseconds(moment, zone or dt.UTC)
+
+
+def _compare_integers(values: pa.Array, operator: Operator, value: int | float | Decimal) -> Mask | None:
+    wide = values.cast(pa.int64())
+    if isinstance(value, float):
+        return _apply(_COMPARE[operator], wide.cast(pa.float64(), safe=False), value)
+    if isinstance(value, Decimal):
+        whole = math.floor(value)
+        if whole != value:
+            if operator in ("=", "!="):
+                rows = ~_nulls(values)
+                return rows if operator == "!=" else ~rows & rows
+            operator = "<=" if operator in ("<", "<=") else ">"
+        value = whole
+    limits = np.iinfo(np.int64)
+    if not limits.min <= value <= limits.max:
+        above = value > limits.max
+        matches = operator == "!=" or ((operator in ("<", "<=")) is above and operator not in ("=",))
+        rows = ~_nulls(values)
+        return rows if matches else ~rows & rows
+    return _apply(_COMPARE[operator], wide, value)
+
+
+def _compare_texts(values: pa.Array, operator: Operator, value: str) -> Mask:
+    functions = {
+        "<": pc.less,
+        "<=": pc.less_equal,
+        ">": pc.greater,
+        ">=": pc.greater_equal,
+        "=": pc.equal,
+        "!=": pc.not_equal,
+    }
+    matched: Mask = np.asarray(functions[operator](values, pa.scalar(value)).fill_null(False))
+    return matched
+
+
+def _apply(compare: Any, values: pa.Array, value: Any) -> Mask:
+    if not values.null_count:
+        matched: Mask = compare(values.to_numpy(zero_copy_only=False), value)
+        return matched
+    known: Mask = compare(values.fill_null(0).to_numpy(zero_copy_only=False), value) & ~_nulls(values)
+    return known
+
+
+def exact_rows(batch: pa.RecordBatch, predicate: Predicate | None) -> pa.RecordBatch:
+    """The rows that match; times without a zone are UTC."""
+    if predicate is None:
+        return batch
+    mask = _rows(batch, predicate)
+    return batch if mask.all() else batch.filter(pa.array(mask))
+
+
+def check_decidable(schema: pa.Schema, predicate: Predicate) -> None:
+    """Refuse a condition that `exact_rows` cannot decide for columns of these types, whatever their values are."""
+    _rows(pa.RecordBatch.from_pylist([], schema=schema), predicate)
+
+
+def _rows(batch: pa.RecordBatch, predicate: Predicate) -> Mask:
+    if isinstance(predicate, And | Or):
+        masks = [_rows(batch, part) for part in predicate.parts]
+        combined: Mask = (np.logical_and if isinstance(predicate, And) else np.logical_or).reduce(masks)
+        return combined
+    if isinstance(predicate, Indices):
+        # Positions are held by the masks of the scan already: a batch does not know its own.
+        return np.ones(len(batch), dtype=bool)
+    column = None if isinstance(predicate, Unknown) else _column(batch, predicate.column)
+    mask = None if column is None or isinstance(predicate, Unknown) else match_leaf(column, predicate, dt.UTC)
+    if mask is None:
+        kind = f", which is a column of {column.type}s" if column is not None else ""
+        raise InvalidInputError(
+            f"how SQL decides {_spell(predicate)}{kind}, is not known here; compare with constants of the type of the "
+            "column, or put the condition into WHERE or into icefloe.spark.table(..., where=...)"
+        )
+    return mask
+
+
+def _spell(predicate: Leaf | Unknown) -> str:
+    if isinstance(predicate, Comparison):
+        return f"`{predicate.column} {predicate.operator} {_constant(predicate.value)}`"
+    if isinstance(predicate, Membership):
+        listed = ", ".join(map(_constant, predicate.values))
+        return f"`{predicate.column} {'NOT ' if predicate.negated else ''}IN ({listed})`"
+    return f"`{predicate}`"
+
+
+def _constant(value: Value) -> str:
+    return f"'{value.moment}'" if isinstance(value, Instant) else repr(value) if isinstance(value, str) else str(value)
+
+
+def _column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
+    for index, known in enumerate(batch.schema.names):
+        if known.lower() == name.lower():
+            return batch.column(index)
+    return None
+
+
+_WORTHWHILE = 0.5
+"""Up to this share of matching cells, leaving the others out costs less than sending them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellTest:
+    """A condition on values, for those who filter again: it keeps every cell that matches, and maybe others."""
+
+    predicate: Predicate
+    zone: dt.tzinfo | None
+
+    def matches(self, columns: Mapping[str, pa.Array]) -> Mask | None:
+        """Cells that can match, by the columns of their values; None where most or all of them can."""
+        lowered = {name.lower(): values for name, values in columns.items()}
+        mask = self._evaluate(lowered, self.predicate)
+        return None if mask is None or np.count_nonzero(mask) > _WORTHWHILE * len(mask) else mask
+
+    def _evaluate(self, columns: Mapping[str, pa.Array], predicate: Predicate) -> Mask | None:
+        if isinstance(predicate, And | Or):
+            masks = [self._evaluate(columns, part) for part in predicate.parts]
+            known = [mask for mask in masks if mask is not None]
+            if not known or (isinstance(predicate, Or) and len(known) < len(masks)):
+                return None
+            combined: Mask = (np.logical_and if isinstance(predicate, And) else np.logical_or).reduce(known)
+            return combined
+        if isinstance(predicate, Unknown):
+            return None
+        values = columns.get(predicate.column.lower())
+        return None if values is None else match_leaf(values, predicate, self.zone)
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRanges:
+    """Per block of a grid: bounds of its values, their total, how many cells it has and how many are missing.
+
+    Bounds are doubles that are never tighter than the values; instants count in microseconds. Where `known` is
+    false nothing is said, and where the total is NaN nothing is said of it.
+    """
+
+    known: Mask
+    low: npt.NDArray[np.float64]
+    high: npt.NDArray[np.float64]
+    count: npt.NDArray[np.int64]
+    missing: npt.NDArray[np.int64]
+    total: npt.NDArray[np.float64]
+
+    @classmethod
+    def unknown(cls, blocks: int) -> ValueRanges:
+        """Of so many blocks, in one row, nothing is known yet."""
+        none = np.zeros(blocks, dtype=np.int64)
+        bounds = np.full(blocks, -np.inf), np.full(blocks, np.inf)
+        return cls(np.zeros(blocks, dtype=bool), *bounds, none, none.copy(), np.full(blocks, np.nan))
+
+    def reshape(self, grid: Sequence[int]) -> ValueRanges:
+        """The same by the places of a grid."""
+        return ValueRanges(*(getattr(self, each.name).reshape(grid) for each in fields(self)))
+
+
+def match_ranges(ranges: ValueRanges, leaf: Leaf, type: pa.DataType, zone: dt.tzinfo | None) -> Mask | None:
+    """Blocks that can hold a match; None where the condition cannot be held against ranges."""
+    present = ranges.missing < ranges.count
+    if isinstance(leaf, NullTest):
+        return ~ranges.known | (present if leaf.negated else ranges.missing > 0)
+    if isinstance(leaf, Comparison):
+        found = _possible(ranges, leaf.operator, leaf.value, type, zone)
+        return None if found is None else ~ranges.known | (present & found)
+    if isinstance(leaf, Membership):
+        if leaf.negated:
+            return ~ranges.known | present
+        each = [_possible(ranges, "=", value, type, zone) for value in leaf.values]
+        if any(found is None for found in each):
+            return None
+        anywhere: Mask = np.logical_or.reduce([found for found in each if found is not None])
+        return ~ranges.known | (present & anywhere)
+    return None
+
+
+def _possible(
+    ranges: ValueRanges, operator: Operator, value: Value, type: pa.DataType, zone: dt.tzinfo | None
+) -> Mask | None:
+    number = _number(value, type, zone)
+    if number is None:
+        return None
+    # A literal that is not a double exactly may lie on either side of it.
+    below, above = np.nextafter(number, -np.inf), np.nextafter(number, np.inf)
+    if operator in ("<", "<="):
+        return np.asarray(ranges.low <= above)
+    if operator in (">", ">="):
+        return np.asarray(ranges.high >= below)
+    if operator == "=":
+        return np.asarray((ranges.low <= above) & (ranges.high >= below))
+    return np.ones(ranges.low.shape, dtype=bool)
+
+
+def _number(value: Value, type: pa.DataType, zone: dt.tzinfo | None) -> float | None:
+    if pa.types.is_timestamp(type):
+        micro = value_microseconds(value, zone)
+        return None if micro is None else float(micro)
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        return None
+    if not (pa.types.is_integer(type) or pa.types.is_floating(type)):
+        return None
+    if type == pa.float32() and isinstance(value, int) and abs(value) > 2**24:
+        return None
+    return float(value)
