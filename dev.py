@@ -282,6 +282,12 @@ def do_simulate(arguments: argparse.Namespace, rest: list[str]) -> int:
     return attempt(command, PYTHONHASHSEED="0", **activated(environment))
 
 
+def do_trace(arguments: argparse.Namespace, rest: list[str]) -> int:
+    """Count the files that one commit, read, collection, ingest and table scan enter."""
+    environment = prepare(arguments.python)
+    return attempt([environment.python, "-m", "benchmarks.trace", *rest], **activated(environment))
+
+
 def do_run(arguments: argparse.Namespace, rest: list[str]) -> int:
     """Run any command in the environment: `python3 dev.py run pytest tests/storage`."""
     environment = prepare(arguments.python)
@@ -328,6 +334,7 @@ JOBS = {
     "lint": (do_lint, "run ruff, mypy and the import checks (--fix: let ruff change files first)"),
     "bench": (do_bench, "run the benchmarks"),
     "simulate": (do_simulate, "simulate many actors on one repository until stopped"),
+    "trace": (do_trace, "set up, then count the files that each operation enters (--files: name them)"),
     "run": (do_run, "run any command in the environment"),
     "setup": (do_setup, "create or update the environment only"),
     "lock": (do_lock, "resolve the newest allowed versions into requirements/"),
@@ -340,7 +347,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     jobs = parser.add_subparsers(dest="job", required=True, metavar="JOB")
     for name, (_, help_text) in JOBS.items():
-        job = jobs.add_parser(name, help=help_text, description=help_text, add_help=name not in ("run", "simulate"))
+        job = jobs.add_parser(
+            name, help=help_text, description=help_text, add_help=name not in ("run", "simulate", "trace")
+        )
         job.add_argument("--python", metavar="X.Y", help="use this Python version, in a separate environment")
         if name == "test":
             job.add_argument("--quick", action="store_true", help="also skip the tests marked spark and s3")

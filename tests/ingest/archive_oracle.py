@@ -233,7 +233,8 @@ REASONS: tuple[tuple[str, Callable[[Case], bool]], ...] = (
     (r"place is not known|place along", lambda c: any(f.is_broken for f in c.all)),
     (r"no source can be read|cannot be read", lambda c: any(f.is_broken for f in c.all)),
     (
-        r"are not a run of the repository's|the files belong elsewhere|the sources have|the grids differ|use append_dim",
+        r"are not a run of the repository's|the files belong elsewhere|the sources have|"
+        r"the grids differ|use append_dim",
         lambda c: _outside(c) or _other_tiles(c),
     ),
     (r"region writes into existing arrays", lambda c: _is_region(c) and _lacks(c)),

@@ -1,1 +1,12 @@
-"""A repository of one generation made a repository of another one, beside it or elsewhere."""
+"""Convert a repository from one generation to another, in place or to another location.
+
+Modules
+-------
+- `convert`: Convert a repository from one generation to another.
+- `steps`: The steps of a conversion: survey, plan, write, compare, and then switch to the new generation.
+- `survey`: Survey a repository before a conversion: history, refs, nodes, and what the target generation cannot
+  store.
+- `transfer`: Write the files of the target, chunks first, then manifests, then snapshots; and compare both
+  repositories.
+- `translate`: Translate ids, manifests, snapshots and logs of one generation into those of another. Pure functions.
+"""

@@ -1,6 +1,10 @@
-"""Pictures for people, made of plain values: text, HTML and SVG as strings.
+"""Text, HTML and SVG for people, made from plain values.
 
-This room stands at the bottom, next to `errors`: it knows no class of the library and imports nothing but the standard
-library. So every class above can describe itself in a few lines (`_repr_html_` hands its facts to `card`), and the
-library loads no slower for it. What needs a terminal, colours and tables is in `icefloe.cli`, with rich.
+This package imports nothing of the library except `errors`, so that every class can describe itself with it.
+Terminal output with colours and tables is in `icefloe.cli`.
+
+Modules
+-------
+- `card`: Numbers and times as text, and cards of facts for notebooks (HTML) and terminals (rich markup).
+- `graph`: The graph of a history: its layout, drawn as text or as SVG.
 """

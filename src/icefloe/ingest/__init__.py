@@ -1,4 +1,23 @@
-"""Ingest: files of many formats to one consistent repository. Usable without Spark."""
+"""Ingest: files of many formats to one consistent repository. Usable without Spark.
+
+Modules
+-------
+- `access`: Read the bytes of a source: local files directly, everything else through a storage.
+- `cf`: CF conventions: times in any calendar, packed numbers, missing values.
+- `chunk_grids`: Regular chunk grids in numbers: coordinates of all chunks, boxes, and tables of references built
+  from columns.
+- `local`: Run a whole ingest in one process, without Spark.
+- `members`: The datasets of an ingest: one member per file and group, and what differs between members.
+- `placement`: Where the cells of each file lie in the combined arrays and in what the repository already holds.
+- `plan`: The plan of an ingest: a value that pickles, made before anything is written.
+- `record`: What a repository keeps about its sources: ingested files, and the containers of virtual chunks.
+- `source_model`: What a source file holds, as values, and the report of what differs between files.
+- `sources`: The options of an ingest, and the files that a person means: paths, globs, folders, URLs, lists.
+- `target_arrays`: The arrays of the target: shape, chunks, type, document, and how source values become its values.
+- `tasks`: Split an ingest into tasks that share no chunk, and run one task.
+- `zarr_documents`: zarr.json documents of groups and arrays, built and checked by zarr's own metadata classes.
+- `parsers`: Parsers: the arrays, attributes and chunk references of one source file.
+"""
 
 from icefloe.lazy_exports import lazy_exports
 

@@ -1,1 +1,18 @@
-"""The one mutable thing of a repository: refs and history, one short module per generation."""
+"""Branches, tags and history: the mutable state of a repository, one module per generation.
+
+Modules
+-------
+- `contract`: What the engine asks of refs and history, whatever generation keeps them; walking and rewriting
+  ancestry.
+- `dataset`: Refs and history of the generation `dataset`: everything is in `state.json`, and every change swaps
+  that file.
+- `generations`: Find out which generation a storage holds, and make its ledger.
+- `icechunk1`: Refs and history of the first official generation: one `ref.json` per branch and tag, parents in the
+  snapshots.
+- `icechunk2`: Refs and history of the second official generation: everything is in the `repo` file, and every
+  change swaps it.
+- `repository`: Refs and history of the generation `repository`: a commit creates the next branch file.
+- `store`: Refs and history of the generation `store`: a commit creates the next branch file under `r/`.
+- `switch_generation`: Let another generation take over a repository: import its refs and history, retire the old
+  ones.
+"""

@@ -1,1 +1,19 @@
-"""Frozen values of the domain: nodes, snapshots, chunk tables, logs, configuration. No I/O, no bytes."""
+"""Values of the domain: nodes, snapshots, chunk tables, logs, configuration. No I/O, no bytes.
+
+Modules
+-------
+- `administration`: What is known of a repository as a whole: whether it takes writes, its feature flags, what was
+  done to it.
+- `capabilities`: What a generation of the format can do, asked instead of its name.
+- `chunk_table`: Chunk references as columns, sorted by coordinates: of one array, or of many arrays together.
+- `config`: The configuration of a repository.
+- `config_value`: What all configuration values share: fields that may be unset, checked when assigned, merged one
+  by one.
+- `manifest_config`: How chunk references are divided into manifest files: sets, rules, splitting, preload, and
+  their conditions.
+- `snapshot`: Nodes, snapshots, transaction logs, and the differences between two snapshots.
+- `virtual_chunk_container`: Containers of virtual chunks and the object stores that they are in. No credentials are
+  kept here.
+- `zarr_document`: Node paths, chunk keys, bounds on decoded sizes, and the parts of a zarr.json that the engine
+  needs.
+"""

@@ -1,8 +1,12 @@
-"""A repository as its user sees it.
+"""`Repository`, the class that users open. Each module holds one group of its methods as a mixin.
 
-`Repository` is one class made of doors, each a mixin that needs nothing but `self._engine`: `RefsDoor` (branches and
-tags) and `HistoryDoor` (ancestry, graph, diff) live here; a lower room that offers verbs of its own keeps its door
-there (`icefloe.<room>.door`) and is listed among the bases in `repository.py`.
+Modules
+-------
+- `administration`: Status, metadata, feature flags and operations log of a repository.
+- `history`: Branches, tags, commits, diffs, the ancestry graph, and the content of single files.
+- `maintenance`: Maintenance and merging of branches, as methods of a repository.
+- `metrics`: What a repository costs: requests, bytes, cache hits and durations.
+- `repository`: A repository as its user sees it: created, opened, configured, and asked for sessions.
 """
 
 from icefloe.repository.repository import Repository

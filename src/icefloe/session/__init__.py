@@ -1,1 +1,18 @@
-"""Sessions: a change set over a base snapshot, its commit, conflicts, rebase, and forks for distributed writes."""
+"""Sessions: read and change one snapshot, then commit or rebase.
+
+Modules
+-------
+- `change_set`: What a session has changed and not committed yet, and where the bytes of a written chunk go.
+- `commit`: Commit: write manifests, attributes, snapshot and log of a change set, check for collected files, move
+  the branch.
+- `fork`: Forks and parts: what workers of a distributed write make, and how a session takes it over.
+- `history`: Resolve refs and times to snapshots, walk ancestry, merge logs, and compare snapshots.
+- `keyspace`: A session seen as Zarr keys: what a key names, and which keys there are.
+- `lookup`: Find chunk references of an array in the manifests of its snapshot, one or many at once.
+- `open_repository`: Create, find and open repositories of any generation; their stored configuration; writers of
+  this process.
+- `rebase`: Rebase a change set over commits that were made in the meantime: conflicts, solvers, false conflicts.
+- `references`: Set virtual references and move chunks within an array, without touching their bytes.
+- `session`: A session as its user sees it: a view of one snapshot, and the changes made on top of it.
+- `session_state`: The state of one session: nodes, references and chunks of a base snapshot with changes on top.
+"""

@@ -1,4 +1,26 @@
-"""Icefloe on Apache Spark: sessions, distributed jobs, tables. The only package that imports pyspark."""
+"""Icefloe on Apache Spark: sessions, distributed jobs, tables. The only package that imports pyspark.
+
+Modules
+-------
+- `arguments`: Parse the arguments of jobs: repositories and sessions, groups, regions.
+- `connect`: A Spark session for Python work on arrays: Java, settings, and this package sent to executors.
+- `copy`: Copy snapshots to another repository, and rechunk arrays.
+- `export`: Export snapshots as plain Zarr v3 or as Parquet tables.
+- `ingest`: Ingest many files on Spark with one commit.
+- `ingest_commit`: From the first pass of an ingest to its commit: plan, tasks, link, commit, and retry after a
+  conflict.
+- `maintenance`: Maintenance as Spark jobs: garbage collection, statistics, compaction.
+- `map_blocks`: Apply a function to the blocks of a dataset and commit the results.
+- `partial_results`: Partial results of reductions: computed per chunk or block, merged as a tree.
+- `progress`: Progress bars of Spark jobs, in terminals and notebooks.
+- `publish`: Write, audit, publish: checks of a staging branch before its changes reach the target branch.
+- `reduce`: Reduce whole arrays over named dimensions.
+- `source`: The Spark data source `icefloe` and the SQL table function `icefloe_scan`.
+- `streaming`: Streams into arrays, and changes of arrays as a stream.
+- `table`: Arrays as DataFrames, and temporary views for SQL.
+- `tasks`: Run Python functions as Spark tasks, with a progress bar, and write one session from many tasks.
+- `write`: Write rows of a DataFrame into arrays.
+"""
 
 from icefloe.lazy_exports import lazy_exports
 

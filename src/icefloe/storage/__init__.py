@@ -1,4 +1,21 @@
-"""Bytes by key, with conditions: the only room that imports obstore."""
+"""Storages: bytes by key with conditional writes. The only package that imports obstore.
+
+Modules
+-------
+- `build`: Storages by constructor, by URL and by path.
+- `conditional_writes`: Conditional writes: the outcome of a write whose answer was lost, and a probe that a store
+  honours conditions.
+- `contract`: The contract of a storage: bytes by key, with conditions; retries, threads and errors that all
+  storages share.
+- `credentials`: Credentials for object stores. They pickle to workers and are never shown.
+- `durability`: What of the files that were written would survive a power loss.
+- `endpoints`: Where a remote storage is and how to connect to it.
+- `local`: A storage in a folder of the file system, safe for many processes at once.
+- `memory`: A storage in the memory of one process.
+- `remote`: A storage in an object store, through obstore.
+- `virtual_sources`: Storages that virtual chunks are read from.
+- `wrappers`: Storages in front of another storage: they forward, measure, count, or split by key.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""The generation `dataset`: a state file, and Parquet for everything else."""
+"""The generation `dataset`: a state file, and Parquet for everything else.
+
+Modules
+-------
+- `manifest`: Manifests of the generation `dataset`: Parquet rows sorted by array and coordinates.
+- `parquet`: Parquet files of the generation `dataset`: bounded reads, and the attributes file.
+- `snapshot`: Structure files of the generation `dataset`: a snapshot as Parquet, one row per node.
+- `state`: The state file of the generation `dataset`: all snapshots and refs, parsed by hand and written back
+  whole.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""The official generation of icechunk 2.x: refs and history in the `repo` file."""
+"""The official generation of icechunk 2.x: refs and history in the `repo` file.
+
+Modules
+-------
+- `repo_edits`: Every change of a `repo` file as a pure function from the old value to the new one.
+- `repo_file`: The `repo` file of the generation `icechunk2`: refs, history, status, configuration, operations.
+"""
 
 from __future__ import annotations
 

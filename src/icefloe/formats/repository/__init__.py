@@ -1,4 +1,16 @@
-"""Generation `repository` (seeds 001, 003 and 004): header, zstd and MessagePack."""
+"""Generation `repository` (seeds 001, 003 and 004): header, zstd and MessagePack.
+
+Modules
+-------
+- `legacy_flatbuffers`: Files of early releases between `repository` and `icechunk1`: flatbuffers around MessagePack
+  metadata.
+- `manifest_reader`: Read manifests of the generation `repository`: as a matrix where rows have fixed width, else
+  entry by entry.
+- `manifest_writer`: Write manifests of the generation `repository` as rows of fixed width.
+- `snapshot`: Snapshots and small documents of the generation `repository`: MessagePack and JSON to values and back.
+- `transaction_log`: Transaction logs of the generation `repository`: lists of node ids and coordinates of changed
+  chunks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""The generation `store`: JSON files after the schemas of the specification."""
+"""The generation `store`: JSON files after the schemas of the specification.
+
+Modules
+-------
+- `legacy_msgpack`: Snapshots and manifests of the generation `store` as early code wrote them: MessagePack,
+  structures as arrays.
+- `manifest`: Manifests of the generation `store`: JSON text to columns and back.
+- `refs`: Object ids, and branch and tag files, of the generation `store`.
+- `snapshot`: Snapshots and attributes files of the generation `store`: JSON after the specification's schema.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,16 @@
-"""One short module per file format; each turns a file into a schema, chunk references and values."""
+"""Parsers: the arrays, attributes and chunk references of one source file.
+
+Modules
+-------
+- `contract`: What every parser offers: a schema, chunk references, and values.
+- `geotiff`: TIFF, GeoTIFF and cloud-optimised GeoTIFF, read with tifffile and, for most compressions, imagecodecs.
+- `grib`: GRIB edition 1 and 2, read with ecCodes.
+- `grib_grid`: The grids of GRIB messages: dimensions, coordinates and the map projection, from ecCodes' latitudes
+  and longitudes.
+- `hdf5`: NetCDF4 and HDF5 files, read with h5py.
+- `kerchunk`: Kerchunk reference sets: one JSON file, or a folder of Parquet files.
+- `netcdf3`: NetCDF classic files (CDF-1, CDF-2, CDF-5).
+- `registry`: Which format a source has, and its parser.
+- `virtualizarr`: Any parser of the VirtualiZarr package as a source.
+- `zarr`: Zarr v2 and v3 stores in a folder or bucket.
+"""

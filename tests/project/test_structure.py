@@ -1,0 +1,77 @@
+"""The shape of the source: few modules of a readable size, described where a reader looks for them."""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "src/icefloe"
+MODULES = sorted(SOURCE.rglob("*.py"))
+PACKAGES = sorted(path.parent for path in SOURCE.rglob("__init__.py") if path.parent != SOURCE)
+MOST_MODULES = 220
+SMALLEST_MEDIAN_LINES = 180
+LONGEST_LINES = 900
+LARGEST_SHARE_OF_IMPORTS = 0.09
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+def test_modules_are_few_and_of_a_readable_size() -> None:
+    lengths = {path.relative_to(SOURCE).as_posix(): len(lines_of(path)) for path in MODULES}
+    assert len(lengths) <= MOST_MODULES
+    assert statistics.median(lengths.values()) >= SMALLEST_MEDIAN_LINES
+    assert {name: count for name, count in lengths.items() if count > LONGEST_LINES} == {}
+
+
+def test_imports_are_a_small_part_of_the_code() -> None:
+    imports = code = 0
+    for path in MODULES:
+        code += sum(1 for line in lines_of(path) if line.strip() and not line.strip().startswith("#"))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                imports += (node.end_lineno or node.lineno) - node.lineno + 1
+    assert imports / code <= LARGEST_SHARE_OF_IMPORTS
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.relative_to(SOURCE).as_posix())
+def test_a_package_says_what_each_of_its_modules_is_for(package: Path) -> None:
+    described = re.findall(r"^- `(\w+)`: \S", (package / "__init__.py").read_text(), re.MULTILINE)
+    modules = {path.stem for path in package.glob("*.py")} - {"__init__"}
+    assert set(described) == modules | {path.parent.name for path in package.glob("*/__init__.py")}
+
+
+def test_no_two_modules_import_each_other_not_even_inside_functions() -> None:
+    names = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path for path in MODULES}
+    imported = {name: _imported_by(path, names.keys()) - {name} for name, path in names.items()}
+    ended: set[str] = set()
+
+    def visit(name: str, way: tuple[str, ...]) -> None:
+        assert name not in way, " imports ".join([*way[way.index(name) :], name])
+        if name not in ended:
+            for following in sorted(imported[name]):
+                visit(following, (*way, name))
+            ended.add(name)
+
+    for name in sorted(names):
+        visit(name, ())
+
+
+def _imported_by(path: Path, names: object) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return {name for name in found if name in names}  # type: ignore[operator]
+
+
+def test_the_formatter_decides_how_code_looks() -> None:
+    marked = [path for path in MODULES if "# fmt: " in path.read_text()]
+    assert marked == []
