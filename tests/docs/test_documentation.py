@@ -144,12 +144,12 @@ def test_pages_name_no_machine() -> None:
         assert not re.search(r"/tmp/|/home/|/root/|/work/", prose(page)), name_of(page)
 
 
-def test_every_room_is_described() -> None:
+def test_every_package_is_described() -> None:
     source = ROOT / "src" / "icefloe"
-    rooms = {path.stem for path in source.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    packages = {path.stem for path in source.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     table = re.findall(r"^\| (`[^|]+) \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
     described = set(re.findall(r"`(\w+)`", " ".join(table)))
-    assert rooms - {"__init__"} - described == set()
+    assert packages - {"__init__"} - described == set()
 
 
 def test_the_json_of_every_command_is_documented() -> None:
