@@ -334,7 +334,7 @@ JOBS = {
     "lint": (do_lint, "run ruff, mypy and the import checks (--fix: let ruff change files first)"),
     "bench": (do_bench, "run the benchmarks"),
     "simulate": (do_simulate, "simulate many actors on one repository until stopped"),
-    "trace": (do_trace, "set up, then count the files that each operation enters (--files: name them)"),
+    "trace": (do_trace, "count the source files that each operation enters (--files: list them)"),
     "run": (do_run, "run any command in the environment"),
     "setup": (do_setup, "create or update the environment only"),
     "lock": (do_lock, "resolve the newest allowed versions into requirements/"),
