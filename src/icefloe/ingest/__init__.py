@@ -3,6 +3,7 @@
 Modules
 -------
 - `access`: Read the bytes of a source: local files directly, everything else through a storage.
+- `array_plan`: The plan of one target array, and the conversion of source values to its values.
 - `cf`: CF conventions: times in any calendar, packed numbers, missing values.
 - `chunk_grids`: Regular chunk grids in numbers: coordinates of all chunks, boxes, and tables of references built
   from columns.
@@ -13,7 +14,8 @@ Modules
 - `record`: What a repository keeps about its sources: ingested files, and the containers of virtual chunks.
 - `source_model`: What a source file holds, as values, and the report of what differs between files.
 - `sources`: The options of an ingest, and the files that a person means: paths, globs, folders, URLs, lists.
-- `target_arrays`: The arrays of the target: shape, chunks, type, document, and how source values become its values.
+- `target_arrays`: The arrays of the target: shape, chunks and type over all files, and over what the repository
+  already holds.
 - `tasks`: Split an ingest into tasks that share no chunk, and run one task.
 - `zarr_documents`: zarr.json documents of groups and arrays, built and checked by zarr's own metadata classes.
 - `parsers`: Parsers: the arrays, attributes and chunk references of one source file.

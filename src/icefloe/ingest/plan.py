@@ -16,6 +16,7 @@ from rich.table import Table
 
 from icefloe.display.card import format_bytes, format_count
 from icefloe.errors import InvalidInputError, suggest
+from icefloe.ingest.array_plan import ArrayPlan, convert_values
 from icefloe.ingest.cf import format_range
 from icefloe.ingest.members import Member, compare_variable, join_path, missing_variables, split_datasets, target_group
 from icefloe.ingest.placement import (
@@ -40,14 +41,7 @@ from icefloe.ingest.source_model import (
     join_reports,
 )
 from icefloe.ingest.sources import IngestOptions, natural_key
-from icefloe.ingest.target_arrays import (
-    ArrayPlan,
-    TargetDimensions,
-    convert_values,
-    extend_array,
-    fill_means_missing,
-    plan_array,
-)
+from icefloe.ingest.target_arrays import TargetDimensions, extend_array, fill_means_missing, plan_array
 from icefloe.ingest.tasks import Extent, IngestTask, PlacedFile, plan_native_tasks, plan_virtual_tasks
 from icefloe.ingest.zarr_documents import group_document
 

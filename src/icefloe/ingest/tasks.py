@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from icefloe.errors import InvalidInputError
 from icefloe.ingest.access import SourceAccess
+from icefloe.ingest.array_plan import ArrayPlan, convert_values, parse_fill_document
 from icefloe.ingest.chunk_grids import (
     ChunkRegion,
     chunk_region,
@@ -27,7 +28,6 @@ from icefloe.ingest.chunk_grids import (
 from icefloe.ingest.parsers.contract import OpenSource
 from icefloe.ingest.parsers.registry import open_source
 from icefloe.ingest.source_model import SourceFile, SourceVariable
-from icefloe.ingest.target_arrays import ArrayPlan, convert_values, parse_fill_document
 from icefloe.model.chunk_table import ChunkTable
 
 Window = Mapping[str, tuple[int, int]]

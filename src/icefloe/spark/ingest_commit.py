@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from icefloe.blocking import run_blocking
 from icefloe.errors import ConflictError, FormatError, IcefloeError, InvalidInputError, RebaseFailedError, StorageError
 from icefloe.ingest.access import SourceAccess
+from icefloe.ingest.array_plan import ArrayPlan
 from icefloe.ingest.chunk_grids import ChunkRegion, shift_table
 from icefloe.ingest.local import NamedSources, SessionSink, read_existing
 from icefloe.ingest.placement import Existing
@@ -35,7 +36,7 @@ from icefloe.ingest.record import (
 )
 from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema
 from icefloe.ingest.sources import IngestOptions, OnError, natural_key
-from icefloe.ingest.target_arrays import ArrayPlan, fill_means_missing
+from icefloe.ingest.target_arrays import fill_means_missing
 from icefloe.ingest.tasks import IngestTask, PlacedFile, TaskResult, run_task
 from icefloe.model.chunk_table import ChunkTable
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer

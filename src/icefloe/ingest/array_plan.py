@@ -1,0 +1,226 @@
+"""The plan of one target array, and the conversion of source values to its values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from icefloe.errors import InvalidInputError
+from icefloe.ingest.cf import (
+    Packing,
+    TimeUnits,
+    convert_times,
+    decoded_dtype,
+    find_time_units,
+    keeps_values,
+    packing_of,
+    unpack,
+)
+from icefloe.ingest.chunk_grids import grid_shape
+from icefloe.ingest.source_model import SourceVariable
+
+ArrayKind: TypeAlias = Literal["native", "virtual", "values"]
+
+CHUNK_BYTES = 8 << 20
+"""Native chunks are brought to about this size where nothing else was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayPlan:
+    """One array of the target, new or extended.
+
+    kind       native: tasks write values; virtual: tasks write references; values: the plan holds its few values
+    joined     its joined dimensions
+    template   the variable as the sources have it, with the chunks to reference it by
+    """
+
+    path: str
+    kind: ArrayKind
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    dtype: str
+    attributes: Mapping[str, Any]
+    fill_value: Any
+    document: bytes
+    joined: tuple[str, ...]
+    template: SourceVariable
+    is_new: bool = True
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def itemsize(self) -> int:
+        return 16 if self.dtype == "string" else np.dtype(self.dtype).itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.itemsize
+
+    @property
+    def chunk_count(self) -> int:
+        return math.prod(grid_shape(self.shape, self.chunks))
+
+    def fill(self) -> Any:
+        """The fill value as a scalar of the array's type."""
+        if self.dtype == "string":
+            return str(self.fill_value or "")
+        return parse_fill_document(self.dtype, self.fill_value)
+
+
+def parse_fill_document(dtype: str, value: Any) -> Any:
+    """The scalar that a `fill_value` of zarr.json stands for."""
+    numpy_type = np.dtype(dtype)
+    if numpy_type.kind == "S":
+        return np.zeros(1, numpy_type)[0]
+    if numpy_type.kind == "c" and isinstance(value, (list, tuple)):
+        return numpy_type.type(complex(float(value[0]), float(value[1])))
+    if isinstance(value, str) and numpy_type.kind == "f":
+        if value.startswith("0x"):
+            return np.array([int(value, 16)], dtype=f"u{numpy_type.itemsize}").view(numpy_type.newbyteorder("="))[0]
+        return numpy_type.type(float(value.replace("Infinity", "inf")))
+    return np.asarray(0 if value is None else value).astype(numpy_type)[()]
+
+
+def choose_chunks(
+    variable: SourceVariable, shape: Sequence[int], joined: Sequence[str], asked: Mapping[str, int]
+) -> tuple[int, ...]:
+    """Native chunk lengths: those asked for; else the source's, longer or shorter to a good size."""
+    chunks = [max(1, min(c, n)) for c, n in zip(variable.chunks, shape, strict=True)]
+    fixed = [dim in asked for dim in variable.dims]
+    for axis, dim in enumerate(variable.dims):
+        if dim in asked:
+            chunks[axis] = max(1, min(asked[dim], max(1, shape[axis])))
+    itemsize = 16 if variable.dtype == "string" else np.dtype(variable.dtype).itemsize
+
+    def size() -> int:
+        return math.prod(chunks) * itemsize
+
+    order = sorted(range(len(chunks)), key=lambda a: variable.dims[a] in joined)
+    # Short chunks grow along the grid first, then along the joined dimensions, by doubling.
+    for axis in order:
+        while not fixed[axis] and chunks[axis] < shape[axis] and size() * 2 <= CHUNK_BYTES:
+            chunks[axis] = min(chunks[axis] * 2, shape[axis])
+    for axis in range(len(chunks)):
+        while not fixed[axis] and chunks[axis] > 1 and size() > 4 * CHUNK_BYTES:
+            chunks[axis] = -(-chunks[axis] // 2)
+    return tuple(chunks)
+
+
+def native_codecs(dtype: str) -> tuple[Mapping[str, Any], ...]:
+    """What native chunks are encoded with unless codecs are given: bytes shuffled, then zstd."""
+    if dtype == "string":
+        return {"name": "vlen-utf8"}, {"name": "zstd", "configuration": {"level": 3, "checksum": False}}
+    itemsize = np.dtype(dtype).itemsize
+    settings = {
+        "typesize": itemsize,
+        "cname": "zstd",
+        "clevel": 3,
+        "shuffle": "shuffle" if itemsize > 1 else "noshuffle",
+        "blocksize": 0,
+    }
+    head: dict[str, Any] = {"name": "bytes"}
+    if itemsize > 1 and np.dtype(dtype).kind != "S":
+        head["configuration"] = {"endian": "little"}
+    return head, {"name": "blosc", "configuration": settings}
+
+
+def convert_values(values: npt.NDArray[Any], variable: SourceVariable, array: ArrayPlan) -> npt.NDArray[Any]:
+    """Stored values of one file as the array holds them: the same values, or an error."""
+    if array.dtype == "string":
+        return values.astype(object)
+    source, target = packing_of(variable.attributes, variable.dtype), packing_of(array.attributes, array.dtype)
+    times = _find_times(variable, array, source, target)
+    if times is not None:
+        missing = source.missing(values)
+        return convert_times(values, *times, array.dtype, missing=missing, no_time=target.fill)
+    if (source.scale, source.offset, source.sign) == (target.scale, target.offset, target.sign):
+        result = _cast(values, variable, array, target)
+    elif target.is_plain and not target.sign and np.dtype(array.dtype).kind == "f":
+        own = variable.decoded_dtype or decoded_dtype(variable.dtype, variable.attributes)
+        result = _cast(unpack(values, source, own), variable, array, target)
+    else:
+        raise InvalidInputError(
+            f"{variable.path} is packed with {source}, the array {array.path} with {target}; use unpack=True",
+            path=array.path,
+        )
+    return result if source.fills == target.fills else _fill_anew(result, values, variable, array, source, target)
+
+
+def _find_times(
+    variable: SourceVariable, array: ArrayPlan, source: Packing, target: Packing
+) -> tuple[TimeUnits, TimeUnits] | None:
+    """The units of times that have to be converted."""
+    if not (source.is_plain and target.is_plain) or source.sign or target.sign:
+        return None
+    own, wanted = find_time_units(variable.attributes), find_time_units(array.attributes)
+    if own is None or wanted is None:
+        return None
+    is_same = own.counts_alike == wanted.counts_alike and source.fills == target.fills
+    is_same = is_same and own.calendar == wanted.calendar
+    return None if is_same and keeps_values(variable.dtype, array.dtype) else (own, wanted)
+
+
+def _fill_anew(
+    result: npt.NDArray[Any],
+    values: npt.NDArray[Any],
+    variable: SourceVariable,
+    array: ArrayPlan,
+    source: Packing,
+    target: Packing,
+) -> npt.NDArray[Any]:
+    """Missing values as the array marks them."""
+    missing = source.missing(values)
+    taken = target.missing(result)
+    if taken is not None and missing is not None:
+        taken &= ~missing
+    if taken is not None and bool(taken.any()):
+        raise InvalidInputError(
+            f"{variable.path} holds {target.fills}, which mean missing in the array /{array.path} and not in the file; "
+            "ingest it into another group",
+            path=array.path,
+        )
+    if missing is None:
+        return result
+    wanted = np.dtype(array.dtype)
+    if target.fill is None and wanted.kind != "f":
+        raise InvalidInputError(
+            f"values of {variable.path} are missing, and the array /{array.path} declares no _FillValue for them",
+            path=array.path,
+        )
+    if result is values or np.shares_memory(result, values):
+        result = result.copy()
+    result[missing] = np.nan if target.fill is None else target.stored(target.fill, wanted)
+    return result
+
+
+def _cast(values: npt.NDArray[Any], variable: SourceVariable, array: ArrayPlan, target: Packing) -> npt.NDArray[Any]:
+    """Values in the array's type; one that cannot hold them was asked for, and is refused where values would change."""
+    wanted = np.dtype(array.dtype)
+    if keeps_values(values.dtype.str, wanted.str):
+        return values.astype(wanted, copy=False)
+    absent = None
+    if values.dtype.kind == "f" and wanted.kind in "iu" and target.fill is not None:
+        absent = np.isnan(values)
+        values = np.where(absent, values.dtype.type(0), values)
+    with np.errstate(invalid="ignore", over="ignore"):
+        result = values.astype(wanted)
+    if values.dtype.kind == "f" and wanted.kind == "f":
+        is_lost = np.isinf(result) & np.isfinite(values)
+    else:
+        is_lost = result.astype(values.dtype) != values
+        if values.dtype.kind in "iu" and wanted.kind in "iu":
+            is_lost |= (result < 0) != (values < 0)
+    if bool(is_lost.any()):
+        raise InvalidInputError(
+            f"{values[is_lost].reshape(-1)[0]} of {variable.path} does not fit the type {wanted} of the array "
+            f"/{array.path}",
+            path=array.path,
+        )
+    if absent is not None:
+        result[absent] = target.stored(target.fill, wanted)
+    return result
