@@ -115,7 +115,8 @@ def _no_mark(case: Case) -> bool:
     versions = [v for n in case.names for v in case.versions(n)]
     # An array of floats that is there already may have been made with another fill value than NaN.
     is_bare = any((np.dtype(v.dtype).kind in "iu" or case.before) and not _missing(v) for v in versions)
-    return is_bare or any(f.bounds != "none" for f in case.all)
+    # An array that is there has the fill value that its first files gave it, whatever they declare as missing.
+    return is_bare or any(f.bounds != "none" for f in case.all) or (bool(case.before) and not _is_region(case))
 
 
 def _wide(case: Case) -> bool:
@@ -226,6 +227,7 @@ REASONS: tuple[tuple[str, Callable[[Case], bool]], ...] = (
     (r"chunk bytes stay as they are", lambda c: c.is_virtual and _other_chunks(c)),
     (r"times are not re-encoded by reference", lambda c: c.is_virtual and _other_times(c)),
     (r"references: expected possible", _cannot_reference),
+    (r"calendar: .* the numbers do not mean the same", lambda c: c.is_virtual and len({f.calendar for f in c.all}) > 1),
     (r"the numbers do not mean the same", lambda c: c.differ(_missing) or c.differ(_packing)),
     (r"its values may not fit|do not fit|are not exact as|which mean missing in the array", _cannot_append),
     (r"the array has no missing value", _cannot_append),

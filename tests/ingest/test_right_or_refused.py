@@ -269,6 +269,20 @@ def test_a_variable_that_ends_before_its_unlimited_dimension_is_padded_as_netcdf
     np.testing.assert_array_equal(opened(opener)["r"], np.where(np.arange(7) < 3, 1, [[-32767], [-32767]]))
 
 
+def test_cells_of_a_region_that_no_file_has_stay_as_they_are(tmp_path: Path, repository: Repository) -> None:
+    write(tmp_path / "all.nc", 0, names="vw", hours=4, dtype="i4")
+    run(repository, tmp_path / "all.nc")
+    write(tmp_path / "a.nc", 1, names="v", hours=1, dtype="i4")
+    write(tmp_path / "b.nc", 2, names="w", hours=1, dtype="i4")
+    before = opened(repository)
+    run(repository, tmp_path / "a.nc", tmp_path / "b.nc", region="auto", allow_missing=True)
+    after = opened(repository)
+    for name, hour in (("v", 1), ("w", 2)):
+        wanted = before[name].values.copy()
+        wanted[hour] = np.arange(2) + hour
+        np.testing.assert_array_equal(after[name], wanted)
+
+
 def test_a_broken_file_beside_a_single_one_is_left_out_and_said_to_be(tmp_path: Path, repository: Repository) -> None:
     write(tmp_path / "a.nc", 0)
     (tmp_path / "b.nc").write_bytes(b"CDF\x01")

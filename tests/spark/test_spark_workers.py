@@ -85,7 +85,8 @@ Repository.create(sys.argv[1])
 spark.read.format("icefloe").option("table", "refs").load(sys.argv[1]).collect()
 register(spark)
 spark.sql(f"SELECT * FROM icefloe_scan('{sys.argv[1]}', table => 'refs')").collect()
-spark.range(3).coalesce(1).write.format("icefloe").mode("append").option("dims", "id").save(sys.argv[1] + "-2")
+rows = spark.range(3).selectExpr("id", "2 * id AS twice").coalesce(1)
+rows.write.format("icefloe").mode("append").option("dims", "id").save(sys.argv[1] + "-2")
 try:
     spark.sql("SELECT nothing FROM nowhere")
 except Exception:

@@ -67,7 +67,8 @@ def plan_array(
     stored = existing.arrays.get(path)
     if stored is not None:
         array, issues = _plan_existing(stored, variable, members, dims, joined, options, path, name)
-        if array is not None and has_holes:
+        # Cells of a region that no file has keep what the repository has there.
+        if array is not None and has_holes and options.region is None:
             issues += _existing_holes(array, members[0], name)
         return array, issues
     if options.region is not None:

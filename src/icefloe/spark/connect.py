@@ -236,9 +236,7 @@ def merge_settings(given: Mapping[str, Any], *, quick_start: bool) -> dict[str, 
 
 def quieten_failed_queries() -> None:
     """Let Spark not print the context of a failed query as JSON: the error that is raised says the same."""
-    logger = PySparkLogger.getLogger("SQLQueryContextLogger")
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.CRITICAL)
+    PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
 
 
 def remove_old_logs(folder: Path) -> None:
