@@ -169,6 +169,11 @@ FOUND: dict[str, tuple[Step, ...]] = {
         (30.0, "nightly", "squash", {"branch": "main", "back": 2}),
         (60.0, "service", "commit", COMMIT),
     ),
+    "an expiry of one commit ends after one of all commits": steps(
+        (0.0, "service", "transaction", transaction(("create", "c", 8), ("resize", "a", 4))),
+        (2 * DAY, "nightly", "expire", {"back": 1}),
+        (2 * DAY + 0.15, "others", "expire", {"age": 0.0}),
+    ),
     "two expiries at the same time": steps(
         (0.0, "service", "transaction", transaction(("resize", "a", 4), ("set", "a", 1))),
         (2 * DAY, "nightly", "expire", {"age": 0.0}),

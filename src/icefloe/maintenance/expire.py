@@ -13,7 +13,7 @@ from icefloe.errors import InvalidInputError, ObjectNotFoundError, SnapshotNotFo
 from icefloe.ids import ObjectId
 from icefloe.ledger.contract import MAIN, HistoryChange
 from icefloe.maintenance.inventory import History, Reading, fetch_all_refs, fetch_history, read_anew, tell
-from icefloe.model.snapshot import SnapshotInfo, TransactionLog
+from icefloe.model.snapshot import Snapshot, SnapshotInfo, TransactionLog
 from icefloe.session.history import check_past, compare_snapshots, join_logs, merge_logs
 from icefloe.session.open_repository import Engine
 
@@ -253,7 +253,34 @@ async def _apply(engine: Engine, plan: ExpiryPlan) -> None:
     await engine.ledger.change_history(plan.change)
     for child, log in exact.items():
         await _write_log(engine, child, log)
+        await _follow_others(engine, child, plan.change.parents[child])
     tell("change history", 1, 1)
+
+
+async def _follow_others(engine: Engine, child: ObjectId, parent: ObjectId) -> None:
+    """Write a log again that replaced the one of another expiry, which moved the parent further meanwhile.
+
+    An expiry changes the parent before it writes its last log. So whoever writes a log last sees the parent that the
+    log has to begin at.
+    """
+    for _ in range(_ROUNDS):
+        reading = read_anew(engine)
+        try:
+            begins = (await reading.archive.fetch_snapshot(child)).parent_id
+            if begins is None or begins == parent:
+                return
+            skipped, at = [], parent
+            while at != begins:
+                skipped.append(at)
+                above = (await reading.archive.fetch_snapshot(at)).parent_id
+                if above is None:
+                    return  # the parent is none that was further up: nobody expired anything
+                at = above
+            log = await _log_since(reading, [*reversed(skipped), child], begins)
+        except SnapshotNotFoundError:
+            return  # a collection took what expired; its log is that of whoever let it expire
+        await _write_log(engine, child, log)
+        parent = begins
 
 
 async def _write_log(engine: Engine, snapshot_id: ObjectId, log: TransactionLog) -> None:
@@ -282,4 +309,22 @@ async def _log_since(reading: Reading, snapshots: list[ObjectId], parent: Object
         logs = [await archive.fetch_transaction_log(each) for each in snapshots]
     except ObjectNotFoundError:
         return await compare_snapshots(old, new, archive)
-    return await join_logs(logs, old, new, archive)
+    return _known_before(await join_logs(logs, old, new, archive), old)
+
+
+def _known_before(log: TransactionLog, old: Snapshot) -> TransactionLog:
+    """The log without the creation of nodes that were there before.
+
+    Another expiry may have written a log that begins further up, where these nodes were created.
+    """
+    ids = {node.id for node in old.nodes.values()}
+    arrays, groups = log.new_arrays & ids, log.new_groups & ids
+    if not arrays and not groups:
+        return log
+    return replace(
+        log,
+        new_arrays=log.new_arrays - arrays,
+        new_groups=log.new_groups - groups,
+        updated_arrays=log.updated_arrays | arrays,
+        updated_groups=log.updated_groups | groups,
+    )

@@ -81,6 +81,8 @@ class Marked:
     """Snapshots that the repository lists, live or not."""
     beside: frozenset[str] = field(default=frozenset())
     """Keys of objects that metadata of commits name."""
+    unreferenced: frozenset[ObjectId] = field(default=frozenset())
+    """Manifests that no ref leads to. Only young snapshots name them, as those of refused commits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ async def mark(
     known, limits = known or Known(), limits or FetchLimits()
     sizes: dict[ObjectId, int] = {}
     marked = await mark_snapshots(reading, young, existing, known, limits, sizes)
-    manifests = await _mark_manifests(reading, list(marked.manifests), sizes, known, limits)
+    manifests = await _mark_manifests(reading, marked, sizes, known, limits)
     many = sum(len(facts.objects) for facts in manifests.values()) > _MANY_OBJECTS
     chunks = await asyncio.to_thread(live_keys, manifests) if many else live_keys(manifests)
     return replace(marked, manifests=manifests, chunks=chunks)
@@ -133,6 +135,7 @@ async def mark_snapshots(
     parents = None if listed is None else {key: info.parent_id for key, info in listed.items()}
     marker = _SnapshotMarker(reading, known or Known(), parents, limits or FetchLimits())
     await marker.follow(refs.targets(), must_exist=True)
+    reachable = {each for fact in marker.found.values() for each in fact.manifests}
     quoted = {each for facts in marker.found.values() for each in facts.quoted}
     await marker.follow((quoted & existing) | young, must_exist=False)
     facts = marker.found
@@ -149,6 +152,7 @@ async def mark_snapshots(
         chunks=np.empty(0, dtype=np.uint64),
         listed=frozenset(listed or ()),
         beside=frozenset(each for fact in facts.values() for each in fact.beside),
+        unreferenced=frozenset(names.keys() - reachable),
     )
 
 
@@ -265,28 +269,37 @@ def snapshot_facts(snapshot: Snapshot) -> SnapshotFacts:
 
 
 async def _mark_manifests(
-    reading: Reading, wanted: list[ObjectId], sizes: Mapping[ObjectId, int], known: Known, limits: FetchLimits
+    reading: Reading, marked: Marked, sizes: Mapping[ObjectId, int], known: Known, limits: FetchLimits
 ) -> dict[ObjectId, ManifestFacts]:
     budget = _Budget(limits.manifest_bytes)
 
     async def fetch(manifest_id: ObjectId) -> ManifestFacts:
         async with budget.hold(sizes.get(manifest_id, 1 << 20)):
-            return await fetch_manifest_facts(reading, manifest_id)
+            return await fetch_manifest_facts(reading, manifest_id, may_be_gone=manifest_id in marked.unreferenced)
 
-    found = {each: known.manifests[each] for each in wanted if each in known.manifests}
-    unknown = [each for each in wanted if each not in found]
+    found = {each: known.manifests[each] for each in marked.manifests if each in known.manifests}
+    unknown = [each for each in marked.manifests if each not in found]
     async for facts in telling("read manifests", stream_bounded(fetch, unknown, limits.at_once), len(unknown)):
         found[facts.id] = facts
     return found
 
 
-async def fetch_manifest_facts(reading: Reading, manifest_id: ObjectId) -> ManifestFacts:
-    """The chunk objects of a manifest; whatever keeps it from being read stops the caller."""
+async def fetch_manifest_facts(reading: Reading, manifest_id: ObjectId, *, may_be_gone: bool = False) -> ManifestFacts:
+    """The chunk objects of a manifest; whatever keeps it from being read stops the caller.
+
+    One that `may_be_gone` names none where it is missing: an earlier run collected it before it refused the commit that
+    was to name it.
+    """
+    width = reading.format.capabilities.object_id_bytes
     try:
         manifest = await reading.archive.fetch_manifest(manifest_id)
-    except (ObjectNotFoundError, FormatError) as error:
+    except ObjectNotFoundError as error:
+        if may_be_gone:
+            return ManifestFacts(manifest_id, np.empty((0, width), dtype=np.uint8))
         raise _unreadable(f"manifest {manifest_id}", error) from error
-    return manifest_facts(manifest, reading.format.capabilities.object_id_bytes)
+    except FormatError as error:
+        raise _unreadable(f"manifest {manifest_id}", error) from error
+    return manifest_facts(manifest, width)
 
 
 def manifest_facts(manifest: Manifest, width: int) -> ManifestFacts:

@@ -220,7 +220,7 @@ def _judge(work: _Work, *, dry_run: bool) -> GCSummary:
     young = frozenset(files.take(files.modified >= work.ages.before).texts())
     marked = run_blocking(mark_snapshots(reading, young, frozenset(files.texts())))
     plan = plan_collection(work.listings, marked, work.ages, work.cutoff, beside)
-    live = _live_on_spark(work.spark, work.engine, sorted(marked.manifests))
+    live = _live_on_spark(work.spark, work.engine, sorted(marked.manifests), marked.unreferenced)
     parts = 2 * parallelism(work.spark) + work.count // _ROWS_PER_PART
     # Both sides are cut the same way. A plan that sends all live keys to every task would pass them through the driver.
     named = live.repartition(parts, "key").hint("merge")
@@ -334,24 +334,26 @@ def _ids_of(engine: Engine) -> Callable[[Batches], Batches]:
     return work
 
 
-def _live_on_spark(spark: SparkSession, engine: Engine, manifests: Sequence[ObjectId]) -> DataFrame:
-    """The keys of chunk objects that manifests name."""
+def _live_on_spark(
+    spark: SparkSession, engine: Engine, manifests: Sequence[ObjectId], unreferenced: frozenset[ObjectId]
+) -> DataFrame:
+    """The keys of chunk objects that manifests name; those that no ref leads to may be gone."""
     size = max(1, min(_MANIFESTS_PER_TASK, -(-len(manifests) // max(1, 2 * parallelism(spark)))))
     shares = [list(manifests[low : low + size]) for low in range(0, len(manifests), size)] or [[]]
 
     def work(batches: Batches) -> Batches:
         for batch in batches:
             for task in batch.column(0).to_pylist():
-                yield from _live_keys(engine, shares[task])
+                yield from _live_keys(engine, shares[task], unreferenced)
 
     return spark.range(0, len(shares), 1, len(shares)).mapInArrow(work, _LIVE)
 
 
-def _live_keys(engine: Engine, manifests: Sequence[ObjectId]) -> Batches:
+def _live_keys(engine: Engine, manifests: Sequence[ObjectId], unreferenced: frozenset[ObjectId]) -> Batches:
     reading = read_anew(engine)
 
     async def fetch(manifest_id: ObjectId) -> ManifestFacts:
-        return await fetch_manifest_facts(reading, manifest_id)
+        return await fetch_manifest_facts(reading, manifest_id, may_be_gone=manifest_id in unreferenced)
 
     # A few at a time: a task holds the references of these, not of its whole share.
     for low in range(0, len(manifests), _FETCHES):

@@ -1,0 +1,68 @@
+"""An expiry that runs inside another one, at any of its requests: history is whole and logs tell of everything."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+
+import pytest
+import zarr
+from tests.maintenance.histories import GENERATIONS
+from tests.maintenance.test_expired_bases import INLINE, NEVER, Interrupted
+
+import icefloe
+
+
+def make_history(generation: str) -> tuple[icefloe.Repository, Interrupted, icefloe.Repository]:
+    inner = icefloe.in_memory_storage()
+    others = icefloe.Repository.create(inner, INLINE, spec_version=generation)
+    for name in ("a", "b"):
+        with others.transaction("main", message=name) as store:
+            zarr.create_array(store, name=name, shape=(6,), chunks=(1,), dtype="i8", compressors=None)[:] = 1
+    with others.transaction("main", message="last") as store:
+        zarr.open_array(store, path="a").resize((4,))
+        zarr.create_array(store, name="c", shape=(6,), chunks=(1,), dtype="i8", compressors=None)[:] = 1
+    slow = Interrupted(inner)
+    return others, slow, icefloe.Repository.open(slow, INLINE)
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_expiries_at_the_same_time_leave_logs_that_tell_of_everything(generation: str) -> None:
+    for request in range(1, NEVER):
+        others, slow, repo = make_history(generation)
+        expired = [info.id for info in others.ancestry(branch="main")][1]
+        slow.action = lambda others=others: others.expire_snapshots(dt.timedelta(0))  # type: ignore[misc]
+        slow.left = request
+        with contextlib.suppress(icefloe.SnapshotNotFoundError):
+            repo.expire_snapshots(snapshots=[expired])
+        report = icefloe.Repository.open(others.storage).verify()
+        assert report.is_clean, f"before request {request}: {report}"
+        if slow.left > 0:
+            return
+    raise AssertionError("an expiry has no end")
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_a_collection_is_not_stopped_by_what_a_refused_commit_left(generation: str) -> None:
+    for request in range(1, NEVER):
+        others, slow, repo = make_history(generation)
+        session = repo.writable_session("main")
+        zarr.open_array(session.store, path="c", mode="r+")[0] = 7
+        cutoff = dt.datetime.now(dt.UTC)
+
+        def run_nightly(others: icefloe.Repository = others, cutoff: dt.datetime = cutoff) -> None:
+            with others.transaction("main", message="all of it again") as store:
+                for name in ("a", "b", "c"):
+                    zarr.open_array(store, path=name)[:] = 2
+            others.expire_snapshots(dt.timedelta(0))
+            others.garbage_collect(cutoff, ignore_running_sessions=True)
+
+        slow.action, slow.left = run_nightly, request
+        with contextlib.suppress(icefloe.ConflictError, icefloe.SessionStateError):
+            session.commit("late")
+        # A snapshot file that was written before the commit was refused is young, and what it names is gone.
+        others.garbage_collect(cutoff, ignore_running_sessions=True)
+        assert icefloe.Repository.open(others.storage).verify().is_clean, f"before request {request}"
+        if slow.left > 0:
+            return
+    raise AssertionError("a commit has no end")
