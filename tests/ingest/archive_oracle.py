@@ -90,7 +90,9 @@ def _overlap(case: Case) -> bool:
 def _same_place(case: Case) -> bool:
     seen: set[Any] = set()
     for file in case.files:
-        keys = {(v.name, file.hours, file.tile) for v in file.variables}
+        keys = {(v.name, file.hours, file.tile) for v in file.variables if not file.is_broken}
+        # Bounds are a variable as any other, which files of the same times both have.
+        keys |= {("time_bnds", file.hours, file.tile)} if file.bounds != "none" and not file.is_broken else set()
         if keys & seen:
             return True
         seen |= keys

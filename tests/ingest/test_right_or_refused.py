@@ -269,6 +269,23 @@ def test_a_variable_that_ends_before_its_unlimited_dimension_is_padded_as_netcdf
     np.testing.assert_array_equal(opened(opener)["r"], np.where(np.arange(7) < 3, 1, [[-32767], [-32767]]))
 
 
+def test_a_chunk_that_a_file_never_stored_replaces_one_of_the_array(tmp_path: Path, repository: Repository) -> None:
+    for name, first, hours in (("all", 0, 4), ("part", 2, 2)):
+        with netCDF4.Dataset(tmp_path / f"{name}.nc", "w") as file:
+            file.createDimension("time", hours)
+            file.createVariable("time", "i4", ("time",))[:] = np.arange(hours) + first
+            file["time"].units = HOURS
+            values = file.createVariable("v", "f4", ("time",), chunksizes=(1,), fill_value=-1)
+            if name == "all":
+                values[:] = np.arange(hours)
+    result = run(repository, tmp_path / "all.nc", mode="virtual")
+    assert result.plan is not None
+    containers = dict.fromkeys(result.plan.containers)
+    repository = Repository.open(repository.storage, authorize_virtual_chunk_access=containers)
+    run(repository, tmp_path / "part.nc", mode="virtual", region="auto")
+    np.testing.assert_array_equal(opened(repository)["v"], [0, 1, np.nan, np.nan])
+
+
 def test_cells_of_a_region_that_no_file_has_stay_as_they_are(tmp_path: Path, repository: Repository) -> None:
     write(tmp_path / "all.nc", 0, names="vw", hours=4, dtype="i4")
     run(repository, tmp_path / "all.nc")

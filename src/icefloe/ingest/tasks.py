@@ -360,7 +360,8 @@ def _write_references(task: IngestTask, array: ArrayPlan, sink: BlockSink, files
         fitted = replace(variable, chunks=array.chunks)
         found = source.references(fitted.in_file())
         table, by_value = found.table, found.by_value
-        if not _same_fill(variable, array):
+        # A chunk that the file never stored replaces one that the array has.
+        if not array.is_new or not _same_fill(variable, array):
             by_value = np.concatenate([by_value, _absent_chunks(fitted.in_file(), table, by_value)])
         if variable.is_stacked:
             table, by_value = expand_table(table), np.insert(by_value, 0, 0, axis=1)
