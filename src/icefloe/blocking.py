@@ -1,7 +1,11 @@
-"""Run async work to its end from ordinary code, on one background event loop; time and randomness of the process.
+"""Blocking methods made from async ones, the event loop that runs them, and the time and randomness of the process.
 
-The engine asks here instead of the standard library wherever the answer decides what is written. A simulation puts
-values of its own in force for the tasks it starts; everybody else gets the system's.
+A public class writes a method once, as `name_async`. `blocking`, `blocking_classmethod` and `blocking_staticmethod`
+make the method `name` from it, with the same signature and docstring. `awaitable` works the other way round, for
+methods that only use memory. Blocking calls run on the event loop of one background thread.
+
+The engine reads the clock and random bytes from this module wherever they decide what is written. A simulation replaces
+both for the tasks that it starts. All other tasks use the clock and the random bytes of the system.
 """
 
 from __future__ import annotations
@@ -10,6 +14,8 @@ import asyncio
 import atexit
 import concurrent.futures
 import datetime as dt
+import functools
+import inspect
 import os
 import secrets
 import threading
@@ -19,7 +25,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from icefloe.errors import SessionStateError
 
@@ -30,15 +36,15 @@ def _system_now() -> dt.datetime:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a process gets from the machine it runs on."""
+    """The clock, the random bytes and the event loop that a task uses."""
 
     now: Callable[[], dt.datetime] = _system_now
     """The wall clock, in UTC."""
     monotonic: Callable[[], float] = time.monotonic
     random_bytes: Callable[[int], bytes] = secrets.token_bytes
-    """Bytes that nobody can guess; ids are made of them."""
+    """Random bytes that cannot be predicted. Object ids are made of them."""
     loop: asyncio.AbstractEventLoop | None = None
-    """The loop for work in the background, if it is not the library's own thread."""
+    """The loop for background work. None means the loop of the library's own thread."""
 
 
 SYSTEM = Environment()
@@ -46,33 +52,33 @@ _CURRENT: ContextVar[Environment] = ContextVar("icefloe_environment", default=SY
 
 
 def current_environment() -> Environment:
-    """The environment of the running task."""
+    """Return the environment of the running task."""
     return _CURRENT.get()
 
 
 def current_time() -> dt.datetime:
-    """The present time by the clock of this process, in UTC."""
+    """Return the current time by the clock of this process, in UTC."""
     return _CURRENT.get().now()
 
 
 def monotonic_time() -> float:
-    """Seconds of a clock that never goes back."""
+    """Return the seconds of a clock that never goes back."""
     return _CURRENT.get().monotonic()
 
 
 def random_bytes(count: int) -> bytes:
-    """So many random bytes."""
+    """Return `count` random bytes."""
     return _CURRENT.get().random_bytes(count)
 
 
 def adopt(environment: Environment) -> None:
-    """Put an environment in force for the rest of the running task, and for the tasks that it starts."""
+    """Use an environment for the rest of the running task, and for the tasks that it starts."""
     _CURRENT.set(environment)
 
 
 @contextmanager
 def using(environment: Environment) -> Iterator[None]:
-    """Put an environment in force for this block and for the tasks that are started in it."""
+    """Use an environment in this block, and for the tasks that are started in it."""
     token = _CURRENT.set(environment)
     try:
         yield
@@ -81,14 +87,16 @@ def using(environment: Environment) -> Iterator[None]:
 
 
 T = TypeVar("T")
+P = ParamSpec("P")
+Owner = TypeVar("Owner")
 
 _BATCH_ITEMS = 256
 _BATCH_SECONDS = 0.005
-"""How long items that come without waiting are gathered before they cross to the caller's thread."""
+"""How long items that are available at once are collected before they are passed to the caller's thread."""
 _STOP_SECONDS = 2.0
 
 
-class _Door:
+class _LoopThread:
     """A daemon thread with an event loop, started when it is first needed."""
 
     def __init__(self) -> None:
@@ -122,7 +130,7 @@ class _Door:
             thread.join(_STOP_SECONDS)
 
 
-_door = _Door()
+_loop_thread = _LoopThread()
 
 
 class _ForkAware(Protocol):
@@ -134,53 +142,53 @@ _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def tell_after_fork(owner: _ForkAware) -> None:
-    """Call `owner.after_fork()` in every child of `os.fork()`, as long as the owner lives.
+    """Call `owner.after_fork()` in every child of `os.fork()`, as long as the owner exists.
 
-    A child has the memory of its parent but none of its other threads. Whatever waits for one of them waits for ever.
+    A child has the memory of its parent but none of its other threads. Code that waits for one of them never returns.
     """
     _fork_aware.add(owner)
 
 
 def fork_safe_lock() -> threading.RLock:
-    """A reentrant lock that nobody holds in a forked child, whoever held it in the parent."""
+    """Return a reentrant lock that is free in a forked child, even if a thread of the parent held it."""
     lock = threading.RLock()
     _locks.add(lock)
     return lock
 
 
-def _forget_door() -> None:
-    # A fork copies the loop but not its thread: the child needs a door of its own, and locks nobody holds.
-    global _door
-    _door = _Door()
+def _replace_loop_thread() -> None:
+    # A fork copies the loop but not its thread. The child needs a loop thread of its own, and locks that are free.
+    global _loop_thread
+    _loop_thread = _LoopThread()
     for lock in list(_locks):
         lock._at_fork_reinit()
     for owner in list(_fork_aware):
         owner.after_fork()
 
 
-def _stop_door() -> None:
-    _door.stop()
+def _stop_loop_thread() -> None:
+    _loop_thread.stop()
 
 
-os.register_at_fork(after_in_child=_forget_door)
-atexit.register(_stop_door)
+os.register_at_fork(after_in_child=_replace_loop_thread)
+atexit.register(_stop_loop_thread)
 
 
 def blocking_loop() -> asyncio.AbstractEventLoop:
-    """The event loop behind the door, for those who hand it work themselves; a simulation has its own."""
+    """Return the event loop that runs blocking calls. A simulation has its own."""
     simulated = current_environment().loop
-    return _door.loop() if simulated is None else simulated
+    return _loop_thread.loop() if simulated is None else simulated
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end and return its result; an interrupt cancels it first."""
-    if _door.is_own_thread():
+    """Run a coroutine to its end and return its result. An interrupt cancels the coroutine before it is raised."""
+    if _loop_thread.is_own_thread():
         work.close()
         raise SessionStateError(
-            "a blocking call was made from inside this library's own event loop, where it would wait for itself for "
-            "ever; use the `_async` twin of the method and await it"
+            "a blocking call was made from inside this library's own event loop, where it would never return; "
+            "await the `_async` form of the method instead"
         )
-    loop = _door.loop()
+    loop = _loop_thread.loop()
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
     tasks: list[asyncio.Task[T]] = []
 
@@ -206,17 +214,17 @@ def run_blocking(work: Coroutine[Any, Any, T]) -> T:
         return outcome.result()
     except BaseException:
         if not outcome.done():
-            # An interrupt: nothing of the work may go on behind the caller's back.
+            # An interrupt: the work must have stopped before the caller continues.
             loop.call_soon_threadsafe(stop)
             concurrent.futures.wait([outcome])
         raise
 
 
 def iterate_blocking(items: AsyncIterator[T]) -> Iterator[T]:
-    """The items of an async iterator, one after the other; closing the result closes the source.
+    """Iterate over an async iterator from ordinary code. Closing the result closes the async iterator.
 
-    The first item comes as soon as it is there. Later ones cross the threads in small batches when they come faster
-    than a few milliseconds; an item that needed waiting is handed over at once.
+    The first item is passed on as soon as it is available. Later items that arrive within a few milliseconds are passed
+    to the caller's thread in small batches. An item that had to be waited for is passed on at once.
     """
     ended = False
     failure: Exception | None = None
@@ -247,3 +255,131 @@ def iterate_blocking(items: AsyncIterator[T]) -> Iterator[T]:
         close = getattr(items, "aclose", None)
         if close is not None and not ended:
             run_blocking(close())
+
+
+# -- methods made from other methods ------------------------------------------------------------------------------
+
+
+@overload
+def blocking(method: Callable[P, Coroutine[Any, Any, T]], name: str | None = None) -> Callable[P, T]: ...
+@overload
+def blocking(method: Callable[P, AsyncIterator[T]], name: str | None = None) -> Callable[P, Iterator[T]]: ...
+def blocking(method: Callable[..., Any], name: str | None = None) -> Callable[..., Any]:
+    """Make the blocking form of an async method, in the body of its class.
+
+    The result has the signature and the docstring of the async method. It returns what the async method returns when
+    it is awaited. For an async generator it returns an iterator. It calls the async method by name, so a subclass only
+    has to override the async method.
+
+    Parameters
+    ----------
+    method
+        The async method, or an async generator.
+    name
+        Name of the result. By default it is the name of `method` without `_async` or `async_`.
+
+    Returns
+    -------
+    callable
+        The blocking method.
+
+    Examples
+    --------
+    >>> class Counter:
+    ...     async def count_async(self, text: str) -> int:
+    ...         return len(text)
+    ...
+    ...     count = blocking(count_async)
+    >>> Counter().count("abc")
+    3
+    """
+    async_name = method.__name__
+    name = name or async_name.removesuffix("_async").removeprefix("async_")
+    run: Callable[[Any], Any] = iterate_blocking if inspect.isasyncgenfunction(method) else run_blocking
+
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            work = getattr(self, async_name)(*args, **kwargs)
+        except TypeError as error:
+            raise _renamed(error, async_name, name) from None
+        return run(work)
+
+    made: Callable[..., Any] = _documented(call, method, name)
+    return made
+
+
+def blocking_classmethod(
+    method: Callable[Concatenate[type[Owner], P], Coroutine[Any, Any, T]],
+) -> classmethod[Owner, P, T]:
+    """Make the blocking form of an async class method, as `blocking` does for a method."""
+    return classmethod(blocking(getattr(method, "__func__", method)))
+
+
+def blocking_staticmethod(method: Callable[P, Coroutine[Any, Any, T]]) -> staticmethod[P, T]:
+    """Make the blocking form of an async static method, as `blocking` does for a method."""
+    function: Callable[P, Coroutine[Any, Any, T]] = getattr(method, "__func__", method)
+    async_name = function.__name__
+    name = async_name.removesuffix("_async")
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            work = function(*args, **kwargs)
+        except TypeError as error:
+            raise _renamed(error, async_name, name) from None
+        return run_blocking(work)
+
+    return staticmethod(_documented(call, function, name))
+
+
+def awaitable(method: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Make the async form of a method that only uses memory and therefore never waits.
+
+    The result is named `name_async`. Running such a method on the event loop instead would cost two changes of thread
+    for each call.
+
+    Parameters
+    ----------
+    method
+        The ordinary method.
+
+    Returns
+    -------
+    callable
+        The async method. It has the signature and the docstring of `method`.
+
+    Examples
+    --------
+    >>> class Counter:
+    ...     def count(self, text: str) -> int:
+    ...         return len(text)
+    ...
+    ...     count_async = awaitable(count)
+    >>> run_blocking(Counter().count_async("abc"))
+    3
+    """
+    name = method.__name__
+
+    async def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, name)(*args, **kwargs)
+
+    made: Callable[P, Coroutine[Any, Any, T]] = _documented(call, method, f"{name}_async")
+    return made
+
+
+def _documented(call: Callable[..., Any], method: Callable[..., Any], name: str) -> Any:
+    """Give a method the signature and docstring of another one, and a name of its own."""
+    made: Any = functools.update_wrapper(call, method)
+    made.__name__ = name
+    made.__qualname__ = method.__qualname__.removesuffix(method.__name__) + name
+    returned = method.__annotations__.get("return")
+    if inspect.isasyncgenfunction(method) and isinstance(returned, str):
+        # `AsyncIterator[Item]` is a text here. The item stays a text, which its own module can evaluate.
+        item = returned.partition("[")[2].removesuffix("]")
+        made.__annotations__ = {**method.__annotations__, "return": Iterator[item]}  # type: ignore[valid-type]
+        made.__signature__ = inspect.signature(method).replace(return_annotation=made.__annotations__["return"])
+    return made
+
+
+def _renamed(error: TypeError, async_name: str, name: str) -> TypeError:
+    """Wrong arguments are reported with the name that the caller used."""
+    return TypeError(str(error).replace(f"{async_name}()", f"{name}()")).with_traceback(error.__traceback__)

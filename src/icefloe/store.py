@@ -13,7 +13,7 @@ from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Sto
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.buffer.core import default_buffer_prototype
 
-from icefloe.blocking import run_blocking
+from icefloe.blocking import awaitable, blocking
 from icefloe.display.card import Card, Described
 from icefloe.errors import ReadOnlyError
 from icefloe.model.virtual_chunk_container import VirtualChunkSpec
@@ -217,9 +217,7 @@ class IcechunkStore(Store, Described):
         """Remove everything."""
         await self.delete_dir("")
 
-    def sync_clear(self) -> None:
-        """Remove everything."""
-        run_blocking(self.clear())
+    sync_clear = blocking(clear, name="sync_clear")
 
     # -- listing --------------------------------------------------------------------------------------------------
 
@@ -275,20 +273,7 @@ class IcechunkStore(Store, Described):
         self._check_writable()
         self._session.set_virtual_ref(key, location, offset, length, checksum, validate_container=validate_container)
 
-    async def set_virtual_ref_async(
-        self,
-        key: str,
-        location: str,
-        *,
-        offset: int,
-        length: int,
-        checksum: Checksum = None,
-        validate_container: bool = True,
-    ) -> None:
-        """`set_virtual_ref`, awaited."""
-        self.set_virtual_ref(
-            key, location, offset=offset, length=length, checksum=checksum, validate_container=validate_container
-        )
+    set_virtual_ref_async = awaitable(set_virtual_ref)
 
     def set_virtual_refs(
         self, array_path: str, chunks: Sequence[VirtualChunkSpec], *, validate_containers: bool = True
@@ -297,11 +282,7 @@ class IcechunkStore(Store, Described):
         self._check_writable()
         return self._session.set_virtual_specs(array_path, chunks, validate_containers=validate_containers)
 
-    async def set_virtual_refs_async(
-        self, array_path: str, chunks: Sequence[VirtualChunkSpec], *, validate_containers: bool = True
-    ) -> Refused:
-        """`set_virtual_refs`, awaited."""
-        return self.set_virtual_refs(array_path, chunks, validate_containers=validate_containers)
+    set_virtual_refs_async = awaitable(set_virtual_refs)
 
     def set_virtual_refs_arr(
         self,
@@ -341,29 +322,7 @@ class IcechunkStore(Store, Described):
             validate_containers=validate_containers,
         )
 
-    async def set_virtual_refs_arr_async(
-        self,
-        array_path: str,
-        chunk_grid_shape: tuple[int, ...],
-        locations: Any,
-        offsets: Any,
-        lengths: Any,
-        *,
-        validate_containers: bool = True,
-        arr_offset: tuple[int, ...] | None = None,
-        checksum: Any = None,
-    ) -> Refused:
-        """`set_virtual_refs_arr`, awaited."""
-        return self.set_virtual_refs_arr(
-            array_path,
-            chunk_grid_shape,
-            locations,
-            offsets,
-            lengths,
-            validate_containers=validate_containers,
-            arr_offset=arr_offset,
-            checksum=checksum,
-        )
+    set_virtual_refs_arr_async = awaitable(set_virtual_refs_arr)
 
     def set_virtual_refs_columns(
         self,

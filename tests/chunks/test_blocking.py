@@ -121,7 +121,7 @@ def _exit_code(pid: int) -> int:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_has_a_door_of_its_own() -> None:
+def test_a_forked_child_has_a_loop_thread_of_its_own() -> None:
     run_blocking(double(1))
     blocking_loop()
     pid = os.fork()

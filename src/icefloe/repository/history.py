@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-from icefloe.blocking import iterate_blocking, run_blocking
+from icefloe.blocking import blocking
 from icefloe.display.graph import AncestryGraph, Commit, Ref
 from icefloe.errors import InvalidInputError, SnapshotNotFoundError
 from icefloe.ids import ObjectId
@@ -77,25 +77,21 @@ async def _advance(heads: list[tuple[float, int, SnapshotInfo]], index: int, wal
         heapq.heappush(heads, (-info.written_at.timestamp(), index, info))
 
 
-class HistoryDoor:
+class HistoryMixin:
     """The part of `Repository` that looks back."""
 
     _engine: Engine
 
-    def ancestry(
-        self, *, branch: str | None = None, tag: str | None = None, snapshot_id: str | None = None
-    ) -> Iterator[SnapshotInfo]:
-        """A snapshot and its ancestors, newest first, read as far as you iterate."""
-        return iterate_blocking(self.async_ancestry(branch=branch, tag=tag, snapshot_id=snapshot_id))
-
     async def async_ancestry(
         self, *, branch: str | None = None, tag: str | None = None, snapshot_id: str | None = None
     ) -> AsyncIterator[SnapshotInfo]:
-        """`ancestry`, for `async for`."""
+        """A snapshot and its ancestors, newest first, read as far as you iterate."""
         async for info in ancestry(self._engine, RefChoice(branch, tag, snapshot_id)):
             yield info
 
-    def ancestry_graph(
+    ancestry = blocking(async_ancestry)
+
+    async def ancestry_graph_async(
         self,
         *,
         branch: str | None = None,
@@ -120,61 +116,24 @@ class HistoryDoor:
         >>> repo.ancestry_graph()
         <icefloe.AncestryGraph 1 commit, 1 branch, 0 tags>
         """
-        choice = RefChoice(branch, tag, snapshot_id)
-        return run_blocking(fetch_graph(self._engine, choice, plain=plain, limit=limit))
-
-    async def ancestry_graph_async(
-        self,
-        *,
-        branch: str | None = None,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
-        plain: bool = False,
-        limit: int | None = None,
-    ) -> AncestryGraph:
-        """`ancestry_graph`, awaited."""
         return await fetch_graph(self._engine, RefChoice(branch, tag, snapshot_id), plain=plain, limit=limit)
 
-    def lookup_snapshot(self, snapshot_id: str) -> SnapshotInfo:
-        """One commit by its id."""
-        return run_blocking(self.lookup_snapshot_async(snapshot_id))
+    ancestry_graph = blocking(ancestry_graph_async)
 
     async def lookup_snapshot_async(self, snapshot_id: str) -> SnapshotInfo:
-        """`lookup_snapshot`, awaited."""
+        """One commit by its id."""
         # The ledger knows the parent where files do not name it; the file knows the manifests.
         known = await self._engine.ledger.fetch_info(snapshot_id)
         own = await self._engine.archive.fetch_snapshot(snapshot_id)
         return replace(known, manifests=own.info.manifests)
 
-    def list_manifest_files(self, snapshot_id: str) -> list[ManifestFileInfo]:
-        """The manifest files that a snapshot names."""
-        return run_blocking(self.list_manifest_files_async(snapshot_id))
+    lookup_snapshot = blocking(lookup_snapshot_async)
 
     async def list_manifest_files_async(self, snapshot_id: str) -> list[ManifestFileInfo]:
-        """`list_manifest_files`, awaited."""
+        """The manifest files that a snapshot names."""
         return list((await self._engine.archive.fetch_snapshot(snapshot_id)).manifests.values())
 
-    def diff(
-        self,
-        *,
-        from_branch: str | None = None,
-        from_tag: str | None = None,
-        from_snapshot_id: str | None = None,
-        to_branch: str | None = None,
-        to_tag: str | None = None,
-        to_snapshot_id: str | None = None,
-    ) -> Diff:
-        """What changed between two points of one history, down to chunk coordinates."""
-        return run_blocking(
-            self.diff_async(
-                from_branch=from_branch,
-                from_tag=from_tag,
-                from_snapshot_id=from_snapshot_id,
-                to_branch=to_branch,
-                to_tag=to_tag,
-                to_snapshot_id=to_snapshot_id,
-            )
-        )
+    list_manifest_files = blocking(list_manifest_files_async)
 
     async def diff_async(
         self,
@@ -186,7 +145,7 @@ class HistoryDoor:
         to_tag: str | None = None,
         to_snapshot_id: str | None = None,
     ) -> Diff:
-        """`diff`, awaited."""
+        """What changed between two points of one history, down to chunk coordinates."""
         choices = RefChoice(from_branch, from_tag, from_snapshot_id), RefChoice(to_branch, to_tag, to_snapshot_id)
         ends = [await resolve(self._engine, choice) for choice in choices]
         while True:
@@ -198,109 +157,78 @@ class HistoryDoor:
                 if ends == earlier:
                     raise
 
+    diff = blocking(diff_async)
 
-class RefsDoor:
+
+class RefsMixin:
     """The part of `Repository` that names snapshots."""
 
     _engine: Engine
 
-    def create_branch(self, branch: str, snapshot_id: str) -> None:
-        """A new branch at a snapshot; AlreadyExistsError when the name is taken."""
-        run_blocking(self.create_branch_async(branch, snapshot_id))
-
     async def create_branch_async(self, branch: str, snapshot_id: str) -> None:
-        """`create_branch`, awaited."""
+        """A new branch at a snapshot; AlreadyExistsError when the name is taken."""
         await self._engine.check_writable()
         await self._engine.archive.fetch_snapshot(snapshot_id, anew=True)
         await self._engine.ledger.create_branch(branch, snapshot_id)
 
-    def list_branches(self) -> set[str]:
-        """Names of all branches."""
-        return run_blocking(self.list_branches_async())
+    create_branch = blocking(create_branch_async)
 
     async def list_branches_async(self) -> set[str]:
-        """`list_branches`, awaited."""
+        """Names of all branches."""
         return await self._engine.ledger.list_branches()
 
-    def lookup_branch(self, branch: str) -> ObjectId:
-        """The snapshot at which a branch stands."""
-        return run_blocking(self.lookup_branch_async(branch))
+    list_branches = blocking(list_branches_async)
 
     async def lookup_branch_async(self, branch: str) -> ObjectId:
-        """`lookup_branch`, awaited."""
+        """The snapshot at which a branch stands."""
         return (await self._engine.ledger.fetch_tip(branch)).snapshot_id
 
-    def reset_branch(self, branch: str, snapshot_id: str, *, from_snapshot_id: str | None = None) -> None:
-        """Point a branch at another snapshot, if it is still at `from_snapshot_id` when that is given."""
-        run_blocking(self.reset_branch_async(branch, snapshot_id, from_snapshot_id=from_snapshot_id))
+    lookup_branch = blocking(lookup_branch_async)
 
     async def reset_branch_async(self, branch: str, snapshot_id: str, *, from_snapshot_id: str | None = None) -> None:
-        """`reset_branch`, awaited."""
+        """Point a branch at another snapshot, if it is still at `from_snapshot_id` when that is given."""
         await self._engine.archive.fetch_snapshot(snapshot_id, anew=True)
         await self._engine.ledger.reset_branch(branch, snapshot_id, from_snapshot_id)
 
-    def delete_branch(self, branch: str) -> None:
-        """Remove a branch; its snapshots stay until they are collected. `main` cannot be removed."""
-        run_blocking(self.delete_branch_async(branch))
+    reset_branch = blocking(reset_branch_async)
 
     async def delete_branch_async(self, branch: str) -> None:
-        """`delete_branch`, awaited."""
+        """Remove a branch; its snapshots stay until they are collected. `main` cannot be removed."""
         await self._engine.ledger.delete_branch(branch)
 
-    def create_tag(self, tag: str, snapshot_id: str) -> None:
-        """A name for a snapshot that never moves."""
-        run_blocking(self.create_tag_async(tag, snapshot_id))
+    delete_branch = blocking(delete_branch_async)
 
     async def create_tag_async(self, tag: str, snapshot_id: str) -> None:
-        """`create_tag`, awaited."""
+        """A name for a snapshot that never moves."""
         await self._engine.check_writable()
         await self._engine.archive.fetch_snapshot(snapshot_id, anew=True)
         await self._engine.ledger.create_tag(tag, snapshot_id)
 
-    def list_tags(self) -> set[str]:
-        """Names of all tags."""
-        return run_blocking(self.list_tags_async())
+    create_tag = blocking(create_tag_async)
 
     async def list_tags_async(self) -> set[str]:
-        """`list_tags`, awaited."""
+        """Names of all tags."""
         return await self._engine.ledger.list_tags()
 
-    def lookup_tag(self, tag: str) -> ObjectId:
-        """The snapshot a tag names."""
-        return run_blocking(self.lookup_tag_async(tag))
+    list_tags = blocking(list_tags_async)
 
     async def lookup_tag_async(self, tag: str) -> ObjectId:
-        """`lookup_tag`, awaited."""
+        """The snapshot a tag names."""
         return await self._engine.ledger.fetch_tag(tag)
 
-    def delete_tag(self, tag: str) -> None:
-        """Remove a tag, where the generation allows it; the name cannot be used again."""
-        run_blocking(self.delete_tag_async(tag))
+    lookup_tag = blocking(lookup_tag_async)
 
     async def delete_tag_async(self, tag: str) -> None:
-        """`delete_tag`, awaited."""
+        """Remove a tag, where the generation allows it; the name cannot be used again."""
         await self._engine.ledger.delete_tag(tag)
 
+    delete_tag = blocking(delete_tag_async)
 
-class InspectionDoor:
+
+class InspectionMixin:
     """The part of `Repository` that looks inside."""
 
     _engine: Engine
-
-    def chunk_storage_stats(
-        self,
-        *,
-        max_compressed_manifest_mem_bytes: int = 512 << 20,
-        max_concurrent_manifest_fetches: int = 32,
-        **_: Any,
-    ) -> ChunkStorageStats:
-        """Bytes of all chunks in all of history, by kind; what snapshots share counts once."""
-        return run_blocking(
-            self.chunk_storage_stats_async(
-                max_compressed_manifest_mem_bytes=max_compressed_manifest_mem_bytes,
-                max_concurrent_manifest_fetches=max_concurrent_manifest_fetches,
-            )
-        )
 
     async def chunk_storage_stats_async(
         self,
@@ -309,38 +237,32 @@ class InspectionDoor:
         max_concurrent_manifest_fetches: int = 32,
         **_: Any,
     ) -> ChunkStorageStats:
-        """`chunk_storage_stats`, awaited."""
+        """Bytes of all chunks in all of history, by kind; what snapshots share counts once."""
         limits = FetchLimits(max(1, min(max_concurrent_manifest_fetches, 256)), max_compressed_manifest_mem_bytes)
         return await chunk_storage_stats(self._engine, limits)
 
-    def total_chunks_storage(self, **limits: int) -> int:
-        """Bytes of all chunk objects in all of history."""
-        return self.chunk_storage_stats(**limits).native_bytes
+    chunk_storage_stats = blocking(chunk_storage_stats_async)
 
     async def total_chunks_storage_async(self, **limits: int) -> int:
-        """`total_chunks_storage`, awaited."""
+        """Bytes of all chunk objects in all of history."""
         return (await self.chunk_storage_stats_async(**limits)).native_bytes
 
-    def inspect_snapshot(self, snapshot_id: str) -> dict[str, Any]:
-        """The nodes of a snapshot with their ids and manifests."""
-        return run_blocking(inspection.inspect_snapshot(self._engine, snapshot_id))
+    total_chunks_storage = blocking(total_chunks_storage_async)
 
     async def inspect_snapshot_async(self, snapshot_id: str) -> dict[str, Any]:
-        """`inspect_snapshot`, awaited."""
+        """The nodes of a snapshot with their ids and manifests."""
         return await inspection.inspect_snapshot(self._engine, snapshot_id)
 
-    def inspect_manifest(self, manifest_id: str) -> dict[str, Any]:
-        """The references of a manifest, counted by array and kind."""
-        return run_blocking(inspection.inspect_manifest(self._engine, manifest_id))
+    inspect_snapshot = blocking(inspect_snapshot_async)
 
     async def inspect_manifest_async(self, manifest_id: str) -> dict[str, Any]:
-        """`inspect_manifest`, awaited."""
+        """The references of a manifest, counted by array and kind."""
         return await inspection.inspect_manifest(self._engine, manifest_id)
 
-    def inspect_transaction_log(self, snapshot_id: str) -> dict[str, Any]:
-        """What one commit changed, by node id."""
-        return run_blocking(inspection.inspect_transaction_log(self._engine, snapshot_id))
+    inspect_manifest = blocking(inspect_manifest_async)
 
     async def inspect_transaction_log_async(self, snapshot_id: str) -> dict[str, Any]:
-        """`inspect_transaction_log`, awaited."""
+        """What one commit changed, by node id."""
         return await inspection.inspect_transaction_log(self._engine, snapshot_id)
+
+    inspect_transaction_log = blocking(inspect_transaction_log_async)

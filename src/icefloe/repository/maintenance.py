@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from icefloe.blocking import current_time, run_blocking
+from icefloe.blocking import blocking, current_time
 from icefloe.errors import InvalidInputError
 from icefloe.ids import ObjectId
 from icefloe.maintenance import merge as merging
@@ -41,13 +41,13 @@ from icefloe.storage.build import resolve_storage
 from icefloe.storage.contract import Storage
 
 
-class MaintenanceDoor:
+class MaintenanceMixin:
     """The part of `Repository` that cleans up."""
 
     _engine: Engine
     _default_metadata: dict[str, Any]
 
-    def expire_snapshots(
+    async def expire_snapshots_async(
         self,
         older_than: dt.datetime | dt.timedelta | None = None,
         *,
@@ -91,37 +91,15 @@ class MaintenanceDoor:
         >>> [info.message for info in repo.ancestry(branch="main")]
         ['commit 2', 'Repository initialized']
         """
-        return run_blocking(
-            self.expire_snapshots_async(
-                older_than,
-                delete_expired_branches=delete_expired_branches,
-                delete_expired_tags=delete_expired_tags,
-                retain_last=retain_last,
-                rules=rules,
-                snapshots=snapshots,
-                progress=progress,
-            )
-        )
-
-    async def expire_snapshots_async(
-        self,
-        older_than: dt.datetime | dt.timedelta | None = None,
-        *,
-        delete_expired_branches: bool = False,
-        delete_expired_tags: bool = False,
-        retain_last: int | None = None,
-        rules: Sequence[RetentionRule] = (),
-        snapshots: Iterable[str] = (),
-        progress: Report | None = None,
-    ) -> set[ObjectId]:
-        """`expire_snapshots`, awaited."""
         request = _expiry_request(
             older_than, retain_last, rules, snapshots, delete_expired_branches, delete_expired_tags
         )
         with listening(progress):
             return set((await expire(self._engine, request)).change.expired)
 
-    def plan_expiry(
+    expire_snapshots = blocking(expire_snapshots_async)
+
+    async def plan_expiry_async(
         self,
         older_than: dt.datetime | dt.timedelta | None = None,
         *,
@@ -135,14 +113,18 @@ class MaintenanceDoor:
         request = _expiry_request(
             older_than, retain_last, rules, snapshots, delete_expired_branches, delete_expired_tags
         )
-        return run_blocking(plan_expiry_of(self._engine, request))
+        return await plan_expiry_of(self._engine, request)
 
-    def apply_expiry(self, plan: ExpiryPlan, *, progress: Report | None = None) -> set[ObjectId]:
+    plan_expiry = blocking(plan_expiry_async)
+
+    async def apply_expiry_async(self, plan: ExpiryPlan, *, progress: Report | None = None) -> set[ObjectId]:
         """Carry out what `plan_expiry` planned; what refs point at by now stays."""
         with listening(progress):
-            return set(run_blocking(apply_expiry(self._engine, plan)).change.expired)
+            return set((await apply_expiry(self._engine, plan)).change.expired)
 
-    def garbage_collect(
+    apply_expiry = blocking(apply_expiry_async)
+
+    async def garbage_collect_async(
         self,
         delete_object_older_than: dt.datetime | dt.timedelta,
         *,
@@ -180,33 +162,6 @@ class MaintenanceDoor:
         >>> repo.garbage_collect(datetime.timedelta(days=1)).chunks_deleted
         0
         """
-        return run_blocking(
-            self.garbage_collect_async(
-                delete_object_older_than,
-                dry_run=dry_run,
-                created_after=created_after,
-                ignore_running_sessions=ignore_running_sessions,
-                incremental=incremental,
-                max_compressed_manifest_mem_bytes=max_compressed_manifest_mem_bytes,
-                max_concurrent_manifest_fetches=max_concurrent_manifest_fetches,
-                progress=progress,
-            )
-        )
-
-    async def garbage_collect_async(
-        self,
-        delete_object_older_than: dt.datetime | dt.timedelta,
-        *,
-        dry_run: bool = False,
-        created_after: dt.datetime | None = None,
-        ignore_running_sessions: bool = False,
-        incremental: bool = False,
-        max_compressed_manifest_mem_bytes: int = 512 << 20,
-        max_concurrent_manifest_fetches: int = 32,
-        progress: Report | None = None,
-        **_: Any,
-    ) -> GCSummary:
-        """`garbage_collect`, awaited."""
         limits = FetchLimits(max(1, min(max_concurrent_manifest_fetches, 256)), max_compressed_manifest_mem_bytes)
         request = CollectionRequest(
             delete_object_older_than, created_after, limits, ignore_running_sessions, incremental
@@ -216,7 +171,9 @@ class MaintenanceDoor:
                 return (await plan_collection_of(read_anew(self._engine), request)).plan.summary()
             return await collect(self._engine, request)
 
-    def plan_garbage_collection(
+    garbage_collect = blocking(garbage_collect_async)
+
+    async def plan_garbage_collection_async(
         self,
         delete_object_older_than: dt.datetime | dt.timedelta,
         *,
@@ -229,23 +186,9 @@ class MaintenanceDoor:
             delete_object_older_than, created_after, ignore_running=True, incremental=incremental
         )
         with listening(progress):
-            return run_blocking(plan_collection_of(read_anew(self._engine), request)).plan
+            return (await plan_collection_of(read_anew(self._engine), request)).plan
 
-    def rewrite_manifests(
-        self,
-        message: str,
-        *,
-        branch: str,
-        metadata: Mapping[str, Any] | None = None,
-        commit_method: Literal["new_commit", "amend"] = "new_commit",
-        progress: Report | None = None,
-    ) -> ObjectId:
-        """Commit the same data under manifests packed anew after the configuration; returns the snapshot."""
-        return run_blocking(
-            self.rewrite_manifests_async(
-                message, branch=branch, metadata=metadata, commit_method=commit_method, progress=progress
-            )
-        )
+    plan_garbage_collection = blocking(plan_garbage_collection_async)
 
     async def rewrite_manifests_async(
         self,
@@ -256,18 +199,22 @@ class MaintenanceDoor:
         commit_method: Literal["new_commit", "amend"] = "new_commit",
         progress: Report | None = None,
     ) -> ObjectId:
-        """`rewrite_manifests`, awaited."""
+        """Commit the same data under manifests packed anew after the configuration; returns the snapshot."""
         merged = {**self._default_metadata, **(metadata or {})}
         with listening(progress):
             return await rewrite_manifests(
                 self._engine, RewriteRequest(branch, message, merged, amends=commit_method == "amend")
             )
 
-    def plan_rewrite_manifests(self, branch: str = "main") -> ManifestPlan:
-        """How `rewrite_manifests` would pack the manifests of a branch now; nothing is changed."""
-        return run_blocking(plan_rewrite(self._engine, branch))
+    rewrite_manifests = blocking(rewrite_manifests_async)
 
-    def compact(
+    async def plan_rewrite_manifests_async(self, branch: str = "main") -> ManifestPlan:
+        """How `rewrite_manifests` would pack the manifests of a branch now; nothing is changed."""
+        return await plan_rewrite(self._engine, branch)
+
+    plan_rewrite_manifests = blocking(plan_rewrite_manifests_async)
+
+    async def compact_async(
         self,
         branch: str = "main",
         *,
@@ -298,43 +245,21 @@ class MaintenanceDoor:
         settings
             `threshold_bytes`, `target_bytes`, `dead_share`, `batch_bytes`.
         """
-        return run_blocking(
-            self.compact_async(
-                branch,
-                arrays=arrays,
-                region=region,
-                order=order,
-                unpack=unpack,
-                message=message,
-                progress=progress,
-                **settings,
-            )
-        )
-
-    async def compact_async(
-        self,
-        branch: str = "main",
-        *,
-        arrays: str = "*",
-        region: Sequence[tuple[int, int]] | None = None,
-        order: Literal["chunk", "hilbert"] = "chunk",
-        unpack: bool = False,
-        message: str | None = None,
-        progress: Report | None = None,
-        **settings: Any,
-    ) -> CompactSummary:
-        """`compact`, awaited."""
         layout = Layout.UNPACK if unpack else Layout.PACK
         request = _compact_request(branch, layout, arrays, region, order, message, settings)
         with listening(progress):
             return await compact(self._engine, await plan_compaction(self._engine, request))
 
-    def apply_compaction(self, plan: CompactionPlan, *, progress: Report | None = None) -> CompactSummary:
+    compact = blocking(compact_async)
+
+    async def apply_compaction_async(self, plan: CompactionPlan, *, progress: Report | None = None) -> CompactSummary:
         """Carry out what `plan_compaction` planned; chunks that changed meanwhile are left alone."""
         with listening(progress):
-            return run_blocking(compact(self._engine, plan))
+            return await compact(self._engine, plan)
 
-    def plan_compaction(
+    apply_compaction = blocking(apply_compaction_async)
+
+    async def plan_compaction_async(
         self,
         branch: str = "main",
         *,
@@ -348,22 +273,9 @@ class MaintenanceDoor:
         """What `compact` (or `materialize`) would write anew now; nothing is changed."""
         layout = Layout.MATERIALIZE if materialize else Layout.UNPACK if unpack else Layout.PACK
         request = _compact_request(branch, layout, arrays, region, order, None, settings)
-        return run_blocking(plan_compaction(self._engine, request))
+        return await plan_compaction(self._engine, request)
 
-    def materialize(
-        self,
-        branch: str = "main",
-        *,
-        arrays: str = "*",
-        region: Sequence[tuple[int, int]] | None = None,
-        message: str | None = None,
-        progress: Report | None = None,
-        **settings: Any,
-    ) -> CompactSummary:
-        """Copy virtual chunks into the repository, so that it no longer needs the files they lie in."""
-        return run_blocking(
-            self.materialize_async(branch, arrays=arrays, region=region, message=message, progress=progress, **settings)
-        )
+    plan_compaction = blocking(plan_compaction_async)
 
     async def materialize_async(
         self,
@@ -375,28 +287,30 @@ class MaintenanceDoor:
         progress: Report | None = None,
         **settings: Any,
     ) -> CompactSummary:
-        """`materialize`, awaited."""
+        """Copy virtual chunks into the repository, so that it no longer needs the files they lie in."""
         request = _compact_request(branch, Layout.MATERIALIZE, arrays, region, "chunk", message, settings)
         with listening(progress):
             return await compact(self._engine, await plan_compaction(self._engine, request))
 
-    def mirror(self, target: Storage | str | Path, *, progress: Report | None = None) -> MirrorPlan:
+    materialize = blocking(materialize_async)
+
+    async def mirror_async(self, target: Storage | str | Path, *, progress: Report | None = None) -> MirrorPlan:
         """Make another storage a copy of this repository; again, only what is new is copied.
 
         Readers of the copy see the old state or the new one. Nobody may commit to the copy.
         """
-        return run_blocking(self.mirror_async(target, progress=progress))
-
-    async def mirror_async(self, target: Storage | str | Path, *, progress: Report | None = None) -> MirrorPlan:
-        """`mirror`, awaited."""
         with listening(progress):
             return await mirror(self._engine, resolve_storage(target))
 
-    def plan_mirror(self, target: Storage | str | Path) -> MirrorPlan:
-        """What `mirror` would copy now; nothing is changed."""
-        return run_blocking(plan_mirror(self._engine, resolve_storage(target)))
+    mirror = blocking(mirror_async)
 
-    def verify(
+    async def plan_mirror_async(self, target: Storage | str | Path) -> MirrorPlan:
+        """What `mirror` would copy now; nothing is changed."""
+        return await plan_mirror(self._engine, resolve_storage(target))
+
+    plan_mirror = blocking(plan_mirror_async)
+
+    async def verify_async(
         self,
         *,
         logs: bool = True,
@@ -426,25 +340,13 @@ class MaintenanceDoor:
         >>> repo.verify().is_clean
         True
         """
-        return run_blocking(
-            self.verify_async(logs=logs, decode=decode, virtual=virtual, repair=repair, progress=progress)
-        )
-
-    async def verify_async(
-        self,
-        *,
-        logs: bool = True,
-        decode: bool = False,
-        virtual: bool = True,
-        repair: bool = False,
-        progress: Report | None = None,
-    ) -> VerifyReport:
-        """`verify`, awaited."""
         request = VerifyRequest(logs, decode, virtual)
         with listening(progress):
             if not repair:
                 return await verify(self._engine, request)
             return (await repair_damage(self._engine, request))[1]
+
+    verify = blocking(verify_async)
 
 
 def _expiry_request(
@@ -483,13 +385,13 @@ def _compact_request(
     return CompactRequest(branch, layout, arrays, box, chosen, message=message, **settings)
 
 
-class MergingDoor:
+class MergingMixin:
     """The part of `Repository` that joins histories. In conflicts, *ours* is what comes to the branch."""
 
     _engine: Engine
     _default_metadata: dict[str, Any]
 
-    def merge(
+    async def merge_async(
         self,
         source: str,
         into: str = "main",
@@ -518,34 +420,19 @@ class MergingDoor:
         >>> sorted(zarr.open_group(repo.readonly_session("main").store, mode="r").array_keys())
         ['dev', 'main']
         """
-        return run_blocking(
-            self.merge_async(source, into, solver=solver, message=message, metadata=metadata, fast_forward=fast_forward)
-        )
-
-    async def merge_async(
-        self,
-        source: str,
-        into: str = "main",
-        *,
-        solver: ConflictSolver | None = None,
-        message: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        fast_forward: bool = True,
-    ) -> ObjectId:
-        """`merge`, awaited."""
         request = await self._merge_request(source, into, solver, message, metadata, fast_forward)
         return await merging.apply_change(self._engine, request)
 
-    def plan_merge(
+    merge = blocking(merge_async)
+
+    async def plan_merge_async(
         self, source: str, into: str = "main", *, solver: ConflictSolver | None = None, fast_forward: bool = True
     ) -> MergePlan:
         """What `merge` would do now, with every conflict; nothing is changed."""
+        request = await self._merge_request(source, into, solver, None, None, fast_forward)
+        return await merging.plan_change(self._engine, request)
 
-        async def plan() -> MergePlan:
-            request = await self._merge_request(source, into, solver, None, None, fast_forward)
-            return await merging.plan_change(self._engine, request)
-
-        return run_blocking(plan())
+    plan_merge = blocking(plan_merge_async)
 
     async def _merge_request(
         self,
@@ -572,20 +459,6 @@ class MergingDoor:
             fast_forward,
         )
 
-    def cherry_pick(
-        self,
-        snapshot_id: str,
-        branch: str = "main",
-        *,
-        solver: ConflictSolver | None = None,
-        message: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> ObjectId:
-        """Bring the change of one commit, from anywhere, to a branch; returns the new snapshot."""
-        return run_blocking(
-            self.cherry_pick_async(snapshot_id, branch, solver=solver, message=message, metadata=metadata)
-        )
-
     async def cherry_pick_async(
         self,
         snapshot_id: str,
@@ -595,20 +468,20 @@ class MergingDoor:
         message: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> ObjectId:
-        """`cherry_pick`, awaited."""
+        """Bring the change of one commit, from anywhere, to a branch; returns the new snapshot."""
         request = await self._pick_request(snapshot_id, branch, solver, message, metadata)
         return await merging.apply_change(self._engine, request)
 
-    def plan_cherry_pick(
+    cherry_pick = blocking(cherry_pick_async)
+
+    async def plan_cherry_pick_async(
         self, snapshot_id: str, branch: str = "main", *, solver: ConflictSolver | None = None
     ) -> MergePlan:
         """What `cherry_pick` would do now; nothing is changed."""
+        request = await self._pick_request(snapshot_id, branch, solver, None, None)
+        return await merging.plan_change(self._engine, request)
 
-        async def plan() -> MergePlan:
-            request = await self._pick_request(snapshot_id, branch, solver, None, None)
-            return await merging.plan_change(self._engine, request)
-
-        return run_blocking(plan())
+    plan_cherry_pick = blocking(plan_cherry_pick_async)
 
     async def _pick_request(
         self,
@@ -624,18 +497,6 @@ class MergingDoor:
         told |= metadata or {}
         return MergeRequest(branch, parent, snapshot_id, message or picked.message, told, solver or ConflictDetector())
 
-    def revert(
-        self,
-        snapshot_id: str,
-        branch: str = "main",
-        *,
-        solver: ConflictSolver | None = None,
-        message: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> ObjectId:
-        """Undo the change of one commit by a new one; returns the new snapshot."""
-        return run_blocking(self.revert_async(snapshot_id, branch, solver=solver, message=message, metadata=metadata))
-
     async def revert_async(
         self,
         snapshot_id: str,
@@ -645,18 +506,20 @@ class MergingDoor:
         message: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> ObjectId:
-        """`revert`, awaited."""
+        """Undo the change of one commit by a new one; returns the new snapshot."""
         request = await self._revert_request(snapshot_id, branch, solver, message, metadata)
         return await merging.apply_change(self._engine, request)
 
-    def plan_revert(self, snapshot_id: str, branch: str = "main", *, solver: ConflictSolver | None = None) -> MergePlan:
+    revert = blocking(revert_async)
+
+    async def plan_revert_async(
+        self, snapshot_id: str, branch: str = "main", *, solver: ConflictSolver | None = None
+    ) -> MergePlan:
         """What `revert` would do now; nothing is changed."""
+        request = await self._revert_request(snapshot_id, branch, solver, None, None)
+        return await merging.plan_change(self._engine, request)
 
-        async def plan() -> MergePlan:
-            request = await self._revert_request(snapshot_id, branch, solver, None, None)
-            return await merging.plan_change(self._engine, request)
-
-        return run_blocking(plan())
+    plan_revert = blocking(plan_revert_async)
 
     async def _revert_request(
         self,
@@ -675,32 +538,32 @@ class MergingDoor:
             branch, snapshot_id, parent, message or f"Revert {undone.message!r}", told, solver or ConflictDetector()
         )
 
-    def fast_forward(self, branch: str, snapshot_id: str) -> ObjectId:
-        """Move a branch to a descendant of where it stands; ConflictError when it has commits of its own."""
-        return run_blocking(self.fast_forward_async(branch, snapshot_id))
-
     async def fast_forward_async(self, branch: str, snapshot_id: str) -> ObjectId:
-        """`fast_forward`, awaited."""
+        """Move a branch to a descendant of where it stands; ConflictError when it has commits of its own."""
         return await merging.fast_forward(self._engine, branch, snapshot_id)
 
-    def plan_fast_forward(self, branch: str, snapshot_id: str) -> FastForwardPlan:
-        """What `fast_forward` would do now; nothing is changed."""
-        return run_blocking(merging.plan_fast_forward(self._engine, branch, snapshot_id))
+    fast_forward = blocking(fast_forward_async)
 
-    def squash(self, branch: str, onto: str, *, message: str, metadata: Mapping[str, Any] | None = None) -> ObjectId:
-        """Replace all commits of a branch after the snapshot `onto` by one with the same content."""
-        return run_blocking(self.squash_async(branch, onto, message=message, metadata=metadata))
+    async def plan_fast_forward_async(self, branch: str, snapshot_id: str) -> FastForwardPlan:
+        """What `fast_forward` would do now; nothing is changed."""
+        return await merging.plan_fast_forward(self._engine, branch, snapshot_id)
+
+    plan_fast_forward = blocking(plan_fast_forward_async)
 
     async def squash_async(
         self, branch: str, onto: str, *, message: str, metadata: Mapping[str, Any] | None = None
     ) -> ObjectId:
-        """`squash`, awaited."""
+        """Replace all commits of a branch after the snapshot `onto` by one with the same content."""
         plan = await merging.plan_squash(self._engine, branch, onto)
         return await merging.squash(self._engine, plan, message, {**self._default_metadata, **(metadata or {})})
 
-    def plan_squash(self, branch: str, onto: str) -> SquashPlan:
+    squash = blocking(squash_async)
+
+    async def plan_squash_async(self, branch: str, onto: str) -> SquashPlan:
         """What `squash` would do now; nothing is changed."""
-        return run_blocking(merging.plan_squash(self._engine, branch, onto))
+        return await merging.plan_squash(self._engine, branch, onto)
+
+    plan_squash = blocking(plan_squash_async)
 
 
 def _ingested(texts: list[str]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class Observation:
     metrics: RepositoryMetrics = field(default_factory=RepositoryMetrics)
 
 
-class ObservationDoor:
+class ObservationMixin:
     """The part of `Repository` that measures."""
 
     _engine: Engine

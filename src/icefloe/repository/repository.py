@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from icefloe.blocking import run_blocking
+from icefloe.blocking import blocking, blocking_classmethod, blocking_staticmethod
 from icefloe.display.card import Card, Described, Fact, Styled
 from icefloe.errors import InvalidInputError, RepositoryNotFoundError
 from icefloe.formats.config_document import encode_config
@@ -18,10 +18,10 @@ from icefloe.maintenance.recover import recover
 from icefloe.maintenance.verify_checks import Damage
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
-from icefloe.repository.administration import AdministrationDoor
-from icefloe.repository.history import HistoryDoor, InspectionDoor, RefsDoor
-from icefloe.repository.maintenance import MaintenanceDoor, MergingDoor
-from icefloe.repository.metrics import ObservationDoor
+from icefloe.repository.administration import AdministrationMixin
+from icefloe.repository.history import HistoryMixin, InspectionMixin, RefsMixin
+from icefloe.repository.maintenance import MaintenanceMixin, MergingMixin
+from icefloe.repository.metrics import ObservationMixin
 from icefloe.session import open_repository as opening
 from icefloe.session.history import RefChoice, fetch_branch, resolve, snapshot_as_of
 from icefloe.session.open_repository import Engine, note_running
@@ -36,13 +36,13 @@ Authorization = Mapping[str, Any] | None
 
 
 class Repository(
-    RefsDoor,
-    HistoryDoor,
-    MaintenanceDoor,
-    MergingDoor,
-    InspectionDoor,
-    ObservationDoor,
-    AdministrationDoor,
+    RefsMixin,
+    HistoryMixin,
+    MaintenanceMixin,
+    MergingMixin,
+    InspectionMixin,
+    ObservationMixin,
+    AdministrationMixin,
     Described,
 ):
     """A versioned store of Zarr hierarchies.
@@ -64,7 +64,7 @@ class Repository(
     # -- create and open ------------------------------------------------------------------------------------------
 
     @classmethod
-    def create(
+    async def create_async(
         cls,
         storage: Place,
         config: RepositoryConfig | None = None,
@@ -87,20 +87,6 @@ class Repository(
         check_clean_root
             Refuse a place that holds other objects.
         """
-        return run_blocking(
-            cls.create_async(storage, config, authorize_virtual_chunk_access, spec_version, check_clean_root)
-        )
-
-    @classmethod
-    async def create_async(
-        cls,
-        storage: Place,
-        config: RepositoryConfig | None = None,
-        authorize_virtual_chunk_access: Authorization = None,
-        spec_version: SpecVersion | str | int | None = None,
-        check_clean_root: bool = True,
-    ) -> Repository:
-        """`create`, awaited."""
         place = resolve_storage(storage)
         version = opening.parse_spec_version(spec_version)
         engine = await opening.create_engine(
@@ -108,15 +94,7 @@ class Repository(
         )
         return cls(engine)
 
-    @classmethod
-    def open(
-        cls,
-        storage: Place,
-        config: RepositoryConfig | None = None,
-        authorize_virtual_chunk_access: Authorization = None,
-    ) -> Repository:
-        """Open a repository of any generation; `config` is laid over the one kept in it."""
-        return run_blocking(cls.open_async(storage, config, authorize_virtual_chunk_access))
+    create = blocking_classmethod(create_async)
 
     @classmethod
     async def open_async(
@@ -125,23 +103,11 @@ class Repository(
         config: RepositoryConfig | None = None,
         authorize_virtual_chunk_access: Authorization = None,
     ) -> Repository:
-        """`open`, awaited."""
+        """Open a repository of any generation; `config` is laid over the one kept in it."""
         place = resolve_storage(storage)
         return cls(await opening.open_engine(place, config, authorize_virtual_chunk_access or {}))
 
-    @classmethod
-    def open_or_create(
-        cls,
-        storage: Place,
-        config: RepositoryConfig | None = None,
-        authorize_virtual_chunk_access: Authorization = None,
-        create_version: SpecVersion | str | int | None = None,
-        check_clean_root: bool = True,
-    ) -> Repository:
-        """Open the repository there, or make one."""
-        return run_blocking(
-            cls.open_or_create_async(storage, config, authorize_virtual_chunk_access, create_version, check_clean_root)
-        )
+    open = blocking_classmethod(open_async)
 
     @classmethod
     async def open_or_create_async(
@@ -152,7 +118,7 @@ class Repository(
         create_version: SpecVersion | str | int | None = None,
         check_clean_root: bool = True,
     ) -> Repository:
-        """`open_or_create`, awaited."""
+        """Open the repository there, or make one."""
         place = resolve_storage(storage)
         try:
             return await cls.open_async(place, config, authorize_virtual_chunk_access)
@@ -164,8 +130,10 @@ class Repository(
         )
         return cls(engine)
 
+    open_or_create = blocking_classmethod(open_or_create_async)
+
     @staticmethod
-    def recover(
+    async def recover_async(
         storage: Place, tips: Mapping[str, ObjectId] | None = None, *, dry_run: bool = False
     ) -> tuple[Damage, ...]:
         """Make the files readable again that say where branches stand; for a repository that does not open.
@@ -194,69 +162,49 @@ class Repository(
         >>> icefloe.Repository.recover(storage)
         ()
         """
-        return run_blocking(Repository.recover_async(storage, tips, dry_run=dry_run))
-
-    @staticmethod
-    async def recover_async(
-        storage: Place, tips: Mapping[str, ObjectId] | None = None, *, dry_run: bool = False
-    ) -> tuple[Damage, ...]:
-        """`recover`, awaited."""
         return (await recover(resolve_storage(storage), tips=tips, apply=not dry_run)).damages
 
-    @staticmethod
-    def exists(storage: Place, storage_settings: Any = None) -> bool:
-        """Whether there is a repository."""
-        return run_blocking(Repository.exists_async(storage, storage_settings))
+    recover = blocking_staticmethod(recover_async)
 
     @staticmethod
     async def exists_async(storage: Place, storage_settings: Any = None) -> bool:
-        """`exists`, awaited."""
+        """Whether there is a repository."""
         return await opening.find_spec_version(resolve_storage(storage)) is not None
 
-    @staticmethod
-    def fetch_spec_version(storage: Place, storage_settings: Any = None) -> SpecVersion | None:
-        """The generation of the repository there, or None when there is none."""
-        return run_blocking(Repository.fetch_spec_version_async(storage, storage_settings))
+    exists = blocking_staticmethod(exists_async)
 
     @staticmethod
     async def fetch_spec_version_async(storage: Place, storage_settings: Any = None) -> SpecVersion | None:
-        """`fetch_spec_version`, awaited."""
+        """The generation of the repository there, or None when there is none."""
         return await opening.find_spec_version(resolve_storage(storage))
 
-    @staticmethod
-    def fetch_config(storage: Place) -> RepositoryConfig | None:
-        """The configuration kept in a repository, or None."""
-        return run_blocking(Repository.fetch_config_async(storage))
+    fetch_spec_version = blocking_staticmethod(fetch_spec_version_async)
 
     @staticmethod
     async def fetch_config_async(storage: Place) -> RepositoryConfig | None:
-        """`fetch_config`, awaited."""
+        """The configuration kept in a repository, or None."""
         return await opening.fetch_stored_config(resolve_storage(storage))
 
-    def save_config(self) -> None:
-        """Keep the present configuration in the repository; credentials are never part of it."""
-        run_blocking(self.save_config_async())
+    fetch_config = blocking_staticmethod(fetch_config_async)
 
     async def save_config_async(self) -> None:
-        """`save_config`, awaited."""
+        """Keep the present configuration in the repository; credentials are never part of it."""
         await opening.save_config(self._engine)
 
-    def reopen(
-        self, config: RepositoryConfig | None = None, authorize_virtual_chunk_access: Authorization = None
-    ) -> Repository:
-        """The same repository with another configuration laid over, or other authorisations."""
-        return run_blocking(self.reopen_async(config, authorize_virtual_chunk_access))
+    save_config = blocking(save_config_async)
 
     async def reopen_async(
         self, config: RepositoryConfig | None = None, authorize_virtual_chunk_access: Authorization = None
     ) -> Repository:
-        """`reopen`, awaited."""
+        """The same repository with another configuration laid over, or other authorisations."""
         engine = opening.reconfigure(self._engine, config, authorize_virtual_chunk_access)
         return Repository(engine, self._default_metadata)
 
+    reopen = blocking(reopen_async)
+
     @property
     def engine(self) -> Engine:
-        """The parts behind this repository, for rooms of the library."""
+        """The parts behind this repository, for other packages of the library."""
         return self._engine
 
     @property
@@ -307,7 +255,7 @@ class Repository(
 
     # -- sessions -------------------------------------------------------------------------------------------------
 
-    def readonly_session(
+    async def readonly_session_async(
         self,
         branch: str | None = None,
         *,
@@ -319,17 +267,6 @@ class Repository(
 
         Without any of them: the branch `main`.
         """
-        return run_blocking(self.readonly_session_async(branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of))
-
-    async def readonly_session_async(
-        self,
-        branch: str | None = None,
-        *,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
-        as_of: dt.datetime | None = None,
-    ) -> Session:
-        """`readonly_session`, awaited."""
         choice = RefChoice(branch, tag, snapshot_id).or_main()
         if as_of is not None and choice.branch is None:
             raise InvalidInputError("as_of goes with a branch: a tag or snapshot id is a point in time already")
@@ -342,21 +279,19 @@ class Repository(
         opening.preload(self._engine, base)
         return Session(self._engine, base)
 
-    def writable_session(self, branch: str) -> Session:
-        """A session whose changes can be committed to a branch."""
-        return run_blocking(self.writable_session_async(branch))
+    readonly_session = blocking(readonly_session_async)
 
     async def writable_session_async(self, branch: str) -> Session:
-        """`writable_session`, awaited."""
+        """A session whose changes can be committed to a branch."""
         return await self._branch_session(branch, SessionMode.WRITABLE)
 
-    def rearrange_session(self, branch: str) -> Session:
-        """A writable session that only moves nodes and chunks."""
-        return run_blocking(self.rearrange_session_async(branch))
+    writable_session = blocking(writable_session_async)
 
     async def rearrange_session_async(self, branch: str) -> Session:
-        """`rearrange_session`, awaited."""
+        """A writable session that only moves nodes and chunks."""
         return await self._branch_session(branch, SessionMode.REARRANGE)
+
+    rearrange_session = blocking(rearrange_session_async)
 
     async def _branch_session(self, branch: str, mode: SessionMode) -> Session:
         await opening.check_writable(self._engine)

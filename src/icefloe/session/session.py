@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from icefloe.blocking import run_blocking
+from icefloe.blocking import awaitable, blocking, run_blocking
 from icefloe.codec_pipeline import prefer_fast_pipeline
 from icefloe.display.card import Card, Described, Fact, Styled, first_line, format_count, format_time
 from icefloe.errors import InvalidInputError, ReadOnlyError, SessionStateError
@@ -97,7 +97,7 @@ class Session(Described):
 
     @property
     def workspace(self) -> Workspace:
-        """The nodes and chunks behind this session, for rooms of the library."""
+        """The nodes and chunks behind this session, for other packages of the library."""
         return self._workspace
 
     @property
@@ -213,24 +213,20 @@ class Session(Described):
         self._check_writable()
         self._workspace.move(from_path, to_path)
 
-    async def move_async(self, from_path: str, to_path: str) -> None:
-        """`move`, awaited."""
-        self.move(from_path, to_path)
+    move_async = awaitable(move)
 
-    def shift_array(self, path: str, chunk_offset: Iterable[int]) -> None:
+    async def shift_array_async(self, path: str, chunk_offset: Iterable[int]) -> None:
         """Move every chunk of an array by an offset in chunks; what falls off the grid is dropped.
 
         The places that become free read as fill value. Resize the array first to keep everything.
         """
-        run_blocking(self.shift_array_async(path, chunk_offset))
-
-    async def shift_array_async(self, path: str, chunk_offset: Iterable[int]) -> None:
-        """`shift_array`, awaited."""
         self._check_writable()
         with self._workspace.exclusive("shift_array"):
             await shift_array(self._workspace, path, tuple(chunk_offset))
 
-    def reindex_array(
+    shift_array = blocking(shift_array_async)
+
+    async def reindex_array_async(
         self,
         path: str,
         forward: Callable[[Iterable[int]], Iterable[int] | None],
@@ -245,18 +241,11 @@ class Session(Described):
         backward
             The inverse: where given, a place whose source is None or empty reads as fill value afterwards.
         """
-        run_blocking(self.reindex_array_async(path, forward, backward))
-
-    async def reindex_array_async(
-        self,
-        path: str,
-        forward: Callable[[Iterable[int]], Iterable[int] | None],
-        backward: Callable[[Iterable[int]], Iterable[int] | None] | None = None,
-    ) -> None:
-        """`reindex_array`, awaited."""
         self._check_writable()
         with self._workspace.exclusive("reindex_array"):
             await reindex_array(self._workspace, path, forward, backward)
+
+    reindex_array = blocking(reindex_array_async)
 
     # -- virtual references ---------------------------------------------------------------------------------------
 
@@ -319,9 +308,7 @@ class Session(Described):
                     found += texts[table.location[table.location >= 0]].tolist()
         return found
 
-    def all_virtual_chunk_locations(self) -> list[str]:
-        """URL of every virtual chunk, with repetitions."""
-        return run_blocking(self.all_virtual_chunk_locations_async())
+    all_virtual_chunk_locations = blocking(all_virtual_chunk_locations_async)
 
     # -- chunks ---------------------------------------------------------------------------------------------------
 
@@ -353,36 +340,32 @@ class Session(Described):
             return ChunkType.UNINITIALIZED
         return _TYPE_OF_KIND[found.kind] if isinstance(found, ChunkRef) else ChunkType.NATIVE
 
-    def chunk_type(self, array_path: str, chunk_coordinates: Sequence[int]) -> ChunkType:
-        """Where the bytes of a chunk are."""
-        return run_blocking(self.chunk_type_async(array_path, chunk_coordinates))
+    chunk_type = blocking(chunk_type_async)
 
     def get_node_id(self, path: str) -> str:
         """The id of the node at a path; it stays when the node is moved."""
         return encode_base32(self._workspace.tree.node(_absolute(path)).id)
 
-    async def get_node_id_async(self, path: str) -> str:
-        """`get_node_id`, awaited."""
-        return self.get_node_id(path)
+    get_node_id_async = awaitable(get_node_id)
 
     # -- forks ----------------------------------------------------------------------------------------------------
 
-    def fork(self) -> ForkSession:
+    async def fork_async(self) -> ForkSession:
         """A session for a worker: it pickles, is written to elsewhere, and comes back to `merge`.
 
         A fork sees the changes made here so far. Large chunks and packs are written to storage by the worker; only
         references travel back.
         """
-        return run_blocking(self.fork_async())
-
-    async def fork_async(self) -> ForkSession:
-        """`fork`, awaited."""
         self._check_writable(moves_only=False)
         self._has_forked = True
         view = await self._workspace.stored_view()
         return ForkSession(Fork.of(view), default_metadata=self._default_metadata)
 
-    def merge(self, *forks: ForkSession, on_chunk_conflict: VersionSelection = VersionSelection.Fail) -> None:
+    fork = blocking(fork_async)
+
+    async def merge_async(
+        self, *forks: ForkSession, on_chunk_conflict: VersionSelection = VersionSelection.Fail
+    ) -> None:
         """Take over what forks have written, each with its references in memory; see `link_parts` for many chunks.
 
         Parameters
@@ -397,12 +380,6 @@ class Session(Described):
             Two forks, or a fork and the session, changed one thing since the fork was made: a chunk, the metadata of
             a node, or one deleted or shrank what the other wrote. All forks are merged or none is.
         """
-        run_blocking(self.merge_async(*forks, on_chunk_conflict=on_chunk_conflict))
-
-    async def merge_async(
-        self, *forks: ForkSession, on_chunk_conflict: VersionSelection = VersionSelection.Fail
-    ) -> None:
-        """`merge`, awaited."""
         self._check_writable(moves_only=False)
         for fork in forks:
             if not isinstance(fork, ForkSession):
@@ -420,19 +397,19 @@ class Session(Described):
             for fork in forks:
                 fork.note_merged()
 
-    def link_parts(self, written: Sequence[WrittenParts]) -> None:
-        """Take over what workers left in storage with `ForkSession.write_parts`; no reference passes through here."""
-        run_blocking(self.link_parts_async(written))
+    merge = blocking(merge_async)
 
     async def link_parts_async(self, written: Sequence[WrittenParts]) -> None:
-        """`link_parts`, awaited."""
+        """Take over what workers left in storage with `ForkSession.write_parts`; no reference passes through here."""
         self._check_writable(moves_only=False)
         with self._workspace.exclusive("link_parts"):
             await link_parts(self._workspace, written)
 
+    link_parts = blocking(link_parts_async)
+
     # -- commits --------------------------------------------------------------------------------------------------
 
-    def commit(
+    async def commit_async(
         self,
         message: str,
         metadata: Mapping[str, Any] | None = None,
@@ -456,22 +433,6 @@ class Session(Described):
         allow_empty
             Commit also when nothing changed.
         """
-        return run_blocking(
-            self.commit_async(
-                message, metadata, rebase_with=rebase_with, rebase_tries=rebase_tries, allow_empty=allow_empty
-            )
-        )
-
-    async def commit_async(
-        self,
-        message: str,
-        metadata: Mapping[str, Any] | None = None,
-        *,
-        rebase_with: ConflictSolver | None = None,
-        rebase_tries: int = 1000,
-        allow_empty: bool = False,
-    ) -> ObjectId:
-        """`commit`, awaited."""
         self._check_writable()
         with self._workspace.exclusive("commit"):
             branch, _ = self._commit_target(allow_empty=allow_empty)
@@ -479,14 +440,12 @@ class Session(Described):
             snapshot = await committing.commit(self._workspace, branch, request)
             return self._finish(snapshot)
 
-    def amend(self, message: str, *, metadata: Mapping[str, Any] | None = None, allow_empty: bool = False) -> ObjectId:
-        """Replace the newest commit of the branch by one that also holds these changes."""
-        return run_blocking(self.amend_async(message, metadata=metadata, allow_empty=allow_empty))
+    commit = blocking(commit_async)
 
     async def amend_async(
         self, message: str, *, metadata: Mapping[str, Any] | None = None, allow_empty: bool = False
     ) -> ObjectId:
-        """`amend`, awaited."""
+        """Replace the newest commit of the branch by one that also holds these changes."""
         self._check_writable()
         with self._workspace.exclusive("amend"):
             branch, tip = self._commit_target(allow_empty=allow_empty)
@@ -494,12 +453,10 @@ class Session(Described):
             snapshot, _ = await committing.amend(self._workspace, branch, tip, request)
             return self._finish(snapshot)
 
-    def flush(self, message: str, *, metadata: Mapping[str, Any] | None = None) -> ObjectId:
-        """Save the changes as a snapshot that no branch points at; returns its id."""
-        return run_blocking(self.flush_async(message, metadata=metadata))
+    amend = blocking(amend_async)
 
     async def flush_async(self, message: str, *, metadata: Mapping[str, Any] | None = None) -> ObjectId:
-        """`flush`, awaited."""
+        """Save the changes as a snapshot that no branch points at; returns its id."""
         self._check_writable()
         with self._workspace.exclusive("flush"):
             branch, _ = self._commit_target(allow_empty=False)
@@ -507,12 +464,10 @@ class Session(Described):
             snapshot = await committing.flush_detached(self._workspace, branch, request)
             return self._finish(snapshot)
 
-    def rebase(self, solver: ConflictSolver) -> None:
-        """Carry the changes over to where the branch stands now; RebaseFailedError lists what clashes."""
-        run_blocking(self.rebase_async(solver))
+    flush = blocking(flush_async)
 
     async def rebase_async(self, solver: ConflictSolver) -> None:
-        """`rebase`, awaited."""
+        """Carry the changes over to where the branch stands now; RebaseFailedError lists what clashes."""
         self._check_writable()
         branch = self._branch
         if branch is None:
@@ -520,6 +475,8 @@ class Session(Described):
         with self._workspace.exclusive("rebase"):
             await self._workspace.flush()
             await committing.rebase(self._workspace, branch, solver)
+
+    rebase = blocking(rebase_async)
 
     def _commit_target(self, *, allow_empty: bool) -> tuple[str, Tip]:
         self._check_writable()
@@ -572,7 +529,7 @@ class ForkSession(Session):
         view = await self._workspace.stored_view()
         return Fork(view.engine, view.base, view.inherited, view.changes, self._since)
 
-    def write_parts(self, label: str = "") -> WrittenParts:
+    async def write_parts_async(self, label: str = "") -> WrittenParts:
         """Store everything written here, references included, and return a small descriptor for `Session.link_parts`.
 
         Parameters
@@ -580,11 +537,9 @@ class ForkSession(Session):
         label
             Who this is, for the error when two workers wrote the same chunk.
         """
-        return run_blocking(write_parts(self._workspace, label))
-
-    async def write_parts_async(self, label: str = "") -> WrittenParts:
-        """`write_parts`, awaited."""
         return await write_parts(self._workspace, label)
+
+    write_parts = blocking(write_parts_async)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"fork": run_blocking(self.stored_state()), "default_metadata": self._default_metadata}
