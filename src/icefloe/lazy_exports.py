@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import pkgutil
 import sys
 from collections.abc import Callable
@@ -29,7 +30,7 @@ class _LazyPackage(ModuleType):
 
 
 def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package, from its stub."""
+    """`__getattr__`, `__dir__` and `__all__` of a package, from its stub. Submodules are found as attributes, too."""
     stub = pkgutil.get_data(package, "__init__.pyi")
     assert stub is not None, f"{package} has no __init__.pyi"
     homes = {
@@ -43,7 +44,9 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
 
     def find(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            if name.startswith("_") or importlib.util.find_spec(f"{package}.{name}") is None:
+                raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            return importlib.import_module(f"{package}.{name}")
         value = getattr(importlib.import_module(homes[name]), name)
         setattr(module, name, value)
         return value

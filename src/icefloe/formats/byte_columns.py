@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from icefloe.errors import FormatError, InvalidInputError
 from icefloe.formats.flatbuf.reader import Body, Positions, Vectors, distinct_values
@@ -270,6 +269,8 @@ def compress(lines: Piece) -> bytes:
 
 def escape_json(texts: pa.Array) -> pa.Array:
     """Texts as the inside of JSON strings."""
+    import pyarrow.compute as pc  # noqa: PLC0415 - it takes long to load, and only one generation needs it
+
     escaped = pc.replace_substring(pc.replace_substring(texts, "\\", "\\\\"), '"', '\\"')
     for code in range(0x20):
         control = chr(code)
