@@ -137,7 +137,7 @@ class CacheLimits:
     attributes: int = 64 << 20
 
 
-class Archive:
+class MetadataFiles:
     """The immutable files of one repository, shared by all its sessions."""
 
     def __init__(self, storage: Storage, format: Format, limits: CacheLimits | None = None) -> None:
@@ -249,14 +249,14 @@ class Archive:
             raise FormatError(f"attributes file {attributes_id} has {len(rows)} rows; a node names row {row}")
         return rows[row]
 
-    async def flush_snapshot(self, snapshot: Snapshot) -> int:
+    async def write_snapshot(self, snapshot: Snapshot) -> int:
         """Write a snapshot file; returns its size."""
         data = self.format.encode_snapshot(snapshot)
         size = await self._put(self.format.snapshot_key(snapshot.id), data, "snapshot")
         self._snapshots.put(snapshot.id, snapshot, _snapshot_weight(snapshot, size))
         return size
 
-    async def flush_manifest(self, manifest: Manifest) -> ManifestFileInfo:
+    async def write_manifest(self, manifest: Manifest) -> ManifestFileInfo:
         """Write a manifest file; returns what a snapshot records of it."""
         if len(manifest) < _OFFLOAD_REFS:
             data = self.format.encode_manifest(manifest)
@@ -268,12 +268,12 @@ class Archive:
             self._manifests.put((manifest.id, _DECODED), manifest, manifest.nbytes)
         return ManifestFileInfo(manifest.id, size, len(manifest))
 
-    async def flush_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> None:
+    async def write_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> None:
         """Write the transaction log of a snapshot."""
         data = self.format.encode_transaction_log(snapshot_id, log)
         await self._put(self.format.transaction_log_key(snapshot_id), data, "transaction-log")
 
-    async def flush_attributes(self, attributes_id: ObjectId, rows: Sequence[bytes]) -> None:
+    async def write_attributes(self, attributes_id: ObjectId, rows: Sequence[bytes]) -> None:
         """Write an attributes file."""
         await self._put(self.format.attributes_key(attributes_id), self.format.encode_attributes(rows), "attributes")
 

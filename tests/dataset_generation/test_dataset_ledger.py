@@ -41,7 +41,7 @@ from icefloe.formats.dataset.state import (
 )
 from icefloe.ids import new_object_id
 from icefloe.ledger.dataset import DatasetLedger, fetch_state
-from icefloe.metadata_files import Archive
+from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.storage import s3_storage
 from icefloe.storage.contract import Storage
@@ -65,10 +65,10 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
 
 
 async def make_ledger(storage: Storage, config: dict[str, Any] | None = None) -> tuple[DatasetLedger, Snapshot]:
-    archive = Archive(storage, FORMAT)
+    metadata_files = MetadataFiles(storage, FORMAT)
     initial = make_snapshot(None)
-    await archive.flush_snapshot(initial)
-    ledger = DatasetLedger(storage, archive)
+    await metadata_files.write_snapshot(initial)
+    ledger = DatasetLedger(storage, metadata_files)
     await ledger.create(initial, config)
     return ledger, initial
 
@@ -76,7 +76,7 @@ async def make_ledger(storage: Storage, config: dict[str, Any] | None = None) ->
 async def commit(ledger: DatasetLedger, branch: str, number: int) -> Snapshot:
     tip = await ledger.fetch_tip(branch)
     snapshot = make_snapshot(tip.snapshot_id, number, author="x")
-    await ledger.archive.flush_snapshot(snapshot)
+    await ledger.metadata_files.write_snapshot(snapshot)
     await ledger.advance(branch, tip, snapshot)
     return snapshot
 
@@ -157,10 +157,10 @@ def test_the_data_root_is_where_the_state_says(root: str | None, expected: str |
 
 async def test_a_state_may_live_apart_from_its_data() -> None:
     place, data = MemoryStorage(), MemoryStorage()
-    archive = Archive(data, FORMAT)
+    metadata_files = MetadataFiles(data, FORMAT)
     initial = make_snapshot(None)
-    await archive.flush_snapshot(initial)
-    await DatasetLedger(place, archive).create(initial, None)
+    await metadata_files.write_snapshot(initial)
+    await DatasetLedger(place, metadata_files).create(initial, None)
     state = (await fetch_state(place)).state
     assert resolve_data_root(state, place) == data.url.rstrip("/")
     assert await data.list_names("") == ["s/"]
@@ -196,7 +196,7 @@ async def test_history_names_every_commit_newest_first(storage: Storage) -> None
 
 async def test_a_stale_tip_conflicts_only_when_the_branch_moved(storage: Storage) -> None:
     ledger, initial = await make_ledger(storage)
-    other = DatasetLedger(storage, ledger.archive)
+    other = DatasetLedger(storage, ledger.metadata_files)
     tip = await ledger.fetch_tip("main")
     await other.create_tag("v0", initial.id)
     first = make_snapshot(initial.id, 1)
@@ -215,7 +215,7 @@ async def test_racing_writers_lose_no_commit(storage: Storage) -> None:
     ledger, initial = await make_ledger(storage)
 
     async def writer(number: int) -> None:
-        own = DatasetLedger(storage, ledger.archive)
+        own = DatasetLedger(storage, ledger.metadata_files)
         while True:
             tip = await own.fetch_tip("main")
             try:
@@ -271,7 +271,7 @@ async def test_refs_are_created_reset_and_deleted_with_clear_errors(storage: Sto
 async def test_a_detached_snapshot_is_known_but_on_no_branch(storage: Storage) -> None:
     ledger, initial = await make_ledger(storage)
     loose = make_snapshot(initial.id, 9)
-    await ledger.archive.flush_snapshot(loose)
+    await ledger.metadata_files.write_snapshot(loose)
     await ledger.record_detached(loose)
     await ledger.record_detached(loose)
     assert await ledger.fetch_info(loose.id) == loose.info
@@ -316,7 +316,7 @@ async def test_a_snapshot_can_be_given_another_parent(storage: Storage) -> None:
     made = [await commit(ledger, "main", n) for n in range(1, 4)]
     await ledger.reparent_snapshot(made[2].id, initial.id)
     assert [info.id async for info in ledger.ancestry(made[2].id)] == [made[2].id, initial.id]
-    assert (await ledger.archive.fetch_snapshot(made[2].id)).parent_id == initial.id
+    assert (await ledger.metadata_files.fetch_snapshot(made[2].id)).parent_id == initial.id
     with pytest.raises(SnapshotNotFoundError):
         await ledger.reparent_snapshot(made[2].id, "NOTHING")
 
@@ -347,6 +347,6 @@ async def test_a_state_that_changed_is_never_overwritten(storage: Storage) -> No
 async def test_a_ring_of_parents_ends_in_an_error(storage: Storage) -> None:
     ring = (StateSnapshot("A", 1, "A.parquet", "B"), StateSnapshot("B", 2, "B.parquet", "A"))
     await storage.create(STATE_KEY, encode_state(State("D", 1, ring, {"main": StateRef("A", "branch")})))
-    ledger = DatasetLedger(storage, Archive(storage, FORMAT))
+    ledger = DatasetLedger(storage, MetadataFiles(storage, FORMAT))
     with pytest.raises(SnapshotNotFoundError):
         _ = [info async for info in ledger.ancestry("A")]

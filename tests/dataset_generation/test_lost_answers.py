@@ -10,7 +10,7 @@ from icefloe.errors import AlreadyExistsError, ConflictError
 from icefloe.formats.contract import get_format
 from icefloe.ids import new_object_id
 from icefloe.ledger.generations import make_ledger
-from icefloe.metadata_files import Archive
+from icefloe.metadata_files import MetadataFiles
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.snapshot import Snapshot
 from icefloe.storage.memory import MemoryStorage
@@ -36,22 +36,24 @@ async def test_every_change_of_refs_stands_one_lost_answer(version: SpecVersion,
         history=(initial.info,),
         total_ancestors=1,
     )
-    archive = Archive(inner, generation)
+    metadata_files = MetadataFiles(inner, generation)
     for snapshot in (initial, first):
-        await archive.flush_snapshot(snapshot)
+        await metadata_files.write_snapshot(snapshot)
 
     def ledger_with_fault():  # type: ignore[no-untyped-def]
         write = "swap" if version is SpecVersion.DATASET else "create"
-        return make_ledger(version, FaultyStorage(inner, [Fault(kind, methods=(write,))]), archive)
+        return make_ledger(version, FaultyStorage(inner, [Fault(kind, methods=(write,))]), metadata_files)
 
-    await make_ledger(version, FaultyStorage(inner, [Fault(kind, methods=("create",))]), archive).create(initial, None)
+    await make_ledger(version, FaultyStorage(inner, [Fault(kind, methods=("create",))]), metadata_files).create(
+        initial, None
+    )
     ledger = ledger_with_fault()
     tip = await ledger.fetch_tip("main")
     assert (await ledger.advance("main", tip, first)).snapshot_id == first.id
     await ledger_with_fault().create_branch("dev", first.id)
     await ledger_with_fault().reset_branch("dev", initial.id, first.id)
     await ledger_with_fault().create_tag("v1", first.id)
-    plain = make_ledger(version, inner, archive)
+    plain = make_ledger(version, inner, metadata_files)
     assert (await plain.fetch_tip("main")).snapshot_id == first.id
     assert (await plain.fetch_tip("dev")).snapshot_id == initial.id
     assert await plain.fetch_tag("v1") == first.id

@@ -56,7 +56,7 @@ def long_history() -> tuple[MemoryStorage, int]:
     count = 100_000
     storage = in_memory_storage()
     repo = icefloe.Repository.create(storage)
-    archive = repo.engine.archive
+    metadata_files = repo.engine.metadata_files
     ids = [repo.lookup_branch("main"), *(new_object_id() for _ in range(count))]
     infos = [
         SnapshotInfo(each, ids[n - 1] if n else None, DAY + dt.timedelta(seconds=n), f"commit {n}", {})
@@ -68,7 +68,7 @@ def long_history() -> tuple[MemoryStorage, int]:
         for number in needed:
             own = infos[number]
             history = tuple(reversed(infos[max(0, number - HISTORY_LENGTH) : number]))
-            await archive.flush_snapshot(
+            await metadata_files.write_snapshot(
                 Snapshot(
                     own.id,
                     own.parent_id,

@@ -150,7 +150,7 @@ def _broken(find: Callable[[Place], Path], how: Callable[[Path], None]) -> Calla
 def _lie_about_extents(place: Place) -> None:
     """A snapshot whose extents say that a manifest speaks for chunks far away."""
     repo = place.repository()
-    snapshot = run_blocking(repo.engine.archive.fetch_snapshot(repo.lookup_branch("main")))
+    snapshot = run_blocking(repo.engine.metadata_files.fetch_snapshot(repo.lookup_branch("main")))
     node = snapshot.nodes["/packed"]
     assert isinstance(node, ArrayNode)
     refs = tuple(replace(ref, extents=((7, 2**31),)) for ref in node.manifests)

@@ -16,7 +16,7 @@ from icefloe.formats.repository.snapshot import parse_time
 from icefloe.ids import decode_base32, encode_base32, new_object_id
 from icefloe.ledger.generations import detect_generation
 from icefloe.ledger.repository import RepositoryLedger
-from icefloe.metadata_files import Archive
+from icefloe.metadata_files import MetadataFiles
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.chunk_table import ChunkKind, ChunkRef
 from icefloe.model.snapshot import ArrayNode, Snapshot
@@ -168,7 +168,7 @@ def storage(fixture: Fixture) -> Storage:
 async def test_refs_and_history_read_as_described(fixture: Fixture, storage: Storage) -> None:
     expected = fixture.expected
     assert await detect_generation(storage) is SpecVersion.REPOSITORY
-    ledger = RepositoryLedger(storage, Archive(storage, FORMAT))
+    ledger = RepositoryLedger(storage, MetadataFiles(storage, FORMAT))
     assert await ledger.list_branches() == set(expected["branches"])
     assert await ledger.list_tags() == set(expected["tags"])
     for branch, snapshot_id in expected["branches"].items():
@@ -189,7 +189,7 @@ async def test_refs_and_history_read_as_described(fixture: Fixture, storage: Sto
 
 
 async def test_the_configuration_reads_as_described(fixture: Fixture, storage: Storage) -> None:
-    stored = await RepositoryLedger(storage, Archive(storage, FORMAT)).fetch_config()
+    stored = await RepositoryLedger(storage, MetadataFiles(storage, FORMAT)).fetch_config()
     assert stored.document == fixture.expected.get("config_yaml")
 
 
@@ -204,12 +204,12 @@ async def copy_of(fixture: Fixture) -> Storage:
 
 async def test_new_commits_on_top_keep_history_nodes_and_refs_together(fixture: Fixture) -> None:
     storage = await copy_of(fixture)
-    archive = Archive(storage, FORMAT)
-    ledger = RepositoryLedger(storage, archive)
+    metadata_files = MetadataFiles(storage, FORMAT)
+    ledger = RepositoryLedger(storage, metadata_files)
     described = [entry["id"] for entry in fixture.expected["ancestry"]["branch:main"]]
     for _ in range(3):
         tip = await ledger.fetch_tip("main")
-        parent = await archive.fetch_snapshot(tip.snapshot_id)
+        parent = await metadata_files.fetch_snapshot(tip.snapshot_id)
         total = None if parent.total_ancestors is None else parent.total_ancestors + 1
         child = dataclasses.replace(
             parent,
@@ -219,20 +219,20 @@ async def test_new_commits_on_top_keep_history_nodes_and_refs_together(fixture: 
             total_ancestors=total,
             history=(dataclasses.replace(parent.info, manifests=()), *parent.history)[:2],
         )
-        await archive.flush_snapshot(child)
+        await metadata_files.write_snapshot(child)
         assert (await ledger.advance("main", tip, child)).mark == tip.mark + 1
         described.insert(0, child.id)
     await ledger.create_branch("new", described[2])
     await ledger.create_tag("new tag", described[1])
-    fresh_archive = Archive(storage, FORMAT)
-    fresh = RepositoryLedger(storage, fresh_archive)
+    fresh_files = MetadataFiles(storage, FORMAT)
+    fresh = RepositoryLedger(storage, fresh_files)
     assert await detect_generation(storage) is SpecVersion.REPOSITORY
     tip = await fresh.fetch_tip("main")
     assert [info.id async for info in fresh.ancestry(tip.snapshot_id)] == described
     assert await fresh.list_branches() == {*fixture.expected["branches"], "new"}
     assert await fresh.list_tags() == {*fixture.expected["tags"], "new tag"}
-    old = await fresh_archive.fetch_snapshot(described[3])
-    new = await fresh_archive.fetch_snapshot(tip.snapshot_id)
+    old = await fresh_files.fetch_snapshot(described[3])
+    new = await fresh_files.fetch_snapshot(tip.snapshot_id)
     assert dict(new.nodes) == dict(old.nodes)
     separators = {name[len("branch")] for name in await storage.list_names("refs/") if name.startswith("branch")}
     assert separators == ({":"} if "colon" in fixture.folder.name else {"."})

@@ -1,4 +1,4 @@
-"""Commits made with formats, archive and ledger alone, without a session."""
+"""Commits made with formats, metadata files and ledger alone, without a session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from icefloe.ids import NodeId, new_chunk_id, new_node_id, new_object_id
 from icefloe.ledger.contract import Ledger
 from icefloe.ledger.icechunk1 import Icechunk1Ledger
 from icefloe.ledger.icechunk2 import Icechunk2Ledger
-from icefloe.metadata_files import Archive
+from icefloe.metadata_files import MetadataFiles
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, Coords, table_from_rows
 from icefloe.model.snapshot import (
     ArrayNode,
@@ -39,21 +39,23 @@ class HandMade:
     """One repository of an official generation."""
 
     storage: Storage
-    archive: Archive
+    metadata_files: MetadataFiles
     ledger: Ledger
     spec: int
 
     @classmethod
     def at(cls, storage: Storage, spec: int) -> HandMade:
-        archive = Archive(storage, FORMAT_1 if spec == 1 else FORMAT_2)
-        ledger: Ledger = Icechunk1Ledger(storage, archive) if spec == 1 else Icechunk2Ledger(storage, archive)
-        return cls(storage, archive, ledger, spec)
+        metadata_files = MetadataFiles(storage, FORMAT_1 if spec == 1 else FORMAT_2)
+        ledger: Ledger = (
+            Icechunk1Ledger(storage, metadata_files) if spec == 1 else Icechunk2Ledger(storage, metadata_files)
+        )
+        return cls(storage, metadata_files, ledger, spec)
 
     async def create(self, config: Mapping[str, Any] | None = None) -> Snapshot:
-        initial = self.archive.format.initial_snapshot(dt.datetime.now(dt.UTC))
-        await self.archive.flush_snapshot(initial)
-        if self.archive.format.logs_initial_snapshot:
-            await self.archive.flush_transaction_log(initial.id, TransactionLog())
+        initial = self.metadata_files.format.initial_snapshot(dt.datetime.now(dt.UTC))
+        await self.metadata_files.write_snapshot(initial)
+        if self.metadata_files.format.logs_initial_snapshot:
+            await self.metadata_files.write_transaction_log(initial.id, TransactionLog())
         await self.ledger.create(initial, config)
         return initial
 
@@ -79,19 +81,19 @@ class HandMade:
             nodes={node.path: node for node in sorted(nodes, key=lambda node: node.path.encode())},
             manifests={info.id: info for info in manifests},
         )
-        await self.archive.flush_snapshot(snapshot)
-        await self.archive.flush_transaction_log(snapshot.id, log)
+        await self.metadata_files.write_snapshot(snapshot)
+        await self.metadata_files.write_transaction_log(snapshot.id, log)
         await self.ledger.advance(branch, tip, snapshot, amends=amends)
         return snapshot.id
 
     async def put_chunk(self, data: bytes) -> bytes:
         chunk_id = new_chunk_id()
-        await self.storage.put(self.archive.format.chunk_key(chunk_id), data)
+        await self.storage.put(self.metadata_files.format.chunk_key(chunk_id), data)
         return chunk_id
 
-    async def flush_manifest(self, rows: Mapping[NodeId, Sequence[tuple[Coords, ChunkRef]]]) -> ManifestFileInfo:
+    async def write_manifest(self, rows: Mapping[NodeId, Sequence[tuple[Coords, ChunkRef]]]) -> ManifestFileInfo:
         tables = {node: table_from_rows(list(refs), len(refs[0][0])) for node, refs in rows.items()}
-        return await self.archive.flush_manifest(Manifest(new_object_id(), tables))
+        return await self.metadata_files.write_manifest(Manifest(new_object_id(), tables))
 
 
 def array_document(shape: Sequence[int], chunks: Sequence[int], **more: Any) -> bytes:

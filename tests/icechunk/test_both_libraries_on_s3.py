@@ -34,7 +34,7 @@ async def commit_ours(repo: HandMade, name: str) -> None:
     """A new group, on top of whatever the branch holds by then."""
     while True:
         tip = await repo.ledger.fetch_tip("main")
-        base = await repo.archive.fetch_snapshot(tip.snapshot_id)
+        base = await repo.metadata_files.fetch_snapshot(tip.snapshot_id)
         node = GroupNode(new_node_id(), f"/{name}", GROUP_DOCUMENT)
         nodes = {**base.nodes, node.path: node}
         snapshot = Snapshot(
@@ -46,8 +46,8 @@ async def commit_ours(repo: HandMade, name: str) -> None:
             dict(sorted(nodes.items(), key=lambda item: item[0].encode())),
             base.manifests,
         )
-        await repo.archive.flush_snapshot(snapshot)
-        await repo.archive.flush_transaction_log(snapshot.id, TransactionLog(new_groups=frozenset([node.id])))
+        await repo.metadata_files.write_snapshot(snapshot)
+        await repo.metadata_files.write_transaction_log(snapshot.id, TransactionLog(new_groups=frozenset([node.id])))
         try:
             await repo.ledger.advance("main", tip, snapshot)
         except ConflictError:
@@ -88,4 +88,4 @@ async def test_concurrent_commits_of_both_libraries_are_all_kept(server: S3Serve
     assert messages == [info.message for info in official(options).ancestry(branch="main")]
     groups = zarr.open_group(official(options).readonly_session("main").store, mode="r")
     assert set(groups.group_keys()) == expected
-    assert set((await repo.archive.fetch_snapshot(tip)).nodes) == {"/", *(f"/{name}" for name in expected)}
+    assert set((await repo.metadata_files.fetch_snapshot(tip)).nodes) == {"/", *(f"/{name}" for name in expected)}

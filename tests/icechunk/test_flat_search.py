@@ -32,7 +32,7 @@ from icefloe.formats.icechunk2 import FORMAT as FORMAT_2
 from icefloe.formats.icechunk2.repo_file import RepoInfo, encode_repo, glance_at_repo
 from icefloe.ids import NODE_ID_BYTES, new_object_id
 from icefloe.manifests.columns import table_from_columns
-from icefloe.metadata_files import Archive, CacheLimits
+from icefloe.metadata_files import CacheLimits, MetadataFiles
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, table_from_rows
 from icefloe.model.snapshot import ArrayNode, Manifest, ManifestFileInfo, ManifestRef, Snapshot
 from icefloe.storage.build import in_memory_storage
@@ -140,7 +140,7 @@ def test_a_glance_refuses_what_is_newer(monkeypatch: pytest.MonkeyPatch) -> None
         glance_at_repo(seal_body(repo_body(), FileType.REPO_INFO, 2))
 
 
-async def archive_of(count: int, limit: int) -> tuple[Archive, CountingStorage, Manifest]:
+async def metadata_files_of(count: int, limit: int) -> tuple[MetadataFiles, CountingStorage, Manifest]:
     storage = CountingStorage(in_memory_storage())
     coords = np.arange(count, dtype=np.int64)[:, None]
     table = table_from_columns(
@@ -149,25 +149,25 @@ async def archive_of(count: int, limit: int) -> tuple[Archive, CountingStorage, 
     manifest = Manifest(new_object_id(), {NODE: table})
     await storage.put(FORMAT_2.manifest_key(manifest.id), FORMAT_2.encode_manifest(manifest))
     storage.counts.reset()
-    return Archive(storage, FORMAT_2, CacheLimits(manifests=limit)), storage, manifest
+    return MetadataFiles(storage, FORMAT_2, CacheLimits(manifests=limit)), storage, manifest
 
 
 async def test_a_manifest_is_requested_once_for_searches_and_columns() -> None:
-    archive, storage, manifest = await archive_of(10_000, 1 << 30)
+    metadata_files, storage, manifest = await metadata_files_of(10_000, 1 << 30)
     for row in (3, 9_999, 0):
-        refs = await archive.find_refs(manifest.id, NODE, [(row,)])
+        refs = await metadata_files.find_refs(manifest.id, NODE, [(row,)])
         assert refs is not None and refs[0].offset == row
-    assert await archive.find_refs(manifest.id, NODE, [(10_000,)]) is None
-    assert (await archive.fetch_manifest(manifest.id)).tables[NODE] == manifest.tables[NODE]
-    assert await archive.find_refs(manifest.id, NODE, [(3,)]) is None
+    assert await metadata_files.find_refs(manifest.id, NODE, [(10_000,)]) is None
+    assert (await metadata_files.fetch_manifest(manifest.id)).tables[NODE] == manifest.tables[NODE]
+    assert await metadata_files.find_refs(manifest.id, NODE, [(3,)]) is None
     assert storage.counts.total.requests == 1
 
 
 async def test_a_manifest_too_large_to_be_kept_open_is_kept_as_columns_where_they_fit() -> None:
-    archive, storage, manifest = await archive_of(10_000, 400_000)
+    metadata_files, storage, manifest = await metadata_files_of(10_000, 400_000)
     size = open_body(FORMAT_2.encode_manifest(manifest), FileType.MANIFEST)[1].size
     assert manifest.tables[NODE].nbytes < 400_000 < size
-    assert await archive.find_refs(manifest.id, NODE, [(3,)]) is not None
-    assert await archive.find_refs(manifest.id, NODE, [(3,)]) is None
-    await archive.fetch_manifest(manifest.id)
+    assert await metadata_files.find_refs(manifest.id, NODE, [(3,)]) is not None
+    assert await metadata_files.find_refs(manifest.id, NODE, [(3,)]) is None
+    await metadata_files.fetch_manifest(manifest.id)
     assert storage.counts.total.requests == 1

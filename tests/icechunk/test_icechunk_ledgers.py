@@ -104,8 +104,8 @@ async def test_a_commit_from_an_old_tip_is_a_conflict_that_says_where_the_branch
 async def flush_child(repo: HandMade, parent: str, message: str = "child") -> Snapshot:
     written_at = later_than((await repo.ledger.fetch_info(parent)).written_at)
     snapshot = Snapshot(new_object_id(), parent, written_at, message, {}, {}, {})
-    await repo.archive.flush_snapshot(snapshot)
-    await repo.archive.flush_transaction_log(snapshot.id, TransactionLog())
+    await repo.metadata_files.write_snapshot(snapshot)
+    await repo.metadata_files.write_transaction_log(snapshot.id, TransactionLog())
     return snapshot
 
 
@@ -245,7 +245,7 @@ async def test_history_that_was_expired_and_collected_by_others_is_read_anew(sto
     assert await history(repo) == ["second", "first", "Repository initialized"]
     assert isinstance(other.ledger, Icechunk1Ledger)
     await other.ledger.reparent_snapshot(second, INITIAL_SNAPSHOT_ID)
-    await storage.delete([repo.archive.format.snapshot_key(first)])
+    await storage.delete([repo.metadata_files.format.snapshot_key(first)])
     repo.ledger._history.pop(first)  # type: ignore[attr-defined]
     assert await history(repo) == ["second", "Repository initialized"]
 

@@ -61,7 +61,7 @@ async def test_refs_and_history_are_read(golden: tuple[HandMade, dict[str, Any]]
 async def test_snapshots_nodes_and_chunks_are_read(golden: tuple[HandMade, dict[str, Any]]) -> None:
     repo, expected = golden
     for name, wanted in expected["snapshots"].items():
-        snapshot = await repo.archive.fetch_snapshot(name)
+        snapshot = await repo.metadata_files.fetch_snapshot(name)
         assert (snapshot.id, snapshot.message) == (wanted["id"], wanted["message"])
         assert snapshot.metadata == wanted["metadata"]
         assert to_microseconds(snapshot.written_at) == wanted["flushed_at_us"]
@@ -95,7 +95,7 @@ async def _check_node(repo: HandMade, node: Node, wanted: dict[str, Any], *, dan
         return
     found: dict[tuple[int, ...], ChunkRef] = {}
     for ref in node.manifests:
-        table = (await repo.archive.fetch_manifest(ref.manifest_id)).tables[node.id]
+        table = (await repo.metadata_files.fetch_manifest(ref.manifest_id)).tables[node.id]
         assert table.extents() == ref.extents or not ref.extents
         found.update(table.rows())
     if isinstance(wanted["chunks"], int):
@@ -118,7 +118,7 @@ def _check_chunk(ref: ChunkRef, wanted: dict[str, Any]) -> None:
 async def test_transaction_logs_are_read(golden: tuple[HandMade, dict[str, Any]]) -> None:
     repo, expected = golden
     for name, wanted in expected["transactions"].items():
-        log = await repo.archive.fetch_transaction_log(name)
+        log = await repo.metadata_files.fetch_transaction_log(name)
         assert _plain(log) == {"moved_nodes": [], **{key: _sorted(value) for key, value in wanted.items()}}
 
 

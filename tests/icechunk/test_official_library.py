@@ -63,7 +63,7 @@ async def first_commit(repo: HandMade, virtual_file: Path) -> tuple[str, dict[st
     empty = array_node("/a-empty", (0, 5), (3, 5))
     write_virtual_file(virtual_file)
     location = f"file://{virtual_file}"
-    together = await repo.flush_manifest(
+    together = await repo.write_manifest(
         {
             mixed.id: [
                 ((0, 0), inline(int32_bytes(np.full((4, 4), 5)))),
@@ -73,7 +73,7 @@ async def first_commit(repo: HandMade, virtual_file: Path) -> tuple[str, dict[st
             split.id: [((0,), native(chunk, 8, 0)), ((1,), native(chunk, 8, 8))],
         }
     )
-    rest = await repo.flush_manifest({split.id: [((2,), native(chunk, 8, 16)), ((3,), native(chunk, 8, 24))]})
+    rest = await repo.write_manifest({split.id: [((2,), native(chunk, 8, 16)), ((3,), native(chunk, 8, 24))]})
     arrays = {
         "mixed": ref(mixed, ManifestRef(together.id, ((0, 3), (0, 1)))),
         "scalar": ref(scalar, ManifestRef(together.id, ())),
@@ -143,17 +143,17 @@ async def test_the_official_package_reads_our_commit_and_commits_on_top(tmp_path
     assert (await again.ledger.fetch_tip("main")).snapshot_id == second
     infos = [info async for info in again.ledger.ancestry(second)]
     assert [info.id for info in infos] == [second, first, INITIAL_SNAPSHOT_ID]
-    snapshot = await again.archive.fetch_snapshot(second)
+    snapshot = await again.metadata_files.fetch_snapshot(second)
     assert list(snapshot.nodes) == ["/", "/a-empty", "/added", "/group", "/group/mixed", "/split"]
     assert snapshot.nodes["/group/mixed"] == arrays["mixed"]
-    log = await again.archive.fetch_transaction_log(second)
+    log = await again.metadata_files.fetch_transaction_log(second)
     assert log.deleted_arrays == {arrays["scalar"].id}
     assert log.updated_chunks[arrays["split"].id].tolist() == [[1]]
     split = snapshot.nodes["/split"]
     assert isinstance(split, ArrayNode)
     found = {}
     for manifest_ref in split.manifests:
-        table = (await again.archive.fetch_manifest(manifest_ref.manifest_id)).tables[split.id]
+        table = (await again.metadata_files.fetch_manifest(manifest_ref.manifest_id)).tables[split.id]
         found.update(dict(table.rows()))
     assert sorted(found) == [(0,), (1,), (2,), (3,)]
     assert found[(0,)].object_id == found[(3,)].object_id and found[(1,)].object_id != found[(0,)].object_id
@@ -181,22 +181,22 @@ async def test_we_read_what_the_official_package_wrote(tmp_path: Path, spec: int
     info = await repo.ledger.fetch_info(first)
     assert info.message == "one" and info.metadata == {"k": [1, None, {"x": "y"}]}
     assert info.written_at == next(iter(theirs.ancestry(branch="main"))).written_at
-    snapshot = await repo.archive.fetch_snapshot(first)
+    snapshot = await repo.metadata_files.fetch_snapshot(first)
     assert list(snapshot.nodes) == ["/", "/a", "/a-b", "/a/b"]
     node = snapshot.nodes["/a/b"]
     assert isinstance(node, ArrayNode)
     assert (node.shape, node.grid, node.dimension_names) == ((6, 6), (3, 2), ("y", None))
     assert json.loads(snapshot.nodes["/"].document)["attributes"] == {"title": "é"}
-    table = (await repo.archive.fetch_manifest(node.manifests[0].manifest_id)).tables[node.id]
+    table = (await repo.metadata_files.fetch_manifest(node.manifests[0].manifest_id)).tables[node.id]
     assert table.coords.tolist() == [[i, j] for i in range(3) for j in range(2)]
     for coords, chunk in (
-        (await repo.archive.fetch_manifest(snapshot.nodes["/a-b"].manifests[0].manifest_id))
+        (await repo.metadata_files.fetch_manifest(snapshot.nodes["/a-b"].manifests[0].manifest_id))
         .tables[snapshot.nodes["/a-b"].id]
         .rows()
     ):
         assert coords == (0,)
         assert chunk.data == np.full(2, 9, "<i8").tobytes()
-    log = await repo.archive.fetch_transaction_log(first)
+    log = await repo.metadata_files.fetch_transaction_log(first)
     assert log.new_arrays == {node.id, snapshot.nodes["/a-b"].id}
 
 
@@ -216,7 +216,7 @@ async def test_turns_of_both_libraries_agree_on_refs_and_history(tmp_path: Path,
             theirs.create_tag(f"t{turn}", first)
         else:
             tip = (await repo.ledger.fetch_tip("main")).snapshot_id
-            node = (await repo.archive.fetch_snapshot(tip)).nodes["/"]
+            node = (await repo.metadata_files.fetch_snapshot(tip)).nodes["/"]
             document = json.loads(node.document)
             document["attributes"][f"o{turn}"] = turn
             changed = type(node)(node.id, "/", json.dumps(document).encode())
@@ -241,8 +241,8 @@ async def test_a_moved_node_is_found_under_its_new_path_by_the_official_package(
     repo = ours(tmp_path, spec)
     await repo.create()
     first, arrays = await first_commit(repo, tmp_path / "virtual.bin")
-    nodes = dict((await repo.archive.fetch_snapshot(first)).nodes)
-    manifests = list((await repo.archive.fetch_snapshot(first)).manifests.values())
+    nodes = dict((await repo.metadata_files.fetch_snapshot(first)).nodes)
+    manifests = list((await repo.metadata_files.fetch_snapshot(first)).manifests.values())
     split = nodes.pop("/split")
     assert isinstance(split, ArrayNode)
     moved = ArrayNode(
@@ -260,7 +260,7 @@ async def test_a_moved_node_is_found_under_its_new_path_by_the_official_package(
     session = theirs.writable_session("main")
     zarr.open_group(session.store, mode="a")["group/moved"][0] = 100
     third = session.commit("write to the moved array")
-    log = await ours(tmp_path, spec).archive.fetch_transaction_log(third)
+    log = await ours(tmp_path, spec).metadata_files.fetch_transaction_log(third)
     assert list(log.updated_chunks) == [arrays["split"].id]
 
 
@@ -269,11 +269,11 @@ async def test_a_commit_that_moves_and_writes_is_understood_by_the_official_pack
     repo = ours(tmp_path, spec)
     await repo.create()
     first, _ = await first_commit(repo, tmp_path / "virtual.bin")
-    base = await repo.archive.fetch_snapshot(first)
+    base = await repo.metadata_files.fetch_snapshot(first)
     nodes = dict(base.nodes)
     group, mixed = nodes.pop("/group"), nodes.pop("/group/mixed")
     split = nodes["/split"]
-    manifest = await repo.flush_manifest({split.id: [((1,), inline(int32_bytes([7, 8])))]})
+    manifest = await repo.write_manifest({split.id: [((1,), inline(int32_bytes([7, 8])))]})
     nodes["/split"] = ref(split, ManifestRef(manifest.id, ((1, 2),)))
     added = array_node("/added", (2,), (2,))
     log = TransactionLog(
@@ -359,9 +359,9 @@ async def test_a_migrated_repository_keeps_files_of_both_generations(tmp_path: P
     infos = [info async for info in migrated.ledger.ancestry(second)]
     assert [info.id for info in infos] == [second, first, INITIAL_SNAPSHOT_ID]
     assert infos[1].metadata == {"author": "hand", "nested": {"a": [1, 2.5, None, True, "x"]}}
-    snapshot = await migrated.archive.fetch_snapshot(first)
+    snapshot = await migrated.metadata_files.fetch_snapshot(first)
     assert snapshot.metadata == infos[1].metadata and snapshot.nodes["/split"] == arrays["split"]
-    assert (await migrated.archive.fetch_snapshot(second)).nodes["/split"] == arrays["split"]
+    assert (await migrated.metadata_files.fetch_snapshot(second)).nodes["/split"] == arrays["split"]
 
 
 @pytest.mark.skipif(OFFICIAL < 2, reason="rectilinear grids belong to 2.x")
@@ -371,7 +371,7 @@ async def test_a_rectilinear_grid_written_by_hand_is_read_by_the_official_packag
     await repo.create()
     document = array_document((6,), (6,), chunk_grid=grid)
     node = ArrayNode(array_node("/r", (6,), (6,)).id, "/r", document, (6,), (3,))
-    manifest = await repo.flush_manifest(
+    manifest = await repo.write_manifest(
         {node.id: [((i,), inline(int32_bytes(np.full(n, i)))) for i, n in enumerate((2, 3, 1))]}
     )
     root = group_node("/")

@@ -27,7 +27,7 @@ from icefloe.formats.repository.snapshot import MAX_HISTORY
 from icefloe.ids import new_object_id
 from icefloe.ledger.contract import StaleTipError, Tip
 from icefloe.ledger.repository import RefContent, RefStyle, RepositoryLedger, encode_sequence, parse_sequence
-from icefloe.metadata_files import Archive
+from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot
 from icefloe.storage.build import in_memory_storage, local_filesystem_storage
 from icefloe.storage.contract import ObjectInfo, Storage
@@ -43,7 +43,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
 
 
 def open_ledger(storage: Storage) -> RepositoryLedger:
-    return RepositoryLedger(storage, Archive(storage, FORMAT))
+    return RepositoryLedger(storage, MetadataFiles(storage, FORMAT))
 
 
 def child_of(parent: Snapshot, message: str = "commit", **metadata: Any) -> Snapshot:
@@ -63,15 +63,15 @@ def child_of(parent: Snapshot, message: str = "commit", **metadata: Any) -> Snap
 async def create(storage: Storage) -> tuple[RepositoryLedger, Snapshot]:
     ledger = open_ledger(storage)
     initial = FORMAT.initial_snapshot(NOW)
-    await ledger.archive.flush_snapshot(initial)
+    await ledger.metadata_files.write_snapshot(initial)
     await ledger.create(initial, None)
     return ledger, initial
 
 
 async def commit(ledger: RepositoryLedger, branch: str = "main", message: str = "commit", **metadata: Any) -> Snapshot:
     tip = await ledger.fetch_tip(branch)
-    child = child_of(await ledger.archive.fetch_snapshot(tip.snapshot_id), message, **metadata)
-    await ledger.archive.flush_snapshot(child)
+    child = child_of(await ledger.metadata_files.fetch_snapshot(tip.snapshot_id), message, **metadata)
+    await ledger.metadata_files.write_snapshot(child)
     await ledger.advance(branch, tip, child)
     return child
 
@@ -275,7 +275,7 @@ async def test_bad_names_are_refused(name: str) -> None:
 @pytest.mark.parametrize("style", [RefStyle(":", 5), RefStyle(":", 8), RefStyle(".", 8)])
 async def test_early_spellings_are_continued(storage: Storage, style: RefStyle) -> None:
     initial = FORMAT.initial_snapshot(NOW)
-    await Archive(storage, FORMAT).flush_snapshot(initial)
+    await MetadataFiles(storage, FORMAT).write_snapshot(initial)
     await storage.put(style.branch_key("main", 0), RefContent(initial.id).encode())
     await storage.put(style.tag_folder("v0") + "ref.json", RefContent(initial.id).encode())
     ledger = open_ledger(storage)

@@ -188,6 +188,6 @@ def test_a_compaction_that_expired_leaves_no_log_that_differs(repo: icefloe.Repo
         return
     tip, pruned = repo.lookup_branch("main"), run_blocking(repo.engine.ledger.fetch_all_pruned_logs())
     for each in (tip, *pruned):
-        run_blocking(repo.engine.archive.flush_transaction_log(each, TransactionLog()))
+        run_blocking(repo.engine.metadata_files.write_transaction_log(each, TransactionLog()))
     report = icefloe.Repository.open(repo.storage).verify()
     assert [(damage.kind.value, damage.snapshot_id) for damage in report.damages] == [("log differs", tip)]

@@ -355,10 +355,10 @@ class Life(RuleBasedStateMachine):
                 with suppress(icefloe.IcefloeError):  # one that no ref leads to may have lost its place in the list
                     found |= {info.id for info in self.repo.ancestry(snapshot_id=start)}
             return found
-        archive = read_anew(self.repo.engine).archive
+        metadata_files = read_anew(self.repo.engine).metadata_files
         waiting = list(starts)
         while waiting:
-            parent = run_blocking(archive.fetch_snapshot(waiting.pop())).parent_id
+            parent = run_blocking(metadata_files.fetch_snapshot(waiting.pop())).parent_id
             if parent is not None and parent not in found:
                 found.add(parent)
                 waiting.append(parent)
@@ -366,8 +366,8 @@ class Life(RuleBasedStateMachine):
 
     def quoted(self) -> set[str]:
         """Ancestors that reachable snapshots quote, there or not."""
-        archive = read_anew(self.repo.engine).archive
-        histories = [run_blocking(archive.fetch_snapshot(each)).history for each in self.reachable()]
+        metadata_files = read_anew(self.repo.engine).metadata_files
+        histories = [run_blocking(metadata_files.fetch_snapshot(each)).history for each in self.reachable()]
         return {entry.id for history in histories for entry in history}
 
     @invariant()

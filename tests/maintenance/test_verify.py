@@ -46,11 +46,11 @@ def put(storage: Storage, key: str, data: bytes | None) -> None:
 
 
 def tip(repo: icefloe.Repository) -> Snapshot:
-    return run_blocking(repo.engine.archive.fetch_snapshot(repo.lookup_branch("main")))
+    return run_blocking(repo.engine.metadata_files.fetch_snapshot(repo.lookup_branch("main")))
 
 
 def rewrite(repo: icefloe.Repository, snapshot: Snapshot) -> None:
-    run_blocking(repo.engine.archive.flush_snapshot(snapshot))
+    run_blocking(repo.engine.metadata_files.write_snapshot(snapshot))
 
 
 def test_a_whole_repository_is_clean(past: Past) -> None:
@@ -134,7 +134,9 @@ def test_wrong_sizes_are_found_and_repaired(past: Past) -> None:
     }
     rewrite(past.repo, dataclasses.replace(snapshot, manifests=infos))
     if (
-        run_blocking(icefloe.Repository.open(past.repo.storage).engine.archive.fetch_snapshot(snapshot.id)).manifests
+        run_blocking(
+            icefloe.Repository.open(past.repo.storage).engine.metadata_files.fetch_snapshot(snapshot.id)
+        ).manifests
         != infos
     ):
         pytest.skip("the generation does not keep the sizes of manifests")
@@ -162,7 +164,7 @@ def test_transaction_logs_are_found_and_repaired(past: Past, damage: str) -> Non
         pytest.skip("the generation has no logs")
     snapshot_id = list(past.repo.ancestry(branch="main"))[3].id
     if damage == "log differs":
-        run_blocking(engine.archive.flush_transaction_log(snapshot_id, TransactionLog()))
+        run_blocking(engine.metadata_files.write_transaction_log(snapshot_id, TransactionLog()))
     else:
         put(
             engine.storage, engine.format.transaction_log_key(snapshot_id), None if damage == "missing" else b"junk" * 9
@@ -175,16 +177,16 @@ def test_transaction_logs_are_found_and_repaired(past: Past, damage: str) -> Non
 @pytest.mark.parametrize("version", ["store", "repository"])
 def test_quotes_of_collected_ancestors_are_found_and_repaired(version: str) -> None:
     past = make_past(icefloe.in_memory_storage(), version)
-    archive = past.repo.engine.archive
-    quoted = run_blocking(archive.fetch_snapshot(past.repo.lookup_branch("main"))).history
+    metadata_files = past.repo.engine.metadata_files
+    quoted = run_blocking(metadata_files.fetch_snapshot(past.repo.lookup_branch("main"))).history
     past.repo.expire_snapshots(retain_last=1)
     past.repo.garbage_collect(now())
     with past.repo.transaction("main", message="late") as store:
         zarr.open_group(store, mode="a").create_group("late")
     # As a writer left it that had the history of before in memory.
-    late = run_blocking(archive.fetch_snapshot(past.repo.lookup_branch("main")))
+    late = run_blocking(metadata_files.fetch_snapshot(past.repo.lookup_branch("main")))
     parent = dataclasses.replace(late.history[0], parent_id=quoted[0].id)
-    run_blocking(archive.flush_snapshot(dataclasses.replace(late, history=(parent, *quoted))))
+    run_blocking(metadata_files.write_snapshot(dataclasses.replace(late, history=(parent, *quoted))))
     assert ("snapshot", "misquoted") in kinds(past.repo)
     assert icefloe.Repository.open(past.repo.storage).verify(repair=True).is_clean
     assert messages(icefloe.Repository.open(past.repo.storage)) == ["late", "c 5 on main", "Repository initialized"]

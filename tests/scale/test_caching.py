@@ -11,7 +11,7 @@ from tests.scale.journal import JournalStorage
 
 import icefloe
 from icefloe import CachingConfig, ManifestConfig, PreloadRules, RepositoryConfig
-from icefloe.metadata_files import Archive
+from icefloe.metadata_files import MetadataFiles
 
 ARRAYS, CHUNKS = 6, 150
 
@@ -48,8 +48,8 @@ def first_chunk(session: icefloe.Session, name: str) -> int:
 
 def weights(repo: icefloe.Repository) -> tuple[int, int]:
     """Bytes held and allowed in the cache of manifests."""
-    archive: Archive = repo.engine.archive
-    return archive._manifests._bytes, archive._manifests.limit_bytes
+    metadata_files: MetadataFiles = repo.engine.metadata_files
+    return metadata_files._manifests._bytes, metadata_files._manifests.limit_bytes
 
 
 def test_a_second_session_fetches_no_file_again(

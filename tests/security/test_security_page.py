@@ -104,7 +104,8 @@ def test_using_a_repository_unpickles_nothing(version: SpecVersion, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    "package", ["archive", "chunks", "formats", "ledger", "maintenance", "manifests", "model", "session", "repository"]
+    "package",
+    ["metadata_files", "chunks", "formats", "ledger", "maintenance", "manifests", "model", "session", "repository"],
 )
 def test_no_package_that_reads_repositories_can_unpickle(package: str) -> None:
     place = ROOT / "src" / "icefloe" / package

@@ -45,7 +45,7 @@ def test_the_level_survives_pickling_and_default_formats_are_shared() -> None:
     assert pickle.loads(pickle.dumps(engine)).format.compression_level == 7
     usual = build_engine(icefloe.in_memory_storage(), SpecVersion.REPOSITORY, RepositoryConfig(), {})
     assert usual.format.compression_level is None
-    assert usual.archive.format is usual.format
+    assert usual.metadata_files.format is usual.format
 
 
 def test_retries_of_the_configuration_are_those_of_the_storage() -> None:
@@ -55,7 +55,7 @@ def test_retries_of_the_configuration_are_those_of_the_storage() -> None:
     settings = StorageSettings(retries=StorageRetriesSettings(max_tries=2, max_backoff_ms=900))
     engine = build_engine(storage, SpecVersion.REPOSITORY, RepositoryConfig(storage=settings), {})
     assert engine.storage == storage
-    for used in (engine.storage, engine.archive.storage, pickle.loads(pickle.dumps(engine)).storage):
+    for used in (engine.storage, engine.metadata_files.storage, pickle.loads(pickle.dumps(engine)).storage):
         assert isinstance(used, ObstoreStorage)
         assert used.retries == RetryPolicy(max_tries=2, initial_backoff_ms=7, max_backoff_ms=900)
     untouched = build_engine(storage, SpecVersion.REPOSITORY, RepositoryConfig(), {})

@@ -27,7 +27,7 @@ from icefloe.formats.store.snapshot import load_schema
 from icefloe.ids import new_object_id
 from icefloe.ledger.contract import StaleTipError
 from icefloe.ledger.store import StoreLedger
-from icefloe.metadata_files import Archive
+from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot
 from icefloe.storage import s3_storage
 from icefloe.storage.contract import ObjectInfo, Storage
@@ -65,18 +65,18 @@ def make_snapshot(parent: Snapshot | None, number: int = 0, **metadata: Any) -> 
 
 
 async def make_ledger(storage: Storage, config: dict[str, Any] | None = None) -> tuple[StoreLedger, Snapshot]:
-    archive = Archive(storage, FORMAT)
+    metadata_files = MetadataFiles(storage, FORMAT)
     initial = make_snapshot(None)
-    await archive.flush_snapshot(initial)
-    ledger = StoreLedger(storage, archive)
+    await metadata_files.write_snapshot(initial)
+    ledger = StoreLedger(storage, metadata_files)
     await ledger.create(initial, config)
     return ledger, initial
 
 
 async def commit(ledger: StoreLedger, branch: str, number: int) -> Snapshot:
     tip = await ledger.fetch_tip(branch)
-    snapshot = make_snapshot(await ledger.archive.fetch_snapshot(tip.snapshot_id), number, author=number)
-    await ledger.archive.flush_snapshot(snapshot)
+    snapshot = make_snapshot(await ledger.metadata_files.fetch_snapshot(tip.snapshot_id), number, author=number)
+    await ledger.metadata_files.write_snapshot(snapshot)
     await ledger.advance(branch, tip, snapshot)
     return snapshot
 
@@ -111,11 +111,11 @@ async def test_only_one_creates_a_store_and_files_have_their_names(storage: Stor
 async def test_history_goes_on_in_the_file_of_the_last_quoted_ancestor(storage: Storage) -> None:
     ledger, initial = await make_ledger(storage)
     made = [initial] + [await commit(ledger, "main", n) for n in range(1, 11)]
-    archive = Archive(storage, FORMAT)
-    infos = [info async for info in StoreLedger(storage, archive).ancestry(made[-1].id)]
+    metadata_files = MetadataFiles(storage, FORMAT)
+    infos = [info async for info in StoreLedger(storage, metadata_files).ancestry(made[-1].id)]
     assert infos == [snapshot.info for snapshot in reversed(made)]
     # Ten ancestors, three in each file.
-    assert archive._snapshots.misses == 4
+    assert metadata_files._snapshots.misses == 4
     assert await ledger.fetch_info(made[4].id) == made[4].info
     with pytest.raises(SnapshotNotFoundError):
         await ledger.fetch_info(new_object_id(16))
@@ -139,7 +139,7 @@ async def test_racing_writers_lose_no_commit(storage: Storage) -> None:
     ledger, _ = await make_ledger(storage)
 
     async def writer(number: int) -> None:
-        own = StoreLedger(storage, ledger.archive)
+        own = StoreLedger(storage, ledger.metadata_files)
         while True:
             try:
                 await commit(own, "main", number)
@@ -216,7 +216,7 @@ async def test_an_amended_commit_takes_the_place_of_the_old_one(storage: Storage
     ledger, initial = await make_ledger(storage)
     old = await commit(ledger, "main", 1)
     better = dataclasses.replace(make_snapshot(initial, 2), message="better")
-    await ledger.archive.flush_snapshot(better)
+    await ledger.metadata_files.write_snapshot(better)
     await ledger.advance("main", await ledger.fetch_tip("main"), better, amends=old.id)
     assert [info.message async for info in ledger.ancestry(better.id)] == ["better", "commit 0"]
 
@@ -225,7 +225,7 @@ async def test_a_snapshot_can_be_given_another_parent(storage: Storage) -> None:
     ledger, initial = await make_ledger(storage)
     made = [await commit(ledger, "main", n) for n in range(1, 8)]
     await ledger.reparent_snapshot(made[3].id, initial.id)
-    fresh = StoreLedger(storage, Archive(storage, FORMAT))
+    fresh = StoreLedger(storage, MetadataFiles(storage, FORMAT))
     found = [info.id async for info in fresh.ancestry(made[6].id)]
     assert found == [made[6].id, made[5].id, made[4].id, made[3].id, initial.id]
     await check_schemas(storage)
@@ -245,7 +245,7 @@ async def test_the_newest_file_is_found_without_listing(commits: int) -> None:
     ledger, tip = await make_ledger(storage)
     for number in range(1, commits + 1):
         tip = await commit(ledger, "main", number)
-    found = await StoreLedger(storage, ledger.archive).fetch_tip("main")
+    found = await StoreLedger(storage, ledger.metadata_files).fetch_tip("main")
     assert (found.snapshot_id, found.mark) == (tip.id, commits)
     with pytest.raises(RefNotFoundError):
         await ledger.fetch_tip("nothing")
@@ -268,7 +268,7 @@ async def test_a_newest_branch_file_that_was_not_written_to_its_end_is_passed_ov
     tip = await ledger.fetch_tip("main")
     assert (tip.snapshot_id, tip.mark) == (initial.id, 1)
     made = await commit(ledger, "main", 2)
-    tip = await StoreLedger(storage, ledger.archive).fetch_tip("main")
+    tip = await StoreLedger(storage, ledger.metadata_files).fetch_tip("main")
     assert (tip.snapshot_id, tip.mark) == (made.id, 2)
 
 

@@ -91,7 +91,7 @@ class Survey:
                 {},
                 {},
             )
-        snapshot = await self.engine.archive.fetch_snapshot(file)
+        snapshot = await self.engine.metadata_files.fetch_snapshot(file)
         return replace(
             snapshot,
             id=info.id,
@@ -203,7 +203,7 @@ async def _walk(
 
 async def _has_file(engine: Engine, snapshot_id: ObjectId) -> bool:
     try:
-        await engine.archive.fetch_snapshot(snapshot_id)
+        await engine.metadata_files.fetch_snapshot(snapshot_id)
     except SnapshotNotFoundError:
         return False
     return True
@@ -476,7 +476,7 @@ async def _look_at_arrays(survey: Survey, found: _Found, kind: LossKind, fits: C
 async def _look_at_references(survey: Survey, found: _Found, *, checksums: bool, locations: bool) -> None:
     containers = survey.engine.containers
     for manifest_id, users in survey.manifests.items():
-        manifest = await survey.engine.archive.fetch_manifest(manifest_id)
+        manifest = await survey.engine.metadata_files.fetch_manifest(manifest_id)
         for node_id, table in manifest.tables.items():
             if node_id not in users or table.location is None:
                 continue

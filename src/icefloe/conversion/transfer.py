@@ -29,7 +29,7 @@ from icefloe.errors import FormatError, ObjectNotFoundError, VirtualChunkError
 from icefloe.formats.contract import Format
 from icefloe.ids import NodeId, ObjectId, encode_base32
 from icefloe.maintenance.inventory import named_objects
-from icefloe.metadata_files import Archive
+from icefloe.metadata_files import MetadataFiles
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.snapshot import ArrayNode, ManifestFileInfo, Node, Snapshot, SnapshotInfo, TransactionLog
 from icefloe.model.zarr_document import join_attributes
@@ -236,7 +236,7 @@ class Transfer:
             new_id = self.work.identities.file(attributes_id)
             if not await target.storage.exists(target.format.attributes_key(new_id)):
                 data = await source.storage.get(source.format.attributes_key(attributes_id))
-                await target.archive.flush_attributes(new_id, source.format.decode_attributes(data))
+                await target.metadata_files.write_attributes(new_id, source.format.decode_attributes(data))
 
     async def _transfer_manifests(self) -> None:
         target = self.work.target
@@ -255,7 +255,7 @@ class Transfer:
 
     async def _transfer_manifest(self, manifest_id: ObjectId, written: dict[str, int]) -> ConvertedManifest | None:
         survey, target = self.work.survey, self.work.target
-        manifest = await survey.engine.archive.fetch_manifest(manifest_id)
+        manifest = await survey.engine.metadata_files.fetch_manifest(manifest_id)
         users = survey.manifests[manifest_id]
         absolute = self.absolute if expands_locations(target.format) else None
         converted, extents = await asyncio.to_thread(
@@ -269,7 +269,7 @@ class Transfer:
         key = target.format.manifest_key(converted.id)
         if key in written:
             return ConvertedManifest(ManifestFileInfo(converted.id, written[key], len(converted)), extents)
-        return ConvertedManifest(await target.archive.flush_manifest(converted), extents)
+        return ConvertedManifest(await target.metadata_files.write_manifest(converted), extents)
 
     def absolute(self, location: str) -> str | None:
         """The URL of a location by name; None when nobody knows the container."""
@@ -297,20 +297,20 @@ class Transfer:
                 nodes = await self._convert_nodes(snapshot)
                 ancestors = self._ancestors(info) if target.capabilities.history_in_snapshot else ()
                 converted = convert_snapshot(snapshot, info, nodes, files, ancestors, depth)
-                await self._flush_log(snapshot, info)
-                await target.archive.flush_snapshot(converted)
+                await self._write_log(snapshot, info)
+                await target.metadata_files.write_snapshot(converted)
             advance(1)
 
     async def _convert_nodes(self, snapshot: Snapshot) -> dict[str, Node]:
         keeps_files = self.work.target.capabilities.attributes_files
-        archive = self.work.survey.engine.archive
+        metadata_files = self.work.survey.engine.metadata_files
         nodes: dict[str, Node] = {}
         for path, node in snapshot.nodes.items():
             if not is_kept(node, self.work.drops):
                 continue
             document = None
             if node.attributes is not None and not keeps_files:
-                attributes = await archive.fetch_attributes(node.attributes.object_id, node.attributes.row)
+                attributes = await metadata_files.fetch_attributes(node.attributes.object_id, node.attributes.row)
                 document = join_attributes(node.document, attributes)
             nodes[path] = convert_node(node, document, self.work.identities, self.manifests)
         return nodes
@@ -324,35 +324,35 @@ class Transfer:
             current = found[-1].parent_id
         return tuple(found)
 
-    async def _flush_log(self, snapshot: Snapshot, info: SnapshotInfo) -> None:
+    async def _write_log(self, snapshot: Snapshot, info: SnapshotInfo) -> None:
         """The log comes before the snapshot: a snapshot that is there has everything that belongs to it."""
         target = self.work.target
         if not target.capabilities.transaction_logs:
             return
         if info.parent_id is None:
             if target.format.logs_initial_snapshot:
-                await target.archive.flush_transaction_log(info.id, TransactionLog())
+                await target.metadata_files.write_transaction_log(info.id, TransactionLog())
             return
         log = await self._source_log(snapshot)
         if log.updated_boxes and not target.capabilities.boxes_in_logs:
-            boxed = await chunks_in_boxes(snapshot, [log], self.work.survey.engine.archive)
+            boxed = await chunks_in_boxes(snapshot, [log], self.work.survey.engine.metadata_files)
             log = replace(log, updated_chunks=_joined(log.updated_chunks, boxed), updated_boxes={})
         gone = frozenset(node.id for node in snapshot.nodes.values() if not is_kept(node, self.work.drops))
         log = convert_log(without_nodes(log, gone), self.work.identities)
-        await target.archive.flush_transaction_log(info.id, log)
+        await target.metadata_files.write_transaction_log(info.id, log)
 
     async def _source_log(self, snapshot: Snapshot) -> TransactionLog:
         """What a snapshot changed: told by its log, or found by comparing with its parent."""
         survey = self.work.survey
         if survey.engine.capabilities.transaction_logs and survey.files[snapshot.id] == snapshot.id:
             try:
-                await survey.engine.archive.fetch_transaction_log(snapshot.id)
+                await survey.engine.metadata_files.fetch_transaction_log(snapshot.id)
                 return await fetch_log(survey.engine, snapshot)
             except ObjectNotFoundError:
                 pass
         assert snapshot.parent_id is not None
         parent = await survey.fetch_snapshot(self._history[snapshot.parent_id])
-        return await compare_snapshots(parent, snapshot, survey.engine.archive)
+        return await compare_snapshots(parent, snapshot, survey.engine.metadata_files)
 
 
 def _joined(known: Mapping[NodeId, Coordinates], boxed: Mapping[NodeId, Coordinates]) -> dict[NodeId, Coordinates]:
@@ -389,11 +389,11 @@ class Verification:
         self._absolute = transfer.absolute
         self._how = how
         self._progress = progress
-        self._source = ChunkLookup(self._work.survey.engine.archive)
+        self._source = ChunkLookup(self._work.survey.engine.metadata_files)
         # A reader of its own: what was written is read back, not remembered.
         target = self._work.target
-        self._archive = Archive(target.storage, target.format)
-        self._target = ChunkLookup(self._archive)
+        self._metadata_files = MetadataFiles(target.storage, target.format)
+        self._target = ChunkLookup(self._metadata_files)
         self._same: set[tuple[object, ...]] = set()
         self._objects = SeenIds()
         self._chosen: list[bytes] = []
@@ -404,7 +404,7 @@ class Verification:
         survey = self._work.survey
         advance = self._progress.start("verifying snapshots", len(survey.history))
         async for snapshot in survey.snapshots():
-            found = await self._archive.fetch_snapshot(self._work.identities.file(snapshot.id))
+            found = await self._metadata_files.fetch_snapshot(self._work.identities.file(snapshot.id))
             self._compare_commits(snapshot, found)
             await self._compare_nodes(snapshot, found)
             advance(1)
@@ -437,8 +437,8 @@ class Verification:
             other = found.nodes[path]
             if (type(node), self._work.identities.node(node.id)) != (type(other), other.id):
                 raise _differs(wanted, f"node {path}", node.id, other.id)
-            mine = await _document(node, self._work.survey.engine.archive)
-            theirs = await _document(other, self._archive)
+            mine = await _document(node, self._work.survey.engine.metadata_files)
+            theirs = await _document(other, self._metadata_files)
             if mine != theirs:
                 raise _differs(wanted, f"document of {path}", mine, theirs)
             if isinstance(node, ArrayNode) and isinstance(other, ArrayNode):
@@ -517,10 +517,10 @@ def _unmarked(snapshot: Snapshot) -> dict[str, object]:
     return {key: value for key, value in snapshot.metadata.items() if key not in ROOT_MARKS}
 
 
-async def _document(node: Node, archive: Archive) -> bytes:
+async def _document(node: Node, metadata_files: MetadataFiles) -> bytes:
     if node.attributes is None:
         return node.document
-    attributes = await archive.fetch_attributes(node.attributes.object_id, node.attributes.row)
+    attributes = await metadata_files.fetch_attributes(node.attributes.object_id, node.attributes.row)
     return join_attributes(node.document, attributes)
 
 

@@ -29,7 +29,7 @@ from icefloe.errors import (
 )
 from icefloe.formats.repository.snapshot import MAX_HISTORY, MetadataElsewhere
 from icefloe.ids import ObjectId
-from icefloe.metadata_files import Archive
+from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.model.zarr_document import check_unicode
 from icefloe.storage.contract import Storage, Version, Versioned
@@ -172,7 +172,7 @@ class Ledger(ABC):
         """
 
     def is_current(self, branch: str, tip: Tip) -> bool:
-        """Whether the snapshot at a tip, as the archive remembers it, quotes the history that it has at this tip.
+        """Whether the cached snapshot at a tip quotes the history that it has at this tip.
 
         A commit copies these quotes. Only generations whose snapshots quote their ancestors have to know.
         """
@@ -298,7 +298,7 @@ async def save_config_file(storage: Storage, key: str, data: bytes, mark: Versio
 
 
 async def walk_history(
-    archive: Archive, snapshot_id: ObjectId, existing: Container[ObjectId] | None = None
+    metadata_files: MetadataFiles, snapshot_id: ObjectId, existing: Container[ObjectId] | None = None
 ) -> AsyncIterator[SnapshotInfo]:
     """The snapshot, then its ancestors, newest first.
 
@@ -313,7 +313,7 @@ async def walk_history(
     that a snapshot's own file names is always there, so the walk falls back to those. Who knows which snapshots are
     there (`existing`) is never shown one that is not.
     """
-    snapshot = await archive.fetch_snapshot(snapshot_id, anew=True)
+    snapshot = await metadata_files.fetch_snapshot(snapshot_id, anew=True)
     seen = {snapshot.id}
     yield snapshot.info
     while True:
@@ -323,40 +323,40 @@ async def walk_history(
                 stale = True
                 break
             _check_new(entry.id, seen)
-            yield await _complete(archive, entry)
+            yield await _complete(metadata_files, entry)
         following = _find_next(snapshot)
         if following is None and not stale:
             return
         if stale or snapshot.history:
-            found = None if stale or following is None else await _find_snapshot(archive, following)
+            found = None if stale or following is None else await _find_snapshot(metadata_files, following)
             if found is not None:
                 snapshot = found
                 continue
-            anew = await _follow_parents(archive, snapshot, seen)
+            anew = await _follow_parents(metadata_files, snapshot, seen)
             if anew is None:
                 return
             snapshot = anew
         else:
             assert following is not None
             _check_new(following, seen)
-            snapshot = await archive.fetch_snapshot(following, anew=True)
+            snapshot = await metadata_files.fetch_snapshot(following, anew=True)
         seen.add(snapshot.id)
         yield snapshot.info
 
 
-async def _find_snapshot(archive: Archive, snapshot_id: ObjectId) -> Snapshot | None:
+async def _find_snapshot(metadata_files: MetadataFiles, snapshot_id: ObjectId) -> Snapshot | None:
     try:
-        return await archive.fetch_snapshot(snapshot_id, anew=True)
+        return await metadata_files.fetch_snapshot(snapshot_id, anew=True)
     except SnapshotNotFoundError:
         return None
 
 
-async def _follow_parents(archive: Archive, snapshot: Snapshot, seen: set[ObjectId]) -> Snapshot | None:
+async def _follow_parents(metadata_files: MetadataFiles, snapshot: Snapshot, seen: set[ObjectId]) -> Snapshot | None:
     """The first ancestor by the parents in own files that was not met yet; None when all were."""
     met = {snapshot.id}
     while snapshot.parent_id is not None:
         _check_new(snapshot.parent_id, met)
-        snapshot = await archive.fetch_snapshot(snapshot.parent_id, anew=True)
+        snapshot = await metadata_files.fetch_snapshot(snapshot.parent_id, anew=True)
         if snapshot.id not in seen:
             return snapshot
     return None
@@ -377,11 +377,11 @@ def _check_new(snapshot_id: ObjectId, seen: set[ObjectId]) -> None:
     seen.add(snapshot_id)
 
 
-async def _complete(archive: Archive, entry: SnapshotInfo) -> SnapshotInfo:
+async def _complete(metadata_files: MetadataFiles, entry: SnapshotInfo) -> SnapshotInfo:
     """An entry with the metadata that was too large to be quoted."""
     if not isinstance(entry.metadata, MetadataElsewhere):
         return entry
-    own = await archive.fetch_snapshot(entry.id)
+    own = await metadata_files.fetch_snapshot(entry.id)
     return dataclasses.replace(entry, metadata=own.metadata)
 
 
@@ -392,7 +392,7 @@ _ROUNDS = 100
 class QuotingLedger(Ledger):
     """A ledger of a generation whose snapshots quote their newest ancestors and whose branches are numbered files."""
 
-    archive: Archive
+    metadata_files: MetadataFiles
 
     def __init__(self) -> None:
         self._current: dict[str, Tip] = {}
@@ -411,7 +411,7 @@ class QuotingLedger(Ledger):
         self._current[branch] = tip
 
     async def fetch_info(self, snapshot_id: ObjectId) -> SnapshotInfo:
-        return (await self.archive.fetch_snapshot(snapshot_id, anew=True)).info
+        return (await self.metadata_files.fetch_snapshot(snapshot_id, anew=True)).info
 
     async def reparent_snapshot(self, snapshot_id: ObjectId, parent_id: ObjectId) -> None:
         """Expiry: give a snapshot another parent, in its own file and in those of descendants that quote it."""
@@ -426,7 +426,7 @@ class QuotingLedger(Ledger):
             tips = {name: tip for name, tip in branches.items() if tip is not None}
             targets = {tip.snapshot_id for tip in tips.values()}
             targets |= {await self.fetch_tag(tag) for tag in await self.list_tags()}
-            rewritten |= await rewrite_history(self.archive, targets, change)
+            rewritten |= await rewrite_history(self.metadata_files, targets, change)
             touched = [
                 await self.touch_branch(name, tip)
                 for name, tip in sorted(tips.items(), key=lambda item: item[0])
@@ -452,7 +452,9 @@ class QuotingLedger(Ledger):
             return None
 
 
-async def rewrite_history(archive: Archive, starts: Iterable[ObjectId], change: HistoryChange) -> set[ObjectId]:
+async def rewrite_history(
+    metadata_files: MetadataFiles, starts: Iterable[ObjectId], change: HistoryChange
+) -> set[ObjectId]:
     """Rewrite kept snapshots that have, or quote, another history than `change` says; returns their ids.
 
     Older snapshots come first: as long as a descendant still quotes what expires, history as it is walked shows it,
@@ -461,11 +463,11 @@ async def rewrite_history(archive: Archive, starts: Iterable[ObjectId], change: 
     known: dict[ObjectId, Snapshot] = {}
     rewritten: set[ObjectId] = set()
     for start in sorted(set(starts)):
-        for snapshot_id in await _find_candidates(archive, start, change):
+        for snapshot_id in await _find_candidates(metadata_files, start, change):
             if snapshot_id in known:
                 continue
             try:
-                snapshot = known[snapshot_id] = await archive.fetch_snapshot(snapshot_id, anew=True)
+                snapshot = known[snapshot_id] = await metadata_files.fetch_snapshot(snapshot_id, anew=True)
             except SnapshotNotFoundError:
                 continue  # quoted by somebody, but collected: the quote goes
             if not _contradicts(snapshot, change):
@@ -473,17 +475,17 @@ async def rewrite_history(archive: Archive, starts: Iterable[ObjectId], change: 
             parent_id = change.parents.get(snapshot_id, snapshot.parent_id)
             assert parent_id is not None, "the first snapshot quotes nobody"
             if parent_id not in known:
-                known[parent_id] = await archive.fetch_snapshot(parent_id, anew=True)
+                known[parent_id] = await metadata_files.fetch_snapshot(parent_id, anew=True)
             known[snapshot_id] = plan_quotes(snapshot, known[parent_id])
-            await archive.flush_snapshot(known[snapshot_id])
-            archive.forget_snapshot(snapshot_id)
+            await metadata_files.write_snapshot(known[snapshot_id])
+            metadata_files.forget_snapshot(snapshot_id)
             rewritten.add(snapshot_id)
     return rewritten
 
 
-async def _find_candidates(archive: Archive, start: ObjectId, change: HistoryChange) -> list[ObjectId]:
+async def _find_candidates(metadata_files: MetadataFiles, start: ObjectId, change: HistoryChange) -> list[ObjectId]:
     """Kept snapshots on the way to a start, oldest first, that may have or quote another history than they should."""
-    chain = [info.id async for info in walk_history(archive, start)]
+    chain = [info.id async for info in walk_history(metadata_files, start)]
     kept = [snapshot_id for snapshot_id in reversed(chain) if snapshot_id not in change.expired]
     found: list[ObjectId] = []
     distance, quoted_by_all = MAX_HISTORY + 1, False
@@ -491,7 +493,7 @@ async def _find_candidates(archive: Archive, start: ObjectId, change: HistoryCha
         distance = 0 if snapshot_id in change.parents else distance + 1
         if distance > MAX_HISTORY and quoted_by_all:
             # Early writers quoted all of their ancestors.
-            quoted_by_all = _contradicts(await archive.fetch_snapshot(snapshot_id), change)
+            quoted_by_all = _contradicts(await metadata_files.fetch_snapshot(snapshot_id), change)
         else:
             quoted_by_all = distance <= MAX_HISTORY
         if quoted_by_all:

@@ -46,7 +46,7 @@ from icefloe.ledger.contract import (
     check_name,
     check_new_name,
 )
-from icefloe.metadata_files import Archive
+from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.storage.contract import RetryPolicy, Storage, Version, without_userinfo
 from icefloe.storage.wrappers import SplitStorage
@@ -111,15 +111,15 @@ def _below(root: str, storage: Storage) -> str | None:
 
 
 class DatasetLedger(Ledger):
-    """The ledger of one dataset; `storage` holds the state file, the archive's storage everything else."""
+    """The ledger of one dataset; `storage` holds the state file, `metadata_files` everything else."""
 
-    def __init__(self, storage: Storage, archive: Archive) -> None:
+    def __init__(self, storage: Storage, metadata_files: MetadataFiles) -> None:
         self.storage = storage
-        self.archive = archive
+        self.metadata_files = metadata_files
         self._seen: SeenState | None = None
 
     async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
-        root = self.archive.storage
+        root = self.metadata_files.storage
         root = root.rest if isinstance(root, SplitStorage) else root
         elsewhere = root.url.rstrip("/") != self.storage.url.rstrip("/")
         state = State(
@@ -265,7 +265,7 @@ class DatasetLedger(Ledger):
         entry = state.find_snapshot(snapshot_id)
         if entry is None:
             raise _missing(snapshot_id)
-        snapshot = await self.archive.fetch_snapshot(snapshot_id)
+        snapshot = await self.metadata_files.fetch_snapshot(snapshot_id)
         return dataclasses.replace(entry.info(), manifests=tuple(snapshot.manifests.values()))
 
     async def fetch_config(self) -> StoredConfig:
@@ -328,10 +328,10 @@ class DatasetLedger(Ledger):
 
     async def _rewrite_parent(self, snapshot_id: ObjectId, parent_id: ObjectId) -> None:
         # History is what the state says; the file repeats it for readers that have nothing else.
-        self.archive.forget_snapshot(snapshot_id)
-        snapshot = await self.archive.fetch_snapshot(snapshot_id)
-        await self.archive.flush_snapshot(dataclasses.replace(snapshot, parent_id=parent_id))
-        self.archive.forget_snapshot(snapshot_id)
+        self.metadata_files.forget_snapshot(snapshot_id)
+        snapshot = await self.metadata_files.fetch_snapshot(snapshot_id)
+        await self.metadata_files.write_snapshot(dataclasses.replace(snapshot, parent_id=parent_id))
+        self.metadata_files.forget_snapshot(snapshot_id)
 
     async def _update(self, plan: Callable[[State], State | None], known: SeenState | None = None) -> SeenState:
         """Replace the state by what `plan` makes of it, again when somebody else was faster; None changes nothing."""

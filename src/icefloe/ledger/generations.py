@@ -15,7 +15,7 @@ from icefloe.formats.header import HEADER_BYTES, FileType, has_magic, parse_head
 from icefloe.ledger import icechunk1, icechunk2
 from icefloe.ledger.contract import Ledger, StoredConfig
 from icefloe.ledger.repository import CONFIG_KEY, names_generation, stored_config
-from icefloe.metadata_files import Archive
+from icefloe.metadata_files import MetadataFiles
 from icefloe.model.capabilities import SpecVersion
 from icefloe.storage.contract import Storage, Versioned
 
@@ -29,13 +29,13 @@ _LEDGERS = {
 """Module and class; only those in use are loaded, because some bring large libraries with them."""
 
 
-def make_ledger(spec_version: SpecVersion, storage: Storage, archive: Archive) -> Ledger:
+def make_ledger(spec_version: SpecVersion, storage: Storage, metadata_files: MetadataFiles) -> Ledger:
     """The ledger of a repository of that generation."""
     module, name = _LEDGERS[spec_version]
     make = cast(
-        Callable[[Storage, Archive], Ledger], getattr(importlib.import_module(f"icefloe.ledger.{module}"), name)
+        Callable[[Storage, MetadataFiles], Ledger], getattr(importlib.import_module(f"icefloe.ledger.{module}"), name)
     )
-    return make(storage, archive)
+    return make(storage, metadata_files)
 
 
 async def locate_files(spec_version: SpecVersion, storage: Storage) -> Storage:

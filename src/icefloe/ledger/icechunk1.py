@@ -32,7 +32,7 @@ from icefloe.ledger.contract import (
     check_new_name,
     save_config_file,
 )
-from icefloe.metadata_files import Archive
+from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.storage.contract import RetryPolicy, Storage, Version, Versioned
 
@@ -60,9 +60,9 @@ class Icechunk1Ledger(Ledger):
     announces_collections = False
     parents_change_unseen = True
 
-    def __init__(self, storage: Storage, archive: Archive) -> None:
+    def __init__(self, storage: Storage, metadata_files: MetadataFiles) -> None:
         self.storage = storage
-        self.archive = archive
+        self.metadata_files = metadata_files
         self._history: dict[ObjectId, SnapshotInfo] = {}
         self._tips: dict[str, ObjectId] = {}
 
@@ -292,7 +292,7 @@ class Icechunk1Ledger(Ledger):
     async def _fetch_history_entry(self, snapshot_id: ObjectId) -> SnapshotInfo:
         """As `fetch_info`, but leaves the nodes alone: a walk over history meets many large snapshots."""
         try:
-            data = await self.storage.get(self.archive.format.snapshot_key(snapshot_id))
+            data = await self.storage.get(self.metadata_files.format.snapshot_key(snapshot_id))
         except ObjectNotFoundError as error:
             self._history.pop(snapshot_id, None)
             raise SnapshotNotFoundError(
@@ -305,15 +305,15 @@ class Icechunk1Ledger(Ledger):
         return found
 
     async def fetch_info(self, snapshot_id: ObjectId) -> SnapshotInfo:
-        return (await self.archive.fetch_snapshot(snapshot_id, anew=True)).info
+        return (await self.metadata_files.fetch_snapshot(snapshot_id, anew=True)).info
 
     async def reparent_snapshot(self, snapshot_id: ObjectId, parent_id: ObjectId) -> None:
         """Expiry: rewrite a snapshot in place with another parent, all else equal."""
-        self.archive.forget_snapshot(snapshot_id)
+        self.metadata_files.forget_snapshot(snapshot_id)
         self._history.pop(snapshot_id, None)
-        snapshot = await self.archive.fetch_snapshot(snapshot_id)
-        await self.archive.flush_snapshot(dataclasses.replace(snapshot, parent_id=parent_id))
-        self.archive.forget_snapshot(snapshot_id)
+        snapshot = await self.metadata_files.fetch_snapshot(snapshot_id)
+        await self.metadata_files.write_snapshot(dataclasses.replace(snapshot, parent_id=parent_id))
+        self.metadata_files.forget_snapshot(snapshot_id)
 
     async def fetch_config(self) -> StoredConfig:
         try:

@@ -50,7 +50,7 @@ from icefloe.formats.icechunk2.repo_file import (
 from icefloe.ids import ObjectId
 from icefloe.ledger.contract import HistoryChange, Ledger, StaleTipError, StoredConfig, Tip, check_name, check_new_name
 from icefloe.ledger.icechunk1 import CONTENTION
-from icefloe.metadata_files import Archive
+from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo, from_microseconds, to_microseconds
 from icefloe.storage.contract import Storage, Versioned
 
@@ -86,9 +86,9 @@ class Icechunk2Ledger(Ledger):
 
     keeps_pruned_logs = True
 
-    def __init__(self, storage: Storage, archive: Archive) -> None:
+    def __init__(self, storage: Storage, metadata_files: MetadataFiles) -> None:
         self.storage = storage
-        self.archive = archive
+        self.metadata_files = metadata_files
         self._seen: SeenRepo | None = None
         self._seen_by_other: SeenRepo | None = None
 

@@ -45,7 +45,7 @@ from icefloe.ledger.contract import (
     save_config_file,
     walk_history,
 )
-from icefloe.metadata_files import Archive
+from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.storage.contract import RetryPolicy, Storage, Versioned
 
@@ -180,10 +180,10 @@ class _Newest:
 class RepositoryLedger(QuotingLedger):
     """The refs of one repository. `Tip.mark` is the sequence number of the newest branch file."""
 
-    def __init__(self, storage: Storage, archive: Archive) -> None:
+    def __init__(self, storage: Storage, metadata_files: MetadataFiles) -> None:
         super().__init__()
         self.storage = storage
-        self.archive = archive
+        self.metadata_files = metadata_files
         # Where branches stood when last seen: the newest file is then found without listing all of them.
         self._seen: dict[str, _Newest] = {}
         self._looked: dict[str, float] = {}
@@ -458,7 +458,7 @@ class RepositoryLedger(QuotingLedger):
         raise UnsupportedError(f"tag {tag!r} cannot be deleted: tags of a `repository` repository stay for ever")
 
     def ancestry(self, snapshot_id: ObjectId) -> AsyncIterator[SnapshotInfo]:
-        return walk_history(self.archive, snapshot_id)
+        return walk_history(self.metadata_files, snapshot_id)
 
     async def fetch_config(self) -> StoredConfig:
         own = await _find(self.storage.get_versioned(CONFIG_KEY))

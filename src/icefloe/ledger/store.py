@@ -53,7 +53,7 @@ from icefloe.ledger.contract import (
     walk_history,
 )
 from icefloe.ledger.repository import FRESH_SECONDS, TornRefError, is_torn
-from icefloe.metadata_files import Archive
+from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.storage.contract import Buffer, ObjectInfo, RetryPolicy, Storage, Version, Versioned
 
@@ -220,10 +220,10 @@ class _Newest:
 class StoreLedger(QuotingLedger):
     """The refs of one store. `Tip.mark` is the sequence number of the newest branch file."""
 
-    def __init__(self, storage: Storage, archive: Archive) -> None:
+    def __init__(self, storage: Storage, metadata_files: MetadataFiles) -> None:
         super().__init__()
         self.storage = storage
-        self.archive = archive
+        self.metadata_files = metadata_files
         self._looked: dict[str, float] = {}
 
     async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
@@ -431,7 +431,7 @@ class StoreLedger(QuotingLedger):
         raise UnsupportedError(f"tag {tag!r} cannot be deleted: tags of the generation `store` stay for ever")
 
     def ancestry(self, snapshot_id: ObjectId) -> AsyncIterator[SnapshotInfo]:
-        return walk_history(self.archive, snapshot_id)
+        return walk_history(self.metadata_files, snapshot_id)
 
     async def fetch_config(self) -> StoredConfig:
         try:

@@ -273,7 +273,7 @@ async def _create_refs(ledger: Ledger, history: WholeHistory) -> None:
     if history.config is not None:
         await _put_config(ledger, history.config)
     tip = history.branches[MAIN]
-    snapshot = await ledger.archive.fetch_snapshot(tip)  # type: ignore[attr-defined]
+    snapshot = await ledger.metadata_files.fetch_snapshot(tip)  # type: ignore[attr-defined]
     try:
         await ledger.create(snapshot, None)
     except AlreadyExistsError:

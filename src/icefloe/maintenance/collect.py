@@ -551,7 +551,7 @@ async def delete_garbage(
         announcement.check()
         await reading.storage.delete([item.key for item in plan.beside])
     for snapshot_id in doomed:
-        engine.archive.forget_snapshot(snapshot_id)
+        engine.metadata_files.forget_snapshot(snapshot_id)
     return plan, marked
 
 

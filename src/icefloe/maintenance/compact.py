@@ -28,9 +28,9 @@ from icefloe.session.commit import (
     advance_branch,
     apply_plan,
     check_references,
-    flush_manifests,
-    flush_snapshot,
     replace_newest,
+    write_manifests,
+    write_snapshot,
 )
 from icefloe.session.history import fetch_branch
 from icefloe.session.open_repository import Engine
@@ -268,7 +268,7 @@ class CompactSummary:
 async def plan_compaction(engine: Engine, request: CompactRequest) -> CompactionPlan:
     """Which chunks would be written anew now."""
     tip = await engine.ledger.fetch_tip(request.branch)
-    work = Workspace(engine, await engine.archive.fetch_snapshot(tip.snapshot_id))
+    work = Workspace(engine, await engine.metadata_files.fetch_snapshot(tip.snapshot_id))
     nodes = {node.id: node for node in work.tree.nodes() if isinstance(node, ArrayNode)}
     tables = {key: await work.chunk_table(node) for key, node in nodes.items()}
     listed = (await list_all(read_anew(engine)))["chunks"]
@@ -423,8 +423,8 @@ async def _land(
                 kept += len(same)
     if not kept:
         return None, 0
-    flushed = await flush_manifests(work)
-    snapshot = await flush_snapshot(Workspace(engine, base), commit, manifests=flushed)
+    flushed = await write_manifests(work)
+    snapshot = await write_snapshot(Workspace(engine, base), commit, manifests=flushed)
     await check_references(work, tip)
     await advance_branch(engine, branch, tip, snapshot)
     return snapshot.id, kept
@@ -485,11 +485,11 @@ async def _apply(work: Workspace, tip: Tip, plan: ManifestPlan, request: Rewrite
     tell("write manifests", len(plan.outputs), len(plan.outputs))
     commit = CommitRequest(request.message, request.metadata)
     if not request.amends:
-        snapshot = await flush_snapshot(work, commit, manifests=flushed)
+        snapshot = await write_snapshot(work, commit, manifests=flushed)
         await advance_branch(engine, request.branch, tip, snapshot)
         return snapshot.id
 
     async def flush(tip: Tip, parent: Snapshot, earlier: TransactionLog) -> Snapshot:
-        return await flush_snapshot(work, commit, onto=parent, earlier=earlier, manifests=flushed)
+        return await write_snapshot(work, commit, onto=parent, earlier=earlier, manifests=flushed)
 
     return (await replace_newest(engine, request.branch, tip, work.base, flush))[0].id

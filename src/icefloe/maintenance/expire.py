@@ -266,13 +266,13 @@ async def _follow_others(engine: Engine, child: ObjectId, parent: ObjectId) -> N
     for _ in range(_ROUNDS):
         reading = read_anew(engine)
         try:
-            begins = (await reading.archive.fetch_snapshot(child)).parent_id
+            begins = (await reading.metadata_files.fetch_snapshot(child)).parent_id
             if begins is None or begins == parent:
                 return
             skipped, at = [], parent
             while at != begins:
                 skipped.append(at)
-                above = (await reading.archive.fetch_snapshot(at)).parent_id
+                above = (await reading.metadata_files.fetch_snapshot(at)).parent_id
                 if above is None:
                     return  # the parent is none that was further up: nobody expired anything
                 at = above
@@ -284,8 +284,8 @@ async def _follow_others(engine: Engine, child: ObjectId, parent: ObjectId) -> N
 
 
 async def _write_log(engine: Engine, snapshot_id: ObjectId, log: TransactionLog) -> None:
-    await engine.archive.flush_transaction_log(snapshot_id, log)
-    engine.archive.forget_transaction_log(snapshot_id)
+    await engine.metadata_files.write_transaction_log(snapshot_id, log)
+    engine.metadata_files.forget_transaction_log(snapshot_id)
 
 
 def _union(one: TransactionLog, other: TransactionLog) -> TransactionLog:
@@ -303,13 +303,13 @@ def _union(one: TransactionLog, other: TransactionLog) -> TransactionLog:
 
 
 async def _log_since(reading: Reading, snapshots: list[ObjectId], parent: ObjectId) -> TransactionLog:
-    archive = reading.archive
-    old, new = await archive.fetch_snapshot(parent), await archive.fetch_snapshot(snapshots[-1])
+    metadata_files = reading.metadata_files
+    old, new = await metadata_files.fetch_snapshot(parent), await metadata_files.fetch_snapshot(snapshots[-1])
     try:
-        logs = [await archive.fetch_transaction_log(each) for each in snapshots]
+        logs = [await metadata_files.fetch_transaction_log(each) for each in snapshots]
     except ObjectNotFoundError:
-        return await compare_snapshots(old, new, archive)
-    return _known_before(await join_logs(logs, old, new, archive), old)
+        return await compare_snapshots(old, new, metadata_files)
+    return _known_before(await join_logs(logs, old, new, metadata_files), old)
 
 
 def _known_before(log: TransactionLog, old: Snapshot) -> TransactionLog:

@@ -21,7 +21,7 @@ from icefloe.session.open_repository import Engine
 
 async def inspect_snapshot(engine: Engine, snapshot_id: ObjectId) -> dict[str, Any]:
     """Every node of a snapshot with its id and manifests."""
-    snapshot = await read_anew(engine).archive.fetch_snapshot(snapshot_id)
+    snapshot = await read_anew(engine).metadata_files.fetch_snapshot(snapshot_id)
     return {
         "id": snapshot.id,
         "header": await _header(engine, engine.format.snapshot_key(snapshot_id)),
@@ -53,7 +53,7 @@ def _node(node: Node) -> dict[str, Any]:
 async def inspect_manifest(engine: Engine, manifest_id: ObjectId) -> dict[str, Any]:
     """Chunk references of a manifest, counted by array and kind."""
     reading = read_anew(engine)
-    manifest = await reading.archive.fetch_manifest(manifest_id)
+    manifest = await reading.metadata_files.fetch_manifest(manifest_id)
     key = engine.format.manifest_key(manifest_id)
     arrays = []
     for node_id, table in manifest.tables.items():
@@ -78,7 +78,7 @@ async def inspect_manifest(engine: Engine, manifest_id: ObjectId) -> dict[str, A
 
 async def inspect_transaction_log(engine: Engine, snapshot_id: ObjectId) -> dict[str, Any]:
     """What one commit changed, by node id."""
-    log = await read_anew(engine).archive.fetch_transaction_log(snapshot_id)
+    log = await read_anew(engine).metadata_files.fetch_transaction_log(snapshot_id)
     sets = ("new_groups", "new_arrays", "deleted_groups", "deleted_arrays", "updated_groups", "updated_arrays")
     return {
         "header": await _header(engine, engine.format.transaction_log_key(snapshot_id)),
@@ -144,7 +144,7 @@ async def chunk_storage_stats(engine: Engine, limits: FetchLimits | None = None)
     native = int(chunks.size[is_among(chunks.ids, marked.chunks)].sum())
 
     async def count(manifest_id: ObjectId) -> tuple[int, list[Ranges]]:
-        return _count_manifest(await reading.archive.fetch_manifest(manifest_id))
+        return _count_manifest(await reading.metadata_files.fetch_manifest(manifest_id))
 
     inlined = 0
     files: dict[str, int] = {}

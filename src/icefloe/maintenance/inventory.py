@@ -24,7 +24,7 @@ from icefloe.formats.contract import Format
 from icefloe.ids import ObjectId, decode_base32_column, encode_base32_column, new_object_id, text_length
 from icefloe.ledger.contract import HistoryChange, Ledger, walk_history
 from icefloe.ledger.generations import make_ledger
-from icefloe.metadata_files import Archive, CacheLimits
+from icefloe.metadata_files import CacheLimits, MetadataFiles
 from icefloe.model.snapshot import SnapshotInfo, ingested_texts
 from icefloe.session.history import check_past, check_zone
 from icefloe.session.open_repository import Engine
@@ -402,24 +402,24 @@ class Reading:
 
     storage: Storage
     format: Format
-    archive: Archive
+    metadata_files: MetadataFiles
     ledger: Ledger
 
 
 def read_anew(engine: Engine) -> Reading:
     """A view of the repository behind an engine that shares nothing with its sessions."""
-    archive = Archive(engine.storage, engine.format, _LIMITS)
-    ledger = make_ledger(engine.format.spec_version, engine.storage, archive)
+    metadata_files = MetadataFiles(engine.storage, engine.format, _LIMITS)
+    ledger = make_ledger(engine.format.spec_version, engine.storage, metadata_files)
     ledger.learn_from(engine.ledger)
-    return Reading(engine.storage, engine.format, archive, ledger)
+    return Reading(engine.storage, engine.format, metadata_files, ledger)
 
 
 def read_anew_of(reading: Reading) -> Reading:
     """Another view of the same repository, which remembers nothing of what the first one read."""
-    archive = Archive(reading.storage, reading.format, _LIMITS)
-    ledger = make_ledger(reading.format.spec_version, reading.storage, archive)
+    metadata_files = MetadataFiles(reading.storage, reading.format, _LIMITS)
+    ledger = make_ledger(reading.format.spec_version, reading.storage, metadata_files)
     ledger.learn_from(reading.ledger)
-    return Reading(reading.storage, reading.format, archive, ledger)
+    return Reading(reading.storage, reading.format, metadata_files, ledger)
 
 
 @dataclass(frozen=True, slots=True)
@@ -546,7 +546,7 @@ async def fetch_history(reading: Reading) -> History:
     if existing is None:
         return History(refs, found)
     for start in refs.targets():
-        quoted = (await reading.archive.fetch_snapshot(start)).history
+        quoted = (await reading.metadata_files.fetch_snapshot(start)).history
         misquoted.update(_find_contradictions(quoted, found))
     return History(refs, found, misquoted=misquoted)
 
@@ -594,7 +594,7 @@ async def _fetch_existing(reading: Reading) -> Container[ObjectId] | None:
 def _walk(reading: Reading, start: ObjectId, existing: Container[ObjectId] | None) -> AsyncIterator[SnapshotInfo]:
     if existing is None:
         return reading.ledger.ancestry(start)
-    return walk_history(reading.archive, start, existing)
+    return walk_history(reading.metadata_files, start, existing)
 
 
 def _with_parent(info: SnapshotInfo, parent_id: ObjectId) -> SnapshotInfo:

@@ -217,7 +217,7 @@ class _SnapshotMarker:
 
     async def _fetch(self, snapshot_id: ObjectId, must_exist: bool) -> SnapshotFacts | None:
         try:
-            snapshot = await self.reading.archive.fetch_snapshot(snapshot_id)
+            snapshot = await self.reading.metadata_files.fetch_snapshot(snapshot_id)
         except SnapshotNotFoundError as error:
             if not must_exist:
                 return None
@@ -292,7 +292,7 @@ async def fetch_manifest_facts(reading: Reading, manifest_id: ObjectId, *, may_b
     """
     width = reading.format.capabilities.object_id_bytes
     try:
-        manifest = await reading.archive.fetch_manifest(manifest_id)
+        manifest = await reading.metadata_files.fetch_manifest(manifest_id)
     except ObjectNotFoundError as error:
         if may_be_gone:
             return ManifestFacts(manifest_id, np.empty((0, width), dtype=np.uint8))

@@ -17,7 +17,7 @@ from icefloe.manifests.edits import EditBuffer
 from icefloe.model.chunk_table import ChunkTable, empty_table, tombstones
 from icefloe.model.snapshot import ArrayNode, Diff, Node, Snapshot, TransactionLog, inherit_metadata
 from icefloe.session.change_set import ChangeSet, diff_of_changes
-from icefloe.session.commit import CommitRequest, advance_branch, check_objects, flush_snapshot, with_parent
+from icefloe.session.commit import CommitRequest, advance_branch, check_objects, with_parent, write_snapshot
 from icefloe.session.history import GONE, compare_snapshots, diff_between, fetch_branch, fetch_log, join_logs
 from icefloe.session.lookup import ChunkLookup
 from icefloe.session.open_repository import Engine
@@ -91,7 +91,7 @@ async def changes_between(engine: Engine, old: Snapshot, new: Snapshot) -> Chang
     before = {node.id: node for node in old.nodes.values()}
     after = {node.id: node for node in new.nodes.values()}
     _change_nodes(changes, old, before, after)
-    lookup = ChunkLookup(engine.archive)
+    lookup = ChunkLookup(engine.metadata_files)
     for node_id, node in after.items():
         if isinstance(node, ArrayNode):
             was = before.get(node_id)
@@ -154,14 +154,14 @@ class Transplant:
 
 async def transplant(engine: Engine, old: ObjectId, new: ObjectId, branch: str, solver: ConflictSolver) -> Transplant:
     """The change from `old` to `new`, on top of where a branch stands now; nothing is written."""
-    before = await engine.archive.fetch_snapshot(old)
-    after = await engine.archive.fetch_snapshot(new)
+    before = await engine.metadata_files.fetch_snapshot(old)
+    after = await engine.metadata_files.fetch_snapshot(new)
     tip, target = await fetch_branch(engine, branch)
     changes = await changes_between(engine, before, after)
     if target.id == before.id:
         return Transplant(target, tip, changes, ())
     log = await log_between(engine, before, target)
-    log = await without_untouched(log, before, changes, target, engine.archive)
+    log = await without_untouched(log, before, changes, target, engine.metadata_files)
     collecting = CollectingSolver(solver)
     try:
         carried = rebase_over(before, changes, target, log, collecting)
@@ -176,12 +176,12 @@ async def log_between(engine: Engine, old: Snapshot, new: Snapshot) -> Transacti
     if engine.capabilities.transaction_logs:
         async for info in engine.ledger.ancestry(new.id):
             if info.id == old.id:
-                snapshots = [await engine.archive.fetch_snapshot(each) for each in reversed(between)]
+                snapshots = [await engine.metadata_files.fetch_snapshot(each) for each in reversed(between)]
                 pairs = zip([old, *snapshots], snapshots, strict=False)
                 logs = [await fetch_log(engine, snapshot, parent) for parent, snapshot in pairs]
-                return await join_logs(logs, old, new, engine.archive)
+                return await join_logs(logs, old, new, engine.metadata_files)
             between.append(info.id)
-    return await compare_snapshots(old, new, engine.archive)
+    return await compare_snapshots(old, new, engine.metadata_files)
 
 
 MERGED = "merged_snapshot"
@@ -233,7 +233,7 @@ async def _land(engine: Engine, request: MergeRequest, moved: Transplant) -> Obj
     if moved.changes.is_empty():
         return moved.target.id
     work = Workspace(engine, moved.target, moved.changes, moved.tip)
-    snapshot = await flush_snapshot(work, CommitRequest(request.message, request.metadata))
+    snapshot = await write_snapshot(work, CommitRequest(request.message, request.metadata))
     # Its references come from these snapshots. Garbage collection deletes a snapshot before what it refers to.
     await check_objects(engine, [engine.format.snapshot_key(each) for each in (request.old, request.new)])
     await advance_branch(engine, request.branch, moved.tip, snapshot)
@@ -391,15 +391,15 @@ async def _squash(engine: Engine, plan: SquashPlan, message: str, metadata: Mapp
     tip = await engine.ledger.fetch_tip(plan.branch)
     if tip.snapshot_id != plan.tip:
         raise ConflictError(expected_parent=plan.tip, actual_parent=tip.snapshot_id)
-    newest = await engine.archive.fetch_snapshot(plan.tip)
-    parent = await engine.archive.fetch_snapshot(plan.onto, anew=True)
-    commits = [await engine.archive.fetch_snapshot(each) for each in reversed(plan.commits)]
+    newest = await engine.metadata_files.fetch_snapshot(plan.tip)
+    parent = await engine.metadata_files.fetch_snapshot(plan.onto, anew=True)
+    commits = [await engine.metadata_files.fetch_snapshot(each) for each in reversed(plan.commits)]
     logs = [await fetch_log(engine, new, old) for old, new in zip([parent, *commits], commits, strict=False)]
     snapshot = _squashed(engine, newest, parent, message, metadata)
-    await engine.archive.flush_snapshot(snapshot)
+    await engine.metadata_files.write_snapshot(snapshot)
     if engine.capabilities.transaction_logs:
-        log = await join_logs(logs, parent, newest, engine.archive)
-        await engine.archive.flush_transaction_log(snapshot.id, log)
+        log = await join_logs(logs, parent, newest, engine.metadata_files)
+        await engine.metadata_files.write_transaction_log(snapshot.id, log)
     await engine.ledger.record_detached(snapshot)
     await engine.ledger.replace_tip(plan.branch, tip, snapshot.id)
     return snapshot.id

@@ -45,7 +45,7 @@ from icefloe.ledger.store import DELETED, new_reference
 from icefloe.ledger.switch_generation import find_marks
 from icefloe.maintenance.inventory import Refs
 from icefloe.maintenance.verify_checks import Damage, DamageKind
-from icefloe.metadata_files import Archive
+from icefloe.metadata_files import MetadataFiles
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.snapshot import Snapshot
 from icefloe.storage.contract import Storage, Versioned
@@ -143,7 +143,7 @@ class _Recovery:
     def __init__(self, storage: Storage, version: SpecVersion, tips: dict[str, ObjectId], apply: bool) -> None:
         self.storage, self.version, self.tips, self.apply = storage, version, tips, apply
         self.format = get_format(version)
-        self.archive = Archive(storage, self.format)
+        self.metadata_files = MetadataFiles(storage, self.format)
         self.found: list[Damage] = []
         self.readable = Refs({}, {})
         self._snapshots: dict[ObjectId, Snapshot] | None = None
@@ -158,7 +158,7 @@ class _Recovery:
             for name in await self.storage.list_names(self.format.snapshots_folder):
                 snapshot_id = name.removesuffix(self.format.metadata_extension)
                 try:
-                    self._snapshots[snapshot_id] = await self.archive.fetch_snapshot(snapshot_id)
+                    self._snapshots[snapshot_id] = await self.metadata_files.fetch_snapshot(snapshot_id)
                 except IcefloeError:
                     continue
         return self._snapshots

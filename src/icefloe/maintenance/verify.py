@@ -165,7 +165,7 @@ class _Verification:
         snapshot_id, child = wanted
         key = self.reading.format.snapshot_key(snapshot_id)
         try:
-            snapshot = await self.reading.archive.fetch_snapshot(snapshot_id)
+            snapshot = await self.reading.metadata_files.fetch_snapshot(snapshot_id)
         except SnapshotNotFoundError:
             why = "a ref points at it" if child == snapshot_id else f"it is the parent of {child}"
             self._add(DamageKind.MISSING, "snapshot", key, why, child)
@@ -221,7 +221,7 @@ class _Verification:
             key = self.reading.format.attributes_key(attributes_id)
             self.checked["attributes"] += 1
             try:
-                await self.reading.archive.fetch_attributes(attributes_id, row)
+                await self.reading.metadata_files.fetch_attributes(attributes_id, row)
             except ObjectNotFoundError:
                 self._add(DamageKind.MISSING, "attributes", key, "nodes keep their attributes in it", snapshot_id)
             except FormatError as error:
@@ -254,7 +254,7 @@ class _Verification:
         key, snapshot_id = self.reading.format.manifest_key(manifest_id), self.named_by[manifest_id]
         arrays = ", ".join(sorted({use.path for use in self.uses.get(manifest_id, {})})[:3])
         try:
-            return manifest_id, await self.reading.archive.fetch_manifest(manifest_id)
+            return manifest_id, await self.reading.metadata_files.fetch_manifest(manifest_id)
         except ObjectNotFoundError:
             self._add(DamageKind.MISSING, "manifest", key, "the snapshot names it", snapshot_id, arrays)
         except FormatError as error:
@@ -404,14 +404,14 @@ async def repair(engine: Engine, request: VerifyRequest | None = None) -> tuple[
 
 async def _correct_sizes(engine: Engine, reading: Reading, snapshot_id: ObjectId) -> None:
     """Write a snapshot again with the sizes that its manifests have."""
-    snapshot = await reading.archive.fetch_snapshot(snapshot_id)
+    snapshot = await reading.metadata_files.fetch_snapshot(snapshot_id)
     infos = {}
     for manifest_id in snapshot.manifests:
         size = (await reading.storage.head(reading.format.manifest_key(manifest_id))).size_bytes
-        manifest = await reading.archive.fetch_manifest(manifest_id)
+        manifest = await reading.metadata_files.fetch_manifest(manifest_id)
         infos[manifest_id] = ManifestFileInfo(manifest_id, size, len(manifest))
-    await engine.archive.flush_snapshot(dataclasses.replace(snapshot, manifests=infos))
-    engine.archive.forget_snapshot(snapshot_id)
+    await engine.metadata_files.write_snapshot(dataclasses.replace(snapshot, manifests=infos))
+    engine.metadata_files.forget_snapshot(snapshot_id)
 
 
 async def _write_log(engine: Engine, reading: Reading, damage: Damage) -> None:
@@ -424,5 +424,5 @@ async def _write_log(engine: Engine, reading: Reading, damage: Damage) -> None:
         log = await true_log(reading, damage.snapshot_id, parent_id)
     except (NotFoundError, FormatError):
         return
-    await engine.archive.flush_transaction_log(damage.snapshot_id, log)
-    engine.archive.forget_transaction_log(damage.snapshot_id)
+    await engine.metadata_files.write_transaction_log(damage.snapshot_id, log)
+    engine.metadata_files.forget_transaction_log(damage.snapshot_id)

@@ -348,7 +348,7 @@ def _coords(table: ChunkTable, which: npt.NDArray[np.bool_] | int) -> list[int]:
 
 async def undecodable_chunks(engine: Engine, snapshot_id: ObjectId) -> list[Damage]:
     """Read and decode every native and inline chunk of a snapshot; those that do not."""
-    session = Session(engine, await engine.archive.fetch_snapshot(snapshot_id))
+    session = Session(engine, await engine.metadata_files.fetch_snapshot(snapshot_id))
     found: list[Damage] = []
     for node in session.workspace.tree.nodes():
         if isinstance(node, ArrayNode):
@@ -386,7 +386,7 @@ async def check_log(reading: Reading, snapshot_id: ObjectId, parent_id: ObjectId
     key = reading.format.transaction_log_key(snapshot_id)
     try:
         pruned = await reading.ledger.fetch_pruned_logs(snapshot_id)
-        logs = [await reading.archive.fetch_transaction_log(each) for each in (*pruned, snapshot_id)]
+        logs = [await reading.metadata_files.fetch_transaction_log(each) for each in (*pruned, snapshot_id)]
         told = reduce(merge_logs, logs)
         if len(logs) > 1:
             told = await _join(reading, logs, snapshot_id, parent_id) or told
@@ -396,8 +396,8 @@ async def check_log(reading: Reading, snapshot_id: ObjectId, parent_id: ObjectId
         return _damage(DamageKind.UNREADABLE, key, str(error), snapshot_id)
     try:
         true = await true_log(reading, snapshot_id, parent_id)
-        snapshot = await reading.archive.fetch_snapshot(snapshot_id)
-        parent = await reading.archive.fetch_snapshot(parent_id)
+        snapshot = await reading.metadata_files.fetch_snapshot(snapshot_id)
+        parent = await reading.metadata_files.fetch_snapshot(parent_id)
         if reading.ledger.parents_change_unseen and is_cut_off(told, parent, snapshot):
             return None  # expired by the official package: readers compare the snapshots
         if REWRITTEN in snapshot.metadata:
@@ -413,19 +413,19 @@ async def _join(
     reading: Reading, logs: list[TransactionLog], snapshot_id: ObjectId, parent_id: ObjectId
 ) -> TransactionLog | None:
     """The logs as readers join them; None where the files of a snapshot are damaged themselves."""
-    archive = reading.archive
+    metadata_files = reading.metadata_files
     try:
-        before, after = await archive.fetch_snapshot(parent_id), await archive.fetch_snapshot(snapshot_id)
-        return await join_logs(logs, before, after, archive)
+        before, after = await metadata_files.fetch_snapshot(parent_id), await metadata_files.fetch_snapshot(snapshot_id)
+        return await join_logs(logs, before, after, metadata_files)
     except (NotFoundError, FormatError):
         return None
 
 
 async def true_log(reading: Reading, snapshot_id: ObjectId, parent_id: ObjectId) -> TransactionLog:
     """What a snapshot changed against its parent, by comparing both."""
-    archive = reading.archive
-    old, new = await archive.fetch_snapshot(parent_id), await archive.fetch_snapshot(snapshot_id)
-    log = await compare_snapshots(old, new, archive)
+    metadata_files = reading.metadata_files
+    old, new = await metadata_files.fetch_snapshot(parent_id), await metadata_files.fetch_snapshot(snapshot_id)
+    log = await compare_snapshots(old, new, metadata_files)
     return replace(log, updated_chunks=_in_grid(log.updated_chunks, new))
 
 
@@ -437,7 +437,7 @@ async def _without_moved(
     untold = {key: coords for key, coords in untold.items() if len(coords)}
     if not untold:
         return true
-    before = {node.id: node for node in (await reading.archive.fetch_snapshot(parent_id)).nodes.values()}
+    before = {node.id: node for node in (await reading.metadata_files.fetch_snapshot(parent_id)).nodes.values()}
     after = {node.id: node for node in snapshot.nodes.values()}
     chunks = dict(true.updated_chunks)
     for node_id, coords in untold.items():
@@ -465,7 +465,7 @@ def _rows(coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.bytes_]:
 
 async def _hold_the_same(reading: Reading, old: ArrayNode, new: ArrayNode, coords: npt.NDArray[np.uint32]) -> bool:
     """Whether chunks of two snapshots have the same lengths and, for some of them, the same bytes."""
-    lookup = ChunkLookup(reading.archive)
+    lookup = ChunkLookup(reading.metadata_files)
     held, fresh = await lookup.table(old), await lookup.table(new)
     before, after = find_rows(held, coords), find_rows(fresh, coords)
     if (before < 0).any() or (after < 0).any() or (held.length[before] != fresh.length[after]).any():

@@ -124,14 +124,14 @@ class HistoryMixin:
         """One commit by its id."""
         # The ledger knows the parent where files do not name it; the file knows the manifests.
         known = await self._engine.ledger.fetch_info(snapshot_id)
-        own = await self._engine.archive.fetch_snapshot(snapshot_id)
+        own = await self._engine.metadata_files.fetch_snapshot(snapshot_id)
         return replace(known, manifests=own.info.manifests)
 
     lookup_snapshot = blocking(lookup_snapshot_async)
 
     async def list_manifest_files_async(self, snapshot_id: str) -> list[ManifestFileInfo]:
         """The manifest files that a snapshot names."""
-        return list((await self._engine.archive.fetch_snapshot(snapshot_id)).manifests.values())
+        return list((await self._engine.metadata_files.fetch_snapshot(snapshot_id)).manifests.values())
 
     list_manifest_files = blocking(list_manifest_files_async)
 
@@ -168,7 +168,7 @@ class RefsMixin:
     async def create_branch_async(self, branch: str, snapshot_id: str) -> None:
         """A new branch at a snapshot; AlreadyExistsError when the name is taken."""
         await self._engine.check_writable()
-        await self._engine.archive.fetch_snapshot(snapshot_id, anew=True)
+        await self._engine.metadata_files.fetch_snapshot(snapshot_id, anew=True)
         await self._engine.ledger.create_branch(branch, snapshot_id)
 
     create_branch = blocking(create_branch_async)
@@ -187,7 +187,7 @@ class RefsMixin:
 
     async def reset_branch_async(self, branch: str, snapshot_id: str, *, from_snapshot_id: str | None = None) -> None:
         """Point a branch at another snapshot, if it is still at `from_snapshot_id` when that is given."""
-        await self._engine.archive.fetch_snapshot(snapshot_id, anew=True)
+        await self._engine.metadata_files.fetch_snapshot(snapshot_id, anew=True)
         await self._engine.ledger.reset_branch(branch, snapshot_id, from_snapshot_id)
 
     reset_branch = blocking(reset_branch_async)
@@ -201,7 +201,7 @@ class RefsMixin:
     async def create_tag_async(self, tag: str, snapshot_id: str) -> None:
         """A name for a snapshot that never moves."""
         await self._engine.check_writable()
-        await self._engine.archive.fetch_snapshot(snapshot_id, anew=True)
+        await self._engine.metadata_files.fetch_snapshot(snapshot_id, anew=True)
         await self._engine.ledger.create_tag(tag, snapshot_id)
 
     create_tag = blocking(create_tag_async)

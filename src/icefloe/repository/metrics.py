@@ -103,7 +103,7 @@ class ObservationMixin:
         storage = engine.storage
         return RepositoryMetrics(
             storage.metrics.by_method() if isinstance(storage, ObservedStorage) else {},
-            engine.archive.cache_counts(),
+            engine.metadata_files.cache_counts(),
             engine.reader.counts.ranges,
             engine.reader.counts.requests,
             time.perf_counter(),

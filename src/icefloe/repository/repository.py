@@ -275,7 +275,7 @@ class Repository(
         found = await resolve(self._engine, choice)
         if as_of is not None:
             found = await snapshot_as_of(self._engine, found, as_of)
-        base = await self._engine.archive.fetch_snapshot(found)
+        base = await self._engine.metadata_files.fetch_snapshot(found)
         opening.preload(self._engine, base)
         return Session(self._engine, base)
 

@@ -209,7 +209,7 @@ async def referenced_objects(work: Workspace) -> list[str]:
     keys = [layout.manifest_key(manifest_id) for manifest_id in sorted(parts)]
     for manifest_id in sorted(parts):
         try:
-            tables += (await work.engine.archive.fetch_manifest(manifest_id)).tables.values()
+            tables += (await work.engine.metadata_files.fetch_manifest(manifest_id)).tables.values()
         except ObjectNotFoundError:
             continue  # its own key is among those looked for
     known = frozenset(work.base.attribute_files)
@@ -299,7 +299,7 @@ _IN_FLIGHT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class FlushedManifests:
+class WrittenManifests:
     """The manifests of every array whose references changed, and the files behind them."""
 
     refs: Mapping[NodeId, tuple[ManifestRef, ...]] = field(default_factory=dict)
@@ -326,38 +326,38 @@ def collect_edits(changes: ChangeSet, gathered: GatheredEdits, arrays: Iterable[
     return BulkEdits(edits, fresh)
 
 
-async def flush_manifests(
+async def write_manifests(
     work: Workspace, gathered: GatheredEdits | None = None, nodes: Iterable[Node] | None = None
-) -> FlushedManifests:
+) -> WrittenManifests:
     """Write what the edits of a change set ask for; untouched manifests stay linked.
 
     The edits and the nodes of the hierarchy are given by who has listed them already.
     """
     gathered = gathered or gather_edits(work.changes.edits)
     if not work.changes.parts and not gathered.alone and not len(gathered.together):
-        return FlushedManifests()
+        return WrittenManifests()
     arrays = [node for node in (work.tree.nodes() if nodes is None else nodes) if isinstance(node, ArrayNode)]
     edits = collect_edits(work.changes, gathered, arrays)
     if not edits:
-        return FlushedManifests()
+        return WrittenManifests()
     plan = plan_manifests(arrays, work.base.manifests, edits, work.engine.config.manifest or SPECIFIED)
     return await apply_plan(work, plan, edits)
 
 
-async def apply_plan(work: Workspace, plan: ManifestPlan, edits: Mapping[NodeId, ArrayEdits]) -> FlushedManifests:
+async def apply_plan(work: Workspace, plan: ManifestPlan, edits: Mapping[NodeId, ArrayEdits]) -> WrittenManifests:
     """Build and write the outputs of a plan, a few at a time."""
     limit = asyncio.Semaphore(_IN_FLIGHT)
 
-    async def flush_one(output: PlannedManifest) -> list[tuple[BuiltManifest, ManifestFileInfo]]:
+    async def write_one(output: PlannedManifest) -> list[tuple[BuiltManifest, ManifestFileInfo]]:
         async with limit:
-            return await _flush_output(work, output, edits)
+            return await _write_output(work, output, edits)
 
-    written = [pair for pairs in await asyncio.gather(*map(flush_one, plan.outputs)) for pair in pairs]
+    written = [pair for pairs in await asyncio.gather(*map(write_one, plan.outputs)) for pair in pairs]
     files = {info.id: info for _, info in written} | {part.manifest_id: part.info for part in plan.linked_parts}
-    return FlushedManifests(link_manifests(plan, (built.refs for built, _ in written)), files)
+    return WrittenManifests(link_manifests(plan, (built.refs for built, _ in written)), files)
 
 
-async def _flush_output(
+async def _write_output(
     work: Workspace, output: PlannedManifest, edits: Mapping[NodeId, ArrayEdits]
 ) -> list[tuple[BuiltManifest, ManifestFileInfo]]:
     fetched = await asyncio.gather(*(work.lookup.fetch(manifest_id) for manifest_id in output.fetch))
@@ -367,7 +367,7 @@ async def _flush_output(
     written = []
     for built in build:
         # The references are small: keep them, not the tables, while the next manifest is built.
-        info = await work.engine.archive.flush_manifest(built.manifest)
+        info = await work.engine.metadata_files.write_manifest(built.manifest)
         written.append((BuiltManifest(Manifest(built.manifest.id, {}), built.refs), info))
     return written
 
@@ -401,7 +401,7 @@ async def commit(work: Workspace, branch: str, request: CommitRequest) -> Snapsh
         if attempt > 0:
             await rebase(work, branch, _solver(request))
         try:
-            return await _flush_and_advance(work, branch, request)
+            return await _write_and_advance(work, branch, request)
         except ConflictError:
             if request.rebase_with is None or attempt == request.rebase_tries:
                 raise
@@ -412,7 +412,7 @@ async def commit(work: Workspace, branch: str, request: CommitRequest) -> Snapsh
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-async def _flush_and_advance(work: Workspace, branch: str, request: CommitRequest) -> Snapshot:
+async def _write_and_advance(work: Workspace, branch: str, request: CommitRequest) -> Snapshot:
     """Write the files of a commit and move the branch; again, with other files, when garbage was collected meanwhile.
 
     Files of the first try may be old enough for the collection; those of the next are younger than its cut-off.
@@ -420,7 +420,7 @@ async def _flush_and_advance(work: Workspace, branch: str, request: CommitReques
     for tries in range(_STALE_TRIES):
         tip = work.tip
         assert tip is not None, "a session with a branch knows where it stood"
-        snapshot = await _flush_beside_packs(work, request)
+        snapshot = await _write_during_packs(work, request)
         await check_references(work, tip)
         try:
             return await advance_branch(work.engine, branch, tip, snapshot)
@@ -449,7 +449,7 @@ async def advance_branch(engine: Engine, branch: str, tip: Tip, snapshot: Snapsh
             quoting = with_parent(snapshot, await fetch_base(engine, branch, tip))
             if quoting != snapshot:
                 snapshot = quoting
-                await engine.archive.flush_snapshot(snapshot)
+                await engine.metadata_files.write_snapshot(snapshot)
         await asyncio.sleep(random.uniform(0, longest_pause(tries, _FIRST_PAUSE_SECONDS)))
     raise AssertionError("unreachable: the last try returns or raises")
 
@@ -468,16 +468,16 @@ def _quotes(parent: Snapshot) -> tuple[SnapshotInfo, ...]:
     return (replace(parent.info, manifests=()), *parent.history)[:HISTORY_LENGTH]
 
 
-async def _flush_beside_packs(work: Workspace, request: CommitRequest) -> Snapshot:
+async def _write_during_packs(work: Workspace, request: CommitRequest) -> Snapshot:
     """Store chunks that are still in memory while the files that tell of them are written: no ref points at either yet.
 
     Both come to their end, also when one fails: what goes on in the background would outlive the error.
     """
     work.writer.settle(work.changes)
     if not work.writer.unstored:
-        return await flush_snapshot(work, request)
+        return await write_snapshot(work, request)
     stored, flushed = await asyncio.gather(
-        work.writer.store_packs(), flush_snapshot(work, request), return_exceptions=True
+        work.writer.store_packs(), write_snapshot(work, request), return_exceptions=True
     )
     for outcome in (stored, flushed):
         if isinstance(outcome, BaseException):
@@ -509,7 +509,7 @@ async def amend(work: Workspace, branch: str, tip: Tip, request: CommitRequest) 
 
     async def flush(tip: Tip, parent: Snapshot, earlier: TransactionLog) -> Snapshot:
         lost = await _list_lost(work, earlier, parent)
-        snapshot = await flush_snapshot(work, request, onto=parent, earlier=lost)
+        snapshot = await write_snapshot(work, request, onto=parent, earlier=lost)
         await check_references(work, tip)
         return snapshot
 
@@ -528,7 +528,7 @@ async def _fetch_replaced_log(engine: Engine, replaced: Snapshot, parent: Snapsh
     """
     if engine.ledger.keeps_pruned_logs:
         with contextlib.suppress(ObjectNotFoundError):
-            return await engine.archive.fetch_transaction_log(replaced.id)
+            return await engine.metadata_files.fetch_transaction_log(replaced.id)
     return await fetch_log(engine, replaced, parent)
 
 
@@ -549,7 +549,7 @@ async def replace_newest(
         if parent_id is None:
             raise SessionStateError("the first snapshot of a repository cannot be amended; commit instead")
         try:
-            parent = await engine.archive.fetch_snapshot(parent_id, anew=True)
+            parent = await engine.metadata_files.fetch_snapshot(parent_id, anew=True)
             snapshot = await flush(tip, parent, await _fetch_replaced_log(engine, replaced, parent))
             landed = await engine.ledger.advance(branch, tip, snapshot, amends=replaced.id)
         except (StaleTipError, SnapshotNotFoundError) as error:
@@ -569,21 +569,21 @@ async def _follow_parent(engine: Engine, replaced_id: ObjectId, snapshot: Snapsh
         parent_id = (await engine.ledger.fetch_info(replaced_id)).parent_id
         if parent_id is None or parent_id == snapshot.parent_id:
             return
-        earlier = await engine.archive.fetch_transaction_log(replaced_id, anew=True)
-        own = await engine.archive.fetch_transaction_log(snapshot.id, anew=True)
+        earlier = await engine.metadata_files.fetch_transaction_log(replaced_id, anew=True)
+        own = await engine.metadata_files.fetch_transaction_log(snapshot.id, anew=True)
     except NotFoundError:
         return  # the replaced snapshot was collected; what this one names was checked before
-    await engine.archive.flush_transaction_log(snapshot.id, merge_logs(earlier, own))
+    await engine.metadata_files.write_transaction_log(snapshot.id, merge_logs(earlier, own))
     await engine.ledger.reparent_snapshot(snapshot.id, parent_id)
 
 
-async def flush_detached(work: Workspace, branch: str, request: CommitRequest) -> Snapshot:
+async def write_detached(work: Workspace, branch: str, request: CommitRequest) -> Snapshot:
     """Save the changes as a snapshot that no branch points at; its parent must still be there."""
-    archive, ledger = work.engine.archive, work.engine.ledger
+    metadata_files, ledger = work.engine.metadata_files, work.engine.ledger
     await work.flush()
     try:
-        snapshot = await flush_snapshot(work, request)
-        await archive.fetch_snapshot(work.base.id, anew=True)
+        snapshot = await write_snapshot(work, request)
+        await metadata_files.fetch_snapshot(work.base.id, anew=True)
         try:
             await check_references(work, await ledger.fetch_tip(branch))
         except RefNotFoundError:
@@ -591,7 +591,7 @@ async def flush_detached(work: Workspace, branch: str, request: CommitRequest) -
         await ledger.record_detached(snapshot)
     except GONE as error:
         try:
-            await archive.fetch_snapshot(work.base.id, anew=True)
+            await metadata_files.fetch_snapshot(work.base.id, anew=True)
         except SnapshotNotFoundError:
             raise _base_gone(work, (await ledger.fetch_tip(branch)).snapshot_id) from error
         raise
@@ -640,13 +640,13 @@ async def _carry_over(
     """The snapshot at a tip, and the changes on top of it."""
     engine, base, changes = work.engine, work.base, work.changes
     for snapshot_id in reversed(missed):
-        theirs = await engine.archive.fetch_snapshot(snapshot_id)
+        theirs = await engine.metadata_files.fetch_snapshot(snapshot_id)
         log = await fetch_log(engine, theirs, base, changes.edits.keys() | changes.parts.keys(), tip)
-        log = await without_untouched(log, base, changes, theirs, engine.archive)
+        log = await without_untouched(log, base, changes, theirs, engine.metadata_files)
         changes = rebase_over(base, changes, theirs, log, solver)
         base = theirs
     if not missed:
-        base = await engine.archive.fetch_snapshot(tip.snapshot_id)
+        base = await engine.metadata_files.fetch_snapshot(tip.snapshot_id)
     return base, changes
 
 
@@ -666,7 +666,7 @@ async def _missed(work: Workspace, branch: str, tip: Tip) -> list[ObjectId]:
     missed: list[ObjectId] = []
     if work.engine.capabilities.history_in_snapshot and work.engine.ledger.is_current(branch, tip):
         # Another session of this process wrote the tip, so that what is remembered of its history is what it is.
-        newest = await work.engine.archive.fetch_snapshot(tip.snapshot_id)
+        newest = await work.engine.metadata_files.fetch_snapshot(tip.snapshot_id)
         quoted = [newest.id, *(entry.id for entry in newest.history)]
         if work.base.id in quoted:
             return quoted[: quoted.index(work.base.id)]
@@ -685,13 +685,13 @@ async def _missed(work: Workspace, branch: str, tip: Tip) -> list[ObjectId]:
     )
 
 
-async def flush_snapshot(
+async def write_snapshot(
     work: Workspace,
     request: CommitRequest,
     *,
     onto: Snapshot | None = None,
     earlier: TransactionLog | None = None,
-    manifests: FlushedManifests | None = None,
+    manifests: WrittenManifests | None = None,
 ) -> Snapshot:
     """Write manifests, attributes, snapshot and log of the changes; no ref points at them yet.
 
@@ -714,12 +714,12 @@ async def flush_snapshot(
         await check_feature(engine.ledger, "move_node")
     nodes = list(work.tree.nodes())
     if manifests is None:
-        manifests = await flush_manifests(work, summary.edits, nodes)
-    attributes = await _flush_attributes(work, summary.new.keys() | summary.updated.keys())
+        manifests = await write_manifests(work, summary.edits, nodes)
+    attributes = await _write_attributes(work, summary.new.keys() | summary.updated.keys())
     snapshot = _build_snapshot(work, request, _link_nodes(nodes, manifests, attributes), manifests, onto)
-    writes: list[Coroutine[Any, Any, object]] = [engine.archive.flush_snapshot(snapshot)]
+    writes: list[Coroutine[Any, Any, object]] = [engine.metadata_files.write_snapshot(snapshot)]
     if engine.format.capabilities.transaction_logs:
-        writes.append(engine.archive.flush_transaction_log(snapshot.id, log))
+        writes.append(engine.metadata_files.write_transaction_log(snapshot.id, log))
     await asyncio.gather(*writes)
     return snapshot
 
@@ -790,7 +790,7 @@ def _only_moves(log: TransactionLog) -> bool:
     return replace(log, moves=()).is_empty()
 
 
-async def _flush_attributes(
+async def _write_attributes(
     work: Workspace, changed: Container[NodeId]
 ) -> Mapping[NodeId, tuple[bytes, AttributesRef]]:
     """Write large attributes of changed nodes to one file; returns document and place of each such node.
@@ -811,12 +811,12 @@ async def _flush_attributes(
             result[node.id] = (parts[0], AttributesRef(attributes_id, len(rows)))
             rows.append(parts[1])
     if rows:
-        await work.engine.archive.flush_attributes(attributes_id, rows)
+        await work.engine.metadata_files.write_attributes(attributes_id, rows)
     return result
 
 
 def _link_nodes(
-    nodes: Iterable[Node], manifests: FlushedManifests, attributes: Mapping[NodeId, tuple[bytes, AttributesRef]]
+    nodes: Iterable[Node], manifests: WrittenManifests, attributes: Mapping[NodeId, tuple[bytes, AttributesRef]]
 ) -> dict[str, Node]:
     """The nodes of the new snapshot, which know the files that were written for them."""
     linked: dict[str, Node] = {}
@@ -835,7 +835,7 @@ def _build_snapshot(
     work: Workspace,
     request: CommitRequest,
     nodes: Mapping[str, Node],
-    manifests: FlushedManifests,
+    manifests: WrittenManifests,
     onto: Snapshot | None,
 ) -> Snapshot:
     base, capabilities = work.base, work.engine.format.capabilities

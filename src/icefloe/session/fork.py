@@ -74,7 +74,7 @@ async def write_parts(work: Workspace, label: str = "") -> WrittenParts:
             cleared[node_id] = ClearedChunks.of(deleted)
             table = drop_tombstones(table)
         for cell in cut_table(node, table, config) if len(table) else ():
-            info = await work.engine.archive.flush_manifest(Manifest(fresh_id(), {node_id: cell}))
+            info = await work.engine.metadata_files.write_manifest(Manifest(fresh_id(), {node_id: cell}))
             parts.append(PartRef(info.id, node_id, cell.extents(), len(cell), info.size_bytes))
     count = sum(part.count for part in parts)
     return WrittenParts(view.base.id, tuple(parts), paths, label, cleared, count)
@@ -250,7 +250,7 @@ class Fork:
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.engine, self.inherited, self.changes = state["engine"], state["inherited"], state["changes"]
         self.since = state["since"]
-        self.base = run_blocking(self.engine.archive.fetch_snapshot(state["snapshot_id"]))
+        self.base = run_blocking(self.engine.metadata_files.fetch_snapshot(state["snapshot_id"]))
 
 
 def merge_fork(base: Snapshot, ours: ChangeSet, fork: Fork, on_conflict: VersionSelection) -> ChangeSet:

@@ -16,7 +16,7 @@ from icefloe.errors import ConflictError, FormatError, InvalidInputError, Object
 from icefloe.ids import NodeId, ObjectId
 from icefloe.ledger.contract import Tip
 from icefloe.manifests.columns import diff_tables, find_rows
-from icefloe.metadata_files import Archive
+from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import (
     REWRITTEN_PARENT_KEY,
     ArrayNode,
@@ -35,7 +35,7 @@ async def join_logs(
     logs: Sequence[TransactionLog],
     before: Snapshot,
     after: Snapshot,
-    archive: Archive,
+    metadata_files: MetadataFiles,
     wanted: Container[NodeId] | None = None,
 ) -> TransactionLog:
     """The logs of all commits from one snapshot to another, oldest first, as one log.
@@ -52,7 +52,7 @@ async def join_logs(
         return joined
     was = {n.id: n for n in before.nodes.values() if n.id in changed and isinstance(n, ArrayNode)}
     now = {n.id: n for n in after.nodes.values() if n.id in was and isinstance(n, ArrayNode)}
-    lookup, chunks = ChunkLookup(archive), dict(joined.updated_chunks)
+    lookup, chunks = ChunkLookup(metadata_files), dict(joined.updated_chunks)
     for node_id, node in now.items():
         lost = await _find_lost(was[node_id], node, lookup)
         if len(lost):
@@ -140,7 +140,9 @@ async def _find_lost(was: ArrayNode, now: ArrayNode, lookup: ChunkLookup) -> npt
     return lost
 
 
-async def compare_snapshots(old: Snapshot, new: Snapshot, archive: Archive, *, chunks: bool = True) -> TransactionLog:
+async def compare_snapshots(
+    old: Snapshot, new: Snapshot, metadata_files: MetadataFiles, *, chunks: bool = True
+) -> TransactionLog:
     """The log of the change from one snapshot to another, found by comparing every node.
 
     Without `chunks` it tells of none in arrays that both have.
@@ -150,7 +152,7 @@ async def compare_snapshots(old: Snapshot, new: Snapshot, archive: Archive, *, c
     fresh = [node for node_id, node in after.items() if node_id not in before]
     gone = [node for node_id, node in before.items() if node_id not in after]
     kept = [(before[node_id], node) for node_id, node in after.items() if node_id in before]
-    lookup = ChunkLookup(archive)
+    lookup = ChunkLookup(metadata_files)
     suspects: list[tuple[Node | None, Node]] = []
     if chunks:
         suspects += [(was, now) for was, now in kept if _chunks_may_differ(was, now)]
@@ -188,13 +190,13 @@ async def _changed_chunks(was: Node | None, now: Node, lookup: ChunkLookup) -> n
 
 
 async def chunks_in_boxes(
-    snapshot: Snapshot, logs: Sequence[TransactionLog], archive: Archive
+    snapshot: Snapshot, logs: Sequence[TransactionLog], metadata_files: MetadataFiles
 ) -> dict[NodeId, npt.NDArray[np.uint32]]:
     """The chunks of a snapshot that lie in boxes its logs name: what distributed writes set, or a little more."""
     wanted = {node_id for log in logs for node_id in log.updated_boxes}
     if not wanted:
         return {}
-    lookup = ChunkLookup(archive)
+    lookup = ChunkLookup(metadata_files)
     found: dict[NodeId, npt.NDArray[np.uint32]] = {}
     for node in snapshot.nodes.values():
         if node.id in wanted and isinstance(node, ArrayNode):
@@ -342,8 +344,8 @@ async def fetch_base(engine: Engine, branch: str, tip: Tip) -> Snapshot:
     read, or written, under the very ref that the branch has now: expiry writes the ref again.
     """
     if engine.ledger.is_current(branch, tip):
-        return await engine.archive.fetch_snapshot(tip.snapshot_id)
-    snapshot = await engine.archive.fetch_snapshot(tip.snapshot_id, anew=True)
+        return await engine.metadata_files.fetch_snapshot(tip.snapshot_id)
+    snapshot = await engine.metadata_files.fetch_snapshot(tip.snapshot_id, anew=True)
     engine.ledger.note_current(branch, tip)
     return snapshot
 
@@ -366,25 +368,27 @@ async def fetch_log(
         try:
             # Where expiry leaves no list of the logs that belong together, it rewrites the log of a kept snapshot.
             anew = not engine.ledger.keeps_pruned_logs
-            logs = [await engine.archive.fetch_transaction_log(each, anew=anew) for each in (*pruned, snapshot.id)]
+            logs = [
+                await engine.metadata_files.fetch_transaction_log(each, anew=anew) for each in (*pruned, snapshot.id)
+            ]
         except ObjectNotFoundError:
             logs = []
     if len(logs) == 1:
         if engine.ledger.parents_change_unseen and parent is not None and is_cut_off(logs[0], parent, snapshot):
-            return await compare_snapshots(parent, snapshot, engine.archive)
+            return await compare_snapshots(parent, snapshot, engine.metadata_files)
         return logs[0]
     if parent is None:
         parent_id = (await engine.ledger.fetch_info(snapshot.id)).parent_id
-        parent = None if parent_id is None else await engine.archive.fetch_snapshot(parent_id)
+        parent = None if parent_id is None else await engine.metadata_files.fetch_snapshot(parent_id)
     if parent is None:
         return reduce(merge_logs, logs, TransactionLog())
     if not logs:
         if snapshot.metadata.get(REWRITTEN_PARENT_KEY) == parent.id:
-            log = await compare_snapshots(parent, snapshot, engine.archive, chunks=False)
+            log = await compare_snapshots(parent, snapshot, engine.metadata_files, chunks=False)
             if log.is_empty():
                 return log
-        return await compare_snapshots(parent, snapshot, engine.archive)
-    return await join_logs(logs, parent, snapshot, engine.archive, wanted)
+        return await compare_snapshots(parent, snapshot, engine.metadata_files)
+    return await join_logs(logs, parent, snapshot, engine.metadata_files, wanted)
 
 
 async def diff_between(engine: Engine, old: ObjectId, new: ObjectId) -> Diff:
@@ -395,14 +399,14 @@ async def diff_between(engine: Engine, old: ObjectId, new: ObjectId) -> Diff:
     """
     cause: Exception = ConflictError(f"the history of {new} was expired again and again while it was read; try again")
     for _ in range(_WALKS):
-        before = await engine.archive.fetch_snapshot(old)
-        after = await engine.archive.fetch_snapshot(new)
+        before = await engine.metadata_files.fetch_snapshot(old)
+        after = await engine.metadata_files.fetch_snapshot(new)
         try:
             found = await _diff(engine, before, after)
         except GONE as error:
             # One of the two, which may still be remembered, or one in between?
             for end in (old, new):
-                await engine.archive.fetch_snapshot(end, anew=True)
+                await engine.metadata_files.fetch_snapshot(end, anew=True)
             cause = error
         else:
             if found is not None:
@@ -414,9 +418,9 @@ async def _diff(engine: Engine, before: Snapshot, after: Snapshot) -> Diff | Non
     """What changed from one snapshot to another one; None when history was expired meanwhile."""
     between = await _snapshots_between(engine, before.id, after.id)
     if between is None or not engine.capabilities.transaction_logs:
-        return diff_from_logs(before, after, [await compare_snapshots(before, after, engine.archive)])
-    logs = [await fetch_log(engine, await engine.archive.fetch_snapshot(snapshot_id)) for snapshot_id in between]
-    found = diff_from_logs(before, after, logs, await chunks_in_boxes(after, logs, engine.archive))
+        return diff_from_logs(before, after, [await compare_snapshots(before, after, engine.metadata_files)])
+    logs = [await fetch_log(engine, await engine.metadata_files.fetch_snapshot(snapshot_id)) for snapshot_id in between]
+    found = diff_from_logs(before, after, logs, await chunks_in_boxes(after, logs, engine.metadata_files))
     # Expiry adds the logs of what it takes away to the next one that stays, also those of commits before the first.
     return found if await _snapshots_between(engine, before.id, after.id) == between else None
 

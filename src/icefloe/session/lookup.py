@@ -15,7 +15,7 @@ from icefloe.errors import FormatError, IcefloeError, ObjectNotFoundError
 from icefloe.ids import ObjectId
 from icefloe.manifests.cells import filter_box
 from icefloe.manifests.columns import Found, concat, find_in, find_row
-from icefloe.metadata_files import Archive
+from icefloe.metadata_files import MetadataFiles
 from icefloe.model.chunk_table import (
     ChunkKind,
     ChunkRef,
@@ -130,8 +130,8 @@ def _boxes(node: ArrayNode) -> _Boxes:
 class ChunkLookup:
     """Looks references up in manifests, fetching only those whose extents meet the question."""
 
-    def __init__(self, archive: Archive) -> None:
-        self._archive = archive
+    def __init__(self, metadata_files: MetadataFiles) -> None:
+        self._metadata_files = metadata_files
         # By identity of the tuple, which its boxes keep alive: hashing thousands of refs per look-up would cost more
         # than the look-up.
         self._indexed: dict[int, _Boxes] = {}
@@ -207,12 +207,12 @@ class ChunkLookup:
         self, node: ArrayNode, manifest_id: ObjectId, wanted: list[tuple[int, ...]]
     ) -> list[ChunkRef] | None:
         with self._naming(manifest_id, node):
-            return await self._archive.find_refs(manifest_id, node.id, wanted)
+            return await self._metadata_files.find_refs(manifest_id, node.id, wanted)
 
     async def fetch(self, manifest_id: ObjectId, node: ArrayNode | None = None) -> Manifest:
         """A manifest that a snapshot names; its absence is damage."""
         with self._naming(manifest_id, node):
-            return await self._archive.fetch_manifest(manifest_id)
+            return await self._metadata_files.fetch_manifest(manifest_id)
 
     @contextlib.contextmanager
     def _naming(self, manifest_id: ObjectId, node: ArrayNode | None) -> Iterator[None]:
@@ -222,7 +222,7 @@ class ChunkLookup:
             whose = f" of array {node.path}" if node is not None else ""
             raise FormatError(
                 f"manifest {manifest_id}{whose} is named by the snapshot but is not in "
-                f"{self._archive.storage.url}; `icefloe verify` shows the damage",
+                f"{self._metadata_files.storage.url}; `icefloe verify` shows the damage",
                 manifest_id=manifest_id,
             ) from error
 

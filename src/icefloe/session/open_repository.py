@@ -40,7 +40,7 @@ from icefloe.ids import new_object_id
 from icefloe.ledger.contract import Ledger
 from icefloe.ledger.generations import Detected, detect, detect_generation, locate_files, make_ledger
 from icefloe.manifests.plan import manifests_to_preload
-from icefloe.metadata_files import Archive, CacheLimits
+from icefloe.metadata_files import CacheLimits, MetadataFiles
 from icefloe.model.capabilities import Capabilities, SpecVersion
 from icefloe.model.config import CachingConfig, RepositoryConfig
 from icefloe.model.manifest_config import PreloadRules, pattern_cost
@@ -96,7 +96,7 @@ class Engine:
 
     storage: Storage
     format: Format
-    archive: Archive
+    metadata_files: MetadataFiles
     ledger: Ledger
     reader: ChunkReader
     config: RepositoryConfig
@@ -151,10 +151,10 @@ def build_engine(
         transaction_logs=caching.transaction_logs_limit_bytes,
         attributes=caching.effective("num_bytes_attributes"),
     )
-    archive = Archive(storage, generation, limits)
-    ledger = make_ledger(spec_version, storage, archive)
+    metadata_files = MetadataFiles(storage, generation, limits)
+    ledger = make_ledger(spec_version, storage, metadata_files)
     reader = ChunkReader.configured(storage, generation.chunk_key, config, authorized)
-    return Engine(storage, generation, archive, ledger, reader, config, authorized)
+    return Engine(storage, generation, metadata_files, ledger, reader, config, authorized)
 
 
 DEFAULT_SPEC_VERSION = SpecVersion.REPOSITORY
@@ -250,9 +250,9 @@ async def create_engine(
                     f"{storage.url} holds other objects; choose an empty place, or pass check_clean_root=False",
                     url=storage.url,
                 )
-            await engine.archive.flush_snapshot(initial)
+            await engine.metadata_files.write_snapshot(initial)
             if engine.format.logs_initial_snapshot:
-                await engine.archive.flush_transaction_log(initial.id, TransactionLog())
+                await engine.metadata_files.write_transaction_log(initial.id, TransactionLog())
             if not await claim.holds():
                 continue
             try:
@@ -390,7 +390,7 @@ async def _fetch_config(storage: Storage, detected: Detected) -> RepositoryConfi
     try:
         stored = detected.config()
         if stored is None:
-            stored = await make_ledger(version, storage, Archive(storage, get_format(version))).fetch_config()
+            stored = await make_ledger(version, storage, MetadataFiles(storage, get_format(version))).fetch_config()
         return None if stored.document is None else _decode_stored(stored.document, storage.url)
     except InvalidInputError as error:
         raise FormatError(f"the stored configuration of {storage.url} cannot be used: {error}") from error
@@ -529,8 +529,8 @@ def expect_tip(engine: Engine, branch: str) -> None:
     Mostly it still stands there, and who asks for the branch then needs not wait for both, one after the other.
     """
     guess = engine.ledger.recall_tip(branch)
-    if guess is not None and not engine.archive.has_snapshot(guess):
-        fetching = asyncio.run_coroutine_threadsafe(engine.archive.fetch_snapshot(guess), blocking_loop())
+    if guess is not None and not engine.metadata_files.has_snapshot(guess):
+        fetching = asyncio.run_coroutine_threadsafe(engine.metadata_files.fetch_snapshot(guess), blocking_loop())
         # A snapshot that is gone is no error: the branch is somewhere else by now.
         fetching.add_done_callback(lambda done: done.cancelled() or done.exception())
 
@@ -547,7 +547,7 @@ async def _preload(engine: Engine, base: Snapshot) -> None:
         chosen = await asyncio.to_thread(manifests_to_preload, base, engine.config.manifest)
     for manifest_id in chosen:
         try:
-            await engine.archive.fetch_manifest(manifest_id)
+            await engine.metadata_files.fetch_manifest(manifest_id)
         except IcefloeError as error:
             # Whoever needs this manifest will meet the same error where it can be handled.
             _log.debug("preloading manifest %s failed: %s", manifest_id, error)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from icefloe.errors import RebaseFailedError, printable
 from icefloe.ids import NodeId
 from icefloe.manifests.columns import find_rows
-from icefloe.metadata_files import Archive
+from icefloe.metadata_files import MetadataFiles
 from icefloe.model.chunk_table import ChunkKind, rows_inside
 from icefloe.model.snapshot import ArrayNode, Extents, GroupNode, Node, Snapshot, TransactionLog
 from icefloe.model.zarr_document import parent_path, parse_document, subtree_bounds
@@ -94,7 +94,7 @@ Coords = npt.NDArray[np.uint32]
 
 
 async def without_untouched(
-    log: TransactionLog, base: Snapshot, changes: ChangeSet, theirs: Snapshot, archive: Archive
+    log: TransactionLog, base: Snapshot, changes: ChangeSet, theirs: Snapshot, metadata_files: MetadataFiles
 ) -> TransactionLog:
     """The log without chunks that we changed and that are where they were; nothing is read unless both tell of one."""
     suspects = _find_common(log, base, changes)
@@ -102,7 +102,7 @@ async def without_untouched(
         return log
     before = {node.id: node for node in base.nodes.values() if node.id in suspects}
     after = {node.id: node for node in theirs.nodes.values() if node.id in suspects}
-    lookup, chunks = ChunkLookup(archive), dict(log.updated_chunks)
+    lookup, chunks = ChunkLookup(metadata_files), dict(log.updated_chunks)
     for node_id, coords in suspects.items():
         was, now = before.get(node_id), after.get(node_id)
         if isinstance(was, ArrayNode) and isinstance(now, ArrayNode):

@@ -182,7 +182,7 @@ class Session(Described):
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         engine: Engine = state["engine"]
-        base = run_blocking(engine.archive.fetch_snapshot(state["snapshot_id"]))
+        base = run_blocking(engine.metadata_files.fetch_snapshot(state["snapshot_id"]))
         self.__init__(engine, base)  # type: ignore[misc]
 
     # -- changes --------------------------------------------------------------------------------------------------
@@ -461,7 +461,7 @@ class Session(Described):
         with self._workspace.exclusive("flush"):
             branch, _ = self._commit_target(allow_empty=False)
             request = committing.CommitRequest(message, self._metadata(metadata))
-            snapshot = await committing.flush_detached(self._workspace, branch, request)
+            snapshot = await committing.write_detached(self._workspace, branch, request)
             return self._finish(snapshot)
 
     flush = blocking(flush_async)

@@ -278,7 +278,7 @@ class View:
         self.engine = engine
         self.tree = tree
         self.inherited = inherited
-        self.lookup = ChunkLookup(engine.archive)
+        self.lookup = ChunkLookup(engine.metadata_files)
         self.reader = reader
         self._part_views: dict[NodeId, tuple[tuple[PartRef, ...], tuple[PartView, ...]]] = {}
 
@@ -298,7 +298,7 @@ class View:
         if node.attributes is None:
             check_json(node.document, path)  # whoever asked for it parses it next
             return node.document
-        attributes = await self.engine.archive.fetch_attributes(node.attributes.object_id, node.attributes.row)
+        attributes = await self.engine.metadata_files.fetch_attributes(node.attributes.object_id, node.attributes.row)
         return join_attributes(node.document, attributes)
 
     async def chunk_table(self, node: ArrayNode, box: Extents | None = None) -> ChunkTable:

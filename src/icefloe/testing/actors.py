@@ -391,7 +391,7 @@ class Process:
         """A fork as it arrives in a worker: another engine, and copies of everything."""
         repo = await Repository.open_async(self._storage, config=CONFIGS[self.plan.config])
         state = await fork.stored_state()
-        base = await repo.engine.archive.fetch_snapshot(state.base.id)
+        base = await repo.engine.metadata_files.fetch_snapshot(state.base.id)
         inherited, changes = pickle.loads(pickle.dumps((state.inherited, state.changes)))
         return ForkSession(Fork(repo.engine, base, inherited, changes))
 

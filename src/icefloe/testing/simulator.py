@@ -90,14 +90,14 @@ def _remembered_decoding() -> Iterator[None]:
     Every process still sends its requests, and each has caches of its own. Only the work of the decoders is shared,
     which is a third of what a schedule costs.
     """
-    archive_module: Any = files
+    files_module: Any = files
     ledger_module: Any = icechunk2
-    real = archive_module._decode, ledger_module.decode_repo
-    archive_module._decode, ledger_module.decode_repo = _decode_file, _decode_repo
+    real = files_module._decode, ledger_module.decode_repo
+    files_module._decode, ledger_module.decode_repo = _decode_file, _decode_repo
     try:
         yield
     finally:
-        archive_module._decode, ledger_module.decode_repo = real
+        files_module._decode, ledger_module.decode_repo = real
 
 
 _really_decode = files._decode
