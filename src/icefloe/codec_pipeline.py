@@ -25,7 +25,7 @@ from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
 from icefloe.errors import IcefloeError
-from icefloe.model.chunk_table import runs_up_to
+from icefloe.model.chunk_table import batches_up_to
 from icefloe.storage.contract import Buffer as Bytes
 from icefloe.storage.contract import Threads
 from icefloe.store import IcechunkStore
@@ -383,7 +383,7 @@ async def _in_rounds(sizes: npt.NDArray[np.int64], work: Callable[[int, int], An
         async with turns:
             await work(first, end)
 
-    rounds = list(runs_up_to(_ROUND_BYTES, np.cumsum(sizes)))
+    rounds = list(batches_up_to(_ROUND_BYTES, np.cumsum(sizes)))
     if len(rounds) == 1:
         await work(*rounds[0])
     else:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icefloe.chunks.range_scheduler import RangeScheduler, ReadLimits, Source, plan_reads, source_in
+from icefloe.chunks.range_scheduler import ObjectSource, RangeScheduler, ReadLimits, object_source, plan_reads
 from icefloe.errors import ObjectNotFoundError
 from icefloe.storage.memory import MemoryStorage
 
@@ -79,7 +79,7 @@ def test_reads_in_flight_together_return_exactly_their_bytes(wanted, limits: Rea
     async def read_all() -> None:
         for _ in range(rounds):
             found = await asyncio.gather(
-                *(scheduler.read(source_in(storage, "ab"[i % 2]), s, e) for i, (s, e) in enumerate(wanted))
+                *(scheduler.read(object_source(storage, "ab"[i % 2]), s, e) for i, (s, e) in enumerate(wanted))
             )
             for i, (start, end) in enumerate(wanted):
                 assert found[i] == (BODY if i % 2 == 0 else BODY[::-1])[start:end]
@@ -92,7 +92,7 @@ def test_reads_in_flight_together_return_exactly_their_bytes(wanted, limits: Rea
 def test_a_batch_returns_exactly_its_bytes(wanted, limits: ReadLimits) -> None:
     storage = storage_with(a=BODY)
     starts, ends = (np.array(column, dtype=np.int64) for column in zip(*wanted, strict=True))
-    found = asyncio.run(RangeScheduler(limits).read_many(source_in(storage, "a"), starts, ends))
+    found = asyncio.run(RangeScheduler(limits).read_many(object_source(storage, "a"), starts, ends))
     assert found == [BODY[s:e] for s, e in wanted]
 
 
@@ -101,7 +101,7 @@ def test_a_thousand_neighbours_are_one_request() -> None:
     storage, scheduler = storage_with(a=body), RangeScheduler()
 
     async def read_all() -> list[bytes]:
-        source = source_in(storage, "a")
+        source = object_source(storage, "a")
         return await asyncio.gather(*(scheduler.read(source, i * 4096, i * 4096 + 4096) for i in range(1000)))
 
     assert b"".join(asyncio.run(read_all())) == body
@@ -110,7 +110,7 @@ def test_a_thousand_neighbours_are_one_request() -> None:
 
 def test_a_lone_read_asks_for_nothing_more() -> None:
     storage, scheduler = storage_with(a=BODY), RangeScheduler()
-    asyncio.run(scheduler.read(source_in(storage, "a"), 10, 20))
+    asyncio.run(scheduler.read(object_source(storage, "a"), 10, 20))
     assert storage.requests == [("a", 10, 20)]
 
 
@@ -119,7 +119,7 @@ def test_a_run_of_small_reads_needs_few_requests() -> None:
     storage, scheduler = storage_with(a=body), RangeScheduler()
 
     async def read_all() -> bytes:
-        source = source_in(storage, "a")
+        source = object_source(storage, "a")
         return b"".join([await scheduler.read(source, i * 4096, i * 4096 + 4096) for i in range(500)])
 
     assert asyncio.run(read_all()) == body
@@ -134,7 +134,7 @@ def test_random_reads_are_not_read_ahead_of() -> None:
 
     async def read_all() -> None:
         for place in places:
-            await scheduler.read(source_in(storage, "a"), place, place + 100)
+            await scheduler.read(object_source(storage, "a"), place, place + 100)
 
     asyncio.run(read_all())
     assert scheduler.counts.bytes <= 32 * 100 + (256 << 10) * 3
@@ -144,7 +144,7 @@ def test_reads_that_nobody_waits_for_any_more_are_not_made() -> None:
     storage, scheduler = storage_with(a=BODY), RangeScheduler(ReadLimits(max_requests=1, gap_bytes=0))
 
     async def give_up() -> bytes:
-        source = source_in(storage, "a")
+        source = object_source(storage, "a")
         first = asyncio.ensure_future(scheduler.read(source, 0, 10))
         second = asyncio.ensure_future(scheduler.read(source, 2000, 2010))
         await asyncio.sleep(0)
@@ -159,7 +159,7 @@ def test_an_error_reaches_everyone_who_waits_and_nobody_else() -> None:
     storage, scheduler = storage_with(a=BODY), RangeScheduler()
 
     async def read_all() -> list[bytes | BaseException]:
-        missing, there = source_in(storage, "missing"), source_in(storage, "a")
+        missing, there = object_source(storage, "missing"), object_source(storage, "a")
         return await asyncio.gather(
             *(scheduler.read(source, 0, 10) for source in (missing, there, missing)), return_exceptions=True
         )
@@ -173,7 +173,7 @@ def test_several_event_loops_read_at_the_same_time() -> None:
     failures: list[BaseException] = []
 
     async def read_all(seed: int) -> None:
-        source = source_in(storage, "a")
+        source = object_source(storage, "a")
         places = random.Random(seed).sample(range(SIZE - 10), 200)
         found = await asyncio.gather(*(scheduler.read(source, p, p + 10) for p in places))
         assert found == [BODY[p : p + 10] for p in places]
@@ -194,13 +194,13 @@ def test_several_event_loops_read_at_the_same_time() -> None:
 
 def test_sources_of_different_storages_or_conditions_do_not_mix() -> None:
     one, two = storage_with(a=b"1" * 100), storage_with(a=b"2" * 100)
-    assert source_in(one, "a") == source_in(one, "a") != source_in(two, "a")
-    assert source_in(one, "a", "etag") != source_in(one, "a")
-    assert isinstance(hash(source_in(one, "a")), int)
+    assert object_source(one, "a") == object_source(one, "a") != object_source(two, "a")
+    assert object_source(one, "a", "etag") != object_source(one, "a")
+    assert isinstance(hash(object_source(one, "a")), int)
 
     async def read_both() -> list[bytes]:
         scheduler = RangeScheduler()
-        return await asyncio.gather(*(scheduler.read(source_in(s, "a"), 0, 3) for s in (one, two)))
+        return await asyncio.gather(*(scheduler.read(object_source(s, "a"), 0, 3) for s in (one, two)))
 
     assert asyncio.run(read_both()) == [b"111", b"222"]
 
@@ -208,13 +208,13 @@ def test_sources_of_different_storages_or_conditions_do_not_mix() -> None:
 @pytest.mark.parametrize("start", [0, 4990])
 def test_an_object_that_ends_early_gives_what_it_has(start: int) -> None:
     storage = storage_with(a=BODY)
-    source: Source = source_in(storage, "a")
+    source: ObjectSource = object_source(storage, "a")
     assert asyncio.run(RangeScheduler().read(source, start, SIZE + 50)) == BODY[start:]
 
 
 def test_a_loop_that_is_gone_leaves_nothing_behind() -> None:
     storage, scheduler = storage_with(a=BODY), RangeScheduler()
     for _ in range(3):
-        asyncio.run(scheduler.read(source_in(storage, "a"), 0, 10))
+        asyncio.run(scheduler.read(object_source(storage, "a"), 0, 10))
     gc.collect()
-    assert len(scheduler._desks) == 0
+    assert len(scheduler._loop_states) == 0

@@ -216,8 +216,8 @@ def test_any_configuration_packs_every_array_once_within_sizes_and_cardinality(
 ) -> None:
     names = [s.name for s in config.sets]
     listed = [Package(bytes([i] * 8), f"/{i}", n, names[t % len(names)]) for i, (n, t) in enumerate(sizes)]
-    untouched = {name: data.draw(st.integers(0, 2)) for name in names}
-    bins = pack(listed, config, untouched)
+    carried_over = {name: data.draw(st.integers(0, 2)) for name in names}
+    bins = pack(listed, config, carried_over)
     assert Counter(p for b in bins for p in b.packages) == Counter(listed)
     for packed in bins:
         entry = config.find_set(packed.set_name)
@@ -227,7 +227,7 @@ def test_any_configuration_packs_every_array_once_within_sizes_and_cardinality(
             assert entry.name == "default" and len(packed.packages) == 1
     for name, count in Counter(b.set_name for b in bins).items():
         limit = config.find_set(name).cardinality
-        assert limit is None or count <= max(0, limit - untouched[name])
+        assert limit is None or count <= max(0, limit - carried_over[name])
     order = [s.name for s in topological_order(config.sets)]
     assert order[-1] == "default"
     assert all(s.overflow_to is None or order.index(s.name) < order.index(s.overflow_to) for s in config.sets)

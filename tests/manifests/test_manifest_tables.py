@@ -108,9 +108,9 @@ def test_split_then_concat_is_identity(case: tuple[int, Model], shape: list[int]
     joined = concat(list(cells.values())) if cells else table
     assert joined == table
     assert as_model(joined) == model
-    pieces = list(halve(table, 3))
-    assert all(len(p) <= 3 for p in pieces)
-    assert concat(pieces) == table
+    slices = list(halve(table, 3))
+    assert all(len(p) <= 3 for p in slices)
+    assert concat(slices) == table
 
 
 @given(two_models)

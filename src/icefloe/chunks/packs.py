@@ -12,7 +12,7 @@ import numpy.typing as npt
 from icefloe.blocking import fork_safe_lock
 from icefloe.errors import InvalidInputError
 from icefloe.ids import OBJECT_ID_BYTES, NodeId, new_chunk_id
-from icefloe.model.chunk_table import ChunkKind, ChunkTable, ChunkTables, Coords, runs_up_to
+from icefloe.model.chunk_table import ChunkKind, ChunkTable, ChunkTables, Coords, batches_up_to
 from icefloe.model.config import ChunkPackingConfig, PackBy, RepositoryConfig
 from icefloe.storage.contract import Buffer
 
@@ -228,7 +228,7 @@ def _cut(rows: _Rows, target_bytes: int, id_bytes: int) -> Iterator[SealedPack]:
     """Cut the rows where the next chunk would pass the target."""
     ends = np.cumsum(rows.lengths, dtype=np.uint64)
     starts = ends - rows.lengths
-    for first, after in runs_up_to(target_bytes, ends):
+    for first, after in batches_up_to(target_bytes, ends):
         object_id = new_chunk_id(id_bytes)
         yield SealedPack(
             object_id, b"".join(rows.data[first:after]), _tables_in_pack(rows, starts, first, after, object_id)

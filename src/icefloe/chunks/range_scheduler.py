@@ -20,7 +20,7 @@ from icefloe.storage.contract import Buffer, SourceStorage, Storage
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ObjectSource:
     """An object, and the state it must be in; reads of equal sources may share a request."""
 
     storage: Storage = field(compare=False, repr=False)
@@ -55,9 +55,11 @@ class Source:
         )
 
 
-def source_in(storage: Storage, key: str, etag: str | None = None, last_modified: int | None = None) -> Source:
+def object_source(
+    storage: Storage, key: str, etag: str | None = None, last_modified: int | None = None
+) -> ObjectSource:
     """The object of a storage under a key."""
-    return Source(storage, key, etag, last_modified, id(storage))
+    return ObjectSource(storage, key, etag, last_modified, id(storage))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +132,10 @@ class ReadAhead:
     def __init__(self, most_bytes: int, held_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._limit_bytes = held_bytes
-        self._tracks: OrderedDict[Source, _Track] = OrderedDict()
+        self._tracks: OrderedDict[ObjectSource, _Track] = OrderedDict()
         self._held_bytes = 0
 
-    def find(self, source: Source, start: int, end: int) -> bytes | None:
+    def find(self, source: ObjectSource, start: int, end: int) -> bytes | None:
         """The bytes of a range that lies in what was read ahead."""
         track = self._tracks.get(source)
         if track is None or not track.block:
@@ -152,7 +154,7 @@ class ReadAhead:
             self._drop_block(track)  # the run has passed it
         return piece
 
-    def plan(self, source: Source, start: int, end: int) -> int:
+    def plan(self, source: ObjectSource, start: int, end: int) -> int:
         """How many bytes to read beyond a range that is about to be requested."""
         if not self._most_bytes:
             return 0
@@ -169,7 +171,7 @@ class ReadAhead:
         track.end = end
         return track.window
 
-    def keep(self, source: Source, start: int, body: bytes, *, used_to: int) -> None:
+    def keep(self, source: ObjectSource, start: int, body: bytes, *, used_to: int) -> None:
         """Hold what a request brought beyond what was asked for."""
         track = self._tracks.get(source)
         rest = start + len(body) - used_to
@@ -227,7 +229,7 @@ class _Waiter:
 class _Request:
     """One request to the storage and who waits for it."""
 
-    source: Source
+    source: ObjectSource
     start: int
     end: int
     waiters: list[_Waiter]
@@ -242,29 +244,29 @@ class RangeScheduler:
     def __init__(self, limits: ReadLimits | None = None) -> None:
         self.limits = limits or ReadLimits()
         self.counts = ReadCounts()
-        self._desks: WeakKeyDictionary[asyncio.AbstractEventLoop, _Desk] = WeakKeyDictionary()
+        self._loop_states: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopState] = WeakKeyDictionary()
 
-    async def read(self, source: Source, start: int, end: int) -> bytes:
+    async def read(self, source: ObjectSource, start: int, end: int) -> bytes:
         """Bytes [start, end) of an object, fewer where it ends before."""
-        desk = self._desk()
+        state = self._loop_state()
         self.counts.ranges += 1
-        held = desk.ahead.find(source, start, end)
+        held = state.ahead.find(source, start, end)
         if held is not None:
             return held
         split = self.limits.split_bytes
         if split is not None and end - start > split:
-            parts = [desk.submit(source, at, min(at + split, end)) for at in range(start, end, split)]
+            parts = [state.submit(source, at, min(at + split, end)) for at in range(start, end, split)]
             return b"".join(await asyncio.gather(*parts))
-        return await desk.gather_tick(source, start, end)
+        return await state.gather_tick(source, start, end)
 
     async def read_many(
-        self, source: Source, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+        self, source: ObjectSource, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
     ) -> list[Buffer]:
         """Many ranges of one object, in the order asked for; those that were read together share their memory."""
-        desk = self._desk()
+        state = self._loop_state()
         self.counts.ranges += len(starts)
         plan = list(plan_reads(starts, ends, gap_bytes=self.limits.gap_bytes, most_bytes=self.limits.merged_bytes))
-        bodies = await asyncio.gather(*(desk.submit(source, read.start, read.end) for read in plan))
+        bodies = await asyncio.gather(*(state.submit(source, read.start, read.end) for read in plan))
         result: list[Buffer] = [b""] * len(starts)
         for read, body in zip(plan, bodies, strict=True):
             members = read.members
@@ -274,33 +276,33 @@ class RangeScheduler:
                 result[position] = shared[low:high]
         return result
 
-    def _desk(self) -> _Desk:
-        # Only a loop's own thread asks for its desk, so there is nobody to race with.
+    def _loop_state(self) -> _LoopState:
+        # Only a loop's own thread asks for its state, so no lock is needed.
         loop = asyncio.get_running_loop()
-        desk = self._desks.get(loop)
-        if desk is None:
-            desk = self._desks[loop] = _Desk(self.limits, self.counts)
-        return desk
+        state = self._loop_states.get(loop)
+        if state is None:
+            state = self._loop_states[loop] = _LoopState(self.limits, self.counts)
+        return state
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RangeScheduler, (self.limits,)
 
 
-class _Desk:
+class _LoopState:
     """What one event loop has asked for and not yet got; it does not hold the loop, which would keep both alive."""
 
     def __init__(self, limits: ReadLimits, counts: ReadCounts) -> None:
         self._limits = limits
         self._counts = counts
-        self._gathering: dict[Source, list[_Waiter]] = {}
+        self._gathering: dict[ObjectSource, list[_Waiter]] = {}
         self._ready: deque[_Request] = deque()
-        self._active: dict[Source, list[_Request]] = {}
+        self._active: dict[ObjectSource, list[_Request]] = {}
         self._active_requests = 0
         self._active_bytes = 0
         self._tasks: set[asyncio.Task[bytes]] = set()
         self.ahead = ReadAhead(limits.read_ahead_bytes, limits.read_ahead_held_bytes)
 
-    def gather_tick(self, source: Source, start: int, end: int) -> asyncio.Future[bytes]:
+    def gather_tick(self, source: ObjectSource, start: int, end: int) -> asyncio.Future[bytes]:
         """Ask for a range together with whatever else is asked for in this turn of the loop."""
         waiter = _Waiter(start, end, asyncio.get_running_loop().create_future())
         for request in self._active.get(source, ()):
@@ -312,7 +314,7 @@ class _Desk:
         self._gathering.setdefault(source, []).append(waiter)
         return waiter.future
 
-    def submit(self, source: Source, start: int, end: int) -> asyncio.Future[bytes]:
+    def submit(self, source: ObjectSource, start: int, end: int) -> asyncio.Future[bytes]:
         """Ask for a range by itself."""
         waiter = _Waiter(start, end, asyncio.get_running_loop().create_future())
         self._ready.append(_Request(source, start, end, [waiter]))
@@ -329,7 +331,7 @@ class _Desk:
                 self._ready.append(request)
         self._pump()
 
-    def _merge(self, source: Source, waiters: list[_Waiter]) -> Sequence[_Request]:
+    def _merge(self, source: ObjectSource, waiters: list[_Waiter]) -> Sequence[_Request]:
         if len(waiters) == 1:
             return [_Request(source, waiters[0].start, waiters[0].end, waiters)]
         starts = np.fromiter((w.start for w in waiters), dtype=np.int64, count=len(waiters))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from icefloe.chunks.range_scheduler import RangeScheduler, ReadCounts, ReadLimits, Source, source_in
+from icefloe.chunks.range_scheduler import ObjectSource, RangeScheduler, ReadCounts, ReadLimits, object_source
 from icefloe.chunks.virtual_containers import VirtualContainers
 from icefloe.errors import (
     FormatError,
@@ -36,7 +36,7 @@ def refuse_absurd(offset: int, length: int, where: str) -> None:
         )
 
 
-def explain_failure(error: IcefloeError, ref: ChunkRef, source: Source, where: str) -> IcefloeError:
+def explain_failure(error: IcefloeError, ref: ChunkRef, source: ObjectSource, where: str) -> IcefloeError:
     """The error to raise in place of what the storage said."""
     wanted_by = f", wanted by {where}" if where else ""
     if ref.location is not None:
@@ -52,7 +52,7 @@ def explain_failure(error: IcefloeError, ref: ChunkRef, source: Source, where: s
     return error
 
 
-def _explain_virtual(error: IcefloeError, location: str, source: Source, wanted_by: str) -> IcefloeError:
+def _explain_virtual(error: IcefloeError, location: str, source: ObjectSource, wanted_by: str) -> IcefloeError:
     if isinstance(error, ObjectNotFoundError):
         return VirtualChunkError(
             f"{location} is not in {source.storage.url}{wanted_by}; if it has moved, give its container a store that "
@@ -74,7 +74,7 @@ def _explain_virtual(error: IcefloeError, location: str, source: Source, wanted_
     return error
 
 
-def short_read(ref: ChunkRef, source: Source, where: str, *, wanted: int, found: int) -> IcefloeError:
+def short_read(ref: ChunkRef, source: ObjectSource, where: str, *, wanted: int, found: int) -> IcefloeError:
     """The error for an object that ends inside a chunk."""
     wanted_by = f", wanted by {where}" if where else ""
     message = (
@@ -143,9 +143,9 @@ class ChunkReader:
         self._chunk_key = chunk_key
         self._containers = containers or VirtualContainers({}, {})
         self._scheduler = RangeScheduler(limits)
-        self._cache: ByteCache[tuple[Source, int, int], bytes] = ByteCache(cache_bytes)
+        self._cache: ByteCache[tuple[ObjectSource, int, int], bytes] = ByteCache(cache_bytes)
         self._local = _NOTHING
-        self._sources: dict[bytes, Source] = {}
+        self._sources: dict[bytes, ObjectSource] = {}
 
     @classmethod
     def configured(
@@ -208,7 +208,7 @@ class ChunkReader:
             return await self._cache.get((source, ref.offset, ref.length), load)
         return await self._read(source, ref, start, end, where)
 
-    async def _read(self, source: Source, ref: ChunkRef, start: int, end: int, where: str) -> bytes:
+    async def _read(self, source: ObjectSource, ref: ChunkRef, start: int, end: int, where: str) -> bytes:
         try:
             data = await self._scheduler.read(source, ref.offset + start, ref.offset + end)
         except IcefloeError as error:
@@ -217,13 +217,13 @@ class ChunkReader:
             raise short_read(ref, source, where, wanted=end - start, found=len(data))
         return data
 
-    def _source(self, ref: ChunkRef) -> Source:
+    def _source(self, ref: ChunkRef) -> ObjectSource:
         if ref.location is not None:
             return self._containers.resolve(ref.location, ref.etag, ref.last_modified)
         assert ref.object_id is not None
         source = self._sources.get(ref.object_id)
         if source is None:
-            source = source_in(self._storage, self._chunk_key(ref.object_id))
+            source = object_source(self._storage, self._chunk_key(ref.object_id))
             if len(self._sources) >= _REMEMBERED:
                 self._sources.clear()
             self._sources[ref.object_id] = source

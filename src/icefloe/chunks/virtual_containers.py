@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
-from icefloe.chunks.range_scheduler import Source, source_in
+from icefloe.chunks.range_scheduler import ObjectSource, object_source
 from icefloe.errors import InvalidInputError, VirtualChunkError
 from icefloe.model.chunk_table import FEW_TEXTS, StringColumn, string_column, text_array
 from icefloe.model.virtual_chunk_container import (
@@ -365,7 +365,7 @@ class VirtualContainers:
         self._stores: dict[tuple[str, str], SourceStorage] = {}
         self._places: dict[str, tuple[SourceStorage, str]] = {}
 
-    def resolve(self, location: str, etag: str | None = None, last_modified: int | None = None) -> Source:
+    def resolve(self, location: str, etag: str | None = None, last_modified: int | None = None) -> ObjectSource:
         """Where a location is read from; VirtualChunkError when no authorised container covers it."""
         place = self._places.get(location)
         if place is None:
@@ -373,7 +373,7 @@ class VirtualContainers:
             if len(self._places) >= _REMEMBERED:
                 self._places.clear()
             self._places[location] = place
-        return source_in(place[0], place[1], etag, last_modified)
+        return object_source(place[0], place[1], etag, last_modified)
 
     def find_container(self, location: str) -> VirtualChunkContainer | None:
         """The container of a location: by name for `vcc://name/...`, else the one with the longest matching prefix."""

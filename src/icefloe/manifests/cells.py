@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from icefloe.ids import NodeId, ObjectId
 from icefloe.manifests.columns import Rows, common_radix, sort_keys, take
-from icefloe.model.chunk_table import ChunkTable, ChunkTables, Coords, highest, lowest, rows_inside, runs_up_to
+from icefloe.model.chunk_table import ChunkTable, ChunkTables, Coords, batches_up_to, highest, lowest, rows_inside
 from icefloe.model.manifest_config import ManifestConfig
 from icefloe.model.snapshot import ArrayNode, Extents, ManifestFileInfo, ManifestRef
 
@@ -67,7 +67,7 @@ def overlapping_pairs(boxes: Boxes) -> npt.NDArray[np.int64]:
     order = alive[order]
     candidates = until - np.arange(len(order)) - 1
     found: list[npt.NDArray[np.int64]] = []
-    for first, last in runs_up_to(_BLOCK, np.cumsum(candidates)):
+    for first, last in batches_up_to(_BLOCK, np.cumsum(candidates)):
         sizes = candidates[first:last]
         left = np.repeat(np.arange(first, last), sizes)
         right = left + 1 + np.arange(len(left)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -227,7 +227,7 @@ class ArrayEdits:
     parts: tuple[PartRef, ...] = ()
     base_box: Extents | None = None
 
-    def says_something(self) -> bool:
+    def has_changes(self) -> bool:
         return bool(self.parts) or self.base_box is not None or (self.table is not None and len(self.table) > 0)
 
 
@@ -254,7 +254,7 @@ class BulkEdits(Mapping[NodeId, ArrayEdits]):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ManifestSource:
     """A manifest to read an array's references from, and the box it speaks for."""
 
     manifest_id: ObjectId
@@ -262,7 +262,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class OutputSlice:
     """The references of one array that go together: those of the sources inside the box, later ones win, then edits.
 
     With a limit, more references than that are cut into several manifests.
@@ -271,7 +271,7 @@ class Piece:
     node_id: NodeId
     path: str
     box: Extents
-    sources: tuple[Source, ...] = ()
+    sources: tuple[ManifestSource, ...] = ()
     rows: Rows | None = field(default=None, repr=False, compare=False)
     limit: int | None = None
 
@@ -281,7 +281,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class LinkedManifest:
     """A manifest of an array as a plan sees it: what it may hold, and whether it must be rewritten."""
 
     layer: int
@@ -292,19 +292,19 @@ class Item:
     part: PartRef | None = None
 
     @property
-    def source(self) -> Source:
-        return Source(self.ref.manifest_id, self.box)
+    def source(self) -> ManifestSource:
+        return ManifestSource(self.ref.manifest_id, self.box)
 
 
 @dataclass(frozen=True, slots=True)
-class ArrayItems:
+class LinkedManifests:
     """The manifests of an array that still matter; settled when they can all stay linked as they are."""
 
-    items: tuple[Item, ...]
-    settled: bool
+    items: tuple[LinkedManifest, ...]
+    reusable: bool
 
 
-_NO_ITEMS = ArrayItems((), settled=True)
+_NO_MANIFESTS = LinkedManifests((), reusable=True)
 
 
 def full_box(node: ArrayNode) -> Extents:
@@ -312,17 +312,19 @@ def full_box(node: ArrayNode) -> Extents:
     return tuple((0, n) for n in node.grid)
 
 
-def list_items(node: ArrayNode, change: ArrayEdits | None, infos: Mapping[ObjectId, ManifestFileInfo]) -> ArrayItems:
+def list_items(
+    node: ArrayNode, change: ArrayEdits | None, infos: Mapping[ObjectId, ManifestFileInfo]
+) -> LinkedManifests:
     """The base manifests, clipped to what is still visible, and the parts.
 
     Readers take the first manifest whose extents hold a chunk, so among base manifests the first one is the top layer.
     """
     if not node.manifests and (change is None or not change.parts):
-        return _NO_ITEMS
+        return _NO_MANIFESTS
     whole = full_box(node)
     change = change or ArrayEdits()
     visible = whole if change.base_box is None else intersect(whole, change.base_box)
-    items: list[Item] = []
+    items: list[LinkedManifest] = []
     for index, ref in enumerate(node.manifests):
         unknown = not ref.extents and bool(node.grid)
         box = visible if unknown else intersect(ref.extents, visible)
@@ -333,17 +335,17 @@ def list_items(node: ArrayNode, change: ArrayEdits | None, infos: Mapping[Object
         # Early generations do not say how many references a manifest holds.
         count = min(most, info.num_chunk_refs) if info is not None and info.num_chunk_refs else most
         forced = change.base_box is not None if unknown else box != ref.extents
-        items.append(Item(-1 - index, ref, box, count, forced))
+        items.append(LinkedManifest(-1 - index, ref, box, count, forced))
     for index, part in enumerate(change.parts):
         box = part.extents if part.extents or not node.grid else whole
         inside = intersect(box if part.visible is None else intersect(box, part.visible), whole)
         if volume(inside):
             forced = inside != part.extents
-            items.append(Item(index, ManifestRef(part.manifest_id, box), inside, part.count, forced, part))
-    settled = not any(item.forced for item in items)
-    if settled and len(items) > 1:
-        settled = len(overlapping_pairs(box_array([item.box for item in items], len(node.grid)))) == 0
-    return ArrayItems(tuple(items), settled)
+            items.append(LinkedManifest(index, ManifestRef(part.manifest_id, box), inside, part.count, forced, part))
+    reusable = not any(item.forced for item in items)
+    if reusable and len(items) > 1:
+        reusable = len(overlapping_pairs(box_array([item.box for item in items], len(node.grid)))) == 0
+    return LinkedManifests(tuple(items), reusable)
 
 
 CellShape = tuple[int, ...]
@@ -456,10 +458,10 @@ class Regions:
 
     kept: tuple[ManifestRef, ...]
     linked: tuple[PartRef, ...]
-    pieces: tuple[Piece, ...]
+    slices: tuple[OutputSlice, ...]
 
 
-def plan_regions(node: ArrayNode, change: ArrayEdits, listed: ArrayItems, cutting: Cutting) -> Regions:
+def plan_regions(node: ArrayNode, change: ArrayEdits, listed: LinkedManifests, cutting: Cutting) -> Regions:
     """Group edits with the manifests they meet, so that no two boxes of the result overlap.
 
     Edits inside one manifest's box rewrite that manifest. Edits in new territory join the manifests of their cell, so
@@ -471,19 +473,19 @@ def plan_regions(node: ArrayNode, change: ArrayEdits, listed: ArrayItems, cuttin
     cells: list[CellRows] = []
     if change.table is not None:
         shape, cells = cut_rows(node, change.table, shape, cutting)
-    if not cells and listed.settled:
+    if not cells and listed.reusable:
         return _regions(items, [])
     groups = _Groups(items, cells, len(node.grid))
     groups.join_edits(shape, cutting.limit)
     groups.join_overlaps()
-    pieces: list[Piece] = []
-    untouched: list[Item] = []
+    slices: list[OutputSlice] = []
+    carried_over: list[LinkedManifest] = []
     for members, edited in groups.components():
         if len(members) == 1 and not edited and not members[0].forced:
-            untouched += members
+            carried_over += members
         else:
-            pieces += _cut(node, members, edited, shape, cutting)
-    return _regions(untouched, pieces)
+            slices += _cut(node, members, edited, shape, cutting)
+    return _regions(carried_over, slices)
 
 
 def cut_rows(
@@ -497,14 +499,14 @@ def cut_rows(
     return shape, cells
 
 
-def plan_recut(node: ArrayNode, listed: ArrayItems, cutting: Cutting, shared: frozenset[ObjectId]) -> Regions:
+def plan_recut(node: ArrayNode, listed: LinkedManifests, cutting: Cutting, shared: frozenset[ObjectId]) -> Regions:
     """Cut a whole array anew: a manifest that alone fills one cell stays, all others are rewritten cell by cell."""
     shape = cutting.shape_for(node)
-    meeting: dict[Coords, list[Item]] = defaultdict(list)
+    meeting: dict[Coords, list[LinkedManifest]] = defaultdict(list)
     for item in listed.items:
         if not _listable(item.box, item.count, shape, cutting.limit):
             # Too sparse for cells: everything is read once and halved until it fits.
-            return _regions([], [_piece(node, full_box(node), listed.items, None, cutting.limit)])
+            return _regions([], [_output_slice(node, full_box(node), listed.items, None, cutting.limit)])
         for cell in cells_meeting(item.box, shape):
             meeting[cell].append(item)
     lonely = {id(items[0]) for items in meeting.values() if len(items) == 1}
@@ -515,23 +517,25 @@ def plan_recut(node: ArrayNode, listed: ArrayItems, cutting: Cutting, shared: fr
         if id(item) in lonely - crossing and not item.forced and item.ref.extents and item.ref.manifest_id not in shared
     ]
     staying = {id(item) for item in stays}
-    pieces = [
-        _piece(node, intersect(cell_box(cell, shape), full_box(node)), items, None, cutting.limit)
+    slices = [
+        _output_slice(node, intersect(cell_box(cell, shape), full_box(node)), items, None, cutting.limit)
         for cell, items in sorted(meeting.items())
         if not all(id(item) in staying for item in items)
     ]
-    return _regions(stays, pieces)
+    return _regions(stays, slices)
 
 
-def _regions(stays: Iterable[Item], pieces: Sequence[Piece]) -> Regions:
+def _regions(stays: Iterable[LinkedManifest], slices: Sequence[OutputSlice]) -> Regions:
     ordered = sorted(stays, key=lambda item: item.box)
     parts = tuple(item.part for item in ordered if item.part is not None)
-    return Regions(tuple(item.ref for item in ordered), parts, tuple(pieces))
+    return Regions(tuple(item.ref for item in ordered), parts, tuple(slices))
 
 
-def _piece(node: ArrayNode, box: Extents, items: Iterable[Item], rows: Rows | None, limit: int | None) -> Piece:
+def _output_slice(
+    node: ArrayNode, box: Extents, items: Iterable[LinkedManifest], rows: Rows | None, limit: int | None
+) -> OutputSlice:
     sources = tuple(item.source for item in sorted(items, key=lambda item: item.layer))
-    return Piece(node.id, node.path, box, sources, rows, limit)
+    return OutputSlice(node.id, node.path, box, sources, rows, limit)
 
 
 def _listable(box: Extents, count: int, shape: CellShape, limit: int | None) -> bool:
@@ -541,8 +545,8 @@ def _listable(box: Extents, count: int, shape: CellShape, limit: int | None) -> 
 
 
 def _cut(
-    node: ArrayNode, members: Sequence[Item], edited: Sequence[CellRows], shape: CellShape, cutting: Cutting
-) -> list[Piece]:
+    node: ArrayNode, members: Sequence[LinkedManifest], edited: Sequence[CellRows], shape: CellShape, cutting: Cutting
+) -> list[OutputSlice]:
     """The pieces of one group: one if it is small enough, else one for each of its cells."""
     boxes = [item.box for item in members] + [part.box for part in edited]
     array = box_array(boxes, len(node.grid))
@@ -550,14 +554,14 @@ def _cut(
     count = sum(item.count for item in members) + sum(part.count for part in edited)
     fits = cutting.limit is not None and count <= cutting.limit
     if fits or not _listable(box, count, shape, cutting.limit):
-        return [_piece(node, box, members, _join_rows([part.rows for part in edited]), cutting.limit)]
-    meeting: dict[Coords, list[Item]] = {part.cell: [] for part in edited}
+        return [_output_slice(node, box, members, _join_rows([part.rows for part in edited]), cutting.limit)]
+    meeting: dict[Coords, list[LinkedManifest]] = {part.cell: [] for part in edited}
     for item in members:
         for cell in cells_meeting(item.box, shape):
             meeting.setdefault(cell, []).append(item)
     rows = {part.cell: part.rows for part in edited}
     return [
-        _piece(node, intersect(cell_box(cell, shape), box), items, rows.get(cell), cutting.limit)
+        _output_slice(node, intersect(cell_box(cell, shape), box), items, rows.get(cell), cutting.limit)
         for cell, items in sorted(meeting.items())
     ]
 
@@ -571,7 +575,7 @@ def _join_rows(rows: Sequence[Rows]) -> Rows | None:
 class _Groups:
     """Union-find over the manifests of an array (first) and its edited cells (after them)."""
 
-    def __init__(self, items: Sequence[Item], cells: Sequence[CellRows], ndim: int) -> None:
+    def __init__(self, items: Sequence[LinkedManifest], cells: Sequence[CellRows], ndim: int) -> None:
         self.items, self.cells = items, cells
         self.boxes = box_array([item.box for item in items] + [cell.box for cell in cells], ndim)
         self._parent = list(range(len(self.boxes)))
@@ -614,9 +618,9 @@ class _Groups:
             for a, b in pairs.tolist():
                 self._join(int(roots[a]), int(roots[b]))
 
-    def components(self) -> list[tuple[list[Item], list[CellRows]]]:
+    def components(self) -> list[tuple[list[LinkedManifest], list[CellRows]]]:
         """The manifests and edited cells of each group."""
-        groups: dict[int, tuple[list[Item], list[CellRows]]] = defaultdict(lambda: ([], []))
+        groups: dict[int, tuple[list[LinkedManifest], list[CellRows]]] = defaultdict(lambda: ([], []))
         for index in range(len(self._parent)):
             members, edited = groups[self._find(index)]
             if index < len(self.items):

@@ -18,12 +18,12 @@ from icefloe.model.chunk_table import (
     ChunkTables,
     Coords,
     StringColumn,
+    batches_up_to,
     code_rows,
     codes_of,
     empty_table,
     highest,
     rows_inside,
-    runs_up_to,
     string_column,
 )
 
@@ -356,12 +356,12 @@ def compact_inline(table: ChunkTable) -> ChunkTable:
 def _gather_bytes(source: bytes | memoryview, starts: Any, lengths: Any, ends: Any) -> bytes:
     """The byte ranges one after the other, in blocks so that the index stays small."""
     data = np.frombuffer(source, dtype=np.uint8)
-    pieces: list[bytes] = []
-    for first, last in runs_up_to(_GATHER_BLOCK, ends):
+    slices: list[bytes] = []
+    for first, last in batches_up_to(_GATHER_BLOCK, ends):
         size = lengths[first:last]
         shift = starts[first:last] - (np.cumsum(size) - size)
-        pieces.append(data[np.repeat(shift, size) + np.arange(int(size.sum()))].tobytes())
-    return b"".join(pieces)
+        slices.append(data[np.repeat(shift, size) + np.arange(int(size.sum()))].tobytes())
+    return b"".join(slices)
 
 
 def code_texts(values: Any, count: int) -> tuple[npt.NDArray[np.int32], StringColumn]:

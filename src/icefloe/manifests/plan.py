@@ -21,10 +21,10 @@ from icefloe.manifests.cells import (
     BulkEdits,
     CellShape,
     Cutting,
-    Item,
+    LinkedManifest,
+    ManifestSource,
+    OutputSlice,
     PartRef,
-    Piece,
-    Source,
     box_array,
     configured_cell_shape,
     cut_rows,
@@ -118,8 +118,8 @@ def topological_order(sets: Sequence[ManifestSet]) -> list[ManifestSet]:
     return ordered
 
 
-def pack(packages: Iterable[Package], config: ManifestConfig, untouched: Mapping[str, int]) -> list[Bin]:
-    """Every package in exactly one bin. `untouched` counts the manifests each set keeps as they are."""
+def pack(packages: Iterable[Package], config: ManifestConfig, carried_over: Mapping[str, int]) -> list[Bin]:
+    """Every package in exactly one bin. `carried_over` counts the manifests each set keeps as they are."""
     waiting: dict[str, list[Package]] = {s.name: [] for s in config.sets}
     for package in packages:
         waiting[package.target].append(package)
@@ -132,7 +132,7 @@ def pack(packages: Iterable[Package], config: ManifestConfig, untouched: Mapping
             waiting[entry.overflow_to] += oversized
         allowed = len(groups)
         if entry.cardinality is not None:
-            allowed = max(0, entry.cardinality - untouched.get(entry.name, 0))
+            allowed = max(0, entry.cardinality - carried_over.get(entry.name, 0))
         result += [Bin(entry.name, tuple(group)) for group in groups[:allowed]]
         for group in groups[allowed:]:
             assert entry.overflow_to is not None, "only the default set has no overflow, and it has no cardinality"
@@ -215,12 +215,12 @@ def _place_by_size(target: str, size: int, config: ManifestConfig) -> Placement:
         entry = config.find_set(entry.overflow_to)
 
 
-def can_alike(config: ManifestConfig) -> bool:
+def is_placed_by_path_and_grid(config: ManifestConfig) -> bool:
     """Whether path and grid alone decide where an array belongs."""
     return config.splitting is None and not any(rule.initialized_chunks for rule in config.rules)
 
 
-class AlikePlacements:
+class PlacementCache:
     """Placements by path and grid: thousands of arrays are alike in all that matters."""
 
     def __init__(self, config: ManifestConfig) -> None:
@@ -245,7 +245,7 @@ class AlikePlacements:
 
 
 @dataclass(frozen=True, slots=True)
-class Untouched:
+class CarriedOver:
     """Arrays of one manifest that have no other, and no edits."""
 
     manifest_id: ObjectId
@@ -261,7 +261,7 @@ def visible_box(node: ArrayNode) -> Extents:
     return intersect(node.manifests[0].extents or whole, whole)
 
 
-def take_untouched(
+def take_carried_over(
     tables: Mapping[NodeId, ChunkTable], nodes: Sequence[ArrayNode]
 ) -> tuple[ChunkTables, list[ArrayNode]]:
     """The references of all arrays that have some and show all of them; the others have to be looked at one by one.
@@ -308,27 +308,27 @@ class PlannedManifest:
     """One manifest to be written; a piece with a limit may become several, one with no chunks left none."""
 
     set_name: str
-    pieces: tuple[Piece, ...]
+    slices: tuple[OutputSlice, ...]
     fresh: tuple[NodeId, ...] = ()
     """Arrays of `BulkEdits.fresh` that go in whole."""
-    untouched: tuple[Untouched, ...] = ()
+    carried_over: tuple[CarriedOver, ...] = ()
 
     @property
     def fetch(self) -> tuple[ObjectId, ...]:
         """The manifests that must be at hand to build it."""
-        of_pieces = (source.manifest_id for piece in self.pieces for source in piece.sources)
-        return tuple(dict.fromkeys([*of_pieces, *(each.manifest_id for each in self.untouched)]))
+        of_slices = (source.manifest_id for slice_ in self.slices for source in slice_.sources)
+        return tuple(dict.fromkeys([*of_slices, *(each.manifest_id for each in self.carried_over)]))
 
     @property
     def node_ids(self) -> Iterator[NodeId]:
         """The arrays whose references it will hold."""
-        yield from (piece.node_id for piece in self.pieces)
+        yield from (slice_.node_id for slice_ in self.slices)
         yield from self.fresh
-        yield from (node.id for each in self.untouched for node in each.nodes)
+        yield from (node.id for each in self.carried_over for node in each.nodes)
 
     def __str__(self) -> str:
         new = [f"{len(self.fresh)} new arrays"] if self.fresh else []
-        return f"in set {self.set_name}: " + ", ".join([*map(str, self.pieces), *map(str, self.untouched), *new])
+        return f"in set {self.set_name}: " + ", ".join([*map(str, self.slices), *map(str, self.carried_over), *new])
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,10 +402,10 @@ def _plan(
 ) -> ManifestPlan:
     nodes = {node.id: node for node in arrays}
     fresh: list[Package] = []
-    if isinstance(edits, BulkEdits) and can_alike(config):
+    if isinstance(edits, BulkEdits) and is_placed_by_path_and_grid(config):
         fresh, cut = _place_fresh(edits.fresh, nodes, config)
         edits = {**edits.arrays, **cut}
-    edits = {key: change for key, change in edits.items() if key in nodes and change.says_something()}
+    edits = {key: change for key, change in edits.items() if key in nodes and change.has_changes()}
     places = _Placements(nodes, infos, edits, config)
     shared = _shared_manifests(nodes.values()) if repacked else frozenset()
 
@@ -417,7 +417,7 @@ def _plan(
         node, change, cutting = nodes[key], edits.get(key, ArrayEdits()), places[key].cutting
         listed = list_items(node, change, infos)
         has_rows = change.table is not None and len(change.table) > 0
-        if cutting is None and (has_rows or key in repacked or not listed.settled):
+        if cutting is None and (has_rows or key in repacked or not listed.reusable):
             modified.add(key)
             kept[key] = ()
             continue
@@ -425,7 +425,7 @@ def _plan(
             regions = plan_recut(node, listed, cutting, shared)
         else:
             regions = plan_regions(node, change, listed, cutting or Cutting(None, None))
-        outputs += [PlannedManifest(places[key].target, (piece,)) for piece in regions.pieces]
+        outputs += [PlannedManifest(places[key].target, (slice_,)) for slice_ in regions.slices]
         kept[key] = regions.kept
         linked += regions.linked
     small = _plan_small(nodes, places, modified, edits, config, infos, fresh)
@@ -439,7 +439,7 @@ def _place_fresh(
     fresh: ChunkTables, nodes: Mapping[NodeId, ArrayNode], config: ManifestConfig
 ) -> tuple[list[Package], dict[NodeId, ArrayEdits]]:
     """The arrays that a set takes whole, as packages, and the edits of those that are cut into cells."""
-    alike = AlikePlacements(config)
+    alike = PlacementCache(config)
     packages: list[Package] = []
     cut: dict[NodeId, ArrayEdits] = {}
     for node_id in fresh.nodes:
@@ -467,12 +467,12 @@ class _Placements(dict[NodeId, Placement]):
         super().__init__()
         self._nodes, self._infos, self._edits, self._config = nodes, infos, edits, config
         self._counting = any(rule.initialized_chunks for rule in config.rules)
-        self._alike = AlikePlacements(config) if can_alike(config) else None
+        self._placements = PlacementCache(config) if is_placed_by_path_and_grid(config) else None
 
     def __missing__(self, key: NodeId) -> Placement:
         node = self._nodes[key]
-        if self._alike is not None:
-            self[key] = placement = self._alike.place(node)[1]
+        if self._placements is not None:
+            self[key] = placement = self._placements.place(node)[1]
         else:
             self[key] = placement = place(node, self._count_written(node), self._config)
         return placement
@@ -515,19 +515,19 @@ def _plan_small(
         dragged = [key for key in reached if places[key].cutting is None]
     else:
         dragged = list(modified)
-    untouched: Mapping[str, int] = {}
+    carried_over: Mapping[str, int] = {}
     if any(entry.cardinality is not None for entry in config.sets):
         consumed = {m for key in dragged for m in _manifests_of(nodes[key])}
         kept = {m: [key for key in keys if places[key].cutting is None] for m, keys in arrays_of.items()}
         left = {m: keys for m, keys in kept.items() if m not in consumed and keys}
-        untouched = _count_untouched(left, places, config, infos)
+        carried_over = _count_carried_over(left, places, config, infos)
     packages = [
         Package(key, nodes[key].path, math.prod(nodes[key].grid), places[key].target)
         for key in sorted(dragged, key=lambda k: nodes[k].path)
     ]
     known = {package.node_id for package in packages}
     outputs = []
-    for packed in pack([*packages, *fresh], config, untouched):
+    for packed in pack([*packages, *fresh], config, carried_over):
         keys = [package.node_id for package in packed.packages]
         old = [key for key in keys if key in known] if known else []
         new = [key for key in keys if key not in known] if old else keys
@@ -543,15 +543,15 @@ def _planned(
     fresh: tuple[NodeId, ...],
 ) -> PlannedManifest:
     """A manifest with all of some arrays, those that need no looking into put together."""
-    pieces: list[Piece] = []
-    untouched: dict[ObjectId, list[ArrayNode]] = defaultdict(list)
+    slices: list[OutputSlice] = []
+    carried_over: dict[ObjectId, list[ArrayNode]] = defaultdict(list)
     for node in nodes:
         if len(node.manifests) == 1 and node.id not in edits:
-            untouched[node.manifests[0].manifest_id].append(node)
+            carried_over[node.manifests[0].manifest_id].append(node)
         else:
-            pieces.append(_whole_piece(node, edits.get(node.id), infos))
-    taken = tuple(Untouched(manifest_id, tuple(alike)) for manifest_id, alike in untouched.items())
-    return PlannedManifest(set_name, tuple(pieces), fresh, taken)
+            slices.append(_whole_slice(node, edits.get(node.id), infos))
+    taken = tuple(CarriedOver(manifest_id, tuple(alike)) for manifest_id, alike in carried_over.items())
+    return PlannedManifest(set_name, tuple(slices), fresh, taken)
 
 
 def _manifests_of(node: ArrayNode) -> tuple[ObjectId, ...]:
@@ -570,8 +570,8 @@ class _PackedManifests:
         return _manifests_of(self._nodes[key]) if self._places[key].cutting is None else default
 
 
-def _count_untouched(
-    untouched: Mapping[ObjectId, list[NodeId]],
+def _count_carried_over(
+    carried_over: Mapping[ObjectId, list[NodeId]],
     places: Mapping[NodeId, Placement],
     config: ManifestConfig,
     infos: Mapping[ObjectId, ManifestFileInfo],
@@ -583,7 +583,7 @@ def _count_untouched(
     """
     rank = {entry.name: i for i, entry in enumerate(topological_order(config.sets))}
     counted: Counter[str] = Counter()
-    for manifest_id, keys in untouched.items():
+    for manifest_id, keys in carried_over.items():
         entry = config.find_set(max((places[key].target for key in keys), key=rank.__getitem__))
         info = infos.get(manifest_id)
         size = 0 if info is None else info.num_chunk_refs
@@ -593,14 +593,14 @@ def _count_untouched(
     return counted
 
 
-def _whole_piece(node: ArrayNode, change: ArrayEdits | None, infos: Mapping[ObjectId, ManifestFileInfo]) -> Piece:
+def _whole_slice(node: ArrayNode, change: ArrayEdits | None, infos: Mapping[ObjectId, ManifestFileInfo]) -> OutputSlice:
     box = full_box(node)
     listed = list_items(node, change, infos)
     rows = slice(None) if change is not None and change.table is not None else None
-    return Piece(node.id, node.path, box, _sources(listed.items), rows)
+    return OutputSlice(node.id, node.path, box, _sources(listed.items), rows)
 
 
-def _sources(items: Sequence[Item]) -> tuple[Source, ...]:
+def _sources(items: Sequence[LinkedManifest]) -> tuple[ManifestSource, ...]:
     return tuple(item.source for item in sorted(items, key=lambda item: item.layer)) if items else ()
 
 
@@ -637,22 +637,22 @@ def build_output(
 ) -> Iterator[BuiltManifest]:
     """The manifests of one output; outputs are independent of each other and can be built at the same time."""
     together: dict[NodeId, ChunkTable] = {}
-    for piece in output.pieces:
-        table = build_piece(piece, fetch, edits.get(piece.node_id))
+    for slice_ in output.slices:
+        table = build_slice(slice_, fetch, edits.get(slice_.node_id))
         if len(table) == 0:
             continue
-        if piece.limit is None or len(table) <= piece.limit:
-            together[piece.node_id] = table
+        if slice_.limit is None or len(table) <= slice_.limit:
+            together[slice_.node_id] = table
         else:
-            for part in halve(table, piece.limit):
-                yield _built({piece.node_id: part}, new_id())
+            for part in halve(table, slice_.limit):
+                yield _built({slice_.node_id: part}, new_id())
     parts: list[ChunkTables] = []
-    for untouched in output.untouched:
-        taken, others = take_untouched(fetch(untouched.manifest_id).tables, untouched.nodes)
+    for carried_over in output.carried_over:
+        taken, others = take_carried_over(fetch(carried_over.manifest_id).tables, carried_over.nodes)
         parts.append(taken)
         for node in others:
-            source = Source(untouched.manifest_id, visible_box(node))
-            table = build_piece(Piece(node.id, node.path, full_box(node), (source,)), fetch, None)
+            source = ManifestSource(carried_over.manifest_id, visible_box(node))
+            table = build_slice(OutputSlice(node.id, node.path, full_box(node), (source,)), fetch, None)
             together |= {node.id: table} if len(table) else {}
     if output.fresh:
         assert isinstance(edits, BulkEdits), "only these have fresh arrays"
@@ -666,22 +666,22 @@ def build_output(
         yield _built_together(tables, new_id())
 
 
-def build_piece(piece: Piece, fetch: Fetch, change: ArrayEdits | None) -> ChunkTable:
+def build_slice(slice_: OutputSlice, fetch: Fetch, change: ArrayEdits | None) -> ChunkTable:
     """The references of one piece after the edits."""
-    ndim = len(piece.box)
+    ndim = len(slice_.box)
     layers: list[ChunkTable] = []
-    for source in piece.sources:
-        table = fetch(source.manifest_id).tables.get(piece.node_id)
+    for source in slice_.sources:
+        table = fetch(source.manifest_id).tables.get(slice_.node_id)
         # Early writers left references of other arrays behind; those of another rank cannot be this array's.
         if table is not None and table.ndim == ndim:
-            layers.append(filter_box(table, intersect(source.extents, piece.box)))
+            layers.append(filter_box(table, intersect(source.extents, slice_.box)))
     if len(layers) == 1:
         base = layers[0]
     else:
         base = overlay(*layers) if layers else empty_table(ndim)
-    if piece.rows is None or change is None or change.table is None:
+    if slice_.rows is None or change is None or change.table is None:
         return base
-    return merge_edits(base, change.table if _is_all(piece.rows) else take(change.table, piece.rows))
+    return merge_edits(base, change.table if _is_all(slice_.rows) else take(change.table, slice_.rows))
 
 
 def _is_all(rows: Rows | None) -> bool:

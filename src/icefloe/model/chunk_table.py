@@ -19,7 +19,7 @@ from icefloe.errors import InvalidInputError
 from icefloe.ids import NodeId
 
 
-def runs_up_to(most: int, ends: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
+def batches_up_to(most: int, ends: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
     """Bounds [first, end) of runs, cut where the next item would pass the size; a larger item is a run by itself.
 
     `ends` are the sizes of the items, added up.

@@ -321,7 +321,7 @@ def collect_edits(changes: ChangeSet, gathered: GatheredEdits, arrays: Iterable[
             parts=tuple(changes.parts.get(node_id, ())),
             base_box=None if buffer is None else buffer.base_box,
         )
-        if change.says_something():
+        if change.has_changes():
             edits[node_id] = change
     return BulkEdits(edits, fresh)
 

@@ -20,7 +20,7 @@ import zarr
 
 from icefloe.blocking import blocking_loop, run_blocking
 from icefloe.codec_pipeline import ChunkDecoder, decoder_of
-from icefloe.model.chunk_table import runs_up_to
+from icefloe.model.chunk_table import batches_up_to
 from icefloe.session.lookup import LocatedChunks
 from icefloe.session.session import Session
 from icefloe.storage.contract import Buffer, Threads
@@ -218,7 +218,7 @@ def _decoded_ahead(
 def _rounds(ends: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     """Chunks that are fetched together: the first by itself, so that it can be worked on while others come."""
     yield 0, 1
-    for first, end in runs_up_to(_ROUND_BYTES, ends[1:] - ends[0]):
+    for first, end in batches_up_to(_ROUND_BYTES, ends[1:] - ends[0]):
         yield first + 1, end + 1
 
 
