@@ -96,7 +96,7 @@ def commit_native(version: SpecVersion, references: ChunkTable) -> None:
         session = repo.writable_session("main")
         side = int(len(references) ** 0.5)
         zarr.create_array(session.store, name="a", shape=(side, side), chunks=(1, 1), dtype="u1")
-        session.workspace.set_table(session.workspace.tree.array("/a"), references)
+        session.state.set_table(session.state.tree.array("/a"), references)
         session.commit("references")
 
 

@@ -51,7 +51,7 @@ def make_repository(count: int, folder: Path) -> icefloe.Repository:
         coords = np.arange(low, low + size, dtype=np.uint32).reshape(-1, 1)
         length = np.full(size, 4, dtype=np.uint64)
         kind = np.full(size, ChunkKind.NATIVE, dtype=np.uint8)
-        set_table(session.workspace, "x", ChunkTable(coords, kind, np.zeros(size, dtype=np.uint64), length, ids))
+        set_table(session.state, "x", ChunkTable(coords, kind, np.zeros(size, dtype=np.uint64), length, ids))
         # The last tenth of what is listed is garbage: other ids stand in its place.
         ids = ids.copy()
         ids[-size // 10 :] = random.integers(0, 256, (len(ids[-size // 10 :]), ids.shape[1]), dtype=np.uint8)

@@ -71,7 +71,7 @@ class _Write:
         offsets = np.arange(self.count, dtype=np.uint64) * 4096
         lengths = np.full(self.count, 4096, dtype=np.uint64)
         table = virtual_table(coords, offsets, lengths, f"s3://archive/{row:06d}.nc")
-        set_table(fork.workspace, "x", table)
+        set_table(fork.state, "x", table)
         return fork, None
 
 

@@ -53,7 +53,7 @@ def with_rectilinear(place: Path) -> icefloe.Repository:
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
         "codecs": [{"name": "bytes"}],
     }
-    session.workspace.write_document("/ragged", json.dumps(document).encode())
+    session.state.write_document("/ragged", json.dumps(document).encode())
     session.commit("grids")
     return repo
 

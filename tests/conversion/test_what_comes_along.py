@@ -156,7 +156,7 @@ def with_everything(place: Path, version: str) -> icefloe.Repository:
     checksum = {"checksum": '"etag"'} if able.checksums else {}
     session.store.set_virtual_ref("v/c/0", "s3://bucket/x.nc", offset=0, length=4, validate_container=False, **checksum)
     if able.any_chunk_grid:
-        session.workspace.write_document("/ragged", json.dumps(RAGGED).encode())
+        session.state.write_document("/ragged", json.dumps(RAGGED).encode())
     if able.any_key_encoding:
         encoding = {"name": "v2", "separator": "."}
         root.create_array("dotted", shape=(4,), chunks=(2,), dtype="u1", chunk_key_encoding=encoding)

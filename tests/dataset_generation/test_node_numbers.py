@@ -32,7 +32,7 @@ def write(store: object, name: str, value: int) -> None:
 
 
 def numbers(repository: icefloe.Repository) -> dict[str, bytes]:
-    base = repository.readonly_session("main")._workspace.base
+    base = repository.readonly_session("main")._state.base
     return {path: node.id for path, node in base.nodes.items()}
 
 

@@ -91,7 +91,7 @@ class RepositoryMachine(EditingMachine):
         except icefloe.OutcomeUnknownError:
             assert faults is not None
             assert parent is not None
-            self.settle(work, parent)
+            self.seal_packs(work, parent)
         except icefloe.StorageError:
             assert faults is not None
             assert self.fresh().lookup_branch(work.branch) == standing
@@ -104,7 +104,7 @@ class RepositoryMachine(EditingMachine):
         if work in self.works:
             self.check(work)
 
-    def settle(self, work: Work, parent: str) -> None:
+    def seal_packs(self, work: Work, parent: str) -> None:
         """Nobody knows whether a commit landed: look, and go on from what is there."""
         found = self.fresh().lookup_branch(work.branch)
         if found == self.branches[work.branch]:

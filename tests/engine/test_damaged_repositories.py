@@ -47,7 +47,7 @@ class Place:
         return self.file(repo.engine.format.snapshot_key(repo.lookup_branch("main")))
 
     def array(self, name: str) -> ArrayNode:
-        node = self.repository().readonly_session("main").workspace.tree.find(f"/{name}")
+        node = self.repository().readonly_session("main").state.tree.find(f"/{name}")
         assert isinstance(node, ArrayNode)
         return node
 
@@ -57,8 +57,8 @@ class Place:
 
     def chunk_files(self, name: str) -> list[Path]:
         session = self.repository().readonly_session("main")
-        table = run_blocking(session.workspace.chunk_table(self.array(name)))
-        key = session.workspace.engine.format.chunk_key
+        table = run_blocking(session.state.chunk_table(self.array(name)))
+        key = session.state.engine.format.chunk_key
         ids = [table.row(row).object_id for row in range(len(table))]
         return [self.file(key(each)) for each in dict.fromkeys(ids) if each is not None]
 

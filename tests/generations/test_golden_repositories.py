@@ -80,7 +80,7 @@ def test_every_snapshot_holds_the_nodes_and_documents_described(golden: Golden) 
             assert info.written_at == parse_time(described["time"])
         else:
             assert to_microseconds(info.written_at) == described["flushed_at_us"]
-        assert set(session.workspace.tree.paths()) == set(described["nodes"])
+        assert set(session.state.tree.paths()) == set(described["nodes"])
         for path, node in described["nodes"].items():
             check_node(session, path, node)
 
@@ -103,7 +103,7 @@ def test_maintenance_ends_where_the_first_snapshot_has_another_id_than_its_file(
 
 
 def check_node(session: Session, path: str, described: Mapping[str, Any]) -> None:
-    node = session.workspace.tree.node(path)
+    node = session.state.tree.node(path)
     wanted = described["node_id"]
     assert node.id == wanted.to_bytes(8, "big") if isinstance(wanted, int) else session.get_node_id(path) == wanted
     document = json.loads(document_of(session, path))
@@ -134,7 +134,7 @@ def test_chunks_have_the_kinds_places_and_bytes_described(golden: Golden) -> Non
         for path, node in described["nodes"].items():
             if node["type"] != "array" or "chunks" not in node:
                 continue
-            table = run_blocking(session.workspace.chunk_table(session.workspace.tree.array(path)))
+            table = run_blocking(session.state.chunk_table(session.state.tree.array(path)))
             if isinstance(node["chunks"], int):
                 assert len(table) == node["chunks"]
                 continue
@@ -293,7 +293,7 @@ def test_a_new_commit_on_top_keeps_everything_old_and_reads_everything_new(golde
 def change_one_array(session: Session) -> str | None:
     """Another attribute for some array that is there already."""
     node: Node
-    for node in session.workspace.tree.nodes():
+    for node in session.state.tree.nodes():
         if isinstance(node, ArrayNode):
             zarr.open_array(session.store, path=node.path.strip("/"), mode="r+").attrs["ours"] = 1
             return node.path

@@ -67,7 +67,7 @@ def write_in_parts(session: icefloe.Session) -> None:
 
 def write_and_rebase(session: icefloe.Session) -> None:
     write(session)
-    with open_repo(session.workspace.engine.storage).transaction("main", message="other") as store:
+    with open_repo(session.state.engine.storage).transaction("main", message="other") as store:
         zarr.create_group(store, path="other")
     session.rebase(icefloe.ConflictDetector())
 

@@ -44,7 +44,7 @@ def read(repo: icefloe.Repository, branch: str = "main") -> np.ndarray:
 
 def objects_of(repo: icefloe.Repository) -> int:
     session = repo.readonly_session("main")
-    table = run_blocking(session.workspace.chunk_table(session.workspace.tree.array("/a")))
+    table = run_blocking(session.state.chunk_table(session.state.tree.array("/a")))
     return len(np.unique(table.object_id, axis=0))
 
 
@@ -95,8 +95,8 @@ def test_a_writer_in_between_keeps_what_it_wrote(repo: icefloe.Repository, monke
     async def write_then_race(*args: object) -> object:
         result = await write(*args)  # type: ignore[arg-type]
         session = await repo.writable_session_async("main")
-        node = session.workspace.tree.array("/a")
-        await session.workspace.write_chunk(node, (0, 0, 0), np.full(100, -5, dtype="<i8").tobytes())
+        node = session.state.tree.array("/a")
+        await session.state.write_chunk(node, (0, 0, 0), np.full(100, -5, dtype="<i8").tobytes())
         await session.commit_async("in between")
         return result
 

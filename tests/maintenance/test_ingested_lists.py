@@ -25,7 +25,7 @@ def _ingest(repo: icefloe.Repository, name: str, *, sources: int = 800, branch: 
     marks = os.urandom(sources * WIDTH)
     session = repo.writable_session(branch)
     own = {METADATA_KEY: {"job": name, "fingerprints": base64.b64encode(marks).decode()}}
-    metadata = keep_record(repo, session.workspace.base, own)
+    metadata = keep_record(repo, session.state.base, own)
     zarr.open_group(session.store, mode="a").create_group(name)
     session.commit(f"ingest {name}", metadata=metadata)
     return frozenset(marks[low : low + WIDTH] for low in range(0, len(marks), WIDTH))
@@ -146,7 +146,7 @@ def test_commits_of_somebody_who_does_not_take_the_list_over_do_not_hide_it(monk
 def test_the_list_of_an_ingest_under_way_stays() -> None:
     repo = icefloe.Repository.create(icefloe.in_memory_storage())
     marks = base64.b64encode(os.urandom(800 * WIDTH)).decode()
-    base = repo.writable_session("main").workspace.base
+    base = repo.writable_session("main").state.base
     keep_record(repo, base, {METADATA_KEY: {"job": "x", "fingerprints": marks}})
     assert repo.garbage_collect(dt.timedelta(hours=1)).lists_deleted == 0
     assert len(_lists(repo)) == 1

@@ -330,7 +330,7 @@ class Life(RuleBasedStateMachine):
         pruned = run_blocking(self.repo.engine.ledger.fetch_all_pruned_logs())
         named["transaction_logs"] = snapshots | pruned
         for snapshot_id in snapshots:
-            work = self.repo.readonly_session(snapshot_id=snapshot_id).workspace
+            work = self.repo.readonly_session(snapshot_id=snapshot_id).state
             named["manifests"] |= set(work.base.manifests)
             named["attributes"] |= set(work.base.attribute_files)
             for node in work.tree.nodes():

@@ -172,8 +172,8 @@ def test_unrelated_work_merges_beside_concurrent_commits(repo: icefloe.Repositor
             calls.append(1)
             other = await icefloe.Repository.open_async(repo.storage)
             session = await other.writable_session_async("main")
-            node = session.workspace.tree.array("/b")
-            await session.workspace.write_chunk(node, (5,), np.array([5], dtype="<i4").tobytes())
+            node = session.state.tree.array("/b")
+            await session.state.write_chunk(node, (5,), np.array([5], dtype="<i4").tobytes())
             await session.commit_async("in between")
         return await advance(*args, **kwargs)  # type: ignore[arg-type]
 

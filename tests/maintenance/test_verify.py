@@ -97,8 +97,8 @@ def test_attributes(past: Past, damage: str) -> None:
 
 def _native(repo: icefloe.Repository, path: str = "/a") -> str:
     session = repo.readonly_session("main")
-    node = session.workspace.tree.array(path)
-    table = run_blocking(session.workspace.chunk_table(node))
+    node = session.state.tree.array(path)
+    table = run_blocking(session.state.chunk_table(node))
     assert table.object_id is not None and table.kind[0] == ChunkKind.NATIVE
     return repo.engine.format.chunk_key(table.object_id[0].tobytes())
 

@@ -39,8 +39,8 @@ def new_session(storage: icefloe.Storage | None = None, grid: tuple[int, ...] = 
 
 
 def references(session: icefloe.Session, path: str = "/v") -> dict[tuple[int, ...], tuple[str, int, int]]:
-    workspace = session.workspace
-    table = run_blocking(workspace.chunk_table(workspace.tree.array(path)))
+    state = session.state
+    table = run_blocking(state.chunk_table(state.tree.array(path)))
     rows = (table.row(index) for index in range(len(table)))
     return {
         tuple(coords): (str(ref.location), ref.offset, ref.length)

@@ -58,7 +58,7 @@ def with_container(config: RepositoryConfig) -> RepositoryConfig:
 
 def set_all(session: icefloe.Session, path: str) -> None:
     """A reference for every chunk of an array, without writing any chunk."""
-    grid = session.workspace.tree.array(path).grid
+    grid = session.state.tree.array(path).grid
     count = int(np.prod(grid))
     offsets, lengths = np.arange(count) * 10, np.full(count, 10)
     session.store.set_virtual_refs_arr(path, grid, f"{PREFIX}f.nc", offsets, lengths)
@@ -77,7 +77,7 @@ def fill(repo: icefloe.Repository, grids: Mapping[str, tuple[int, ...]], message
 
 def layout(repo: icefloe.Repository) -> list[set[str]]:
     """The arrays of each manifest, smallest first."""
-    snapshot = repo.readonly_session("main").workspace.base
+    snapshot = repo.readonly_session("main").state.base
     held: dict[str, set[str]] = {manifest_id: set() for manifest_id in snapshot.manifests}
     for node in snapshot.nodes.values():
         if isinstance(node, ArrayNode):
@@ -87,7 +87,7 @@ def layout(repo: icefloe.Repository) -> list[set[str]]:
 
 
 def manifests_of(repo: icefloe.Repository, path: str) -> dict[str, object]:
-    node = repo.readonly_session("main").workspace.tree.array(path)
+    node = repo.readonly_session("main").state.tree.array(path)
     return {ref.manifest_id: ref.extents for ref in node.manifests}
 
 

@@ -214,8 +214,8 @@ def test_the_packs_of_forks_are_their_own(tmp_path: Path) -> None:
     session.merge(*returned)
     session.commit("forks")
 
-    workspace = repo.readonly_session("main").workspace
-    table = run_blocking(workspace.chunk_table(workspace.tree.array("/small")))
+    state = repo.readonly_session("main").state
+    table = run_blocking(state.chunk_table(state.tree.array("/small")))
     ids = []
     for first in (0, 100, 200, 300):
         rows_here = (table.coords[:, 0] >= first) & (table.coords[:, 0] < first + 50)

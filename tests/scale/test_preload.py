@@ -53,7 +53,7 @@ def preloading(rules: PreloadRules | None = None, condition: ManifestPreloadConf
 
 def preloaded_arrays(repo: icefloe.Repository, journal: Journal, expected: int) -> list[str]:
     """The names of the arrays whose manifests a new session fetched by itself."""
-    snapshot = repo.readonly_session("main").workspace.base
+    snapshot = repo.readonly_session("main").state.base
     owner = {ref.manifest_id: node.path for node in snapshot.nodes.values() for ref in getattr(node, "manifests", ())}
     wait_until(lambda: len(journal.reads("manifests/")) >= expected)
     time.sleep(0.02)
@@ -163,7 +163,7 @@ def test_official_conditions_replace_the_rules(
 
 def test_a_manifest_of_several_arrays_is_wanted_once() -> None:
     repo = fill(icefloe.in_memory_storage(), config="{}")
-    snapshot = repo.readonly_session("main").workspace.base
+    snapshot = repo.readonly_session("main").state.base
     assert len(snapshot.manifests) == 1
     wanted = manifests_to_preload(snapshot, ManifestConfig(preload_rules=PreloadRules(None, None)))
     assert wanted == list(snapshot.manifests)

@@ -69,9 +69,9 @@ class TestIcechunkStore(StoreTests[IcechunkStore, cpu.Buffer]):
     def prepare(self, store: IcechunkStore, key: str) -> None:
         """Create the array that a chunk key belongs to."""
         path, document = ARRAYS[key]
-        workspace = store.session.workspace
-        if workspace.tree.find(path) is None:
-            workspace.write_document(path, document)
+        state = store.session.state
+        if state.tree.find(path) is None:
+            state.write_document(path, document)
 
     async def set(self, store: IcechunkStore, key: str, value: Buffer) -> None:
         self.prepare(store, key)
@@ -315,7 +315,7 @@ class TestIcechunkStore(StoreTests[IcechunkStore, cpu.Buffer]):
     def test_get_bytes_sync(self, store: IcechunkStore) -> None:
         if not hasattr(store, "_get_bytes_sync"):
             pytest.skip("this zarr has no such shortcut")
-        store.session.workspace.write_document("/", GROUP)
+        store.session.state.write_document("/", GROUP)
         assert store._get_bytes_sync("zarr.json", prototype=PROTOTYPE) == GROUP
 
     async def test_get_json(self, store: IcechunkStore) -> None:
@@ -327,7 +327,7 @@ class TestIcechunkStore(StoreTests[IcechunkStore, cpu.Buffer]):
     def test_get_json_sync(self, store: IcechunkStore) -> None:
         if not hasattr(store, "_get_json_sync"):
             pytest.skip("this zarr has no such shortcut")
-        store.session.workspace.write_document("/", GROUP)
+        store.session.state.write_document("/", GROUP)
         assert store._get_json_sync("zarr.json", prototype=PROTOTYPE) == json.loads(GROUP)
 
 

@@ -72,7 +72,7 @@ def info(
 
 
 def _facts(repository: Repository, session: Session) -> dict[str, Any]:
-    base = session.workspace.base
+    base = session.state.base
     arrays = sum(isinstance(node, ArrayNode) for node in base.nodes.values())
     containers = repository.config.virtual_chunk_containers or {}
     return {
@@ -140,7 +140,7 @@ def tree(
     """Groups and arrays as a tree."""
     session = Point(branch, tag, snapshot, as_of).session(open_repository(place, options))
     start = "/" + path.strip("/")
-    nodes = session.workspace.tree
+    nodes = session.state.tree
     if start != "/" or nodes.find("/") is not None:
         nodes.node(start)
     found = [node_facts(node) for node in nodes.subtree(start)]
@@ -197,7 +197,7 @@ def ls(
 ) -> None:
     """What is in a group, or the chunks of an array."""
     session = Point(branch, tag, snapshot, as_of).session(open_repository(place, options))
-    tree = session.workspace.tree
+    tree = session.state.tree
     start = "/" + path.strip("/")
     node = tree.find(start) if start == "/" else tree.node(start)
     if isinstance(node, ArrayNode):
@@ -207,7 +207,7 @@ def ls(
 
 
 def _list_group(session: Session, start: str, *, json: bool) -> None:
-    tree = session.workspace.tree
+    tree = session.state.tree
     below = "" if start == "/" else start
     found = [tree.find(f"{below}/{name}") for name in tree.child_names(start)]
     children = [node_facts(node) for node in found if node is not None]
@@ -225,9 +225,9 @@ def _list_group(session: Session, start: str, *, json: bool) -> None:
 
 
 def _list_chunks(session: Session, node: ArrayNode, limit: int, *, json: bool) -> None:
-    found = run_blocking(session.workspace.chunk_table(node))
+    found = run_blocking(session.state.chunk_table(node))
     shown = take(found, np.arange(min(limit, len(found)))) if limit else found
-    encoding, generation = key_encoding(node.document), session.workspace.engine.format
+    encoding, generation = key_encoding(node.document), session.state.engine.format
     start = "" if node.path == "/" else node.path[1:] + "/"
     entries = [
         {"key": start + encoding.suffix(list(coords)), **_reference(ref, generation)} for coords, ref in shown.rows()
@@ -295,7 +295,7 @@ def cat(
     """Print a key's bytes, a group's document or the values of an array."""
     allowed = dict.fromkeys(authorize or ())
     session = Point(branch, tag, snapshot, as_of).session(open_repository(place, options, allowed))
-    node = session.workspace.tree.find("/" + path.strip("/"))
+    node = session.state.tree.find("/" + path.strip("/"))
     if isinstance(node, ArrayNode):
         _cat_array(session, node, region, json=json)
         return

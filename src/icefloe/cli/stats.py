@@ -100,13 +100,13 @@ def stats(
 ) -> None:
     """Chunks by kind, objects and bytes, per array."""
     session = Point(branch, tag, snapshot, as_of).session(open_repository(place, options))
-    workspace = session.workspace
+    state = session.state
     start = "/" + path.strip("/")
     if start != "/":
-        workspace.tree.node(start)
-    arrays = [node for node in workspace.tree.subtree(start) if isinstance(node, ArrayNode)]
+        state.tree.node(start)
+    arrays = [node for node in state.tree.subtree(start) if isinstance(node, ArrayNode)]
     counts = {
-        node.path: count_chunks(run_blocking(workspace.chunk_table(node)))
+        node.path: count_chunks(run_blocking(state.chunk_table(node)))
         for node in progress(arrays, "counting chunks", len(arrays))
     }
     total = add_counts(counts.values())
@@ -163,7 +163,7 @@ def manifests(
     json: Json = False,
 ) -> None:
     """Which arrays sit in which manifest, with sizes and extents."""
-    base = Point(branch, tag, snapshot, as_of).session(open_repository(place, options)).workspace.base
+    base = Point(branch, tag, snapshot, as_of).session(open_repository(place, options)).state.base
     held = arrays_by_manifest(base)
     files = sorted(base.manifests.values(), key=lambda file: (-file.size_bytes, file.id))
     shown = files[:limit] if limit else files

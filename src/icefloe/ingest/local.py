@@ -71,10 +71,10 @@ class SessionSink:
         self._arrays[array_path][region if region else ...] = values
 
     def write_table(self, array_path: str, table: ChunkTable) -> None:
-        workspace = self._session.workspace
-        if not workspace.engine.format.capabilities.checksums:
+        state = self._session.state
+        if not state.engine.format.capabilities.checksums:
             table = replace(table, etag=None, etags=(), last_modified=None)
-        set_table(workspace, array_path, table)
+        set_table(state, array_path, table)
 
 
 PARSE_THREADS = 8
@@ -114,7 +114,7 @@ class NamedSources:
 
     def url_of(self, session: Session, location: str) -> str | None:
         """The URL of a location, or None when it lies in none of the folders."""
-        url = normalise_location(session.workspace.engine.containers.absolute(location))
+        url = normalise_location(session.state.engine.containers.absolute(location))
         inside = ".." not in url.split("/") and any(url.startswith(folder) for folder in self.folders)
         return url if inside else None
 
@@ -174,7 +174,7 @@ def _read_coordinate(session: Session, path: str, document: bytes, sources: Name
 
 def _read_named(session: Session, path: str, sources: NamedSources) -> dict[Coords, bytes] | None:
     """The chunks of an array read by the caller's own access; None when some lie outside of the named folders."""
-    work = session.workspace
+    work = session.state
     node = work.tree.array(f"/{path}")
     table = run_blocking(work.chunk_table(node))
     found: dict[Coords, bytes] = {}
@@ -224,8 +224,8 @@ def _instant(seconds: int | None) -> dt.datetime | None:
 async def _documents(session: Session) -> dict[str, bytes]:
     """Every zarr.json by path, straight from the tree: chunk keys are not listed for it."""
     found: dict[str, bytes] = {}
-    for path in list(session.workspace.tree.paths()):
-        content = await session.workspace.fetch_document(path)
+    for path in list(session.state.tree.paths()):
+        content = await session.state.fetch_document(path)
         if content is not None:
             found[path.strip("/")] = content
     return found
@@ -302,7 +302,7 @@ def ingest_local(
         results.append(run_task(task, plan.arrays, sink, access=access, format=options.format))
         if progress is not None:
             progress(results[-1])
-    facts = {**keep_record(repository, session.workspace.base, ingest_metadata(plan, files)), **(metadata or {})}
+    facts = {**keep_record(repository, session.state.base, ingest_metadata(plan, files)), **(metadata or {})}
     # Files without cells change nothing; that they were ingested is recorded all the same.
     snapshot_id = session.commit(message or f"Ingest {len(plan.sources)} sources", facts, allow_empty=True)
     return IngestResult(plan, str(snapshot_id), tuple(results), known - len(files))

@@ -66,7 +66,7 @@ from icefloe.maintenance.marking import FetchLimits, Known, ManifestFacts, Marke
 from icefloe.model.zarr_document import check_messagepack
 from icefloe.session.commit import Announcement, announced
 from icefloe.session.history import check_zone
-from icefloe.session.open_repository import Engine, oldest_running
+from icefloe.session.open_repository import Engine, oldest_writer
 from icefloe.storage.contract import ObjectInfo, Storage
 from icefloe.storage.local import LocalStorage
 
@@ -476,7 +476,7 @@ async def _list(reading: Reading, request: CollectionRequest) -> tuple[Known, di
 
 def check_running(reading: Reading, cutoff: Cutoff, request: CollectionRequest) -> None:
     """Refuse a cut-off within the life of a writable session of this process: its chunks would be judged."""
-    age = oldest_running(reading.storage)
+    age = oldest_writer(reading.storage)
     if age is None or request.ignore_running:
         return
     started = cutoff.started(age)

@@ -34,7 +34,7 @@ from icefloe.session.commit import (
 )
 from icefloe.session.history import fetch_branch
 from icefloe.session.open_repository import Engine
-from icefloe.session.session_state import Workspace
+from icefloe.session.session_state import SessionState
 from icefloe.storage.contract import Buffer
 
 
@@ -268,9 +268,9 @@ class CompactSummary:
 async def plan_compaction(engine: Engine, request: CompactRequest) -> CompactionPlan:
     """Which chunks would be written anew now."""
     tip = await engine.ledger.fetch_tip(request.branch)
-    work = Workspace(engine, await engine.metadata_files.fetch_snapshot(tip.snapshot_id))
-    nodes = {node.id: node for node in work.tree.nodes() if isinstance(node, ArrayNode)}
-    tables = {key: await work.chunk_table(node) for key, node in nodes.items()}
+    state = SessionState(engine, await engine.metadata_files.fetch_snapshot(tip.snapshot_id))
+    nodes = {node.id: node for node in state.tree.nodes() if isinstance(node, ArrayNode)}
+    tables = {key: await state.chunk_table(node) for key, node in nodes.items()}
     listed = (await list_all(read_anew(engine)))["chunks"]
     use = object_use(tables, listed)
     planned = []
@@ -409,23 +409,23 @@ async def _land(
     `first` is where the branch stood before the chunks were written.
     """
     tip, base = await fetch_branch(engine, branch)
-    work = Workspace(engine, base, tip=first)
+    state = SessionState(engine, base, tip=first)
     kept = 0
-    for node in work.tree.nodes():
+    for node in state.tree.nodes():
         if isinstance(node, ArrayNode) and node.id in written:
             old, new = written[node.id]
-            current = await work.chunk_table(node)
+            current = await state.chunk_table(node)
             rows = find_rows(current, old.coords)
             there = np.flatnonzero(rows >= 0)
             same = there[same_references(take_raw(current, rows[there]), take_raw(old, there.astype(np.int64)))]
             if len(same):
-                work.set_table(node, take(new, same))
+                state.set_table(node, take(new, same))
                 kept += len(same)
     if not kept:
         return None, 0
-    flushed = await write_manifests(work)
-    snapshot = await write_snapshot(Workspace(engine, base), commit, manifests=flushed)
-    await check_references(work, tip)
+    flushed = await write_manifests(state)
+    snapshot = await write_snapshot(SessionState(engine, base), commit, manifests=flushed)
+    await check_references(state, tip)
     await advance_branch(engine, branch, tip, snapshot)
     return snapshot.id, kept
 
@@ -456,40 +456,40 @@ async def rewrite_manifests(engine: Engine, request: RewriteRequest) -> ObjectId
     """
     await engine.check_writable()
     for attempt in range(_REWRITE_TRIES):
-        work, tip = await _open(engine, request.branch)
-        plan = _plan(work)
+        state, tip = await _open(engine, request.branch)
+        plan = _plan(state)
         if not plan.outputs and not plan.kept:
             return tip.snapshot_id
         try:
-            return await _apply(work, tip, plan, request)
+            return await _apply(state, tip, plan, request)
         except ConflictError:
             if attempt == _REWRITE_TRIES - 1:
                 raise
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-async def _open(engine: Engine, branch: str) -> tuple[Workspace, Tip]:
+async def _open(engine: Engine, branch: str) -> tuple[SessionState, Tip]:
     tip, base = await fetch_branch(engine, branch)
-    return Workspace(engine, base), tip
+    return SessionState(engine, base), tip
 
 
-def _plan(work: Workspace) -> ManifestPlan:
-    arrays = [node for node in work.tree.nodes() if isinstance(node, ArrayNode)]
-    return plan_repack(arrays, work.base.manifests, work.engine.config.manifest or SPECIFIED)
+def _plan(state: SessionState) -> ManifestPlan:
+    arrays = [node for node in state.tree.nodes() if isinstance(node, ArrayNode)]
+    return plan_repack(arrays, state.base.manifests, state.engine.config.manifest or SPECIFIED)
 
 
-async def _apply(work: Workspace, tip: Tip, plan: ManifestPlan, request: RewriteRequest) -> ObjectId:
-    engine = work.engine
+async def _apply(state: SessionState, tip: Tip, plan: ManifestPlan, request: RewriteRequest) -> ObjectId:
+    engine = state.engine
     tell("write manifests", 0, len(plan.outputs))
-    flushed = await apply_plan(work, plan, {})
+    flushed = await apply_plan(state, plan, {})
     tell("write manifests", len(plan.outputs), len(plan.outputs))
     commit = CommitRequest(request.message, request.metadata)
     if not request.amends:
-        snapshot = await write_snapshot(work, commit, manifests=flushed)
+        snapshot = await write_snapshot(state, commit, manifests=flushed)
         await advance_branch(engine, request.branch, tip, snapshot)
         return snapshot.id
 
-    async def flush(tip: Tip, parent: Snapshot, earlier: TransactionLog) -> Snapshot:
-        return await write_snapshot(work, commit, onto=parent, earlier=earlier, manifests=flushed)
+    async def write(tip: Tip, parent: Snapshot, earlier: TransactionLog) -> Snapshot:
+        return await write_snapshot(state, commit, onto=parent, earlier=earlier, manifests=flushed)
 
-    return (await replace_newest(engine, request.branch, tip, work.base, flush))[0].id
+    return (await replace_newest(engine, request.branch, tip, state.base, write))[0].id

@@ -26,10 +26,10 @@ from icefloe.session.rebase import (
     ConflictDetector,
     ConflictSolver,
     VersionSelection,
+    drop_false_conflicts,
     rebase_over,
-    without_untouched,
 )
-from icefloe.session.session_state import Workspace
+from icefloe.session.session_state import SessionState
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ async def transplant(engine: Engine, old: ObjectId, new: ObjectId, branch: str, 
     if target.id == before.id:
         return Transplant(target, tip, changes, ())
     log = await log_between(engine, before, target)
-    log = await without_untouched(log, before, changes, target, engine.metadata_files)
+    log = await drop_false_conflicts(log, before, changes, target, engine.metadata_files)
     collecting = CollectingSolver(solver)
     try:
         carried = rebase_over(before, changes, target, log, collecting)
@@ -232,8 +232,8 @@ async def _land(engine: Engine, request: MergeRequest, moved: Transplant) -> Obj
         raise RebaseFailedError(snapshot=moved.target.id, conflicts=list(moved.conflicts))
     if moved.changes.is_empty():
         return moved.target.id
-    work = Workspace(engine, moved.target, moved.changes, moved.tip)
-    snapshot = await write_snapshot(work, CommitRequest(request.message, request.metadata))
+    state = SessionState(engine, moved.target, moved.changes, moved.tip)
+    snapshot = await write_snapshot(state, CommitRequest(request.message, request.metadata))
     # Its references come from these snapshots. Garbage collection deletes a snapshot before what it refers to.
     await check_objects(engine, [engine.format.snapshot_key(each) for each in (request.old, request.new)])
     await advance_branch(engine, request.branch, moved.tip, snapshot)

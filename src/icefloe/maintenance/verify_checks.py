@@ -25,7 +25,7 @@ from icefloe.model.snapshot import ArrayNode, Extents, Manifest, Snapshot, Trans
 from icefloe.session.history import compare_snapshots, is_cut_off, join_logs, merge_logs
 from icefloe.session.lookup import ChunkLookup
 from icefloe.session.open_repository import Engine
-from icefloe.session.rebase import Written
+from icefloe.session.rebase import TouchedChunks
 from icefloe.session.session import Session
 from icefloe.storage.contract import check_unchanged
 
@@ -350,9 +350,9 @@ async def undecodable_chunks(engine: Engine, snapshot_id: ObjectId) -> list[Dama
     """Read and decode every native and inline chunk of a snapshot; those that do not."""
     session = Session(engine, await engine.metadata_files.fetch_snapshot(snapshot_id))
     found: list[Damage] = []
-    for node in session.workspace.tree.nodes():
+    for node in session.state.tree.nodes():
         if isinstance(node, ArrayNode):
-            table = await session.workspace.chunk_table(node)
+            table = await session.state.chunk_table(node)
             rows = np.flatnonzero(table.kind != ChunkKind.VIRTUAL)
             array = await asyncio.to_thread(zarr.open_array, session.store, path=node.path.strip("/"), mode="r")
             for row in rows.tolist():
@@ -452,8 +452,8 @@ async def _without_moved(
 
 
 def _untold_chunks(told: TransactionLog, node_id: NodeId, coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    covered = Written(coords.shape[1], told.updated_chunks.get(node_id), told.updated_boxes.get(node_id, ()))
-    both = Written(coords.shape[1], coords).common(covered)
+    covered = TouchedChunks(coords.shape[1], told.updated_chunks.get(node_id), told.updated_boxes.get(node_id, ()))
+    both = TouchedChunks(coords.shape[1], coords).common(covered)
     return coords[~np.isin(_rows(coords), _rows(both))]
 
 
@@ -521,8 +521,8 @@ def find_untold(told: TransactionLog, true: TransactionLog, present: frozenset[N
         return f"{len(changed)} changed documents are not in the log"
     for node_id, coords in true.updated_chunks.items():
         known = told.updated_chunks.get(node_id)
-        covered = Written(coords.shape[1], known, told.updated_boxes.get(node_id, ()))
-        both = Written(coords.shape[1], coords).common(covered)
+        covered = TouchedChunks(coords.shape[1], known, told.updated_boxes.get(node_id, ()))
+        both = TouchedChunks(coords.shape[1], coords).common(covered)
         if len(np.unique(both, axis=0)) < len(coords):
             return f"{len(coords) - len(both)} changed chunks are not in the log"
     if {move.node_id for move in true.moves} - {move.node_id for move in told.moves}:

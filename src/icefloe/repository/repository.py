@@ -24,7 +24,7 @@ from icefloe.repository.maintenance import MaintenanceMixin, MergingMixin
 from icefloe.repository.metrics import ObservationMixin
 from icefloe.session import open_repository as opening
 from icefloe.session.history import RefChoice, fetch_branch, resolve, snapshot_as_of
-from icefloe.session.open_repository import Engine, note_running
+from icefloe.session.open_repository import Engine, register_writer
 from icefloe.session.rebase import ConflictSolver
 from icefloe.session.session import Session, SessionMode
 from icefloe.storage.build import resolve_storage
@@ -303,7 +303,7 @@ class Repository(
         session = Session(
             self._engine, base, mode=mode, branch=branch, tip=tip, default_metadata=self._default_metadata
         )
-        note_running(session, self._engine.storage)
+        register_writer(session, self._engine.storage)
         return session
 
     @contextmanager

@@ -279,7 +279,7 @@ class ChunkWriter:
     write is an error and the change set does not know of it.
 
     Small chunks wait in memory until their pack is full. A pack that could not be stored stays in memory and is
-    tried again by `flush`, so that no chunk whose write was accepted is lost before the commit says so.
+    tried again by `store_all`, so that no chunk whose write was accepted is lost before the commit says so.
     """
 
     def __init__(self, storage: Storage, format: Format, config: RepositoryConfig, lock: threading.RLock) -> None:
@@ -356,14 +356,14 @@ class ChunkWriter:
         with self.lock:
             self._packs.discard_node(node_id)
 
-    def settle(self, changes: ChangeSet) -> None:
+    def seal_packs(self, changes: ChangeSet) -> None:
         """Give every waiting chunk its place in a pack, so that the change set knows all references."""
         with self.lock:
             self._packs.seal(self._recorder(changes))
 
-    async def flush(self, changes: ChangeSet) -> None:
+    async def store_all(self, changes: ChangeSet) -> None:
         """Store everything that is still in memory."""
-        self.settle(changes)
+        self.seal_packs(changes)
         await self.store_packs()
 
     async def store_packs(self, packs: Mapping[bytes, bytes] | None = None) -> None:

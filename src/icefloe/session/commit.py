@@ -70,8 +70,8 @@ from icefloe.model.zarr_document import split_attributes
 from icefloe.session.change_set import ChangeSet, summarise, transaction_log
 from icefloe.session.history import GONE, fetch_base, fetch_log, merge_logs
 from icefloe.session.open_repository import Engine
-from icefloe.session.rebase import ConflictSolver, rebase_over, without_untouched
-from icefloe.session.session_state import Workspace
+from icefloe.session.rebase import ConflictSolver, drop_false_conflicts, rebase_over
+from icefloe.session.session_state import SessionState
 from icefloe.storage.contract import Storage
 
 RECORDS = "icefloe/collections/"
@@ -184,38 +184,38 @@ async def announced(storage: Storage, cutoff: dt.datetime) -> AsyncIterator[Anno
     await announcement.end(finished=True)
 
 
-async def check_references(work: Workspace, tip: Tip) -> None:
+async def check_references(state: SessionState, tip: Tip) -> None:
     """Refuse to commit changes that refer to collected objects; asks for nothing unless a collection ran meanwhile."""
-    ledger, first = work.engine.ledger, work.first_tip
-    if first is None or not _must_look(work, first, tip):
+    ledger, first = state.engine.ledger, state.first_tip
+    if first is None or not _must_look(state, first, tip):
         return
-    told = ledger.announces_collections or work.is_long_open(_LONG_SESSION_SECONDS)
-    if not told and not await list_collections(work.engine.storage):
+    told = ledger.announces_collections or state.is_long_open(_LONG_SESSION_SECONDS)
+    if not told and not await list_collections(state.engine.storage):
         return  # refs do not tell, but records do: nobody ever collected garbage
-    await check_objects(work.engine, await referenced_objects(work))
+    await check_objects(state.engine, await referenced_objects(state))
 
 
-def _must_look(work: Workspace, first: Tip, tip: Tip) -> bool:
-    if work.engine.ledger.announces_collections:
-        return work.engine.ledger.collected_since(first, tip)
-    return tip != first or work.is_long_open(_LONG_SESSION_SECONDS)
+def _must_look(state: SessionState, first: Tip, tip: Tip) -> bool:
+    if state.engine.ledger.announces_collections:
+        return state.engine.ledger.collected_since(first, tip)
+    return tip != first or state.is_long_open(_LONG_SESSION_SECONDS)
 
 
-async def referenced_objects(work: Workspace) -> list[str]:
+async def referenced_objects(state: SessionState) -> list[str]:
     """The keys of all objects that changes refer to: chunks, and manifests of workers with their chunks."""
-    layout = work.engine.format
-    tables = [buffer.to_table() for buffer in work.changes.edits.values()]
-    parts = {part.manifest_id for each in work.changes.parts.values() for part in each}
+    layout = state.engine.format
+    tables = [buffer.to_table() for buffer in state.changes.edits.values()]
+    parts = {part.manifest_id for each in state.changes.parts.values() for part in each}
     keys = [layout.manifest_key(manifest_id) for manifest_id in sorted(parts)]
     for manifest_id in sorted(parts):
         try:
-            tables += (await work.engine.metadata_files.fetch_manifest(manifest_id)).tables.values()
+            tables += (await state.engine.metadata_files.fetch_manifest(manifest_id)).tables.values()
         except ObjectNotFoundError:
             continue  # its own key is among those looked for
-    known = frozenset(work.base.attribute_files)
-    attributes = {n.attributes.object_id for n in work.changes.added.values() if n.attributes is not None}
+    known = frozenset(state.base.attribute_files)
+    attributes = {n.attributes.object_id for n in state.changes.added.values() if n.attributes is not None}
     keys += [layout.attributes_key(each) for each in sorted(attributes - known)]
-    waiting = frozenset(work.writer.unstored)
+    waiting = frozenset(state.writer.unstored)
     return [*keys, *(layout.chunk_key(each) for each in chunk_objects(tables) if each not in waiting)]
 
 
@@ -327,30 +327,30 @@ def collect_edits(changes: ChangeSet, gathered: GatheredEdits, arrays: Iterable[
 
 
 async def write_manifests(
-    work: Workspace, gathered: GatheredEdits | None = None, nodes: Iterable[Node] | None = None
+    state: SessionState, gathered: GatheredEdits | None = None, nodes: Iterable[Node] | None = None
 ) -> WrittenManifests:
     """Write what the edits of a change set ask for; untouched manifests stay linked.
 
     The edits and the nodes of the hierarchy are given by who has listed them already.
     """
-    gathered = gathered or gather_edits(work.changes.edits)
-    if not work.changes.parts and not gathered.alone and not len(gathered.together):
+    gathered = gathered or gather_edits(state.changes.edits)
+    if not state.changes.parts and not gathered.alone and not len(gathered.together):
         return WrittenManifests()
-    arrays = [node for node in (work.tree.nodes() if nodes is None else nodes) if isinstance(node, ArrayNode)]
-    edits = collect_edits(work.changes, gathered, arrays)
+    arrays = [node for node in (state.tree.nodes() if nodes is None else nodes) if isinstance(node, ArrayNode)]
+    edits = collect_edits(state.changes, gathered, arrays)
     if not edits:
         return WrittenManifests()
-    plan = plan_manifests(arrays, work.base.manifests, edits, work.engine.config.manifest or SPECIFIED)
-    return await apply_plan(work, plan, edits)
+    plan = plan_manifests(arrays, state.base.manifests, edits, state.engine.config.manifest or SPECIFIED)
+    return await apply_plan(state, plan, edits)
 
 
-async def apply_plan(work: Workspace, plan: ManifestPlan, edits: Mapping[NodeId, ArrayEdits]) -> WrittenManifests:
+async def apply_plan(state: SessionState, plan: ManifestPlan, edits: Mapping[NodeId, ArrayEdits]) -> WrittenManifests:
     """Build and write the outputs of a plan, a few at a time."""
     limit = asyncio.Semaphore(_IN_FLIGHT)
 
     async def write_one(output: PlannedManifest) -> list[tuple[BuiltManifest, ManifestFileInfo]]:
         async with limit:
-            return await _write_output(work, output, edits)
+            return await _write_output(state, output, edits)
 
     written = [pair for pairs in await asyncio.gather(*map(write_one, plan.outputs)) for pair in pairs]
     files = {info.id: info for _, info in written} | {part.manifest_id: part.info for part in plan.linked_parts}
@@ -358,16 +358,16 @@ async def apply_plan(work: Workspace, plan: ManifestPlan, edits: Mapping[NodeId,
 
 
 async def _write_output(
-    work: Workspace, output: PlannedManifest, edits: Mapping[NodeId, ArrayEdits]
+    state: SessionState, output: PlannedManifest, edits: Mapping[NodeId, ArrayEdits]
 ) -> list[tuple[BuiltManifest, ManifestFileInfo]]:
-    fetched = await asyncio.gather(*(work.lookup.fetch(manifest_id) for manifest_id in output.fetch))
+    fetched = await asyncio.gather(*(state.lookup.fetch(manifest_id) for manifest_id in output.fetch))
     sources: dict[ObjectId, Manifest] = dict(zip(output.fetch, fetched, strict=True))
-    new_id = partial(new_object_id, work.engine.capabilities.object_id_bytes)
+    new_id = partial(new_object_id, state.engine.capabilities.object_id_bytes)
     build = build_output(output, sources.__getitem__, edits, new_id)
     written = []
     for built in build:
         # The references are small: keep them, not the tables, while the next manifest is built.
-        info = await work.engine.metadata_files.write_manifest(built.manifest)
+        info = await state.engine.metadata_files.write_manifest(built.manifest)
         written.append((BuiltManifest(Manifest(built.manifest.id, {}), built.refs), info))
     return written
 
@@ -394,40 +394,40 @@ class CommitRequest:
     """Whether the new references lead to the bytes of the old ones; where there are no logs, the metadata tells."""
 
 
-async def commit(work: Workspace, branch: str, request: CommitRequest) -> Snapshot:
+async def commit(state: SessionState, branch: str, request: CommitRequest) -> Snapshot:
     """Land the changes on a branch, rebasing over the commits they missed when a solver is given."""
     for attempt in range(max(request.rebase_tries, 0) + 1):
         started = monotonic_time()
         if attempt > 0:
-            await rebase(work, branch, _solver(request))
+            await rebase(state, branch, _solver(request))
         try:
-            return await _write_and_advance(work, branch, request)
+            return await _write_and_advance(state, branch, request)
         except ConflictError:
             if request.rebase_with is None or attempt == request.rebase_tries:
                 raise
         except GONE:
-            await _check_base(work, branch)
+            await _check_base(state, branch)
             raise
         await asyncio.sleep(random.uniform(0, longest_pause(attempt, monotonic_time() - started)))
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-async def _write_and_advance(work: Workspace, branch: str, request: CommitRequest) -> Snapshot:
+async def _write_and_advance(state: SessionState, branch: str, request: CommitRequest) -> Snapshot:
     """Write the files of a commit and move the branch; again, with other files, when garbage was collected meanwhile.
 
     Files of the first try may be old enough for the collection; those of the next are younger than its cut-off.
     """
     for tries in range(_STALE_TRIES):
-        tip = work.tip
+        tip = state.tip
         assert tip is not None, "a session with a branch knows where it stood"
-        snapshot = await _write_during_packs(work, request)
-        await check_references(work, tip)
+        snapshot = await _write_during_packs(state, request)
+        await check_references(state, tip)
         try:
-            return await advance_branch(work.engine, branch, tip, snapshot)
+            return await advance_branch(state.engine, branch, tip, snapshot)
         except StaleTipError as stale:
             if tries == _STALE_TRIES - 1:
                 raise
-            work.rebase_to(await fetch_base(work.engine, branch, stale.tip), work.changes, stale.tip)
+            state.rebase_to(await fetch_base(state.engine, branch, stale.tip), state.changes, stale.tip)
     raise AssertionError("unreachable: the last try returns or raises")
 
 
@@ -468,16 +468,16 @@ def _quotes(parent: Snapshot) -> tuple[SnapshotInfo, ...]:
     return (replace(parent.info, manifests=()), *parent.history)[:HISTORY_LENGTH]
 
 
-async def _write_during_packs(work: Workspace, request: CommitRequest) -> Snapshot:
+async def _write_during_packs(state: SessionState, request: CommitRequest) -> Snapshot:
     """Store chunks that are still in memory while the files that tell of them are written: no ref points at either yet.
 
     Both come to their end, also when one fails: what goes on in the background would outlive the error.
     """
-    work.writer.settle(work.changes)
-    if not work.writer.unstored:
-        return await write_snapshot(work, request)
+    state.writer.seal_packs(state.changes)
+    if not state.writer.unstored:
+        return await write_snapshot(state, request)
     stored, flushed = await asyncio.gather(
-        work.writer.store_packs(), write_snapshot(work, request), return_exceptions=True
+        state.writer.store_packs(), write_snapshot(state, request), return_exceptions=True
     )
     for outcome in (stored, flushed):
         if isinstance(outcome, BaseException):
@@ -503,20 +503,20 @@ def longest_pause(lost: int, took_seconds: float) -> float:
     return min(_PAUSE_PER_TRY * took_seconds / lost, _LONGEST_PAUSE_SECONDS)
 
 
-async def amend(work: Workspace, branch: str, tip: Tip, request: CommitRequest) -> tuple[Snapshot, Tip]:
+async def amend(state: SessionState, branch: str, tip: Tip, request: CommitRequest) -> tuple[Snapshot, Tip]:
     """Replace the newest commit of a branch by one that holds its changes and these."""
-    await work.writer.flush(work.changes)
+    await state.writer.store_all(state.changes)
 
-    async def flush(tip: Tip, parent: Snapshot, earlier: TransactionLog) -> Snapshot:
-        lost = await _list_lost(work, earlier, parent)
-        snapshot = await write_snapshot(work, request, onto=parent, earlier=lost)
-        await check_references(work, tip)
+    async def write(tip: Tip, parent: Snapshot, earlier: TransactionLog) -> Snapshot:
+        lost = await _list_lost(state, earlier, parent)
+        snapshot = await write_snapshot(state, request, onto=parent, earlier=lost)
+        await check_references(state, tip)
         return snapshot
 
     try:
-        return await replace_newest(work.engine, branch, tip, work.base, flush)
+        return await replace_newest(state.engine, branch, tip, state.base, write)
     except GONE:
-        await _check_base(work, branch)
+        await _check_base(state, branch)
         raise
 
 
@@ -537,11 +537,11 @@ async def replace_newest(
     branch: str,
     tip: Tip,
     replaced: Snapshot,
-    flush: Callable[[Tip, Snapshot, TransactionLog], Awaitable[Snapshot]],
+    write: Callable[[Tip, Snapshot, TransactionLog], Awaitable[Snapshot]],
 ) -> tuple[Snapshot, Tip]:
     """Put another snapshot in the place of the newest of a branch, on the parent that this one has now.
 
-    `flush` writes the snapshot, given the tip, the parent and what the replaced one changed against it. All are read
+    `write` writes the snapshot, given the tip, the parent and what the replaced one changed against it. All are read
     from storage: others may have expired the parent that this process remembers.
     """
     for tries in range(_STALE_TRIES):
@@ -550,7 +550,7 @@ async def replace_newest(
             raise SessionStateError("the first snapshot of a repository cannot be amended; commit instead")
         try:
             parent = await engine.metadata_files.fetch_snapshot(parent_id, anew=True)
-            snapshot = await flush(tip, parent, await _fetch_replaced_log(engine, replaced, parent))
+            snapshot = await write(tip, parent, await _fetch_replaced_log(engine, replaced, parent))
             landed = await engine.ledger.advance(branch, tip, snapshot, amends=replaced.id)
         except (StaleTipError, SnapshotNotFoundError) as error:
             if tries == _STALE_TRIES - 1:
@@ -577,46 +577,46 @@ async def _follow_parent(engine: Engine, replaced_id: ObjectId, snapshot: Snapsh
     await engine.ledger.reparent_snapshot(snapshot.id, parent_id)
 
 
-async def write_detached(work: Workspace, branch: str, request: CommitRequest) -> Snapshot:
+async def write_detached(state: SessionState, branch: str, request: CommitRequest) -> Snapshot:
     """Save the changes as a snapshot that no branch points at; its parent must still be there."""
-    metadata_files, ledger = work.engine.metadata_files, work.engine.ledger
-    await work.flush()
+    metadata_files, ledger = state.engine.metadata_files, state.engine.ledger
+    await state.store_chunks()
     try:
-        snapshot = await write_snapshot(work, request)
-        await metadata_files.fetch_snapshot(work.base.id, anew=True)
+        snapshot = await write_snapshot(state, request)
+        await metadata_files.fetch_snapshot(state.base.id, anew=True)
         try:
-            await check_references(work, await ledger.fetch_tip(branch))
+            await check_references(state, await ledger.fetch_tip(branch))
         except RefNotFoundError:
-            await check_objects(work.engine, await referenced_objects(work))
+            await check_objects(state.engine, await referenced_objects(state))
         await ledger.record_detached(snapshot)
     except GONE as error:
         try:
-            await metadata_files.fetch_snapshot(work.base.id, anew=True)
+            await metadata_files.fetch_snapshot(state.base.id, anew=True)
         except SnapshotNotFoundError:
-            raise _base_gone(work, (await ledger.fetch_tip(branch)).snapshot_id) from error
+            raise _base_gone(state, (await ledger.fetch_tip(branch)).snapshot_id) from error
         raise
     return snapshot
 
 
-def _base_gone(work: Workspace, tip_id: ObjectId) -> ConflictError:
+def _base_gone(state: SessionState, tip_id: ObjectId) -> ConflictError:
     return ConflictError(
-        f"the session's base {work.base.id} was expired and collected; open a new session and write again",
-        expected_parent=work.base.id,
+        f"the session's base {state.base.id} was expired and collected; open a new session and write again",
+        expected_parent=state.base.id,
         actual_parent=tip_id,
     )
 
 
-async def rebase(work: Workspace, branch: str, solver: ConflictSolver) -> None:
+async def rebase(state: SessionState, branch: str, solver: ConflictSolver) -> None:
     """Carry the changes over to where the branch stands now; all the way, or not at all."""
     earlier: tuple[ObjectId, list[ObjectId] | None] | None = None
     for tries in range(_STALE_TRIES):
-        tip = await work.engine.ledger.fetch_tip(branch)
+        tip = await state.engine.ledger.fetch_tip(branch)
         missed: list[ObjectId] | None = None
         try:
-            missed = await _missed(work, branch, tip)
+            missed = await _missed(state, branch, tip)
             # The walk over history began with the file of the tip, as it is now.
-            work.engine.ledger.note_current(branch, tip)
-            base, changes = await _carry_over(work, tip, missed, solver)
+            state.engine.ledger.note_current(branch, tip)
+            base, changes = await _carry_over(state, tip, missed, solver)
         except GONE as error:
             # Others expired and collected a commit after history was walked: then the next walk does not meet it.
             if tries < _STALE_TRIES - 1 and earlier != (tip.snapshot_id, missed):
@@ -625,24 +625,24 @@ async def rebase(work: Workspace, branch: str, solver: ConflictSolver) -> None:
             if not isinstance(error, SnapshotNotFoundError):
                 raise
             raise ConflictError(
-                f"the branch is at {tip.snapshot_id}, and a commit between that and the session's base {work.base.id} "
+                f"the branch is at {tip.snapshot_id}, and a commit between that and the session's base {state.base.id} "
                 f"is not there any more ({error}); open a new session and write again",
-                expected_parent=work.base.id,
+                expected_parent=state.base.id,
                 actual_parent=tip.snapshot_id,
             ) from error
-        work.rebase_to(base, changes, tip)
+        state.rebase_to(base, changes, tip)
         return
 
 
 async def _carry_over(
-    work: Workspace, tip: Tip, missed: list[ObjectId], solver: ConflictSolver
+    state: SessionState, tip: Tip, missed: list[ObjectId], solver: ConflictSolver
 ) -> tuple[Snapshot, ChangeSet]:
     """The snapshot at a tip, and the changes on top of it."""
-    engine, base, changes = work.engine, work.base, work.changes
+    engine, base, changes = state.engine, state.base, state.changes
     for snapshot_id in reversed(missed):
         theirs = await engine.metadata_files.fetch_snapshot(snapshot_id)
         log = await fetch_log(engine, theirs, base, changes.edits.keys() | changes.parts.keys(), tip)
-        log = await without_untouched(log, base, changes, theirs, engine.metadata_files)
+        log = await drop_false_conflicts(log, base, changes, theirs, engine.metadata_files)
         changes = rebase_over(base, changes, theirs, log, solver)
         base = theirs
     if not missed:
@@ -650,43 +650,43 @@ async def _carry_over(
     return base, changes
 
 
-async def _check_base(work: Workspace, branch: str) -> None:
+async def _check_base(state: SessionState, branch: str) -> None:
     """ConflictError when files are missing because the base is no longer in the history of the branch."""
     for _ in range(_STALE_TRIES):
-        tip = await work.engine.ledger.fetch_tip(branch)
+        tip = await state.engine.ledger.fetch_tip(branch)
         with contextlib.suppress(SnapshotNotFoundError):  # the tip itself was expired since: others were fast
-            await _missed(work, branch, tip)
+            await _missed(state, branch, tip)
             return
-        if tip == await work.engine.ledger.fetch_tip(branch):
+        if tip == await state.engine.ledger.fetch_tip(branch):
             return
 
 
-async def _missed(work: Workspace, branch: str, tip: Tip) -> list[ObjectId]:
+async def _missed(state: SessionState, branch: str, tip: Tip) -> list[ObjectId]:
     """Commits between the base and the tip, newest first; ConflictError when the base is not among its ancestors."""
     missed: list[ObjectId] = []
-    if work.engine.capabilities.history_in_snapshot and work.engine.ledger.is_current(branch, tip):
+    if state.engine.capabilities.history_in_snapshot and state.engine.ledger.is_current(branch, tip):
         # Another session of this process wrote the tip, so that what is remembered of its history is what it is.
-        newest = await work.engine.metadata_files.fetch_snapshot(tip.snapshot_id)
+        newest = await state.engine.metadata_files.fetch_snapshot(tip.snapshot_id)
         quoted = [newest.id, *(entry.id for entry in newest.history)]
-        if work.base.id in quoted:
-            return quoted[: quoted.index(work.base.id)]
-    async for info in work.engine.ledger.ancestry_at(tip):
-        if info.id == work.base.id:
+        if state.base.id in quoted:
+            return quoted[: quoted.index(state.base.id)]
+    async for info in state.engine.ledger.ancestry_at(tip):
+        if info.id == state.base.id:
             return missed
         missed.append(info.id)
-        if info.parent_id == work.base.id:
+        if info.parent_id == state.base.id:
             return missed
     raise ConflictError(
-        f"the branch is at {tip.snapshot_id}, whose history does not contain the session's base {work.base.id}: the "
+        f"the branch is at {tip.snapshot_id}, whose history does not contain the session's base {state.base.id}: the "
         "branch was reset, or the base has expired; open a new session and write again. Where history is expired "
         "while sessions are open, keep the commits of a longer time than sessions are open",
-        expected_parent=work.base.id,
+        expected_parent=state.base.id,
         actual_parent=tip.snapshot_id,
     )
 
 
 async def write_snapshot(
-    work: Workspace,
+    state: SessionState,
     request: CommitRequest,
     *,
     onto: Snapshot | None = None,
@@ -697,12 +697,12 @@ async def write_snapshot(
 
     `manifests` are given by who has written them already.
     """
-    engine = work.engine
-    summary = summarise(work.base, work.changes)
+    engine = state.engine
+    summary = summarise(state.base, state.changes)
     log = transaction_log(summary)
     if log.updated_boxes and engine.capabilities.transaction_logs and not engine.capabilities.boxes_in_logs:
-        log = await _list_boxes(work, log)
-    log = await _list_cleared(work, log)
+        log = await _list_boxes(state, log)
+    log = await _list_cleared(state, log)
     if earlier is not None:
         log = merge_logs(earlier, log)
     if log.moves and engine.format.capabilities.moves_need_own_commit and not _only_moves(log):
@@ -712,11 +712,11 @@ async def write_snapshot(
         )
     if log.moves:
         await check_feature(engine.ledger, "move_node")
-    nodes = list(work.tree.nodes())
+    nodes = list(state.tree.nodes())
     if manifests is None:
-        manifests = await write_manifests(work, summary.edits, nodes)
-    attributes = await _write_attributes(work, summary.new.keys() | summary.updated.keys())
-    snapshot = _build_snapshot(work, request, _link_nodes(nodes, manifests, attributes), manifests, onto)
+        manifests = await write_manifests(state, summary.edits, nodes)
+    attributes = await _write_attributes(state, summary.new.keys() | summary.updated.keys())
+    snapshot = _build_snapshot(state, request, _link_nodes(nodes, manifests, attributes), manifests, onto)
     writes: list[Coroutine[Any, Any, object]] = [engine.metadata_files.write_snapshot(snapshot)]
     if engine.format.capabilities.transaction_logs:
         writes.append(engine.metadata_files.write_transaction_log(snapshot.id, log))
@@ -724,16 +724,16 @@ async def write_snapshot(
     return snapshot
 
 
-async def _list_boxes(work: Workspace, log: TransactionLog) -> TransactionLog:
+async def _list_boxes(state: SessionState, log: TransactionLog) -> TransactionLog:
     """The log with every coordinate that workers wrote, for readers that know nothing of boxes."""
     chunks = dict(log.updated_chunks)
-    for node_id, parts in work.changes.parts.items():
-        manifests = await asyncio.gather(*(work.lookup.fetch(part.manifest_id) for part in parts))
+    for node_id, parts in state.changes.parts.items():
+        manifests = await asyncio.gather(*(state.lookup.fetch(part.manifest_id) for part in parts))
         written = [manifest.tables[node_id].coords for manifest in manifests]
         chunks[node_id] = np.unique(
             np.concatenate([*written, *([chunks[node_id]] if node_id in chunks else [])]), axis=0
         )
-    for node_id, cleared in work.changes.cleared.items():
+    for node_id, cleared in state.changes.cleared.items():
         written = [each.coords() for each in cleared]
         chunks[node_id] = np.unique(
             np.concatenate([*written, *([chunks[node_id]] if node_id in chunks else [])]), axis=0
@@ -741,23 +741,23 @@ async def _list_boxes(work: Workspace, log: TransactionLog) -> TransactionLog:
     return replace(log, updated_chunks=chunks, updated_boxes={})
 
 
-async def _list_cleared(work: Workspace, log: TransactionLog) -> TransactionLog:
+async def _list_cleared(state: SessionState, log: TransactionLog) -> TransactionLog:
     """The log with the chunks that an array lost when it was made smaller and then larger again."""
-    resized = {node_id: edits for node_id, edits in work.changes.edits.items() if edits.base_box is not None}
+    resized = {node_id: edits for node_id, edits in state.changes.edits.items() if edits.base_box is not None}
     if not resized:
         return log
     chunks = dict(log.updated_chunks)
     for node_id, edits in resized.items():
         assert edits.base_box is not None
-        path = work.changes.origin.get(node_id)
-        base = work.base.nodes.get(path) if path is not None else None
-        now = next((n for n in work.changes.added.values() if n.id == node_id), base)
+        path = state.changes.origin.get(node_id)
+        base = state.base.nodes.get(path) if path is not None else None
+        now = next((n for n in state.changes.added.values() if n.id == node_id), base)
         if not isinstance(base, ArrayNode) or not isinstance(now, ArrayNode):
             continue
         grid = tuple((0, n) for n in now.grid)
         if contains(edits.base_box, grid):
             continue
-        held = (await work.lookup.table(base, grid)).coords
+        held = (await state.lookup.table(base, grid)).coords
         cleared = held[~in_box(held, edits.base_box)]
         if len(cleared):
             known = chunks.get(node_id)
@@ -765,13 +765,13 @@ async def _list_cleared(work: Workspace, log: TransactionLog) -> TransactionLog:
     return replace(log, updated_chunks=chunks)
 
 
-async def _list_lost(work: Workspace, earlier: TransactionLog, parent: Snapshot) -> TransactionLog:
+async def _list_lost(state: SessionState, earlier: TransactionLog, parent: Snapshot) -> TransactionLog:
     """The log of the commit to be amended, with chunks of arrays that it made smaller and we made larger again."""
     grown = {
         node.id: (was, node)
-        for node in work.changes.added.values()
+        for node in state.changes.added.values()
         if node.id in earlier.updated_arrays and isinstance(node, ArrayNode)
-        if isinstance(was := work.base.nodes.get(work.changes.origin.get(node.id, "")), ArrayNode)
+        if isinstance(was := state.base.nodes.get(state.changes.origin.get(node.id, "")), ArrayNode)
         if any(now > then for now, then in zip(node.grid, was.grid, strict=True))
     }
     if not grown:
@@ -780,7 +780,7 @@ async def _list_lost(work: Workspace, earlier: TransactionLog, parent: Snapshot)
     for older in parent.nodes.values():
         if isinstance(older, ArrayNode) and older.id in grown:
             was, now = grown[older.id]
-            held = (await work.lookup.table(older, tuple((0, n) for n in now.grid))).coords
+            held = (await state.lookup.table(older, tuple((0, n) for n in now.grid))).coords
             lost = held[~in_box(held, tuple((0, n) for n in was.grid))]
             chunks[older.id] = np.unique(np.concatenate([chunks.get(older.id, lost[:0]), lost]), axis=0)
     return replace(earlier, updated_chunks=chunks)
@@ -791,19 +791,19 @@ def _only_moves(log: TransactionLog) -> bool:
 
 
 async def _write_attributes(
-    work: Workspace, changed: Container[NodeId]
+    state: SessionState, changed: Container[NodeId]
 ) -> Mapping[NodeId, tuple[bytes, AttributesRef]]:
     """Write large attributes of changed nodes to one file; returns document and place of each such node.
 
     A node that was only moved keeps its document as it is: the log tells of no change of it.
     """
-    threshold = work.engine.config.effective("attributes_threshold_bytes")
-    if not work.engine.format.capabilities.attributes_files:
+    threshold = state.engine.config.effective("attributes_threshold_bytes")
+    if not state.engine.format.capabilities.attributes_files:
         return {}
     rows: list[bytes] = []
     result: dict[NodeId, tuple[bytes, AttributesRef]] = {}
-    attributes_id = new_object_id(work.engine.format.capabilities.object_id_bytes)
-    for node in work.changes.added.values():
+    attributes_id = new_object_id(state.engine.format.capabilities.object_id_bytes)
+    for node in state.changes.added.values():
         if node.id not in changed or node.attributes is not None or len(node.document) <= threshold:
             continue
         parts = split_attributes(node.document)
@@ -811,7 +811,7 @@ async def _write_attributes(
             result[node.id] = (parts[0], AttributesRef(attributes_id, len(rows)))
             rows.append(parts[1])
     if rows:
-        await work.engine.metadata_files.write_attributes(attributes_id, rows)
+        await state.engine.metadata_files.write_attributes(attributes_id, rows)
     return result
 
 
@@ -832,13 +832,13 @@ def _link_nodes(
 
 
 def _build_snapshot(
-    work: Workspace,
+    state: SessionState,
     request: CommitRequest,
     nodes: Mapping[str, Node],
     manifests: WrittenManifests,
     onto: Snapshot | None,
 ) -> Snapshot:
-    base, capabilities = work.base, work.engine.format.capabilities
+    base, capabilities = state.base, state.engine.format.capabilities
     parent = onto or base
     known = {**base.manifests, **manifests.files}
     links = {id(node.manifests): node.manifests for node in nodes.values() if isinstance(node, ArrayNode)}

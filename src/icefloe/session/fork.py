@@ -31,7 +31,7 @@ from icefloe.model.snapshot import ArrayNode, Extents, Manifest, Node, Snapshot
 from icefloe.session.change_set import ChangeSet
 from icefloe.session.open_repository import Engine, WriterStart
 from icefloe.session.rebase import VersionSelection
-from icefloe.session.session_state import Tree, View, Workspace, renumber_fork
+from icefloe.session.session_state import SessionState, Tree, View, renumber_fork
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class WrittenParts:
     attempt: str = field(default_factory=lambda: random_bytes(8).hex())
 
 
-async def write_parts(work: Workspace, label: str = "") -> WrittenParts:
+async def write_parts(work: SessionState, label: str = "") -> WrittenParts:
     """Store the chunks and references of a fork; returns what the driver needs to link them."""
     view = await work.stored_view()
     _refuse_nodes(view)
@@ -119,7 +119,7 @@ class _Claim:
     chunks: PartRef | ClearedChunks
 
 
-async def link_parts(work: Workspace, written: Sequence[WrittenParts]) -> None:
+async def link_parts(work: SessionState, written: Sequence[WrittenParts]) -> None:
     """Take over what workers left, in place of what the session held; one chunk from two of them is refused.
 
     The caller has the session for itself.
@@ -162,7 +162,7 @@ def _claims_by_node(written: Sequence[WrittenParts]) -> dict[NodeId, list[_Claim
     return by_node
 
 
-def _linked_array(work: Workspace, node_id: NodeId, paths: Mapping[NodeId, str]) -> ArrayNode:
+def _linked_array(work: SessionState, node_id: NodeId, paths: Mapping[NodeId, str]) -> ArrayNode:
     node = work.tree.find(paths[node_id])
     if not isinstance(node, ArrayNode) or node.id != node_id:
         raise SessionStateError(f"workers wrote chunks of {paths[node_id]}, which is no longer in the session")
@@ -170,7 +170,7 @@ def _linked_array(work: Workspace, node_id: NodeId, paths: Mapping[NodeId, str])
 
 
 async def _forget_replaced(
-    work: Workspace, buffer: EditBuffer | None, node: ArrayNode, parts: Sequence[PartRef]
+    work: SessionState, buffer: EditBuffer | None, node: ArrayNode, parts: Sequence[PartRef]
 ) -> None:
     """Drop edits of chunks that workers have written since: edits lie over parts."""
     if buffer is None or not len(buffer):
@@ -194,7 +194,7 @@ def _delete_cleared(buffer: EditBuffer | None, cleared: Sequence[ClearedChunks])
             buffer.delete(tuple(chunk))
 
 
-async def _refuse_doubles(work: Workspace, node: ArrayNode, claims: Sequence[_Claim]) -> None:
+async def _refuse_doubles(work: SessionState, node: ArrayNode, claims: Sequence[_Claim]) -> None:
     """What two workers say of the same box is read and compared; disjoint boxes, the usual case, cost nothing."""
     boxes = box_array([claim.chunks.extents for claim in claims], len(node.shape))
     pairs = overlapping_pairs(boxes)

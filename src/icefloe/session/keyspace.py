@@ -22,7 +22,7 @@ from icefloe.model.zarr_document import (
     parse_key,
 )
 from icefloe.session.lookup import LocatedChunks
-from icefloe.session.session_state import Tree, View, Workspace
+from icefloe.session.session_state import SessionState, Tree, View
 from icefloe.storage.contract import Buffer
 
 Chunk: TypeAlias = tuple[ArrayNode, Coords]
@@ -41,8 +41,8 @@ class _Known:
 class KeySpace:
     """Zarr's view of a workspace: documents and chunks by key."""
 
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
+    def __init__(self, state: SessionState) -> None:
+        self._state = state
         self._known: _Known | None = None
 
     def find_chunk(self, key: str) -> Chunk | None:
@@ -50,7 +50,7 @@ class KeySpace:
         # Zarr asks for chunk after chunk of one array: what stands before the coordinates is looked up once.
         start, _, rest = key.partition("/c/")
         known = self._known
-        if known is not None and known.start == start and known.node is self._workspace.tree.find(known.node.path):
+        if known is not None and known.start == start and known.node is self._state.tree.find(known.node.path):
             parts = rest.split("/")
             if len(parts) == len(known.node.shape) and all(map(_is_number, parts)):
                 return known.node, tuple(map(int, parts))
@@ -58,7 +58,7 @@ class KeySpace:
         if isinstance(parsed, DocumentKey):
             return None
         if isinstance(parsed, ChunkKey):
-            node = self._workspace.tree.find_array(parsed.path)
+            node = self._state.tree.find_array(parsed.path)
             if node is not None and len(parsed.coords) == len(node.shape) and key_encoding(node.document).is_default:
                 if "/" + start == node.path:
                     self._known = _Known(start, node)
@@ -70,7 +70,7 @@ class KeySpace:
         above = "/" + key
         while above != "/":
             above = above.rpartition("/")[0] or "/"
-            node = self._workspace.tree.find_array(above)
+            node = self._state.tree.find_array(above)
             if node is not None:
                 coords = key_encoding(node.document).parse(_below(node, key), len(node.shape))
                 return None if coords is None else (node, coords)
@@ -80,11 +80,11 @@ class KeySpace:
         """The bytes of a key, or a range of them; None when there is nothing."""
         chunk = self.find_chunk(key)
         if chunk is not None:
-            return await self._workspace.fetch_chunk(*chunk, start, end)
+            return await self._state.fetch_chunk(*chunk, start, end)
         parsed = parse_key(key)
         if not isinstance(parsed, DocumentKey):
             return None
-        document = await self._workspace.fetch_document(parsed.path)
+        document = await self._state.fetch_document(parsed.path)
         if document is None or (start is None and end is None):
             return document
         return document[start:end]
@@ -116,27 +116,27 @@ class KeySpace:
             columns = np.array(coords, dtype=np.uint32)
         except OverflowError:
             return None
-        return await self._workspace.locate_chunks(node, columns)
+        return await self._state.locate_chunks(node, columns)
 
     async def write_chunks(self, keys: Sequence[str], data: Sequence[Buffer]) -> bool:
         """Set many chunks of one array; False, and nothing is done, when the keys are anything else."""
         found = self.find_chunks(keys) if keys else None
         if found is not None:
             node, coords = found
-            await self._workspace.write_chunks(node, coords, data)
+            await self._state.write_chunks(node, coords, data)
         return found is not None
 
     async def delete_chunks(self, keys: Sequence[str]) -> None:
         """Make chunks of one array read as fill value; `find_chunks` knows the keys."""
         found = self.find_chunks(keys) if keys else None
         if found is not None:
-            self._workspace.delete_chunks(*found)
+            self._state.delete_chunks(*found)
 
     async def length(self, key: str) -> int | None:
         """How many bytes a key has, without reading them; None when there is nothing."""
         chunk = self.find_chunk(key)
         if chunk is not None:
-            return await self._workspace.chunk_length(*chunk)
+            return await self._state.chunk_length(*chunk)
         document = await self.fetch(key)
         return None if document is None else len(document)
 
@@ -144,11 +144,11 @@ class KeySpace:
         """Set a key."""
         chunk = self.find_chunk(key)
         if chunk is not None:
-            await self._workspace.write_chunk(*chunk, data)
+            await self._state.write_chunk(*chunk, data)
             return
         parsed = parse_key(key)
         if isinstance(parsed, DocumentKey):
-            self._workspace.write_document(parsed.path, bytes(data))
+            self._state.write_document(parsed.path, bytes(data))
             return
         raise self._unknown(key)
 
@@ -157,12 +157,12 @@ class KeySpace:
         chunk = self.find_chunk(key)
         if chunk is None:
             raise self._unknown(key)
-        self._workspace.set_ref(*chunk, ref)
+        self._state.set_ref(*chunk, ref)
 
     def _unknown(self, key: str) -> InvalidInputError | NodeNotFoundError:
         parsed = parse_key(key)
         if isinstance(parsed, ChunkKey):
-            node = self._workspace.tree.find_array(parsed.path)
+            node = self._state.tree.find_array(parsed.path)
             if node is None:
                 return NodeNotFoundError(
                     f"{key!r} is a chunk of {parsed.path}, where there is no array", path=parsed.path
@@ -178,22 +178,22 @@ class KeySpace:
         """Remove a key; nothing happens when there is none."""
         chunk = self.find_chunk(key)
         if chunk is not None:
-            self._workspace.delete_chunks(chunk[0], [chunk[1]])
+            self._state.delete_chunks(chunk[0], [chunk[1]])
             return
         parsed = parse_key(key)
         if isinstance(parsed, DocumentKey):
-            self._workspace.delete_document(parsed.path)
+            self._state.delete_document(parsed.path)
 
     async def delete_folder(self, prefix: str) -> None:
         """Remove every key below a folder."""
         folder = prefix.strip("/")
-        if self._workspace.delete_node("/" + folder):
+        if self._state.delete_node("/" + folder):
             return
-        found = self._chunk_folder(folder, self._workspace.tree)
+        found = self._chunk_folder(folder, self._state.tree)
         if found is not None:
             node, leading = found
-            table = await self._workspace.chunk_table(node, _box(node, leading))
-            self._workspace.set_table(node, tombstones(table.coords))
+            table = await self._state.chunk_table(node, _box(node, leading))
+            self._state.set_table(node, tombstones(table.coords))
 
     def _chunk_folder(self, folder: str, tree: Tree) -> Chunk | None:
         """The array and leading coordinates of a folder such as `a/b/c/3`."""
@@ -206,10 +206,10 @@ class KeySpace:
     async def names_in(self, prefix: str) -> list[str]:
         """Names directly below a folder."""
         folder = prefix.strip("/")
-        work = self._workspace
-        around = work.tree.find_array("/" + folder) or work.tree.enclosing_array("/" + folder)
+        state = self._state
+        around = state.tree.find_array("/" + folder) or state.tree.enclosing_array("/" + folder)
         # Only the chunks of an array need its edits.
-        view = work.view(_NO_ARRAY if around is None else around.id)
+        view = state.view(_NO_ARRAY if around is None else around.id)
         node = view.tree.find("/" + folder)
         if node is None:
             found = self._chunk_folder(folder, view.tree)
@@ -225,7 +225,7 @@ class KeySpace:
     async def size_of(self, prefix: str) -> int:
         """Bytes of all keys below a folder, from documents and references alone."""
         folder = prefix.strip("/")
-        view = self._workspace.view()
+        view = self._state.view()
         nodes = view.tree.subtree("/" + folder)
         found = None if nodes else self._chunk_folder(folder, view.tree)
         if found is not None:
@@ -236,7 +236,7 @@ class KeySpace:
 
     async def keys(self, prefix: str = "") -> AsyncIterator[str]:
         """Every key that starts with a prefix."""
-        view = self._workspace.view()
+        view = self._state.view()
         for node in _nodes_meeting(view.tree, prefix):
             document = document_key(node.path)
             if document.startswith(prefix):

@@ -74,18 +74,18 @@ def _arrived(wall: dt.datetime, age_seconds: float) -> WriterStart:
     return WriterStart(wall, monotonic_time() - age_seconds)
 
 
-_RUNNING: weakref.WeakKeyDictionary[Any, tuple[str, WriterStart]] = weakref.WeakKeyDictionary()
+_WRITERS: weakref.WeakKeyDictionary[Any, tuple[str, WriterStart]] = weakref.WeakKeyDictionary()
 
 
-def note_running(session: Any, storage: Storage, since: WriterStart | None = None) -> None:
+def register_writer(session: Any, storage: Storage, since: WriterStart | None = None) -> None:
     """Remember that a session may write, from now on or since a time."""
-    _RUNNING[session] = (storage.url, since or WriterStart())
+    _WRITERS[session] = (storage.url, since or WriterStart())
 
 
-def oldest_running(storage: Storage) -> dt.timedelta | None:
+def oldest_writer(storage: Storage) -> dt.timedelta | None:
     """The age of the oldest session or fork of this process that may hold uncommitted chunks of a storage."""
     ages = [
-        since.age() for session, (url, since) in list(_RUNNING.items()) if url == storage.url and session.is_running
+        since.age() for session, (url, since) in list(_WRITERS.items()) if url == storage.url and session.is_running
     ]
     return max(ages, default=None)
 

@@ -29,7 +29,7 @@ Coordinates = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class TouchedChunks:
     """Coordinates, and boxes that may hold further ones."""
 
     ndim: int
@@ -43,7 +43,7 @@ class Written:
         corners = corners.reshape(len(self.boxes), self.ndim)
         return corners if self.known is None else np.concatenate([self.known, corners])
 
-    def common(self, other: Written) -> Coordinates:
+    def common(self, other: TouchedChunks) -> Coordinates:
         """Chunks that both may have written; of two boxes that meet, the first corner of what they share."""
         found = []
         if self.known is not None and other.known is not None and self.known.shape[1] == other.known.shape[1]:
@@ -93,7 +93,7 @@ def _shared_corners(ours: tuple[Extents, ...], theirs: tuple[Extents, ...], ndim
 Coords = npt.NDArray[np.uint32]
 
 
-async def without_untouched(
+async def drop_false_conflicts(
     log: TransactionLog, base: Snapshot, changes: ChangeSet, theirs: Snapshot, metadata_files: MetadataFiles
 ) -> TransactionLog:
     """The log without chunks that we changed and that are where they were; nothing is read unless both tell of one."""
@@ -106,9 +106,9 @@ async def without_untouched(
     for node_id, coords in suspects.items():
         was, now = before.get(node_id), after.get(node_id)
         if isinstance(was, ArrayNode) and isinstance(now, ArrayNode):
-            untouched = await _find_untouched(was, now, coords, lookup)
+            unchanged = await _find_unchanged(was, now, coords, lookup)
             left = chunks.pop(node_id)
-            left = left[~np.isin(_rows(left), _rows(untouched))]
+            left = left[~np.isin(_rows(left), _rows(unchanged))]
             if len(left):
                 chunks[node_id] = left
     return replace(log, updated_chunks=chunks)
@@ -122,7 +122,7 @@ def _find_common(log: TransactionLog, base: Snapshot, changes: ChangeSet) -> dic
     for node_id, ours in summarise(base, changes).chunks.items():
         told = log.updated_chunks.get(node_id)
         if told is not None and len(told) and told.shape[1] == ours.shape[1]:
-            both = Written(ours.shape[1], ours).common(Written(ours.shape[1], told))
+            both = TouchedChunks(ours.shape[1], ours).common(TouchedChunks(ours.shape[1], told))
             if len(both):
                 found[node_id] = both
     return found
@@ -134,7 +134,7 @@ def _rows(coords: Coords) -> npt.NDArray[np.void]:
     return columns.view(f"V{columns.itemsize * columns.shape[1]}").ravel()
 
 
-async def _find_untouched(was: ArrayNode, now: ArrayNode, coords: Coords, lookup: ChunkLookup) -> Coords:
+async def _find_unchanged(was: ArrayNode, now: ArrayNode, coords: Coords, lookup: ChunkLookup) -> Coords:
     held, fresh = await lookup.table(was), await lookup.table(now)
     before, after = find_rows(held, coords), find_rows(fresh, coords)
     there = (before >= 0) & (after >= 0)
@@ -147,8 +147,8 @@ async def _find_untouched(was: ArrayNode, now: ArrayNode, coords: Coords, lookup
         same &= held.offset[before] == fresh.offset[after]
     for place in np.flatnonzero(alike & (kind == ChunkKind.INLINE)).tolist():
         same[place] = held.row(int(before[place])).data == fresh.row(int(after[place])).data
-    untouched: Coords = coords[same & alike]
-    return untouched
+    unchanged: Coords = coords[same & alike]
+    return unchanged
 
 
 class ConflictType(enum.Enum):
@@ -376,7 +376,7 @@ def _clashes_of_chunks(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash]
             continue
         was = missed.was(node_id)
         assert isinstance(was, ArrayNode)
-        written = Written(len(was.shape), ours.chunks.get(node_id), ours.boxes.get(node_id, ()))
+        written = TouchedChunks(len(was.shape), ours.chunks.get(node_id), ours.boxes.get(node_id, ()))
         if node_id in missed.deleted:
             yield _Clash(Conflict(ConflictType.ChunksUpdatedInDeletedArray, was.path, written.coords), node_id)
             continue
@@ -385,7 +385,7 @@ def _clashes_of_chunks(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash]
             if isinstance(now, ArrayNode) and (not _same_layout(was, now) or _leaves_grid(written, now)):
                 yield _Clash(Conflict(ConflictType.ChunksUpdatedInUpdatedArray, was.path, written.coords), node_id)
         log = missed.log
-        theirs = Written(len(was.shape), log.updated_chunks.get(node_id), log.updated_boxes.get(node_id, ()))
+        theirs = TouchedChunks(len(was.shape), log.updated_chunks.get(node_id), log.updated_boxes.get(node_id, ()))
         both = written.common(theirs)
         if node_id in missed.clipped:
             both = np.concatenate([both, theirs.outside(missed.clipped[node_id])])
@@ -437,7 +437,7 @@ def _same_layout(ours: Node, theirs: ArrayNode) -> bool:
     return isinstance(ours, ArrayNode) and len(ours.shape) == len(theirs.shape) and _layout(ours) == _layout(theirs)
 
 
-def _leaves_grid(written: Written, now: ArrayNode) -> bool:
+def _leaves_grid(written: TouchedChunks, now: ArrayNode) -> bool:
     """Whether chunks were written that the array, made smaller in between, no longer has."""
     grid = np.array(now.grid, dtype=np.int64)
     known = written.known is not None and bool((written.known >= grid).any())

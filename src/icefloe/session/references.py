@@ -25,36 +25,36 @@ from icefloe.model.chunk_table import (
 from icefloe.model.snapshot import ArrayNode
 from icefloe.model.virtual_chunk_container import VirtualChunkSpec
 from icefloe.model.zarr_document import check_unicode, parse_document
-from icefloe.session.session_state import Workspace
+from icefloe.session.session_state import SessionState
 
 Mapper = Callable[[Iterable[int]], Iterable[int] | None]
 
 
-async def shift_array(work: Workspace, path: str, offset: Sequence[int]) -> None:
+async def shift_array(state: SessionState, path: str, offset: Sequence[int]) -> None:
     """Move every chunk by an offset; free places read as fill value, what leaves the grid is dropped."""
-    node = _movable(work, path)
+    node = _movable(state, path)
     if len(offset) != len(node.shape):
         raise InvalidInputError(f"offset {tuple(offset)} for {node.path}, which has {len(node.shape)} dimensions")
-    table = await work.chunk_table(node)
-    work.add_table(node, overlay(tombstones(table.coords), shift_coords(table, offset, node.grid)))
+    table = await state.chunk_table(node)
+    state.add_table(node, overlay(tombstones(table.coords), shift_coords(table, offset, node.grid)))
 
 
-async def reindex_array(work: Workspace, path: str, forward: Mapper, backward: Mapper | None) -> None:
+async def reindex_array(state: SessionState, path: str, forward: Mapper, backward: Mapper | None) -> None:
     """Move chunks by a function of their coordinates."""
-    node = _movable(work, path)
-    table = await work.chunk_table(node)
+    node = _movable(state, path)
+    table = await state.chunk_table(node)
 
     def checked(coords: Coords) -> Coords | None:
         target = forward(list(coords))
         if target is None:
             return None
         moved = tuple(int(c) for c in target)
-        work.check_coords(node, moved)
+        state.check_coords(node, moved)
         return moved
 
     mapped = map_coords(table, checked)
     cleared = _vacated(table, backward) if backward is not None else None
-    work.add_table(node, mapped if cleared is None else overlay(cleared, mapped))
+    state.add_table(node, mapped if cleared is None else overlay(cleared, mapped))
 
 
 def _vacated(table: ChunkTable, backward: Mapper) -> ChunkTable:
@@ -71,8 +71,8 @@ def _vacated(table: ChunkTable, backward: Mapper) -> ChunkTable:
     return tombstones(take(table, np.array(rows, dtype=np.int64)).coords)
 
 
-def _movable(work: Workspace, path: str) -> ArrayNode:
-    node = work.tree.array(path if path.startswith("/") else "/" + path)
+def _movable(state: SessionState, path: str) -> ArrayNode:
+    node = state.tree.array(path if path.startswith("/") else "/" + path)
     grid = parse_document(node.document)["chunk_grid"]
     if grid["name"] != "regular":
         raise InvalidInputError(
@@ -85,18 +85,18 @@ Checksum = str | dt.datetime | None
 
 
 def virtual_ref(
-    work: Workspace, location: str, offset: int, length: int, checksum: Checksum, *, validate_container: bool
+    state: SessionState, location: str, offset: int, length: int, checksum: Checksum, *, validate_container: bool
 ) -> ChunkRef:
     """A checked reference to a range of a file."""
     _check_range(offset, length)
     check_unicode(location, "the location")
-    text = _checked_location(work, location) if validate_container else location
-    etag, modified = _split_checksum(work, checksum)
+    text = _checked_location(state, location) if validate_container else location
+    etag, modified = _split_checksum(state, checksum)
     return ChunkRef(ChunkKind.VIRTUAL, offset, length, location=text, etag=etag, last_modified=modified)
 
 
-def _checked_location(work: Workspace, location: str) -> str:
-    checked: str = work.engine.containers.check_locations([location])[0]
+def _checked_location(state: SessionState, location: str) -> str:
+    checked: str = state.engine.containers.check_locations([location])[0]
     return checked
 
 
@@ -107,12 +107,12 @@ def _check_range(offset: int, length: int) -> None:
         )
 
 
-def _split_checksum(work: Workspace, checksum: Checksum) -> tuple[str | None, int | None]:
+def _split_checksum(state: SessionState, checksum: Checksum) -> tuple[str | None, int | None]:
     if checksum is None:
         return None, None
-    if not work.engine.format.capabilities.checksums:
+    if not state.engine.format.capabilities.checksums:
         raise UnsupportedError(
-            f"generation {work.engine.format.spec_version.value!r} has no place for checksums of virtual chunks"
+            f"generation {state.engine.format.spec_version.value!r} has no place for checksums of virtual chunks"
         )
     if isinstance(checksum, str):
         return check_unicode(checksum, "the checksum"), None
@@ -124,17 +124,17 @@ def _split_checksum(work: Workspace, checksum: Checksum) -> tuple[str | None, in
 
 
 def set_specs(
-    work: Workspace, array_path: str, chunks: Sequence[VirtualChunkSpec], *, validate_containers: bool
+    state: SessionState, array_path: str, chunks: Sequence[VirtualChunkSpec], *, validate_containers: bool
 ) -> list[tuple[int, ...]] | None:
     """Set references from specifications; those no container covers are left out and returned."""
-    node = _array(work, array_path)
+    node = _array(state, array_path)
     refused = []
     for spec in chunks:
         coords = tuple(int(c) for c in spec.index)
-        work.check_coords(node, coords)
+        state.check_coords(node, coords)
         try:
             ref = virtual_ref(
-                work,
+                state,
                 spec.location,
                 spec.offset,
                 spec.length,
@@ -144,12 +144,12 @@ def set_specs(
         except VirtualChunkError:
             refused.append(coords)
             continue
-        work.set_ref(node, coords, ref)
+        state.set_ref(node, coords, ref)
     return refused or None
 
 
 def set_columns(
-    work: Workspace,
+    state: SessionState,
     array_path: str,
     grid_shape: tuple[int, ...],
     columns: tuple[Any, Any, Any],
@@ -159,21 +159,21 @@ def set_columns(
     validate_containers: bool,
 ) -> list[tuple[int, ...]] | None:
     """Set the references of a box of chunks from columns in C order; empty locations are left alone."""
-    node = _array(work, array_path)
+    node = _array(state, array_path)
     ndim = len(node.shape)
     corner = tuple(first) if first is not None else (0,) * ndim
     if len(grid_shape) != ndim or len(corner) != ndim:
         raise InvalidInputError(f"a box of {grid_shape} chunks at {corner} for {node.path} with {ndim} dimensions")
     if all(grid_shape):
-        work.check_coords(node, corner)
-        work.check_coords(node, tuple(first + n - 1 for first, n in zip(corner, grid_shape, strict=True)))
+        state.check_coords(node, corner)
+        state.check_coords(node, tuple(first + n - 1 for first, n in zip(corner, grid_shape, strict=True)))
     coords = _box_coords(grid_shape, corner)
-    work.set_table(node, _virtual_table(work, coords, columns, checksum, validate_containers=validate_containers))
+    state.set_table(node, _virtual_table(state, coords, columns, checksum, validate_containers=validate_containers))
     return None
 
 
 def set_points(
-    work: Workspace,
+    state: SessionState,
     array_path: str,
     coords: Any,
     columns: tuple[Any, Any, Any],
@@ -182,15 +182,15 @@ def set_points(
     validate_containers: bool,
 ) -> list[tuple[int, ...]] | None:
     """Set the references of chunks anywhere in the grid from columns; the last of equal coordinates wins."""
-    node = _array(work, array_path)
+    node = _array(state, array_path)
     where = _point_coords(coords, node)
-    table = _virtual_table(work, where, columns, checksum, validate_containers=validate_containers)
-    work.set_table(node, normalise(table))
+    table = _virtual_table(state, where, columns, checksum, validate_containers=validate_containers)
+    state.set_table(node, normalise(table))
     return None
 
 
 def _virtual_table(
-    work: Workspace,
+    state: SessionState,
     coords: npt.NDArray[np.uint32],
     columns: tuple[Any, Any, Any],
     checksum: Any,
@@ -215,8 +215,8 @@ def _virtual_table(
     if len(present) and not lengths[present].all():
         raise InvalidInputError("a virtual chunk has length 0; leave its location empty to leave the chunk alone")
     if validate_containers and len(present):
-        texts = work.engine.containers.check_locations(texts)
-    etag, modified = _split_checksum(work, checksum)
+        texts = state.engine.containers.check_locations(texts)
+    etag, modified = _split_checksum(state, checksum)
     return ChunkTable(
         coords=coords[present],
         kind=np.full(len(present), ChunkKind.VIRTUAL, dtype=np.uint8),
@@ -230,15 +230,15 @@ def _virtual_table(
     )
 
 
-def set_table(work: Workspace, array_path: str, table: ChunkTable, *, validate_containers: bool = True) -> None:
+def set_table(state: SessionState, array_path: str, table: ChunkTable, *, validate_containers: bool = True) -> None:
     """Set references of any kind from a table of columns, in any order; the last of equal coordinates wins."""
     if validate_containers and table.location is not None and len(table.locations):
-        work.engine.containers.check_locations(table.locations)
-    work.set_table(_array(work, array_path), normalise(table))
+        state.engine.containers.check_locations(table.locations)
+    state.set_table(_array(state, array_path), normalise(table))
 
 
-def _array(work: Workspace, path: str) -> ArrayNode:
-    return work.tree.array(path if path.startswith("/") else "/" + path)
+def _array(state: SessionState, path: str) -> ArrayNode:
+    return state.tree.array(path if path.startswith("/") else "/" + path)
 
 
 def _numbers(values: Any, count: int, name: str) -> npt.NDArray[np.uint64]:

@@ -22,10 +22,10 @@ from icefloe.session import commit as committing
 from icefloe.session.change_set import diff_of_changes
 from icefloe.session.fork import Fork, WrittenParts, link_parts, merge_fork, write_parts
 from icefloe.session.keyspace import KeySpace
-from icefloe.session.open_repository import Engine, note_running
+from icefloe.session.open_repository import Engine, register_writer
 from icefloe.session.rebase import ConflictSolver, VersionSelection
 from icefloe.session.references import reindex_array, set_columns, set_points, set_specs, shift_array, virtual_ref
-from icefloe.session.session_state import Workspace
+from icefloe.session.session_state import SessionState
 from icefloe.store import Checksum, ChunkBatch, IcechunkStore
 
 
@@ -86,19 +86,19 @@ class Session(Described):
         tip: Tip | None = None,
         default_metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        self._workspace = Workspace(engine, base, tip=tip)
+        self._state = SessionState(engine, base, tip=tip)
         self._mode = mode
         self._branch = branch
         self._default_metadata = dict(default_metadata or {})
-        self.keyspace = KeySpace(self._workspace)
+        self.keyspace = KeySpace(self._state)
         self._has_forked = False
 
     # -- what it is -----------------------------------------------------------------------------------------------
 
     @property
-    def workspace(self) -> Workspace:
+    def state(self) -> SessionState:
         """The nodes and chunks behind this session, for other packages of the library."""
-        return self._workspace
+        return self._state
 
     @property
     def read_only(self) -> bool:
@@ -113,7 +113,7 @@ class Session(Described):
     @property
     def snapshot_id(self) -> ObjectId:
         """The snapshot that the session stands on."""
-        return self._workspace.base.id
+        return self._state.base.id
 
     @property
     def branch(self) -> str | None:
@@ -123,7 +123,7 @@ class Session(Described):
     @property
     def config(self) -> RepositoryConfig:
         """The configuration of the repository."""
-        return self._workspace.engine.config
+        return self._state.engine.config
 
     @property
     def store(self) -> IcechunkStore:
@@ -134,7 +134,7 @@ class Session(Described):
     @property
     def has_uncommitted_changes(self) -> bool:
         """Whether there is something to commit."""
-        return not self._workspace.is_clean()
+        return not self._state.is_clean()
 
     @property
     def is_running(self) -> bool:
@@ -147,7 +147,7 @@ class Session(Described):
         if self is other:
             return True
         both_read = self.read_only and other.read_only
-        same_place = self._workspace.engine.storage == other._workspace.engine.storage
+        same_place = self._state.engine.storage == other._state.engine.storage
         return both_read and same_place and self.snapshot_id == other.snapshot_id
 
     __hash__ = object.__hash__
@@ -157,7 +157,7 @@ class Session(Described):
         return f"<icefloe.{type(self).__name__} {self._mode.name.lower()} {where}snapshot={self.snapshot_id}>"
 
     def _card(self) -> Card:
-        base, nodes = self._workspace.base, list(self._workspace.tree.nodes())
+        base, nodes = self._state.base, list(self._state.tree.nodes())
         arrays = sum(isinstance(node, ArrayNode) for node in nodes)
         content = f"{format_count(len(nodes) - arrays, 'group')}, {format_count(arrays, 'array')}"
         facts: list[Fact] = [("branch", Styled(self._branch, "branch"))] if self._branch else []
@@ -166,7 +166,7 @@ class Session(Described):
             ("message", first_line(base.message)),
             ("written", format_time(base.written_at)),
             ("content", content),
-            ("repository", Styled(self._workspace.engine.storage.url, "code")),
+            ("repository", Styled(self._state.engine.storage.url, "code")),
         ]
         if not self.read_only:
             facts.append(("changes", Styled("uncommitted", "changed") if self.has_uncommitted_changes else "none"))
@@ -178,7 +178,7 @@ class Session(Described):
                 "a writable session does not pickle: give each worker `session.fork()`, and `session.merge(...)` what "
                 "comes back; to read in workers, use repo.readonly_session(...)"
             )
-        return {"engine": self._workspace.engine, "snapshot_id": self.snapshot_id}
+        return {"engine": self._state.engine, "snapshot_id": self.snapshot_id}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         engine: Engine = state["engine"]
@@ -189,13 +189,13 @@ class Session(Described):
 
     def status(self) -> Diff:
         """What the session has changed and not committed."""
-        view = self._workspace.view()
+        view = self._state.view()
         return diff_of_changes(view.base, view.changes)
 
     def discard_changes(self) -> None:
         """Forget every change; the session stays writable."""
         self._check_writable()
-        self._workspace.discard()
+        self._state.discard()
 
     def move(self, from_path: str, to_path: str) -> None:
         """Give an array or group, with all below it, another path; no chunk and no manifest is rewritten.
@@ -211,7 +211,7 @@ class Session(Described):
         ['/clean']
         """
         self._check_writable()
-        self._workspace.move(from_path, to_path)
+        self._state.move(from_path, to_path)
 
     move_async = awaitable(move)
 
@@ -221,8 +221,8 @@ class Session(Described):
         The places that become free read as fill value. Resize the array first to keep everything.
         """
         self._check_writable()
-        with self._workspace.exclusive("shift_array"):
-            await shift_array(self._workspace, path, tuple(chunk_offset))
+        with self._state.exclusive("shift_array"):
+            await shift_array(self._state, path, tuple(chunk_offset))
 
     shift_array = blocking(shift_array_async)
 
@@ -242,8 +242,8 @@ class Session(Described):
             The inverse: where given, a place whose source is None or empty reads as fill value afterwards.
         """
         self._check_writable()
-        with self._workspace.exclusive("reindex_array"):
-            await reindex_array(self._workspace, path, forward, backward)
+        with self._state.exclusive("reindex_array"):
+            await reindex_array(self._state, path, forward, backward)
 
     reindex_array = blocking(reindex_array_async)
 
@@ -254,7 +254,7 @@ class Session(Described):
     ) -> None:
         """Point one chunk at a file; see `IcechunkStore.set_virtual_ref`."""
         self._check_writable(moves_only=False)
-        ref = virtual_ref(self._workspace, location, offset, length, checksum, validate_container=validate_container)
+        ref = virtual_ref(self._state, location, offset, length, checksum, validate_container=validate_container)
         self.keyspace.write_ref(key, ref)
 
     def set_virtual_specs(
@@ -262,7 +262,7 @@ class Session(Described):
     ) -> list[tuple[int, ...]] | None:
         """Point several chunks at files; see `IcechunkStore.set_virtual_refs`."""
         self._check_writable(moves_only=False)
-        return set_specs(self._workspace, array_path, chunks, validate_containers=validate_containers)
+        return set_specs(self._state, array_path, chunks, validate_containers=validate_containers)
 
     def set_virtual_columns(
         self,
@@ -279,7 +279,7 @@ class Session(Described):
         """Point a box of chunks at files, as columns; see `IcechunkStore.set_virtual_refs_arr`."""
         self._check_writable(moves_only=False)
         return set_columns(
-            self._workspace,
+            self._state,
             array_path,
             grid_shape,
             (locations, offsets, lengths),
@@ -293,13 +293,13 @@ class Session(Described):
     ) -> list[tuple[int, ...]] | None:
         """Point chunks anywhere at files, as columns; see `IcechunkStore.set_virtual_refs_columns`."""
         self._check_writable(moves_only=False)
-        work = self._workspace
+        work = self._state
         return set_points(work, array_path, coords, columns, checksum=checksum, validate_containers=validate_containers)
 
     async def all_virtual_chunk_locations_async(self) -> list[str]:
         """URL of every virtual chunk, with repetitions."""
         found: list[str] = []
-        view = self._workspace.view()
+        view = self._state.view()
         for node in view.tree.nodes():
             if isinstance(node, ArrayNode):
                 table = await view.chunk_table(node)
@@ -314,16 +314,16 @@ class Session(Described):
 
     async def chunk_coordinates(self, array_path: str, batch_size: int = 1000) -> AsyncIterator[tuple[int, ...]]:
         """The coordinates of every chunk of an array that was written."""
-        node = self._workspace.tree.array(_absolute(array_path))
-        view = self._workspace.view(node.id)
+        node = self._state.tree.array(_absolute(array_path))
+        view = self._state.view(node.id)
         async for table in view.chunk_batches(view.tree.array(node.path), batch_size):
             for row in table.coords.tolist():
                 yield tuple(row)
 
     async def chunk_columns(self, array_path: str, batch_size: int) -> AsyncIterator[ChunkBatch]:
         """The references of an array as columns; see `IcechunkStore.array_chunk_iterator`."""
-        node = self._workspace.tree.array(_absolute(array_path))
-        view = self._workspace.view(node.id)
+        node = self._state.tree.array(_absolute(array_path))
+        view = self._state.view(node.id)
         async for table in view.chunk_batches(view.tree.array(node.path), batch_size):
             inline = {int(i): table.row(int(i)).data or b"" for i in np.flatnonzero(table.kind == ChunkKind.INLINE)}
             texts = np.asarray([*table.locations, ""], dtype=object)
@@ -332,10 +332,10 @@ class Session(Described):
 
     async def chunk_type_async(self, array_path: str, chunk_coordinates: Sequence[int]) -> ChunkType:
         """Where the bytes of a chunk are."""
-        node = self._workspace.tree.array(_absolute(array_path))
+        node = self._state.tree.array(_absolute(array_path))
         coords = tuple(int(c) for c in chunk_coordinates)
-        self._workspace.check_coords(node, coords)
-        found = await self._workspace.find_chunk(node, coords)
+        self._state.check_coords(node, coords)
+        found = await self._state.find_chunk(node, coords)
         if found is None:
             return ChunkType.UNINITIALIZED
         return _TYPE_OF_KIND[found.kind] if isinstance(found, ChunkRef) else ChunkType.NATIVE
@@ -344,7 +344,7 @@ class Session(Described):
 
     def get_node_id(self, path: str) -> str:
         """The id of the node at a path; it stays when the node is moved."""
-        return encode_base32(self._workspace.tree.node(_absolute(path)).id)
+        return encode_base32(self._state.tree.node(_absolute(path)).id)
 
     get_node_id_async = awaitable(get_node_id)
 
@@ -358,7 +358,7 @@ class Session(Described):
         """
         self._check_writable(moves_only=False)
         self._has_forked = True
-        view = await self._workspace.stored_view()
+        view = await self._state.stored_view()
         return ForkSession(Fork.of(view), default_metadata=self._default_metadata)
 
     fork = blocking(fork_async)
@@ -385,10 +385,10 @@ class Session(Described):
             if not isinstance(fork, ForkSession):
                 raise InvalidInputError(f"merge takes forks of this session, got {type(fork).__name__}")
         states = [await fork.stored_state() for fork in forks]
-        with self._workspace.lock:
-            self._workspace.check_open()
-            work = self._workspace
-            work.writer.settle(work.changes)
+        with self._state.lock:
+            self._state.check_open()
+            work = self._state
+            work.writer.seal_packs(work.changes)
             changes = work.changes
             for state in states:
                 changes = merge_fork(work.base, changes, state, on_chunk_conflict)
@@ -402,8 +402,8 @@ class Session(Described):
     async def link_parts_async(self, written: Sequence[WrittenParts]) -> None:
         """Take over what workers left in storage with `ForkSession.write_parts`; no reference passes through here."""
         self._check_writable(moves_only=False)
-        with self._workspace.exclusive("link_parts"):
-            await link_parts(self._workspace, written)
+        with self._state.exclusive("link_parts"):
+            await link_parts(self._state, written)
 
     link_parts = blocking(link_parts_async)
 
@@ -434,10 +434,10 @@ class Session(Described):
             Commit also when nothing changed.
         """
         self._check_writable()
-        with self._workspace.exclusive("commit"):
+        with self._state.exclusive("commit"):
             branch, _ = self._commit_target(allow_empty=allow_empty)
             request = committing.CommitRequest(message, self._metadata(metadata), rebase_with, rebase_tries)
-            snapshot = await committing.commit(self._workspace, branch, request)
+            snapshot = await committing.commit(self._state, branch, request)
             return self._finish(snapshot)
 
     commit = blocking(commit_async)
@@ -447,10 +447,10 @@ class Session(Described):
     ) -> ObjectId:
         """Replace the newest commit of the branch by one that also holds these changes."""
         self._check_writable()
-        with self._workspace.exclusive("amend"):
+        with self._state.exclusive("amend"):
             branch, tip = self._commit_target(allow_empty=allow_empty)
             request = committing.CommitRequest(message, self._metadata(metadata))
-            snapshot, _ = await committing.amend(self._workspace, branch, tip, request)
+            snapshot, _ = await committing.amend(self._state, branch, tip, request)
             return self._finish(snapshot)
 
     amend = blocking(amend_async)
@@ -458,10 +458,10 @@ class Session(Described):
     async def flush_async(self, message: str, *, metadata: Mapping[str, Any] | None = None) -> ObjectId:
         """Save the changes as a snapshot that no branch points at; returns its id."""
         self._check_writable()
-        with self._workspace.exclusive("flush"):
+        with self._state.exclusive("flush"):
             branch, _ = self._commit_target(allow_empty=False)
             request = committing.CommitRequest(message, self._metadata(metadata))
-            snapshot = await committing.write_detached(self._workspace, branch, request)
+            snapshot = await committing.write_detached(self._state, branch, request)
             return self._finish(snapshot)
 
     flush = blocking(flush_async)
@@ -472,18 +472,18 @@ class Session(Described):
         branch = self._branch
         if branch is None:
             raise SessionStateError("this session has no branch to rebase to")
-        with self._workspace.exclusive("rebase"):
-            await self._workspace.flush()
-            await committing.rebase(self._workspace, branch, solver)
+        with self._state.exclusive("rebase"):
+            await self._state.store_chunks()
+            await committing.rebase(self._state, branch, solver)
 
     rebase = blocking(rebase_async)
 
     def _commit_target(self, *, allow_empty: bool) -> tuple[str, Tip]:
         self._check_writable()
-        tip = self._workspace.tip
+        tip = self._state.tip
         if self._branch is None or tip is None:
             raise SessionStateError("this session has no branch to commit to")
-        if self._workspace.is_clean() and not allow_empty:
+        if self._state.is_clean() and not allow_empty:
             raise SessionStateError(
                 "cannot commit: the session has no changes; write something, or pass allow_empty=True", no_changes=True
             )
@@ -493,8 +493,8 @@ class Session(Described):
         return {**self._default_metadata, **(metadata or {})}
 
     def _finish(self, snapshot: Snapshot) -> ObjectId:
-        with self._workspace.lock:
-            self._workspace.close(snapshot)
+        with self._state.lock:
+            self._state.close(snapshot)
             self._mode, self._branch = SessionMode.READONLY, None
         return snapshot.id
 
@@ -510,23 +510,23 @@ class ForkSession(Session):
 
     def __init__(self, fork: Fork, default_metadata: Mapping[str, Any] | None = None) -> None:
         super().__init__(fork.engine, fork.base, mode=SessionMode.WRITABLE, default_metadata=default_metadata)
-        self._workspace.begin(fork.changes, fork.inherited)
+        self._state.begin(fork.changes, fork.inherited)
         self._since = fork.since
         self._merged_at: int | None = None
-        note_running(self, fork.engine.storage, fork.since)
+        register_writer(self, fork.engine.storage, fork.since)
 
     @property
     def is_running(self) -> bool:
         """Whether there may be chunks in storage that only a merge of this fork makes reachable."""
-        return self._merged_at != self._workspace.asked and super().is_running
+        return self._merged_at != self._state.asked and super().is_running
 
     def note_merged(self) -> None:
         """Remember that the session has everything that was written here until now."""
-        self._merged_at = self._workspace.asked
+        self._merged_at = self._state.asked
 
     async def stored_state(self) -> Fork:
         """What the fork has changed, with every chunk stored."""
-        view = await self._workspace.stored_view()
+        view = await self._state.stored_view()
         return Fork(view.engine, view.base, view.inherited, view.changes, self._since)
 
     async def write_parts_async(self, label: str = "") -> WrittenParts:
@@ -537,7 +537,7 @@ class ForkSession(Session):
         label
             Who this is, for the error when two workers wrote the same chunk.
         """
-        return await write_parts(self._workspace, label)
+        return await write_parts(self._state, label)
 
     write_parts = blocking(write_parts_async)
 

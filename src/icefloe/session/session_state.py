@@ -412,7 +412,7 @@ def in_grid(node: ArrayNode, coords: Coords) -> bool:
     return len(coords) == len(grid) and all(0 <= c < n and c <= _MAX_COORD for c, n in zip(coords, grid, strict=True))
 
 
-class Workspace(View):
+class SessionState(View):
     """The state of one session: base, changes, and the chunks on their way to storage.
 
     The changes are a value that is only changed while the lock is held, and the lock is never held while something is
@@ -447,7 +447,7 @@ class Workspace(View):
     def view(self, only: NodeId | None = None) -> View:
         """The session as it is now; of chunk edits only those of one array, where one is named."""
         with self.lock:
-            self.writer.settle(self.changes)
+            self.writer.seal_packs(self.changes)
             if only is not None and only in self.changes.edits:
                 # Who asks about one array asks again: bring its edits together once.
                 self.changes.edits[only].to_table()
@@ -471,7 +471,7 @@ class Workspace(View):
         """Refuse every change from elsewhere until the block ends; reading goes on."""
         with self.lock:
             self.check_open()
-            self.writer.settle(self.changes)
+            self.writer.seal_packs(self.changes)
             self._running = verb
         try:
             yield
@@ -521,10 +521,10 @@ class Workspace(View):
         await self.writer.store_packs(packs)
         return view
 
-    async def flush(self) -> None:
+    async def store_chunks(self) -> None:
         """Store every chunk that is still in memory."""
         with self.lock:
-            self.writer.settle(self.changes)
+            self.writer.seal_packs(self.changes)
         await self.writer.store_packs()
 
     # -- documents ------------------------------------------------------------------------------------------------
@@ -554,7 +554,7 @@ class Workspace(View):
         self._check_key_encoding(document, key, existing)
         if isinstance(existing, ArrayNode) and len(existing.shape) == len(grid.shape):
             if any(new < old for new, old in zip(grid.grid, existing.grid, strict=True)):
-                self.writer.settle(self.changes)
+                self.writer.seal_packs(self.changes)
                 self.changes.clip(existing, grid.grid)
             node = replace(
                 existing,
@@ -762,7 +762,7 @@ class Workspace(View):
         with self.lock:
             edits = self.open_edits(node, last)
             if self.writer.has_pending:
-                self.writer.settle(self.changes)
+                self.writer.seal_packs(self.changes)
             edits.add_table(table)
 
     def add_table(self, node: ArrayNode, table: ChunkTable) -> None:

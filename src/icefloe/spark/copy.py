@@ -22,7 +22,7 @@ from icefloe.model.chunk_table import Coords
 from icefloe.model.snapshot import ArrayNode
 from icefloe.session.rebase import ConflictDetector
 from icefloe.session.session import ForkSession, Session
-from icefloe.session.session_state import Workspace
+from icefloe.session.session_state import SessionState
 from icefloe.spark.arguments import (
     Bounds,
     JobOutcome,
@@ -99,10 +99,10 @@ class CopyPlan:
 def plan_copy(session: Session, selection: CopySelection, target_group: str, task_bytes: int) -> CopyPlan:
     """Read the documents and decide."""
     root = "/" + selection.group.strip("/")
-    nodes = session.workspace.tree.subtree(root)
+    nodes = session.state.tree.subtree(root)
     if not nodes:
         raise NodeNotFoundError(f"there is no group {root} in snapshot {session.snapshot_id}", path=root)
-    documents = {node.path: run_blocking(session.workspace.fetch_document(node.path)) or b"" for node in nodes}
+    documents = {node.path: run_blocking(session.state.fetch_document(node.path)) or b"" for node in nodes}
     arrays = [node for node in nodes if isinstance(node, ArrayNode)]
     chosen = _choose(arrays, selection.variables, root)
     _check_names(chosen, selection)
@@ -231,13 +231,13 @@ class _CopyWork:
         fork = open_fork()
         array = task.array
         if array.as_stored:
-            run_blocking(self._copy_chunks(fork.workspace, task))
+            run_blocking(self._copy_chunks(fork.state, task))
         else:
             target = zarr.open_array(fork.store, path=array.target, mode="r+", zarr_format=3)
             target[array.cells(task.box) or ...] = read_cells(self.source, array, task.box)
         return fork, None
 
-    async def _copy_chunks(self, target: Workspace, task: CopyTask) -> None:
+    async def _copy_chunks(self, target: SessionState, task: CopyTask) -> None:
         node = target.tree.array("/" + task.array.target)
         for batch in await list_chunks(self.source, task.array, task.box):
             found = await fetch_chunks(self.source, task.array, batch)
@@ -252,10 +252,10 @@ def read_cells(source: Session, array: ArrayCopy, box: Box) -> Any:
 
 async def list_chunks(source: Session, array: ArrayCopy, box: Box) -> list[list[Coords]]:
     """Target coordinates of the chunks of a box that exist, in batches."""
-    node = source.workspace.tree.array(array.source)
+    node = source.state.tree.array(array.source)
     shift = array.chunk_shift
     wanted = tuple((first + s, end + s) for (first, end), s in zip(box, shift, strict=True))
-    table = await source.workspace.chunk_table(node, wanted)
+    table = await source.state.chunk_table(node, wanted)
     coords = table.coords.astype(np.int64) - np.array(shift, dtype=np.int64).reshape(1, len(shift))
     rows: list[Coords] = [tuple(row) for row in coords.tolist()]
     return [rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE)]
@@ -263,10 +263,10 @@ async def list_chunks(source: Session, array: ArrayCopy, box: Box) -> list[list[
 
 async def fetch_chunks(source: Session, array: ArrayCopy, batch: Sequence[Coords]) -> list[Buffer]:
     """The stored bytes of some chunks."""
-    node = source.workspace.tree.array(array.source)
+    node = source.state.tree.array(array.source)
     shift = array.chunk_shift
     places = [tuple(c + s for c, s in zip(coords, shift, strict=True)) for coords in batch]
-    found = await asyncio.gather(*(source.workspace.fetch_chunk(node, place) for place in places))
+    found = await asyncio.gather(*(source.state.fetch_chunk(node, place) for place in places))
     return [data for data in found if data is not None]
 
 
@@ -408,7 +408,7 @@ def rechunk(
 
 
 def _create(session: Session, plan: CopyPlan, *, overwrite: bool) -> None:
-    work = session.workspace
+    work = session.state
     for array in plan.arrays:
         if work.tree.find("/" + array.target) is None:
             continue
@@ -423,7 +423,7 @@ def _create(session: Session, plan: CopyPlan, *, overwrite: bool) -> None:
     SessionSink(session).write_documents(dict(sorted(documents.items())))
 
 
-def _parents(plan: CopyPlan, fresh: Mapping[str, bytes], work: Workspace) -> dict[str, bytes]:
+def _parents(plan: CopyPlan, fresh: Mapping[str, bytes], work: SessionState) -> dict[str, bytes]:
     """Groups above the target group that are not there yet."""
     found: dict[str, bytes] = {}
     for path in [*plan.groups, *(array.target for array in plan.arrays)]:

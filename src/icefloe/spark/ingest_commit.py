@@ -44,7 +44,7 @@ from icefloe.repository import Repository
 from icefloe.session.fork import WrittenParts
 from icefloe.session.rebase import ConflictDetector, ConflictSolver
 from icefloe.session.session import ForkSession, Session
-from icefloe.session.session_state import Workspace
+from icefloe.session.session_state import SessionState
 from icefloe.spark.tasks import TASKS_PER_CORE, OpenFork, WriteJob, Written, parallelism, write_with_tasks
 
 ChunkOffsets = Mapping[str, tuple[int, ...]]
@@ -126,11 +126,11 @@ class RelocateWork:
 
     def __call__(self, open_fork: OpenFork, written: WrittenParts) -> tuple[ForkSession, None]:
         fork = open_fork()
-        run_blocking(_relocate(fork.workspace, written, self.offsets))
+        run_blocking(_relocate(fork.state, written, self.offsets))
         return fork, None
 
 
-async def _relocate(work: Workspace, written: WrittenParts, offsets: ChunkOffsets) -> None:
+async def _relocate(work: SessionState, written: WrittenParts, offsets: ChunkOffsets) -> None:
     for part in written.parts:
         path = written.paths[part.node_id]
         manifest = await work.engine.metadata_files.fetch_manifest(part.manifest_id)
@@ -332,7 +332,7 @@ def _after_conflict(spark: SparkSession, job: IngestJob, attempt: _Attempt) -> _
 
 def _arrays_changed(attempt: _Attempt) -> bool:
     """Whether arrays that the plan extends are no longer as they were when it was made."""
-    nodes = attempt.session.workspace.base.nodes
+    nodes = attempt.session.state.base.nodes
     for path in attempt.plan.arrays:
         known = attempt.planned_on.arrays.get(path)
         now = nodes.get("/" + path)
@@ -394,7 +394,7 @@ def _metadata(job: IngestJob, attempt: _Attempt, references: int, number: int) -
     if plan.options.append_order == "any" and job.options.append_order == "after":
         facts["appended_behind_another"] = True
     own = ingest_metadata(plan, job.first_pass.files, **facts)
-    record = keep_record(job.repository, attempt.session.workspace.base, own)
+    record = keep_record(job.repository, attempt.session.state.base, own)
     return {**record, **(job.metadata or {})}
 
 

@@ -210,7 +210,7 @@ def create_target(
 
 def _known(session: Session, target: BlockTarget, template: xr.Dataset) -> list[str]:
     """Coordinates of dimensions that the group has already, with the same values: nothing to write, or to clash on."""
-    if session.workspace.tree.find(f"/{target.group}") is None:
+    if session.state.tree.find(f"/{target.group}") is None:
         return []
     there = xr.open_zarr(session.store, group=target.group or None, consolidated=False, chunks=None)
     return [
@@ -221,7 +221,7 @@ def _known(session: Session, target: BlockTarget, template: xr.Dataset) -> list[
 
 
 def _make_room(session: Session, target: BlockTarget, *, overwrite: bool) -> None:
-    work = session.workspace
+    work = session.state
     for name in target.chunks:
         path = f"/{target.group}/{name}" if target.group else f"/{name}"
         if work.tree.find(path) is None:

@@ -264,12 +264,12 @@ def list_views(session: Session) -> list[View]:
     stands for none of them: each then has a name of its own, which ends with a few digits that its path gives.
     """
     found: dict[str, list[View]] = {}
-    for node in session.workspace.tree.nodes():
+    for node in session.state.tree.nodes():
         if isinstance(node, ArrayNode):
             group, _, name = node.path.rpartition("/")
             view = View(view_name(node.path), group or "/", (name,))
             found.setdefault(view.name.lower(), []).append(view)
-    for node in session.workspace.tree.nodes():
+    for node in session.state.tree.nodes():
         if isinstance(node, GroupNode):
             for view in _grids(session, node.path):
                 name = view.name if view.name != ROOT_VIEW or ROOT_VIEW not in found else f"icefloe_{ROOT_VIEW}"

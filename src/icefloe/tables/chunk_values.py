@@ -115,7 +115,7 @@ class ChunkValues:
 
     def __init__(self, session: Session, path: str) -> None:
         self._session = session
-        self._node = session.workspace.tree.array(path)
+        self._node = session.state.tree.array(path)
         self._decode: ChunkDecoder | None = None
         self.array: zarr.Array[Any] = open_array(session, path)
         if self.array.shards is None:
@@ -153,7 +153,7 @@ class ChunkValues:
         return _decoded_ahead(decode, rounds, parts) if decode_ahead else map(decode, count(), _in_turn(rounds), parts)
 
     def _locate(self, coordinates: _Places) -> LocatedChunks:
-        return run_blocking(self._session.workspace.locate_chunks(self._node, coordinates.astype(np.uint32)))
+        return run_blocking(self._session.state.locate_chunks(self._node, coordinates.astype(np.uint32)))
 
 
 @dataclass(frozen=True, slots=True)

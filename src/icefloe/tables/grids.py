@@ -179,7 +179,7 @@ def _describe(found: _Found) -> str:
 
 
 def _arrays(session: Session, group: str) -> dict[str, _Found]:
-    tree = session.workspace.tree
+    tree = session.state.tree
     start = "/" + group.strip("/")
     # A repository without a root group still has its arrays.
     if start != "/" and not isinstance(tree.node(start), GroupNode):
@@ -189,7 +189,7 @@ def _arrays(session: Session, group: str) -> dict[str, _Found]:
     for node in tree.subtree(start):
         name = node.path[len(below) :]
         if isinstance(node, ArrayNode) and "/" not in name:
-            document = run_blocking(session.workspace.fetch_document(node.path))
+            document = run_blocking(session.state.fetch_document(node.path))
             assert document is not None
             found[name] = _Found(name, node, parse_document(document))
     return found

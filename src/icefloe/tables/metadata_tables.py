@@ -100,7 +100,7 @@ def plan_parts(table: str, session: Session) -> list[MetadataPart]:
     """Shares of about equal size."""
     if table != "chunks":
         return [MetadataPart()]
-    arrays = [node for node in session.workspace.tree.nodes() if isinstance(node, ArrayNode)]
+    arrays = [node for node in session.state.tree.nodes() if isinstance(node, ArrayNode)]
     return [MetadataPart(node.path, box) for node in arrays for box in _slabs(node.grid)] or [MetadataPart()]
 
 
@@ -174,8 +174,8 @@ def _refs(repository: Repository, session: Session) -> Iterator[list[Any]]:
 
 
 def _nodes(repository: Repository, session: Session) -> Iterator[list[Any]]:
-    for node in session.workspace.tree.nodes():
-        document = run_blocking(session.workspace.fetch_document(node.path))
+    for node in session.state.tree.nodes():
+        document = run_blocking(session.state.fetch_document(node.path))
         assert document is not None
         yield _node_row(node, parse_document(document))
 
@@ -201,7 +201,7 @@ def _node_row(node: Node, document: Mapping[str, Any]) -> list[Any]:
 
 
 def _manifests(repository: Repository, session: Session) -> Iterator[list[Any]]:
-    base = session.workspace.base
+    base = session.state.base
     arrays: dict[str, list[str]] = {manifest_id: [] for manifest_id in base.manifests}
     for node in base.nodes.values():
         if isinstance(node, ArrayNode):
@@ -223,8 +223,8 @@ def _files(repository: Repository, session: Session) -> Iterator[list[Any]]:
 def _chunks(session: Session, part: MetadataPart) -> Iterator[pa.RecordBatch]:
     if part.path is None:
         return
-    node = session.workspace.tree.array(part.path)
-    table = run_blocking(session.workspace.chunk_table(node, part.box))
+    node = session.state.tree.array(part.path)
+    table = run_blocking(session.state.chunk_table(node, part.box))
     for first in range(0, len(table), _ROWS_PER_BATCH):
         yield _chunk_batch(session, node, take(table, np.arange(first, min(first + _ROWS_PER_BATCH, len(table)))))
 
@@ -261,7 +261,7 @@ def _objects(session: Session, table: ChunkTable) -> pa.Array:
     # Many chunks share an object: its key is spelled once.
     native = table.kind == ChunkKind.NATIVE
     unique, codes = np.unique(table.object_id, axis=0, return_inverse=True)
-    chunk_key = session.workspace.engine.format.chunk_key
+    chunk_key = session.state.engine.format.chunk_key
     keys = pa.array([chunk_key(each.tobytes()) for each in unique], type=pa.string())
     return keys.take(pa.array(codes.reshape(-1), mask=~native))
 
@@ -349,7 +349,7 @@ def changed_blocks(repository: Repository, grid: Grid, before: str | None, sessi
         return Change(Selection(none, everything, total), (0,) * len(grid.shape))
     past = repository.readonly_session(snapshot_id=before)
     diff = repository.diff(from_snapshot_id=before, to_snapshot_id=session.snapshot_id)
-    old = past.workspace.tree.find_array(grid.variables[0].path)
+    old = past.state.tree.find_array(grid.variables[0].path)
     shape = old.shape if old is not None and len(old.shape) == len(grid.shape) else (0,) * len(grid.shape)
     moved, removed = _coordinate_changes(grid, diff, past, session)
     removed = removed or _shrunk(grid, shape)
@@ -369,7 +369,7 @@ def changed_blocks(repository: Repository, grid: Grid, before: str | None, sessi
 
 def _is_anew(variable: Variable, past: Session, session: Session) -> bool:
     """Whether an array is not the one that it was."""
-    was, now = past.workspace.tree.find_array(variable.path), session.workspace.tree.find_array(variable.path)
+    was, now = past.state.tree.find_array(variable.path), session.state.tree.find_array(variable.path)
     return was is None or now is None or was.id != now.id
 
 
@@ -381,7 +381,7 @@ def _smallest_shape(
     for info in repository.ancestry(snapshot_id=session.snapshot_id):
         if info.id == before:
             break
-        tree = repository.readonly_session(snapshot_id=info.id).workspace.tree
+        tree = repository.readonly_session(snapshot_id=info.id).state.tree
         for variable in grid.variables:
             node = tree.find_array(variable.path)
             if node is None or len(node.shape) != len(shape):
@@ -422,7 +422,7 @@ def _coordinate_changes(
 
 
 def _values(session: Session, path: str) -> npt.NDArray[Any] | None:
-    if session.workspace.tree.find_array(path) is None:
+    if session.state.tree.find_array(path) is None:
         return None
     return np.asarray(zarr.open_array(session.store, path=path.strip("/"), mode="r")[...])
 

@@ -114,21 +114,21 @@ def load_ranges(session: Session, variable: Variable) -> ValueRanges | None:
     """The ranges that are known of an array's chunks; None where none are kept."""
     if not has_ranges(variable.coding):
         return None
-    node = session.workspace.tree.array(variable.path)
-    kept = fetch_rows(session.workspace.engine.storage, node)
+    node = session.state.tree.array(variable.path)
+    kept = fetch_rows(session.state.engine.storage, node)
     if kept is None:
         return None
-    table = run_blocking(session.workspace.chunk_table(node))
+    table = run_blocking(session.state.chunk_table(node))
     return _join(session, node, variable, table, kept)
 
 
 def missing_chunks(session: Session, variable: Variable) -> npt.NDArray[np.int64]:
     """Numbers of the chunks (in C order of the grid) whose range is not known yet and can be kept."""
-    node = session.workspace.tree.array(variable.path)
-    table = run_blocking(session.workspace.chunk_table(node))
+    node = session.state.tree.array(variable.path)
+    table = run_blocking(session.state.chunk_table(node))
     numbers = _numbers(node, table)
     _, sure = fingerprints(table)
-    kept = fetch_rows(session.workspace.engine.storage, node)
+    kept = fetch_rows(session.state.engine.storage, node)
     if kept is None:
         return numbers[sure]
     known = _join(session, node, variable, table, kept).known.reshape(-1)
@@ -259,8 +259,8 @@ def _parse(data: bytes) -> pa.Table:
 
 def keep_rows(session: Session, variable: Variable, measured: pa.Table) -> int:
     """Keep what was measured of chunks as this session sees them; returns how many rows that were."""
-    node = session.workspace.tree.array(variable.path)
-    table = run_blocking(session.workspace.chunk_table(node))
+    node = session.state.tree.array(variable.path)
+    table = run_blocking(session.state.chunk_table(node))
     numbers = _numbers(node, table)
     chunk = measured.column("chunk").to_numpy().astype(np.int64)
     row = np.minimum(np.searchsorted(numbers, chunk), max(0, len(numbers) - 1))
@@ -269,7 +269,7 @@ def keep_rows(session: Session, variable: Variable, measured: pa.Table) -> int:
     flat = pa.FixedSizeBinaryArray.from_buffers(pa.binary(WIDTH), len(prints), [None, pa.py_buffer(prints.tobytes())])
     rows = measured.filter(pa.array(here)).append_column("reference", flat).select(SCHEMA.names)
     if len(rows):
-        run_blocking(_keep(session.workspace.engine.storage, _folder(node), rows))
+        run_blocking(_keep(session.state.engine.storage, _folder(node), rows))
     return len(rows)
 
 

@@ -107,7 +107,7 @@ def write_dims(session: Session, options: WriteOptions, columns: Sequence[str]) 
     base = options.group.rstrip("/") + "/"
     found: dict[tuple[str | None, ...], str] = {}
     for name in columns:
-        node = session.workspace.tree.find_array(base + name)
+        node = session.state.tree.find_array(base + name)
         if node is not None and node.dimension_names is not None and node.dimension_names != (name,):
             found[node.dimension_names] = name
     if len(found) != 1:
@@ -132,7 +132,7 @@ def plan_target(session: Session, options: WriteOptions, schema: pa.Schema, inco
     names = [name for name in schema.names if name not in dims]
     if not names:
         raise InvalidInputError(f"every column ({', '.join(schema.names)}) is a dimension; there is no value to write")
-    existing = [name for name in names if session.workspace.tree.find_array(base + name) is not None]
+    existing = [name for name in names if session.state.tree.find_array(base + name) is not None]
     if options.mode == "error" and existing:
         raise AlreadyExistsError(f"the array {base + existing[0]} exists; choose the mode append, upsert or overwrite")
     fresh = options.mode == "overwrite" or not existing
@@ -152,7 +152,7 @@ def _replaced(
 ) -> tuple[str, ...]:
     """Arrays that an overwrite removes: those it writes, and all others that live on the dimensions it replaces."""
     doomed = []
-    for node in session.workspace.tree.subtree(options.group):
+    for node in session.state.tree.subtree(options.group):
         if isinstance(node, ArrayNode) and node.path.startswith(base) and "/" not in node.path[len(base) :]:
             name = node.path[len(base) :]
             if name in names or name in dims or set(node.dimension_names or ()) & set(dims):
@@ -305,7 +305,7 @@ def _common_block(shape: tuple[int, ...], variables: Sequence[TargetVariable]) -
 def apply_target(session: Session, target: Target) -> None:
     """Make, extend and remove arrays in a session, coordinates included; values come later."""
     for path in target.replaces:
-        session.workspace.delete_node(path)
+        session.state.delete_node(path)
     group = zarr.open_group(session.store, path=target.group.strip("/"), mode="a", zarr_format=3)
     for axis, dimension in enumerate(target.dimensions):
         _write_coordinate(group, session, target, axis, dimension)
@@ -361,7 +361,7 @@ def _resize_all(session: Session, target: Target) -> None:
     """Every array of the group that has an extended dimension grows with it, written or not."""
     lengths = {dimension.name: len(dimension.values) for dimension in target.dimensions}
     base = target.group.rstrip("/") + "/"
-    for node in session.workspace.tree.subtree(target.group):
+    for node in session.state.tree.subtree(target.group):
         if not isinstance(node, ArrayNode) or "/" in node.path[len(base) :] or node.dimension_names is None:
             continue
         shape = tuple(

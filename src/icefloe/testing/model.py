@@ -338,7 +338,7 @@ def describe_difference(expected: Content, found: Content) -> str:
 
 async def read_content(session: Session) -> Content:
     """Everything that a session shows."""
-    work = session.workspace
+    work = session.state
     found: dict[str, ArrayState] = {}
     for node in list(work.tree.nodes()):
         if not isinstance(node, ArrayNode):
