@@ -23,7 +23,7 @@ from icefloe.errors import InvalidInputError, UnsupportedError
 from icefloe.ledger.switch_generation import shares_refs
 from icefloe.model.capabilities import SpecVersion
 from icefloe.repository import Repository
-from icefloe.session.open_repository import Engine, open_engine, parse_spec_version
+from icefloe.session.open_repository import RepositoryParts, open_engine, parse_spec_version
 from icefloe.storage.build import resolve_storage
 from icefloe.storage.contract import Storage
 
@@ -163,7 +163,7 @@ async def upgrade_async(
     return await carry_out(request, Progress(progress))
 
 
-async def _open(source: Repository | Place) -> Engine:
+async def _open(source: Repository | Place) -> RepositoryParts:
     if isinstance(source, Repository):
         return source.engine
     return await open_engine(resolve_storage(source), None, {})

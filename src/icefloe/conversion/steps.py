@@ -44,7 +44,7 @@ from icefloe.ledger.switch_generation import (
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
 from icefloe.repository import Repository
-from icefloe.session.open_repository import Engine, build_engine, find_spec_version, open_engine
+from icefloe.session.open_repository import RepositoryParts, build_engine, find_spec_version, open_engine
 from icefloe.storage.contract import Storage
 
 
@@ -175,7 +175,7 @@ class Conversion:
 class ConversionRequest:
     """What is to be made of what, and where."""
 
-    engine: Engine
+    engine: RepositoryParts
     place: Storage
     version: SpecVersion
     options: ConversionOptions
@@ -190,7 +190,7 @@ class ConversionRequest:
         """Whether the new generation reads the files of the old one as they are."""
         return self.in_place and (self.present, self.version) == (SpecVersion.ICECHUNK1, SpecVersion.ICECHUNK2)
 
-    def target(self, config: RepositoryConfig | None) -> Engine:
+    def target(self, config: RepositoryConfig | None) -> RepositoryParts:
         """The parts of the repository that is being made."""
         return build_engine(self.place, self.version, config or RepositoryConfig.default(), self.engine.authorized)
 
@@ -229,7 +229,7 @@ async def carry_out(request: ConversionRequest, progress: Progress) -> Conversio
     )
 
 
-async def _begin(request: ConversionRequest, found: Survey, target: Engine) -> Work:
+async def _begin(request: ConversionRequest, found: Survey, target: RepositoryParts) -> Work:
     """Note in the target what is being done, before the first file is written."""
     known = await find_journal(request.place)
     salt = await _choose_salt(request, target) if known is None else known.salt
@@ -247,7 +247,7 @@ async def _begin(request: ConversionRequest, found: Survey, target: Engine) -> W
     return Work(found, target, identities, request.options.drop, request.in_place)
 
 
-async def _choose_salt(request: ConversionRequest, target: Engine) -> str:
+async def _choose_salt(request: ConversionRequest, target: RepositoryParts) -> str:
     """Set where snapshots that the new generation left here when it was converted before are still around."""
     source = request.engine.format
     if not request.in_place or request.shares_files or shares_names(source, target.format):

@@ -36,7 +36,7 @@ from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.snapshot import ArrayNode, Snapshot, SnapshotInfo
 from icefloe.model.zarr_document import key_encoding, parse_document
-from icefloe.session.open_repository import Engine, fetch_stored_config
+from icefloe.session.open_repository import RepositoryParts, fetch_stored_config
 
 Grid = tuple[int, ...]
 _AT_ONCE = 16
@@ -55,7 +55,7 @@ class Refs:
 class Survey:
     """A repository as a conversion sees it."""
 
-    engine: Engine
+    engine: RepositoryParts
     standing: Refs
     """Refs as they were found."""
     refs: Refs
@@ -119,7 +119,7 @@ class Survey:
                 task.cancel()
 
 
-async def fetch_refs(engine: Engine) -> Refs:
+async def fetch_refs(engine: RepositoryParts) -> Refs:
     """Where everything points now."""
     ledger = engine.ledger
     branches, tags = await asyncio.gather(ledger.list_branches(), ledger.list_tags())
@@ -131,7 +131,7 @@ async def fetch_refs(engine: Engine) -> Refs:
     )
 
 
-async def survey(engine: Engine) -> Survey:
+async def survey(engine: RepositoryParts) -> Survey:
     """Look at every snapshot once; chunks and references are left alone."""
     refs = await fetch_refs(engine)
     history, files, named = await _walk(engine, refs)
@@ -171,7 +171,7 @@ def _note(users: dict[NodeId, Grid], node: ArrayNode) -> None:
 
 
 async def _walk(
-    engine: Engine, refs: Refs
+    engine: RepositoryParts, refs: Refs
 ) -> tuple[tuple[SnapshotInfo, ...], dict[ObjectId, ObjectId | None], dict[ObjectId, ObjectId]]:
     """History, parents first; the file of each snapshot; and the id that history gives to what refs name."""
     ordered: dict[ObjectId, SnapshotInfo] = {}
@@ -201,7 +201,7 @@ async def _walk(
     return tuple(ordered.values()), files, named
 
 
-async def _has_file(engine: Engine, snapshot_id: ObjectId) -> bool:
+async def _has_file(engine: RepositoryParts, snapshot_id: ObjectId) -> bool:
     try:
         await engine.metadata_files.fetch_snapshot(snapshot_id)
     except SnapshotNotFoundError:

@@ -36,7 +36,7 @@ from icefloe.model.zarr_document import join_attributes
 from icefloe.session.commit import HISTORY_LENGTH
 from icefloe.session.history import chunks_in_boxes, compare_snapshots, fetch_log
 from icefloe.session.lookup import ChunkLookup
-from icefloe.session.open_repository import Engine
+from icefloe.session.open_repository import RepositoryParts
 from icefloe.storage.contract import Storage
 
 Report = Callable[[str, int, int], None]
@@ -183,7 +183,7 @@ class Work:
     """A conversion that was planned."""
 
     survey: Survey
-    target: Engine
+    target: RepositoryParts
     identities: Identities
     drops: frozenset[LossKind]
     same_root: bool

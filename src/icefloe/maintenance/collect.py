@@ -66,7 +66,7 @@ from icefloe.maintenance.marking import FetchLimits, Known, ManifestFacts, Marke
 from icefloe.model.zarr_document import check_messagepack
 from icefloe.session.commit import Announcement, announced
 from icefloe.session.history import check_zone
-from icefloe.session.open_repository import Engine, oldest_writer
+from icefloe.session.open_repository import RepositoryParts, oldest_writer
 from icefloe.storage.contract import ObjectInfo, Storage
 from icefloe.storage.local import LocalStorage
 
@@ -423,7 +423,7 @@ class Marking:
     listings: dict[str, Listed]
 
 
-async def collect(engine: Engine, request: CollectionRequest) -> GCSummary:
+async def collect(engine: RepositoryParts, request: CollectionRequest) -> GCSummary:
     """Delete what no branch or tag leads to and what is old enough."""
     await engine.check_writable()
     reading = read_anew(engine)
@@ -520,7 +520,7 @@ def folders_of(reading: Reading) -> dict[str, str]:
     return folders
 
 
-async def apply_plan(engine: Engine, reading: Reading, marking: Marking) -> CollectionPlan:
+async def apply_plan(engine: RepositoryParts, reading: Reading, marking: Marking) -> CollectionPlan:
     """Delete, unless somebody made garbage reachable since it was judged; correct what is quoted of former garbage.
 
     Returns what was deleted: the plan without what commits refer to that landed meanwhile.
@@ -537,7 +537,7 @@ async def apply_plan(engine: Engine, reading: Reading, marking: Marking) -> Coll
 
 
 async def delete_garbage(
-    engine: Engine, reading: Reading, marking: Marking, announcement: Announcement
+    engine: RepositoryParts, reading: Reading, marking: Marking, announcement: Announcement
 ) -> tuple[CollectionPlan, Marked]:
     """Delete what a plan names, but for what commits refer to that landed since; what that was, and what is in use."""
     await engine.ledger.announce_collection(announcement.record.id, soon=announcement.is_soon)
@@ -588,7 +588,7 @@ async def check_refs(reading: Reading, marking: Marking, fresh: Refs, doomed: fr
             raise _resurrected(start, fresh.names_of(start)) from error
 
 
-async def _forget(engine: Engine, doomed: frozenset[ObjectId], listed: frozenset[ObjectId]) -> None:
+async def _forget(engine: RepositoryParts, doomed: frozenset[ObjectId], listed: frozenset[ObjectId]) -> None:
     wanted = doomed & listed if listed else doomed
     if not wanted:
         return

@@ -33,7 +33,7 @@ from icefloe.session.commit import (
     write_snapshot,
 )
 from icefloe.session.history import fetch_branch
-from icefloe.session.open_repository import Engine
+from icefloe.session.open_repository import RepositoryParts
 from icefloe.session.session_state import SessionState
 from icefloe.storage.contract import Buffer
 
@@ -265,7 +265,7 @@ class CompactSummary:
         )
 
 
-async def plan_compaction(engine: Engine, request: CompactRequest) -> CompactionPlan:
+async def plan_compaction(engine: RepositoryParts, request: CompactRequest) -> CompactionPlan:
     """Which chunks would be written anew now."""
     tip = await engine.ledger.fetch_tip(request.branch)
     state = SessionState(engine, await engine.metadata_files.fetch_snapshot(tip.snapshot_id))
@@ -283,7 +283,7 @@ async def plan_compaction(engine: Engine, request: CompactRequest) -> Compaction
     return CompactionPlan(request, tip.snapshot_id, tuple(planned))
 
 
-async def compact(engine: Engine, plan: CompactionPlan) -> CompactSummary:
+async def compact(engine: RepositoryParts, plan: CompactionPlan) -> CompactSummary:
     """Carry a plan out; whoever is interrupted keeps the batches that were committed."""
     await engine.check_writable()
     total = CompactSummary()
@@ -329,7 +329,9 @@ def _batches(plan: CompactionPlan) -> Iterator[list[_Piece]]:
         yield batch
 
 
-async def _apply_batch(engine: Engine, request: CompactRequest, batch: list[_Piece], number: int) -> CompactSummary:
+async def _apply_batch(
+    engine: RepositoryParts, request: CompactRequest, batch: list[_Piece], number: int
+) -> CompactSummary:
     first = await engine.ledger.fetch_tip(request.branch)
     written: dict[NodeId, tuple[ChunkTable, ChunkTable]] = {}
     objects = 0
@@ -357,7 +359,7 @@ async def _apply_batch(engine: Engine, request: CompactRequest, batch: list[_Pie
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-async def _write(engine: Engine, request: CompactRequest, piece: _Piece) -> tuple[ChunkTable, int]:
+async def _write(engine: RepositoryParts, request: CompactRequest, piece: _Piece) -> tuple[ChunkTable, int]:
     """Store the chunks of a piece; their new references, and how many objects hold them."""
     table = piece.array.table
     bodies = await engine.reader.fetch_many(table, piece.rows, array_path=piece.array.path)
@@ -398,7 +400,7 @@ def _cut(lengths: npt.NDArray[np.uint64], target: int, threshold: int) -> list[i
 
 
 async def _land(
-    engine: Engine,
+    engine: RepositoryParts,
     branch: str,
     first: Tip,
     commit: CommitRequest,
@@ -444,12 +446,12 @@ class RewriteRequest:
     """Whether the newest commit is replaced, instead of one being added."""
 
 
-async def plan_rewrite(engine: Engine, branch: str) -> ManifestPlan:
+async def plan_rewrite(engine: RepositoryParts, branch: str) -> ManifestPlan:
     """How the manifests of a branch would be packed now."""
     return _plan((await _open(engine, branch))[0])
 
 
-async def rewrite_manifests(engine: Engine, request: RewriteRequest) -> ObjectId:
+async def rewrite_manifests(engine: RepositoryParts, request: RewriteRequest) -> ObjectId:
     """Commit the same chunks under manifests that are packed anew; returns the snapshot.
 
     Commits that land in between are kept: the rewrite is made again on top of them.
@@ -468,7 +470,7 @@ async def rewrite_manifests(engine: Engine, request: RewriteRequest) -> ObjectId
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-async def _open(engine: Engine, branch: str) -> tuple[SessionState, Tip]:
+async def _open(engine: RepositoryParts, branch: str) -> tuple[SessionState, Tip]:
     tip, base = await fetch_branch(engine, branch)
     return SessionState(engine, base), tip
 

@@ -15,7 +15,7 @@ from icefloe.ledger.contract import MAIN, HistoryChange
 from icefloe.maintenance.inventory import History, Reading, fetch_all_refs, fetch_history, read_anew, tell
 from icefloe.model.snapshot import Snapshot, SnapshotInfo, TransactionLog
 from icefloe.session.history import check_past, compare_snapshots, join_logs, merge_logs
-from icefloe.session.open_repository import Engine
+from icefloe.session.open_repository import RepositoryParts
 
 _SHOWN = 10
 
@@ -209,18 +209,18 @@ _ROUNDS = 20
 """How often the work is done again because others committed on what was being expired."""
 
 
-async def plan_expiry_of(engine: Engine, request: ExpiryRequest) -> ExpiryPlan:
+async def plan_expiry_of(engine: RepositoryParts, request: ExpiryRequest) -> ExpiryPlan:
     """What would expire now."""
     history = await fetch_history(read_anew(engine))
     return plan_expiry(history, request, tags_can_go=engine.capabilities.deletable_tags)
 
 
-async def expire(engine: Engine, request: ExpiryRequest) -> ExpiryPlan:
+async def expire(engine: RepositoryParts, request: ExpiryRequest) -> ExpiryPlan:
     """Take old snapshots out of history; their files stay until garbage is collected."""
     return await apply_expiry(engine, await plan_expiry_of(engine, request))
 
 
-async def apply_expiry(engine: Engine, plan: ExpiryPlan) -> ExpiryPlan:
+async def apply_expiry(engine: RepositoryParts, plan: ExpiryPlan) -> ExpiryPlan:
     """Carry a plan out."""
     await engine.check_writable()
     if plan.change.is_empty():
@@ -239,7 +239,7 @@ async def apply_expiry(engine: Engine, plan: ExpiryPlan) -> ExpiryPlan:
     return plan
 
 
-async def _apply(engine: Engine, plan: ExpiryPlan) -> None:
+async def _apply(engine: RepositoryParts, plan: ExpiryPlan) -> None:
     seams = {} if engine.ledger.keeps_pruned_logs or not engine.capabilities.transaction_logs else plan.skipped
     reading = read_anew(engine)
     exact = {}
@@ -257,7 +257,7 @@ async def _apply(engine: Engine, plan: ExpiryPlan) -> None:
     tell("change history", 1, 1)
 
 
-async def _follow_others(engine: Engine, child: ObjectId, parent: ObjectId) -> None:
+async def _follow_others(engine: RepositoryParts, child: ObjectId, parent: ObjectId) -> None:
     """Write a log again that replaced the one of another expiry, which moved the parent further meanwhile.
 
     An expiry changes the parent before it writes its last log. So whoever writes a log last sees the parent that the
@@ -283,7 +283,7 @@ async def _follow_others(engine: Engine, child: ObjectId, parent: ObjectId) -> N
         parent = begins
 
 
-async def _write_log(engine: Engine, snapshot_id: ObjectId, log: TransactionLog) -> None:
+async def _write_log(engine: RepositoryParts, snapshot_id: ObjectId, log: TransactionLog) -> None:
     await engine.metadata_files.write_transaction_log(snapshot_id, log)
     engine.metadata_files.forget_transaction_log(snapshot_id)
 

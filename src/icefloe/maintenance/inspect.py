@@ -16,10 +16,10 @@ from icefloe.maintenance.inventory import is_among, read_anew, stream_bounded, t
 from icefloe.maintenance.marking import FetchLimits, mark
 from icefloe.model.chunk_table import ChunkKind
 from icefloe.model.snapshot import ArrayNode, Manifest, Node
-from icefloe.session.open_repository import Engine
+from icefloe.session.open_repository import RepositoryParts
 
 
-async def inspect_snapshot(engine: Engine, snapshot_id: ObjectId) -> dict[str, Any]:
+async def inspect_snapshot(engine: RepositoryParts, snapshot_id: ObjectId) -> dict[str, Any]:
     """Every node of a snapshot with its id and manifests."""
     snapshot = await read_anew(engine).metadata_files.fetch_snapshot(snapshot_id)
     return {
@@ -50,7 +50,7 @@ def _node(node: Node) -> dict[str, Any]:
     return told
 
 
-async def inspect_manifest(engine: Engine, manifest_id: ObjectId) -> dict[str, Any]:
+async def inspect_manifest(engine: RepositoryParts, manifest_id: ObjectId) -> dict[str, Any]:
     """Chunk references of a manifest, counted by array and kind."""
     reading = read_anew(engine)
     manifest = await reading.metadata_files.fetch_manifest(manifest_id)
@@ -76,7 +76,7 @@ async def inspect_manifest(engine: Engine, manifest_id: ObjectId) -> dict[str, A
     }
 
 
-async def inspect_transaction_log(engine: Engine, snapshot_id: ObjectId) -> dict[str, Any]:
+async def inspect_transaction_log(engine: RepositoryParts, snapshot_id: ObjectId) -> dict[str, Any]:
     """What one commit changed, by node id."""
     log = await read_anew(engine).metadata_files.fetch_transaction_log(snapshot_id)
     sets = ("new_groups", "new_arrays", "deleted_groups", "deleted_arrays", "updated_groups", "updated_arrays")
@@ -97,7 +97,7 @@ async def inspect_transaction_log(engine: Engine, snapshot_id: ObjectId) -> dict
     }
 
 
-async def _header(engine: Engine, key: str) -> dict[str, Any] | None:
+async def _header(engine: RepositoryParts, key: str) -> dict[str, Any] | None:
     """The header of a file; None where the generation has none."""
     start = await engine.storage.get_range(key, 0, HEADER_BYTES)
     if not has_magic(start):
@@ -135,7 +135,7 @@ class ChunkStorageStats:
         return ", ".join(f"{format_bytes(size)} {name}" for name, size in parts)
 
 
-async def chunk_storage_stats(engine: Engine, limits: FetchLimits | None = None) -> ChunkStorageStats:
+async def chunk_storage_stats(engine: RepositoryParts, limits: FetchLimits | None = None) -> ChunkStorageStats:
     """Count what refs lead to; a chunk object or a range of a virtual file that several snapshots share counts once."""
     reading = read_anew(engine)
     listings = await list_all(reading)

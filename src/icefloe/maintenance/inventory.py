@@ -27,7 +27,7 @@ from icefloe.ledger.generations import make_ledger
 from icefloe.metadata_files import CacheLimits, MetadataFiles
 from icefloe.model.snapshot import SnapshotInfo, ingested_texts
 from icefloe.session.history import check_past, check_zone
-from icefloe.session.open_repository import Engine
+from icefloe.session.open_repository import RepositoryParts
 from icefloe.storage.contract import ObjectInfo, Storage
 from icefloe.storage.local import LocalStorage
 
@@ -406,7 +406,7 @@ class Reading:
     ledger: Ledger
 
 
-def read_anew(engine: Engine) -> Reading:
+def read_anew(engine: RepositoryParts) -> Reading:
     """A view of the repository behind an engine that shares nothing with its sessions."""
     metadata_files = MetadataFiles(engine.storage, engine.format, _LIMITS)
     ledger = make_ledger(engine.format.spec_version, engine.storage, metadata_files)
@@ -551,7 +551,7 @@ async def fetch_history(reading: Reading) -> History:
     return History(refs, found, misquoted=misquoted)
 
 
-async def correct_quotes(engine: Engine, reading: Reading) -> None:
+async def correct_quotes(engine: RepositoryParts, reading: Reading) -> None:
     """Where snapshots quote ancestors that are gone, write anew who their ancestors are."""
     misquoted = (await fetch_history(reading)).misquoted
     if misquoted:

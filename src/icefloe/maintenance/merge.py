@@ -20,7 +20,7 @@ from icefloe.session.change_set import ChangeSet, diff_of_changes
 from icefloe.session.commit import CommitRequest, advance_branch, check_objects, with_parent, write_snapshot
 from icefloe.session.history import GONE, compare_snapshots, diff_between, fetch_branch, fetch_log, join_logs
 from icefloe.session.lookup import ChunkLookup
-from icefloe.session.open_repository import Engine
+from icefloe.session.open_repository import RepositoryParts
 from icefloe.session.rebase import (
     Conflict,
     ConflictDetector,
@@ -85,7 +85,7 @@ class CollectingSolver(ConflictSolver):
         return result
 
 
-async def changes_between(engine: Engine, old: Snapshot, new: Snapshot) -> ChangeSet:
+async def changes_between(engine: RepositoryParts, old: Snapshot, new: Snapshot) -> ChangeSet:
     """What must be done to `old` so that it holds what `new` holds; no chunk is read."""
     changes = ChangeSet()
     before = {node.id: node for node in old.nodes.values()}
@@ -152,7 +152,9 @@ class Transplant:
     conflicts: tuple[Conflict, ...]
 
 
-async def transplant(engine: Engine, old: ObjectId, new: ObjectId, branch: str, solver: ConflictSolver) -> Transplant:
+async def transplant(
+    engine: RepositoryParts, old: ObjectId, new: ObjectId, branch: str, solver: ConflictSolver
+) -> Transplant:
     """The change from `old` to `new`, on top of where a branch stands now; nothing is written."""
     before = await engine.metadata_files.fetch_snapshot(old)
     after = await engine.metadata_files.fetch_snapshot(new)
@@ -170,7 +172,7 @@ async def transplant(engine: Engine, old: ObjectId, new: ObjectId, branch: str, 
     return Transplant(target, tip, carried, tuple(collecting.unsolved))
 
 
-async def log_between(engine: Engine, old: Snapshot, new: Snapshot) -> TransactionLog:
+async def log_between(engine: RepositoryParts, old: Snapshot, new: Snapshot) -> TransactionLog:
     """What changed between two snapshots: along one history the logs tell, else both are compared."""
     between: list[ObjectId] = []
     if engine.capabilities.transaction_logs:
@@ -202,7 +204,7 @@ class MergeRequest:
     may_fast_forward: bool = False
 
 
-async def plan_change(engine: Engine, request: MergeRequest) -> MergePlan:
+async def plan_change(engine: RepositoryParts, request: MergeRequest) -> MergePlan:
     """What would come to the branch now."""
     shortcut = await _shortcut(engine, request)
     if shortcut is not None:
@@ -211,7 +213,7 @@ async def plan_change(engine: Engine, request: MergeRequest) -> MergePlan:
     return _plan(request, moved)
 
 
-async def apply_change(engine: Engine, request: MergeRequest) -> ObjectId:
+async def apply_change(engine: RepositoryParts, request: MergeRequest) -> ObjectId:
     """Bring a change to a branch; returns where the branch stands then. RebaseFailedError lists all conflicts."""
     await engine.check_writable()
     for attempt in range(_TRIES):
@@ -227,7 +229,7 @@ async def apply_change(engine: Engine, request: MergeRequest) -> ObjectId:
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-async def _land(engine: Engine, request: MergeRequest, moved: Transplant) -> ObjectId:
+async def _land(engine: RepositoryParts, request: MergeRequest, moved: Transplant) -> ObjectId:
     if moved.conflicts:
         raise RebaseFailedError(snapshot=moved.target.id, conflicts=list(moved.conflicts))
     if moved.changes.is_empty():
@@ -253,7 +255,7 @@ def _plan(request: MergeRequest, moved: Transplant) -> MergePlan:
     )
 
 
-async def _shortcut(engine: Engine, request: MergeRequest) -> MergePlan | None:
+async def _shortcut(engine: RepositoryParts, request: MergeRequest) -> MergePlan | None:
     """A plan without a commit, where the branch may simply be moved or holds the change already."""
     tip = (await engine.ledger.fetch_tip(request.branch)).snapshot_id
     up_to_date = request.new == request.old
@@ -265,14 +267,14 @@ async def _shortcut(engine: Engine, request: MergeRequest) -> MergePlan | None:
     )
 
 
-async def _apply_shortcut(engine: Engine, plan: MergePlan) -> ObjectId:
+async def _apply_shortcut(engine: RepositoryParts, plan: MergePlan) -> ObjectId:
     if plan.up_to_date:
         return plan.target
     await engine.ledger.reset_branch(plan.branch, plan.source, plan.target)
     return plan.source
 
 
-async def find_merge_base(engine: Engine, source: ObjectId, target: ObjectId) -> ObjectId:
+async def find_merge_base(engine: RepositoryParts, source: ObjectId, target: ObjectId) -> ObjectId:
     """The newest snapshot of the source's history that the target has, in its own history or by an earlier merge."""
     known: set[ObjectId] = set()
     async for info in engine.ledger.ancestry(target):
@@ -286,7 +288,7 @@ async def find_merge_base(engine: Engine, source: ObjectId, target: ObjectId) ->
     raise InvalidInputError(f"the histories of {source} and {target} have nothing in common; they cannot be merged")
 
 
-async def fetch_parent(engine: Engine, snapshot_id: ObjectId) -> ObjectId:
+async def fetch_parent(engine: RepositoryParts, snapshot_id: ObjectId) -> ObjectId:
     """The parent of a snapshot that has one."""
     parent = (await engine.ledger.fetch_info(snapshot_id)).parent_id
     if parent is None:
@@ -308,7 +310,7 @@ class FastForwardPlan:
         return f"branch {self.branch} moves from {self.tip} to {self.target}"
 
 
-async def fast_forward(engine: Engine, branch: str, snapshot_id: ObjectId) -> ObjectId:
+async def fast_forward(engine: RepositoryParts, branch: str, snapshot_id: ObjectId) -> ObjectId:
     """Move a branch to a descendant of where it stands; ConflictError when it has commits of its own."""
     await engine.check_writable()
     plan = await plan_fast_forward(engine, branch, snapshot_id)
@@ -317,7 +319,7 @@ async def fast_forward(engine: Engine, branch: str, snapshot_id: ObjectId) -> Ob
     return plan.target
 
 
-async def plan_fast_forward(engine: Engine, branch: str, snapshot_id: ObjectId) -> FastForwardPlan:
+async def plan_fast_forward(engine: RepositoryParts, branch: str, snapshot_id: ObjectId) -> FastForwardPlan:
     """Where a branch would move; ConflictError when it has commits of its own."""
     tip = (await engine.ledger.fetch_tip(branch)).snapshot_id
     async for info in engine.ledger.ancestry(snapshot_id):
@@ -344,7 +346,7 @@ class SquashPlan:
         return f"{len(self.commits)} commits of branch {self.branch}, from {self.tip} down, become one on {self.onto}"
 
 
-async def plan_squash(engine: Engine, branch: str, onto: ObjectId) -> SquashPlan:
+async def plan_squash(engine: RepositoryParts, branch: str, onto: ObjectId) -> SquashPlan:
     """Which commits a squash would join."""
     for attempt in range(_TRIES):
         tip = (await engine.ledger.fetch_tip(branch)).snapshot_id
@@ -366,7 +368,7 @@ async def plan_squash(engine: Engine, branch: str, onto: ObjectId) -> SquashPlan
     )
 
 
-async def squash(engine: Engine, plan: SquashPlan, message: str, metadata: Mapping[str, Any]) -> ObjectId:
+async def squash(engine: RepositoryParts, plan: SquashPlan, message: str, metadata: Mapping[str, Any]) -> ObjectId:
     """Replace the commits of a plan by one; ConflictError when the branch moved since."""
     await engine.check_writable()
     if len(plan.commits) < 2:
@@ -387,7 +389,7 @@ async def squash(engine: Engine, plan: SquashPlan, message: str, metadata: Mappi
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-async def _squash(engine: Engine, plan: SquashPlan, message: str, metadata: Mapping[str, Any]) -> ObjectId:
+async def _squash(engine: RepositoryParts, plan: SquashPlan, message: str, metadata: Mapping[str, Any]) -> ObjectId:
     tip = await engine.ledger.fetch_tip(plan.branch)
     if tip.snapshot_id != plan.tip:
         raise ConflictError(expected_parent=plan.tip, actual_parent=tip.snapshot_id)
@@ -406,7 +408,7 @@ async def _squash(engine: Engine, plan: SquashPlan, message: str, metadata: Mapp
 
 
 def _squashed(
-    engine: Engine, newest: Snapshot, parent: Snapshot, message: str, metadata: Mapping[str, Any]
+    engine: RepositoryParts, newest: Snapshot, parent: Snapshot, message: str, metadata: Mapping[str, Any]
 ) -> Snapshot:
     capabilities = engine.capabilities
     now = current_time()

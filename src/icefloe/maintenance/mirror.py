@@ -10,7 +10,7 @@ from icefloe.errors import InvalidInputError, ObjectNotFoundError
 from icefloe.ledger.generations import detect_generation
 from icefloe.maintenance.collect import folders_of
 from icefloe.maintenance.inventory import FOLDER, Reading, read_anew, stream_bounded, tell
-from icefloe.session.open_repository import Engine
+from icefloe.session.open_repository import RepositoryParts
 from icefloe.storage.contract import ObjectInfo, Storage
 
 _COPIES_AT_ONCE = 16
@@ -32,12 +32,12 @@ class MirrorPlan:
         )
 
 
-async def plan_mirror(engine: Engine, target: Storage) -> MirrorPlan:
+async def plan_mirror(engine: RepositoryParts, target: Storage) -> MirrorPlan:
     """What a mirror would copy now."""
     return (await _prepare(engine, target))[0]
 
 
-async def _prepare(engine: Engine, target: Storage) -> tuple[MirrorPlan, dict[str, bytes]]:
+async def _prepare(engine: RepositoryParts, target: Storage) -> tuple[MirrorPlan, dict[str, bytes]]:
     """The plan, and the bytes of refs as they were before anything else was listed.
 
     What refs name is there by then, so that it is listed and copied. An object whose name is random is the same
@@ -98,7 +98,7 @@ def _differs(ours: ObjectInfo, theirs: ObjectInfo | None, immutable: tuple[str, 
     return theirs.last_modified < ours.last_modified
 
 
-async def _check_target(engine: Engine, target: Storage) -> None:
+async def _check_target(engine: RepositoryParts, target: Storage) -> None:
     there = await detect_generation(target)
     if there is not None and there is not engine.format.spec_version:
         raise InvalidInputError(
@@ -108,7 +108,7 @@ async def _check_target(engine: Engine, target: Storage) -> None:
         raise InvalidInputError(f"{target.url} holds objects that are no repository; mirror to an empty place")
 
 
-async def mirror(engine: Engine, target: Storage) -> MirrorPlan:
+async def mirror(engine: RepositoryParts, target: Storage) -> MirrorPlan:
     """Make the target a copy of the repository; whoever reads there meanwhile sees the old state or the new one.
 
     Nobody else may write to the target. Objects that the source no longer has stay until garbage is collected there.

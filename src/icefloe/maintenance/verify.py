@@ -44,7 +44,7 @@ from icefloe.maintenance.verify_checks import (
     undecodable_chunks,
 )
 from icefloe.model.snapshot import ArrayNode, Manifest, ManifestFileInfo, Snapshot
-from icefloe.session.open_repository import Engine
+from icefloe.session.open_repository import RepositoryParts
 from icefloe.storage.contract import ObjectInfo
 
 
@@ -60,7 +60,7 @@ class VerifyRequest:
     """Look whether the files of virtual chunks are there and unchanged, where access to them was authorised."""
 
 
-async def verify(engine: Engine, request: VerifyRequest | None = None) -> VerifyReport:
+async def verify(engine: RepositoryParts, request: VerifyRequest | None = None) -> VerifyReport:
     """Check the whole repository; objects are listed first, so that later commits do not look like damage."""
     reading = read_anew(engine)
     listings = await list_all(reading)
@@ -73,7 +73,7 @@ class _Verification:
     """One pass over refs, snapshots, manifests and logs, gathering damage."""
 
     def __init__(
-        self, engine: Engine, reading: Reading, listings: Mapping[str, Listed], request: VerifyRequest
+        self, engine: RepositoryParts, reading: Reading, listings: Mapping[str, Listed], request: VerifyRequest
     ) -> None:
         self.engine, self.reading, self.listings, self.request = engine, reading, listings, request
         self.damages: list[Damage] = []
@@ -379,7 +379,7 @@ def _sizes(listed: Listed, wanted: list[ObjectId]) -> dict[ObjectId, int]:
     return dict(zip(chosen.texts(), chosen.size.tolist(), strict=True))
 
 
-async def repair(engine: Engine, request: VerifyRequest | None = None) -> tuple[VerifyReport, VerifyReport]:
+async def repair(engine: RepositoryParts, request: VerifyRequest | None = None) -> tuple[VerifyReport, VerifyReport]:
     """Verify, repair what can be, verify again; both reports."""
     before = found = await verify(engine, request)
     if any(damage.repairable for damage in found.damages):
@@ -402,7 +402,7 @@ async def repair(engine: Engine, request: VerifyRequest | None = None) -> tuple[
     return before, await verify(engine, request)
 
 
-async def _correct_sizes(engine: Engine, reading: Reading, snapshot_id: ObjectId) -> None:
+async def _correct_sizes(engine: RepositoryParts, reading: Reading, snapshot_id: ObjectId) -> None:
     """Write a snapshot again with the sizes that its manifests have."""
     snapshot = await reading.metadata_files.fetch_snapshot(snapshot_id)
     infos = {}
@@ -414,7 +414,7 @@ async def _correct_sizes(engine: Engine, reading: Reading, snapshot_id: ObjectId
     engine.metadata_files.forget_snapshot(snapshot_id)
 
 
-async def _write_log(engine: Engine, reading: Reading, damage: Damage) -> None:
+async def _write_log(engine: RepositoryParts, reading: Reading, damage: Damage) -> None:
     """Write a log anew from what its snapshot and the parent hold."""
     assert damage.snapshot_id is not None
     parent_id = (await reading.ledger.fetch_info(damage.snapshot_id)).parent_id

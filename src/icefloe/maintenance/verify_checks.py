@@ -24,7 +24,7 @@ from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.snapshot import ArrayNode, Extents, Manifest, Snapshot, TransactionLog
 from icefloe.session.history import compare_snapshots, is_cut_off, join_logs, merge_logs
 from icefloe.session.lookup import ChunkLookup
-from icefloe.session.open_repository import Engine
+from icefloe.session.open_repository import RepositoryParts
 from icefloe.session.rebase import TouchedChunks
 from icefloe.session.session import Session
 from icefloe.storage.contract import check_unchanged
@@ -164,7 +164,7 @@ class ChunkObjects:
 
 
 def check_manifest(
-    manifest: Manifest, uses: Mapping[ManifestUse, ObjectId], objects: ChunkObjects, engine: Engine, key: str
+    manifest: Manifest, uses: Mapping[ManifestUse, ObjectId], objects: ChunkObjects, engine: RepositoryParts, key: str
 ) -> tuple[list[Damage], Keys]:
     """Damage of the references that arrays use, and the keys of all chunk objects the manifest names."""
     found: list[Damage] = []
@@ -201,7 +201,7 @@ def _check_extents(table: ChunkTable, use: ManifestUse, snapshot_id: ObjectId, k
 
 
 def _check_native(
-    table: ChunkTable, use: ManifestUse, snapshot_id: ObjectId, objects: ChunkObjects, engine: Engine
+    table: ChunkTable, use: ManifestUse, snapshot_id: ObjectId, objects: ChunkObjects, engine: RepositoryParts
 ) -> list[Damage]:
     if table.object_id is None:
         return []
@@ -232,7 +232,7 @@ def _by_object(table: ChunkTable, rows: npt.NDArray[np.intp]) -> list[tuple[int,
     return list(zip(rows[first].tolist(), counts.tolist(), strict=True))
 
 
-def _check_virtual(table: ChunkTable, use: ManifestUse, snapshot_id: ObjectId, engine: Engine) -> list[Damage]:
+def _check_virtual(table: ChunkTable, use: ManifestUse, snapshot_id: ObjectId, engine: RepositoryParts) -> list[Damage]:
     if table.location is None:
         return []
     used = np.unique(table.location[table.kind == ChunkKind.VIRTUAL])
@@ -298,7 +298,7 @@ class VirtualFiles:
             found.end = max(found.end, end)
 
 
-async def check_file(engine: Engine, location: str, uses: Mapping[FileState, FileUse]) -> list[Damage] | str:
+async def check_file(engine: RepositoryParts, location: str, uses: Mapping[FileState, FileUse]) -> list[Damage] | str:
     """Damage of the references to a virtual file, found with one request; or why it cannot be looked at."""
     try:
         source = engine.containers.resolve(location)
@@ -346,7 +346,7 @@ def _coords(table: ChunkTable, which: npt.NDArray[np.bool_] | int) -> list[int]:
     return table.coords[row].tolist()  # type: ignore[no-any-return]
 
 
-async def undecodable_chunks(engine: Engine, snapshot_id: ObjectId) -> list[Damage]:
+async def undecodable_chunks(engine: RepositoryParts, snapshot_id: ObjectId) -> list[Damage]:
     """Read and decode every native and inline chunk of a snapshot; those that do not."""
     session = Session(engine, await engine.metadata_files.fetch_snapshot(snapshot_id))
     found: list[Damage] = []
@@ -362,7 +362,9 @@ async def undecodable_chunks(engine: Engine, snapshot_id: ObjectId) -> list[Dama
     return found
 
 
-def _decode(array: Any, table: ChunkTable, row: int, path: str, snapshot_id: ObjectId, engine: Engine) -> Damage | None:
+def _decode(
+    array: Any, table: ChunkTable, row: int, path: str, snapshot_id: ObjectId, engine: RepositoryParts
+) -> Damage | None:
     coords = tuple(table.coords[row].tolist())
     try:
         array.blocks[coords] if coords else array[()]

@@ -16,7 +16,7 @@ from icefloe.ledger.icechunk2 import Icechunk2Ledger
 from icefloe.model import administration as public
 from icefloe.model.administration import FeatureFlag, RepoAvailability, RepoStatus, Update, UpdateType
 from icefloe.model.snapshot import from_microseconds
-from icefloe.session.open_repository import Engine
+from icefloe.session.open_repository import RepositoryParts
 
 _SPEC = 2
 
@@ -144,7 +144,7 @@ def _time(microseconds: int) -> str:
 class AdministrationMixin:
     """The part of `Repository` that speaks of all of it; what a generation has no place for is an UnsupportedError."""
 
-    _engine: Engine
+    _engine: RepositoryParts
 
     # -- status ---------------------------------------------------------------------------------------------------
 

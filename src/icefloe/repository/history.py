@@ -17,12 +17,12 @@ from icefloe.maintenance.inspect import ChunkStorageStats, chunk_storage_stats
 from icefloe.maintenance.marking import FetchLimits
 from icefloe.model.snapshot import Diff, ManifestFileInfo, SnapshotInfo
 from icefloe.session.history import RefChoice, ancestry, diff_between, resolve
-from icefloe.session.open_repository import Engine
+from icefloe.session.open_repository import RepositoryParts
 
 _REFS_AT_ONCE = 64
 
 
-async def fetch_graph(engine: Engine, choice: RefChoice, *, plain: bool, limit: int | None) -> AncestryGraph:
+async def fetch_graph(engine: RepositoryParts, choice: RefChoice, *, plain: bool, limit: int | None) -> AncestryGraph:
     """The graph of everything that branches and tags reach, or of the history of one choice."""
     if limit is not None and limit < 1:
         raise InvalidInputError(f"limit={limit}: a graph shows at least one commit; None shows all")
@@ -36,7 +36,7 @@ async def fetch_graph(engine: Engine, choice: RefChoice, *, plain: bool, limit: 
     return AncestryGraph(commits, [ref for ref in refs if ref.snapshot_id in shown], plain=plain)
 
 
-async def fetch_refs(engine: Engine) -> list[Ref]:
+async def fetch_refs(engine: RepositoryParts) -> list[Ref]:
     """All branches (main first), then all tags, and where they point."""
     branches, tags = await asyncio.gather(engine.ledger.list_branches(), engine.ledger.list_tags())
     slots = asyncio.Semaphore(_REFS_AT_ONCE)
@@ -53,7 +53,7 @@ async def fetch_refs(engine: Engine) -> list[Ref]:
     return await asyncio.gather(*(branch(name) for name in ordered), *(tag(name) for name in sorted(tags)))
 
 
-async def newest_commits(engine: Engine, starts: list[ObjectId], limit: int | None) -> list[SnapshotInfo]:
+async def newest_commits(engine: RepositoryParts, starts: list[ObjectId], limit: int | None) -> list[SnapshotInfo]:
     """The newest commits of several histories, each once; a history is left where another one was there before."""
     walks = [engine.ledger.ancestry(start) for start in starts]
     heads: list[tuple[float, int, SnapshotInfo]] = []
@@ -80,7 +80,7 @@ async def _advance(heads: list[tuple[float, int, SnapshotInfo]], index: int, wal
 class HistoryMixin:
     """The part of `Repository` that looks back."""
 
-    _engine: Engine
+    _engine: RepositoryParts
 
     async def async_ancestry(
         self, *, branch: str | None = None, tag: str | None = None, snapshot_id: str | None = None
@@ -163,7 +163,7 @@ class HistoryMixin:
 class RefsMixin:
     """The part of `Repository` that names snapshots."""
 
-    _engine: Engine
+    _engine: RepositoryParts
 
     async def create_branch_async(self, branch: str, snapshot_id: str) -> None:
         """A new branch at a snapshot; AlreadyExistsError when the name is taken."""
@@ -228,7 +228,7 @@ class RefsMixin:
 class InspectionMixin:
     """The part of `Repository` that looks inside."""
 
-    _engine: Engine
+    _engine: RepositoryParts
 
     async def chunk_storage_stats_async(
         self,

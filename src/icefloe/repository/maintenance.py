@@ -35,7 +35,7 @@ from icefloe.maintenance.verify_checks import VerifyReport
 from icefloe.manifests.plan import ManifestPlan
 from icefloe.model.snapshot import INGESTED_KEY
 from icefloe.session.history import check_past
-from icefloe.session.open_repository import Engine
+from icefloe.session.open_repository import RepositoryParts
 from icefloe.session.rebase import ConflictDetector, ConflictSolver
 from icefloe.storage.build import resolve_storage
 from icefloe.storage.contract import Storage
@@ -44,7 +44,7 @@ from icefloe.storage.contract import Storage
 class MaintenanceMixin:
     """The part of `Repository` that cleans up."""
 
-    _engine: Engine
+    _engine: RepositoryParts
     _default_metadata: dict[str, Any]
 
     async def expire_snapshots_async(
@@ -388,7 +388,7 @@ def _compact_request(
 class MergingMixin:
     """The part of `Repository` that joins histories. In conflicts, *ours* is what comes to the branch."""
 
-    _engine: Engine
+    _engine: RepositoryParts
     _default_metadata: dict[str, Any]
 
     async def merge_async(

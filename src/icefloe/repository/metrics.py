@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from icefloe.display.card import format_bytes
-from icefloe.session.open_repository import Engine, build_engine
+from icefloe.session.open_repository import RepositoryParts, build_engine
 from icefloe.storage.wrappers import MethodMetrics, ObservedStorage
 
 _log = logging.getLogger("icefloe.metrics")
@@ -75,7 +75,7 @@ class Observation:
 class ObservationMixin:
     """The part of `Repository` that measures."""
 
-    _engine: Engine
+    _engine: RepositoryParts
     _default_metadata: dict[str, Any]
 
     def observed(self) -> Any:

@@ -24,7 +24,7 @@ from icefloe.repository.maintenance import MaintenanceMixin, MergingMixin
 from icefloe.repository.metrics import ObservationMixin
 from icefloe.session import open_repository as opening
 from icefloe.session.history import RefChoice, fetch_branch, resolve, snapshot_as_of
-from icefloe.session.open_repository import Engine, register_writer
+from icefloe.session.open_repository import RepositoryParts, register_writer
 from icefloe.session.rebase import ConflictSolver
 from icefloe.session.session import Session, SessionMode
 from icefloe.storage.build import resolve_storage
@@ -57,7 +57,7 @@ class Repository(
     ['first array', 'Repository initialized']
     """
 
-    def __init__(self, engine: Engine, default_commit_metadata: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, engine: RepositoryParts, default_commit_metadata: Mapping[str, Any] | None = None) -> None:
         self._engine = engine
         self._default_metadata = dict(default_commit_metadata or {})
 
@@ -203,7 +203,7 @@ class Repository(
     reopen = blocking(reopen_async)
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> RepositoryParts:
         """The parts behind this repository, for other packages of the library."""
         return self._engine
 

@@ -69,7 +69,7 @@ from icefloe.model.snapshot import (
 from icefloe.model.zarr_document import split_attributes
 from icefloe.session.change_set import ChangeSet, summarise, transaction_log
 from icefloe.session.history import GONE, fetch_base, fetch_log, merge_logs
-from icefloe.session.open_repository import Engine
+from icefloe.session.open_repository import RepositoryParts
 from icefloe.session.rebase import ConflictSolver, drop_false_conflicts, rebase_over
 from icefloe.session.session_state import SessionState
 from icefloe.storage.contract import Storage
@@ -228,7 +228,7 @@ def chunk_objects(tables: Iterable[ChunkTable]) -> list[bytes]:
     return [row.tobytes() for row in np.unique(np.concatenate(columns), axis=0)]
 
 
-async def check_objects(engine: Engine, keys: Sequence[str]) -> None:
+async def check_objects(engine: RepositoryParts, keys: Sequence[str]) -> None:
     """Refuse to refer to objects that are gone; wait for collections that may still delete some of them."""
     if not keys:
         return
@@ -259,7 +259,7 @@ async def check_objects(engine: Engine, keys: Sequence[str]) -> None:
         pause = min(2 * pause, _LONGEST_CHECK_PAUSE_SECONDS)
 
 
-async def _fetch_oldest(engine: Engine, keys: Sequence[str]) -> dt.datetime:
+async def _fetch_oldest(engine: RepositoryParts, keys: Sequence[str]) -> dt.datetime:
     """When the oldest of some objects was written, by the store's clock; SessionStateError when one is gone."""
     times = await (_list_times(engine, keys) if len(keys) > _MANY_OBJECTS else _head_times(engine, keys))
     missing = [key for key in keys if key not in times]
@@ -273,7 +273,7 @@ async def _fetch_oldest(engine: Engine, keys: Sequence[str]) -> dt.datetime:
     return min(times.values())
 
 
-async def _head_times(engine: Engine, keys: Sequence[str]) -> dict[str, dt.datetime]:
+async def _head_times(engine: RepositoryParts, keys: Sequence[str]) -> dict[str, dt.datetime]:
     gate = asyncio.Semaphore(_REQUESTS_AT_ONCE)
 
     async def head(key: str) -> tuple[str, dt.datetime | None]:
@@ -286,7 +286,7 @@ async def _head_times(engine: Engine, keys: Sequence[str]) -> dict[str, dt.datet
     return {key: time for key, time in await asyncio.gather(*map(head, keys)) if time is not None}
 
 
-async def _list_times(engine: Engine, keys: Sequence[str]) -> dict[str, dt.datetime]:
+async def _list_times(engine: RepositoryParts, keys: Sequence[str]) -> dict[str, dt.datetime]:
     wanted = frozenset(keys)
     times = await _head_times(engine, [key for key in keys if not key.startswith(engine.format.chunks_folder)])
     async for page in engine.storage.list(engine.format.chunks_folder):
@@ -431,7 +431,7 @@ async def _write_and_advance(state: SessionState, branch: str, request: CommitRe
     raise AssertionError("unreachable: the last try returns or raises")
 
 
-async def advance_branch(engine: Engine, branch: str, tip: Tip, snapshot: Snapshot) -> Snapshot:
+async def advance_branch(engine: RepositoryParts, branch: str, tip: Tip, snapshot: Snapshot) -> Snapshot:
     """Make a flushed snapshot the newest of a branch that stands at `tip`, its parent; ConflictError if it moved.
 
     When history was rewritten under the writer, the snapshot gets the quotes that its parent has now, in its own file:
@@ -454,7 +454,7 @@ async def advance_branch(engine: Engine, branch: str, tip: Tip, snapshot: Snapsh
     raise AssertionError("unreachable: the last try returns or raises")
 
 
-def _was_collected(engine: Engine, earlier: Tip, later: Tip) -> bool:
+def _was_collected(engine: RepositoryParts, earlier: Tip, later: Tip) -> bool:
     return not engine.ledger.announces_collections or engine.ledger.collected_since(earlier, later)
 
 
@@ -520,7 +520,7 @@ async def amend(state: SessionState, branch: str, tip: Tip, request: CommitReque
         raise
 
 
-async def _fetch_replaced_log(engine: Engine, replaced: Snapshot, parent: Snapshot) -> TransactionLog:
+async def _fetch_replaced_log(engine: RepositoryParts, replaced: Snapshot, parent: Snapshot) -> TransactionLog:
     """What the log of the new snapshot must tell of the one that it replaces.
 
     Where the ledger names the logs of expired ancestors, it goes on to do so for the new snapshot. Its log must not
@@ -533,7 +533,7 @@ async def _fetch_replaced_log(engine: Engine, replaced: Snapshot, parent: Snapsh
 
 
 async def replace_newest(
-    engine: Engine,
+    engine: RepositoryParts,
     branch: str,
     tip: Tip,
     replaced: Snapshot,
@@ -563,7 +563,7 @@ async def replace_newest(
     raise AssertionError("unreachable: the last try returns or raises")
 
 
-async def _follow_parent(engine: Engine, replaced_id: ObjectId, snapshot: Snapshot) -> None:
+async def _follow_parent(engine: RepositoryParts, replaced_id: ObjectId, snapshot: Snapshot) -> None:
     """Give a snapshot the parent that the replaced one has by now: others may have expired the one it had."""
     try:
         parent_id = (await engine.ledger.fetch_info(replaced_id)).parent_id

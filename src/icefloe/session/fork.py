@@ -29,7 +29,7 @@ from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.manifest_config import SPECIFIED
 from icefloe.model.snapshot import ArrayNode, Extents, Manifest, Node, Snapshot
 from icefloe.session.change_set import ChangeSet
-from icefloe.session.open_repository import Engine, WriterStart
+from icefloe.session.open_repository import RepositoryParts, WriterStart
 from icefloe.session.rebase import VersionSelection
 from icefloe.session.session_state import SessionState, Tree, View, renumber_fork
 
@@ -226,7 +226,7 @@ async def _refuse_doubles(work: SessionState, node: ArrayNode, claims: Sequence[
 class Fork:
     """The base, what the session had changed when it was forked, and what the worker changes on top."""
 
-    engine: Engine
+    engine: RepositoryParts
     base: Snapshot
     inherited: ChangeSet
     changes: ChangeSet

@@ -28,7 +28,7 @@ from icefloe.model.snapshot import (
     TransactionLog,
 )
 from icefloe.session.lookup import ChunkLookup
-from icefloe.session.open_repository import Engine
+from icefloe.session.open_repository import RepositoryParts
 
 
 async def join_logs(
@@ -282,7 +282,7 @@ class RefChoice:
         return self if self.branch or self.tag or self.snapshot_id else RefChoice(branch="main")
 
 
-async def resolve(engine: Engine, choice: RefChoice) -> ObjectId:
+async def resolve(engine: RepositoryParts, choice: RefChoice) -> ObjectId:
     """The snapshot id that a choice names."""
     if choice.branch is not None:
         return (await engine.ledger.fetch_tip(choice.branch)).snapshot_id
@@ -293,7 +293,7 @@ async def resolve(engine: Engine, choice: RefChoice) -> ObjectId:
     raise InvalidInputError("give one of branch, tag and snapshot_id")
 
 
-async def ancestry(engine: Engine, choice: RefChoice) -> AsyncIterator[SnapshotInfo]:
+async def ancestry(engine: RepositoryParts, choice: RefChoice) -> AsyncIterator[SnapshotInfo]:
     """A snapshot and its ancestors, newest first."""
     async for info in engine.ledger.ancestry(await resolve(engine, choice)):
         yield info
@@ -319,7 +319,7 @@ def check_past(moment: dt.datetime, name: str, now: dt.datetime) -> dt.datetime:
     return moment
 
 
-async def snapshot_as_of(engine: Engine, snapshot_id: ObjectId, time: dt.datetime) -> ObjectId:
+async def snapshot_as_of(engine: RepositoryParts, snapshot_id: ObjectId, time: dt.datetime) -> ObjectId:
     """The newest ancestor that was written at or before a time."""
     moment = check_zone(time, "as_of")
     oldest = None
@@ -331,13 +331,13 @@ async def snapshot_as_of(engine: Engine, snapshot_id: ObjectId, time: dt.datetim
     raise SnapshotNotFoundError(f"the branch had no commit at {moment.isoformat()}{since}", as_of=moment)
 
 
-async def fetch_branch(engine: Engine, branch: str) -> tuple[Tip, Snapshot]:
+async def fetch_branch(engine: RepositoryParts, branch: str) -> tuple[Tip, Snapshot]:
     """Where a branch stands, and the snapshot there, for work that will commit on top of it."""
     tip = await engine.ledger.fetch_tip(branch)
     return tip, await fetch_base(engine, branch, tip)
 
 
-async def fetch_base(engine: Engine, branch: str, tip: Tip) -> Snapshot:
+async def fetch_base(engine: RepositoryParts, branch: str, tip: Tip) -> Snapshot:
     """The snapshot at a tip, with the history that its file quotes now.
 
     A commit copies these quotes, and expiry rewrites them in place. A snapshot that is remembered is good if it was
@@ -351,7 +351,7 @@ async def fetch_base(engine: Engine, branch: str, tip: Tip) -> Snapshot:
 
 
 async def fetch_log(
-    engine: Engine,
+    engine: RepositoryParts,
     snapshot: Snapshot,
     parent: Snapshot | None = None,
     wanted: Container[NodeId] | None = None,
@@ -391,7 +391,7 @@ async def fetch_log(
     return await join_logs(logs, parent, snapshot, engine.metadata_files, wanted)
 
 
-async def diff_between(engine: Engine, old: ObjectId, new: ObjectId) -> Diff:
+async def diff_between(engine: RepositoryParts, old: ObjectId, new: ObjectId) -> Diff:
     """What changed from one snapshot to another one; SnapshotNotFoundError when one of the two is gone.
 
     Along one history the logs in between tell; unrelated snapshots are compared. Others may expire and collect what is
@@ -414,7 +414,7 @@ async def diff_between(engine: Engine, old: ObjectId, new: ObjectId) -> Diff:
     raise cause
 
 
-async def _diff(engine: Engine, before: Snapshot, after: Snapshot) -> Diff | None:
+async def _diff(engine: RepositoryParts, before: Snapshot, after: Snapshot) -> Diff | None:
     """What changed from one snapshot to another one; None when history was expired meanwhile."""
     between = await _snapshots_between(engine, before.id, after.id)
     if between is None or not engine.capabilities.transaction_logs:
@@ -425,7 +425,7 @@ async def _diff(engine: Engine, before: Snapshot, after: Snapshot) -> Diff | Non
     return found if await _snapshots_between(engine, before.id, after.id) == between else None
 
 
-async def _snapshots_between(engine: Engine, old: ObjectId, new: ObjectId) -> list[ObjectId] | None:
+async def _snapshots_between(engine: RepositoryParts, old: ObjectId, new: ObjectId) -> list[ObjectId] | None:
     """The commits after `old` up to `new`, oldest first; None when `old` is not an ancestor."""
     found: list[ObjectId] = []
     async for info in engine.ledger.ancestry(new):

@@ -91,7 +91,7 @@ def oldest_writer(storage: Storage) -> dt.timedelta | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class RepositoryParts:
     """The parts of one opened repository, shared by its sessions; pickles as what it was built from."""
 
     storage: Storage
@@ -139,7 +139,7 @@ class Engine:
 
 def build_engine(
     storage: Storage, spec_version: SpecVersion, config: RepositoryConfig, authorized: Mapping[str, Any]
-) -> Engine:
+) -> RepositoryParts:
     """The parts of a repository of a known generation; touches no storage."""
     storage = configured_storage(storage, config.storage)
     level = None if config.compression is None else config.compression.level
@@ -154,7 +154,7 @@ def build_engine(
     metadata_files = MetadataFiles(storage, generation, limits)
     ledger = make_ledger(spec_version, storage, metadata_files)
     reader = ChunkReader.configured(storage, generation.chunk_key, config, authorized)
-    return Engine(storage, generation, metadata_files, ledger, reader, config, authorized)
+    return RepositoryParts(storage, generation, metadata_files, ledger, reader, config, authorized)
 
 
 DEFAULT_SPEC_VERSION = SpecVersion.REPOSITORY
@@ -234,7 +234,7 @@ async def create_engine(
     authorized: Mapping[str, Any],
     *,
     check_clean_root: bool,
-) -> Engine:
+) -> RepositoryParts:
     """Make a repository; AlreadyExistsError for all callers but one, whatever generations they ask for."""
     if await find_spec_version(storage) is not None:
         raise _taken(storage)
@@ -348,7 +348,9 @@ def _taken(storage: Storage) -> AlreadyExistsError:
     )
 
 
-async def open_engine(storage: Storage, config: RepositoryConfig | None, authorized: Mapping[str, Any]) -> Engine:
+async def open_engine(
+    storage: Storage, config: RepositoryConfig | None, authorized: Mapping[str, Any]
+) -> RepositoryParts:
     """Open the repository in a storage; RepositoryNotFoundError when there is none."""
     detected = await detect(storage)
     if detected is None:
@@ -374,7 +376,7 @@ async def create_or_open_engine(
     authorized: Mapping[str, Any],
     *,
     check_clean_root: bool,
-) -> Engine:
+) -> RepositoryParts:
     """Make a repository, or open the one that somebody else made in the meantime."""
     try:
         return await create_engine(storage, version, config, authorized, check_clean_root=check_clean_root)
@@ -488,14 +490,14 @@ async def fetch_stored_config(storage: Storage) -> RepositoryConfig | None:
     return None if detected is None else await _fetch_config(storage, detected)
 
 
-async def save_config(engine: Engine) -> None:
+async def save_config(engine: RepositoryParts) -> None:
     """Keep the configuration in force in the repository."""
     await engine.check_writable()
     stored = await engine.ledger.fetch_config()
     await engine.ledger.save_config(encode_config(engine.config), stored.mark)
 
 
-async def extend_config(engine: Engine, config: RepositoryConfig) -> None:
+async def extend_config(engine: RepositoryParts, config: RepositoryConfig) -> None:
     """Lay settings over the stored configuration, of which others may change something else at the same time."""
     await engine.check_writable()
     for attempt in range(_CONFIG_TRIES):
@@ -511,19 +513,21 @@ async def extend_config(engine: Engine, config: RepositoryConfig) -> None:
         await asyncio.sleep(random.uniform(0, 0.02 * 2 ** min(attempt, 5)))
 
 
-def reconfigure(engine: Engine, config: RepositoryConfig | None, authorized: Mapping[str, Any] | None) -> Engine:
+def reconfigure(
+    engine: RepositoryParts, config: RepositoryConfig | None, authorized: Mapping[str, Any] | None
+) -> RepositoryParts:
     """The same repository with another configuration laid over, or other authorisations."""
     merged = engine.config.merge(config) if config is not None else engine.config
     allowed = engine.authorized if authorized is None else authorized
     return build_engine(engine.storage, engine.format.spec_version, merged, allowed)
 
 
-async def check_writable(engine: Engine) -> None:
+async def check_writable(engine: RepositoryParts) -> None:
     """Refuse early where the repository says it takes no writes."""
     await engine.ledger.check_writable()
 
 
-def expect_tip(engine: Engine, branch: str) -> None:
+def expect_tip(engine: RepositoryParts, branch: str) -> None:
     """Begin to fetch the snapshot where a branch stood when it was last seen.
 
     Mostly it still stands there, and who asks for the branch then needs not wait for both, one after the other.
@@ -535,12 +539,12 @@ def expect_tip(engine: Engine, branch: str) -> None:
         fetching.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
-def preload(engine: Engine, base: Snapshot) -> None:
+def preload(engine: RepositoryParts, base: Snapshot) -> None:
     """Fetch the manifests that the configuration names, in the background; the session does not wait."""
     asyncio.run_coroutine_threadsafe(_preload(engine, base), blocking_loop())
 
 
-async def _preload(engine: Engine, base: Snapshot) -> None:
+async def _preload(engine: RepositoryParts, base: Snapshot) -> None:
     if len(base.nodes) <= _FEW_NODES:
         chosen = manifests_to_preload(base, engine.config.manifest)
     else:

@@ -22,7 +22,7 @@ from icefloe.session import commit as committing
 from icefloe.session.change_set import diff_of_changes
 from icefloe.session.fork import Fork, WrittenParts, link_parts, merge_fork, write_parts
 from icefloe.session.keyspace import KeySpace
-from icefloe.session.open_repository import Engine, register_writer
+from icefloe.session.open_repository import RepositoryParts, register_writer
 from icefloe.session.rebase import ConflictSolver, VersionSelection
 from icefloe.session.references import reindex_array, set_columns, set_points, set_specs, shift_array, virtual_ref
 from icefloe.session.session_state import SessionState
@@ -78,7 +78,7 @@ class Session(Described):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: RepositoryParts,
         base: Snapshot,
         *,
         mode: SessionMode = SessionMode.READONLY,
@@ -181,7 +181,7 @@ class Session(Described):
         return {"engine": self._state.engine, "snapshot_id": self.snapshot_id}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        engine: Engine = state["engine"]
+        engine: RepositoryParts = state["engine"]
         base = run_blocking(engine.metadata_files.fetch_snapshot(state["snapshot_id"]))
         self.__init__(engine, base)  # type: ignore[misc]
 

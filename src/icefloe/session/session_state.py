@@ -41,7 +41,7 @@ from icefloe.model.zarr_document import (
 )
 from icefloe.session.change_set import ChangeSet, ChunkWriter
 from icefloe.session.lookup import ChunkLookup, LocatedChunks, gather_located
-from icefloe.session.open_repository import Engine
+from icefloe.session.open_repository import RepositoryParts
 from icefloe.storage.contract import Buffer
 
 _SMALL, _LARGE = 2**16 - 1, 2**32 - 1
@@ -274,7 +274,7 @@ class View:
     through, not committed from here.
     """
 
-    def __init__(self, engine: Engine, tree: Tree, inherited: ChangeSet, reader: ChunkReader) -> None:
+    def __init__(self, engine: RepositoryParts, tree: Tree, inherited: ChangeSet, reader: ChunkReader) -> None:
         self.engine = engine
         self.tree = tree
         self.inherited = inherited
@@ -423,7 +423,7 @@ class SessionState(View):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: RepositoryParts,
         base: Snapshot,
         changes: ChangeSet | None = None,
         tip: Tip | None = None,

@@ -60,7 +60,7 @@ from icefloe.maintenance.marking import ManifestFacts, fetch_manifest_facts, liv
 from icefloe.model.chunk_table import number_array
 from icefloe.repository import Repository
 from icefloe.session.commit import Announcement
-from icefloe.session.open_repository import Engine
+from icefloe.session.open_repository import RepositoryParts
 from icefloe.spark.arguments import Target, existing_repository
 from icefloe.spark.progress import JobMeter
 from icefloe.spark.tasks import TASKS_PER_CORE, SparkJob, collect, parallelism, run_tasks, watched
@@ -204,7 +204,7 @@ class _Work:
     """What is listed, and how it is judged."""
 
     spark: SparkSession
-    engine: Engine
+    engine: RepositoryParts
     reading: Reading
     listings: dict[str, Listed]
     old: DataFrame
@@ -276,7 +276,7 @@ async def _list_others(reading: Reading) -> dict[str, Listed]:
     return dict(zip(KINDS, await asyncio.gather(*map(one, KINDS)), strict=True))
 
 
-def _list_on_spark(spark: SparkSession, engine: Engine) -> DataFrame:
+def _list_on_spark(spark: SparkSession, engine: RepositoryParts) -> DataFrame:
     """Chunk objects, listed in several tasks, each from another first character on."""
     folder = engine.format.chunks_folder
     first = ALPHABET[:: len(ALPHABET) // _LISTING_SHARDS]
@@ -291,7 +291,7 @@ def _list_on_spark(spark: SparkSession, engine: Engine) -> DataFrame:
     return spark.range(0, len(bounds), 1, len(bounds)).mapInArrow(work, _LISTED)
 
 
-def _list_shard(engine: Engine, after: str, end: str | None) -> Batches:
+def _list_shard(engine: RepositoryParts, after: str, end: str | None) -> Batches:
     reading = read_anew(engine)
     folder, width = reading.format.chunks_folder, reading.format.capabilities.object_id_bytes
     pages = reading.storage.list(folder, after=after or None)
@@ -323,7 +323,7 @@ def _signed(keys: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> pa.Array:
     return number_array(keys.view(np.int64))
 
 
-def _ids_of(engine: Engine) -> Callable[[Batches], Batches]:
+def _ids_of(engine: RepositoryParts) -> Callable[[Batches], Batches]:
     """Rows of an inventory as rows of objects."""
     folder, width = engine.format.chunks_folder, engine.capabilities.object_id_bytes
 
@@ -335,7 +335,7 @@ def _ids_of(engine: Engine) -> Callable[[Batches], Batches]:
 
 
 def _live_on_spark(
-    spark: SparkSession, engine: Engine, manifests: Sequence[ObjectId], unreferenced: frozenset[ObjectId]
+    spark: SparkSession, engine: RepositoryParts, manifests: Sequence[ObjectId], unreferenced: frozenset[ObjectId]
 ) -> DataFrame:
     """The keys of chunk objects that manifests name; those that no ref leads to may be gone."""
     size = max(1, min(_MANIFESTS_PER_TASK, -(-len(manifests) // max(1, 2 * parallelism(spark)))))
@@ -349,7 +349,7 @@ def _live_on_spark(
     return spark.range(0, len(shares), 1, len(shares)).mapInArrow(work, _LIVE)
 
 
-def _live_keys(engine: Engine, manifests: Sequence[ObjectId], unreferenced: frozenset[ObjectId]) -> Batches:
+def _live_keys(engine: RepositoryParts, manifests: Sequence[ObjectId], unreferenced: frozenset[ObjectId]) -> Batches:
     reading = read_anew(engine)
 
     async def fetch(manifest_id: ObjectId) -> ManifestFacts:
@@ -362,7 +362,7 @@ def _live_keys(engine: Engine, manifests: Sequence[ObjectId], unreferenced: froz
         yield pa.RecordBatch.from_arrays([_signed(keys)], names=["key"])
 
 
-def _delete(engine: Engine) -> Callable[[Batches], Batches]:
+def _delete(engine: RepositoryParts) -> Callable[[Batches], Batches]:
     def work(batches: Batches) -> Batches:
         reading = read_anew(engine)
         key, width = key_builder(reading, "chunks"), engine.capabilities.object_id_bytes
@@ -468,6 +468,6 @@ def compact(
     return run_tasks(spark, SparkJob(_compact, "compact chunks", bytes=plan.size_bytes), payloads)
 
 
-def _compact(payload: tuple[Engine, CompactionPlan]) -> CompactSummary:
+def _compact(payload: tuple[RepositoryParts, CompactionPlan]) -> CompactSummary:
     engine, plan = payload
     return run_blocking(carry_out(engine, plan))
