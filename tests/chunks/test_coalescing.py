@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icefloe.chunks.range_scheduler import ObjectSource, RangeScheduler, ReadLimits, object_source, plan_reads
+from icefloe.chunks.range_scheduler import ObjectSource, RangeScheduler, ReadLimits, object_source
 from icefloe.errors import ObjectNotFoundError
+from icefloe.storage.contract import plan_reads
 from icefloe.storage.memory import MemoryStorage
 
 SIZE = 5000

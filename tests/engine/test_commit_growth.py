@@ -16,7 +16,8 @@ from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.session.commit import HISTORY_LENGTH
 from icefloe.storage.build import in_memory_storage
 from icefloe.storage.memory import MemoryStorage
-from icefloe.storage.wrappers import Count, CountingStorage
+from icefloe.storage.wrappers import MethodMetrics
+from icefloe.testing.faulty_storage import CountingStorage
 
 DAY = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 
@@ -34,12 +35,12 @@ def test_the_two_thousandth_commit_writes_and_asks_for_as_much_as_the_hundredth(
     repo = icefloe.Repository.create(storage)
     with repo.transaction("main", message="array") as store:
         zarr.create_array(store, name="a", shape=(16,), chunks=(1,), dtype="i4", compressors=None)
-    costs: dict[int, Count] = {}
+    costs: dict[int, MethodMetrics] = {}
     for number in range(2, 2001):
         storage.counts.reset()
         _tiny_commit(repo, number)
         if number in (100, 2000):
-            costs[number] = Count(storage.counts.total.requests, storage.counts.writes.sent_bytes)
+            costs[number] = MethodMetrics(storage.counts.total.requests, sent_bytes=storage.counts.writes.sent_bytes)
     assert costs[2000].sent_bytes <= 1.2 * costs[100].sent_bytes
     assert costs[2000].requests <= costs[100].requests
     # A reader who comes anew pays no more either, and finds every commit.

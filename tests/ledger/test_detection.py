@@ -15,7 +15,7 @@ from icefloe.ledger.generations import detect, detect_generation
 from icefloe.model.capabilities import SpecVersion
 from icefloe.repository import Repository
 from icefloe.storage.build import in_memory_storage, local_filesystem_storage
-from icefloe.storage.wrappers import CountingStorage
+from icefloe.testing.faulty_storage import CountingStorage
 
 REF = b'{"snapshot":"1CECHNKREP0F1RSTCMT0"}'
 REPO = encode_header(FileType.REPO_INFO, 2) + b"..."

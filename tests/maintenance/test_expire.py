@@ -30,10 +30,10 @@ class Recording(WrappedStorage):
         super().__init__(inner)
         self.written: list[str] = [] if written is None else written
 
-    def _around(self, inner: Storage) -> Storage:
+    def _rewrap(self, inner: Storage) -> Storage:
         return Recording(inner, self.written)
 
-    async def _pass(self, operation: Operation, call: Callable[[], Awaitable[Any]]) -> Any:
+    async def _forward(self, operation: Operation, call: Callable[[], Awaitable[Any]]) -> Any:
         if operation.method in ("put", "create", "swap", "copy"):
             self.written.append(operation.key)
         return await call()

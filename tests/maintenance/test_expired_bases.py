@@ -33,10 +33,10 @@ class Interrupted(WrappedStorage):
         self.left = NEVER
         self.action: Callable[[], None] = lambda: None
 
-    def _around(self, inner: Storage) -> Storage:
+    def _rewrap(self, inner: Storage) -> Storage:
         return Interrupted(inner)
 
-    async def _pass(self, op: Operation, call: Callable[[], Awaitable[Any]]) -> Any:
+    async def _forward(self, op: Operation, call: Callable[[], Awaitable[Any]]) -> Any:
         self.left -= 1
         if self.left == 0:
             await asyncio.to_thread(self.action)

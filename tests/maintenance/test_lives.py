@@ -44,7 +44,7 @@ class Meeting(FaultyStorage):
     wait = 0
     visit: asyncio.Future[None] | None = None
 
-    async def _pass(self, operation: Operation, call: Callable[[], Awaitable[T]]) -> T:
+    async def _forward(self, operation: Operation, call: Callable[[], Awaitable[T]]) -> T:
         self.wait -= 1
         visitor = self.visitor
         if self.wait <= 0 and visitor is not None:
@@ -52,7 +52,7 @@ class Meeting(FaultyStorage):
             # Whatever happens to the work that is visited, the visitor goes on.
             self.visit = asyncio.ensure_future(visitor())
             await asyncio.shield(self.visit)
-        return await super()._pass(operation, call)
+        return await super()._forward(operation, call)
 
     async def end(self) -> None:
         """Wait for a visitor that is still there."""

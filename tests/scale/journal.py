@@ -59,7 +59,7 @@ class JournalStorage(WrappedStorage):
         super().__init__(inner)
         self.journal = journal or Journal()
 
-    async def _pass(self, operation: Operation, call: Callable[[], Awaitable[T]]) -> T:
+    async def _forward(self, operation: Operation, call: Callable[[], Awaitable[T]]) -> T:
         received = 0
         try:
             answer = await call()
@@ -68,5 +68,5 @@ class JournalStorage(WrappedStorage):
             self.journal.note(Entry(operation.method, operation.key, operation.sent_bytes, received))
         return answer
 
-    def _around(self, inner: Storage) -> Storage:
+    def _rewrap(self, inner: Storage) -> Storage:
         return JournalStorage(inner, self.journal)

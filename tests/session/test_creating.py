@@ -29,7 +29,7 @@ class Unsteady(WrappedStorage):
         super().__init__(inner)
         self.rng, self.dies_at, self.count = random.Random(seed), dies_at, 0
 
-    async def _pass(self, operation: Operation, call: Callable[[], Awaitable[T]]) -> T:
+    async def _forward(self, operation: Operation, call: Callable[[], Awaitable[T]]) -> T:
         for _ in range(self.rng.choice((0, 0, 1, 3, 10))):
             await asyncio.sleep(0)
         if self.dies_at is not None and self.count >= self.dies_at:
@@ -37,7 +37,7 @@ class Unsteady(WrappedStorage):
         self.count += 1
         return await call()
 
-    def _around(self, inner: Storage) -> Storage:
+    def _rewrap(self, inner: Storage) -> Storage:
         raise NotImplementedError
 
 

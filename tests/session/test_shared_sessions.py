@@ -43,10 +43,10 @@ class Interrupted(WrappedStorage):
         self.wait_for: int | None = None
         self.action: Callable[[], None] = lambda: None
 
-    def _around(self, inner: Storage) -> Storage:
+    def _rewrap(self, inner: Storage) -> Storage:
         return Interrupted(inner)
 
-    async def _pass(self, op: Operation, call: Callable[[], Awaitable[Any]]) -> Any:
+    async def _forward(self, op: Operation, call: Callable[[], Awaitable[Any]]) -> Any:
         if self.wait_for == 0:
             self.wait_for = None
             await asyncio.to_thread(self.action)

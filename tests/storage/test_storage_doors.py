@@ -7,10 +7,12 @@ import inspect
 import multiprocessing
 import pickle
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from obstore import exceptions as foreign
 
+from icefloe.blocking import run_blocking
 from icefloe.errors import (
     InvalidInputError,
     PermissionDeniedError,
@@ -22,7 +24,7 @@ from icefloe.model.virtual_chunk_container import S3Options
 from icefloe.storage import build
 from icefloe.storage import credentials as creds
 from icefloe.storage.build import resolve_storage, storage_from_url
-from icefloe.storage.contract import OBSTORE_ERRORS, RetryPolicy, Storage, Translating, plan_requests, translate_obstore
+from icefloe.storage.contract import OBSTORE_ERRORS, RetryPolicy, Storage, Translating, translate_obstore
 from icefloe.storage.credentials import AwsProfile, AwsSettings, read_profile, read_settings
 from icefloe.storage.endpoints import AzurePlace, GcsPlace, HttpPlace, Place, S3Place
 from icefloe.storage.memory import MemoryStorage
@@ -206,14 +208,24 @@ def test_pauses_grow_and_are_bounded() -> None:
         RetryPolicy(max_tries=0)
 
 
-def test_near_ranges_share_a_request_and_all_are_served() -> None:
-    starts, ends = [100, 0, 5000, 90, 7], [110, 10, 5010, 105, 7]
-    plan = plan_requests(starts, ends, gap_bytes=100, request_bytes=1000)
-    assert [(r.start, r.end) for r in plan] == [(0, 110), (5000, 5010)]
-    assert sorted(i for r in plan for i in r.serves) == [0, 1, 2, 3]
-    apart = plan_requests(starts, ends, gap_bytes=0, request_bytes=1000)
-    assert [(r.start, r.end) for r in apart] == [(0, 10), (90, 110), (5000, 5010)]
-    assert [(r.start, r.end) for r in plan_requests([0, 10], [10, 20], request_bytes=15)] == [(0, 10), (10, 20)]
+@pytest.mark.parametrize("spread", [1, 1 << 21])
+def test_ranges_of_an_object_share_requests_and_all_are_served(spread: int) -> None:
+    class Ranges(MemoryStorage):
+        asked: ClassVar[list[tuple[int, int]]] = []
+
+        async def get_range(self, key: str, start: int, end: int) -> bytes:
+            self.asked.append((start, end))
+            return await super().get_range(key, start, end)
+
+        get_ranges = Storage.get_ranges
+
+    storage, data = Ranges(), bytes(range(256)) * (spread * 20 // 256 + 1)
+    run_blocking(storage.put("k", data))
+    starts, ends = [10 * spread, 0, 4 * spread, 9 * spread, 7], [11 * spread, 1, 5 * spread, 10 * spread, 7]
+    Ranges.asked.clear()
+    found = run_blocking(storage.get_ranges("k", starts, ends))
+    assert found == [data[start:end] for start, end in zip(starts, ends, strict=True)]
+    assert sorted(Ranges.asked) == ([(0, 11)] if spread == 1 else [(0, 1), (4 << 21, 5 << 21), (9 << 21, 11 << 21)])
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from icefloe.errors import (
 from icefloe.storage.build import in_memory_storage, local_filesystem_storage, s3_storage
 from icefloe.storage.conditional_writes import check_conditional_writes
 from icefloe.storage.contract import Buffer, RetryPolicy, Storage, Version
-from icefloe.storage.wrappers import WRITES, CountingStorage, Operation, WrappedStorage
-from icefloe.testing.faulty_storage import KILLED, Fault, FaultKind, FaultPlan, FaultyStorage
+from icefloe.storage.wrappers import WRITES, Operation, WrappedStorage
+from icefloe.testing.faulty_storage import KILLED, CountingStorage, Fault, FaultKind, FaultPlan, FaultyStorage
 
 QUICK = RetryPolicy(max_tries=4, initial_backoff_ms=5, max_backoff_ms=20)
 
@@ -127,10 +127,10 @@ class Forgetful(WrappedStorage):
         super().__init__(inner)
         self.ignores = ignores
 
-    async def _pass(self, operation: Operation, call: Any) -> Any:
+    async def _forward(self, operation: Operation, call: Any) -> Any:
         return await call()
 
-    def _around(self, inner: Storage) -> Storage:
+    def _rewrap(self, inner: Storage) -> Storage:
         return Forgetful(inner, self.ignores)
 
     async def create(self, key: str, data: Buffer, **options: Any) -> Version:
@@ -174,13 +174,13 @@ async def test_a_swap_that_may_have_been_swapped_over_is_unknown() -> None:
     first = await inner.create("state", b"one")
 
     class Overtaken(WrappedStorage):
-        async def _pass(self, operation: Operation, call: Any) -> Any:
+        async def _forward(self, operation: Operation, call: Any) -> Any:
             answer = await call()
             if operation.method == "swap":
                 await inner.swap("state", b"theirs, on top of ours", answer)
             return answer
 
-        def _around(self, inner: Storage) -> Storage:
+        def _rewrap(self, inner: Storage) -> Storage:
             return self
 
     storage = FaultyStorage(Overtaken(inner), [Fault(FaultKind.LOSE_ANSWER, methods=("swap",))])

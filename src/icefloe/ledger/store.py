@@ -16,9 +16,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from icefloe.blocking import current_time, monotonic_time
 from icefloe.errors import (
@@ -55,7 +55,10 @@ from icefloe.ledger.contract import (
 from icefloe.ledger.repository import FRESH_SECONDS, TornRefError, is_torn
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
-from icefloe.storage.contract import Buffer, ObjectInfo, RetryPolicy, Storage, Version, Versioned
+from icefloe.storage.contract import ObjectInfo, RetryPolicy, Storage, Versioned
+from icefloe.storage.wrappers import WRITES, Operation, WrappedStorage
+
+T = TypeVar("T")
 
 MAIN_FOLDER = "r/branch:main/"
 _BRANCH, _TAG, _TAG_FILE, _PACKED = "branch:", "tag:", "ref.json", ".msgpack"
@@ -70,44 +73,51 @@ async def locate_code_form(storage: Storage) -> Storage:
     return storage
 
 
-class CodeFormView(Storage):
+class CodeFormView(WrappedStorage):
     """Reads such a repository; writing into it is refused."""
 
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return CodeFormView, (self.storage,)
-
-    @property
-    def url(self) -> str:
-        return self.storage.url
+        return CodeFormView, (self.inner,)
 
     @property
     def read_only(self) -> bool:
         return True
 
+    @property
+    def lists_names_faster(self) -> bool:
+        return False  # the names are other ones
+
+    async def _forward(self, operation: Operation, call: Callable[[], Awaitable[T]]) -> T:
+        if operation.method in WRITES:
+            raise ReadOnlyError(
+                f"{self.url} was written by early code and can only be read; convert it, then write there"
+            )
+        return await call()
+
+    def _rewrap(self, inner: Storage) -> Storage:
+        return inner
+
     async def _find(self, key: str) -> str:
         """The key there; chunks have either of two."""
         stored = key_there(key)
-        if key.startswith("c/") and not await self.storage.exists(stored):
+        if key.startswith("c/") and not await self.inner.exists(stored):
             return key
         return stored
 
     async def get(self, key: str) -> bytes:
-        return await self.storage.get(await self._find(key))
+        return await self.inner.get(await self._find(key))
 
     async def get_versioned(self, key: str) -> Versioned:
-        return await self.storage.get_versioned(await self._find(key))
+        return await self.inner.get_versioned(await self._find(key))
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
-        return await self.storage.get_range(await self._find(key), start, end)
+        return await self.inner.get_range(await self._find(key), start, end)
 
     async def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
-        return await self.storage.get_ranges(await self._find(key), starts, ends)
+        return await self.inner.get_ranges(await self._find(key), starts, ends)
 
     async def head(self, key: str) -> ObjectInfo:
-        return replace(await self.storage.head(await self._find(key)), key=key)
+        return replace(await self.inner.head(await self._find(key)), key=key)
 
     async def list_names(self, prefix: str) -> list[str]:
         found: set[str] = set()
@@ -120,40 +130,15 @@ class CodeFormView(Storage):
         there = prefix
         if prefix.startswith("r/") and len(prefix) > 2:
             there = f"r/{_BRANCH}{prefix[2:]}"
-        items = [replace(item, key=key_here(item.key)) async for page in self.storage.list(there) for item in page]
+        items = [replace(item, key=key_here(item.key)) async for page in self.inner.list(there) for item in page]
         wanted = (item for item in items if item.key.startswith(prefix) and (after is None or item.key > after))
         yield sorted(wanted, key=lambda item: item.key)
 
-    async def put(self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None) -> None:
-        self._refuse()
+    async def list_names_of_length(self, prefix: str, length: int) -> Sequence[bytes]:
+        return await Storage.list_names_of_length(self, prefix, length)
 
-    async def create(
-        self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None, unique: bool = True
-    ) -> Version:
-        self._refuse()
-
-    async def swap(
-        self,
-        key: str,
-        data: Buffer,
-        version: Version,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        unique: bool = True,
-    ) -> Version:
-        self._refuse()
-
-    async def delete(self, keys: Sequence[str]) -> None:
-        self._refuse()
-
-    async def copy(self, source: str, target: str, *, version: Version | None = None) -> None:
-        self._refuse()
-
-    def child(self, prefix: str) -> Storage:
-        return self.storage.child(prefix)
-
-    def _refuse(self) -> NoReturn:
-        raise ReadOnlyError(f"{self.url} was written by early code and can only be read; convert it, then write there")
+    async def stat_names(self, prefix: str, names: Sequence[bytes]) -> tuple[Sequence[int], Sequence[int]]:
+        return await Storage.stat_names(self, prefix, names)
 
 
 def key_there(key: str) -> str:

@@ -68,7 +68,6 @@ from icefloe.session.commit import Announcement, announced
 from icefloe.session.history import check_zone
 from icefloe.session.open_repository import RepositoryParts, oldest_writer
 from icefloe.storage.contract import ObjectInfo, Storage
-from icefloe.storage.local import LocalStorage
 
 KINDS = ("snapshots", "transaction_logs", "manifests", "attributes", "chunks")
 """In the order in which they are deleted: what names others goes before what it names."""
@@ -421,6 +420,12 @@ class Marking:
     plan: CollectionPlan
     marked: Marked
     listings: dict[str, Listed]
+    now: dt.datetime | None = None
+    """The time by the store's clock when the cut-off was decided; a Spark job does not need it."""
+
+
+_LEFTOVER_AGE = dt.timedelta(minutes=5)
+"""A writer may still finish a file that is younger than this."""
 
 
 async def collect(engine: RepositoryParts, request: CollectionRequest) -> GCSummary:
@@ -431,9 +436,8 @@ async def collect(engine: RepositoryParts, request: CollectionRequest) -> GCSumm
         raise ReadOnlyError(f"{reading.storage.url} takes no writes; garbage cannot be collected")
     marking = await plan_collection_of(reading, request)
     marking = replace(marking, plan=await apply_plan(engine, reading, marking))
-    if not request.incremental and isinstance(engine.storage, LocalStorage):
-        now = await fetch_store_time(engine.storage)
-        await engine.storage.remove_leftovers(max(now - marking.plan.cutoff, dt.timedelta(minutes=5)), now)
+    if not request.incremental and marking.now is not None:
+        await engine.storage.remove_leftovers(max(marking.now - marking.plan.cutoff, _LEFTOVER_AGE), marking.now)
     if request.incremental:
         read_at = microseconds(await fetch_store_time(reading.storage))
         mark = next_mark(reading.format, marking.marked, marking.plan, marking.listings, read_at)
@@ -460,7 +464,7 @@ async def plan_collection_of(reading: Reading, request: CollectionRequest) -> Ma
     listings["chunks"] = await look_at(reading.storage, reading.format.chunks_folder, "", chunks, unnamed)
     not_before = None if request.created_after is None else microseconds(request.created_after)
     plan = plan_collection(listings, marked, AgeLimits(before, not_before), cutoff, beside)
-    return Marking(plan, marked, listings)
+    return Marking(plan, marked, listings, decided.now)
 
 
 async def _list(reading: Reading, request: CollectionRequest) -> tuple[Known, dict[str, Listed]]:

@@ -29,7 +29,6 @@ from icefloe.model.snapshot import SnapshotInfo, ingested_texts
 from icefloe.session.history import check_past, check_zone
 from icefloe.session.open_repository import RepositoryParts
 from icefloe.storage.contract import ObjectInfo, Storage
-from icefloe.storage.local import LocalStorage
 
 T = TypeVar("T")
 
@@ -194,7 +193,7 @@ def empty_listing(width: int) -> Listed:
 
 async def list_folder(storage: Storage, folder: str, extension: str, width: int) -> Listed:
     """Everything in a folder; pages become columns as they come."""
-    if isinstance(storage, LocalStorage):
+    if storage.lists_names_faster:
         listed = await list_folder_names(storage, folder, extension, width)
         return await look_at(storage, folder, extension, listed, np.ones(len(listed), dtype=bool))
     parts: list[Listed] = []
@@ -209,7 +208,7 @@ async def list_folder(storage: Storage, folder: str, extension: str, width: int)
 
 async def list_folder_names(storage: Storage, folder: str, extension: str, width: int) -> Listed:
     """Everything in a folder, without sizes and times where each costs a request; `look_at` finds them out."""
-    if not isinstance(storage, LocalStorage):
+    if not storage.lists_names_faster:
         return await list_folder(storage, folder, extension, width)
     length = text_length(width) + len(extension)
     names = await storage.list_names_of_length(folder, length)
@@ -221,7 +220,7 @@ async def list_folder_names(storage: Storage, folder: str, extension: str, width
 async def look_at(storage: Storage, folder: str, extension: str, listed: Listed, rows: npt.NDArray[np.bool_]) -> Listed:
     """The same objects, with the sizes and times of some of them, but for those that are gone by now."""
     wanted = np.flatnonzero(rows & (listed.size < 0))
-    if not isinstance(storage, LocalStorage) or not len(wanted):
+    if not len(wanted):
         return listed
     names: list[bytes] = _id_letters(listed.ids[wanted]).tolist()
     found = await storage.stat_names(folder, [name + extension.encode() for name in names] if extension else names)

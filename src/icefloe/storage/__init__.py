@@ -14,7 +14,7 @@ Modules
 - `memory`: A storage in the memory of one process.
 - `remote`: A storage in an object store, through obstore.
 - `virtual_sources`: Storages that virtual chunks are read from.
-- `wrappers`: Storages in front of another storage: they forward, measure, count, or split by key.
+- `wrappers`: Storages in front of another storage: they forward, measure, or choose a storage by key.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from icefloe.errors import (
 from icefloe.storage.contract import RetryPolicy, Storage, Version, Versioned
 
 
-class Sighting(enum.Enum):
+class WriteOutcome(enum.Enum):
     """What lies under the key, seen by the writer."""
 
     OURS = "our own bytes"
@@ -38,11 +38,11 @@ class ConditionalWrite:
     action: str
     url: str
     attempt: Callable[[], Awaitable[Version]]
-    look: Callable[[], Awaitable[tuple[Sighting, Version]]]
+    look: Callable[[], Awaitable[tuple[WriteOutcome, Version]]]
     is_swap: bool
 
 
-async def settle(write: ConditionalWrite, policy: RetryPolicy) -> Version:
+async def write_conditionally(write: ConditionalWrite, policy: RetryPolicy) -> Version:
     """Carry out a conditional write; a refusal or failure is believed only after a look.
 
     A refused try may be the repetition, somewhere below, of a try that had succeeded, or a store's way to say that
@@ -61,17 +61,17 @@ async def settle(write: ConditionalWrite, policy: RetryPolicy) -> Version:
             doubtful = True
             last = failure
         try:
-            sighting, version = await write.look()
+            outcome, version = await write.look()
         except (StorageError, InvalidInputError) as unseen:
             raise (_unknown(write, "and it cannot be looked at") if doubtful else last) from unseen
-        if sighting is Sighting.OURS:
+        if outcome is WriteOutcome.OURS:
             return version
-        if sighting is Sighting.UNTOUCHED:
+        if outcome is WriteOutcome.UNTOUCHED:
             await asyncio.sleep(pause)
             continue
         # A created object is never replaced by another creator, but a swapped one may be swapped again.
-        if doubtful and (write.is_swap or sighting is Sighting.UNCLEAR):
-            raise _unknown(write, f"and {sighting.value} is there now") from last
+        if doubtful and (write.is_swap or outcome is WriteOutcome.UNCLEAR):
+            raise _unknown(write, f"and {outcome.value} is there now") from last
         raise _refused(write) from last
     if doubtful:
         raise _unknown(write, "and nothing of it is there yet") from last
@@ -93,16 +93,16 @@ def _unknown(write: ConditionalWrite, found: str) -> OutcomeUnknownError:
 
 async def look_by_content(
     fetch: Callable[[], Awaitable[Versioned]], data: bytes | memoryview, before: Version | None
-) -> tuple[Sighting, Version]:
+) -> tuple[WriteOutcome, Version]:
     """Recognise our own write by its bytes, which no other writer would write."""
     try:
         found = await fetch()
     except ObjectNotFoundError:
-        return (Sighting.UNTOUCHED if before is None else Sighting.OTHERS), Version()
+        return (WriteOutcome.UNTOUCHED if before is None else WriteOutcome.OTHERS), Version()
     if found.data == data:
-        return Sighting.OURS, found.version
+        return WriteOutcome.OURS, found.version
     is_before = before is not None and found.version.agrees_with(before)
-    return (Sighting.UNTOUCHED if is_before else Sighting.OTHERS), found.version
+    return (WriteOutcome.UNTOUCHED if is_before else WriteOutcome.OTHERS), found.version
 
 
 _ADVICE = (

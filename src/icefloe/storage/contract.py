@@ -12,10 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import unquote
 
+import numpy as np
+import numpy.typing as npt
 import obstore
 from obstore import exceptions as foreign
 
@@ -88,15 +91,16 @@ def decode_key(text: str) -> str:
 
 DEFAULT_GAP_BYTES = 1 << 20
 DEFAULT_REQUEST_BYTES = 16 << 20
+_RANGES_AT_ONCE = 10
 
 
 @dataclass(frozen=True, slots=True)
-class RangeRequest:
-    """One request, and which of the wanted ranges it serves."""
+class MergedRead:
+    """One request, [start, end), and the positions of the ranges it serves."""
 
     start: int
     end: int
-    serves: tuple[int, ...]
+    members: npt.NDArray[np.intp]
 
 
 def check_range(start: int, end: int) -> None:
@@ -105,34 +109,43 @@ def check_range(start: int, end: int) -> None:
         raise InvalidInputError(f"[{start}, {end}) is no range of bytes: 0 <= start <= end is asked for")
 
 
-def plan_requests(
-    starts: Sequence[int],
-    ends: Sequence[int],
-    *,
-    gap_bytes: int = DEFAULT_GAP_BYTES,
-    request_bytes: int = DEFAULT_REQUEST_BYTES,
-) -> list[RangeRequest]:
-    """Near ranges share a request, unless it grows beyond `request_bytes`; empty ranges need none."""
+def check_ranges(starts: Sequence[int], ends: Sequence[int]) -> None:
+    """Refuse starts and ends that are no ranges."""
     if len(starts) != len(ends):
         raise InvalidInputError(f"{len(starts)} starts and {len(ends)} ends do not make ranges")
-    requests: list[RangeRequest] = []
-    serves: list[int] = []
-    low = high = 0
-    for index in sorted(range(len(starts)), key=starts.__getitem__):
-        start, end = int(starts[index]), int(ends[index])
+    for start, end in zip(starts, ends, strict=True):
         check_range(start, end)
-        if start == end:
-            continue
-        if serves and start - high <= gap_bytes and max(high, end) - low <= request_bytes:
-            high = max(high, end)
-            serves.append(index)
-            continue
-        if serves:
-            requests.append(RangeRequest(low, high, tuple(serves)))
-        low, high, serves = start, end, [index]
-    if serves:
-        requests.append(RangeRequest(low, high, tuple(serves)))
-    return requests
+
+
+def plan_reads(
+    starts: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64],
+    *,
+    gap_bytes: int = DEFAULT_GAP_BYTES,
+    most_bytes: int = DEFAULT_REQUEST_BYTES,
+) -> Iterator[MergedRead]:
+    """Merge ranges that lie at most a gap apart into requests of at most a size.
+
+    Every range is in exactly one request, whole; a range larger than the limit has a request of its own, together
+    only with what lies inside it.
+    """
+    order = np.argsort(starts, kind="stable")
+    sorted_starts, sorted_ends = starts[order], ends[order]
+    reach = np.maximum.accumulate(sorted_ends)
+    breaks = np.flatnonzero(sorted_starts[1:] > reach[:-1] + gap_bytes) + 1
+    edges = [0, *breaks.tolist(), len(order)]
+    for first, last in pairwise(edges):
+        while first < last:
+            start = int(sorted_starts[first])
+            inside = int(np.searchsorted(reach[first:last], start + most_bytes, side="right"))
+            after = first + max(inside, 1)
+            end = int(sorted_ends[first:after].max())
+            if inside == 0:
+                # What lies wholly inside an oversized range comes with it for nothing.
+                while after < last and int(sorted_ends[after]) <= end:
+                    after += 1
+            yield MergedRead(start, end, order[first:after])
+            first = after
 
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -200,6 +213,10 @@ def _is_secret(found: re.Match[str]) -> bool:
     return found[1].lower().startswith("http") or ":" in found[0].partition("://")[2]
 
 
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MICROSECOND = dt.timedelta(microseconds=1)
+
+
 class Storage(ABC):
     """A folder of an object store. Keys are relative, `/`-separated, without a leading slash.
 
@@ -229,9 +246,33 @@ class Storage(ABC):
     async def get_range(self, key: str, start: int, end: int) -> bytes:
         """Bytes [start, end) of an object; shorter when the object ends before, StorageError when it starts after."""
 
-    @abstractmethod
     async def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
         """Several ranges of one object; near ones may become one request."""
+        check_ranges(starts, ends)
+        found: list[bytes] = [b""] * len(starts)
+        filled = [index for index in range(len(starts)) if ends[index] > starts[index]]
+        lows = np.fromiter((starts[index] for index in filled), np.int64, len(filled))
+        highs = np.fromiter((ends[index] for index in filled), np.int64, len(filled))
+        gate = asyncio.Semaphore(_RANGES_AT_ONCE)
+
+        async def fetch(read: MergedRead) -> None:
+            async with gate:
+                data = await self.get_range(key, read.start, read.end)
+            members = [filled[member] for member in read.members.tolist()]
+            if len(members) == 1:
+                found[members[0]] = data
+                return
+            view = memoryview(data)
+            for index in members:
+                if starts[index] - read.start >= len(data):
+                    raise StorageError(
+                        f"cannot read {key!r} in {self.url} from byte {starts[index]}: "
+                        f"it has {read.start + len(data)} bytes"
+                    )
+                found[index] = bytes(view[starts[index] - read.start : ends[index] - read.start])
+
+        await asyncio.gather(*(fetch(read) for read in plan_reads(lows, highs)))
+        return found
 
     @abstractmethod
     async def head(self, key: str) -> ObjectInfo:
@@ -242,16 +283,47 @@ class Storage(ABC):
         """Write a fresh object; nobody else writes this key. Never half visible."""
 
     @abstractmethod
+    async def write_if(
+        self,
+        key: str,
+        data: Buffer,
+        before: Version | None,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        unique: bool = True,
+    ) -> Version:
+        """Write an object on one condition, and return its new version.
+
+        Parameters
+        ----------
+        key
+            The object to write.
+        data
+            Its new content.
+        before
+            The version that the object must still have. None: the object must not exist.
+        metadata
+            User metadata, where the store keeps it.
+        unique
+            Whether no other writer would write the same bytes. Finding them there after a lost answer then means
+            success.
+
+        Raises
+        ------
+        AlreadyExistsError
+            `before` is None and the object exists. Exactly one of many callers succeeds.
+        VersionMismatchError
+            The object has another version, or is gone.
+        OutcomeUnknownError
+            The answer was lost, and the object does not show whether the write took effect.
+        """
+
     async def create(
         self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None, unique: bool = True
     ) -> Version:
-        """Create if absent; exactly one of many callers wins, the others get AlreadyExistsError.
+        """Create an object that must not exist. See `write_if`."""
+        return await self.write_if(key, data, None, metadata=metadata, unique=unique)
 
-        `unique` says that no other writer would write the same bytes, so that finding them there after a lost answer
-        means success. An answer that cannot be settled raises OutcomeUnknownError.
-        """
-
-    @abstractmethod
     async def swap(
         self,
         key: str,
@@ -261,7 +333,8 @@ class Storage(ABC):
         metadata: Mapping[str, str] | None = None,
         unique: bool = True,
     ) -> Version:
-        """Replace the object if it is still that version; VersionMismatchError otherwise. Settled as in create."""
+        """Replace an object that must still have this version. See `write_if`."""
+        return await self.write_if(key, data, version, metadata=metadata, unique=unique)
 
     @abstractmethod
     async def list_names(self, prefix: str) -> list[str]:
@@ -276,6 +349,32 @@ class Storage(ABC):
 
         Only keys greater than `after`. Consumers may stop early; no more pages are then asked for than read.
         """
+
+    @property
+    def lists_names_faster(self) -> bool:
+        """Whether names alone are listed much faster than names with sizes and times.
+
+        Whoever needs the sizes and times of a few objects in a large folder then uses `list_names_of_length` and
+        `stat_names` instead of `list`.
+        """
+        return False
+
+    async def list_names_of_length(self, prefix: str, length: int) -> Sequence[bytes]:
+        """Names of so many bytes directly in a folder, in any order. A name may be that of a folder."""
+        names = [name.encode() for name in await self.list_names(prefix) if not name.endswith("/")]
+        return [name for name in names if len(name) == length]
+
+    async def stat_names(self, prefix: str, names: Sequence[bytes]) -> tuple[Sequence[int], Sequence[int]]:
+        """Sizes, and times in nanoseconds since 1970, of objects directly in a folder; -1 for those that are gone."""
+        wanted = {f"{prefix}{name.decode()}": row for row, name in enumerate(names)}
+        sizes, times = [-1] * len(names), [-1] * len(names)
+        async for page in self.list(prefix):
+            for item in page:
+                row = wanted.get(item.key)
+                if row is not None:
+                    sizes[row] = item.size_bytes
+                    times[row] = (item.last_modified - _EPOCH) // _MICROSECOND * 1000
+        return sizes, times
 
     @abstractmethod
     async def delete(self, keys: Sequence[str]) -> None:
@@ -304,6 +403,13 @@ class Storage(ABC):
 
         `create`, `swap` and `delete` do so themselves before they take effect. Object stores always do.
         """
+
+    async def remove_leftovers(self, older_than: dt.timedelta, now: dt.datetime | None = None) -> int:
+        """Remove the unfinished files of writers that died that long ago, and return how many there were.
+
+        `now` is the time by the clock of the store. Stores that show only finished objects have no such files.
+        """
+        return 0
 
     @abstractmethod
     def child(self, prefix: str) -> Storage:

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 from icefloe.errors import (
     AlreadyExistsError,
-    InvalidInputError,
     OutcomeUnknownError,
     StorageError,
     VersionMismatchError,
@@ -36,7 +35,7 @@ from icefloe.storage.contract import (
     Versioned,
     check_key,
     check_prefix,
-    check_range,
+    check_ranges,
     check_unchanged,
     decode_key,
     encode_key,
@@ -710,12 +709,8 @@ class LocalStorage(SourceStorage):
     async def _read_ranges(
         self, key: str, starts: Sequence[int], ends: Sequence[int]
     ) -> tuple[list[bytes], os.stat_result]:
-        if len(starts) != len(ends):
-            raise InvalidInputError(f"{len(starts)} starts and {len(ends)} ends do not make ranges")
-        wanted = 0
-        for start, end in zip(starts, ends, strict=True):
-            check_range(start, end)
-            wanted += end - start
+        check_ranges(starts, ends)
+        wanted = sum(ends) - sum(starts)
         path = self.path_of(key)
         with Translating("read", key, self._root):
             parts, found = await self._run(self._pace, lambda: read_ranges(path, starts, ends, self._bounds), wanted)
@@ -750,40 +745,32 @@ class LocalStorage(SourceStorage):
             at_once = self._at_once
             await self._put(lambda: write_file(path, flat, self._unsynced, self._bounds, at_once=at_once), len(flat))
 
-    async def create(
-        self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None, unique: bool = True
-    ) -> Version:
-        path, flat = self.path_of(key), flat_bytes(data)
-        with Translating("create", key, self._root):
-            try:
-                return await self._decide(lambda: create_file(path, flat, self._unsynced, self._bounds), len(flat), key)
-            except FileExistsError as error:
-                raise AlreadyExistsError(f"cannot create {key!r} in {self._root}: it is there already") from error
-
-    async def swap(
+    async def write_if(
         self,
         key: str,
         data: Buffer,
-        version: Version,
+        before: Version | None,
         *,
         metadata: Mapping[str, str] | None = None,
         unique: bool = True,
     ) -> Version:
         path, flat = self.path_of(key), flat_bytes(data)
+        unsynced, bounds = self._unsynced, self._bounds
+        if before is None:
+            with Translating("create", key, self._root):
+                try:
+                    return await self._decide(lambda: create_file(path, flat, unsynced, bounds), len(flat), key)
+                except FileExistsError as error:
+                    raise AlreadyExistsError(f"cannot create {key!r} in {self._root}: it is there already") from error
         with Translating("replace", key, self._root):
             try:
                 try:
-                    wait = self._unsynced is not None  # in a thread anyway
-                    return await self._decide(
-                        lambda: swap_file(path, flat, version, self._unsynced, self._bounds, wait=wait),
-                        len(flat),
-                        key,
-                    )
+                    wait = unsynced is not None  # in a thread anyway
+                    swap = functools.partial(swap_file, path, flat, before, unsynced, bounds)
+                    return await self._decide(lambda: swap(wait=wait), len(flat), key)
                 except BlockingIOError:
                     # Another process swaps in this folder: wait where it holds nobody up.
-                    return await FILES.run(
-                        lambda: swap_file(path, flat, version, self._unsynced, self._bounds, wait=True)
-                    )
+                    return await FILES.run(lambda: swap(wait=True))
             except ChangedError as error:
                 raise VersionMismatchError(
                     f"cannot replace {key!r} in {self._root}: it changed since it was read"
@@ -805,14 +792,16 @@ class LocalStorage(SourceStorage):
             if ended:
                 return
 
+    @property
+    def lists_names_faster(self) -> bool:
+        return True
+
     async def list_names_of_length(self, prefix: str, length: int) -> Sequence[bytes]:
-        """Names of so many bytes directly in a folder, as files spell them, in any order."""
         folder = self._folder_of(prefix)
         with Translating("list", prefix, self._root):
             return await FILES.run(lambda: names_of_length(folder, length, self._bounds))
 
     async def stat_names(self, prefix: str, names: Sequence[bytes]) -> tuple[Sequence[int], Sequence[int]]:
-        """Sizes, and times in nanoseconds, of files directly in a folder; -1 for those that are gone."""
         folder = self._folder_of(prefix)
         with Translating("list", prefix, self._root):
             return await FILES.run(lambda: stat_names(folder, names, self._bounds))
@@ -854,10 +843,7 @@ class LocalStorage(SourceStorage):
         return child
 
     async def remove_leftovers(self, older_than: dt.timedelta, now: dt.datetime | None = None) -> int:
-        """Remove the unfinished files of writers that died that long ago; how many they were.
-
-        `now` is the time by the clock that gives files their times: on a network mount it is that of the server.
-        """
+        # On a network mount the server's clock gives files their times.
         seconds = time.time() if now is None else now.timestamp()
         with Translating("clean up", "", self._root):
             return await FILES.run(lambda: remove_leftovers(self._root, older_than.total_seconds(), seconds))

@@ -31,6 +31,7 @@ from icefloe.storage.contract import (
     check_key,
     check_prefix,
     check_range,
+    check_ranges,
     check_unchanged,
     join_prefix,
 )
@@ -47,28 +48,28 @@ class _Held:
 
 
 @dataclass(slots=True, weakref_slot=True)
-class _Room:
+class _Objects:
     """The objects of one memory, shared by all storages that look into it."""
 
     name: str
     pid: int
-    objects: dict[str, _Held] = field(default_factory=dict)
+    by_key: dict[str, _Held] = field(default_factory=dict)
     keys: list[str] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=fork_safe_lock)
     counter: itertools.count[int] = field(default_factory=itertools.count)
 
     def write(self, key: str, data: Buffer, metadata: Mapping[str, str] | None) -> Version:
         """Hold an object; the lock is taken by the caller."""
-        if key not in self.objects:
+        if key not in self.by_key:
             bisect.insort(self.keys, key)
         version = Version(etag=str(next(self.counter)))
-        self.objects[key] = _Held(bytes(data), version, dt.datetime.now(dt.UTC), dict(metadata or {}))
+        self.by_key[key] = _Held(bytes(data), version, dt.datetime.now(dt.UTC), dict(metadata or {}))
         return version
 
     def remove(self, keys: Iterable[str]) -> None:
-        gone = [key for key in keys if self.objects.pop(key, None) is not None]
+        gone = [key for key in keys if self.by_key.pop(key, None) is not None]
         if len(gone) > 16:
-            self.keys = sorted(self.objects)
+            self.keys = sorted(self.by_key)
             return
         for key in gone:
             del self.keys[bisect.bisect_left(self.keys, key)]
@@ -80,59 +81,59 @@ class _Room:
         return self.keys[low:high]
 
 
-_ROOMS: weakref.WeakValueDictionary[str, _Room] = weakref.WeakValueDictionary()
-_NAMED: dict[str, _Room] = {}
+_BY_NAME: weakref.WeakValueDictionary[str, _Objects] = weakref.WeakValueDictionary()
+_NAMED: dict[str, _Objects] = {}
 
 
-def _make_room() -> _Room:
-    room = _Room(uuid.uuid4().hex, os.getpid())
-    _ROOMS[room.name] = room
-    return room
+def _make_objects() -> _Objects:
+    objects = _Objects(uuid.uuid4().hex, os.getpid())
+    _BY_NAME[objects.name] = objects
+    return objects
 
 
 def _find_storage(name: str, pid: int, prefix: str) -> MemoryStorage:
-    room = _ROOMS.get(name)
+    objects = _BY_NAME.get(name)
     # A forked child inherits the registry, but from then on its copy is another memory.
-    if room is None or pid != os.getpid():
+    if objects is None or pid != os.getpid():
         raise InvalidInputError(
             f"this in-memory storage lives in process {pid}, not in process {os.getpid()}, "
             "or its last user is gone; use local files or an object store to share a repository between processes"
         )
-    return MemoryStorage(room, prefix)
+    return MemoryStorage(objects, prefix)
 
 
 class MemoryStorage(SourceStorage):
     """Objects in a dictionary; gone with the process."""
 
-    def __init__(self, room: _Room | None = None, prefix: str = "") -> None:
-        self._room = room or _make_room()
+    def __init__(self, objects: _Objects | None = None, prefix: str = "") -> None:
+        self._objects = objects or _make_objects()
         self._prefix = prefix
 
     @classmethod
     def named(cls, name: str) -> MemoryStorage:
         """The memory of that name in this process, which lives as long as the process."""
         if name not in _NAMED:
-            _NAMED[name] = _make_room()
+            _NAMED[name] = _make_objects()
         return cls(_NAMED[name])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _find_storage, (self._room.name, self._room.pid, self._prefix)
+        return _find_storage, (self._objects.name, self._objects.pid, self._prefix)
 
     def __repr__(self) -> str:
         return f"MemoryStorage({self.url!r})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, MemoryStorage) and (self._room is other._room and self._prefix == other._prefix)
+        return isinstance(other, MemoryStorage) and (self._objects is other._objects and self._prefix == other._prefix)
 
     def __hash__(self) -> int:
-        return hash((self._room.name, self._prefix))
+        return hash((self._objects.name, self._prefix))
 
     @property
     def url(self) -> str:
-        return f"memory://{self._room.name}/{self._prefix}"
+        return f"memory://{self._objects.name}/{self._prefix}"
 
     def _held(self, key: str) -> _Held:
-        held = self._room.objects.get(self._prefix + check_key(key))
+        held = self._objects.by_key.get(self._prefix + check_key(key))
         if held is None:
             raise ObjectNotFoundError(f"cannot read {key!r} in {self.url}: no such object")
         return held
@@ -152,8 +153,7 @@ class MemoryStorage(SourceStorage):
         return data[start:end]
 
     async def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
-        if len(starts) != len(ends):
-            raise InvalidInputError(f"{len(starts)} starts and {len(ends)} ends do not make ranges")
+        check_ranges(starts, ends)
         return [await self.get_range(key, start, end) for start, end in zip(starts, ends, strict=True)]
 
     async def get_range_if(
@@ -178,38 +178,31 @@ class MemoryStorage(SourceStorage):
         return self._held(key).metadata
 
     async def put(self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None) -> None:
-        with self._room.lock:
-            self._room.write(self._prefix + check_key(key), data, metadata)
+        with self._objects.lock:
+            self._objects.write(self._prefix + check_key(key), data, metadata)
 
-    async def create(
-        self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None, unique: bool = True
-    ) -> Version:
-        place = self._prefix + check_key(key)
-        with self._room.lock:
-            if place in self._room.objects:
-                raise AlreadyExistsError(f"cannot create {key!r} in {self.url}: it is there already")
-            return self._room.write(place, data, metadata)
-
-    async def swap(
+    async def write_if(
         self,
         key: str,
         data: Buffer,
-        version: Version,
+        before: Version | None,
         *,
         metadata: Mapping[str, str] | None = None,
         unique: bool = True,
     ) -> Version:
-        place = self._prefix + check_key(key)
-        with self._room.lock:
-            held = self._room.objects.get(place)
-            if held is None or held.version != version:
+        path = self._prefix + check_key(key)
+        with self._objects.lock:
+            held = self._objects.by_key.get(path)
+            if before is None and held is not None:
+                raise AlreadyExistsError(f"cannot create {key!r} in {self.url}: it is there already")
+            if before is not None and (held is None or held.version != before):
                 raise VersionMismatchError(f"cannot replace {key!r} in {self.url}: it changed since it was read")
-            return self._room.write(place, data, metadata)
+            return self._objects.write(path, data, metadata)
 
     async def list_names(self, prefix: str) -> list[str]:
         folder = self._prefix + check_prefix(prefix)
-        with self._room.lock:
-            below = self._room.below(folder, "")
+        with self._objects.lock:
+            below = self._objects.below(folder, "")
         names = (key[len(folder) :] for key in below)
         return sorted({name[: name.index("/") + 1] if "/" in name else name for name in names})
 
@@ -217,11 +210,11 @@ class MemoryStorage(SourceStorage):
         folder = self._prefix + check_prefix(prefix)
         last = self._prefix + after if after else ""
         while True:
-            with self._room.lock:
+            with self._objects.lock:
                 found = [
                     ObjectInfo(key[len(self._prefix) :], len(held.data), held.last_modified, held.version)
-                    for key in self._room.below(folder, last)[:_PAGE]
-                    for held in (self._room.objects[key],)
+                    for key in self._objects.below(folder, last)[:_PAGE]
+                    for held in (self._objects.by_key[key],)
                 ]
             if not found:
                 return
@@ -229,9 +222,9 @@ class MemoryStorage(SourceStorage):
             last = self._prefix + found[-1].key
 
     async def delete(self, keys: Sequence[str]) -> None:
-        places = [self._prefix + check_key(key) for key in keys]
-        with self._room.lock:
-            self._room.remove(places)
+        paths = [self._prefix + check_key(key) for key in keys]
+        with self._objects.lock:
+            self._objects.remove(paths)
 
     async def copy(self, source: str, target: str, *, version: Version | None = None) -> None:
         held = self._held(source)
@@ -240,4 +233,4 @@ class MemoryStorage(SourceStorage):
         await self.put(target, held.data, metadata=held.metadata)
 
     def child(self, prefix: str) -> Storage:
-        return MemoryStorage(self._room, join_prefix(self._prefix, prefix))
+        return MemoryStorage(self._objects, join_prefix(self._prefix, prefix))

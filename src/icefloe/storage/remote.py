@@ -16,7 +16,7 @@ from obstore.exceptions import NotSupportedError, PreconditionError
 
 from icefloe.blocking import fork_safe_lock
 from icefloe.errors import ReadOnlyError, StorageError, UnsupportedError, VersionMismatchError
-from icefloe.storage.conditional_writes import ConditionalWrite, Sighting, look_by_content, settle
+from icefloe.storage.conditional_writes import ConditionalWrite, WriteOutcome, look_by_content, write_conditionally
 from icefloe.storage.contract import (
     MISSING,
     NO_RETRIES,
@@ -41,7 +41,6 @@ from icefloe.storage.contract import (
     flat_bytes,
     join_prefix,
     normal_etag,
-    plan_requests,
     write,
 )
 from icefloe.storage.endpoints import Place
@@ -99,7 +98,6 @@ WRITE_ID = "icechunk_write_id"
 
 _PAGE = 1000
 _DELETE_BATCH = 1000
-_RANGES_AT_ONCE = 10
 
 _Page: TypeAlias = list[ObjectInfo]
 
@@ -205,28 +203,6 @@ class ObstoreStorage(SourceStorage):
             raise StorageError(f"cannot read {key!r} in {self.url} from byte {start}: it has {len(data)} bytes")
         return data[start:end]
 
-    async def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
-        requests = plan_requests(starts, ends)
-        found: list[bytes] = [b""] * len(starts)
-        gate = asyncio.Semaphore(_RANGES_AT_ONCE)
-
-        async def fetch(low: int, high: int, serves: tuple[int, ...]) -> None:
-            async with gate:
-                data = await self.get_range(key, low, high)
-            if len(serves) == 1:
-                found[serves[0]] = data
-                return
-            view = memoryview(data)
-            for index in serves:
-                if starts[index] - low >= len(data):
-                    raise StorageError(
-                        f"cannot read {key!r} in {self.url} from byte {starts[index]}: it has {low + len(data)} bytes"
-                    )
-                found[index] = bytes(view[starts[index] - low : ends[index] - low])
-
-        await asyncio.gather(*(fetch(request.start, request.end, request.serves) for request in requests))
-        return found
-
     async def get_range_if(
         self, key: str, start: int, end: int, *, etag: str | None = None, not_modified_after: dt.datetime | None = None
     ) -> bytes:
@@ -280,24 +256,14 @@ class ObstoreStorage(SourceStorage):
             store = self._client.patient()
             await REQUESTS.run(lambda: write(store, path, flat, dict(metadata or {})))
 
-    async def create(
-        self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None, unique: bool = True
-    ) -> Version:
-        return await self._write_if(key, data, None, metadata, unique)
-
-    async def swap(
+    async def write_if(
         self,
         key: str,
         data: Buffer,
-        version: Version,
+        before: Version | None,
         *,
         metadata: Mapping[str, str] | None = None,
         unique: bool = True,
-    ) -> Version:
-        return await self._write_if(key, data, version, metadata, unique)
-
-    async def _write_if(
-        self, key: str, data: Buffer, before: Version | None, metadata: Mapping[str, str] | None, unique: bool
     ) -> Version:
         path, action = self._writing(key), "create" if before is None else "replace"
         flat = flat_bytes(data)
@@ -318,12 +284,12 @@ class ObstoreStorage(SourceStorage):
                     raise VersionMismatchError(f"cannot replace {key!r} in {self.url}: it is gone") from error
             return _version(put)
 
-        async def look() -> tuple[Sighting, Version]:
+        async def look() -> tuple[WriteOutcome, Version]:
             if unique:
                 return await look_by_content(lambda: self.get_versioned(key), flat, before)
             return await self._look_by_id(key, write_id, before)
 
-        return await settle(
+        return await write_conditionally(
             ConditionalWrite(f"{action} {key!r}", self.url, attempt, look, before is not None), self._client.retries
         )
 
@@ -337,19 +303,19 @@ class ObstoreStorage(SourceStorage):
             raise UnsupportedError(f"{self.url} gives objects no version, so they cannot be replaced safely")
         return condition
 
-    async def _look_by_id(self, key: str, write_id: str, before: Version | None) -> tuple[Sighting, Version]:
+    async def _look_by_id(self, key: str, write_id: str, before: Version | None) -> tuple[WriteOutcome, Version]:
         with Translating("look at", key, self.url):
             try:
                 found = await self._fetch(self._path(key), {"head": True})
             except MISSING:
-                return (Sighting.UNTOUCHED if before is None else Sighting.OTHERS), Version()
+                return (WriteOutcome.UNTOUCHED if before is None else WriteOutcome.OTHERS), Version()
             version = _version(found.meta)
             stamp = found.attributes.get(WRITE_ID)
         if stamp == write_id:
-            return Sighting.OURS, version
+            return WriteOutcome.OURS, version
         if before is not None and version.agrees_with(before):
-            return Sighting.UNTOUCHED, version
-        return (Sighting.UNCLEAR if stamp is None else Sighting.OTHERS), version
+            return WriteOutcome.UNTOUCHED, version
+        return (WriteOutcome.UNCLEAR if stamp is None else WriteOutcome.OTHERS), version
 
     async def list_names(self, prefix: str) -> list[str]:
         folder = self._folder(prefix)

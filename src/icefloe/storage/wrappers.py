@@ -1,7 +1,8 @@
-"""Storages in front of another storage: they forward, measure, count, or split by key."""
+"""Storages in front of another storage: they forward, measure, or choose a storage by key."""
 
 from __future__ import annotations
 
+import datetime as dt
 import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from icefloe.storage.contract import Buffer, ObjectInfo, Storage, Version, Versi
 
 T = TypeVar("T")
 
-READS = ("get", "get_versioned", "get_range", "get_ranges", "head", "list", "list_names")
+READS = ("get", "get_versioned", "get_range", "get_ranges", "head", "list", "list_names", "stat_names")
 WRITES = ("put", "create", "swap", "delete", "copy")
 METHODS = READS + WRITES
 
@@ -40,17 +41,25 @@ def received_bytes(answer: object) -> int:
 
 
 class WrappedStorage(Storage):
-    """Hands everything on through `_pass`, which subclasses define."""
+    """Forwards everything to another storage. The base class of all wrappers.
+
+    A subclass overrides `_forward` to see or change every operation, `_storage_of` to choose a storage by key, or
+    single methods. `_rewrap` makes the wrapper of a child.
+    """
 
     def __init__(self, inner: Storage) -> None:
         self.inner = inner
 
-    @abstractmethod
-    async def _pass(self, operation: Operation, call: Callable[[], Awaitable[T]]) -> T:
+    async def _forward(self, operation: Operation, call: Callable[[], Awaitable[T]]) -> T:
         """Do the operation by calling `call`, or do not."""
+        return await call()
+
+    def _storage_of(self, key: str) -> Storage:
+        """The storage that holds an object."""
+        return self.inner
 
     @abstractmethod
-    def _around(self, inner: Storage) -> Storage:
+    def _rewrap(self, inner: Storage) -> Storage:
         """The same wrapper, with the same state, around another storage."""
 
     def __repr__(self) -> str:
@@ -64,47 +73,57 @@ class WrappedStorage(Storage):
     def read_only(self) -> bool:
         return self.inner.read_only
 
+    @property
+    def lists_names_faster(self) -> bool:
+        return self.inner.lists_names_faster
+
     async def get(self, key: str) -> bytes:
-        return await self._pass(Operation("get", key), lambda: self.inner.get(key))
+        return await self._forward(Operation("get", key), lambda: self._storage_of(key).get(key))
 
     async def get_versioned(self, key: str) -> Versioned:
-        return await self._pass(Operation("get_versioned", key), lambda: self.inner.get_versioned(key))
+        return await self._forward(Operation("get_versioned", key), lambda: self._storage_of(key).get_versioned(key))
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
-        return await self._pass(Operation("get_range", key), lambda: self.inner.get_range(key, start, end))
+        return await self._forward(
+            Operation("get_range", key), lambda: self._storage_of(key).get_range(key, start, end)
+        )
 
     async def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
-        return await self._pass(Operation("get_ranges", key), lambda: self.inner.get_ranges(key, starts, ends))
+        return await self._forward(
+            Operation("get_ranges", key), lambda: self._storage_of(key).get_ranges(key, starts, ends)
+        )
 
     async def head(self, key: str) -> ObjectInfo:
-        return await self._pass(Operation("head", key), lambda: self.inner.head(key))
+        return await self._forward(Operation("head", key), lambda: self._storage_of(key).head(key))
 
     async def put(self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None) -> None:
         operation = Operation("put", key, memoryview(data).nbytes)
-        await self._pass(operation, lambda: self.inner.put(key, data, metadata=metadata))
+        await self._forward(operation, lambda: self._storage_of(key).put(key, data, metadata=metadata))
 
-    async def create(
-        self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None, unique: bool = True
-    ) -> Version:
-        operation = Operation("create", key, memoryview(data).nbytes)
-        return await self._pass(operation, lambda: self.inner.create(key, data, metadata=metadata, unique=unique))
-
-    async def swap(
+    async def write_if(
         self,
         key: str,
         data: Buffer,
-        version: Version,
+        before: Version | None,
         *,
         metadata: Mapping[str, str] | None = None,
         unique: bool = True,
     ) -> Version:
-        operation = Operation("swap", key, memoryview(data).nbytes)
-        return await self._pass(
-            operation, lambda: self.inner.swap(key, data, version, metadata=metadata, unique=unique)
+        operation = Operation("create" if before is None else "swap", key, memoryview(data).nbytes)
+        return await self._forward(
+            operation,
+            lambda: self._storage_of(key).write_if(key, data, before, metadata=metadata, unique=unique),
         )
 
     async def list_names(self, prefix: str) -> list[str]:
-        return await self._pass(Operation("list_names", prefix), lambda: self.inner.list_names(prefix))
+        return await self._forward(Operation("list_names", prefix), lambda: self.inner.list_names(prefix))
+
+    async def list_names_of_length(self, prefix: str, length: int) -> Sequence[bytes]:
+        operation = Operation("list_names", prefix)
+        return await self._forward(operation, lambda: self.inner.list_names_of_length(prefix, length))
+
+    async def stat_names(self, prefix: str, names: Sequence[bytes]) -> tuple[Sequence[int], Sequence[int]]:
+        return await self._forward(Operation("stat_names", prefix), lambda: self.inner.stat_names(prefix, names))
 
     async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[Sequence[ObjectInfo]]:
         pages = self.inner.list(prefix, after=after)
@@ -112,20 +131,24 @@ class WrappedStorage(Storage):
         async def next_page() -> Sequence[ObjectInfo] | None:
             return await anext(pages, None)
 
-        while (page := await self._pass(Operation("list", prefix), next_page)) is not None:
+        while (page := await self._forward(Operation("list", prefix), next_page)) is not None:
             yield page
 
     async def delete(self, keys: Sequence[str]) -> None:
-        await self._pass(Operation("delete", keys[0] if keys else ""), lambda: self.inner.delete(keys))
+        await self._forward(Operation("delete", keys[0] if keys else ""), lambda: self.inner.delete(keys))
 
     async def copy(self, source: str, target: str, *, version: Version | None = None) -> None:
-        await self._pass(Operation("copy", source), lambda: self.inner.copy(source, target, version=version))
+        operation = Operation("copy", source)
+        await self._forward(operation, lambda: self._storage_of(source).copy(source, target, version=version))
 
     async def make_durable(self) -> None:
         await self.inner.make_durable()
 
+    async def remove_leftovers(self, older_than: dt.timedelta, now: dt.datetime | None = None) -> int:
+        return await self.inner.remove_leftovers(older_than, now)
+
     def child(self, prefix: str) -> Storage:
-        return self._around(self.inner.child(prefix))
+        return self._rewrap(self.inner.child(prefix))
 
 
 try:
@@ -170,7 +193,7 @@ class MethodMetrics:
 
 @dataclass(slots=True)
 class StorageMetrics:
-    """Metrics by method, shared by a storage and its children, in this process only."""
+    """Metrics by method, shared by a storage and its children, in this process only. Failed requests count too."""
 
     _by_method: dict[str, MethodMetrics] = field(default_factory=dict)
     _lock: Any = field(default_factory=fork_safe_lock, repr=False)
@@ -184,6 +207,26 @@ class StorageMetrics:
         with self._lock:
             return dict(self._by_method)
 
+    def of(self, *methods: str) -> MethodMetrics:
+        """The sum of some methods, of all when none is named."""
+        found = self.by_method()
+        return sum((found.get(method, MethodMetrics()) for method in methods or found), MethodMetrics())
+
+    @property
+    def total(self) -> MethodMetrics:
+        """The sum of all methods."""
+        return self.of()
+
+    @property
+    def writes(self) -> MethodMetrics:
+        """The sum of all methods that write."""
+        return self.of(*WRITES)
+
+    def reset(self) -> None:
+        """Start again from nothing."""
+        with self._lock:
+            self._by_method.clear()
+
     def __reduce__(self) -> tuple[Any, ...]:
         return StorageMetrics, ()
 
@@ -193,7 +236,7 @@ class _Telemetry:
 
     def __init__(self) -> None:
         meter = telemetry.get_meter("icefloe")
-        self._requests = meter.create_counter("icefloe.storage.contract", unit="1")
+        self._requests = meter.create_counter("icefloe.storage.requests", unit="1")
         self._bytes = meter.create_counter("icefloe.storage.bytes", unit="By")
         self._seconds = meter.create_histogram("icefloe.storage.duration", unit="s")
 
@@ -213,7 +256,7 @@ class ObservedStorage(WrappedStorage):
         self.metrics = metrics or StorageMetrics()
         self._telemetry = _Telemetry() if telemetry is not None else None
 
-    async def _pass(self, operation: Operation, call: Callable[[], Awaitable[T]]) -> T:
+    async def _forward(self, operation: Operation, call: Callable[[], Awaitable[T]]) -> T:
         started = time.perf_counter()
         received, failures = 0, 0
         try:
@@ -232,86 +275,18 @@ class ObservedStorage(WrappedStorage):
                 self._telemetry.record(operation.method, measured)
         return answer
 
-    def _around(self, inner: Storage) -> Storage:
+    def _rewrap(self, inner: Storage) -> Storage:
         return ObservedStorage(inner, self.metrics)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ObservedStorage, (self.inner,)
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
-    """Requests of one method, and the content they carried; failed ones count too."""
-
-    requests: int = 0
-    sent_bytes: int = 0
-    received_bytes: int = 0
-
-    def __add__(self, other: Count) -> Count:
-        return Count(
-            self.requests + other.requests,
-            self.sent_bytes + other.sent_bytes,
-            self.received_bytes + other.received_bytes,
-        )
-
-
-@dataclass(slots=True)
-class Counts:
-    """Counts by method, shared by a storage and its children; counted in this process only."""
-
-    by_method: dict[str, Count] = field(default_factory=dict)
-    _lock: Any = field(default_factory=fork_safe_lock, repr=False)
-
-    def add(self, method: str, count: Count) -> None:
-        with self._lock:
-            self.by_method[method] = self.by_method.get(method, Count()) + count
-
-    def reset(self) -> None:
-        """Start again from nothing."""
-        with self._lock:
-            self.by_method.clear()
-
-    def of(self, *methods: str) -> Count:
-        """The sum of some methods, of all when none is named."""
-        chosen = methods or tuple(self.by_method)
-        return sum((self.by_method.get(method, Count()) for method in chosen), Count())
-
-    @property
-    def total(self) -> Count:
-        return self.of()
-
-    @property
-    def writes(self) -> Count:
-        return self.of(*WRITES)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Counts, ()
-
-
-class CountingStorage(WrappedStorage):
-    """Counts what passes; a listing counts one request a page."""
-
-    def __init__(self, inner: Storage, counts: Counts | None = None) -> None:
-        super().__init__(inner)
-        self.counts = counts or Counts()
-
-    async def _pass(self, operation: Operation, call: Callable[[], Awaitable[T]]) -> T:
-        received = 0
-        try:
-            answer = await call()
-            received = received_bytes(answer)
-        finally:
-            self.counts.add(operation.method, Count(1, operation.sent_bytes, received))
-        return answer
-
-    def _around(self, inner: Storage) -> Storage:
-        return CountingStorage(inner, self.counts)
-
-
-class SplitStorage(Storage):
+class SplitStorage(WrappedStorage):
     """`key` lives in `apart`, all other objects in `rest`; an object of that key in `rest` is not seen."""
 
     def __init__(self, apart: Storage, rest: Storage, key: str = "state.json") -> None:
+        super().__init__(rest)
         self.apart = apart
         self.rest = rest
         self.key = key
@@ -338,46 +313,31 @@ class SplitStorage(Storage):
     def read_only(self) -> bool:
         return self.apart.read_only or self.rest.read_only
 
-    def _place(self, key: str) -> Storage:
+    @property
+    def lists_names_faster(self) -> bool:
+        return False  # a listing joins both storages
+
+    def _storage_of(self, key: str) -> Storage:
         return self.apart if key == self.key else self.rest
 
-    async def get(self, key: str) -> bytes:
-        return await self._place(key).get(key)
-
-    async def get_versioned(self, key: str) -> Versioned:
-        return await self._place(key).get_versioned(key)
-
-    async def get_range(self, key: str, start: int, end: int) -> bytes:
-        return await self._place(key).get_range(key, start, end)
-
-    async def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
-        return await self._place(key).get_ranges(key, starts, ends)
-
-    async def head(self, key: str) -> ObjectInfo:
-        return await self._place(key).head(key)
-
-    async def put(self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None) -> None:
-        await self._place(key).put(key, data, metadata=metadata)
-
-    async def create(
-        self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None, unique: bool = True
-    ) -> Version:
-        if key == self.key:
-            await self.rest.make_durable()
-        return await self._place(key).create(key, data, metadata=metadata, unique=unique)
-
-    async def swap(
+    async def write_if(
         self,
         key: str,
         data: Buffer,
-        version: Version,
+        before: Version | None,
         *,
         metadata: Mapping[str, str] | None = None,
         unique: bool = True,
     ) -> Version:
         if key == self.key:
             await self.rest.make_durable()
-        return await self._place(key).swap(key, data, version, metadata=metadata, unique=unique)
+        return await super().write_if(key, data, before, metadata=metadata, unique=unique)
+
+    async def list_names_of_length(self, prefix: str, length: int) -> Sequence[bytes]:
+        return await Storage.list_names_of_length(self, prefix, length)
+
+    async def stat_names(self, prefix: str, names: Sequence[bytes]) -> tuple[Sequence[int], Sequence[int]]:
+        return await Storage.stat_names(self, prefix, names)
 
     async def list_names(self, prefix: str) -> list[str]:
         names = await self.rest.list_names(prefix)
@@ -406,13 +366,13 @@ class SplitStorage(Storage):
             await self.apart.delete([self.key])
 
     async def copy(self, source: str, target: str, *, version: Version | None = None) -> None:
-        if self._place(source) is not self._place(target):
+        if self._storage_of(source) is not self._storage_of(target):
             raise InvalidInputError(f"cannot copy {source!r} to {target!r}: they are in different storages")
-        await self._place(source).copy(source, target, version=version)
+        await super().copy(source, target, version=version)
 
     async def make_durable(self) -> None:
         await self.rest.make_durable()
         await self.apart.make_durable()
 
-    def child(self, prefix: str) -> Storage:
-        return self.rest.child(prefix)
+    def _rewrap(self, inner: Storage) -> Storage:
+        return inner

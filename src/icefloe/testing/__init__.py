@@ -5,7 +5,7 @@ Modules
 - `actors`: The actors of a simulation: processes with repositories of their own, and what they do to the one
   repository.
 - `event_loop`: A deterministic event loop: time is a number, and a seed decides which actor takes the next step.
-- `faulty_storage`: A storage that fails on command.
+- `faulty_storage`: Storages for tests: one that fails on command, one that is slow, and one that counts.
 - `model`: The plain model that a simulated repository is compared with: arrays as dicts, sessions as lists of
   changes.
 - `oracle`: What must be true of a simulated repository, and the watcher that finds out when it is not.

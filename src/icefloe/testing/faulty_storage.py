@@ -1,4 +1,4 @@
-"""A storage that fails on command."""
+"""Storages for tests: one that fails on command, one that is slow, and one that counts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from icefloe.errors import StorageError
-from icefloe.storage.conditional_writes import ConditionalWrite, look_by_content, settle
+from icefloe.storage.conditional_writes import ConditionalWrite, look_by_content, write_conditionally
 from icefloe.storage.contract import Buffer, RetryPolicy, Storage, Version
-from icefloe.storage.wrappers import METHODS, Count, Counts, Operation, WrappedStorage, received_bytes
+from icefloe.storage.wrappers import (
+    METHODS,
+    MethodMetrics,
+    ObservedStorage,
+    Operation,
+    StorageMetrics,
+    WrappedStorage,
+    received_bytes,
+)
 
 T = TypeVar("T")
 
@@ -82,15 +90,57 @@ class FaultPlan:
 _NO_PATIENCE = RetryPolicy(max_tries=3, initial_backoff_ms=1, max_backoff_ms=5)
 
 
+class CountingStorage(ObservedStorage):
+    """Counts what passes; a listing counts one request a page.
+
+    Examples
+    --------
+    >>> from icefloe.storage import in_memory_storage
+    >>> import asyncio
+    >>> storage = CountingStorage(in_memory_storage())
+    >>> asyncio.run(storage.put("key", b"four"))
+    >>> storage.counts.of("put").requests, storage.counts.writes.sent_bytes
+    (1, 4)
+    """
+
+    @property
+    def counts(self) -> StorageMetrics:
+        """What passed so far, by method."""
+        return self.metrics
+
+    def _rewrap(self, inner: Storage) -> Storage:
+        return type(self)(inner, self.metrics)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.inner,)
+
+
+class SlowStorage(WrappedStorage):
+    """Every request takes at least so many seconds, as in an object store that is far away."""
+
+    def __init__(self, inner: Storage, seconds: float = 0.05) -> None:
+        super().__init__(inner)
+        self.seconds = seconds
+
+    async def _forward(self, operation: Operation, call: Callable[[], Awaitable[T]]) -> T:
+        await asyncio.sleep(self.seconds)
+        return await call()
+
+    def _rewrap(self, inner: Storage) -> Storage:
+        return SlowStorage(inner, self.seconds)
+
+
 class FaultyStorage(WrappedStorage):
     """Meets each operation with what the plan says; conditional writes are settled as a real storage settles them."""
 
-    def __init__(self, inner: Storage, plan: FaultPlan | Sequence[Fault] = (), counts: Counts | None = None) -> None:
+    def __init__(
+        self, inner: Storage, plan: FaultPlan | Sequence[Fault] = (), counts: StorageMetrics | None = None
+    ) -> None:
         super().__init__(inner)
         self.plan = plan if isinstance(plan, FaultPlan) else FaultPlan(tuple(plan))
-        self.counts = counts or Counts()
+        self.counts = counts or StorageMetrics()
 
-    def _around(self, inner: Storage) -> Storage:
+    def _rewrap(self, inner: Storage) -> Storage:
         return FaultyStorage(inner, self.plan, self.counts)
 
     @property
@@ -98,7 +148,7 @@ class FaultyStorage(WrappedStorage):
         """How many operations were asked for."""
         return self.counts.total.requests
 
-    async def _pass(self, operation: Operation, call: Callable[[], Awaitable[T]]) -> T:
+    async def _forward(self, operation: Operation, call: Callable[[], Awaitable[T]]) -> T:
         fault = self.plan.decide(operation)
         received = 0
         try:
@@ -107,7 +157,9 @@ class FaultyStorage(WrappedStorage):
             received = received_bytes(answer)
             self._after(fault, operation)
         finally:
-            self.counts.add(operation.method, Count(1, operation.sent_bytes, received))
+            self.counts.add(
+                operation.method, MethodMetrics(requests=1, sent_bytes=operation.sent_bytes, received_bytes=received)
+            )
         return answer
 
     async def _before(self, fault: Fault | None, operation: Operation) -> None:
@@ -128,48 +180,24 @@ class FaultyStorage(WrappedStorage):
         if fault.kind is FaultKind.LOSE_ANSWER:
             raise StorageError(f"injected: {operation.method} {operation.key!r} {fault.kind.value}")
 
-    async def create(
-        self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None, unique: bool = True
-    ) -> Version:
-        operation = Operation("create", key, memoryview(data).nbytes)
-
-        async def attempt() -> Version:
-            return await self._pass(operation, lambda: self.inner.create(key, data, metadata=metadata, unique=unique))
-
-        return await self._settle(operation, data, None, attempt)
-
-    async def swap(
+    async def write_if(
         self,
         key: str,
         data: Buffer,
-        version: Version,
+        before: Version | None,
         *,
         metadata: Mapping[str, str] | None = None,
         unique: bool = True,
     ) -> Version:
-        operation = Operation("swap", key, memoryview(data).nbytes)
-
-        async def attempt() -> Version:
-            return await self._pass(
-                operation, lambda: self.inner.swap(key, data, version, metadata=metadata, unique=unique)
-            )
-
-        return await self._settle(operation, data, version, attempt)
-
-    async def _settle(
-        self, operation: Operation, data: Buffer, before: Version | None, attempt: Callable[[], Awaitable[Version]]
-    ) -> Version:
-        flat = bytes(data)
-        return await settle(
-            ConditionalWrite(
-                f"{operation.method} {operation.key!r}",
-                self.url,
-                attempt,
-                lambda: look_by_content(lambda: self.get_versioned(operation.key), flat, before),
-                before is not None,
-            ),
-            _NO_PATIENCE,
+        attempt = super().write_if
+        write = ConditionalWrite(
+            f"{'create' if before is None else 'swap'} {key!r}",
+            self.url,
+            lambda: attempt(key, data, before, metadata=metadata, unique=unique),
+            lambda: look_by_content(lambda: self.get_versioned(key), bytes(data), before),
+            before is not None,
         )
+        return await write_conditionally(write, _NO_PATIENCE)
 
 
 KILLED = 86

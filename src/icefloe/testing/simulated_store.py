@@ -6,7 +6,8 @@ moment between two delays. A `Network` decides, from a seed, about the delays an
 * a request that is lost: the client tries again after a while, as clients of object stores do;
 * an answer that is lost: the request took effect, the client tries again, and the effect happens twice;
 * a request that arrives a second time much later;
-* more losses than a client has patience for: StorageError, or for a conditional write what `settle` makes of it;
+* more losses than a client has patience for: StorageError, or for a conditional write what `write_conditionally`
+  makes of it;
 * the death of the client, before or after the effect.
 
 Listings come in small pages, and each page shows the store as it is when that page is asked for. This is what stores
@@ -32,7 +33,7 @@ from icefloe.errors import (
     StorageError,
     VersionMismatchError,
 )
-from icefloe.storage.conditional_writes import ConditionalWrite, look_by_content, settle
+from icefloe.storage.conditional_writes import ConditionalWrite, look_by_content, write_conditionally
 from icefloe.storage.contract import (
     Buffer,
     ObjectInfo,
@@ -239,23 +240,11 @@ class SimulatedStorage(Storage):
         path, flat = self._prefix + check_key(key), bytes(data)
         await self._request(lambda: self._store.write(path, flat), path)
 
-    async def create(
-        self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None, unique: bool = True
-    ) -> Version:
-        path, flat = self._prefix + check_key(key), bytes(data)
-
-        def effect() -> Version:
-            if path in self._store.objects:
-                raise AlreadyExistsError(f"cannot create {key!r} in {self.url}: it is there already")
-            return self._store.write(path, flat)
-
-        return await self._settled(f"create {key!r}", key, flat, None, effect)
-
-    async def swap(
+    async def write_if(
         self,
         key: str,
         data: Buffer,
-        version: Version,
+        before: Version | None,
         *,
         metadata: Mapping[str, str] | None = None,
         unique: bool = True,
@@ -264,23 +253,20 @@ class SimulatedStorage(Storage):
 
         def effect() -> Version:
             held = self._store.objects.get(path)
-            if held is None or held.version != version:
+            if before is None and held is not None:
+                raise AlreadyExistsError(f"cannot create {key!r} in {self.url}: it is there already")
+            if before is not None and (held is None or held.version != before):
                 raise VersionMismatchError(f"cannot replace {key!r} in {self.url}: it changed since it was read")
             return self._store.write(path, flat)
 
-        return await self._settled(f"swap {key!r}", key, flat, version, effect)
-
-    async def _settled(
-        self, action: str, key: str, data: bytes, before: Version | None, effect: Callable[[], Version]
-    ) -> Version:
         write = ConditionalWrite(
-            action,
+            f"{'create' if before is None else 'swap'} {key!r}",
             self.url,
-            lambda: self._request(effect, self._prefix + key, patient=False),
-            lambda: look_by_content(lambda: self.get_versioned(key), data, before),
+            lambda: self._request(effect, path, patient=False),
+            lambda: look_by_content(lambda: self.get_versioned(key), flat, before),
             before is not None,
         )
-        return await settle(write, _PATIENCE)
+        return await write_conditionally(write, _PATIENCE)
 
     async def list_names(self, prefix: str) -> list[str]:
         folder = self._prefix + check_prefix(prefix)
