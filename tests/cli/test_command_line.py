@@ -20,7 +20,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import icefloe
-from icefloe.cli.app import VERBS, build_app, main
+from icefloe.cli.app import COMMANDS, build_app, main
 
 Run = Callable[..., str]
 Ask = Callable[..., Any]
@@ -77,26 +77,50 @@ def ask(run: Run) -> Ask:
     return lambda *arguments: json.loads(run(*arguments, "--json"))
 
 
-def test_every_verb_has_its_line_and_json() -> None:
+def test_every_command_has_its_summary_and_json() -> None:
     commands = get_command(build_app()).commands  # type: ignore[attr-defined]
-    assert list(commands) == list(VERBS)
+    assert list(commands) == list(COMMANDS)
     for name, command in commands.items():
-        assert command.help.partition("\n")[0] == VERBS[name].summary
+        assert command.help.partition("\n")[0] == COMMANDS[name].summary
         assert "--json" in [option for parameter in command.params for option in parameter.opts]
-        assert command.params[0].name == {"ingest": "sources", "demo": "folder"}.get(name, "place")
+        assert command.params[0].name == {"ingest": "sources", "demo": "folder"}.get(name, "repo")
 
 
-def test_the_page_about_the_command_tells_of_every_verb(repository_root: Path) -> None:
+def test_the_page_about_the_command_line_describes_every_command(repository_root: Path) -> None:
     page = (repository_root / "docs" / "cli.md").read_text()
     told = set(re.findall(r"^\| `([a-z-]+)", page, re.MULTILINE))
-    assert set(VERBS) <= told
+    assert set(COMMANDS) <= told
 
 
-def test_help_names_every_verb_without_loading_the_library() -> None:
+def test_help_names_every_command_without_loading_the_library() -> None:
     code = "import sys; from icefloe.cli.app import main; main(['--help']); sys.exit('zarr' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for name, verb in VERBS.items():
-        assert re.search(rf"\b{name}\b +{re.escape(verb.summary[:30])}", told.stdout)
+    for name, command in COMMANDS.items():
+        assert re.search(rf"\b{name}\b +{re.escape(command.summary[:30])}", told.stdout)
+
+
+@pytest.mark.parametrize("name", [None, *COMMANDS])
+def test_help_fits_80_columns_and_uses_plain_words(name: str | None) -> None:
+    arguments = ["--help"] if name is None else [name, "--help"]
+    result = CliRunner().invoke(build_app(), arguments, env={"COLUMNS": "80"}, prog_name="icefloe")
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.output.splitlines())) <= 80
+    assert not re.search(r"\w\.\.\.|…", result.output)
+    words = set(re.findall(r"[a-z]+", re.sub(r"in-\s*place", "", result.output).lower()))
+    assert not words & {"place", "room", "door", "verb", "verbs"}
+
+
+def test_an_option_reads_the_same_in_every_command() -> None:
+    """Options of one name are declared once, so that their help and their short forms agree."""
+    own = {"--branch", "--tag", "--snapshot", "--to", "--region", "--older-than", "--drop", "--unpack", "--group"}
+    own |= {"--delete", "--chunks", "--message"}
+    texts: dict[str, set[tuple[str, ...]]] = {}
+    for command in get_command(build_app()).commands.values():  # type: ignore[attr-defined]
+        for parameter in command.params:
+            name = next((each for each in parameter.opts if each.startswith("--")), None)
+            if name is not None and name not in own:
+                texts.setdefault(name, set()).add((*sorted(parameter.opts), str(parameter.help)))
+    assert {name: found for name, found in texts.items() if len(found) > 1} == {}
 
 
 def test_the_app_runs_under_the_test_runner_of_typer(place: str) -> None:
@@ -321,7 +345,7 @@ def test_storage_options_reach_the_storage(run: Run, place: str) -> None:
 
 
 @pytest.mark.parametrize("generation", ["dataset", "store", "repository", "icechunk1", "icechunk2"])
-def test_every_verb_that_looks_works_on_every_generation(run: Run, ask: Ask, tmp_path: Path, generation: str) -> None:
+def test_commands_that_inspect_work_on_every_generation(run: Run, ask: Ask, tmp_path: Path, generation: str) -> None:
     where = str(tmp_path / generation)
     run("create", where, "--spec-version", generation)
     with icefloe.Repository.open(where).transaction("main", message="data") as store:

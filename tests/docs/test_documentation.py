@@ -10,7 +10,7 @@ import pytest
 from tests.docs.pages import ROOT, Block, anchors, blocks, links, name_of, pages, prose
 
 import icefloe
-from icefloe.cli.app import VERBS
+from icefloe.cli.app import COMMANDS
 from icefloe.errors import IcefloeError
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.config_value import ConfigValue, Nested, settings_of
@@ -156,4 +156,4 @@ def test_the_json_of_every_command_is_documented() -> None:
     text = (ROOT / "docs" / "cli.md").read_text().partition("\n## JSON output\n")[2]
     rows = re.findall(r"^\| (`[^|]+) \|", text, re.MULTILINE)
     documented = {name for row in rows for name in re.findall(r"`([a-z-]+)", row)}
-    assert set(VERBS) - documented == set()
+    assert set(COMMANDS) - documented == set()

@@ -36,7 +36,7 @@ def test_expire_and_gc(past: Past, place: str, capsys: pytest.CaptureFixture[str
     assert len(answer(capsys, "expire", place, "--retain-last", "2", "--dry-run")["expired"]) == 4  # type: ignore[arg-type]
     assert len(messages(icefloe.Repository.open(place))) == 7
     assert main(["expire", place, "--rule", "branch:main=last:2+0s", "--rule", "tag:*=forever"]) == 0
-    assert "4 snapshots to expire" in capsys.readouterr().out
+    assert "4 snapshots expired" in capsys.readouterr().out
     assert len(messages(icefloe.Repository.open(place))) == 3
     assert main(["gc", place, "--older-than", "0s", "--dry-run"]) == 0
     assert "4 snapshots" in capsys.readouterr().out

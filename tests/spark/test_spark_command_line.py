@@ -33,7 +33,7 @@ def test_files_are_planned_ingested_appended_and_exported(
     first = json.loads(run("ingest", *paths[:2], place, "--chunks", "time=12", "-m", "two days", "--json"))
     assert first["sources"] == 2 and first["arrays"]["/t2m"]["chunks"][0] == 12
     assert "snapshot" in run("ingest", *paths, place, "--append-dim", "time", "--skip-ingested")
-    assert "Nothing is new" in run("ingest", *paths, place, "--append-dim", "time", "--skip-ingested")
+    assert "No new sources" in run("ingest", *paths, place, "--append-dim", "time", "--skip-ingested")
     run("ingest", *paths, place, "--group", "measured", "--statistics")
     assert json.loads(run("analyze", place, "--group", "measured", "--json"))["chunks"] == {}
     assert json.loads(run("analyze", place, "--variables", "t2m", "--dry-run", "--json"))["chunks"]["/t2m"] > 0

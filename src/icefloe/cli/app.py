@@ -1,93 +1,69 @@
-"""The entry point of the `icefloe` command: find the verb, run it, turn errors into a message and an exit code."""
+"""The entry point of the `icefloe` command: find the command, run it, turn errors into a message and an exit code."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib
+import inspect
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
 from icefloe.cli.output import stderr, stdout, styled
 from icefloe.debug import debug_info, initialize_logs
 from icefloe.errors import IcefloeError
 
-LOOK = "Look"
-CHANGE = "Change"
-DATA = "Bring in and take out"
-CARE = "Take care"
+_INSPECT = "Inspect a repository"
+_CHANGE = "Change a repository"
+_TRANSFER = "Import and export data"
+_MAINTAIN = "Maintain a repository"
 
 
-@dataclass(frozen=True, slots=True)
-class Verb:
-    """A verb before its module is loaded."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Command:
+    """What is known of a command before its module is imported."""
 
     module: str
+    """The module below `icefloe.cli` with the function of the command."""
     summary: str
-    """The first line of its help; a test holds both together."""
+    """The first line of its help. A test compares it with the docstring of the function."""
     heading: str
 
 
-VERBS: Mapping[str, Verb] = {
-    "info": Verb("icefloe.cli.inspect", "What a repository is and holds, at a glance.", LOOK),
-    "tree": Verb("icefloe.cli.inspect", "Groups and arrays as a tree.", LOOK),
-    "ls": Verb("icefloe.cli.inspect", "What is in a group, or the chunks of an array.", LOOK),
-    "cat": Verb("icefloe.cli.inspect", "Print a key's bytes, a group's document or the values of an array.", LOOK),
-    "log": Verb("icefloe.cli.inspect", "Commits, newest first; with --graph all branches as a drawing.", LOOK),
-    "show": Verb("icefloe.cli.inspect", "One commit: who, when, why, and what it changed.", LOOK),
-    "diff": Verb("icefloe.cli.inspect", "What changed between two points of history.", LOOK),
-    "stats": Verb("icefloe.cli.stats", "Chunks by kind, objects and bytes, per array.", LOOK),
-    "manifests": Verb("icefloe.cli.stats", "Which arrays sit in which manifest, with sizes and extents.", LOOK),
-    "sql": Verb("icefloe.cli.sql", "Query arrays and metadata with Spark SQL.", LOOK),
-    "create": Verb("icefloe.cli.config", "Make a new repository.", CHANGE),
-    "branch": Verb("icefloe.cli.refs", "List, create or delete branches.", CHANGE),
-    "tag": Verb("icefloe.cli.refs", "List, create or delete tags.", CHANGE),
-    "reset": Verb("icefloe.cli.refs", "Point a branch at another snapshot.", CHANGE),
-    "config": Verb("icefloe.cli.config", "Show or change the configuration kept in a repository.", CHANGE),
-    "ingest": Verb("icefloe.cli.ingest", "Ingest NetCDF, HDF5, Zarr and other files with one commit, on Spark.", DATA),
-    "export": Verb(
-        "icefloe.cli.export", "Write a snapshot, or a part of it, as plain Zarr, Parquet or another repository.", DATA
-    ),
-    "demo": Verb(
-        "icefloe.cli.demo", "Make a month of weather, ingest it on Spark, branch, travel back, draw a picture.", DATA
-    ),
-    "convert": Verb(
-        "icefloe.cli.export",
-        "Make a repository of another generation, with all its history, elsewhere or in its place.",
-        CARE,
-    ),
-    "merge": Verb("icefloe.cli.refs", "Merge a branch into another; pick, revert or squash commits.", CHANGE),
-    "expire": Verb("icefloe.cli.maintenance", "Take old snapshots out of history; `gc` then frees their files.", CARE),
-    "gc": Verb("icefloe.cli.maintenance", "Delete what no branch or tag leads to and what is old enough.", CARE),
-    "compact": Verb(
-        "icefloe.cli.maintenance",
-        "Pack small chunks together, drop dead bytes, or undo that; data stay as they are.",
-        CARE,
-    ),
-    "materialize": Verb(
-        "icefloe.cli.maintenance",
-        "Copy virtual chunks into a repository, so that it no longer needs the files they lie in.",
-        CARE,
-    ),
-    "rewrite-manifests": Verb(
-        "icefloe.cli.maintenance", "Pack the manifests of a branch anew, after the configuration.", CARE
-    ),
-    "analyze": Verb(
-        "icefloe.cli.sql",
-        "Find and keep minimum, maximum and counts of every chunk that has none yet, on Spark.",
-        CARE,
-    ),
-    "mirror": Verb(
-        "icefloe.cli.export", "Make another place a copy of a repository; again, only what is new is copied.", CARE
-    ),
-    "verify": Verb(
-        "icefloe.cli.maintenance",
-        "Check that all a repository holds is there and is whole; exits with 1 when it is not.",
-        CARE,
-    ),
+COMMANDS: Mapping[str, Command] = {
+    "info": Command("inspect", "Show a summary of a repository.", _INSPECT),
+    "tree": Command("inspect", "Show groups and arrays as a tree.", _INSPECT),
+    "ls": Command("inspect", "List a group, or the chunks of an array.", _INSPECT),
+    "cat": Command("inspect", "Print array values, group metadata or a key.", _INSPECT),
+    "log": Command("inspect", "List commits, newest first.", _INSPECT),
+    "show": Command("inspect", "Show one commit and its changes.", _INSPECT),
+    "diff": Command("inspect", "Show the changes between two revisions.", _INSPECT),
+    "stats": Command("stats", "Show chunks, objects and bytes per array.", _INSPECT),
+    "manifests": Command("stats", "Show the arrays and extents of each manifest.", _INSPECT),
+    "sql": Command("sql", "Run a Spark SQL query over arrays and metadata.", _INSPECT),
+    "create": Command("config", "Create a repository.", _CHANGE),
+    "branch": Command("refs", "List, create or delete branches.", _CHANGE),
+    "tag": Command("refs", "List, create or delete tags.", _CHANGE),
+    "reset": Command("refs", "Point a branch at another snapshot.", _CHANGE),
+    "merge": Command("refs", "Merge a branch, or apply or revert commits.", _CHANGE),
+    "config": Command("config", "Show or change the stored configuration.", _CHANGE),
+    "ingest": Command("ingest", "Ingest NetCDF, HDF5, Zarr or other files, on Spark.", _TRANSFER),
+    "export": Command("export", "Export to Zarr, Parquet or a repository, on Spark.", _TRANSFER),
+    "demo": Command("demo", "Run a demonstration with synthetic data, on Spark.", _TRANSFER),
+    "expire": Command("maintenance", "Remove old snapshots from history.", _MAINTAIN),
+    "gc": Command("maintenance", "Delete unreachable objects.", _MAINTAIN),
+    "compact": Command("maintenance", "Pack small chunks into larger objects.", _MAINTAIN),
+    "materialize": Command("maintenance", "Copy virtual chunks into the repository.", _MAINTAIN),
+    "rewrite-manifests": Command("maintenance", "Rewrite the manifests of a branch.", _MAINTAIN),
+    "analyze": Command("sql", "Compute statistics of chunks, on Spark.", _MAINTAIN),
+    "verify": Command("maintenance", "Check that all files exist and are intact.", _MAINTAIN),
+    "mirror": Command("export", "Copy a repository to another location.", _MAINTAIN),
+    "convert": Command("export", "Convert a repository to another generation.", _MAINTAIN),
 }
 
 
@@ -96,65 +72,111 @@ _DEBUG = "--debug"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code: 0, 1 for an error, 2 for wrong usage."""
+    """Run the command and return its exit code: 0, 1 for an error, 2 for wrong usage."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = _DEBUG in given
-    # It may stand anywhere, but belongs to the command as a whole.
+    # The option is accepted at any position, but Typer knows it before the command only.
     given = [_DEBUG] * debug + [each for each in given if each != _DEBUG]
     try:
         try:
             initialize_logs()
             build_app(_wanted(given))(args=given, prog_name="icefloe")
-            stdout().file.flush()
         finally:
-            # Here rather than when Python exits, which can only complain about a reader that is gone.
+            # When Python exits, it is too late to handle a closed pipe.
             sys.stdout.flush()
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has seen enough; Python would complain once more when it exits.
+        # The reader of the output closed it. Without this, Python prints a second error when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _CLOSED_PIPE
     except IcefloeError as error:
         _report(*(str(error).splitlines() or [type(error).__name__]), debug=debug)
         return _FAILED
-    except Exception as error:  # noqa: BLE001 - the outermost edge: a person gets a line, not a traceback
+    except Exception as error:  # noqa: BLE001 - the outermost edge: print one line instead of a traceback
         _report(f"{type(error).__name__}: {error}", debug=debug)
         return _FAILED
     return 0
 
 
-def build_app(load: Collection[str] = tuple(VERBS)) -> typer.Typer:
-    """The command with some verbs loaded; of the others only their line of help is there."""
+class _Commands(TyperGroup):
+    """The list of commands in `icefloe --help`, with a heading for each kind."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(map(len, COMMANDS))
+        for heading in dict.fromkeys(command.heading for command in COMMANDS.values()):
+            with formatter.section(heading):
+                formatter.write_dl(
+                    [
+                        (name.ljust(width), command.summary)
+                        for name, command in COMMANDS.items()
+                        if command.heading == heading
+                    ]
+                )
+
+
+def build_app(load: Collection[str] = tuple(COMMANDS)) -> typer.Typer:
+    """The Typer app with some commands loaded. The others only have their line of help."""
     app = typer.Typer(
         name="icefloe",
-        help="Versioned storage for Zarr arrays. Every verb takes the path or URL of a repository first.",
-        epilog="Errors exit with 1, wrong usage with 2. [bold]icefloe VERB --help[/] tells the options of a verb.",
+        cls=_Commands,
+        help="Versioned storage for Zarr arrays.",
+        epilog="`icefloe COMMAND --help` describes a command. Exit codes: 0 success, 1 error, 2 wrong usage.",
         no_args_is_help=True,
-        rich_markup_mode="rich",
+        # Plain text wraps at any width. The tables of rich truncate option names in 80 columns.
+        rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for name, verb in VERBS.items():
+    for name, command in COMMANDS.items():
         if name in load:
-            getattr(importlib.import_module(verb.module), f"register_{name.replace('-', '_')}")(app)
+            module = importlib.import_module(f"icefloe.cli.{command.module}")
+            app.command(name)(expand_groups(getattr(module, name.replace("-", "_"))))
         else:
-            app.command(name, help=verb.summary)(_not_loaded)
-        app.registered_commands[-1].rich_help_panel = verb.heading
+            app.command(name, help=command.summary)(_not_loaded)
     return app
+
+
+def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """The same command with the fields of its option groups as parameters of their own."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, tuple[type[Any], list[str]]] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        group = hints[name]
+        if not dataclasses.is_dataclass(group):
+            parameters.append(parameter.replace(annotation=group))
+            continue
+        assert isinstance(group, type)
+        types = get_type_hints(group, include_extras=True)
+        fields = dataclasses.fields(group)
+        groups[name] = group, [field.name for field in fields]
+        parameters += [
+            parameter.replace(name=field.name, annotation=types[field.name], default=field.default) for field in fields
+        ]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        for name, (group, fields) in groups.items():
+            given[name] = group(**{field: given.pop(field) for field in fields})
+        command(**given)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
 
 
 def _wanted(arguments: Sequence[str]) -> Collection[str]:
     if any(name.endswith("_COMPLETE") and "ICEFLOE" in name for name in os.environ):
-        return tuple(VERBS)
+        return tuple(COMMANDS)
     return tuple(each for each in arguments if not each.startswith("-"))[:1]
 
 
 def _not_loaded() -> None:
-    raise AssertionError("this verb was not loaded")
+    raise AssertionError("this command was not loaded")
 
 
 def _version(asked: bool) -> None:
@@ -165,9 +187,10 @@ def _version(asked: bool) -> None:
 
 
 def _root(
-    debug: Annotated[bool, typer.Option(_DEBUG, help="Show the whole traceback of an error.")] = False,
+    debug: Annotated[bool, typer.Option(_DEBUG, help="Show the traceback of an error.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Versions of everything that matters.")
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the versions of all packages and exit."),
     ] = False,
 ) -> None:
     pass
@@ -179,7 +202,7 @@ def _report(message: str, *details: str, debug: bool) -> None:
         console.print_exception(show_locals=False)
     console.print(styled("[bold red]error:[/] "), end="")
     console.print(" ".join(message.split()), markup=False, highlight=False, soft_wrap=True)
-    # What several files or nodes are to blame for is a line each.
+    # An error of several files or nodes has one line for each.
     for detail in details:
         console.print(detail, markup=False, highlight=False, soft_wrap=True)
 

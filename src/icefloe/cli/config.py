@@ -1,4 +1,4 @@
-"""The verbs `create` and `config`: make a repository, show or change its stored configuration."""
+"""The commands `create` and `config`: create a repository, show or change its stored configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from icefloe.blocking import run_blocking
-from icefloe.cli.options import Json, Place, StorageOptions, open_repository, storage_at
+from icefloe.cli.options import Json, Repo, StorageOptions, open_repository, storage_at
 from icefloe.cli.output import print_json, stderr, stdout, write_text
 from icefloe.errors import InvalidInputError
 from icefloe.formats.config_document import config_from_yaml, decode_config, decode_yaml, encode_config, encode_yaml
@@ -22,30 +22,28 @@ from icefloe.model.config_value import Nested, settings_of
 from icefloe.repository import Repository
 
 
-def register_create(app: typer.Typer) -> None:
-    app.command("create")(create)
-
-
 def create(
-    place: Place,
+    repo: Repo,
     spec_version: Annotated[
         str | None,
         typer.Option(
             "--spec-version",
             metavar="NAME",
-            help="Generation of the format: repository (default), dataset, store, icechunk1 or icechunk2.",
+            help="Generation: repository, dataset, store, icechunk1 or icechunk2.  [default: repository]",
         ),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option("--config", exists=True, dir_okay=False, metavar="FILE", help="Configuration to keep, as YAML."),
+        typer.Option(
+            "--config", exists=True, dir_okay=False, metavar="FILE", help="YAML file with the configuration to store."
+        ),
     ] = None,
-    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Be content with a repository that is there.")] = False,
+    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Do not fail if the repository exists.")] = False,
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Make a new repository."""
-    storage = storage_at(place, options)
+    """Create a repository."""
+    storage = storage_at(repo, options)
     given = None if config is None else config_from_yaml(config.read_text())
     existed = exist_ok and Repository.exists(storage)
     if exist_ok:
@@ -57,22 +55,19 @@ def create(
     if json:
         print_json({"url": storage.url, "spec_version": generation, "created": not existed, "snapshot_id": tip})
     else:
-        done = "There is" if existed else "Created"
+        done = "Found" if existed else "Created"
         stdout().print(f"{done} a repository of generation {generation} at {storage.url}, main at {tip}")
 
 
-def register_config(app: typer.Typer) -> None:
-    app.command("config")(config)
-
-
 def config(
-    place: Place,
+    repo: Repo,
     key: Annotated[
-        str | None, typer.Argument(metavar="[KEY]", help="A setting, such as caching.num_bytes_chunks.")
+        str | None, typer.Argument(metavar="KEY", help="Setting, for example caching.num_bytes_chunks.")
     ] = None,
-    value: Annotated[str | None, typer.Argument(metavar="[VALUE]", help="Its new value, as YAML.")] = None,
+    value: Annotated[str | None, typer.Argument(metavar="VALUE", help="New value, as YAML.")] = None,
     unset: Annotated[
-        list[str] | None, typer.Option("--unset", metavar="KEY", help="Go back to the default of a setting.")
+        list[str] | None,
+        typer.Option("--unset", metavar="KEY", help="Reset this setting to its default. Can be repeated."),
     ] = None,
     file: Annotated[
         Path | None,
@@ -82,19 +77,20 @@ def config(
             dir_okay=False,
             allow_dash=True,
             metavar="FILE",
-            help="Replace the whole configuration by this YAML; - reads standard input.",
+            help="Replace the whole configuration by this YAML file. - is standard input.",
         ),
     ] = None,
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Show or change the configuration kept in a repository.
+    """Show or change the stored configuration.
 
-    Without a key, all that is set is shown as YAML, in a form that --file takes. What is not shown has its default.
+    Without KEY, all settings that are set are printed as YAML, in the form that --file reads. The other settings have
+    their defaults.
     """
-    repository = open_repository(place, options)
+    repository = open_repository(repo, options)
     if sum((value is not None, bool(unset), file is not None)) > 1:
-        raise typer.BadParameter("set a value, --unset or --file: one of them at a time")
+        raise typer.BadParameter("VALUE, --unset and --file exclude each other")
     if value is None and not unset and file is None:
         _show(repository, key, json=json)
         return

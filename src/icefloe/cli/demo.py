@@ -1,4 +1,4 @@
-"""`icefloe demo`: a month of synthetic weather from files to pictures, on local Spark."""
+"""The command `demo`: ingest, branch, query and draw a month of synthetic weather, on local Spark."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from typing import Annotated
 
 import typer
 
-from icefloe.cli.ingest import Master, Settings, spark_session
-from icefloe.cli.options import Json
+from icefloe.cli.options import Json, SparkOptions
 from icefloe.cli.output import print_json, stderr, stdout
 from icefloe.errors import InvalidInputError, UnsupportedError
 
 
-def register_demo(app: typer.Typer) -> None:
-    app.command("demo")(demo)
-
-
 def demo(
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[FOLDER]", help="Where to build it; a new folder in /tmp by default.")
+        Path | None, typer.Argument(metavar="FOLDER", help="Folder to write to.  [default: a new temporary folder]")
     ] = None,
-    days: Annotated[int, typer.Option("--days", min=2, max=366, help="Days of weather.")] = 31,
-    master: Master = None,
-    conf: Settings = None,
+    days: Annotated[int, typer.Option("--days", min=2, max=366, help="Number of days.")] = 31,
+    spark: SparkOptions = SparkOptions(),
     json: Json = False,
 ) -> None:
-    """Make a month of weather, ingest it on Spark, branch, travel back, draw a picture."""
-    place = folder or Path(tempfile.mkdtemp(prefix="icefloe-demo-"))
-    if place.exists() and any(place.iterdir()):
-        raise InvalidInputError(f"{place} is not empty; name a new folder, the demo overwrites nothing")
+    """Run a demonstration with synthetic data, on Spark.
+
+    The demonstration writes a month of weather as NetCDF files, ingests them, appends a day, creates a branch, runs
+    queries and draws a picture.
+    """
+    target = folder or Path(tempfile.mkdtemp(prefix="icefloe-demo-"))
+    if target.exists() and any(target.iterdir()):
+        raise InvalidInputError(f"{target} is not empty; give a new or an empty folder")
     try:
-        from icefloe.cli.demo_steps import tell  # noqa: PLC0415 - needs Spark and matplotlib, which are extras
+        from icefloe.cli.demo_steps import run_demo  # noqa: PLC0415 - needs Spark and matplotlib, which are extras
     except ImportError as error:
-        raise UnsupportedError(f"the demo needs more packages: pip install 'icefloe[demo]' ({error})") from error
-    facts = tell(place, days, lambda: spark_session(master, conf, quick_start=True), stderr() if json else stdout())
+        raise UnsupportedError(
+            f"the demo needs more packages; install them with: pip install 'icefloe[demo]' ({error})"
+        ) from error
+    facts = run_demo(target, days, lambda: spark.session(quick_start=True), stderr() if json else stdout())
     if json:
         print_json(facts)

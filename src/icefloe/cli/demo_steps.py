@@ -70,8 +70,8 @@ _WARMING = 2.0
 
 
 @dataclass
-class _Teller:
-    """Numbers the steps and times them."""
+class _Steps:
+    """Numbers and times the steps."""
 
     console: Console
     seconds: dict[str, float] = field(default_factory=dict)
@@ -89,39 +89,39 @@ class _Teller:
         self.console.print(f"   {text}", markup=True)
 
 
-def tell(folder: Path, days: int, start_spark: Callable[[], SparkSession], console: Console) -> dict[str, Any]:
-    """Run the demo in an empty folder; returns what came of it."""
-    # The sources are compressed by a codec that Zarr has not adopted: no news here.
+def run_demo(folder: Path, days: int, start_spark: Callable[[], SparkSession], console: Console) -> dict[str, Any]:
+    """Run the demo in an empty folder and return the facts for JSON."""
+    # The sources use a numcodecs codec. The warning would distract from the steps.
     warnings.filterwarnings("ignore", message="Numcodecs codecs are not in the Zarr version 3")
-    teller = _Teller(console)
-    say = teller.say
+    steps = _Steps(console)
+    say = steps.say
     files, native, virtual = folder / "files", folder / "native", folder / "virtual"
     console.print(f"[bold]Icefloe demo[/] in {folder}", markup=True)
-    console.print("From a folder of files to an archive with history, on a Spark of its own: takes a minute or two.")
-    with teller.step(f"Make {days} days of hourly weather, one NetCDF file a day"):
+    console.print("Ingest a folder of files into a versioned archive, on local Spark. This takes one or two minutes.")
+    with steps.step(f"Write {days} days of hourly weather, one NetCDF file per day"):
         paths = write_month(files, start=_FIRST_DAY, days=days, variables=_VARIABLES)
         say(f"{len(paths)} files, {format_bytes(sum(path.stat().st_size for path in paths))}: {', '.join(_VARIABLES)}")
-    with teller.step("Start Spark"):
+    with steps.step("Start Spark"):
         spark = start_spark()
         say(f"Spark {spark.version}")
     month, last = [str(path) for path in paths[:-1]], str(paths[-1])
-    with teller.step(
-        f"Ingest {len(month)} files natively: decoded, joined along time, written as new chunks, one commit"
+    with steps.step(
+        f"Ingest {len(month)} files natively: decode, concatenate along time, write new chunks, one commit"
     ):
         first = ingest(spark, month, native, message=f"The first {len(month)} days", chunks={"time": 24})
         say(f"{first.references:,} chunks, {format_bytes(first.decoded_bytes)} decoded, snapshot {first.snapshot_id}")
-    with teller.step("Ingest the same files virtually: references only, the bytes stay in the files"):
+    with steps.step("Ingest the same files virtually: store references only, the bytes stay in the files"):
         light = ingest(spark, month, virtual, mode="virtual", message=f"The first {len(month)} days, by reference")
         say(f"{light.references:,} references, {format_bytes(_size(virtual))} stored")
         say(f"(the native repository: {format_bytes(_size(native))})")
         for line in light.authorisation.splitlines():
             say(f"[dim]{line}[/]")
     repository = Repository.open(str(native))
-    with teller.step("A new day arrives: append it"):
+    with steps.step("Append a new day"):
         repository.create_tag("before-the-last-day", repository.lookup_branch("main"))
         day = ingest(spark, last, native, append_dim="time", message=f"Day {days}")
-        say(f"{day.references:,} new chunks, snapshot {day.snapshot_id}; readers saw all of it or nothing")
-    with teller.step(f"Branch, and warm the world by {_WARMING:g} K there: a function over blocks"):
+        say(f"{day.references:,} new chunks, snapshot {day.snapshot_id}; readers see all of it or nothing")
+    with steps.step(f"Create a branch and add {_WARMING:g} K there with map_blocks"):
         repository.create_branch("warmer", repository.lookup_branch("main"))
         warm = map_blocks(
             spark,
@@ -134,8 +134,8 @@ def tell(folder: Path, days: int, start_spark: Callable[[], SparkSession], conso
             message=f"{_WARMING:g} K warmer",
             task_bytes=8 << 20,
         )
-        say(f"{warm.tasks} blocks, {warm.references} chunks; main is as it was")
-    with teller.step("Ask: the mean temperature of each hour, and where it was warmest"):
+        say(f"{warm.tasks} blocks, {warm.references} chunks; main did not change")
+    with steps.step("Query: the mean temperature of each hour, and the warmest location"):
         main, warmer = repository.readonly_session("main"), repository.readonly_session("warmer")
         series = {name: _hourly_mean(spark, session) for name, session in (("main", main), ("warmer", warmer))}
         mean_map = reduce(spark, main, "mean", "time", variables=["t2m"])["t2m"]
@@ -145,14 +145,14 @@ def tell(folder: Path, days: int, start_spark: Callable[[], SparkSession], conso
             f"warmest at latitude {float(warmest.latitude[0]):.1f}, longitude {float(warmest.longitude[0]):.1f}: "
             f"{float(mean_map.max()):.2f} K"
         )
-    with teller.step("Travel back: the archive before the last day"):
+    with steps.step("Read an older version: the archive before the last day"):
         then = repository.readonly_session(tag="before-the-last-day")
         hours = {name: _hours(session) for name, session in (("now", main), ("before", then))}
         say(f"{hours['now']} hours now, {hours['before']} hours at the tag before-the-last-day")
         same = xr.open_zarr(_open_virtual(virtual, light.plan).store, consolidated=False)["t2m"].isel(time=12).load()
         equal = bool((same == xr.open_zarr(then.store, consolidated=False)["t2m"].isel(time=12)).all())
-        say(f"the virtual repository gives the same values: {equal}")
-    with teller.step("Draw a map and a time series"):
+        say(f"the virtual repository returns the same values: {equal}")
+    with steps.step("Draw a map and a time series"):
         world = {
             name: xr.open_zarr(session.store, consolidated=False)
             for name, session in (("main", main), ("warmer", warmer))
@@ -164,18 +164,18 @@ def tell(folder: Path, days: int, start_spark: Callable[[], SparkSession], conso
         say(f"[bold]{picture}[/]")
     console.print("\n[bold]History[/]\n", markup=True)
     console.print(repository.ancestry_graph().__rich__(), markup=True)
-    console.print("\n[bold]Look around[/]\n", markup=True)
+    console.print("\n[bold]Next steps[/]\n", markup=True)
     for line in _invitations(native, picture):
         console.print(f"   {line}", soft_wrap=True, markup=True)
     console.print(
-        f"\n[dim]{sum(teller.seconds.values()):.0f} s in all; delete {folder} when you are done[/]",
+        f"\n[dim]{sum(steps.seconds.values()):.0f} s in total; delete {folder} when you no longer need it[/]",
         soft_wrap=True,
         markup=True,
     )
     return {
         "folder": str(folder),
         "picture": str(picture),
-        "seconds": {title: round(seconds, 2) for title, seconds in teller.seconds.items()},
+        "seconds": {title: round(seconds, 2) for title, seconds in steps.seconds.items()},
         "hours": hours,
         "virtual_equals_native": equal,
         "references": {"native": first.references, "virtual": light.references},
@@ -185,9 +185,9 @@ def tell(folder: Path, days: int, start_spark: Callable[[], SparkSession], conso
 def _invitations(native: Path, picture: Path) -> Iterator[str]:
     command = _own_command()
     yield f"the picture                 [bold]{picture}[/]"
-    yield f"what is in the archive      [bold]{command} info {native}[/]"
+    yield f"summary of the archive      [bold]{command} info {native}[/]"
     yield f"its history                 [bold]{command} log {native} --graph[/]"
-    yield f"what the branch changed     [bold]{command} diff {native} main warmer[/]"
+    yield f"changes of the branch       [bold]{command} diff {native} main warmer[/]"
     yield f"a question in SQL           [bold]{command} sql {native} 'select max(t2m) from t2m'[/]"
 
 
@@ -208,10 +208,10 @@ def _hours(session: Session) -> int:
     return int(xr.open_zarr(session.store, consolidated=False).sizes["time"])
 
 
-def _open_virtual(place: Path, plan: Any) -> Session:
+def _open_virtual(folder: Path, plan: Any) -> Session:
     allowed = dict.fromkeys(plan.containers)
-    return Repository.open(str(place), authorize_virtual_chunk_access=allowed).readonly_session("main")
+    return Repository.open(str(folder), authorize_virtual_chunk_access=allowed).readonly_session("main")
 
 
-def _size(place: Path) -> int:
-    return sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,4 +1,4 @@
-"""Nodes, commits, diffs and refs as verbs print them, for people and as JSON."""
+"""Nodes, commits, diffs and refs as text and as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from icefloe.repository.history import fetch_refs
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node as a line of a listing."""
+    """What a listing shows of a node."""
 
     path: str
     kind: str
@@ -38,7 +38,7 @@ class NodeFacts:
         return self.path.rpartition("/")[2] or "/"
 
     def as_json(self) -> dict[str, Any]:
-        """The facts under the names of Zarr."""
+        """The facts as JSON, with the names that Zarr uses."""
         if self.kind == "group":
             return {"path": self.path, "kind": self.kind}
         return {
@@ -52,14 +52,14 @@ class NodeFacts:
         }
 
     def shape_text(self) -> str:
-        """The shape, with names of dimensions where there are any: `(time: 24, lat: 180)`."""
+        """The shape, with dimension names if the array has them: `(time: 24, lat: 180)`."""
         names = self.dimension_names or (None,) * len(self.shape)
         parts = (f"{name}: {n}" if name else str(n) for name, n in zip(names, self.shape, strict=True))
         return f"({', '.join(parts)})"
 
 
 def node_facts(node: Node) -> NodeFacts:
-    """The facts of a node, from its document."""
+    """The facts of a node."""
     if not isinstance(node, ArrayNode):
         return NodeFacts(node.path, "group")
     document = parse_document(node.document)
@@ -95,15 +95,15 @@ def commit_json(info: SnapshotInfo) -> dict[str, Any]:
 
 
 def print_commit(console: Console, info: SnapshotInfo, names: Sequence[str] = ()) -> None:
-    """A commit as git shows one: id and names, time, metadata, message."""
+    """Print a commit like git: id and refs, time, metadata, message."""
     head = Text.assemble(("snapshot ", "yellow"), (info.id, "yellow"))
     if names:
         head.append(f" ({', '.join(names)})", style="bold green")
     console.print(head, soft_wrap=True)
     console.print(Text.assemble(("Date:", "dim"), f"  {format_time(info.written_at)}"))
     for key, value in sorted(info.metadata.items()):
-        told = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
-        console.print(Text.assemble((f"{key}:", "dim"), f"  {told}"), soft_wrap=True)
+        shown = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+        console.print(Text.assemble((f"{key}:", "dim"), f"  {shown}"), soft_wrap=True)
     console.print()
     for line in info.message.strip().splitlines():
         console.print(Text("    " + line), soft_wrap=True)
@@ -113,7 +113,7 @@ _MOST_CHUNKS = 8
 
 
 def diff_json(diff: Diff, *, chunks: bool) -> dict[str, Any]:
-    """A diff as JSON; coordinates of chunks only when asked for, their number always."""
+    """A diff as JSON. With `chunks`, it has the coordinates of all changed chunks, otherwise only their number."""
     document: dict[str, Any] = {
         "new_groups": sorted(diff.new_groups),
         "new_arrays": sorted(diff.new_arrays),
@@ -130,7 +130,7 @@ def diff_json(diff: Diff, *, chunks: bool) -> dict[str, Any]:
 
 
 def _highest_moves(moves: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The moves that carry others along: what lies below a moved group went with it."""
+    """The moves without those of nodes below a moved group."""
     known = set(moves)
 
     def goes_along(old: str, new: str) -> bool:
@@ -144,7 +144,7 @@ def _highest_moves(moves: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def print_diff(console: Console, diff: Diff, *, chunks: bool) -> None:
-    """A diff with one line per path: + new, - deleted, ~ changed, > moved."""
+    """Print a diff with one line per path: + new, - deleted, ~ changed, > moved."""
     if diff.is_empty():
         console.print(Text("no changes", style="dim"))
         return
@@ -168,7 +168,7 @@ def print_diff(console: Console, diff: Diff, *, chunks: bool) -> None:
 
 
 def print_refs(repository: Repository, kind: Literal["branch", "tag"], json: bool) -> None:
-    """All branches or all tags, each with the commit it points at."""
+    """Print all branches or all tags with their commits."""
     refs = [ref for ref in run_blocking(fetch_refs(repository.engine)) if ref.kind == kind]
     infos = run_blocking(_fetch_infos(repository, refs))
     if json:
@@ -180,7 +180,7 @@ def print_refs(repository: Repository, kind: Literal["branch", "tag"], json: boo
         )
         return
     if not refs:
-        stderr().print(Text(f"no {kind}", style="dim"))
+        stderr().print(Text(f"no {'branches' if kind == 'branch' else 'tags'}", style="dim"))
         return
     listing = table("name", "snapshot", "written", "message")
     for ref, info in zip(refs, infos, strict=True):

@@ -1,4 +1,4 @@
-"""The verbs that show a repository: info, tree, ls, cat, log, show, diff."""
+"""The commands that show a repository: info, tree, ls, cat, log, show, diff."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from rich.tree import Tree
 from icefloe.blocking import run_blocking
 from icefloe.cli.describe import NodeFacts, commit_json, diff_json, node_facts, print_commit, print_diff
 from icefloe.cli.options import (
-    AsOf,
-    Branch,
+    Authorize,
     Json,
     Limit,
-    Place,
+    ListChunks,
+    NodePath,
     Point,
-    Snapshot,
+    Repo,
     StorageOptions,
-    Tag,
     open_repository,
     resolve_revision,
 )
@@ -49,22 +48,15 @@ from icefloe.session.session import Session
 _MOST_NAMES = 8
 
 
-def register_info(app: typer.Typer) -> None:
-    app.command("info")(info)
-
-
 def info(
-    place: Place,
-    branch: Branch = None,
-    tag: Tag = None,
-    snapshot: Snapshot = None,
-    as_of: AsOf = None,
+    repo: Repo,
+    point: Point = Point(),
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """What a repository is and holds, at a glance."""
-    repository = open_repository(place, options)
-    facts = _facts(repository, Point(branch, tag, snapshot, as_of).session(repository))
+    """Show a summary of a repository."""
+    repository = open_repository(repo, options)
+    facts = _facts(repository, point.session(repository))
     if json:
         print_json(facts)
     else:
@@ -122,23 +114,18 @@ def _names(names: list[str], style: str) -> Text:
     return Text.assemble((shown, style if names else "dim"), (more, "dim"))
 
 
-def register_tree(app: typer.Typer) -> None:
-    app.command("tree")(tree)
-
-
 def tree(
-    place: Place,
-    path: Annotated[str, typer.Argument(metavar="[PATH]", help="The group to start from.", show_default=False)] = "/",
-    depth: Annotated[int | None, typer.Option("--depth", "-d", min=1, help="Go only so deep.")] = None,
-    branch: Branch = None,
-    tag: Tag = None,
-    snapshot: Snapshot = None,
-    as_of: AsOf = None,
+    repo: Repo,
+    path: NodePath = "/",
+    depth: Annotated[
+        int | None, typer.Option("--depth", "-d", min=1, metavar="COUNT", help="Maximum depth below PATH.")
+    ] = None,
+    point: Point = Point(),
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Groups and arrays as a tree."""
-    session = Point(branch, tag, snapshot, as_of).session(open_repository(place, options))
+    """Show groups and arrays as a tree."""
+    session = point.session(open_repository(repo, options))
     start = "/" + path.strip("/")
     nodes = session.state.tree
     if start != "/" or nodes.find("/") is not None:
@@ -157,20 +144,20 @@ def _depth(path: str) -> int:
 
 def _drawn(start: str, found: list[NodeFacts]) -> Tree:
     root = Tree(Text(start, style="bold blue"))
-    places = {start: root}
+    drawn = {start: root}
     for facts in found:
         if facts.path == start:
             if facts.kind == "array":
                 root.label = Text.assemble((start, "bold"), " ", *_array(facts))
             continue
         above = parent_path(facts.path)
-        while above is not None and above not in places:
+        while above is not None and above not in drawn:
             above = parent_path(above)
         if facts.kind == "group":
             text = Text(facts.name + "/", style="bold blue")
         else:
             text = Text.assemble(facts.name, " ", *_array(facts))
-        places[facts.path] = places.get(above or start, root).add(text)
+        drawn[facts.path] = drawn.get(above or start, root).add(text)
     if not found:
         root.label = Text.assemble((start, "bold blue"), " ", ("(empty)", "dim"))
     return root
@@ -180,23 +167,16 @@ def _array(facts: NodeFacts) -> tuple[tuple[str, str] | str, ...]:
     return (facts.shape_text(), "green"), " ", (str(facts.data_type), "cyan")
 
 
-def register_ls(app: typer.Typer) -> None:
-    app.command("ls")(ls)
-
-
 def ls(
-    place: Place,
-    path: Annotated[str, typer.Argument(metavar="[PATH]", help="A group or an array.", show_default=False)] = "/",
+    repo: Repo,
+    path: NodePath = "/",
     limit: Limit = 50,
-    branch: Branch = None,
-    tag: Tag = None,
-    snapshot: Snapshot = None,
-    as_of: AsOf = None,
+    point: Point = Point(),
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """What is in a group, or the chunks of an array."""
-    session = Point(branch, tag, snapshot, as_of).session(open_repository(place, options))
+    """List a group, or the chunks of an array."""
+    session = point.session(open_repository(repo, options))
     tree = session.state.tree
     start = "/" + path.strip("/")
     node = tree.find(start) if start == "/" else tree.node(start)
@@ -240,8 +220,8 @@ def _list_chunks(session: Session, node: ArrayNode, limit: int, *, json: bool) -
     listing = table("chunk", "kind", "bytes", "at", right=("bytes",))
     for entry in entries:
         at = entry.get("object") or entry.get("location")
-        place = f"{at} +{entry['offset']}" if at and entry["offset"] else at or ""
-        listing.add_row(Text(entry["key"]), entry["kind"], f"{entry['length']:,}", Text(place, style="dim"))
+        location = f"{at} +{entry['offset']}" if at and entry["offset"] else at or ""
+        listing.add_row(Text(entry["key"]), entry["kind"], f"{entry['length']:,}", Text(location, style="dim"))
     console.print(listing)
     cells = int(np.prod(node.grid, dtype=np.float64)) if node.grid else 1
     written = f"{format_count(len(found), 'chunk')} of {cells:,}, {format_bytes(int(found.length.sum()))}"
@@ -250,51 +230,38 @@ def _list_chunks(session: Session, node: ArrayNode, limit: int, *, json: bool) -
 
 
 def _reference(ref: ChunkRef, generation: Format) -> dict[str, Any]:
-    told: dict[str, Any] = {"kind": ref.kind.name.lower(), "length": ref.length, "offset": ref.offset}
+    facts: dict[str, Any] = {"kind": ref.kind.name.lower(), "length": ref.length, "offset": ref.offset}
     if ref.kind is ChunkKind.NATIVE and ref.object_id is not None:
-        told["object"] = generation.chunk_key(ref.object_id)
+        facts["object"] = generation.chunk_key(ref.object_id)
     if ref.kind is ChunkKind.VIRTUAL:
-        told |= {"location": ref.location, "etag": ref.etag, "last_modified": ref.last_modified}
-    return told
+        facts |= {"location": ref.location, "etag": ref.etag, "last_modified": ref.last_modified}
+    return facts
 
 
 _MOST_VALUES = 1_000_000
 
 
-def register_cat(app: typer.Typer) -> None:
-    app.command("cat")(cat)
-
-
 def cat(
-    place: Place,
+    repo: Repo,
     path: Annotated[
         str,
         typer.Argument(
-            metavar="PATH", help="An array, a group, or a key such as t2m/c/0/0 or t2m/zarr.json.", show_default=False
+            metavar="PATH",
+            help="Path of an array or a group, or a key such as t2m/c/0/0 or t2m/zarr.json.",
+            show_default=False,
         ),
     ],
     region: Annotated[
         str | None,
-        typer.Option("--slice", metavar="SLICES", help="Part of an array: '0:3,:,5', as Python would index it."),
+        typer.Option("--slice", metavar="SLICES", help="Part of an array, in Python notation: '0:3,:,5'."),
     ] = None,
-    authorize: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--authorize",
-            metavar="PREFIX",
-            help="Read virtual chunks below this prefix, with the credentials of the environment; can be repeated.",
-        ),
-    ] = None,
-    branch: Branch = None,
-    tag: Tag = None,
-    snapshot: Snapshot = None,
-    as_of: AsOf = None,
+    authorize: Authorize = None,
+    point: Point = Point(),
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Print a key's bytes, a group's document or the values of an array."""
-    allowed = dict.fromkeys(authorize or ())
-    session = Point(branch, tag, snapshot, as_of).session(open_repository(place, options, allowed))
+    """Print array values, group metadata or a key."""
+    session = point.session(open_repository(repo, options, authorize))
     node = session.state.tree.find("/" + path.strip("/"))
     if isinstance(node, ArrayNode):
         _cat_array(session, node, region, json=json)
@@ -309,15 +276,15 @@ def _cat_array(session: Session, node: ArrayNode, region: str | None, *, json: b
     count = _selected(node.shape, selection)
     if count > _MOST_VALUES:
         raise InvalidInputError(
-            f"{node.path} has {count:,} values there, more than the {_MOST_VALUES:,} that are printed; "
-            "choose a part with --slice, for instance --slice '0,:10'"
+            f"the selection of {node.path} has {count:,} values; at most {_MOST_VALUES:,} are printed; "
+            "select a part with --slice, for example --slice '0,:10'"
         )
     values = np.asarray(array[selection if selection else ...])
     if json:
         about = {"path": node.path, "shape": node.shape, "data_type": str(array.dtype), "slice": region}
         print_json({**about, "values": _jsonable(values)})
         return
-    # numpy shows the ends of what is long; a pipe gets everything.
+    # On a terminal, numpy abbreviates long arrays. A pipe gets all values.
     threshold = 1000 if sys.stdout.isatty() else _MOST_VALUES + 1
     if values.dtype.kind in "UOT" and sys.stdout.isatty():
         values = np.vectorize(lambda value: printable(value) if isinstance(value, str) else value, otypes=[object])(
@@ -343,7 +310,7 @@ def parse_slices(text: str) -> tuple[slice | int, ...]:
 
 
 def _selected(shape: tuple[int, ...], selection: tuple[slice | int, ...]) -> int:
-    """How many values a selection takes."""
+    """The number of values in a selection."""
     if len(selection) > len(shape):
         raise typer.BadParameter(f"{len(selection)} slices for {len(shape)} dimensions", param_hint="--slice")
     count = 1
@@ -354,7 +321,7 @@ def _selected(shape: tuple[int, ...], selection: tuple[slice | int, ...]) -> int
 
 
 def _jsonable(values: npt.NDArray[Any]) -> Any:
-    """Lists of plain values; what JSON has no word for becomes text."""
+    """Nested lists of JSON values. Values without a JSON type become text."""
     if values.dtype.kind in "biu":
         return values.tolist()
     if values.dtype.kind == "f":
@@ -383,27 +350,19 @@ def _cat_key(session: Session, key: str, *, json: bool) -> None:
         print_json({"key": key, "size": len(data), "base64": base64.b64encode(data).decode()})
 
 
-def register_log(app: typer.Typer) -> None:
-    app.command("log")(log)
-
-
 def log(
-    place: Place,
-    graph: Annotated[bool, typer.Option("--graph", "-g", help="Draw branches and tags.")] = False,
-    oneline: Annotated[bool, typer.Option("--oneline", help="One line per commit.")] = False,
+    repo: Repo,
+    graph: Annotated[bool, typer.Option("--graph", "-g", help="Draw all branches and tags as a graph.")] = False,
+    oneline: Annotated[bool, typer.Option("--oneline", help="Print one line per commit.")] = False,
     limit: Limit = 50,
-    branch: Branch = None,
-    tag: Tag = None,
-    snapshot: Snapshot = None,
-    as_of: AsOf = None,
+    point: Point = Point(),
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Commits, newest first; with --graph all branches as a drawing."""
-    repository = open_repository(place, options)
-    point = Point(branch, tag, snapshot, as_of)
+    """List commits, newest first."""
+    repository = open_repository(repo, options)
     if graph:
-        start = point.snapshot_id(repository) if point.is_given or as_of else None
+        start = point.snapshot_id(repository) if point.is_given else None
         drawing = repository.ancestry_graph(snapshot_id=start, limit=limit or None)
         _print_json_graph(drawing) if json else _print_graph(stdout(), drawing)
         return
@@ -433,7 +392,7 @@ def _log(repository: Repository, start: str, limit: int, *, oneline: bool, json:
             print_commit(console, info, names.get(info.id, []))
             console.print()
     if limit and next(ancestry, None) is not None:
-        console.print(Text(f"… there is more; --limit 0 shows all, this is the newest {limit}", style="dim"))
+        console.print(Text(f"… there is more: these are the newest {limit}. --limit 0 shows all.", style="dim"))
 
 
 def _print_json_graph(graph: AncestryGraph) -> None:
@@ -458,32 +417,25 @@ def _print_graph(console: Console, graph: AncestryGraph) -> None:
         console.print(text, no_wrap=True, overflow="ellipsis", crop=console.is_terminal)
 
 
-def register_show(app: typer.Typer) -> None:
-    app.command("show")(show)
-
-
 def show(
-    place: Place,
+    repo: Repo,
     revision: Annotated[
-        str | None, typer.Argument(metavar="[REVISION]", help="Branch, tag or snapshot id (default: main).")
+        str | None, typer.Argument(metavar="REVISION", help="Branch, tag or snapshot id.  [default: main]")
     ] = None,
-    chunks: Annotated[bool, typer.Option("--chunks", help="List the coordinates of every changed chunk.")] = False,
-    branch: Branch = None,
-    tag: Tag = None,
-    snapshot: Snapshot = None,
-    as_of: AsOf = None,
+    chunks: ListChunks = False,
+    point: Point = Point(),
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """One commit: who, when, why, and what it changed."""
-    repository = open_repository(place, options)
+    """Show one commit and its changes."""
+    repository = open_repository(repo, options)
     if revision is not None:
         snapshot_id = resolve_revision(repository, revision)
     else:
-        snapshot_id = Point(branch, tag, snapshot, as_of).snapshot_id(repository)
+        snapshot_id = point.snapshot_id(repository)
     info = repository.lookup_snapshot(snapshot_id)
     manifests = repository.list_manifest_files(snapshot_id)
-    # What a file says of its parent may be outdated: histories can be rewritten when snapshots expire.
+    # The parent in the file may be outdated: expiry rewrites history.
     parent = next(repository.ancestry(snapshot_id=snapshot_id)).parent_id
     changes = Diff() if parent is None else repository.diff(from_snapshot_id=parent, to_snapshot_id=snapshot_id)
     total_bytes = sum(manifest.size_bytes for manifest in manifests)
@@ -504,23 +456,19 @@ def show(
     print_diff(console, changes, chunks=chunks)
 
 
-def register_diff(app: typer.Typer) -> None:
-    app.command("diff")(diff)
-
-
 def diff(
-    place: Place,
+    repo: Repo,
     old: Annotated[
         str | None,
-        typer.Argument(metavar="[FROM]", help="Branch, tag or snapshot id (default: the parent of TO)."),
+        typer.Argument(metavar="FROM", help="Branch, tag or snapshot id.  [default: the parent of TO]"),
     ] = None,
-    new: Annotated[str, typer.Argument(metavar="[TO]", help="Branch, tag or snapshot id.")] = "main",
-    chunks: Annotated[bool, typer.Option("--chunks", help="List the coordinates of every changed chunk.")] = False,
+    new: Annotated[str, typer.Argument(metavar="TO", help="Branch, tag or snapshot id.")] = "main",
+    chunks: ListChunks = False,
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """What changed between two points of history."""
-    repository = open_repository(place, options)
+    """Show the changes between two revisions."""
+    repository = open_repository(repo, options)
     to_id = resolve_revision(repository, new)
     if old is None:
         from_id = next(repository.ancestry(snapshot_id=to_id)).parent_id

@@ -1,4 +1,4 @@
-"""The verbs of maintenance: expire, gc, compact, materialize, rewrite-manifests, verify."""
+"""The commands for maintenance: expire, gc, compact, materialize, rewrite-manifests, verify."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ import typer
 
 from icefloe.cli.options import (
     ArrayPattern,
+    Authorize,
     ChunkBox,
     DryRun,
     Json,
-    Place,
+    Message,
+    Repo,
     StorageOptions,
+    Texts,
     WorkBranch,
     find_snapshot,
     open_repository,
     parse_age,
+    parse_chunk_box,
     parse_span,
     storage_at,
 )
@@ -32,38 +36,41 @@ from icefloe.maintenance.verify_checks import Damage, VerifyReport
 from icefloe.repository import Repository
 
 
-def register_expire(app: typer.Typer) -> None:
-    app.command("expire")(expire)
-
-
 def expire(
-    place: Place,
+    repo: Repo,
     older_than: Annotated[
-        str | None, typer.Option("--older-than", metavar="AGE", help="30d, 12h, 2w, or a time.")
+        str | None,
+        typer.Option("--older-than", metavar="AGE", help="Expire snapshots older than this: 30d, 12h, 2w, or a time."),
     ] = None,
     retain_last: Annotated[
-        int | None, typer.Option("--retain-last", metavar="COUNT", min=1, help="Keep so many of every ref.")
+        int | None,
+        typer.Option("--retain-last", metavar="COUNT", min=1, help="Keep this many snapshots of each branch and tag."),
     ] = None,
     rule: Annotated[
-        list[str] | None,
+        Texts,
         typer.Option(
             "--rule",
             metavar="REF=KEEP",
-            help="What is kept of some refs: branch:main=90d, rel-*=last:10, tag:v*=forever; can be repeated.",
+            help="What to keep of matching refs: branch:main=90d, rel-*=last:10, tag:v*=forever. Can be repeated.",
         ),
     ] = None,
     snapshot: Annotated[
-        list[str] | None,
-        typer.Option("--snapshot", "-s", metavar="ID", help="Exactly this one, or a range OLD..NEW; can be repeated."),
+        Texts,
+        typer.Option(
+            "--snapshot", "-s", metavar="ID", help="Expire this snapshot, or the range OLD..NEW. Can be repeated."
+        ),
     ] = None,
-    delete_branches: Annotated[bool, typer.Option("--delete-branches", help="Expired branches go, too.")] = False,
-    delete_tags: Annotated[bool, typer.Option("--delete-tags", help="Expired tags go, too.")] = False,
+    delete_branches: Annotated[bool, typer.Option("--delete-branches", help="Also delete expired branches.")] = False,
+    delete_tags: Annotated[bool, typer.Option("--delete-tags", help="Also delete expired tags.")] = False,
     dry_run: DryRun = False,
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Take old snapshots out of history; `gc` then frees their files."""
-    repository = open_repository(place, options)
+    """Remove old snapshots from history.
+
+    The files of expired snapshots stay until `gc` deletes them.
+    """
+    repository = open_repository(repo, options)
     plan = repository.plan_expiry(
         parse_age(older_than) if older_than else None,
         retain_last=retain_last,
@@ -86,7 +93,7 @@ def expire(
             }
         )
     else:
-        stdout().print(str(plan), markup=False)
+        stdout().print(str(plan) if dry_run else str(plan).replace(" to expire", " expired"), markup=False)
 
 
 def parse_rule(text: str) -> RetentionRule:
@@ -118,32 +125,31 @@ def _named(repository: Repository, text: str) -> list[str]:
     raise typer.BadParameter(f"{old} is no ancestor of {new}", param_hint="--snapshot")
 
 
-def register_gc(app: typer.Typer) -> None:
-    app.command("gc")(gc)
-
-
 def gc(
-    place: Place,
+    repo: Repo,
     older_than: Annotated[
         str,
         typer.Option(
             "--older-than",
             metavar="AGE",
-            help="Judge objects of this age by the store's clock: longer than any writer is under way.",
+            help="Only delete objects older than this. Choose a value longer than your longest-running write.",
         ),
     ] = "1d",
     created_after: Annotated[
-        str | None, typer.Option("--created-after", metavar="TIME", help="Leave older objects alone.")
+        str | None, typer.Option("--created-after", metavar="TIME", help="Only delete objects newer than this time.")
     ] = None,
     incremental: Annotated[
-        bool, typer.Option("--incremental", help="Go on where the last incremental run ended.")
+        bool, typer.Option("--incremental", help="Continue where the last incremental run ended.")
     ] = False,
     dry_run: DryRun = False,
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Delete what no branch or tag leads to and what is old enough."""
-    repository = open_repository(place, options)
+    """Delete unreachable objects.
+
+    An object is unreachable if no branch and no tag leads to it.
+    """
+    repository = open_repository(repo, options)
     after = None if created_after is None else parse_age(created_after)
     if isinstance(after, dt.timedelta):
         raise typer.BadParameter(f"{created_after!r} is not a time", param_hint="--created-after")
@@ -153,51 +159,52 @@ def gc(
             plan = repository.plan_garbage_collection(
                 age, created_after=after, incremental=incremental, progress=bars.report
             )
-            summary, told = plan.summary(), str(plan)
+            summary, text = plan.summary(), str(plan)
         else:
             summary = repository.garbage_collect(
                 age, created_after=after, incremental=incremental, progress=bars.report
             )
-            told = f"Deleted {summary}\n{summary.judged()}"
+            text = f"Deleted {summary}\n{summary.judged()}"
     if json:
         facts = dataclasses.asdict(summary)
         facts["cutoff"] = None if summary.cutoff is None else summary.cutoff.astimezone(dt.UTC).isoformat()
         print_json({"dry_run": dry_run, **facts})
     else:
-        stdout().print(told, markup=False)
-
-
-def register_compact(app: typer.Typer) -> None:
-    app.command("compact")(compact)
+        stdout().print(text, markup=False)
 
 
 def compact(
-    place: Place,
+    repo: Repo,
     branch: WorkBranch = "main",
     arrays: ArrayPattern = "*",
     region: ChunkBox = None,
-    hilbert: Annotated[bool, typer.Option("--hilbert", help="Lay chunks out along a Hilbert curve.")] = False,
-    unpack: Annotated[bool, typer.Option("--unpack", help="Make packed chunks objects of their own.")] = False,
-    materialize: Annotated[bool, typer.Option("--materialize", help="Copy virtual chunks in instead.")] = False,
+    hilbert: Annotated[bool, typer.Option("--hilbert", help="Order chunks along a Hilbert curve.")] = False,
+    unpack: Annotated[bool, typer.Option("--unpack", help="Store each packed chunk as a separate object.")] = False,
+    materialize: Annotated[
+        bool, typer.Option("--materialize", help="Copy virtual chunks into the repository instead.")
+    ] = False,
     dry_run: DryRun = False,
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Pack small chunks together, drop dead bytes, or undo that; data stay as they are."""
-    repository = open_repository(place, options)
+    """Pack small chunks into larger objects.
+
+    Packs with unused bytes are rewritten. The values of arrays do not change.
+    """
+    repository = open_repository(repo, options)
     plan = repository.plan_compaction(
         branch,
         arrays=arrays,
-        region=None if region is None else parse_region(region),
+        region=parse_chunk_box(region),
         order="hilbert" if hilbert else "chunk",
         unpack=unpack,
         materialize=materialize,
     )
-    carry_out(repository, plan, dry_run=dry_run, json=json)
+    _apply_compaction(repository, plan, dry_run=dry_run, json=json)
 
 
-def carry_out(repository: Repository, plan: CompactionPlan, *, dry_run: bool, json: bool) -> None:
-    """Show a plan, or do it and tell what was done."""
+def _apply_compaction(repository: Repository, plan: CompactionPlan, *, dry_run: bool, json: bool) -> None:
+    """Print the plan, or apply it and print the result."""
     if dry_run:
         if json:
             print_json({"dry_run": True, "chunks": plan.chunks, "bytes": plan.size_bytes})
@@ -212,55 +219,41 @@ def carry_out(repository: Repository, plan: CompactionPlan, *, dry_run: bool, js
         stdout().print(f"Wrote {summary}", markup=False)
 
 
-def parse_region(text: str) -> list[tuple[int, int]]:
-    try:
-        pairs = [each.split(":") for each in text.split(",")]
-        return [(int(first), int(end)) for first, end in pairs]
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is not FIRST:END per dimension", param_hint="--region") from error
-
-
-def register_materialize(app: typer.Typer) -> None:
-    app.command("materialize")(materialize)
-
-
 def materialize(
-    place: Place,
+    repo: Repo,
     branch: WorkBranch = "main",
     arrays: ArrayPattern = "*",
     region: ChunkBox = None,
-    authorize: Annotated[
-        list[str] | None,
-        typer.Option("--authorize", metavar="PREFIX", help="Container that may be read; can be repeated."),
-    ] = None,
+    authorize: Authorize = None,
     dry_run: DryRun = False,
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Copy virtual chunks into a repository, so that it no longer needs the files they lie in."""
-    repository = open_repository(place, options, dict.fromkeys(authorize or ()))
-    box = None if region is None else parse_region(region)
-    plan = repository.plan_compaction(branch, arrays=arrays, region=box, materialize=True)
-    carry_out(repository, plan, dry_run=dry_run, json=json)
+    """Copy virtual chunks into the repository.
 
-
-def register_rewrite_manifests(app: typer.Typer) -> None:
-    app.command("rewrite-manifests")(rewrite_manifests)
+    Afterwards, the branch no longer needs the files of these chunks.
+    """
+    repository = open_repository(repo, options, authorize)
+    plan = repository.plan_compaction(branch, arrays=arrays, region=parse_chunk_box(region), materialize=True)
+    _apply_compaction(repository, plan, dry_run=dry_run, json=json)
 
 
 def rewrite_manifests(
-    place: Place,
+    repo: Repo,
     branch: WorkBranch = "main",
-    message: Annotated[
-        str, typer.Option("--message", "-m", metavar="TEXT", help="Of the commit.")
-    ] = "Rewrite manifests",
-    amend: Annotated[bool, typer.Option("--amend", help="Replace the newest commit instead of adding one.")] = False,
+    message: Message = "Rewrite manifests",
+    amend: Annotated[
+        bool, typer.Option("--amend", help="Replace the newest commit instead of adding a commit.")
+    ] = False,
     dry_run: DryRun = False,
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Pack the manifests of a branch anew, after the configuration."""
-    repository = open_repository(place, options)
+    """Rewrite the manifests of a branch.
+
+    The new manifests follow the current configuration.
+    """
+    repository = open_repository(repo, options)
     if dry_run:
         plan = repository.plan_rewrite_manifests(branch)
         if json:
@@ -270,51 +263,53 @@ def rewrite_manifests(
         return
     method: Literal["amend", "new_commit"] = "amend" if amend else "new_commit"
     with Bars() as bars:
-        snapshot_id = repository.rewrite_manifests(message, branch=branch, commit_method=method, progress=bars.report)
+        snapshot_id = repository.rewrite_manifests(
+            message or "", branch=branch, commit_method=method, progress=bars.report
+        )
     if json:
         print_json({"dry_run": False, "snapshot_id": snapshot_id})
     else:
         stdout().print(f"Branch {branch} at {snapshot_id}", markup=False)
 
 
-def register_verify(app: typer.Typer) -> None:
-    app.command("verify")(verify)
-
-
 def verify(
-    place: Place,
+    repo: Repo,
     decode: Annotated[bool, typer.Option("--decode", help="Read and decode every chunk at branches and tags.")] = False,
-    logs: Annotated[bool, typer.Option(help="Compare transaction logs with what their snapshots changed.")] = True,
-    virtual: Annotated[bool, typer.Option(help="Look whether files of virtual chunks are there and unchanged.")] = True,
-    authorize: Annotated[
-        list[str] | None,
-        typer.Option("--authorize", metavar="PREFIX", help="Look at the files of virtual chunks below it."),
-    ] = None,
-    repair: Annotated[bool, typer.Option("--repair", help="Repair what needs no guess.")] = False,
+    logs: Annotated[bool, typer.Option("--logs/--no-logs", help="Compare transaction logs with snapshots.")] = True,
+    virtual: Annotated[bool, typer.Option("--virtual/--no-virtual", help="Check the files of virtual chunks.")] = True,
+    authorize: Authorize = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Repair damage that has only one possible repair.")] = False,
     tip: Annotated[
-        list[str] | None,
-        typer.Option("--tip", metavar="BRANCH=SNAPSHOT", help="Where a branch is to stand whose files do not tell."),
+        Texts,
+        typer.Option(
+            "--tip",
+            metavar="BRANCH=SNAPSHOT",
+            help="With --repair, the position of a branch whose file is lost. Can be repeated.",
+        ),
     ] = None,
     dry_run: DryRun = False,
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Check that all a repository holds is there and is whole; exits with 1 when it is not."""
-    storage = storage_at(place, options)
+    """Check that all files exist and are intact.
+
+    The exit code is 1 if a file is missing or damaged.
+    """
+    storage = storage_at(repo, options)
     try:
-        repository = open_repository(place, options, dict.fromkeys(authorize or ()) or None)
+        repository = open_repository(repo, options, authorize)
         found: tuple[Damage, ...] = ()
         if tip and repair and not dry_run:
             found = Repository.recover(storage, parse_tips(tip))
     except (FormatError, RepositoryNotFoundError) as error:
-        # What says where branches stand cannot be read: that comes first.
+        # The file with the positions of the branches cannot be read. It must be recovered first.
         found = Repository.recover(storage, parse_tips(tip or ()), dry_run=dry_run or not repair)
         if not found:
             raise
         if not repair or dry_run or not all(damage.repairable for damage in found):
             _print(VerifyReport(found, {"refs": len(found)}), json)
             raise typer.Exit(1) from error
-        repository = open_repository(place, options, dict.fromkeys(authorize or ()) or None)
+        repository = open_repository(repo, options, authorize)
     with Bars() as bars:
         report = repository.verify(
             logs=logs, decode=decode, virtual=virtual, repair=repair and not dry_run, progress=bars.report
@@ -361,7 +356,7 @@ def _print(report: VerifyReport, json: bool) -> None:
 
 
 def parse_tips(given: Sequence[str]) -> dict[str, str]:
-    """Branches and where they are to stand."""
+    """BRANCH=SNAPSHOT as a dictionary."""
     tips = {}
     for each in given:
         branch, equals, snapshot = each.rpartition("=")

@@ -1,4 +1,9 @@
-"""Arguments and options that several verbs share, and opening the repository that they name."""
+"""Arguments and options that several commands share, and the values that commands make of them.
+
+Typer wants one parameter for each option. A command here may also have a parameter whose type is an option group: a
+dataclass such as `Point` or `SparkOptions`. `app.expand_groups` replaces it by the fields of the group before Typer
+sees the command.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +14,13 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
 
 from icefloe.blocking import run_blocking
-from icefloe.errors import InvalidInputError, RefNotFoundError, SnapshotNotFoundError
+from icefloe.errors import InvalidInputError, RefNotFoundError, SnapshotNotFoundError, UnsupportedError
 from icefloe.ids import text_length
 from icefloe.repository import Repository
 from icefloe.repository.history import fetch_refs, newest_commits
@@ -23,68 +28,156 @@ from icefloe.session.session import Session
 from icefloe.storage.build import storage_from_url
 from icefloe.storage.contract import Storage
 
-Place = Annotated[str, typer.Argument(metavar="REPO", help="Path or URL of the repository.", show_default=False)]
+if TYPE_CHECKING:
+    from icefloe.spark.connect import SparkSession
+
+Texts = list[str] | None
+
+# The repository and its storage.
+
+Repo = Annotated[str, typer.Argument(metavar="REPO", help="Path or URL of the repository.", show_default=False)]
+Target = Annotated[str, typer.Argument(metavar="TARGET", help="Path or URL to write to.", show_default=False)]
 StorageOptions = Annotated[
-    list[str] | None,
+    Texts,
     typer.Option(
         "--option",
         "-o",
         metavar="NAME=VALUE",
-        help="Option of the storage, as of s3_storage(...) for s3://: region=eu-west-1, anonymous=true.",
+        help="Storage option, for example region=eu-west-1 or anonymous=true. Can be repeated.",
     ),
 ]
 TargetOptions = Annotated[
-    list[str] | None, typer.Option("--target-option", metavar="NAME=VALUE", help="Option of the storage of TARGET.")
+    Texts, typer.Option("--target-option", metavar="NAME=VALUE", help="Storage option of TARGET. Can be repeated.")
 ]
-Branch = Annotated[str | None, typer.Option("--branch", "-b", metavar="NAME", help="At the tip of this branch.")]
-Tag = Annotated[str | None, typer.Option("--tag", "-t", metavar="NAME", help="At this tag.")]
-Snapshot = Annotated[
-    str | None, typer.Option("--snapshot", "-s", metavar="ID", help="At this snapshot; first characters do.")
+Authorize = Annotated[
+    Texts,
+    typer.Option("--authorize", metavar="PREFIX", help="Allow to read virtual chunks below this URL. Can be repeated."),
 ]
-AsOf = Annotated[
-    dt.datetime | None,
-    typer.Option(
-        "--as-of",
-        formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"],
-        metavar="TIME",
-        help="As the branch was at this time (UTC unless it says otherwise).",
-    ),
+
+# What to print, and whether to write.
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Limit = Annotated[
+    int, typer.Option("--limit", "-n", min=0, metavar="COUNT", help="Maximum number of entries. 0 shows all.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")]
-Limit = Annotated[int, typer.Option("--limit", "-n", min=0, metavar="COUNT", help="Show at most so many; 0 shows all.")]
+ListChunks = Annotated[bool, typer.Option("--chunks", help="List the coordinates of all changed chunks.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show the plan. Do not write.")]
+
+# What to work on.
+
+NodePath = Annotated[str, typer.Argument(metavar="PATH", help="Path of a group or an array.")]
+WorkBranch = Annotated[str, typer.Option("--branch", "-b", metavar="NAME", help="Branch to commit to.")]
+Message = Annotated[str | None, typer.Option("--message", "-m", metavar="TEXT", help="Commit message.")]
+ArrayPattern = Annotated[
+    str, typer.Option("--arrays", metavar="PATTERN", help="Paths of the arrays. * matches any text.")
+]
+ChunkBox = Annotated[
+    str | None,
+    typer.Option("--region", metavar="0:4,2:8", help="Only these chunks: a range of the chunk grid per dimension."),
+]
+Variables = Annotated[
+    Texts, typer.Option("--variables", metavar="NAMES", help="Only these variables, separated by commas.")
+]
+Chunks = Annotated[
+    Texts, typer.Option("--chunks", metavar="DIM=LENGTH", help="New chunk lengths. -1 is the whole dimension.")
+]
+Generation = Annotated[
+    str, typer.Option("--to", metavar="NAME", help="Generation: repository, dataset, store, icechunk1 or icechunk2.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The option group that selects a point in history. The default is the branch `main`."""
+
+    branch: Annotated[
+        str | None, typer.Option("--branch", "-b", metavar="NAME", help="Read this branch.  [default: main]")
+    ] = None
+    tag: Annotated[str | None, typer.Option("--tag", "-t", metavar="NAME", help="Read this tag.")] = None
+    snapshot: Annotated[
+        str | None,
+        typer.Option("--snapshot", "-s", metavar="ID", help="Read this snapshot. The first characters are enough."),
+    ] = None
+    as_of: Annotated[
+        dt.datetime | None,
+        typer.Option(
+            "--as-of",
+            formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"],
+            metavar="TIME",
+            help="Read the branch as it was at this time. Without an offset, the time is UTC.",
+        ),
+    ] = None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether any of the options was used."""
+        return bool(self.branch or self.tag or self.snapshot or self.as_of)
+
+    def session(self, repository: Repository) -> Session:
+        """Open a read-only session at this point."""
+        found = find_snapshot(repository, self.snapshot) if self.snapshot is not None else None
+        as_of = self.as_of
+        if as_of is not None and as_of.tzinfo is None:
+            as_of = as_of.replace(tzinfo=dt.UTC)  # as the option's help says
+        return repository.readonly_session(self.branch, tag=self.tag, snapshot_id=found, as_of=as_of)
+
+    def snapshot_id(self, repository: Repository) -> str:
+        """The snapshot at this point."""
+        if self.snapshot is not None and not (self.branch or self.tag or self.as_of):
+            return find_snapshot(repository, self.snapshot)
+        return self.session(repository).snapshot_id
+
+
+@dataclass(frozen=True, slots=True)
+class SparkOptions:
+    """The option group of commands that run on Spark."""
+
+    master: Annotated[
+        str | None,
+        typer.Option(
+            "--master",
+            metavar="URL",
+            help="Spark master, or sc://HOST:PORT of a Spark Connect server.  [default: all local cores]",
+        ),
+    ] = None
+    conf: Annotated[
+        Texts, typer.Option("--conf", metavar="NAME=VALUE", help="Setting of the Spark session. Can be repeated.")
+    ] = None
+
+    def session(self, *, quick_start: bool = False) -> SparkSession:
+        """Connect to Spark. `quick_start` is for commands whose work runs in Python."""
+        try:
+            from icefloe.spark.connect import connect  # noqa: PLC0415 - Spark is an extra
+        except ImportError as error:
+            raise UnsupportedError(
+                f"this command needs Spark; install it with: pip install 'icefloe[spark]' ({error})"
+            ) from error
+        if self.master is not None and self.master.startswith("sc://"):
+            return connect(remote=self.master)
+        return connect(self.master, quick_start=quick_start, settings=parse_pairs(self.conf, "--conf"))
 
 
 METRICS = "ICEFLOE_METRICS"
-"""Names a file to which a command appends what it took, as a line of JSON."""
+"""The environment variable with the file to which a command appends its metrics, as a line of JSON."""
 _MOST_CANDIDATES = 5
 
 
-def storage_at(place: str, options: Sequence[str] | None) -> Storage:
-    """The storage at a path or URL, with its options as NAME=VALUE."""
-    return storage_from_url(place, **parse_options(options or ()))
-
-
-def parse_options(options: Sequence[str]) -> Mapping[str, Any]:
-    """Options of a storage; values are read as YAML, so that `true` and `8` are what they look like."""
-    parsed = {}
-    for option in options:
-        name, equals, value = option.partition("=")
-        if not equals or not name.isidentifier():
-            raise typer.BadParameter(f"{option!r} is not NAME=VALUE", param_hint="--option")
-        parsed[name] = yaml.safe_load(value)
-    return parsed
+def storage_at(location: str, options: Sequence[str] | None) -> Storage:
+    """The storage at a path or URL, with options as NAME=VALUE."""
+    return storage_from_url(location, **parse_options(options or ()))
 
 
 def open_repository(
-    place: str, options: Sequence[str] | None = None, authorize: Mapping[str, Any] | None = None
+    repo: str, options: Sequence[str] | None = None, authorize: Sequence[str] | None = None
 ) -> Repository:
-    """The repository at a path or URL."""
-    repository = Repository.open(storage_at(place, options), authorize_virtual_chunk_access=authorize)
+    """Open the repository at a path or URL, with the virtual chunk prefixes that may be read."""
+    allowed = dict.fromkeys(authorize) if authorize else None
+    repository = Repository.open(storage_at(repo, options), authorize_virtual_chunk_access=allowed)
     return report_metrics(repository) if os.environ.get(METRICS) else repository
 
 
 def report_metrics(repository: Repository) -> Repository:
-    """The repository under observation; what the command took is appended to the file that ICEFLOE_METRICS names."""
+    """The repository with metrics, which are appended to the file in ICEFLOE_METRICS when the process exits."""
     observed: Repository = repository.observed()
     before, path = observed.metrics, os.environ[METRICS]
 
@@ -96,36 +189,8 @@ def report_metrics(repository: Repository) -> Repository:
     return observed
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """Where in history to look, as the options say; the branch `main` when they say nothing."""
-
-    branch: str | None = None
-    tag: str | None = None
-    snapshot: str | None = None
-    as_of: dt.datetime | None = None
-
-    @property
-    def is_given(self) -> bool:
-        return bool(self.branch or self.tag or self.snapshot)
-
-    def session(self, repository: Repository) -> Session:
-        """A read-only session there."""
-        found = find_snapshot(repository, self.snapshot) if self.snapshot is not None else None
-        as_of = self.as_of
-        if as_of is not None and as_of.tzinfo is None:
-            as_of = as_of.replace(tzinfo=dt.UTC)  # as the option's help says
-        return repository.readonly_session(self.branch, tag=self.tag, snapshot_id=found, as_of=as_of)
-
-    def snapshot_id(self, repository: Repository) -> str:
-        """The snapshot there."""
-        if self.snapshot is not None and not (self.branch or self.tag or self.as_of):
-            return find_snapshot(repository, self.snapshot)
-        return self.session(repository).snapshot_id
-
-
 def resolve_revision(repository: Repository, text: str) -> str:
-    """The snapshot that a word names: a branch, a tag, or the first characters of a snapshot's id."""
+    """The snapshot id of a revision: the name of a branch, the name of a tag, or the start of a snapshot id."""
     if text in repository.list_branches():
         return repository.lookup_branch(text)
     if text in repository.list_tags():
@@ -135,12 +200,12 @@ def resolve_revision(repository: Repository, text: str) -> str:
     except SnapshotNotFoundError as error:
         raise RefNotFoundError(
             f"{text!r} is no branch, no tag and no snapshot of {repository.storage.url}; "
-            "`icefloe log --graph` shows what there is"
+            "`icefloe log --graph` shows all of them"
         ) from error
 
 
 def find_snapshot(repository: Repository, text: str) -> str:
-    """The id that starts with these characters, among the snapshots that branches and tags reach."""
+    """The only snapshot id that starts with this text, among the snapshots that branches and tags reach."""
     capabilities = repository.engine.capabilities
     wanted = text.upper()
     if len(wanted) == text_length(capabilities.object_id_bytes):
@@ -157,12 +222,65 @@ def find_snapshot(repository: Repository, text: str) -> str:
     return found[0].id
 
 
-DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show the plan, change nothing.")]
-WorkBranch = Annotated[str, typer.Option("--branch", "-b", metavar="NAME", help="The branch to work on.")]
-ArrayPattern = Annotated[str, typer.Option("--arrays", metavar="PATTERN", help="Paths of arrays; * is anything.")]
-ChunkBox = Annotated[
-    str | None, typer.Option("--region", metavar="0:4,2:8", help="Chunks in this box of the chunk grid.")
-]
+def parse_options(options: Sequence[str]) -> Mapping[str, Any]:
+    """NAME=VALUE options of a storage. Values are parsed as YAML, so `true` is a boolean and `8` is a number."""
+    parsed = {}
+    for option in options:
+        name, equals, value = option.partition("=")
+        if not equals or not name.isidentifier():
+            raise typer.BadParameter(f"{option!r} is not NAME=VALUE", param_hint="--option")
+        parsed[name] = yaml.safe_load(value)
+    return parsed
+
+
+def parse_pairs(pairs: Sequence[str] | None, option: str) -> dict[str, str]:
+    """NAME=VALUE as a dictionary. Except for --conf, one option can have several pairs, separated by commas."""
+    parsed: dict[str, str] = {}
+    for text in pairs or ():
+        for pair in text.split(",") if option != "--conf" else [text]:
+            name, equals, value = pair.partition("=")
+            if not equals or not name.strip():
+                raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint=option)
+            parsed[name.strip()] = value.strip()
+    return parsed
+
+
+def parse_numbers(pairs: Sequence[str] | None, option: str) -> dict[str, int]:
+    """DIM=LENGTH as a dictionary."""
+    try:
+        return {name: int(value) for name, value in parse_pairs(pairs, option).items()}
+    except ValueError as error:
+        raise typer.BadParameter(f"a length is a whole number ({error})", param_hint=option) from error
+
+
+def parse_region(pairs: Sequence[str] | None, option: str = "--region") -> dict[str, tuple[int, int]]:
+    """DIM=FIRST:END as bounds per dimension."""
+    bounds: dict[str, tuple[int, int]] = {}
+    for name, value in parse_pairs(pairs, option).items():
+        first, colon, end = value.partition(":")
+        if not colon or not first.isdigit() or not end.isdigit():
+            raise typer.BadParameter(f"{name}={value} is not DIM=FIRST:END", param_hint=option)
+        bounds[name] = (int(first), int(end))
+    return bounds
+
+
+def parse_chunk_box(text: str | None) -> list[tuple[int, int]] | None:
+    """FIRST:END per dimension of a chunk grid, separated by commas."""
+    if text is None:
+        return None
+    try:
+        pairs = [each.split(":") for each in text.split(",")]
+        return [(int(first), int(end)) for first, end in pairs]
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not FIRST:END per dimension", param_hint="--region") from error
+
+
+def parse_names(texts: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Names, repeated or separated by commas. None if there are none."""
+    names = [name.strip() for text in texts or () for name in text.split(",") if name.strip()]
+    return tuple(names) or None
+
+
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
 
@@ -175,7 +293,9 @@ def parse_age(text: str) -> dt.datetime | dt.timedelta:
     try:
         moment = dt.datetime.fromisoformat(text)
     except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is neither a span (12h, 30d, 2w) nor a time (2024-05-01T12:00Z)") from error
+        raise typer.BadParameter(
+            f"{text!r} is neither a time span (12h, 30d, 2w) nor a time (2024-05-01T12:00Z)"
+        ) from error
     if moment.tzinfo is None:
         raise typer.BadParameter(f"{text!r} has no time zone; write {text}Z for UTC, or an offset such as +09:00")
     return moment
@@ -185,5 +305,5 @@ def parse_span(text: str) -> dt.timedelta:
     """A time span such as `12h`, `30d` or `2w`."""
     span = parse_age(text)
     if not isinstance(span, dt.timedelta):
-        raise typer.BadParameter(f"{text!r} is not a span such as 12h, 30d or 2w")
+        raise typer.BadParameter(f"{text!r} is not a time span such as 12h, 30d or 2w")
     return span

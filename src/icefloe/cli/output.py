@@ -1,4 +1,4 @@
-"""Output of verbs: tables and text for people, JSON for machines, progress and remarks on standard error."""
+"""Output of commands: text and tables, JSON, progress bars on standard error."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rich.text import Text
 from icefloe.errors import printable
 
 _PIPE_WIDTH = 400
-"""Columns for output that goes to a file or pipe, where cutting lines to a screen would lose what is searched for."""
+"""Columns for output to a file or pipe. Lines are not cut to the width of a screen, so that `grep` finds everything."""
 
 
 class _SafeConsole(Console):
-    """A console for texts of strangers: no control character of theirs reaches the terminal.
+    """A console for text from repositories. It writes no control characters of the text to the terminal.
 
-    Texts are not read as markup either. Use `styled` for markup of our own.
+    It does not interpret text as markup. Use `styled` for markup.
     """
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
@@ -39,23 +39,23 @@ class _SafeConsole(Console):
 
 
 def stdout() -> Console:
-    """The console of a verb's result; no colours and no cutting when it is not a terminal."""
+    """The console for results. Output to a file or pipe has no colours and no width limit."""
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
     return _SafeConsole(file=sys.stdout, highlight=False, markup=False, emoji=False, width=width)
 
 
 def stderr() -> Console:
-    """The console of remarks and errors."""
+    """The console for messages and errors."""
     return _SafeConsole(file=sys.stderr, highlight=False, markup=False, emoji=False)
 
 
 def styled(markup: str) -> Text:
-    """A text with markup of rich, which holds nothing of a repository."""
+    """A text from rich markup. The markup must not contain text from a repository."""
     return Text.from_markup(markup, emoji=False)
 
 
 def write_text(text: str) -> None:
-    """Write a text of a repository as it is laid out; control characters are spelled out on a terminal."""
+    """Write text from a repository unchanged. On a terminal, control characters are escaped."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
 
 
@@ -63,9 +63,9 @@ _UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\u
 
 
 def print_json(value: Any) -> None:
-    """One JSON document for machines; times are ISO 8601 in UTC."""
+    """Print one JSON document. Times are ISO 8601 in UTC."""
     text = json.dumps(value, indent=2, ensure_ascii=False, default=_plain)
-    # The same document: JSON spells these characters as escapes too, and need not for those below a space only.
+    # The document stays the same. json.dumps escapes only the control characters below a space.
     sys.stdout.write(_UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found.group()):04x}", text) + "\n")
 
 
@@ -80,11 +80,11 @@ def _plain(value: Any) -> Any:
         return dict(value)
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} has no place in JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def table(*columns: str, right: Collection[str] = ()) -> Table:
-    """An empty table with light rules; the columns in `right` hold numbers."""
+    """An empty table. The columns in `right` are aligned to the right."""
     made = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
     for name in columns:
         made.add_column(name, justify="right" if name in right else "left", no_wrap=name in right, overflow="fold")
@@ -96,7 +96,7 @@ _WORTH_A_BAR = 16
 
 
 def progress(items: Iterable[T], label: str, total: int) -> Iterator[T]:
-    """The items, with a bar on standard error where it is a terminal and they are many."""
+    """Iterate over the items. A progress bar is shown on a terminal if there are many."""
     console = stderr()
     if not console.is_terminal or total < _WORTH_A_BAR:
         yield from items
@@ -111,14 +111,14 @@ def _display(console: Console) -> Progress:
 
 
 class Bars:
-    """A bar for each stage of a piece of work, which reports how far each is."""
+    """Progress bars on standard error, one for each stage."""
 
     def __init__(self) -> None:
         self._progress = _display(stderr())
         self._tasks: dict[str, TaskID] = {}
 
     def report(self, stage: str, done: int, total: int) -> None:
-        """So much of a stage is done; a total of 0 is one that nobody knows."""
+        """Update the bar of a stage. A total of 0 means that the total is unknown."""
         known = total or None
         if stage not in self._tasks:
             self._tasks[stage] = self._progress.add_task(stage, total=known)

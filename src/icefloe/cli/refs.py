@@ -1,4 +1,4 @@
-"""The verbs that change branches and tags: branch, tag, reset, merge."""
+"""The commands that change branches and tags: branch, tag, reset, merge."""
 
 from __future__ import annotations
 
@@ -8,105 +8,110 @@ from typing import Annotated, Literal
 import typer
 
 from icefloe.cli.describe import print_refs
-from icefloe.cli.options import DryRun, Json, Place, StorageOptions, find_snapshot, open_repository, resolve_revision
+from icefloe.cli.options import (
+    DryRun,
+    Json,
+    Message,
+    Repo,
+    StorageOptions,
+    Texts,
+    find_snapshot,
+    open_repository,
+    resolve_revision,
+)
 from icefloe.cli.output import print_json, stderr, stdout
 from icefloe.display.card import format_count
 from icefloe.errors import RebaseFailedError
 from icefloe.maintenance.merge import FastForwardPlan, MergePlan, SquashPlan
+from icefloe.repository import Repository
 from icefloe.session.rebase import BasicConflictSolver, Conflict, ConflictDetector, ConflictSolver, VersionSelection
 
-
-def register_branch(app: typer.Typer) -> None:
-    app.command("branch")(branch)
+Revision = Annotated[str, typer.Argument(metavar="REVISION", help="Branch, tag or snapshot id.")]
 
 
 def branch(
-    place: Place,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The branch to create.")] = None,
-    start: Annotated[str, typer.Argument(metavar="[START]", help="Where: branch, tag or snapshot id.")] = "main",
+    repo: Repo,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Branch to create.")] = None,
+    start: Revision = "main",
     delete: Annotated[
-        list[str] | None, typer.Option("--delete", "-D", metavar="NAME", help="Delete this branch; can be repeated.")
+        Texts, typer.Option("--delete", "-D", metavar="NAME", help="Delete this branch. Can be repeated.")
     ] = None,
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """List, create or delete branches."""
-    repository = open_repository(place, options)
-    if delete and name is not None:
-        raise typer.BadParameter("create or delete, not both at once", param_hint="--delete")
-    if delete:
-        for each in delete:
-            repository.delete_branch(each)
-        print_json({"deleted": delete}) if json else stdout().print(f"Deleted {', '.join(delete)}", markup=False)
-    elif name is not None:
-        snapshot_id = resolve_revision(repository, start)
-        repository.create_branch(name, snapshot_id)
-        if json:
-            print_json({"created": name, "snapshot_id": snapshot_id})
-        else:
-            stdout().print(f"Branch {name} at {snapshot_id}", markup=False)
-    else:
-        print_refs(repository, "branch", json)
+    """List, create or delete branches.
 
-
-def register_tag(app: typer.Typer) -> None:
-    app.command("tag")(tag)
+    Without NAME and --delete, all branches are listed.
+    """
+    _manage_refs("branch", open_repository(repo, options), name, start, delete or [], json=json)
 
 
 def tag(
-    place: Place,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The tag to create.")] = None,
-    revision: Annotated[
-        str, typer.Argument(metavar="[REVISION]", help="Branch, tag or snapshot id that it names for ever.")
-    ] = "main",
+    repo: Repo,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Tag to create.")] = None,
+    revision: Revision = "main",
     delete: Annotated[
-        list[str] | None,
-        typer.Option("--delete", "-D", metavar="NAME", help="Delete this tag, where the generation allows it."),
+        Texts,
+        typer.Option(
+            "--delete", "-D", metavar="NAME", help="Delete this tag, if the generation allows it. Can be repeated."
+        ),
     ] = None,
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """List, create or delete tags."""
-    repository = open_repository(place, options)
+    """List, create or delete tags.
+
+    Without NAME and --delete, all tags are listed. A tag cannot be moved to another snapshot.
+    """
+    _manage_refs("tag", open_repository(repo, options), name, revision, delete or [], json=json)
+
+
+def _manage_refs(
+    kind: Literal["branch", "tag"],
+    repository: Repository,
+    name: str | None,
+    revision: str,
+    delete: list[str],
+    *,
+    json: bool,
+) -> None:
+    """List, create or delete refs of one kind."""
+    is_branch = kind == "branch"
     if delete and name is not None:
-        raise typer.BadParameter("create or delete, not both at once", param_hint="--delete")
+        raise typer.BadParameter("NAME and --delete exclude each other", param_hint="--delete")
     if delete:
         for each in delete:
-            repository.delete_tag(each)
+            repository.delete_branch(each) if is_branch else repository.delete_tag(each)
         print_json({"deleted": delete}) if json else stdout().print(f"Deleted {', '.join(delete)}", markup=False)
     elif name is not None:
         snapshot_id = resolve_revision(repository, revision)
-        repository.create_tag(name, snapshot_id)
+        repository.create_branch(name, snapshot_id) if is_branch else repository.create_tag(name, snapshot_id)
         if json:
             print_json({"created": name, "snapshot_id": snapshot_id})
         else:
-            stdout().print(f"Tag {name} at {snapshot_id}", markup=False)
+            stdout().print(f"{kind.capitalize()} {name} at {snapshot_id}", markup=False)
     else:
-        print_refs(repository, "tag", json)
-
-
-def register_reset(app: typer.Typer) -> None:
-    app.command("reset")(reset)
+        print_refs(repository, kind, json)
 
 
 def reset(
-    place: Place,
-    branch: Annotated[str, typer.Argument(metavar="BRANCH", help="The branch to move.", show_default=False)],
+    repo: Repo,
+    branch: Annotated[str, typer.Argument(metavar="BRANCH", help="Branch to change.", show_default=False)],
     revision: Annotated[
-        str, typer.Argument(metavar="REVISION", help="Where to: branch, tag or snapshot id.", show_default=False)
+        str, typer.Argument(metavar="REVISION", help="New position: branch, tag or snapshot id.", show_default=False)
     ],
     expect: Annotated[
-        str | None, typer.Option("--expect", metavar="ID", help="Only if the branch is at this snapshot now.")
+        str | None, typer.Option("--expect", metavar="ID", help="Fail if the branch is not at this snapshot.")
     ] = None,
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
     """Point a branch at another snapshot.
 
-    The commits it leaves behind stay until they are collected; the old snapshot is printed, so that the way back is
-    known. A commit that lands while this runs is never thrown away: the command then fails.
+    Commits that no branch or tag reaches any more stay until `gc` deletes them. The command prints the old snapshot,
+    so that you can return to it. It fails if another process commits to the branch at the same time.
     """
-    repository = open_repository(place, options)
+    repository = open_repository(repo, options)
     old = repository.lookup_branch(branch)
     new = resolve_revision(repository, revision)
     guard = old if expect is None else find_snapshot(repository, expect)
@@ -124,36 +129,40 @@ _SOLVERS: dict[str, ConflictSolver] = {
 }
 
 
-def register_merge(app: typer.Typer) -> None:
-    app.command("merge")(merge)
-
-
 def merge(
-    place: Place,
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A branch; with --pick or --revert a commit.")],
-    branch: Annotated[str, typer.Argument(metavar="[BRANCH]", help="Where it goes.")] = "main",
-    pick: Annotated[bool, typer.Option("--pick", help="Bring the change of this one commit only.")] = False,
-    revert: Annotated[bool, typer.Option("--revert", help="Undo the change of this one commit.")] = False,
-    squash: Annotated[bool, typer.Option("--squash", help="Join all commits of BRANCH after SOURCE to one.")] = False,
+    repo: Repo,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="Branch to merge. With --pick or --revert, a commit.", show_default=False
+        ),
+    ],
+    branch: Annotated[str, typer.Argument(metavar="BRANCH", help="Branch to merge into.")] = "main",
+    pick: Annotated[bool, typer.Option("--pick", help="Apply the changes of this commit only.")] = False,
+    revert: Annotated[bool, typer.Option("--revert", help="Revert the changes of this commit.")] = False,
+    squash: Annotated[bool, typer.Option("--squash", help="Combine all commits of BRANCH after SOURCE.")] = False,
     only_move: Annotated[
-        bool, typer.Option("--only-fast-forward", help="Move BRANCH to SOURCE, or fail if it has commits of its own.")
+        bool, typer.Option("--only-fast-forward", help="Move BRANCH to SOURCE. Fail if BRANCH has other commits.")
     ] = False,
     prefer: Annotated[
         Literal["fail", "source", "branch"],
-        typer.Option("--prefer", help="Whose chunk counts where both wrote one."),
+        typer.Option("--prefer", help="Which chunk to keep if both sides wrote it."),
     ] = "fail",
-    message: Annotated[str | None, typer.Option("--message", "-m", metavar="TEXT", help="Of the commit.")] = None,
+    message: Message = None,
     fast_forward: Annotated[
-        bool, typer.Option("--fast-forward/--no-fast-forward", help="Only move a branch without commits of its own.")
+        bool,
+        typer.Option(
+            "--fast-forward/--no-fast-forward", help="Move BRANCH without a commit if it has no other commits."
+        ),
     ] = True,
     dry_run: DryRun = False,
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Merge a branch into another; pick, revert or squash commits."""
+    """Merge a branch, or apply or revert commits."""
     if pick + revert + squash + only_move > 1:
-        raise typer.BadParameter("choose one of --pick, --revert, --squash and --only-fast-forward")
-    repository = open_repository(place, options)
+        raise typer.BadParameter("--pick, --revert, --squash and --only-fast-forward exclude each other")
+    repository = open_repository(repo, options)
     solver = _SOLVERS[prefer]
     revision = resolve_revision(repository, source) if pick or revert or squash or only_move else source
     if dry_run:
@@ -171,8 +180,8 @@ def merge(
         elif only_move:
             done = repository.fast_forward(branch, revision)
         elif pick or revert:
-            verb = repository.cherry_pick if pick else repository.revert
-            done = verb(revision, branch, solver=solver, message=message)
+            apply = repository.cherry_pick if pick else repository.revert
+            done = apply(revision, branch, solver=solver, message=message)
         else:
             done = repository.merge(source, branch, solver=solver, message=message, fast_forward=fast_forward)
     except RebaseFailedError as error:
@@ -185,15 +194,15 @@ def merge(
 
 
 def _show_conflicts(branch: str, conflicts: Sequence[Conflict], json: bool) -> None:
-    """Everything that stands in the way, by array and chunk."""
+    """Print all conflicts, by array and chunk."""
     if json:
         print_json({"dry_run": False, "branch": branch, "snapshot_id": None, "conflicts": _conflicts(conflicts)})
         return
     console = stderr()
-    console.print(f"{format_count(len(conflicts), 'conflict')}; branch {branch} is as it was:", markup=False)
+    console.print(f"{format_count(len(conflicts), 'conflict')}; branch {branch} did not change:", markup=False)
     for conflict in conflicts:
         console.print(f"  {conflict}", markup=False, soft_wrap=True)
-    console.print("`--prefer source` or `--prefer branch` settles chunks that both wrote", markup=False)
+    console.print("`--prefer source` or `--prefer branch` resolves conflicts of chunks", markup=False)
 
 
 def _show_move(plan: FastForwardPlan, json: bool) -> None:

@@ -1,4 +1,4 @@
-"""The verbs `sql` and `analyze`: query arrays, and keep statistics per chunk for queries."""
+"""The commands `sql` and `analyze`: query arrays, and compute the chunk statistics that queries use."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from icefloe.cli.ingest import Master, Settings, parse_names, spark_session
 from icefloe.cli.options import (
-    AsOf,
-    Branch,
     DryRun,
     Json,
     Limit,
-    Place,
     Point,
-    Snapshot,
+    Repo,
+    SparkOptions,
     StorageOptions,
-    Tag,
+    Variables,
     open_repository,
+    parse_names,
 )
 from icefloe.cli.output import print_json, stdout, table
 from icefloe.display.card import format_count
@@ -28,43 +26,36 @@ from icefloe.tables.grids import find_grid, list_grids
 from icefloe.tables.statistics import has_ranges, missing_chunks
 
 
-def register_sql(app: typer.Typer) -> None:
-    app.command("sql")(sql)
-
-
 def sql(
-    place: Place,
+    repo: Repo,
     query: Annotated[
         str | None,
-        typer.Argument(metavar="[QUERY]", help="A query; without one the views are listed.", show_default=False),
+        typer.Argument(metavar="QUERY", help="SQL query. Without a query, all views are listed.", show_default=False),
     ] = None,
     limit: Limit = 50,
-    branch: Branch = None,
-    tag: Tag = None,
-    snapshot: Snapshot = None,
-    as_of: AsOf = None,
-    master: Master = None,
-    settings: Settings = None,
+    point: Point = Point(),
+    spark: SparkOptions = SparkOptions(),
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Query arrays and metadata with Spark SQL.
+    """Run a Spark SQL query over arrays and metadata.
 
-    Every array is a view named by its path, with `_` for `/`: its dimensions and its values are columns. The arrays of
-    a group that share a grid are a view named by the group (`cells` for the root). The metadata is in snapshots,
-    history, refs, nodes, manifests, chunks, files, changes. `icefloe_scan('REPO', 'condition')` reads what matches.
+    Every array is a view. Its name is the path of the array, with `_` instead of `/`. Its columns are the dimensions
+    and the values. The arrays of a group that share a grid are also one view, with the name of the group. The view of
+    the root group is `cells`. Metadata views are snapshots, history, refs, nodes, manifests, chunks, files and
+    changes. `icefloe_scan('REPO', 'condition')` reads only matching rows.
     """
-    repository = open_repository(place, options)
-    session = Point(branch, tag, snapshot, as_of).session(repository)
-    spark = spark_session(master, settings)
+    repository = open_repository(repo, options)
+    session = point.session(repository)
+    connection = spark.session()
     from icefloe.spark.table import list_views, register_views, run_query  # noqa: PLC0415 - Spark is an extra
     from icefloe.tables.options import Point as TablePoint  # noqa: PLC0415
 
     if query is None:
         _show_views(list_views(session), json=json)
         return
-    register_views(spark, repository, TablePoint(snapshot_id=session.snapshot_id), query)
-    columns, rows = run_query(spark, query, limit + 1 if limit else None)
+    register_views(connection, repository, TablePoint(snapshot_id=session.snapshot_id), query)
+    columns, rows = run_query(connection, query, limit + 1 if limit else None)
     shown = rows[:limit] if limit else rows
     if json:
         print_json(
@@ -82,7 +73,7 @@ def sql(
     console = stdout()
     console.print(listing)
     if len(rows) > len(shown):
-        console.print(Text(f"\nthe first {limit:,} rows; --limit 0 shows all", style="dim"))
+        console.print(Text(f"\nthese are the first {limit:,} rows; --limit 0 shows all", style="dim"))
 
 
 def _cell(value: Any) -> Text:
@@ -105,36 +96,30 @@ def _show_views(views: Any, *, json: bool) -> None:
     stdout().print(listing)
 
 
-def register_analyze(app: typer.Typer) -> None:
-    app.command("analyze")(analyze)
-
-
 def analyze(
-    place: Place,
-    group: Annotated[str, typer.Option("--group", metavar="PATH", help="The group of the arrays.")] = "/",
-    variables: Annotated[
-        list[str] | None, typer.Option("--variables", metavar="NAMES", help="Only these, by commas.")
-    ] = None,
-    branch: Branch = None,
-    tag: Tag = None,
-    snapshot: Snapshot = None,
+    repo: Repo,
+    group: Annotated[str, typer.Option("--group", metavar="PATH", help="Group of the arrays.")] = "/",
+    variables: Variables = None,
+    point: Point = Point(),
     dry_run: DryRun = False,
-    master: Master = None,
-    conf: Settings = None,
+    spark: SparkOptions = SparkOptions(),
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Find and keep minimum, maximum and counts of every chunk that has none yet, on Spark."""
-    repository = open_repository(place, options)
-    session = Point(branch, tag, snapshot, None).session(repository)
+    """Compute statistics of chunks, on Spark.
+
+    The statistics are the minimum, the maximum and the number of values. Queries use them to skip chunks. Chunks that
+    have statistics already are not read again.
+    """
+    repository = open_repository(repo, options)
+    session = point.session(repository)
     names = parse_names(variables)
     if dry_run:
         chunks, seconds = _count_missing(session, group, names), 0.0
     else:
-        spark = spark_session(master, conf)
         from icefloe.spark.maintenance import analyze as run  # noqa: PLC0415 - Spark is an extra
 
-        done = run(spark, repository, group=group, variables=names, snapshot_id=session.snapshot_id)
+        done = run(spark.session(), repository, group=group, variables=names, snapshot_id=session.snapshot_id)
         chunks, seconds = done.chunks, done.seconds
     if json:
         print_json(
@@ -146,15 +131,15 @@ def analyze(
             }
         )
         return
-    verb = "to measure" if dry_run else "measured"
+    status = "to analyze" if dry_run else "analyzed"
     for path, count in chunks.items():
-        stdout().print(f"{path}: {format_count(count, 'chunk')} {verb}", markup=False)
+        stdout().print(f"{path}: {format_count(count, 'chunk')} {status}", markup=False)
     if not chunks:
-        stdout().print("Every chunk was measured before")
+        stdout().print("All chunks have statistics already")
 
 
 def _count_missing(session: Session, group: str, variables: tuple[str, ...] | None) -> dict[str, int]:
-    """Chunks without a range, per array."""
+    """The number of chunks without statistics, per array."""
     path = "/" + group.strip("/")
     names = variables or [name for names in list_grids(session, path) for name in names]
     found = [find_grid(session, path, [name]).variables[0] for name in names]

@@ -1,20 +1,19 @@
-"""The verbs `stats` and `manifests`: chunks, objects and bytes per array, and the layout of manifests."""
+"""The commands `stats` and `manifests`: chunks, objects and bytes per array, and the content of manifests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import typer
 from rich.table import Table
 from rich.text import Text
 
 from icefloe.blocking import run_blocking
-from icefloe.cli.options import AsOf, Branch, Json, Limit, Place, Point, Snapshot, StorageOptions, Tag, open_repository
+from icefloe.cli.options import Json, Limit, NodePath, Point, Repo, StorageOptions, open_repository
 from icefloe.cli.output import print_json, progress, stdout, styled, table
 from icefloe.display.card import format_bytes, format_count
 from icefloe.ids import ObjectId
@@ -27,14 +26,14 @@ _KINDS = (ChunkKind.NATIVE, ChunkKind.INLINE, ChunkKind.VIRTUAL)
 
 @dataclass(frozen=True, slots=True)
 class ChunkCount:
-    """Chunks and bytes by kind, and where they are. Several chunks can share an object, and arrays can, too."""
+    """Chunks and bytes by kind, with their objects and files. Chunks and arrays can share an object."""
 
     chunks: dict[str, int]
     bytes: dict[str, int]
     objects: npt.NDArray[np.void]
-    """Ids of the objects that hold native chunks, each once."""
+    """Distinct ids of the objects with native chunks."""
     files: pa.Array
-    """Locations of virtual chunks, each once."""
+    """Distinct locations of virtual chunks."""
 
     @property
     def total_chunks(self) -> int:
@@ -46,7 +45,7 @@ class ChunkCount:
 
 
 def count_chunks(table: ChunkTable) -> ChunkCount:
-    """The count of one array."""
+    """Count the chunks of one array."""
     chunks, sizes = {}, {}
     for kind in _KINDS:
         rows = table.kind == kind
@@ -66,12 +65,12 @@ def _files(table: ChunkTable) -> pa.Array:
     if table.location is None:
         return pa.array([], type=pa.large_string())
     codes = np.unique(table.location[table.kind == ChunkKind.VIRTUAL])
-    # A dictionary may hold a location twice.
+    # A dictionary may contain a location twice.
     return string_column(table.locations).arrow.take(pa.array(codes)).unique()
 
 
 def add_counts(counts: Iterable[ChunkCount]) -> ChunkCount:
-    """The count of several arrays together; what they share counts once."""
+    """Add the counts of several arrays. Shared objects and files count once."""
     parts = list(counts)
     names = [kind.name.lower() for kind in _KINDS]
     objects = [part.objects for part in parts if len(part.objects)]
@@ -83,23 +82,16 @@ def add_counts(counts: Iterable[ChunkCount]) -> ChunkCount:
     )
 
 
-def register_stats(app: typer.Typer) -> None:
-    app.command("stats")(stats)
-
-
 def stats(
-    place: Place,
-    path: Annotated[str, typer.Argument(metavar="[PATH]", help="Only at and below this.", show_default=False)] = "/",
+    repo: Repo,
+    path: NodePath = "/",
     limit: Limit = 50,
-    branch: Branch = None,
-    tag: Tag = None,
-    snapshot: Snapshot = None,
-    as_of: AsOf = None,
+    point: Point = Point(),
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Chunks by kind, objects and bytes, per array."""
-    session = Point(branch, tag, snapshot, as_of).session(open_repository(place, options))
+    """Show chunks, objects and bytes per array."""
+    session = point.session(open_repository(repo, options))
     state = session.state
     start = "/" + path.strip("/")
     if start != "/":
@@ -141,29 +133,22 @@ def _listing(counts: dict[str, ChunkCount], total: ChunkCount, limit: int) -> Ta
 
 def _cells(count: ChunkCount) -> list[str]:
     by_kind = [f"{count.chunks[kind]:,}" if count.chunks[kind] else "·" for kind in ("native", "inline", "virtual")]
-    places = [f"{len(found):,}" if len(found) else "·" for found in (count.objects, count.files)]
-    return [f"{count.total_chunks:,}", *by_kind, *places, format_bytes(count.total_bytes)]
+    shared = [f"{len(found):,}" if len(found) else "·" for found in (count.objects, count.files)]
+    return [f"{count.total_chunks:,}", *by_kind, *shared, format_bytes(count.total_bytes)]
 
 
 _MOST_ARRAYS = 4
 
 
-def register_manifests(app: typer.Typer) -> None:
-    app.command("manifests")(manifests)
-
-
 def manifests(
-    place: Place,
+    repo: Repo,
     limit: Limit = 50,
-    branch: Branch = None,
-    tag: Tag = None,
-    snapshot: Snapshot = None,
-    as_of: AsOf = None,
+    point: Point = Point(),
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Which arrays sit in which manifest, with sizes and extents."""
-    base = Point(branch, tag, snapshot, as_of).session(open_repository(place, options)).state.base
+    """Show the arrays and extents of each manifest."""
+    base = point.session(open_repository(repo, options)).state.base
     held = arrays_by_manifest(base)
     files = sorted(base.manifests.values(), key=lambda file: (-file.size_bytes, file.id))
     shown = files[:limit] if limit else files
@@ -183,7 +168,7 @@ def manifests(
     console.print(listing)
     total_bytes = sum(file.size_bytes for file in files)
     total_refs = sum(file.num_chunk_refs for file in files)
-    rest = f"; {len(shown):,} shown, the largest; --limit 0 shows all" if len(shown) < len(files) else ""
+    rest = f"; the {len(shown):,} largest are shown, --limit 0 shows all" if len(shown) < len(files) else ""
     console.print(
         styled(
             f"\n[dim]{format_count(len(files), 'manifest')}, {format_bytes(total_bytes)}, "
@@ -193,7 +178,7 @@ def manifests(
 
 
 def arrays_by_manifest(base: SnapshotFile) -> dict[ObjectId, list[tuple[str, Extents]]]:
-    """For each manifest the arrays that name it, with the part of the grid it speaks for."""
+    """For each manifest, the arrays that refer to it, with the extents of the chunk grid."""
     held: dict[ObjectId, list[tuple[str, Extents]]] = {}
     for node in base.nodes.values():
         if isinstance(node, ArrayNode):
