@@ -22,7 +22,12 @@ from icefloe.store import IcechunkStore
 
 SOURCE = Path(generator.__file__).parent
 PUBLIC = (icefloe.Repository, Session, ForkSession, IcechunkStore)
-MODULES = [*sorted((SOURCE / "repository").glob("*.py")), SOURCE / "session/session.py", SOURCE / "store.py"]
+MODULES = [
+    *sorted((SOURCE / "repository").glob("*.py")),
+    SOURCE / "session/session.py",
+    SOURCE / "session/session_chunks.py",
+    SOURCE / "store.py",
+]
 
 
 def function_of(owner: type, name: str) -> Any:

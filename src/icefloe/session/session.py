@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from icefloe.blocking import awaitable, blocking, run_blocking
 from icefloe.codec_pipeline import prefer_fast_pipeline
 from icefloe.display.card import Card, Described, Fact, Styled, first_line, format_count, format_time
 from icefloe.errors import InvalidInputError, ReadOnlyError, SessionStateError
-from icefloe.ids import ObjectId, encode_base32
+from icefloe.ids import ObjectId
 from icefloe.ledger.contract import Tip
-from icefloe.model.chunk_table import ChunkKind, ChunkRef
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.snapshot import ArrayNode, Diff, Snapshot
-from icefloe.model.virtual_chunk_container import VirtualChunkSpec
 from icefloe.session import commit as committing
 from icefloe.session.change_set import diff_of_changes
 from icefloe.session.fork import Fork, WrittenParts, link_parts, merge_fork, write_parts
 from icefloe.session.keyspace import KeySpace
 from icefloe.session.open_repository import RepositoryParts, register_writer
 from icefloe.session.rebase import ConflictSolver, VersionSelection
-from icefloe.session.references import reindex_array, set_columns, set_points, set_specs, shift_array, virtual_ref
+from icefloe.session.session_chunks import ChunkMethods, ChunkType
 from icefloe.session.session_state import SessionState
-from icefloe.store import Checksum, ChunkBatch, IcechunkStore
+from icefloe.store import IcechunkStore
 
 
 class SessionMode(enum.Enum):
@@ -41,39 +37,28 @@ class SessionMode(enum.Enum):
     rearrange = REARRANGE
 
 
-class ChunkType(enum.Enum):
-    """Where the bytes of a chunk are."""
+class Session(ChunkMethods, Described):
+    """A view of one snapshot. A writable session also holds changes until they are committed.
 
-    UNINITIALIZED = 0
-    NATIVE = 1
-    VIRTUAL = 2
-    INLINE = 3
+    Sessions are created with `Repository.readonly_session`, `Repository.writable_session` and
+    `Repository.rearrange_session`. A read-only session can be pickled. A writable session cannot: use `fork` to send it
+    to workers.
 
-    uninitialized = UNINITIALIZED
-    native = NATIVE
-    virtual = VIRTUAL
-    inline = INLINE
+    Threads may share a session. Methods that read (`status`, `chunk_coordinates`, `fork`, listings) see the session as
+    it is at one moment. Methods that wait for storage (`commit`, `amend`, `flush`, `rebase`, `link_parts`,
+    `shift_array`, `reindex_array`) include the changes made before they started. A change made while one of them runs
+    raises SessionStateError, or ReadOnlyError after a commit, and is part of neither the commit nor the session. If one
+    of these methods fails, the session stays writable and keeps all its changes.
 
-
-_TYPE_OF_KIND = {
-    ChunkKind.NATIVE: ChunkType.NATIVE,
-    ChunkKind.VIRTUAL: ChunkType.VIRTUAL,
-    ChunkKind.INLINE: ChunkType.INLINE,
-}
-_TYPE_CODES = np.array([ChunkType.INLINE.value, ChunkType.NATIVE.value, ChunkType.VIRTUAL.value, 0], dtype=np.uint8)
-
-
-class Session(Described):
-    """A view of one snapshot; a writable one also holds changes until they are committed.
-
-    Sessions come from `Repository.readonly_session` and `Repository.writable_session`. A read-only session pickles;
-    a writable one does not: `fork()` it for workers.
-
-    Threads may share a session. Reading and looking (`status`, `chunk_coordinates`, `fork`, listings) see it as of one
-    moment. A verb that waits for storage (`commit`, `amend`, `flush`, `rebase`, `link_parts`, `shift_array`,
-    `reindex_array`) takes the changes made before it began. A change that comes while it runs raises
-    SessionStateError, and ReadOnlyError after a commit: it is in neither the commit nor the session. A verb that fails
-    leaves the session writable, with all its changes.
+    Examples
+    --------
+    >>> import icefloe, zarr
+    >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    >>> session = repo.writable_session("main")
+    >>> _ = zarr.create_array(session.store, name="t", shape=3, dtype="f4")
+    >>> snapshot_id = session.commit("first array")
+    >>> repo.lookup_branch("main") == snapshot_id
+    True
     """
 
     def __init__(
@@ -97,27 +82,27 @@ class Session(Described):
 
     @property
     def state(self) -> SessionState:
-        """The nodes and chunks behind this session, for other packages of the library."""
+        """The nodes and chunks of this session, for other packages of the library."""
         return self._state
 
     @property
     def read_only(self) -> bool:
-        """Whether the session takes no writes."""
+        """Whether the session refuses changes."""
         return self._mode is SessionMode.READONLY
 
     @property
     def mode(self) -> SessionMode:
-        """What the session may do."""
+        """What the session may do: read, write, or only move nodes and chunks."""
         return self._mode
 
     @property
     def snapshot_id(self) -> ObjectId:
-        """The snapshot that the session stands on."""
+        """The id of the snapshot that the session is based on."""
         return self._state.base.id
 
     @property
     def branch(self) -> str | None:
-        """The branch a commit goes to; None for a read-only session."""
+        """The branch that a commit updates. None for a read-only session."""
         return self._branch
 
     @property
@@ -127,18 +112,18 @@ class Session(Described):
 
     @property
     def store(self) -> IcechunkStore:
-        """The session as a Zarr store; zarr reads and writes it in bulk unless told otherwise."""
+        """The session as a Zarr store. By default, zarr reads and writes it with Icefloe's codec pipeline."""
         prefer_fast_pipeline()
         return IcechunkStore(self)
 
     @property
     def has_uncommitted_changes(self) -> bool:
-        """Whether there is something to commit."""
+        """Whether the session has changes that are not committed."""
         return not self._state.is_clean()
 
     @property
     def is_running(self) -> bool:
-        """Whether there may be chunks in storage that only a later commit of this session makes reachable."""
+        """Whether storage may hold chunks that become reachable only when this session commits."""
         return not self.read_only and (self._has_forked or self.has_uncommitted_changes)
 
     def __eq__(self, other: object) -> bool:
@@ -188,17 +173,66 @@ class Session(Described):
     # -- changes --------------------------------------------------------------------------------------------------
 
     def status(self) -> Diff:
-        """What the session has changed and not committed."""
+        """Return the changes that the session has not committed.
+
+        Returns
+        -------
+        Diff
+            Paths that were added, deleted, updated or moved, and the coordinates of changed chunks.
+
+        Examples
+        --------
+        >>> import icefloe, zarr
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> session = repo.writable_session("main")
+        >>> _ = zarr.create_array(session.store, name="t", shape=3, dtype="f4")
+        >>> sorted(session.status().new_arrays)
+        ['/t']
+        """
         view = self._state.view()
         return diff_of_changes(view.base, view.changes)
 
     def discard_changes(self) -> None:
-        """Forget every change; the session stays writable."""
+        """Drop all uncommitted changes. The session stays writable.
+
+        Raises
+        ------
+        ReadOnlyError
+            The session is read-only.
+
+        Examples
+        --------
+        >>> import icefloe, zarr
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> session = repo.writable_session("main")
+        >>> _ = zarr.create_group(session.store)
+        >>> session.discard_changes()
+        >>> session.has_uncommitted_changes
+        False
+        """
         self._check_writable()
         self._state.discard()
 
     def move(self, from_path: str, to_path: str) -> None:
-        """Give an array or group, with all below it, another path; no chunk and no manifest is rewritten.
+        """Move an array or a group, with all nodes below it, to another path.
+
+        No chunk and no manifest is rewritten.
+
+        Parameters
+        ----------
+        from_path
+            Current path of the node.
+        to_path
+            New path of the node. Its parent group must exist.
+
+        Raises
+        ------
+        NodeNotFoundError
+            There is no node at `from_path`.
+        AlreadyExistsError
+            There is a node at `to_path`.
+        ReadOnlyError
+            The session is read-only.
 
         Examples
         --------
@@ -215,146 +249,36 @@ class Session(Described):
 
     move_async = awaitable(move)
 
-    async def shift_array_async(self, path: str, chunk_offset: Iterable[int]) -> None:
-        """Move every chunk of an array by an offset in chunks; what falls off the grid is dropped.
-
-        The places that become free read as fill value. Resize the array first to keep everything.
-        """
-        self._check_writable()
-        with self._state.exclusive("shift_array"):
-            await shift_array(self._state, path, tuple(chunk_offset))
-
-    shift_array = blocking(shift_array_async)
-
-    async def reindex_array_async(
-        self,
-        path: str,
-        forward: Callable[[Iterable[int]], Iterable[int] | None],
-        backward: Callable[[Iterable[int]], Iterable[int] | None] | None = None,
-    ) -> None:
-        """Move the chunks of an array by a function of their coordinates.
-
-        Parameters
-        ----------
-        forward
-            Maps the coordinates of a chunk to its new ones; None leaves it where it is.
-        backward
-            The inverse: where given, a place whose source is None or empty reads as fill value afterwards.
-        """
-        self._check_writable()
-        with self._state.exclusive("reindex_array"):
-            await reindex_array(self._state, path, forward, backward)
-
-    reindex_array = blocking(reindex_array_async)
-
-    # -- virtual references ---------------------------------------------------------------------------------------
-
-    def set_virtual_ref(
-        self, key: str, location: str, offset: int, length: int, checksum: Checksum, *, validate_container: bool
-    ) -> None:
-        """Point one chunk at a file; see `IcechunkStore.set_virtual_ref`."""
-        self._check_writable(moves_only=False)
-        ref = virtual_ref(self._state, location, offset, length, checksum, validate_container=validate_container)
-        self.keyspace.write_ref(key, ref)
-
-    def set_virtual_specs(
-        self, array_path: str, chunks: Sequence[VirtualChunkSpec], *, validate_containers: bool
-    ) -> list[tuple[int, ...]] | None:
-        """Point several chunks at files; see `IcechunkStore.set_virtual_refs`."""
-        self._check_writable(moves_only=False)
-        return set_specs(self._state, array_path, chunks, validate_containers=validate_containers)
-
-    def set_virtual_columns(
-        self,
-        array_path: str,
-        grid_shape: tuple[int, ...],
-        locations: Any,
-        offsets: Any,
-        lengths: Any,
-        *,
-        first: tuple[int, ...] | None,
-        checksum: Any,
-        validate_containers: bool,
-    ) -> list[tuple[int, ...]] | None:
-        """Point a box of chunks at files, as columns; see `IcechunkStore.set_virtual_refs_arr`."""
-        self._check_writable(moves_only=False)
-        return set_columns(
-            self._state,
-            array_path,
-            grid_shape,
-            (locations, offsets, lengths),
-            first=first,
-            checksum=checksum,
-            validate_containers=validate_containers,
-        )
-
-    def set_virtual_points(
-        self, array_path: str, coords: Any, columns: tuple[Any, Any, Any], *, checksum: Any, validate_containers: bool
-    ) -> list[tuple[int, ...]] | None:
-        """Point chunks anywhere at files, as columns; see `IcechunkStore.set_virtual_refs_columns`."""
-        self._check_writable(moves_only=False)
-        work = self._state
-        return set_points(work, array_path, coords, columns, checksum=checksum, validate_containers=validate_containers)
-
-    async def all_virtual_chunk_locations_async(self) -> list[str]:
-        """URL of every virtual chunk, with repetitions."""
-        found: list[str] = []
-        view = self._state.view()
-        for node in view.tree.nodes():
-            if isinstance(node, ArrayNode):
-                table = await view.chunk_table(node)
-                if table.location is not None:
-                    texts = np.asarray(table.locations, dtype=object)
-                    found += texts[table.location[table.location >= 0]].tolist()
-        return found
-
-    all_virtual_chunk_locations = blocking(all_virtual_chunk_locations_async)
-
-    # -- chunks ---------------------------------------------------------------------------------------------------
-
-    async def chunk_coordinates(self, array_path: str, batch_size: int = 1000) -> AsyncIterator[tuple[int, ...]]:
-        """The coordinates of every chunk of an array that was written."""
-        node = self._state.tree.array(_absolute(array_path))
-        view = self._state.view(node.id)
-        async for table in view.chunk_batches(view.tree.array(node.path), batch_size):
-            for row in table.coords.tolist():
-                yield tuple(row)
-
-    async def chunk_columns(self, array_path: str, batch_size: int) -> AsyncIterator[ChunkBatch]:
-        """The references of an array as columns; see `IcechunkStore.array_chunk_iterator`."""
-        node = self._state.tree.array(_absolute(array_path))
-        view = self._state.view(node.id)
-        async for table in view.chunk_batches(view.tree.array(node.path), batch_size):
-            inline = {int(i): table.row(int(i)).data or b"" for i in np.flatnonzero(table.kind == ChunkKind.INLINE)}
-            texts = np.asarray([*table.locations, ""], dtype=object)
-            codes = np.full(len(table), -1) if table.location is None else table.location
-            yield table.coords, _TYPE_CODES[table.kind], texts[codes].tolist(), table.offset, table.length, inline
-
-    async def chunk_type_async(self, array_path: str, chunk_coordinates: Sequence[int]) -> ChunkType:
-        """Where the bytes of a chunk are."""
-        node = self._state.tree.array(_absolute(array_path))
-        coords = tuple(int(c) for c in chunk_coordinates)
-        self._state.check_coords(node, coords)
-        found = await self._state.find_chunk(node, coords)
-        if found is None:
-            return ChunkType.UNINITIALIZED
-        return _TYPE_OF_KIND[found.kind] if isinstance(found, ChunkRef) else ChunkType.NATIVE
-
-    chunk_type = blocking(chunk_type_async)
-
-    def get_node_id(self, path: str) -> str:
-        """The id of the node at a path; it stays when the node is moved."""
-        return encode_base32(self._state.tree.node(_absolute(path)).id)
-
-    get_node_id_async = awaitable(get_node_id)
-
     # -- forks ----------------------------------------------------------------------------------------------------
 
     async def fork_async(self) -> ForkSession:
-        """A session for a worker: it pickles, is written to elsewhere, and comes back to `merge`.
+        """Create a session for a worker.
 
-        A fork sees the changes made here so far. Large chunks and packs are written to storage by the worker; only
-        references travel back.
+        A fork can be pickled and written to in another process. It sees the changes that this session has so far. The
+        worker writes chunks to storage. Only references return, with `merge` or `link_parts`.
+
+        Returns
+        -------
+        ForkSession
+            The session for the worker.
+
+        Raises
+        ------
+        ReadOnlyError
+            The session does not accept new chunks.
+
+        Examples
+        --------
+        >>> import icefloe, zarr
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> session = repo.writable_session("main")
+        >>> array = zarr.create_array(session.store, name="t", shape=4, chunks=2, dtype="i4")
+        >>> forks = [session.fork(), session.fork()]
+        >>> for number, fork in enumerate(forks):
+        ...     zarr.open_array(fork.store, path="t")[2 * number : 2 * number + 2] = number + 1
+        >>> session.merge(*forks)
+        >>> array[:].tolist()
+        [1, 1, 2, 2]
         """
         self._check_writable(moves_only=False)
         self._has_forked = True
@@ -366,19 +290,39 @@ class Session(Described):
     async def merge_async(
         self, *forks: ForkSession, on_chunk_conflict: VersionSelection = VersionSelection.Fail
     ) -> None:
-        """Take over what forks have written, each with its references in memory; see `link_parts` for many chunks.
+        """Add the changes of forks to this session. All forks are merged, or none.
+
+        The references of each fork are held in memory. Use `link_parts` for very many chunks.
 
         Parameters
         ----------
+        *forks
+            Forks of this session, after the workers have written to them.
         on_chunk_conflict
-            What happens when a chunk was written by more than one fork: an error, the earlier fork's version
-            (`UseOurs`) or the later one's (`UseTheirs`).
+            What to do if more than one fork wrote a chunk: raise an error (`Fail`), use the version of the earlier fork
+            (`UseOurs`), or use the version of the later fork (`UseTheirs`).
 
         Raises
         ------
         InvalidInputError
-            Two forks, or a fork and the session, changed one thing since the fork was made: a chunk, the metadata of
-            a node, or one deleted or shrank what the other wrote. All forks are merged or none is.
+            Two forks, or a fork and this session, made changes that exclude each other: both wrote one chunk or the
+            metadata of one node, or one deleted or shrank what the other wrote.
+        SessionStateError
+            A fork is based on another snapshot.
+        ReadOnlyError
+            The session does not accept new chunks.
+
+        Examples
+        --------
+        >>> import icefloe, zarr
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> session = repo.writable_session("main")
+        >>> array = zarr.create_array(session.store, name="t", shape=2, dtype="i4")
+        >>> fork = session.fork()
+        >>> zarr.open_array(fork.store, path="t")[:] = 7
+        >>> session.merge(fork)
+        >>> array[:].tolist()
+        [7, 7]
         """
         self._check_writable(moves_only=False)
         for fork in forks:
@@ -400,7 +344,37 @@ class Session(Described):
     merge = blocking(merge_async)
 
     async def link_parts_async(self, written: Sequence[WrittenParts]) -> None:
-        """Take over what workers left in storage with `ForkSession.write_parts`; no reference passes through here."""
+        """Add the chunks that workers stored with `ForkSession.write_parts`.
+
+        The references stay in storage. Memory use does not grow with the number of chunks.
+
+        Parameters
+        ----------
+        written
+            The values that `ForkSession.write_parts` returned.
+
+        Raises
+        ------
+        InvalidInputError
+            Two workers wrote the same chunk.
+        SessionStateError
+            A part is based on another snapshot.
+        ReadOnlyError
+            The session does not accept new chunks.
+
+        Examples
+        --------
+        >>> import icefloe, zarr
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> with repo.transaction("main", message="array") as store:
+        ...     _ = zarr.create_array(store, name="t", shape=2, dtype="i4")
+        >>> session = repo.writable_session("main")
+        >>> fork = session.fork()
+        >>> zarr.open_array(fork.store, path="t")[:] = 7
+        >>> session.link_parts([fork.write_parts("worker 1")])
+        >>> zarr.open_array(session.store, path="t")[:].tolist()
+        [7, 7]
+        """
         self._check_writable(moves_only=False)
         with self._state.exclusive("link_parts"):
             await link_parts(self._state, written)
@@ -418,20 +392,51 @@ class Session(Described):
         rebase_tries: int = 1000,
         allow_empty: bool = False,
     ) -> ObjectId:
-        """Make the changes visible to everyone, all at once; returns the id of the new snapshot.
+        """Commit the changes to the branch as one new snapshot.
 
-        The session is read-only afterwards, at the new snapshot. Writes of other threads that come while the commit
-        runs are refused with SessionStateError.
+        Other readers see all of the changes or none. Afterwards the session is read-only, at the new snapshot. Writes
+        of other threads during the commit raise SessionStateError.
 
         Parameters
         ----------
+        message
+            Message of the commit.
         metadata
-            Kept with the snapshot, on top of the repository's default commit metadata.
+            Properties of the commit. They are added to the default commit metadata of the repository.
         rebase_with
-            Solver for the case that the branch moved on: the changes are carried over and tried again, up to
-            `rebase_tries` times. Without one, a branch that moved is a ConflictError.
+            Conflict solver. If the branch has new commits, the changes are rebased with it and committed again.
+        rebase_tries
+            Largest number of rebases.
         allow_empty
-            Commit also when nothing changed.
+            Also commit if there are no changes.
+
+        Returns
+        -------
+        str
+            Id of the new snapshot.
+
+        Raises
+        ------
+        ConflictError
+            The branch has new commits and `rebase_with` is None, or there were more than `rebase_tries` rebases.
+        RebaseFailedError
+            The solver did not resolve all conflicts. The error lists them.
+        SessionStateError
+            There are no changes and `allow_empty` is False, or the session is a fork.
+        ReadOnlyError
+            The session is read-only.
+        OutcomeUnknownError
+            The storage did not report whether the commit succeeded. Read the branch before you try again.
+
+        Examples
+        --------
+        >>> import icefloe, zarr
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> session = repo.writable_session("main")
+        >>> _ = zarr.create_array(session.store, name="t", shape=3, dtype="f4")
+        >>> snapshot_id = session.commit("first array", {"author": "me"})
+        >>> repo.lookup_snapshot(snapshot_id).metadata["author"]
+        'me'
         """
         self._check_writable()
         with self._state.exclusive("commit"):
@@ -445,7 +450,43 @@ class Session(Described):
     async def amend_async(
         self, message: str, *, metadata: Mapping[str, Any] | None = None, allow_empty: bool = False
     ) -> ObjectId:
-        """Replace the newest commit of the branch by one that also holds these changes."""
+        """Replace the newest commit of the branch by one that also holds the changes of this session.
+
+        Parameters
+        ----------
+        message
+            Message of the new commit.
+        metadata
+            Properties of the new commit.
+        allow_empty
+            Also commit if there are no changes.
+
+        Returns
+        -------
+        str
+            Id of the new snapshot.
+
+        Raises
+        ------
+        ConflictError
+            The branch has new commits.
+        SessionStateError
+            There are no changes and `allow_empty` is False, or the session is a fork.
+        ReadOnlyError
+            The session is read-only.
+
+        Examples
+        --------
+        >>> import icefloe, zarr
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> with repo.transaction("main", message="a group") as store:
+        ...     _ = zarr.create_group(store)
+        >>> session = repo.writable_session("main")
+        >>> _ = zarr.create_array(session.store, name="t", shape=3, dtype="f4")
+        >>> _ = session.amend("a group and an array")
+        >>> [info.message for info in repo.ancestry(branch="main")]
+        ['a group and an array', 'Repository initialized']
+        """
         self._check_writable()
         with self._state.exclusive("amend"):
             branch, tip = self._commit_target(allow_empty=allow_empty)
@@ -456,7 +497,39 @@ class Session(Described):
     amend = blocking(amend_async)
 
     async def flush_async(self, message: str, *, metadata: Mapping[str, Any] | None = None) -> ObjectId:
-        """Save the changes as a snapshot that no branch points at; returns its id."""
+        """Save the changes as a snapshot that no branch points to.
+
+        Parameters
+        ----------
+        message
+            Message of the snapshot.
+        metadata
+            Properties of the snapshot.
+
+        Returns
+        -------
+        str
+            Id of the new snapshot.
+
+        Raises
+        ------
+        SessionStateError
+            There are no changes, or the session is a fork.
+        ReadOnlyError
+            The session is read-only.
+
+        Examples
+        --------
+        >>> import icefloe, zarr
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> session = repo.writable_session("main")
+        >>> _ = zarr.create_group(session.store)
+        >>> snapshot_id = session.flush("draft")
+        >>> repo.lookup_snapshot(snapshot_id).message
+        'draft'
+        >>> repo.lookup_branch("main") == snapshot_id
+        False
+        """
         self._check_writable()
         with self._state.exclusive("flush"):
             branch, _ = self._commit_target(allow_empty=False)
@@ -467,7 +540,35 @@ class Session(Described):
     flush = blocking(flush_async)
 
     async def rebase_async(self, solver: ConflictSolver) -> None:
-        """Carry the changes over to where the branch stands now; RebaseFailedError lists what clashes."""
+        """Move the changes of this session onto the newest commit of the branch.
+
+        Parameters
+        ----------
+        solver
+            Decides what happens to conflicts.
+
+        Raises
+        ------
+        RebaseFailedError
+            The solver did not resolve all conflicts. The error lists them.
+        SessionStateError
+            The session has no branch.
+        ReadOnlyError
+            The session is read-only.
+
+        Examples
+        --------
+        >>> import icefloe, zarr
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> with repo.transaction("main", message="a group") as store:
+        ...     _ = zarr.create_group(store)
+        >>> session = repo.writable_session("main")
+        >>> _ = zarr.create_array(session.store, name="a", shape=3, dtype="f4")
+        >>> with repo.transaction("main", message="another writer") as store:
+        ...     _ = zarr.create_array(store, name="b", shape=3, dtype="f4")
+        >>> session.rebase(icefloe.ConflictDetector())
+        >>> _ = session.commit("a")
+        """
         self._check_writable()
         branch = self._branch
         if branch is None:
@@ -506,7 +607,20 @@ class Session(Described):
 
 
 class ForkSession(Session):
-    """A session for a worker: pickles, takes writes, is merged back; it cannot commit."""
+    """A session for a worker. It can be pickled and written to, and is merged into the session it was forked from.
+
+    A fork cannot commit.
+
+    Examples
+    --------
+    >>> import icefloe, pickle, zarr
+    >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    >>> session = repo.writable_session("main")
+    >>> _ = zarr.create_group(session.store)
+    >>> fork = session.fork()
+    >>> fork.read_only
+    False
+    """
 
     def __init__(self, fork: Fork, default_metadata: Mapping[str, Any] | None = None) -> None:
         super().__init__(fork.engine, fork.base, mode=SessionMode.WRITABLE, default_metadata=default_metadata)
@@ -517,25 +631,68 @@ class ForkSession(Session):
 
     @property
     def is_running(self) -> bool:
-        """Whether there may be chunks in storage that only a merge of this fork makes reachable."""
+        """Whether storage may hold chunks that become reachable only when this fork is merged."""
         return self._merged_at != self._state.asked and super().is_running
 
     def note_merged(self) -> None:
-        """Remember that the session has everything that was written here until now."""
+        """Record that the session has merged everything that this fork has written so far.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> fork = icefloe.Repository.create(icefloe.in_memory_storage()).writable_session("main").fork()
+        >>> fork.note_merged()
+        >>> fork.is_running
+        False
+        """
         self._merged_at = self._state.asked
 
     async def stored_state(self) -> Fork:
-        """What the fork has changed, with every chunk stored."""
+        """Store all chunks of the fork and return its changes.
+
+        Returns
+        -------
+        Fork
+            The base of the fork and its changes.
+
+        Examples
+        --------
+        >>> import asyncio, icefloe
+        >>> fork = icefloe.Repository.create(icefloe.in_memory_storage()).writable_session("main").fork()
+        >>> asyncio.run(fork.stored_state()).base.id == fork.snapshot_id
+        True
+        """
         view = await self._state.stored_view()
         return Fork(view.engine, view.base, view.inherited, view.changes, self._since)
 
     async def write_parts_async(self, label: str = "") -> WrittenParts:
-        """Store everything written here, references included, and return a small descriptor for `Session.link_parts`.
+        """Store all chunks and references of this fork.
 
         Parameters
         ----------
         label
-            Who this is, for the error when two workers wrote the same chunk.
+            Name of the worker. It appears in the error if two workers wrote the same chunk.
+
+        Returns
+        -------
+        WrittenParts
+            A small description for `Session.link_parts`. It can be pickled.
+
+        Raises
+        ------
+        UnsupportedError
+            The worker deleted chunks, or created or resized nodes. Do that in the session before the fork.
+
+        Examples
+        --------
+        >>> import icefloe, zarr
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> with repo.transaction("main", message="array") as store:
+        ...     _ = zarr.create_array(store, name="t", shape=2, dtype="i4")
+        >>> fork = repo.writable_session("main").fork()
+        >>> zarr.open_array(fork.store, path="t")[:] = 7
+        >>> fork.write_parts("worker 1").chunks
+        1
         """
         return await write_parts(self._state, label)
 
@@ -549,10 +706,6 @@ class ForkSession(Session):
 
     def _commit_target(self, *, allow_empty: bool) -> tuple[str, Tip]:
         raise SessionStateError("a fork cannot commit: merge it into the session it came from, and commit that one")
-
-
-def _absolute(path: str) -> str:
-    return path if path.startswith("/") else "/" + path
 
 
 __all__ = ["ChunkType", "ForkSession", "Session", "SessionMode"]
