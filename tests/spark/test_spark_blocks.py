@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ import zarr
 from icefloe import Repository
 from icefloe.errors import AlreadyExistsError, InvalidInputError, NodeNotFoundError, RebaseFailedError
 from icefloe.spark import analyze, copy, export, map_blocks, rechunk, reduce, write_audit_publish
-from icefloe.spark import copy as copying
-from icefloe.spark import map_blocks as mapping
-from icefloe.spark import reduce as reduction
 from icefloe.spark.partial_results import ReductionTree
 from icefloe.spark.publish import AUDIT_KEY, ExpectedSizes, Holds, MissingShare, Monotone, ValueRange
+
+# Modules that have the name of a public function of their package.
+copying, mapping, reduction = (import_module(f"icefloe.spark.{name}") for name in ("copy", "map_blocks", "reduce"))
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]
 Open = Callable[..., xr.Dataset]
@@ -133,7 +134,7 @@ def test_a_reduction_equals_that_of_xarray(spark: Any, place: Path, weather: xr.
 def test_a_tree_of_several_levels_gives_the_same(
     spark: Any, place: Path, weather: xr.Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("icefloe.spark.reduce._MOST_PARTIAL_BYTES", 0)
+    monkeypatch.setattr(reduction, "_MOST_PARTIAL_BYTES", 0)
     monkeypatch.setattr("icefloe.spark.partial_results.FAN_IN", 3)
     for dims in (None, "time"):
         result = reduce(spark, place, "mean", dims, task_bytes=1000)
