@@ -34,7 +34,7 @@ from icefloe.storage.build import (
 from icefloe.storage.conditional_writes import check_conditional_writes
 from icefloe.storage.contract import Buffer, ObjectInfo, RetryPolicy, Storage, Version, Versioned
 from icefloe.storage.virtual_sources import open_object_store
-from icefloe.storage.wrappers import SplitStorage
+from icefloe.storage.wrappers import SplitStorage, WrappedStorage
 
 __all__ = [
     "Buffer",
@@ -44,6 +44,7 @@ __all__ = [
     "Storage",
     "Version",
     "Versioned",
+    "WrappedStorage",
     "azure_storage",
     "check_conditional_writes",
     "gcs_storage",

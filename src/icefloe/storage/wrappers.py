@@ -65,6 +65,12 @@ class WrappedStorage(Storage):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inner!r})"
 
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and isinstance(other, WrappedStorage) and self.inner == other.inner
+
+    def __hash__(self) -> int:
+        return hash(self.inner)
+
     @property
     def url(self) -> str:
         return self.inner.url

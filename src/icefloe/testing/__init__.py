@@ -1,4 +1,14 @@
-"""Tools for tests: a deterministic simulation of many actors on one repository, and storages that fail on command.
+"""Tools for tests of Icefloe, of storages, and of programs that use Icefloe.
+
+The public names are listed in `__init__.pyi`:
+
+* `StorageContract`: the contract of a storage as tests. Subclass it to test a storage of your own. Needs pytest.
+* `CountingStorage`, `SlowStorage`, `FaultyStorage`: storages in front of another one. They count requests and bytes,
+  delay every request, or fail and die as a `FaultPlan` says.
+* `SimulatedStore`, `SimulatedStorage`: an object store with its own clock, delays and lost requests.
+* `write_month`, `write_netcdf3`: synthetic data files.
+
+The engine never imports this package.
 
 Modules
 -------
@@ -14,6 +24,17 @@ Modules
   that die.
 - `simulator`: Running schedules, shortening those that fail, and the command that looks for failures until it is
   stopped.
+- `storage`: The contract of a storage as tests that anyone's storage can run. Needs pytest.
 - `synthetic_weather`: Synthetic weather as files of several formats, the same for the same seed.
 - `threads`: Threads whose switches come from a seed: real threads, of which one runs at a time.
 """
+
+import sys
+
+from icefloe.lazy_exports import lazy_exports
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__)
+
+if "pytest" in sys.modules:
+    # Failed assertions of the contract then show their values, as those of test modules do.
+    sys.modules["pytest"].register_assert_rewrite("icefloe.testing.storage")
