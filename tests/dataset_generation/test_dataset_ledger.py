@@ -291,9 +291,9 @@ async def test_the_configuration_is_replaced_only_when_it_is_the_one_that_was_re
     stored = await ledger.fetch_config()
     assert stored.document == {"inline": 1}
     await commit(ledger, "main", 1)
-    await ledger.save_config({"inline": 2}, stored.mark)
+    await ledger.save_config({"inline": 2}, stored.version_token)
     with pytest.raises(ConflictError):
-        await ledger.save_config({"inline": 3}, stored.mark)
+        await ledger.save_config({"inline": 3}, stored.version_token)
     assert (await ledger.fetch_config()).document == {"inline": 2}
     await check_schema(storage)
 

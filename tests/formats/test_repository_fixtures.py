@@ -174,7 +174,7 @@ async def test_refs_and_history_read_as_described(fixture: Fixture, storage: Sto
     for branch, snapshot_id in expected["branches"].items():
         tip = await ledger.fetch_tip(branch)
         assert tip.snapshot_id == snapshot_id
-        assert tip.mark == max(f["sequence"] for f in expected["branch_files"][branch])
+        assert tip.version_token == max(f["sequence"] for f in expected["branch_files"][branch])
         assert await ledger.fetch_tip(branch) == tip
     for tag, snapshot_id in expected["tags"].items():
         assert await ledger.fetch_tag(tag) == snapshot_id
@@ -220,7 +220,7 @@ async def test_new_commits_on_top_keep_history_nodes_and_refs_together(fixture: 
             history=(dataclasses.replace(parent.info, manifests=()), *parent.history)[:2],
         )
         await metadata_files.write_snapshot(child)
-        assert (await ledger.advance("main", tip, child)).mark == tip.mark + 1
+        assert (await ledger.advance("main", tip, child)).version_token == tip.version_token + 1
         described.insert(0, child.id)
     await ledger.create_branch("new", described[2])
     await ledger.create_tag("new tag", described[1])

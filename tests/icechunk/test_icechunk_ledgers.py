@@ -170,12 +170,12 @@ async def test_configuration_is_replaced_only_by_who_has_seen_it(repo: HandMade)
     await repo.create()
     stored = await repo.ledger.fetch_config()
     document = {"inline_chunk_threshold_bytes": 7, "unknown": {"kept": [1, None, "x"]}}
-    await repo.ledger.save_config(document, stored.mark)
+    await repo.ledger.save_config(document, stored.version_token)
     with pytest.raises(ConflictError):
-        await repo.ledger.save_config({}, stored.mark)
+        await repo.ledger.save_config({}, stored.version_token)
     again = await repo.ledger.fetch_config()
     assert again.document == document
-    await repo.ledger.save_config({"a": 1}, again.mark)
+    await repo.ledger.save_config({"a": 1}, again.version_token)
     assert (await repo.ledger.fetch_config()).document == {"a": 1}
 
 

@@ -130,7 +130,7 @@ async def test_a_stale_mark_at_the_same_snapshot_is_told_with_the_mark_of_now(st
     await ledger.reset_branch("main", initial.id, child.id)
     with pytest.raises(StaleTipError) as caught:
         await ledger.advance("main", tip, child_of(initial))
-    assert (await ledger.advance("main", caught.value.tip, child_of(initial))).mark == 3
+    assert (await ledger.advance("main", caught.value.tip, child_of(initial))).version_token == 3
 
 
 async def test_a_touched_branch_stands_where_it_stood_and_its_remembered_snapshot_is_not_trusted(
@@ -144,7 +144,7 @@ async def test_a_touched_branch_stands_where_it_stood_and_its_remembered_snapsho
     assert await other.touch_branch("main", tip)
     assert not await other.touch_branch("main", tip)
     now = await ledger.fetch_tip("main")
-    assert (now.snapshot_id, now.mark) == (child.id, tip.mark + 1)
+    assert (now.snapshot_id, now.version_token) == (child.id, tip.version_token + 1)
     assert not ledger.is_current("main", now)
 
 
@@ -324,7 +324,7 @@ async def test_the_newest_file_is_found_without_listing_once_the_branch_is_known
     assert counting.counts.of("list").requests == 0
     assert counting.counts.total.requests == 2
     await commit(ledger)
-    assert (await fresh.fetch_tip("main")).mark == 6
+    assert (await fresh.fetch_tip("main")).version_token == 6
 
 
 class NoListing(CountingStorage):
@@ -362,15 +362,15 @@ async def test_the_configuration_is_stored_as_json_and_guarded(storage: Storage)
     ledger, _ = await create(storage)
     empty = await ledger.fetch_config()
     assert empty.document is None
-    await ledger.save_config({"a": 1}, empty.mark)
+    await ledger.save_config({"a": 1}, empty.version_token)
     assert json.loads(await storage.get("config.json")) == {"generation": "repository", "a": 1}
     stored = await ledger.fetch_config()
     assert stored.document == {"a": 1}
     with pytest.raises(ConflictError):
         await ledger.save_config({"a": 2}, None)
-    await ledger.save_config({"a": 2}, stored.mark)
+    await ledger.save_config({"a": 2}, stored.version_token)
     with pytest.raises(ConflictError):
-        await ledger.save_config({"a": 3}, stored.mark)
+        await ledger.save_config({"a": 3}, stored.version_token)
 
 
 async def test_the_configuration_of_others_is_read_and_then_replaced(storage: Storage) -> None:
@@ -379,7 +379,7 @@ async def test_the_configuration_of_others_is_read_and_then_replaced(storage: St
     await storage.put("config.yaml", b"inline_chunk_threshold_bytes: 12\nstore: !S3 {region: x}\n")
     stored = await ledger.fetch_config()
     assert stored.document == {"inline_chunk_threshold_bytes": 12, "store": {"!S3": {"region": "x"}}}
-    await ledger.save_config({"a": 2}, stored.mark)
+    await ledger.save_config({"a": 2}, stored.version_token)
     assert (await ledger.fetch_config()).document == {"a": 2}
     await storage.put("config.json", b"[")
     with pytest.raises(FormatError):
@@ -393,10 +393,10 @@ async def test_a_branch_file_that_was_not_finished_is_passed_over_and_stays(cont
     await storage.put("refs/branch.main/ZZZZZZZY.json", content)
     for each in (ledger, open_ledger(storage)):
         tip = await each.fetch_tip("main")
-        assert (tip.snapshot_id, tip.mark) == (initial.id, 1)
+        assert (tip.snapshot_id, tip.version_token) == (initial.id, 1)
     await ledger.reset_branch("main", "0" * 20, initial.id)
     assert await storage.get("refs/branch.main/ZZZZZZZY.json") == content
-    assert (await open_ledger(storage).fetch_tip("main")).mark == 2
+    assert (await open_ledger(storage).fetch_tip("main")).version_token == 2
 
 
 @pytest.mark.parametrize("content", [b"{}", b"[]", b'{"snapshot": 5}', b'{"snapshot": "short"}', b"\xff"])

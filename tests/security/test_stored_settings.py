@@ -169,7 +169,7 @@ def test_stored_conditions_on_arrays_cost_little_or_are_not_used(
     storage = icefloe.in_memory_storage()
     repo = icefloe.Repository.create(storage, spec_version=version)
     ledger = repo._engine.ledger
-    run_blocking(ledger.save_config(COSTLY[name], run_blocking(ledger.fetch_config()).mark))
+    run_blocking(ledger.save_config(COSTLY[name], run_blocking(ledger.fetch_config()).version_token))
     with caplog.at_level(logging.WARNING, "icefloe"):
         started = time.process_time()
         opened = icefloe.Repository.open(storage)

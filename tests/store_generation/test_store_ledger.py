@@ -132,7 +132,7 @@ async def test_a_stale_tip_conflicts_only_when_the_branch_moved(storage: Storage
     with pytest.raises(StaleTipError) as stale:
         await ledger.advance("main", tip, make_snapshot(initial, 3))
     moved = await ledger.advance("main", stale.value.tip, make_snapshot(initial, 3))
-    assert moved.mark == 3
+    assert moved.version_token == 3
 
 
 async def test_racing_writers_lose_no_commit(storage: Storage) -> None:
@@ -150,7 +150,7 @@ async def test_racing_writers_lose_no_commit(storage: Storage) -> None:
 
     await asyncio.gather(*(writer(n) for n in range(12)))
     tip = await ledger.fetch_tip("main")
-    assert tip.mark == 12
+    assert tip.version_token == 12
     messages = [info.message async for info in ledger.ancestry(tip.snapshot_id)]
     assert sorted(messages) == sorted(["commit 0", *(f"commit {n}" for n in range(12))])
 
@@ -196,7 +196,7 @@ async def test_a_deleted_branch_is_gone_until_it_is_made_again(storage: Storage)
     with pytest.raises(RefNotFoundError):
         await ledger.advance("dev", tip, make_snapshot(initial, 1))
     await ledger.create_branch("dev", initial.id)
-    assert (await ledger.fetch_tip("dev")).mark == 2
+    assert (await ledger.fetch_tip("dev")).version_token == 2
     await check_schemas(storage)
 
 
@@ -205,8 +205,8 @@ async def test_the_configuration_is_replaced_only_when_it_is_the_one_that_was_re
     assert (await ledger.fetch_config()).document is None
     await ledger.save_config({"inline": 1}, None)
     stored = await ledger.fetch_config()
-    await ledger.save_config({"inline": 2}, stored.mark)
-    for mark in (stored.mark, None):
+    await ledger.save_config({"inline": 2}, stored.version_token)
+    for mark in (stored.version_token, None):
         with pytest.raises(ConflictError):
             await ledger.save_config({"inline": 3}, mark)
     assert (await ledger.fetch_config()).document == {"inline": 2}
@@ -246,7 +246,7 @@ async def test_the_newest_file_is_found_without_listing(commits: int) -> None:
     for number in range(1, commits + 1):
         tip = await commit(ledger, "main", number)
     found = await StoreLedger(storage, ledger.metadata_files).fetch_tip("main")
-    assert (found.snapshot_id, found.mark) == (tip.id, commits)
+    assert (found.snapshot_id, found.version_token) == (tip.id, commits)
     with pytest.raises(RefNotFoundError):
         await ledger.fetch_tip("nothing")
 
@@ -266,10 +266,10 @@ async def test_a_newest_branch_file_that_was_not_written_to_its_end_is_passed_ov
     ledger, initial = await make_ledger(storage)
     await storage.create("r/main/ZZZZZZZY.json", content)
     tip = await ledger.fetch_tip("main")
-    assert (tip.snapshot_id, tip.mark) == (initial.id, 1)
+    assert (tip.snapshot_id, tip.version_token) == (initial.id, 1)
     made = await commit(ledger, "main", 2)
     tip = await StoreLedger(storage, ledger.metadata_files).fetch_tip("main")
-    assert (tip.snapshot_id, tip.mark) == (made.id, 2)
+    assert (tip.snapshot_id, tip.version_token) == (made.id, 2)
 
 
 @pytest.mark.parametrize("content", [b"", b"{"])

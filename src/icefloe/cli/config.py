@@ -142,7 +142,7 @@ def _changed(
     parsed = decode_config(wanted)
     _refuse_unknown(parsed.unknown, decode_config(stored.document).unknown)
     document = encode_config(parsed)
-    run_blocking(repository.engine.ledger.save_config(document, stored.mark))
+    run_blocking(repository.engine.ledger.save_config(document, stored.version_token))
     return document
 
 

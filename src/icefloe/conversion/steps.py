@@ -33,13 +33,13 @@ from icefloe.ids import NodeId, ObjectId, new_object_id
 from icefloe.ledger.switch_generation import (
     JOURNAL_KEY,
     WholeHistory,
-    adopt,
-    comes_first,
-    find_marks,
+    find_generations,
+    import_history,
     keeps_deleted_tags,
-    retire,
+    remove_generation,
+    remove_generation_name,
     shares_refs,
-    step_back,
+    takes_precedence,
 )
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
@@ -260,14 +260,14 @@ async def _land(request: ConversionRequest, work: Work, transfer: Transfer) -> N
     """Let the new generation be found, and take the refs of the old one away."""
     history = _whole_history(work, transfer)
     try:
-        await adopt(work.target.ledger, history, beside=request.in_place)
+        await import_history(work.target.ledger, history, replace_leftovers=request.in_place)
     except AlreadyExistsError:
         if await find_spec_version(request.place) is not request.version:
             raise
     if request.in_place:
-        await step_back(request.place, request.present)
+        await remove_generation_name(request.place, request.present)
     if request.in_place and not request.options.keep_source:
-        await retire(request.place, request.present, request.version)
+        await remove_generation(request.place, request.present, request.version)
     opened = await open_engine(request.place, None, request.engine.authorized)
     if opened.format.spec_version is not request.version:
         raise FormatError(
@@ -301,7 +301,7 @@ async def finish_interrupted(place: Storage, present: SpecVersion, options: Conv
     if journal is None or journal.target is not present:
         return None
     if not options.keep_source:
-        await retire(place, journal.source, journal.target)
+        await remove_generation(place, journal.source, journal.target)
     await end_journal(place)
     engine = await open_engine(place, None, {})
     found = await survey(engine)
@@ -327,14 +327,14 @@ async def check_target(place: Storage, version: SpecVersion) -> None:
 async def check_in_place(request: ConversionRequest) -> tuple[Loss, ...]:
     """Whether one generation can take the place of another, and what is lost by it; nothing is written."""
     await request.engine.ledger.check_writable()
-    if request.options.keep_source and not comes_first(request.version, request.present):
+    if request.options.keep_source and not takes_precedence(request.version, request.present):
         raise InvalidInputError(
             f"{request.present.value!r} cannot be kept beside {request.version.value!r}: it would be the one that is "
             "found; convert to another place"
         )
     journal = await find_journal(request.place)
     ours = {request.present} if journal is None else {request.present, journal.source, journal.target}
-    others = await find_marks(request.place) - ours
+    others = await find_generations(request.place) - ours
     if others:
         listed = ", ".join(repr(version.value) for version in sorted(others))
         raise UnsupportedError(

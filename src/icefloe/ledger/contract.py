@@ -61,10 +61,10 @@ def check_name(name: str, what: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tip:
-    """Where a branch stands, and the mark by which `advance` notices that it moved."""
+    """Where a branch stands, and the token by which `advance` notices that it moved."""
 
     snapshot_id: ObjectId
-    mark: Any
+    version_token: Any
     collection: Any = field(default=None, compare=False)
     """Tells the last garbage collection that is known where the tip was read, see `Ledger.collected_since`."""
 
@@ -72,7 +72,7 @@ class Tip:
 class StaleTipError(ConflictError):
     """The branch stands where it stood, but its ref was written again since: history was expired or garbage collected.
 
-    `tip` is where the branch stands, under the mark that it has now. Whoever commits looks again at what the new
+    `tip` is where the branch stands, with its present version token. Whoever commits looks again at what the new
     snapshot refers to, and tries again.
     """
 
@@ -89,10 +89,10 @@ class StaleTipError(ConflictError):
 
 @dataclass(frozen=True, slots=True)
 class StoredConfig:
-    """The configuration kept in the repository, as plain JSON-like data, and the mark for replacing it."""
+    """The configuration kept in the repository, as plain JSON-like data, and the token for replacing it."""
 
     document: Mapping[str, Any] | None
-    mark: Any = None
+    version_token: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Ledger(ABC):
     async def check_writable(self) -> None:
         """ReadOnlyError where the repository itself says that it takes no writes."""
 
-    def remember(self, mark: Versioned) -> None:
+    def remember(self, found: Versioned) -> None:
         """Take note of the object by which the repository was recognised, as it was a moment ago."""
 
     def recall_tip(self, branch: str) -> ObjectId | None:
@@ -165,10 +165,10 @@ class Ledger(ABC):
     async def advance(self, branch: str, tip: Tip, snapshot: Snapshot, *, amends: ObjectId | None = None) -> Tip:
         """Commit: the branch goes from `tip` to the flushed snapshot.
 
-        ConflictError(expected_parent, actual_parent) if it is no longer at `tip.snapshot_id`; StaleTipError if it is,
-        but history may have been rewritten or garbage collected since the tip was read. A mark that is stale for
-        another reason is refreshed and tried again here. `amends` names the snapshot that this one replaces at the
-        tip (its parent is then the parent of that one).
+        Raises ConflictError(expected_parent, actual_parent) if the branch is no longer at `tip.snapshot_id`. Raises
+        StaleTipError if it is, but history may have been rewritten or garbage collected since the tip was read. A
+        version token that is stale for another reason is refreshed here, and the write is tried again. `amends` names
+        the snapshot that this one replaces at the tip. Its parent is then the parent of that one.
         """
 
     def is_current(self, branch: str, tip: Tip) -> bool:
@@ -282,17 +282,17 @@ class Ledger(ABC):
     async def fetch_config(self) -> StoredConfig: ...
 
     @abstractmethod
-    async def save_config(self, document: Mapping[str, Any], mark: Any) -> None:
+    async def save_config(self, document: Mapping[str, Any], version_token: Any) -> None:
         """Replace the stored configuration; ConflictError if it changed since it was fetched."""
 
 
-async def save_config_file(storage: Storage, key: str, data: bytes, mark: Version | None) -> None:
+async def save_config_file(storage: Storage, key: str, data: bytes, version_token: Version | None) -> None:
     """Create the object, or replace the version that was read; ConflictError when it is another one by now."""
     try:
-        if mark is None:
+        if version_token is None:
             await storage.create(key, data, unique=False)
         else:
-            await storage.swap(key, data, mark, unique=False)
+            await storage.swap(key, data, version_token, unique=False)
     except (AlreadyExistsError, VersionMismatchError, ObjectNotFoundError) as error:
         raise ConflictError("the stored configuration changed since it was read; fetch it, then save") from error
 

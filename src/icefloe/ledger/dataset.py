@@ -175,7 +175,7 @@ class DatasetLedger(Ledger):
             return state.with_snapshot(entry).with_ref(branch, _moved(state, branch, snapshot.id))
 
         # The state of the last read serves as long as it is the one the tip was taken from.
-        known = self._seen if self._seen is not None and self._seen.version == tip.mark else None
+        known = self._seen if self._seen is not None and self._seen.version == tip.version_token else None
         seen = await self._update(plan, known)
         return Tip(snapshot.id, seen.version, tip.collection)
 
@@ -270,11 +270,11 @@ class DatasetLedger(Ledger):
 
     async def fetch_config(self) -> StoredConfig:
         found = (await self.fetch()).state.extra.get(STATE_CONFIG_KEY)
-        return StoredConfig(found if isinstance(found, dict) else None, _config_mark(found))
+        return StoredConfig(found if isinstance(found, dict) else None, _config_version(found))
 
-    async def save_config(self, document: Mapping[str, Any], mark: Any) -> None:
+    async def save_config(self, document: Mapping[str, Any], version_token: Any) -> None:
         def plan(state: State) -> State:
-            if _config_mark(state.extra.get(STATE_CONFIG_KEY)) != mark:
+            if _config_version(state.extra.get(STATE_CONFIG_KEY)) != version_token:
                 raise ConflictError("the stored configuration changed since it was read; read it again and merge")
             return state.with_extra(STATE_CONFIG_KEY, dict(document))
 
@@ -426,5 +426,5 @@ def _landed(state: State, standing: ObjectId, snapshot_id: ObjectId) -> bool:
     return wanted == snapshot_id
 
 
-def _config_mark(document: Any) -> bytes:
+def _config_version(document: Any) -> bytes:
     return dump_json(document)

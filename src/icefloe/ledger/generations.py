@@ -62,13 +62,13 @@ class Detected:
     spec_version: SpecVersion
     found: Versioned | None = None
     """The object that holds the configuration, where it was met."""
-    mark: Versioned | None = None
+    identified_by: Versioned | None = None
     """The object by which the generation was recognised, where its ledger can use it."""
 
     def config(self) -> StoredConfig | None:
         """The stored configuration, where it was met; FormatError when it cannot be read."""
         if self.found is None:
-            # There it was asked for together with the mark.
+            # There it was asked for together with that object.
             return StoredConfig(None) if self.spec_version is SpecVersion.ICECHUNK1 else None
         return _READERS[self.spec_version](self.found)
 

@@ -66,8 +66,8 @@ class Icechunk1Ledger(Ledger):
         self._history: dict[ObjectId, SnapshotInfo] = {}
         self._tips: dict[str, ObjectId] = {}
 
-    def remember(self, mark: Versioned) -> None:
-        self._tips[MAIN] = _parse_ref(mark.data, _branch_key(MAIN))
+    def remember(self, found: Versioned) -> None:
+        self._tips[MAIN] = _parse_ref(found.data, _branch_key(MAIN))
 
     def recall_tip(self, branch: str) -> ObjectId | None:
         return self._tips.get(branch)
@@ -122,12 +122,12 @@ class Icechunk1Ledger(Ledger):
     async def advance(self, branch: str, tip: Tip, snapshot: Snapshot, *, amends: ObjectId | None = None) -> Tip:
         check_name(branch, "branch")
         key, data = _branch_key(branch), _encode_ref(snapshot.id)
-        known = isinstance(tip.mark, Version)
+        known = isinstance(tip.version_token, Version)
         current = tip if known else await self.fetch_tip(branch)
         if current.snapshot_id != tip.snapshot_id:
             raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current.snapshot_id)
         try:
-            return Tip(snapshot.id, await self.storage.swap(key, data, current.mark))
+            return Tip(snapshot.id, await self.storage.swap(key, data, current.version_token))
         except VersionMismatchError:
             current = await self.fetch_tip(branch)
         except ObjectNotFoundError as error:
@@ -196,7 +196,7 @@ class Icechunk1Ledger(Ledger):
             if current.snapshot_id == snapshot_id:
                 return
             try:
-                await self.storage.swap(_branch_key(branch), _encode_ref(snapshot_id), current.mark)
+                await self.storage.swap(_branch_key(branch), _encode_ref(snapshot_id), current.version_token)
                 return
             except VersionMismatchError:
                 await asyncio.sleep(pause)
@@ -205,7 +205,7 @@ class Icechunk1Ledger(Ledger):
     async def replace_tip(self, branch: str, tip: Tip, snapshot_id: ObjectId) -> None:
         check_name(branch, "branch")
         try:
-            await self.storage.swap(_branch_key(branch), _encode_ref(snapshot_id), tip.mark)
+            await self.storage.swap(_branch_key(branch), _encode_ref(snapshot_id), tip.version_token)
         except ObjectNotFoundError as error:
             raise _no_ref("branch", branch, "it was deleted in the meantime") from error
         except VersionMismatchError:
@@ -322,9 +322,9 @@ class Icechunk1Ledger(Ledger):
             return StoredConfig(None)
         return stored_config(found)
 
-    async def save_config(self, document: Mapping[str, Any], mark: Any) -> None:
+    async def save_config(self, document: Mapping[str, Any], version_token: Any) -> None:
         data = encode_yaml(document).encode()
-        await save_config_file(self.storage, CONFIG_KEY, data, mark)
+        await save_config_file(self.storage, CONFIG_KEY, data, version_token)
 
 
 def stored_config(found: Versioned) -> StoredConfig:

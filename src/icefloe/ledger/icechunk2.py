@@ -101,8 +101,8 @@ class Icechunk2Ledger(Ledger):
             raise AlreadyExistsError(f"there is a repository at {self.storage.url} already") from error
         self._seen = SeenRepo(Versioned(data, version), info)
 
-    def remember(self, mark: Versioned) -> None:
-        self._seen = SeenRepo(mark)
+    def remember(self, found: Versioned) -> None:
+        self._seen = SeenRepo(found)
 
     def learn_from(self, other: Ledger) -> None:
         if isinstance(other, Icechunk2Ledger):
@@ -162,7 +162,7 @@ class Icechunk2Ledger(Ledger):
             return edits.add_commit(info, branch, tip.snapshot_id, snapshot)
 
         known = self._seen
-        start = known if known is not None and known.version == tip.mark else None
+        start = known if known is not None and known.version == tip.version_token else None
         landed = await self._apply(edit, start)
         return Tip(snapshot.id, landed.version, landed)
 
@@ -246,9 +246,9 @@ class Icechunk2Ledger(Ledger):
     async def fetch_config(self) -> StoredConfig:
         return _decode_config((await self.fetch()).glance)
 
-    async def save_config(self, document: Mapping[str, Any], mark: Any) -> None:
+    async def save_config(self, document: Mapping[str, Any], version_token: Any) -> None:
         def edit(info: RepoInfo, now_us: int) -> Edit:
-            if info.config != mark:
+            if info.config != version_token:
                 raise ConflictError("the stored configuration changed since it was read; fetch it and save again")
             return edits.set_config(info, document)
 

@@ -178,7 +178,7 @@ class _Newest:
 
 
 class RepositoryLedger(QuotingLedger):
-    """The refs of one repository. `Tip.mark` is the sequence number of the newest branch file."""
+    """The refs of one repository. `Tip.version_token` is the sequence number of the newest branch file."""
 
     def __init__(self, storage: Storage, metadata_files: MetadataFiles) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class RepositoryLedger(QuotingLedger):
             await self.save_config(config or {}, None)
         except ConflictError:
             left = await self.fetch_config()
-            await self.save_config({**(left.document or {}), **(config or {})}, left.mark)
+            await self.save_config({**(left.document or {}), **(config or {})}, left.version_token)
 
     async def fetch_tip(self, branch: str) -> Tip:
         newest = await self._fetch_newest(check_name(branch, "branch"))
@@ -342,7 +342,7 @@ class RepositoryLedger(QuotingLedger):
 
     async def advance(self, branch: str, tip: Tip, snapshot: Snapshot, *, amends: ObjectId | None = None) -> Tip:
         await self.replace_tip(branch, tip, snapshot.id)
-        landed = Tip(snapshot.id, tip.mark + 1, tip.collection)
+        landed = Tip(snapshot.id, tip.version_token + 1, tip.collection)
         self.note_current(branch, landed)
         return landed
 
@@ -354,11 +354,11 @@ class RepositoryLedger(QuotingLedger):
             seen = await self._fetch_newest(branch)
             if seen is None:
                 raise _no_branch(branch)
-            if seen.sequence != tip.mark:
+            if seen.sequence != tip.version_token:
                 await self._refuse(branch, tip)
         try:
             await self._create_file(
-                branch, seen.style, tip.mark + 1, RefContent(snapshot_id, collection=tip.collection)
+                branch, seen.style, tip.version_token + 1, RefContent(snapshot_id, collection=tip.collection)
             )
         except AlreadyExistsError:
             await self._refuse(branch, tip)
@@ -472,9 +472,9 @@ class RepositoryLedger(QuotingLedger):
         except InvalidInputError as error:
             raise FormatError(f"{EARLY_CONFIG_KEY} of {self.storage.url} cannot be read: {error}") from error
 
-    async def save_config(self, document: Mapping[str, Any], mark: Any) -> None:
+    async def save_config(self, document: Mapping[str, Any], version_token: Any) -> None:
         data = json.dumps({GENERATION_KEY: GENERATION, **document}, indent=2).encode()
-        await save_config_file(self.storage, CONFIG_KEY, data, mark)
+        await save_config_file(self.storage, CONFIG_KEY, data, version_token)
 
 
 def stored_config(found: Versioned) -> StoredConfig:

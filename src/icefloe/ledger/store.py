@@ -203,7 +203,7 @@ class _Newest:
 
 
 class StoreLedger(QuotingLedger):
-    """The refs of one store. `Tip.mark` is the sequence number of the newest branch file."""
+    """The refs of one store. `Tip.version_token` is the sequence number of the newest branch file."""
 
     def __init__(self, storage: Storage, metadata_files: MetadataFiles) -> None:
         super().__init__()
@@ -310,7 +310,7 @@ class StoreLedger(QuotingLedger):
 
     async def advance(self, branch: str, tip: Tip, snapshot: Snapshot, *, amends: ObjectId | None = None) -> Tip:
         await self.replace_tip(branch, tip, snapshot.id)
-        landed = Tip(snapshot.id, tip.mark + 1, tip.collection)
+        landed = Tip(snapshot.id, tip.version_token + 1, tip.collection)
         self.note_current(branch, landed)
         return landed
 
@@ -319,10 +319,10 @@ class StoreLedger(QuotingLedger):
         if monotonic_time() - self._looked.get(branch, -math.inf) > FRESH_SECONDS:
             # After a conversion in place the files of a branch are gone, and the next one could be created again.
             newest = await self._require_newest(branch)
-            if newest.tip.mark != tip.mark:
+            if newest.tip.version_token != tip.version_token:
                 self._refuse(newest.tip, tip)
         try:
-            await self._create_file(branch, tip.mark + 1, snapshot_id, tip.collection)
+            await self._create_file(branch, tip.version_token + 1, snapshot_id, tip.collection)
         except AlreadyExistsError:
             self._refuse(await self.fetch_tip(branch), tip)
 
@@ -425,9 +425,9 @@ class StoreLedger(QuotingLedger):
             return StoredConfig(None)
         return StoredConfig(load_object(found.data, CONFIG_KEY, SMALL_FILE_BYTES), found.version)
 
-    async def save_config(self, document: Mapping[str, Any], mark: Any) -> None:
+    async def save_config(self, document: Mapping[str, Any], version_token: Any) -> None:
         data = dump_json(dict(document))
-        await save_config_file(self.storage, CONFIG_KEY, data, mark)
+        await save_config_file(self.storage, CONFIG_KEY, data, version_token)
 
 
 def _tag_key(tag: str) -> str:

@@ -61,16 +61,16 @@ _MAIN = ("r/main/", "r/branch:main/", "refs/branch.main/", "refs/branch:main/")
 
 
 def shares_refs(first: SpecVersion, second: SpecVersion) -> bool:
-    """Whether two generations keep refs under the same names, so that they cannot stand beside each other."""
+    """Whether two generations keep refs under the same names, so that they cannot be stored side by side."""
     return first is not second and _REFS.get(first, first) == _REFS.get(second, second)
 
 
-def comes_first(first: SpecVersion, second: SpecVersion) -> bool:
+def takes_precedence(first: SpecVersion, second: SpecVersion) -> bool:
     """Whether a place that holds both generations opens as the first one."""
     return first > second
 
 
-async def find_marks(storage: Storage) -> set[SpecVersion]:
+async def find_generations(storage: Storage) -> set[SpecVersion]:
     """Every generation that has refs at a place; more than one while a conversion is under way."""
     found = set()
     if await storage.exists(REPO_KEY):
@@ -87,7 +87,7 @@ async def find_marks(storage: Storage) -> set[SpecVersion]:
     return found
 
 
-async def step_back(storage: Storage, version: SpecVersion) -> None:
+async def remove_generation_name(storage: Storage, version: SpecVersion) -> None:
     """Let a generation be found only by its refs, not by what its configuration says.
 
     Where the other generation comes first this is the step that lets it be found.
@@ -107,7 +107,7 @@ async def step_back(storage: Storage, version: SpecVersion) -> None:
         await storage.swap(CONFIG_KEY, json.dumps(document, indent=2).encode(), found.version, unique=False)
 
 
-async def retire(storage: Storage, version: SpecVersion, successor: SpecVersion) -> None:
+async def remove_generation(storage: Storage, version: SpecVersion, successor: SpecVersion) -> None:
     """Take the refs and configuration of a generation away; its other files stay."""
     if version is SpecVersion.ICECHUNK2:
         if await storage.exists(REPO_KEY):
@@ -199,28 +199,28 @@ async def fetch_administration(ledger: Ledger) -> Administration | None:
     )
 
 
-async def adopt(ledger: Ledger, history: WholeHistory, *, beside: bool = False) -> None:
-    """Make a repository of files that are there; doing it again after an interruption finishes it.
+async def import_history(ledger: Ledger, history: WholeHistory, *, replace_leftovers: bool = False) -> None:
+    """Create refs and history for files that are already there. A second call finishes an interrupted first one.
 
-    `beside` says that another generation at the same place is still the one that is found: what an interrupted run left
-    is replaced. Otherwise AlreadyExistsError when there is another repository.
+    With `replace_leftovers`, another generation in the same storage is still the one that opens, so what an interrupted
+    run left is replaced. Otherwise AlreadyExistsError is raised when there is another repository.
     """
     if isinstance(ledger, DatasetLedger):
-        await _put_whole(ledger, STATE_KEY, _plan_state(history), {}, beside)
+        await _put_whole(ledger, STATE_KEY, _plan_state(history), {}, replace_leftovers)
     elif isinstance(ledger, Icechunk2Ledger):
-        await _put_whole(ledger, REPO_KEY, _plan_repo(history), object_metadata("repo-info", 2), beside)
+        await _put_whole(ledger, REPO_KEY, _plan_repo(history), object_metadata("repo-info", 2), replace_leftovers)
     else:
         await _create_refs(ledger, history)
 
 
 async def _put_whole(
-    ledger: DatasetLedger | Icechunk2Ledger, key: str, data: bytes, metadata: Mapping[str, str], beside: bool
+    ledger: DatasetLedger | Icechunk2Ledger, key: str, data: bytes, metadata: Mapping[str, str], replace_leftovers: bool
 ) -> None:
     """The one file that holds refs and history."""
     try:
         await ledger.storage.create(key, data, metadata=metadata)
     except AlreadyExistsError:
-        if not beside:
+        if not replace_leftovers:
             raise
         found = await ledger.storage.get_versioned(key)
         await ledger.storage.swap(key, data, found.version, metadata=metadata)
@@ -281,7 +281,7 @@ async def _create_refs(ledger: Ledger, history: WholeHistory) -> None:
             raise
         if isinstance(ledger, RepositoryLedger):
             left = await ledger.fetch_config()
-            await ledger.save_config(left.document or {}, left.mark)
+            await ledger.save_config(left.document or {}, left.version_token)
 
 
 async def _put_config(ledger: Ledger, document: Mapping[str, Any]) -> None:
@@ -290,9 +290,11 @@ async def _put_config(ledger: Ledger, document: Mapping[str, Any]) -> None:
         return
     if isinstance(ledger, RepositoryLedger):
         # Without the name of the generation, which says that there is a repository: there is none before `main`.
-        await save_config_file(ledger.storage, CONFIG_KEY, json.dumps(document, indent=2).encode(), stored.mark)
+        await save_config_file(
+            ledger.storage, CONFIG_KEY, json.dumps(document, indent=2).encode(), stored.version_token
+        )
     else:
-        await ledger.save_config(document, stored.mark)
+        await ledger.save_config(document, stored.version_token)
 
 
 async def _put_branch(ledger: Ledger, name: str, tip: ObjectId) -> None:

@@ -13,7 +13,7 @@ from icefloe.errors import FormatError, IcefloeError, ObjectNotFoundError, RefNo
 from icefloe.formats.contract import get_format
 from icefloe.ids import ObjectId
 from icefloe.ledger.contract import MAIN
-from icefloe.ledger.switch_generation import JOURNAL_KEY, find_marks
+from icefloe.ledger.switch_generation import JOURNAL_KEY, find_generations
 from icefloe.maintenance.inventory import (
     REQUESTS_AT_ONCE,
     Reading,
@@ -239,7 +239,7 @@ async def _is_left_over(reading: Reading, snapshot_id: ObjectId) -> bool:
     done and the refs of that generation are gone.
     """
     own = reading.format.spec_version
-    if await find_marks(reading.storage) - {own} or await reading.storage.exists(JOURNAL_KEY):
+    if await find_generations(reading.storage) - {own} or await reading.storage.exists(JOURNAL_KEY):
         return False
     data = await reading.storage.get(reading.format.snapshot_key(snapshot_id))
     for version in (SpecVersion.REPOSITORY, SpecVersion.ICECHUNK1, SpecVersion.ICECHUNK2):

@@ -42,7 +42,7 @@ from icefloe.ledger.repository import (
     parse_sequence,
 )
 from icefloe.ledger.store import DELETED, new_reference
-from icefloe.ledger.switch_generation import find_marks
+from icefloe.ledger.switch_generation import find_generations
 from icefloe.maintenance.inventory import Refs
 from icefloe.maintenance.verify_checks import Damage, DamageKind
 from icefloe.metadata_files import MetadataFiles
@@ -120,7 +120,7 @@ async def _guess_generation(storage: Storage) -> SpecVersion | None:
         return SpecVersion.ICECHUNK2
     if OVERWRITTEN in names:
         # Backups of the repo file stay when the repository is converted to another generation where it is.
-        others = await find_marks(storage)
+        others = await find_generations(storage)
         return max(others, default=SpecVersion.ICECHUNK2)
     if "refs/" in names:
         async for page in storage.list("refs/"):

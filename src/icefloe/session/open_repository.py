@@ -364,8 +364,8 @@ async def open_engine(
         _bound_stored(stored, storage.url)
     effective = (stored or RepositoryConfig.default()).merge(config) if config is not None else stored
     engine = build_engine(storage, version, effective or RepositoryConfig.default(), authorized)
-    if detected.mark is not None:
-        engine.ledger.remember(detected.mark)
+    if detected.identified_by is not None:
+        engine.ledger.remember(detected.identified_by)
     return engine
 
 
@@ -494,7 +494,7 @@ async def save_config(engine: RepositoryParts) -> None:
     """Keep the configuration in force in the repository."""
     await engine.check_writable()
     stored = await engine.ledger.fetch_config()
-    await engine.ledger.save_config(encode_config(engine.config), stored.mark)
+    await engine.ledger.save_config(encode_config(engine.config), stored.version_token)
 
 
 async def extend_config(engine: RepositoryParts, config: RepositoryConfig) -> None:
@@ -506,7 +506,7 @@ async def extend_config(engine: RepositoryParts, config: RepositoryConfig) -> No
         if stored.document is not None:
             now = decode_config(_without_costly_conditions(stored.document, engine.storage.url))
         try:
-            return await engine.ledger.save_config(encode_config(now.merge(config)), stored.mark)
+            return await engine.ledger.save_config(encode_config(now.merge(config)), stored.version_token)
         except ConflictError:
             if attempt == _CONFIG_TRIES - 1:
                 raise
