@@ -11,10 +11,10 @@ from icefloe.formats.icechunk2.repo_file import (
     Availability,
     FlagChange,
     RepoInfo,
-    RepoStatus,
     SnapshotRecord,
-    Update,
+    StatusRecord,
     UpdateKind,
+    UpdateRecord,
 )
 from icefloe.ids import encode_base32
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, table_from_rows
@@ -126,16 +126,16 @@ LOGS = st.builds(
     ),
 )
 
-STATUSES = st.builds(RepoStatus, st.sampled_from(Availability), U64, st.none() | TEXT)
+STATUSES = st.builds(StatusRecord, st.sampled_from(Availability), U64, st.none() | TEXT)
 
 
 @st.composite
-def updates(draw: st.DrawFn) -> Update:
+def updates(draw: st.DrawFn) -> UpdateRecord:
     kind = draw(st.sampled_from(UpdateKind))
     named = kind in range(UpdateKind.TAG_CREATED, UpdateKind.NEW_DETACHED_SNAPSHOT)
     previous = (UpdateKind.TAG_DELETED, UpdateKind.BRANCH_DELETED, UpdateKind.BRANCH_RESET, UpdateKind.COMMIT_AMENDED)
     new = (UpdateKind.NEW_COMMIT, UpdateKind.COMMIT_AMENDED, UpdateKind.NEW_DETACHED_SNAPSHOT)
-    return Update(
+    return UpdateRecord(
         kind,
         draw(U64),
         draw(st.none() | TEXT),

@@ -23,12 +23,12 @@ from icefloe.formats.icechunk2 import FORMAT
 from icefloe.formats.icechunk2.repo_file import (
     Availability,
     FlagChange,
-    RepoGlance,
+    RepoHead,
     RepoInfo,
-    RepoStatus,
     SnapshotRecord,
-    Update,
+    StatusRecord,
     UpdateKind,
+    UpdateRecord,
     decode_repo_body,
     encode_repo_body,
 )
@@ -120,7 +120,7 @@ def log_body() -> bytes:
 
 def repo_body() -> bytes:
     first, second = sorted([new_object_id(), new_object_id()])
-    status = RepoStatus(Availability.READ_ONLY, 5, "why")
+    status = StatusRecord(Availability.READ_ONLY, 5, "why")
     kinds = UpdateKind
     info = RepoInfo(
         branches={"main": second, "dev": first},
@@ -129,12 +129,12 @@ def repo_body() -> bytes:
             second: SnapshotRecord(second, first, 2, "b", (), (first,)),
         },
         updates=(
-            Update(kinds.NEW_COMMIT, 9, None, name="main", new_id=second),
-            Update(kinds.COMMIT_AMENDED, 8, "p", name="main", previous_id=first, new_id=second),
-            Update(kinds.STATUS_CHANGED, 7, "q", status=status),
-            Update(kinds.FEATURE_FLAG_CHANGED, 6, None, flag=FlagChange(3, True, True)),
-            Update(kinds.TAG_DELETED, 5, None, name="t", previous_id=first),
-            Update(kinds.REPO_MIGRATED, 4, None, versions=(1, 2)),
+            UpdateRecord(kinds.NEW_COMMIT, 9, None, name="main", new_id=second),
+            UpdateRecord(kinds.COMMIT_AMENDED, 8, "p", name="main", previous_id=first, new_id=second),
+            UpdateRecord(kinds.STATUS_CHANGED, 7, "q", status=status),
+            UpdateRecord(kinds.FEATURE_FLAG_CHANGED, 6, None, flag=FlagChange(3, True, True)),
+            UpdateRecord(kinds.TAG_DELETED, 5, None, name="t", previous_id=first),
+            UpdateRecord(kinds.REPO_MIGRATED, 4, None, versions=(1, 2)),
         ),
         status=status,
         tags={"v1": first},
@@ -173,8 +173,8 @@ def read_node_columns(data: bytes) -> None:
     dict(FlatNodes(NodeColumns(root_table(Body(data, "snapshot")).tables(2)[0])))
 
 
-def glance(data: bytes) -> None:
-    seen = RepoGlance(Body(data, "repo"))
+def head(data: bytes) -> None:
+    seen = RepoHead(Body(data, "repo"))
     assert seen.status.availability in Availability
     assert seen.config is None or len(seen.config) < len(data)
     for name in ("main", "dev", "none"):
@@ -194,7 +194,7 @@ FILES: dict[str, tuple[bytes, Reader]] = {
     "compressed, searched": (compressed_manifest_body(), search_manifest),
     "snapshot 1, in columns": (snapshot_body(1), read_node_columns),
     "snapshot 2, in columns": (snapshot_body(2), read_node_columns),
-    "repo, at a glance": (repo_body(), glance),
+    "repo, at a glance": (repo_body(), head),
 }
 MUTATIONS_PER_FILE = 3000
 

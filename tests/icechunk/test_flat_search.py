@@ -29,7 +29,7 @@ from icefloe.formats.flatbuf.writer import OFFSET_TYPE, Coordinates, FlatWriter
 from icefloe.formats.header import FileType
 from icefloe.formats.icechunk1 import FORMAT as FORMAT_1
 from icefloe.formats.icechunk2 import FORMAT as FORMAT_2
-from icefloe.formats.icechunk2.repo_file import RepoInfo, encode_repo, glance_at_repo
+from icefloe.formats.icechunk2.repo_file import RepoInfo, encode_repo, read_repo_head
 from icefloe.ids import NODE_ID_BYTES, new_object_id
 from icefloe.manifests.columns import table_from_columns
 from icefloe.metadata_files import CacheLimits, MetadataFiles
@@ -127,9 +127,9 @@ def test_snapshots_on_both_sides_of_few_come_back(data: st.DataObject, spec: int
 
 @given(repositories())
 def test_a_glance_at_a_repo_file_tells_what_all_of_it_tells(info: RepoInfo) -> None:
-    glance = glance_at_repo(encode_repo(info))
-    assert glance.config == info.config and glance.status == info.status
-    for find, refs in ((glance.find_branch, info.branches), (glance.find_tag, info.tags)):
+    head = read_repo_head(encode_repo(info))
+    assert head.config == info.config and head.status == info.status
+    for find, refs in ((head.find_branch, info.branches), (head.find_tag, info.tags)):
         assert {name: find(name) for name in refs} == dict(refs)
         assert find("\ud800 nobody") is None
 
@@ -137,7 +137,7 @@ def test_a_glance_at_a_repo_file_tells_what_all_of_it_tells(info: RepoInfo) -> N
 def test_a_glance_refuses_what_is_newer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("icefloe.formats.icechunk2.repo_file.KNOWN_SPEC", 1)
     with pytest.raises(FormatError, match="upgrade"):
-        glance_at_repo(seal_body(repo_body(), FileType.REPO_INFO, 2))
+        read_repo_head(seal_body(repo_body(), FileType.REPO_INFO, 2))
 
 
 async def metadata_files_of(count: int, limit: int) -> tuple[MetadataFiles, CountingStorage, Manifest]:

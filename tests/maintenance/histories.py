@@ -11,7 +11,7 @@ import zarr
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.maintenance.collect import list_all
-from icefloe.maintenance.inventory import Listed, read_anew
+from icefloe.maintenance.inventory import Listed, open_uncached
 from icefloe.storage.contract import Storage
 
 GENERATIONS = [version.value for version in icefloe.SpecVersion]
@@ -74,7 +74,7 @@ def make_past(storage: Storage, spec_version: str, commits: int = 6) -> Past:
 
 def objects(repo: icefloe.Repository) -> dict[str, Listed]:
     """Every object of a repository, by kind."""
-    return run_blocking(list_all(read_anew(repo.engine)))
+    return run_blocking(list_all(open_uncached(repo.engine)))
 
 
 def count(repo: icefloe.Repository) -> dict[str, int]:

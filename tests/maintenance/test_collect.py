@@ -17,7 +17,7 @@ import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.maintenance import collect as collecting
 from icefloe.maintenance.collect import CollectionRequest, plan_collection_of
-from icefloe.maintenance.inventory import columns_of, id_texts, is_among, read_anew, text_ids
+from icefloe.maintenance.inventory import columns_of, id_texts, is_among, open_uncached, text_ids
 from icefloe.storage import local as local_files
 from icefloe.storage.contract import ObjectInfo
 from icefloe.testing.faulty_storage import CountingStorage, Fault, FaultKind, FaultyStorage
@@ -55,7 +55,7 @@ def test_everything_unreachable_and_old_is_deleted(past: Past) -> None:
 
 
 def _reachable(repo: icefloe.Repository) -> dict[str, int]:
-    marked = run_blocking(plan_collection_of(read_anew(repo.engine), CollectionRequest(now()))).marked
+    marked = run_blocking(plan_collection_of(open_uncached(repo.engine), CollectionRequest(now()))).marked
     counts = {
         "snapshots": len(marked.snapshots),
         "transaction_logs": len(marked.logs),

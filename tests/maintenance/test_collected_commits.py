@@ -14,7 +14,7 @@ from tests.maintenance.histories import GENERATIONS
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.maintenance.collect import CollectionRequest, apply_plan, plan_collection_of
-from icefloe.maintenance.inventory import read_anew
+from icefloe.maintenance.inventory import open_uncached
 from icefloe.session.commit import RECORDS, Announcement, list_collections
 from icefloe.storage.contract import Storage
 from icefloe.testing.faulty_storage import CountingStorage
@@ -116,11 +116,11 @@ def test_a_collection_keeps_what_commits_refer_to_that_were_faster(storage: Stor
     session = open_repo(storage).writable_session("main")
     write(session)
     repo = open_repo(storage)
-    reading = read_anew(repo.engine)
-    marking = run_blocking(plan_collection_of(reading, CollectionRequest(NOW, ignore_running=True)))
+    uncached = open_uncached(repo.engine)
+    marking = run_blocking(plan_collection_of(uncached, CollectionRequest(NOW, ignore_running=True)))
     assert len(marking.plan.garbage["chunks"]) == 1
     session.commit("faster than the deletion")
-    assert len(run_blocking(apply_plan(repo.engine, reading, marking)).garbage["chunks"]) == 0
+    assert len(run_blocking(apply_plan(repo.engine, uncached, marking)).garbage["chunks"]) == 0
     assert read(storage) == [7, 1, 1, 1]
     assert open_repo(storage).verify().is_clean
 

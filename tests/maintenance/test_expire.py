@@ -15,7 +15,7 @@ from tests.maintenance.histories import GENERATIONS, INLINE, LARGE, PACKED, Past
 import icefloe
 from icefloe.ledger.contract import HistoryChange
 from icefloe.maintenance.expire import ExpiryRequest, RetentionRule, plan_expiry
-from icefloe.maintenance.inventory import History, Refs
+from icefloe.maintenance.inventory import History, RefTargets
 from icefloe.model.snapshot import SnapshotInfo
 from icefloe.storage.contract import Storage
 from icefloe.storage.wrappers import Operation, WrappedStorage
@@ -192,7 +192,7 @@ def histories(draw: st.DrawFn) -> History:
         infos[f"s{number}"] = SnapshotInfo(f"s{number}", parent, START + dt.timedelta(days=number), "")
     ids = st.sampled_from(sorted(infos))
     branches = {"main": draw(ids), **draw(st.dictionaries(st.sampled_from(["dev", "rel-1", "rel-2"]), ids))}
-    history = History(Refs(branches, draw(st.dictionaries(st.sampled_from(["v1", "v2"]), ids))), infos)
+    history = History(RefTargets(branches, draw(st.dictionaries(st.sampled_from(["v1", "v2"]), ids))), infos)
     reachable = {info.id for start in history.refs.targets() for info in history.chain(start)}
     return History(history.refs, {key: infos[key] for key in infos if key in reachable})
 

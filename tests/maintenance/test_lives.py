@@ -22,7 +22,7 @@ from tests.maintenance.histories import GENERATIONS, count, now, objects
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.errors import StorageError
-from icefloe.maintenance.inventory import id_texts, microseconds, read_anew
+from icefloe.maintenance.inventory import id_texts, microseconds, open_uncached
 from icefloe.maintenance.verify_checks import DamageKind
 from icefloe.model.chunk_table import ChunkKind
 from icefloe.model.snapshot import ArrayNode
@@ -355,7 +355,7 @@ class Life(RuleBasedStateMachine):
                 with suppress(icefloe.IcefloeError):  # one that no ref leads to may have lost its place in the list
                     found |= {info.id for info in self.repo.ancestry(snapshot_id=start)}
             return found
-        metadata_files = read_anew(self.repo.engine).metadata_files
+        metadata_files = open_uncached(self.repo.engine).metadata_files
         waiting = list(starts)
         while waiting:
             parent = run_blocking(metadata_files.fetch_snapshot(waiting.pop())).parent_id
@@ -366,7 +366,7 @@ class Life(RuleBasedStateMachine):
 
     def quoted(self) -> set[str]:
         """Ancestors that reachable snapshots quote, there or not."""
-        metadata_files = read_anew(self.repo.engine).metadata_files
+        metadata_files = open_uncached(self.repo.engine).metadata_files
         histories = [run_blocking(metadata_files.fetch_snapshot(each)).history for each in self.reachable()]
         return {entry.id for history in histories for entry in history}
 

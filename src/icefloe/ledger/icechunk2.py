@@ -37,15 +37,15 @@ from icefloe.formats.icechunk2.repo_edits import (
 )
 from icefloe.formats.icechunk2.repo_file import (
     Availability,
-    RepoGlance,
+    RepoHead,
     RepoInfo,
-    RepoStatus,
     SnapshotRecord,
-    Update,
+    StatusRecord,
     UpdateKind,
+    UpdateRecord,
     decode_repo,
     encode_repo,
-    glance_at_repo,
+    read_repo_head,
 )
 from icefloe.ids import ObjectId
 from icefloe.ledger.contract import HistoryChange, Ledger, StaleTipError, StoredConfig, Tip, check_name, check_new_name
@@ -61,17 +61,17 @@ _SPEC = 2
 class SeenRepo:
     """A repo file as it was read, and the version under which it can be replaced; decoded as far as it is asked."""
 
-    __slots__ = ("_info", "data", "glance", "version")
+    __slots__ = ("_info", "data", "head", "version")
 
-    def __init__(self, found: Versioned, info: RepoInfo | None = None, glance: RepoGlance | None = None) -> None:
+    def __init__(self, found: Versioned, info: RepoInfo | None = None, head: RepoHead | None = None) -> None:
         self.data = found.data
         self.version = found.version
-        self.glance = glance or glance_at_repo(found.data)
+        self.head = head or read_repo_head(found.data)
         self._info = info
 
     def seen_again(self, found: Versioned) -> SeenRepo:
         """The file as it is read next; an unchanged one is not decoded anew."""
-        return SeenRepo(found, self._info, self.glance) if found.data == self.data else SeenRepo(found)
+        return SeenRepo(found, self._info, self.head) if found.data == self.data else SeenRepo(found)
 
     @property
     def info(self) -> RepoInfo:
@@ -109,7 +109,7 @@ class Icechunk2Ledger(Ledger):
             self._seen_by_other = other._seen
 
     def recall_tip(self, branch: str) -> ObjectId | None:
-        return None if self._seen is None else self._seen.glance.find_branch(branch)
+        return None if self._seen is None else self._seen.head.find_branch(branch)
 
     async def fetch(self) -> SeenRepo:
         """The repo file as it is now, in one request."""
@@ -126,17 +126,17 @@ class Icechunk2Ledger(Ledger):
         return (await self.fetch()).info
 
     async def check_writable(self) -> None:
-        _require_online((await self.fetch()).glance.status)
+        _require_online((await self.fetch()).head.status)
 
     async def fetch_tip(self, branch: str) -> Tip:
         check_name(branch, "branch")
         seen = await self.fetch()
-        return Tip(seen.glance.find_branch(branch) or edits.branch_tip(seen.info, branch), seen.version, seen)
+        return Tip(seen.head.find_branch(branch) or edits.branch_tip(seen.info, branch), seen.version, seen)
 
     async def fetch_tag(self, tag: str) -> ObjectId:
         check_name(tag, "tag")
         seen = await self.fetch()
-        return seen.glance.find_tag(tag) or edits.find_tag(seen.info, tag)
+        return seen.head.find_tag(tag) or edits.find_tag(seen.info, tag)
 
     async def fetch_targets(self) -> tuple[dict[str, ObjectId], dict[str, ObjectId]]:
         info = await self.fetch_repo_info()
@@ -171,7 +171,7 @@ class Icechunk2Ledger(Ledger):
         return before is not after and _last_collection(before) != _last_collection(after)
 
     async def announce_collection(self, collection_id: str, *, soon: bool) -> None:
-        await self._apply(lambda info, now_us: Edit(info, Update(UpdateKind.GC_RAN, 0)))
+        await self._apply(lambda info, now_us: Edit(info, UpdateRecord(UpdateKind.GC_RAN, 0)))
 
     async def record_detached(self, snapshot: Snapshot) -> None:
         await self._apply(
@@ -244,7 +244,7 @@ class Icechunk2Ledger(Ledger):
         return frozenset(log for record in info.snapshots.values() for log in record.pruned_logs)
 
     async def fetch_config(self) -> StoredConfig:
-        return _decode_config((await self.fetch()).glance)
+        return _decode_config((await self.fetch()).head)
 
     async def save_config(self, document: Mapping[str, Any], version_token: Any) -> None:
         def edit(info: RepoInfo, now_us: int) -> Edit:
@@ -254,7 +254,7 @@ class Icechunk2Ledger(Ledger):
 
         await self._apply(edit)
 
-    async def fetch_status(self) -> RepoStatus:
+    async def fetch_status(self) -> StatusRecord:
         """Whether the repository takes writes, since when, and why not."""
         return (await self.fetch_repo_info()).status
 
@@ -290,7 +290,7 @@ class Icechunk2Ledger(Ledger):
         """Switch a feature on or off, or back to its default."""
         await self._apply(lambda info, now_us: edits.set_flag(info, name, value))
 
-    async def ops_log(self) -> AsyncIterator[Update]:
+    async def ops_log(self) -> AsyncIterator[UpdateRecord]:
         """What was done to the repository, newest first; it ends where a backup is missing."""
         info = await self.fetch_repo_info()
         for update in info.updates:
@@ -360,7 +360,7 @@ class Icechunk2Ledger(Ledger):
         for number, pause in enumerate(CONTENTION.pauses()):
             seen = known if number == 0 and known is not None else await self.fetch()
             if not while_offline:
-                _require_online(seen.glance.status)
+                _require_online(seen.head.status)
             now_us = next_update_time(seen.info, _now_us())
             planned = edit(seen.info, now_us)
             if planned is None:
@@ -406,11 +406,11 @@ def to_snapshot_info(record: SnapshotRecord) -> SnapshotInfo:
 
 def stored_config(repo: Versioned) -> StoredConfig:
     """The configuration in a repo file that was met on the way."""
-    return _decode_config(glance_at_repo(repo.data))
+    return _decode_config(read_repo_head(repo.data))
 
 
-def _decode_config(glance: RepoGlance) -> StoredConfig:
-    config = glance.config
+def _decode_config(head: RepoHead) -> StoredConfig:
+    config = head.config
     if config is None:
         return StoredConfig(None, None)
     document = decode_flexible(config)
@@ -447,7 +447,7 @@ def _find_record(info: RepoInfo, snapshot_id: ObjectId) -> SnapshotRecord:
     return record
 
 
-def _require_online(status: RepoStatus) -> None:
+def _require_online(status: StatusRecord) -> None:
     if status.availability is not Availability.ONLINE:
         word = status.availability.name.lower().replace("_", "-")
         reason = f": {status.reason}" if status.reason else ""

@@ -27,7 +27,7 @@ from icefloe.formats.dataset.state import (
 )
 from icefloe.formats.flatbuf.files import object_metadata
 from icefloe.formats.icechunk2.repo_edits import OVERWRITTEN, Migrated, migrated_repository, new_backup_name
-from icefloe.formats.icechunk2.repo_file import RepoStatus, Update, encode_repo
+from icefloe.formats.icechunk2.repo_file import StatusRecord, UpdateRecord, encode_repo
 from icefloe.ids import ObjectId, new_object_id
 from icefloe.ledger.contract import MAIN, Ledger, save_config_file
 from icefloe.ledger.dataset import DatasetLedger
@@ -150,8 +150,8 @@ class Administration:
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
     flags: Mapping[str, bool | None] = field(default_factory=dict)
-    status: RepoStatus | None = None
-    updates: tuple[Update, ...] = ()
+    status: StatusRecord | None = None
+    updates: tuple[UpdateRecord, ...] = ()
     """The whole operations log, newest first."""
 
 

@@ -38,8 +38,8 @@ from icefloe.maintenance.inventory import (
     Cutoff,
     Ids,
     Listed,
-    Reading,
-    Refs,
+    RefTargets,
+    UncachedRepository,
     correct_quotes,
     empty_listing,
     fetch_all_refs,
@@ -55,8 +55,8 @@ from icefloe.maintenance.inventory import (
     list_side_objects,
     look_at,
     microseconds,
-    read_anew,
-    read_anew_of,
+    open_uncached,
+    reopen_uncached,
     stream_bounded,
     tell,
     text_ids,
@@ -119,15 +119,15 @@ class CollectionPlan:
     live: Mapping[str, int]
     young: Mapping[str, int]
     """Objects that nothing names, but that are too young to be judged."""
-    beside: tuple[ObjectInfo, ...] = ()
+    side_objects: tuple[ObjectInfo, ...] = ()
     """Objects beside the repository's own that no commit names, see `side_objects`."""
 
     def summary(self) -> GCSummary:
         """What the plan comes to."""
         return GCSummary(
             bytes_deleted=sum(int(listed.size.sum()) for listed in self.garbage.values())
-            + sum(item.size_bytes for item in self.beside),
-            lists_deleted=len(self.beside),
+            + sum(item.size_bytes for item in self.side_objects),
+            lists_deleted=len(self.side_objects),
             cutoff=self.cutoff,
             objects_in_use=sum(self.live.values()),
             objects_too_young=sum(self.young.values()),
@@ -140,11 +140,11 @@ class CollectionPlan:
             kind: listed.take(~is_among(listed.ids, _live_keys(kind, marked, listed.ids.shape[1])))
             for kind, listed in self.garbage.items()
         }
-        beside = tuple(item for item in self.beside if item.key not in marked.beside)
-        return replace(self, garbage=garbage, beside=beside)
+        side_objects = tuple(item for item in self.side_objects if item.key not in marked.side_objects)
+        return replace(self, garbage=garbage, side_objects=side_objects)
 
     def is_empty(self) -> bool:
-        return not self.beside and not any(len(listed) for listed in self.garbage.values())
+        return not self.side_objects and not any(len(listed) for listed in self.garbage.values())
 
     def __str__(self) -> str:
         lines = [f"to delete, not modified since {self.cutoff:%Y-%m-%d %H:%M:%S}: {self.summary()}"]
@@ -170,7 +170,7 @@ def plan_collection(
     marked: Marked,
     ages: AgeLimits,
     cutoff: dt.datetime,
-    beside: Sequence[ObjectInfo] = (),
+    side_objects: Sequence[ObjectInfo] = (),
 ) -> CollectionPlan:
     """Everything listed that nothing names and that is old enough."""
     garbage, live, young = {}, {}, {}
@@ -183,7 +183,7 @@ def plan_collection(
         garbage[kind] = listed.take(~named & old)
         live[kind] = int(np.count_nonzero(named))
         young[kind] = int(np.count_nonzero(~named & (listed.modified >= ages.before)))
-    left = unnamed(beside, marked.beside, ages.before, ages.not_before)
+    left = unnamed(side_objects, marked.side_objects, ages.before, ages.not_before)
     return CollectionPlan(cutoff, garbage, live, young, left)
 
 
@@ -227,7 +227,7 @@ class SavedMark:
 def encode_mark(mark: SavedMark) -> bytes:
     """The bytes of a mark."""
     snapshots = [
-        [facts.id, facts.parent_id, facts.manifests, facts.attributes, facts.quoted, facts.beside, time]
+        [facts.id, facts.parent_id, facts.manifests, facts.attributes, facts.quoted, facts.side_objects, time]
         for facts, time in ((f, mark.snapshot_times.get(f.id, -1)) for f in mark.known.snapshots.values())
     ]
     manifests = [[facts.id, facts.objects.tobytes(), facts.sizes.tobytes()] for facts in mark.known.manifests.values()]
@@ -262,8 +262,8 @@ def find_mark_in(data: bytes, spec_version: str, width: int) -> SavedMark | None
 def _parse(document: Mapping[str, Any], width: int) -> SavedMark:
     snapshots, times = {}, {}
     for key, parent, *columns, time in document["snapshots"]:
-        manifests, attributes, quoted, beside = map(tuple, columns)
-        snapshots[key] = SnapshotFacts(key, parent, manifests, attributes, quoted, beside)
+        manifests, attributes, quoted, side_objects = map(tuple, columns)
+        snapshots[key] = SnapshotFacts(key, parent, manifests, attributes, quoted, side_objects)
         times[key] = time
     facts = {key: ManifestFacts(key, _ids(ids, width), _numbers(sizes)) for key, ids, sizes in document["manifests"]}
     return SavedMark(
@@ -320,11 +320,11 @@ class Candidates:
     known: Known
 
 
-async def list_candidates(reading: Reading, mark: SavedMark) -> Candidates:
+async def list_candidates(uncached: UncachedRepository, mark: SavedMark) -> Candidates:
     """Snapshot files as they are now, and everything else as the mark knows it."""
-    width = reading.format.capabilities.object_id_bytes
-    layout = reading.format
-    files = await list_folder(reading.storage, layout.snapshots_folder, layout.metadata_extension, width)
+    width = uncached.format.capabilities.object_id_bytes
+    layout = uncached.format
+    files = await list_folder(uncached.storage, layout.snapshots_folder, layout.metadata_extension, width)
     times = dict(zip(files.texts(), files.modified.tolist(), strict=True))
     same = {key: f for key, f in mark.known.snapshots.items() if times.get(key) == mark.snapshot_times.get(key, -1)}
     listings = {"snapshots": files}
@@ -431,56 +431,56 @@ _LEFTOVER_AGE = dt.timedelta(minutes=5)
 async def collect(engine: RepositoryParts, request: CollectionRequest) -> GCSummary:
     """Delete what no branch or tag leads to and what is old enough."""
     await engine.check_writable()
-    reading = read_anew(engine)
-    if reading.storage.read_only:
-        raise ReadOnlyError(f"{reading.storage.url} takes no writes; garbage cannot be collected")
-    marking = await plan_collection_of(reading, request)
-    marking = replace(marking, plan=await apply_plan(engine, reading, marking))
+    uncached = open_uncached(engine)
+    if uncached.storage.read_only:
+        raise ReadOnlyError(f"{uncached.storage.url} takes no writes; garbage cannot be collected")
+    marking = await plan_collection_of(uncached, request)
+    marking = replace(marking, plan=await apply_plan(engine, uncached, marking))
     if not request.incremental and marking.now is not None:
         await engine.storage.remove_leftovers(max(marking.now - marking.plan.cutoff, _LEFTOVER_AGE), marking.now)
     if request.incremental:
-        read_at = microseconds(await fetch_store_time(reading.storage))
-        mark = next_mark(reading.format, marking.marked, marking.plan, marking.listings, read_at)
-        await save_mark(reading.storage, mark)
+        read_at = microseconds(await fetch_store_time(uncached.storage))
+        mark = next_mark(uncached.format, marking.marked, marking.plan, marking.listings, read_at)
+        await save_mark(uncached.storage, mark)
     return marking.plan.summary()
 
 
-async def plan_collection_of(reading: Reading, request: CollectionRequest) -> Marking:
+async def plan_collection_of(uncached: UncachedRepository, request: CollectionRequest) -> Marking:
     """What would be deleted now.
 
     Objects are listed before refs are read: whatever a commit names that lands in between is seen as named.
     """
-    decided = await fetch_cutoff(reading.storage, request.older_than)
-    check_running(reading, decided, request)
+    decided = await fetch_cutoff(uncached.storage, request.older_than)
+    check_running(uncached, decided, request)
     cutoff = decided.time
-    known, listings = await _list(reading, request)
-    beside = await list_side_objects(reading.storage)
+    known, listings = await _list(uncached, request)
+    side_objects = await list_side_objects(uncached.storage)
     before = microseconds(cutoff)
     files = listings["snapshots"]
     young = frozenset(files.take(files.modified >= before).texts())
-    marked = await mark(reading, young, frozenset(files.texts()), known, request.limits)
+    marked = await mark(uncached, young, frozenset(files.texts()), known, request.limits)
     chunks = listings["chunks"]
     unnamed = ~is_among(chunks.ids, marked.chunks)
-    listings["chunks"] = await look_at(reading.storage, reading.format.chunks_folder, "", chunks, unnamed)
+    listings["chunks"] = await look_at(uncached.storage, uncached.format.chunks_folder, "", chunks, unnamed)
     not_before = None if request.created_after is None else microseconds(request.created_after)
-    plan = plan_collection(listings, marked, AgeLimits(before, not_before), cutoff, beside)
+    plan = plan_collection(listings, marked, AgeLimits(before, not_before), cutoff, side_objects)
     return Marking(plan, marked, listings, decided.now)
 
 
-async def _list(reading: Reading, request: CollectionRequest) -> tuple[Known, dict[str, Listed]]:
+async def _list(uncached: UncachedRepository, request: CollectionRequest) -> tuple[Known, dict[str, Listed]]:
     """What is to be judged: everything, or what a saved mark names."""
     if request.incremental:
-        width = reading.format.capabilities.object_id_bytes
-        mark = await fetch_mark(reading.storage, reading.format.spec_version.value, width)
+        width = uncached.format.capabilities.object_id_bytes
+        mark = await fetch_mark(uncached.storage, uncached.format.spec_version.value, width)
         if mark is not None:
-            candidates = await list_candidates(reading, mark)
+            candidates = await list_candidates(uncached, mark)
             return candidates.known, candidates.listings
-    return Known(), await list_all(reading, sized_chunks=False)
+    return Known(), await list_all(uncached, sized_chunks=False)
 
 
-def check_running(reading: Reading, cutoff: Cutoff, request: CollectionRequest) -> None:
+def check_running(uncached: UncachedRepository, cutoff: Cutoff, request: CollectionRequest) -> None:
     """Refuse a cut-off within the life of a writable session of this process: its chunks would be judged."""
-    age = oldest_writer(reading.storage)
+    age = oldest_writer(uncached.storage)
     if age is None or request.ignore_running:
         return
     started = cutoff.started(age)
@@ -493,25 +493,25 @@ def check_running(reading: Reading, cutoff: Cutoff, request: CollectionRequest) 
         )
 
 
-async def list_all(reading: Reading, *, sized_chunks: bool = True) -> dict[str, Listed]:
+async def list_all(uncached: UncachedRepository, *, sized_chunks: bool = True) -> dict[str, Listed]:
     """Every folder of a repository as columns; of chunks perhaps only the names, see `list_folder_names`."""
-    width = reading.format.capabilities.object_id_bytes
-    folders = folders_of(reading)
+    width = uncached.format.capabilities.object_id_bytes
+    folders = folders_of(uncached)
 
     async def one(kind: str) -> Listed:
         if kind not in folders:
             return empty_listing(width)
         if kind == "chunks":
             list_chunks = list_folder if sized_chunks else list_folder_names
-            return await list_chunks(reading.storage, folders[kind], "", width)
-        return await list_folder(reading.storage, folders[kind], reading.format.metadata_extension, width)
+            return await list_chunks(uncached.storage, folders[kind], "", width)
+        return await list_folder(uncached.storage, folders[kind], uncached.format.metadata_extension, width)
 
     return dict(zip(KINDS, await asyncio.gather(*map(one, KINDS)), strict=True))
 
 
-def folders_of(reading: Reading) -> dict[str, str]:
+def folders_of(uncached: UncachedRepository) -> dict[str, str]:
     """The folders that the repository's generation has, by kind."""
-    layout = reading.format
+    layout = uncached.format
     folders = {
         "snapshots": layout.snapshots_folder,
         "manifests": layout.manifests_folder,
@@ -524,7 +524,7 @@ def folders_of(reading: Reading) -> dict[str, str]:
     return folders
 
 
-async def apply_plan(engine: RepositoryParts, reading: Reading, marking: Marking) -> CollectionPlan:
+async def apply_plan(engine: RepositoryParts, uncached: UncachedRepository, marking: Marking) -> CollectionPlan:
     """Delete, unless somebody made garbage reachable since it was judged; correct what is quoted of former garbage.
 
     Returns what was deleted: the plan without what commits refer to that landed meanwhile.
@@ -533,44 +533,44 @@ async def apply_plan(engine: RepositoryParts, reading: Reading, marking: Marking
     files are gone; the next run finds the rest.
     """
     if quotes_what_is_gone(marking):
-        await correct_quotes(engine, reading)
+        await correct_quotes(engine, uncached)
     if marking.plan.is_empty():
         return marking.plan
-    async with announced(reading.storage, marking.plan.cutoff) as announcement:
-        return (await delete_garbage(engine, reading, marking, announcement))[0]
+    async with announced(uncached.storage, marking.plan.cutoff) as announcement:
+        return (await delete_garbage(engine, uncached, marking, announcement))[0]
 
 
 async def delete_garbage(
-    engine: RepositoryParts, reading: Reading, marking: Marking, announcement: Announcement
+    engine: RepositoryParts, uncached: UncachedRepository, marking: Marking, announcement: Announcement
 ) -> tuple[CollectionPlan, Marked]:
     """Delete what a plan names, but for what commits refer to that landed since; what that was, and what is in use."""
     await engine.ledger.announce_collection(announcement.record.id, soon=announcement.is_soon)
-    marked = await mark_again(reading, marking)
+    marked = await mark_again(uncached, marking)
     plan = marking.plan.without(marked)
     doomed = frozenset(plan.garbage["snapshots"].texts())
     await _forget(engine, doomed, marked.listed)
     for kind in KINDS:
-        await delete_objects(reading, kind, plan.garbage[kind], announcement)
-    if plan.beside:
+        await delete_objects(uncached, kind, plan.garbage[kind], announcement)
+    if plan.side_objects:
         announcement.check()
-        await reading.storage.delete([item.key for item in plan.beside])
+        await uncached.storage.delete([item.key for item in plan.side_objects])
     for snapshot_id in doomed:
         engine.metadata_files.forget_snapshot(snapshot_id)
     return plan, marked
 
 
-async def mark_again(reading: Reading, marking: Marking) -> Marked:
+async def mark_again(uncached: UncachedRepository, marking: Marking) -> Marked:
     """What is in use now: refs that moved since they were read are followed, the rest is known.
 
     A commit that lands after this was told of the collection, and looks itself whether what it refers to is there.
     """
-    fresh = await fetch_all_refs(reading.ledger)
+    fresh = await fetch_all_refs(uncached.ledger)
     if fresh.targets() <= marking.marked.refs.targets():
         return marking.marked
-    await check_refs(reading, marking, fresh, frozenset(marking.plan.garbage["snapshots"].texts()))
+    await check_refs(uncached, marking, fresh, frozenset(marking.plan.garbage["snapshots"].texts()))
     known = Known(marking.marked.snapshots, marking.marked.manifests)
     # A view of its own: files that the first look remembers may have been rewritten since.
-    return await mark(read_anew_of(reading), frozenset(), frozenset(), known)
+    return await mark(reopen_uncached(uncached), frozenset(), frozenset(), known)
 
 
 def quotes_what_is_gone(marking: Marking) -> bool:
@@ -579,11 +579,13 @@ def quotes_what_is_gone(marking: Marking) -> bool:
     return any(not there.issuperset(facts.quoted) for facts in marking.marked.snapshots.values())
 
 
-async def check_refs(reading: Reading, marking: Marking, fresh: Refs, doomed: frozenset[ObjectId]) -> None:
+async def check_refs(
+    uncached: UncachedRepository, marking: Marking, fresh: RefTargets, doomed: frozenset[ObjectId]
+) -> None:
     """Follow refs that moved since the mark down to a snapshot that stays."""
     for start in fresh.targets() - marking.marked.refs.targets():
         try:
-            async for info in reading.ledger.ancestry(start):
+            async for info in uncached.ledger.ancestry(start):
                 if info.id in marking.marked.snapshots:
                     break
                 if info.id in doomed:
@@ -611,14 +613,14 @@ def _resurrected(snapshot_id: ObjectId, refs: Sequence[str]) -> ConflictError:
     )
 
 
-async def delete_objects(reading: Reading, kind: str, listed: Listed, announcement: Announcement) -> None:
+async def delete_objects(uncached: UncachedRepository, kind: str, listed: Listed, announcement: Announcement) -> None:
     """Delete objects of one kind, many at a time."""
-    key = key_builder(reading, kind)
+    key = key_builder(uncached, kind)
     batches = [listed.ids[low : low + DELETE_BATCH] for low in range(0, len(listed), DELETE_BATCH)]
 
     async def delete(batch: Ids) -> None:
         announcement.check()
-        await reading.storage.delete([key(text) for text in id_texts(batch)])
+        await uncached.storage.delete([key(text) for text in id_texts(batch)])
 
     done = 0
     async for _ in stream_bounded(delete, batches, _DELETES_AT_ONCE):
@@ -626,9 +628,9 @@ async def delete_objects(reading: Reading, kind: str, listed: Listed, announceme
         tell(f"delete {kind.replace('_', ' ')}", done, len(listed))
 
 
-def key_builder(reading: Reading, kind: str) -> Callable[[ObjectId], str]:
+def key_builder(uncached: UncachedRepository, kind: str) -> Callable[[ObjectId], str]:
     """How the id of an object becomes its key."""
-    layout = reading.format
+    layout = uncached.format
     if kind == "chunks":
         return lambda text: f"{layout.chunks_folder}{text}"
     return {

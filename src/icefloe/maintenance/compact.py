@@ -16,7 +16,7 @@ from icefloe.errors import ConflictError, InvalidInputError, printable
 from icefloe.ids import NodeId, ObjectId, new_chunk_id
 from icefloe.ledger.contract import Tip
 from icefloe.maintenance.collect import list_all
-from icefloe.maintenance.inventory import Listed, gather_bounded, id_keys, read_anew, tell
+from icefloe.maintenance.inventory import Listed, gather_bounded, id_keys, open_uncached, tell
 from icefloe.manifests.cells import filter_box
 from icefloe.manifests.columns import concat, find_rows, normalise, same_references, take, take_raw
 from icefloe.manifests.plan import ManifestPlan, plan_repack
@@ -271,7 +271,7 @@ async def plan_compaction(engine: RepositoryParts, request: CompactRequest) -> C
     state = SessionState(engine, await engine.metadata_files.fetch_snapshot(tip.snapshot_id))
     nodes = {node.id: node for node in state.tree.nodes() if isinstance(node, ArrayNode)}
     tables = {key: await state.chunk_table(node) for key, node in nodes.items()}
-    listed = (await list_all(read_anew(engine)))["chunks"]
+    listed = (await list_all(open_uncached(engine)))["chunks"]
     use = object_use(tables, listed)
     planned = []
     for key, node in nodes.items():

@@ -12,7 +12,14 @@ from icefloe.display.card import format_count
 from icefloe.errors import InvalidInputError, ObjectNotFoundError, SnapshotNotFoundError, UnsupportedError, printable
 from icefloe.ids import ObjectId
 from icefloe.ledger.contract import MAIN, HistoryChange
-from icefloe.maintenance.inventory import History, Reading, fetch_all_refs, fetch_history, read_anew, tell
+from icefloe.maintenance.inventory import (
+    History,
+    UncachedRepository,
+    fetch_all_refs,
+    fetch_history,
+    open_uncached,
+    tell,
+)
 from icefloe.model.snapshot import Snapshot, SnapshotInfo, TransactionLog
 from icefloe.session.history import check_past, compare_snapshots, join_logs, merge_logs
 from icefloe.session.open_repository import RepositoryParts
@@ -211,7 +218,7 @@ _ROUNDS = 20
 
 async def plan_expiry_of(engine: RepositoryParts, request: ExpiryRequest) -> ExpiryPlan:
     """What would expire now."""
-    history = await fetch_history(read_anew(engine))
+    history = await fetch_history(open_uncached(engine))
     return plan_expiry(history, request, tags_can_go=engine.capabilities.deletable_tags)
 
 
@@ -225,11 +232,11 @@ async def apply_expiry(engine: RepositoryParts, plan: ExpiryPlan) -> ExpiryPlan:
     await engine.check_writable()
     if plan.change.is_empty():
         return plan
-    refs = await fetch_all_refs(read_anew(engine).ledger)
+    refs = await fetch_all_refs(open_uncached(engine).ledger)
     await _apply(engine, plan)
     for _ in range(_ROUNDS):
         # A commit or an amendment that landed meanwhile may stand on what just expired.
-        history = await fetch_history(read_anew(engine))
+        history = await fetch_history(open_uncached(engine))
         if history.refs == refs:
             break
         refs, missed = history.refs, plan_again(history, plan.change.expired)
@@ -241,13 +248,13 @@ async def apply_expiry(engine: RepositoryParts, plan: ExpiryPlan) -> ExpiryPlan:
 
 async def _apply(engine: RepositoryParts, plan: ExpiryPlan) -> None:
     seams = {} if engine.ledger.keeps_pruned_logs or not engine.capabilities.transaction_logs else plan.skipped
-    reading = read_anew(engine)
+    uncached = open_uncached(engine)
     exact = {}
     for number, (child, skipped) in enumerate(seams.items()):
         tell("join transaction logs", number, len(seams))
         # Until the parents change, the log tells of both: one that tells of too little would hide a conflict.
-        own = await _log_since(reading, [child], skipped[0])
-        exact[child] = await _log_since(reading, [*reversed(skipped), child], plan.change.parents[child])
+        own = await _log_since(uncached, [child], skipped[0])
+        exact[child] = await _log_since(uncached, [*reversed(skipped), child], plan.change.parents[child])
         await _write_log(engine, child, _union(own, exact[child]))
     tell("change history", 0, 1)
     await engine.ledger.change_history(plan.change)
@@ -264,19 +271,19 @@ async def _follow_others(engine: RepositoryParts, child: ObjectId, parent: Objec
     log has to begin at.
     """
     for _ in range(_ROUNDS):
-        reading = read_anew(engine)
+        uncached = open_uncached(engine)
         try:
-            begins = (await reading.metadata_files.fetch_snapshot(child)).parent_id
+            begins = (await uncached.metadata_files.fetch_snapshot(child)).parent_id
             if begins is None or begins == parent:
                 return
             skipped, at = [], parent
             while at != begins:
                 skipped.append(at)
-                above = (await reading.metadata_files.fetch_snapshot(at)).parent_id
+                above = (await uncached.metadata_files.fetch_snapshot(at)).parent_id
                 if above is None:
                     return  # the parent is none that was further up: nobody expired anything
                 at = above
-            log = await _log_since(reading, [*reversed(skipped), child], begins)
+            log = await _log_since(uncached, [*reversed(skipped), child], begins)
         except SnapshotNotFoundError:
             return  # a collection took what expired; its log is that of whoever let it expire
         await _write_log(engine, child, log)
@@ -302,8 +309,8 @@ def _union(one: TransactionLog, other: TransactionLog) -> TransactionLog:
     )
 
 
-async def _log_since(reading: Reading, snapshots: list[ObjectId], parent: ObjectId) -> TransactionLog:
-    metadata_files = reading.metadata_files
+async def _log_since(uncached: UncachedRepository, snapshots: list[ObjectId], parent: ObjectId) -> TransactionLog:
+    metadata_files = uncached.metadata_files
     old, new = await metadata_files.fetch_snapshot(parent), await metadata_files.fetch_snapshot(snapshots[-1])
     try:
         logs = [await metadata_files.fetch_transaction_log(each) for each in snapshots]

@@ -12,7 +12,7 @@ from icefloe.display.card import format_bytes
 from icefloe.formats.header import HEADER_BYTES, Compression, FileType, has_magic, parse_header
 from icefloe.ids import ObjectId, encode_base32
 from icefloe.maintenance.collect import list_all
-from icefloe.maintenance.inventory import is_among, read_anew, stream_bounded, telling
+from icefloe.maintenance.inventory import is_among, open_uncached, stream_bounded, telling
 from icefloe.maintenance.marking import FetchLimits, mark
 from icefloe.model.chunk_table import ChunkKind
 from icefloe.model.snapshot import ArrayNode, Manifest, Node
@@ -21,7 +21,7 @@ from icefloe.session.open_repository import RepositoryParts
 
 async def inspect_snapshot(engine: RepositoryParts, snapshot_id: ObjectId) -> dict[str, Any]:
     """Every node of a snapshot with its id and manifests."""
-    snapshot = await read_anew(engine).metadata_files.fetch_snapshot(snapshot_id)
+    snapshot = await open_uncached(engine).metadata_files.fetch_snapshot(snapshot_id)
     return {
         "id": snapshot.id,
         "header": await _header(engine, engine.format.snapshot_key(snapshot_id)),
@@ -52,8 +52,8 @@ def _node(node: Node) -> dict[str, Any]:
 
 async def inspect_manifest(engine: RepositoryParts, manifest_id: ObjectId) -> dict[str, Any]:
     """Chunk references of a manifest, counted by array and kind."""
-    reading = read_anew(engine)
-    manifest = await reading.metadata_files.fetch_manifest(manifest_id)
+    uncached = open_uncached(engine)
+    manifest = await uncached.metadata_files.fetch_manifest(manifest_id)
     key = engine.format.manifest_key(manifest_id)
     arrays = []
     for node_id, table in manifest.tables.items():
@@ -68,7 +68,7 @@ async def inspect_manifest(engine: RepositoryParts, manifest_id: ObjectId) -> di
     return {
         "id": manifest.id,
         "header": await _header(engine, key),
-        "size_bytes": (await reading.storage.head(key)).size_bytes,
+        "size_bytes": (await uncached.storage.head(key)).size_bytes,
         "num_arrays": len(arrays),
         "total_chunk_refs": len(manifest),
         **{f"total_{name}": sum(each[f"num_{name}"] for each in arrays) for name in ("inline", "native", "virtual")},
@@ -78,7 +78,7 @@ async def inspect_manifest(engine: RepositoryParts, manifest_id: ObjectId) -> di
 
 async def inspect_transaction_log(engine: RepositoryParts, snapshot_id: ObjectId) -> dict[str, Any]:
     """What one commit changed, by node id."""
-    log = await read_anew(engine).metadata_files.fetch_transaction_log(snapshot_id)
+    log = await open_uncached(engine).metadata_files.fetch_transaction_log(snapshot_id)
     sets = ("new_groups", "new_arrays", "deleted_groups", "deleted_arrays", "updated_groups", "updated_arrays")
     return {
         "header": await _header(engine, engine.format.transaction_log_key(snapshot_id)),
@@ -137,14 +137,14 @@ class ChunkStorageStats:
 
 async def chunk_storage_stats(engine: RepositoryParts, limits: FetchLimits | None = None) -> ChunkStorageStats:
     """Count what refs lead to; a chunk object or a range of a virtual file that several snapshots share counts once."""
-    reading = read_anew(engine)
-    listings = await list_all(reading)
-    marked = await mark(reading, frozenset(), frozenset(), limits=limits)
+    uncached = open_uncached(engine)
+    listings = await list_all(uncached)
+    marked = await mark(uncached, frozenset(), frozenset(), limits=limits)
     chunks = listings["chunks"]
     native = int(chunks.size[is_among(chunks.ids, marked.chunks)].sum())
 
     async def count(manifest_id: ObjectId) -> tuple[int, list[Ranges]]:
-        return _count_manifest(await reading.metadata_files.fetch_manifest(manifest_id))
+        return _count_manifest(await uncached.metadata_files.fetch_manifest(manifest_id))
 
     inlined = 0
     files: dict[str, int] = {}

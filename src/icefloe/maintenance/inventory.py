@@ -396,7 +396,7 @@ _LIMITS = CacheLimits(snapshots=64 << 20, manifests=0, transaction_logs=0, attri
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class UncachedRepository:
     """The parts of a repository, with caches of their own."""
 
     storage: Storage
@@ -405,24 +405,24 @@ class Reading:
     ledger: Ledger
 
 
-def read_anew(engine: RepositoryParts) -> Reading:
+def open_uncached(engine: RepositoryParts) -> UncachedRepository:
     """A view of the repository behind an engine that shares nothing with its sessions."""
     metadata_files = MetadataFiles(engine.storage, engine.format, _LIMITS)
     ledger = make_ledger(engine.format.spec_version, engine.storage, metadata_files)
     ledger.learn_from(engine.ledger)
-    return Reading(engine.storage, engine.format, metadata_files, ledger)
+    return UncachedRepository(engine.storage, engine.format, metadata_files, ledger)
 
 
-def read_anew_of(reading: Reading) -> Reading:
+def reopen_uncached(uncached: UncachedRepository) -> UncachedRepository:
     """Another view of the same repository, which remembers nothing of what the first one read."""
-    metadata_files = MetadataFiles(reading.storage, reading.format, _LIMITS)
-    ledger = make_ledger(reading.format.spec_version, reading.storage, metadata_files)
-    ledger.learn_from(reading.ledger)
-    return Reading(reading.storage, reading.format, metadata_files, ledger)
+    metadata_files = MetadataFiles(uncached.storage, uncached.format, _LIMITS)
+    ledger = make_ledger(uncached.format.spec_version, uncached.storage, metadata_files)
+    ledger.learn_from(uncached.ledger)
+    return UncachedRepository(uncached.storage, uncached.format, metadata_files, ledger)
 
 
 @dataclass(frozen=True, slots=True)
-class Refs:
+class RefTargets:
     """Where all branches and tags point."""
 
     branches: dict[str, ObjectId]
@@ -438,11 +438,11 @@ class Refs:
         return named + [f"tag {name}" for name, target in self.tags.items() if target == snapshot_id]
 
 
-async def fetch_all_refs(ledger: Ledger) -> Refs:
+async def fetch_all_refs(ledger: Ledger) -> RefTargets:
     """All refs, as they are now."""
     found = await ledger.fetch_targets()
     if found is not None:
-        return Refs(*found)
+        return RefTargets(*found)
     branches, tags = sorted(await ledger.list_branches()), sorted(await ledger.list_tags())
 
     async def tip(name: str) -> ObjectId:
@@ -450,7 +450,7 @@ async def fetch_all_refs(ledger: Ledger) -> Refs:
 
     tips = await gather_bounded(tip, branches)
     targets = await gather_bounded(ledger.fetch_tag, tags)
-    return Refs(dict(zip(branches, tips, strict=True)), dict(zip(tags, targets, strict=True)))
+    return RefTargets(dict(zip(branches, tips, strict=True)), dict(zip(tags, targets, strict=True)))
 
 
 async def gather_bounded(
@@ -491,7 +491,7 @@ async def _run(work: Callable[[T], Awaitable[R]], item: T) -> R:
 class History:
     """Refs, and the snapshots they lead to; parents say how."""
 
-    refs: Refs
+    refs: RefTargets
     snapshots: Mapping[ObjectId, SnapshotInfo]
     detached: Mapping[ObjectId, SnapshotInfo] = field(default_factory=dict)
     """Snapshots that the repository lists although no ref leads to them."""
@@ -515,11 +515,11 @@ class History:
         return {info.id for info in self.snapshots.values() if info.parent_id is None}
 
 
-async def fetch_history(reading: Reading) -> History:
+async def fetch_history(uncached: UncachedRepository) -> History:
     """The history of a repository as it is now."""
-    existing = await _fetch_existing(reading)
-    refs = await fetch_all_refs(reading.ledger)
-    listed = await reading.ledger.fetch_listed()
+    existing = await _fetch_existing(uncached)
+    refs = await fetch_all_refs(uncached.ledger)
+    listed = await uncached.ledger.fetch_listed()
     found: dict[ObjectId, SnapshotInfo] = {}
     if listed is not None:
         _follow_listed(refs, listed, found)
@@ -529,7 +529,7 @@ async def fetch_history(reading: Reading) -> History:
         if start in found:
             continue
         previous: ObjectId | None = None
-        async with aclosing(_walk(reading, start, existing)) as walk:  # type: ignore[type-var]
+        async with aclosing(_walk(uncached, start, existing)) as walk:  # type: ignore[type-var]
             async for info in walk:
                 if previous is None and info.id != start:
                     # The first snapshot of some early repositories has another id than its file: refs name the file.
@@ -545,14 +545,14 @@ async def fetch_history(reading: Reading) -> History:
     if existing is None:
         return History(refs, found)
     for start in refs.targets():
-        quoted = (await reading.metadata_files.fetch_snapshot(start)).history
+        quoted = (await uncached.metadata_files.fetch_snapshot(start)).history
         misquoted.update(_find_contradictions(quoted, found))
     return History(refs, found, misquoted=misquoted)
 
 
-async def correct_quotes(engine: RepositoryParts, reading: Reading) -> None:
+async def correct_quotes(engine: RepositoryParts, uncached: UncachedRepository) -> None:
     """Where snapshots quote ancestors that are gone, write anew who their ancestors are."""
-    misquoted = (await fetch_history(reading)).misquoted
+    misquoted = (await fetch_history(uncached)).misquoted
     if misquoted:
         await engine.ledger.change_parents(HistoryChange(frozenset(), misquoted))
 
@@ -569,7 +569,9 @@ def _find_contradictions(
     return contradicted
 
 
-def _follow_listed(refs: Refs, listed: Mapping[ObjectId, SnapshotInfo], found: dict[ObjectId, SnapshotInfo]) -> None:
+def _follow_listed(
+    refs: RefTargets, listed: Mapping[ObjectId, SnapshotInfo], found: dict[ObjectId, SnapshotInfo]
+) -> None:
     for start in refs.targets():
         current: ObjectId | None = start
         while current is not None and current not in found:
@@ -582,18 +584,20 @@ def _follow_listed(refs: Refs, listed: Mapping[ObjectId, SnapshotInfo], found: d
             current = listed[current].parent_id
 
 
-async def _fetch_existing(reading: Reading) -> Container[ObjectId] | None:
+async def _fetch_existing(uncached: UncachedRepository) -> Container[ObjectId] | None:
     """Ids of the snapshot files, where snapshots quote each other and might quote one that is gone."""
-    if not reading.format.capabilities.history_in_snapshot:
+    if not uncached.format.capabilities.history_in_snapshot:
         return None
-    names = await reading.storage.list_names(reading.format.snapshots_folder)
-    return {name.removesuffix(reading.format.metadata_extension) for name in names}
+    names = await uncached.storage.list_names(uncached.format.snapshots_folder)
+    return {name.removesuffix(uncached.format.metadata_extension) for name in names}
 
 
-def _walk(reading: Reading, start: ObjectId, existing: Container[ObjectId] | None) -> AsyncIterator[SnapshotInfo]:
+def _walk(
+    uncached: UncachedRepository, start: ObjectId, existing: Container[ObjectId] | None
+) -> AsyncIterator[SnapshotInfo]:
     if existing is None:
-        return reading.ledger.ancestry(start)
-    return walk_history(reading.metadata_files, start, existing)
+        return uncached.ledger.ancestry(start)
+    return walk_history(uncached.metadata_files, start, existing)
 
 
 def _with_parent(info: SnapshotInfo, parent_id: ObjectId) -> SnapshotInfo:

@@ -16,8 +16,8 @@ from icefloe.ledger.contract import MAIN
 from icefloe.ledger.switch_generation import JOURNAL_KEY, find_generations
 from icefloe.maintenance.inventory import (
     REQUESTS_AT_ONCE,
-    Reading,
-    Refs,
+    RefTargets,
+    UncachedRepository,
     fetch_all_refs,
     id_keys,
     named_objects,
@@ -44,7 +44,7 @@ class SnapshotFacts:
     manifests: tuple[ObjectId, ...]
     attributes: tuple[ObjectId, ...]
     quoted: tuple[ObjectId, ...] = ()
-    beside: tuple[str, ...] = ()
+    side_objects: tuple[str, ...] = ()
     """Keys of objects that the commit's metadata name, see `side_objects`."""
 
 
@@ -71,7 +71,7 @@ class FetchLimits:
 class Marked:
     """What stays. Chunk objects are sorted keys, see `id_keys`."""
 
-    refs: Refs
+    refs: RefTargets
     snapshots: Mapping[ObjectId, SnapshotFacts]
     logs: frozenset[ObjectId]
     manifests: Mapping[ObjectId, ManifestFacts]
@@ -79,7 +79,7 @@ class Marked:
     chunks: Keys
     listed: frozenset[ObjectId] = field(default=frozenset())
     """Snapshots that the repository lists, live or not."""
-    beside: frozenset[str] = field(default=frozenset())
+    side_objects: frozenset[str] = field(default=frozenset())
     """Keys of objects that metadata of commits name."""
     unreferenced: frozenset[ObjectId] = field(default=frozenset())
     """Manifests that no ref leads to. Only young snapshots name them, as those of refused commits."""
@@ -94,7 +94,7 @@ class Known:
 
 
 async def mark(
-    reading: Reading,
+    uncached: UncachedRepository,
     young: frozenset[ObjectId],
     existing: frozenset[ObjectId],
     known: Known | None = None,
@@ -103,15 +103,15 @@ async def mark(
     """Find everything that must stay, down to chunk objects; see `mark_snapshots`."""
     known, limits = known or Known(), limits or FetchLimits()
     sizes: dict[ObjectId, int] = {}
-    marked = await mark_snapshots(reading, young, existing, known, limits, sizes)
-    manifests = await _mark_manifests(reading, marked, sizes, known, limits)
+    marked = await mark_snapshots(uncached, young, existing, known, limits, sizes)
+    manifests = await _mark_manifests(uncached, marked, sizes, known, limits)
     many = sum(len(facts.objects) for facts in manifests.values()) > _MANY_OBJECTS
     chunks = await asyncio.to_thread(live_keys, manifests) if many else live_keys(manifests)
     return replace(marked, manifests=manifests, chunks=chunks)
 
 
 async def mark_snapshots(
-    reading: Reading,
+    uncached: UncachedRepository,
     young: frozenset[ObjectId],
     existing: frozenset[ObjectId],
     known: Known | None = None,
@@ -124,34 +124,34 @@ async def mark_snapshots(
     a snapshot that was saved without a branch keep theirs. `existing` are all snapshot files. `sizes` takes the bytes
     of manifests. Whatever a ref leads to must be readable, or this raises.
     """
-    refs = await fetch_all_refs(reading.ledger)
+    refs = await fetch_all_refs(uncached.ledger)
     if MAIN not in refs.branches:
         raise RefNotFoundError(
             "there is no branch 'main', so that other refs may be missing, too; nothing was deleted. Open the "
             "repository again; `icefloe verify` shows damage",
             name=MAIN,
         )
-    listed = await reading.ledger.fetch_listed()
+    listed = await uncached.ledger.fetch_listed()
     parents = None if listed is None else {key: info.parent_id for key, info in listed.items()}
-    marker = _SnapshotMarker(reading, known or Known(), parents, limits or FetchLimits())
+    marker = _SnapshotMarker(uncached, known or Known(), parents, limits or FetchLimits())
     await marker.follow(refs.targets(), must_exist=True)
     reachable = {each for fact in marker.found.values() for each in fact.manifests}
     quoted = {each for facts in marker.found.values() for each in facts.quoted}
     await marker.follow((quoted & existing) | young, must_exist=False)
     facts = marker.found
-    nothing = np.empty((0, reading.format.capabilities.object_id_bytes), dtype=np.uint8)
+    nothing = np.empty((0, uncached.format.capabilities.object_id_bytes), dtype=np.uint8)
     names = dict.fromkeys(each for fact in facts.values() for each in fact.manifests)
     if sizes is not None:
         sizes.update(marker.sizes)
     return Marked(
         refs=refs,
         snapshots=facts,
-        logs=frozenset(facts) | await reading.ledger.fetch_all_pruned_logs(),
+        logs=frozenset(facts) | await uncached.ledger.fetch_all_pruned_logs(),
         manifests={name: ManifestFacts(name, nothing) for name in names},
         attributes=frozenset(each for fact in facts.values() for each in fact.attributes),
         chunks=np.empty(0, dtype=np.uint64),
         listed=frozenset(listed or ()),
-        beside=frozenset(each for fact in facts.values() for each in fact.beside),
+        side_objects=frozenset(each for fact in facts.values() for each in fact.side_objects),
         unreferenced=frozenset(names.keys() - reachable),
     )
 
@@ -167,12 +167,12 @@ class _SnapshotMarker:
 
     def __init__(
         self,
-        reading: Reading,
+        uncached: UncachedRepository,
         known: Known,
         parents: Mapping[ObjectId, ObjectId | None] | None,
         limits: FetchLimits,
     ) -> None:
-        self.reading = reading
+        self.uncached = uncached
         self.known = known
         self.parents = parents
         self.limits = limits
@@ -217,13 +217,13 @@ class _SnapshotMarker:
 
     async def _fetch(self, snapshot_id: ObjectId, must_exist: bool) -> SnapshotFacts | None:
         try:
-            snapshot = await self.reading.metadata_files.fetch_snapshot(snapshot_id)
+            snapshot = await self.uncached.metadata_files.fetch_snapshot(snapshot_id)
         except SnapshotNotFoundError as error:
             if not must_exist:
                 return None
             raise _unreadable(f"snapshot {snapshot_id}", error) from error
         except FormatError as error:
-            if not must_exist and await _is_left_over(self.reading, snapshot_id):
+            if not must_exist and await _is_left_over(self.uncached, snapshot_id):
                 return None
             raise _unreadable(f"snapshot {snapshot_id}", error) from error
         for info in snapshot.manifests.values():
@@ -232,16 +232,16 @@ class _SnapshotMarker:
         return replace(snapshot_facts(snapshot), id=snapshot_id)
 
 
-async def _is_left_over(reading: Reading, snapshot_id: ObjectId) -> bool:
+async def _is_left_over(uncached: UncachedRepository, snapshot_id: ObjectId) -> bool:
     """Whether a snapshot file is of the generation that the repository had before it was converted in place.
 
     Three generations keep snapshots under the same names. A file of another one means nothing once the conversion is
     done and the refs of that generation are gone.
     """
-    own = reading.format.spec_version
-    if await find_generations(reading.storage) - {own} or await reading.storage.exists(JOURNAL_KEY):
+    own = uncached.format.spec_version
+    if await find_generations(uncached.storage) - {own} or await uncached.storage.exists(JOURNAL_KEY):
         return False
-    data = await reading.storage.get(reading.format.snapshot_key(snapshot_id))
+    data = await uncached.storage.get(uncached.format.snapshot_key(snapshot_id))
     for version in (SpecVersion.REPOSITORY, SpecVersion.ICECHUNK1, SpecVersion.ICECHUNK2):
         if version is own:
             continue
@@ -264,18 +264,18 @@ def snapshot_facts(snapshot: Snapshot) -> SnapshotFacts:
             for ref in node.manifests:
                 manifests[ref.manifest_id] = None
     quoted = tuple(entry.id for entry in snapshot.history)
-    beside = named_objects(snapshot.metadata)
-    return SnapshotFacts(snapshot.id, snapshot.parent_id, tuple(manifests), tuple(attributes), quoted, beside)
+    side_objects = named_objects(snapshot.metadata)
+    return SnapshotFacts(snapshot.id, snapshot.parent_id, tuple(manifests), tuple(attributes), quoted, side_objects)
 
 
 async def _mark_manifests(
-    reading: Reading, marked: Marked, sizes: Mapping[ObjectId, int], known: Known, limits: FetchLimits
+    uncached: UncachedRepository, marked: Marked, sizes: Mapping[ObjectId, int], known: Known, limits: FetchLimits
 ) -> dict[ObjectId, ManifestFacts]:
     budget = _Budget(limits.manifest_bytes)
 
     async def fetch(manifest_id: ObjectId) -> ManifestFacts:
         async with budget.hold(sizes.get(manifest_id, 1 << 20)):
-            return await fetch_manifest_facts(reading, manifest_id, may_be_gone=manifest_id in marked.unreferenced)
+            return await fetch_manifest_facts(uncached, manifest_id, may_be_gone=manifest_id in marked.unreferenced)
 
     found = {each: known.manifests[each] for each in marked.manifests if each in known.manifests}
     unknown = [each for each in marked.manifests if each not in found]
@@ -284,15 +284,17 @@ async def _mark_manifests(
     return found
 
 
-async def fetch_manifest_facts(reading: Reading, manifest_id: ObjectId, *, may_be_gone: bool = False) -> ManifestFacts:
+async def fetch_manifest_facts(
+    uncached: UncachedRepository, manifest_id: ObjectId, *, may_be_gone: bool = False
+) -> ManifestFacts:
     """The chunk objects of a manifest; whatever keeps it from being read stops the caller.
 
     One that `may_be_gone` names none where it is missing: an earlier run collected it before it refused the commit that
     was to name it.
     """
-    width = reading.format.capabilities.object_id_bytes
+    width = uncached.format.capabilities.object_id_bytes
     try:
-        manifest = await reading.metadata_files.fetch_manifest(manifest_id)
+        manifest = await uncached.metadata_files.fetch_manifest(manifest_id)
     except ObjectNotFoundError as error:
         if may_be_gone:
             return ManifestFacts(manifest_id, np.empty((0, width), dtype=np.uint8))

@@ -9,7 +9,7 @@ from icefloe.display.card import format_bytes, format_count
 from icefloe.errors import InvalidInputError, ObjectNotFoundError
 from icefloe.ledger.generations import detect_generation
 from icefloe.maintenance.collect import folders_of
-from icefloe.maintenance.inventory import FOLDER, Reading, read_anew, stream_bounded, tell
+from icefloe.maintenance.inventory import FOLDER, UncachedRepository, open_uncached, stream_bounded, tell
 from icefloe.session.open_repository import RepositoryParts
 from icefloe.storage.contract import ObjectInfo, Storage
 
@@ -44,16 +44,16 @@ async def _prepare(engine: RepositoryParts, target: Storage) -> tuple[MirrorPlan
     wherever it has the same size; what can change in place is compared by time, too, and copied when in doubt.
     """
     await _check_target(engine, target)
-    reading = read_anew(engine)
-    order = _folders(reading)
+    uncached = open_uncached(engine)
+    order = _folders(uncached)
     theirs = {item.key: item async for page in target.list("") for item in page}
-    mutable = [item for item in await _list(reading.storage) if _rank(item.key, order) > len(order)]
+    mutable = [item for item in await _list(uncached.storage) if _rank(item.key, order) > len(order)]
     changed = [item for item in mutable if _differs(item, theirs.get(item.key), ())]
     captured: dict[str, bytes] = {}
-    async for key, data in stream_bounded(lambda item: _capture(reading.storage, item), changed, _COPIES_AT_ONCE):
+    async for key, data in stream_bounded(lambda item: _capture(uncached.storage, item), changed, _COPIES_AT_ONCE):
         if data is not None:
             captured[key] = data
-    files = [item for item in await _list(reading.storage) if _rank(item.key, order) < len(order)]
+    files = [item for item in await _list(uncached.storage) if _rank(item.key, order) < len(order)]
     copied = [item for item in files if _differs(item, theirs.get(item.key), tuple(order[:-1]))]
     copied += [item for item in changed if item.key in captured]
     copied.sort(key=lambda item: (_rank(item.key, order), item.key))
@@ -74,8 +74,8 @@ async def _capture(storage: Storage, item: ObjectInfo) -> tuple[str, bytes | Non
         return item.key, None
 
 
-def _folders(reading: Reading) -> list[str]:
-    folders = folders_of(reading)
+def _folders(uncached: UncachedRepository) -> list[str]:
+    folders = folders_of(uncached)
     return [
         folders[kind]
         for kind in ("chunks", "attributes", "manifests", "transaction_logs", "snapshots")
@@ -114,14 +114,14 @@ async def mirror(engine: RepositoryParts, target: Storage) -> MirrorPlan:
     Nobody else may write to the target. Objects that the source no longer has stay until garbage is collected there.
     """
     plan, captured = await _prepare(engine, target)
-    reading = read_anew(engine)
-    order = _folders(reading)
+    uncached = open_uncached(engine)
+    order = _folders(uncached)
 
     async def copy(key: str) -> None:
         data = captured.get(key)
         if data is None:
             try:
-                data = await reading.storage.get(key)
+                data = await uncached.storage.get(key)
             except ObjectNotFoundError:
                 return  # collected since it was listed: nothing that is copied names it
         await target.put(key, data)

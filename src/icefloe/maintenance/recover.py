@@ -43,7 +43,7 @@ from icefloe.ledger.repository import (
 )
 from icefloe.ledger.store import DELETED, new_reference
 from icefloe.ledger.switch_generation import find_generations
-from icefloe.maintenance.inventory import Refs
+from icefloe.maintenance.inventory import RefTargets
 from icefloe.maintenance.verify_checks import Damage, DamageKind
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.capabilities import SpecVersion
@@ -77,7 +77,7 @@ class Recovery:
     """What was found in the files that decide."""
 
     damages: tuple[Damage, ...]
-    refs: Refs
+    refs: RefTargets
     """The refs that can be read, where each has a file of its own."""
 
 
@@ -101,7 +101,7 @@ async def recover(
     """
     version = version or await _guess_generation(storage)
     if version is None:
-        return Recovery((), Refs({}, {}))
+        return Recovery((), RefTargets({}, {}))
     work = _Recovery(storage, version, dict(tips or {}), apply)
     if version is SpecVersion.ICECHUNK2:
         await work.repo()
@@ -145,7 +145,7 @@ class _Recovery:
         self.format = get_format(version)
         self.metadata_files = MetadataFiles(storage, self.format)
         self.found: list[Damage] = []
-        self.readable = Refs({}, {})
+        self.readable = RefTargets({}, {})
         self._snapshots: dict[ObjectId, Snapshot] | None = None
 
     def _add(self, kind: DamageKind, what: str, key: str, detail: str, *, repairable: bool) -> None:

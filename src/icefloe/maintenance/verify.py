@@ -13,8 +13,8 @@ from icefloe.ids import ObjectId
 from icefloe.maintenance.collect import list_all
 from icefloe.maintenance.inventory import (
     Listed,
-    Reading,
-    Refs,
+    RefTargets,
+    UncachedRepository,
     correct_quotes,
     fetch_all_refs,
     find_flaw,
@@ -22,7 +22,7 @@ from icefloe.maintenance.inventory import (
     is_among,
     list_side_objects,
     named_objects,
-    read_anew,
+    open_uncached,
     stream_bounded,
     tell,
     telling,
@@ -62,9 +62,9 @@ class VerifyRequest:
 
 async def verify(engine: RepositoryParts, request: VerifyRequest | None = None) -> VerifyReport:
     """Check the whole repository; objects are listed first, so that later commits do not look like damage."""
-    reading = read_anew(engine)
-    listings = await list_all(reading)
-    work = _Verification(engine, reading, listings, request or VerifyRequest())
+    uncached = open_uncached(engine)
+    listings = await list_all(uncached)
+    work = _Verification(engine, uncached, listings, request or VerifyRequest())
     await work.run()
     return work.report()
 
@@ -73,9 +73,13 @@ class _Verification:
     """One pass over refs, snapshots, manifests and logs, gathering damage."""
 
     def __init__(
-        self, engine: RepositoryParts, reading: Reading, listings: Mapping[str, Listed], request: VerifyRequest
+        self,
+        engine: RepositoryParts,
+        uncached: UncachedRepository,
+        listings: Mapping[str, Listed],
+        request: VerifyRequest,
     ) -> None:
-        self.engine, self.reading, self.listings, self.request = engine, reading, listings, request
+        self.engine, self.uncached, self.listings, self.request = engine, uncached, listings, request
         self.damages: list[Damage] = []
         self.parents: dict[ObjectId, ObjectId | None] = {}
         self.manifests: dict[ObjectId, ManifestFileInfo | None] = {}
@@ -85,7 +89,7 @@ class _Verification:
         self.attributes: dict[ObjectId, tuple[int, ObjectId]] = {}
         self.objects = ChunkObjects.of(listings["chunks"])
         self.live_chunks: list[np.ndarray[tuple[int], np.dtype[np.uint64]]] = []
-        self.refs = Refs({}, {})
+        self.refs = RefTargets({}, {})
         self.checked = dict.fromkeys(("refs", "snapshots", "transaction_logs", "manifests", "attributes", "chunks"), 0)
         self.lists: dict[str, ObjectId] = {}
         """Lists of ingested sources, and a snapshot that names each."""
@@ -96,7 +100,7 @@ class _Verification:
     async def run(self) -> None:
         await self._refs()
         self.checked["refs"] = len(self.refs.branches) + len(self.refs.tags)
-        listed = await self.reading.ledger.fetch_listed()
+        listed = await self.uncached.ledger.fetch_listed()
         await self._snapshots({key: info.parent_id for key, info in listed.items()} if listed is not None else None)
         await self._lists()
         await self._attributes()
@@ -113,17 +117,17 @@ class _Verification:
                     self.damages += await undecodable_chunks(self.engine, start)
                 except IcefloeError as error:
                     if not self.damages:  # else what hinders it was found already
-                        key = self.reading.format.snapshot_key(start)
+                        key = self.uncached.format.snapshot_key(start)
                         self._add(DamageKind.UNREADABLE, "snapshot", key, str(error), start)
 
     # -- refs -----------------------------------------------------------------------------------------------------
 
     async def _refs(self) -> None:
         """Refs that can be read; for those that cannot, the recovery says what can be done."""
-        recovery = await recover(self.reading.storage, version=self.reading.format.spec_version, apply=False)
+        recovery = await recover(self.uncached.storage, version=self.uncached.format.spec_version, apply=False)
         self.damages += recovery.damages
         try:
-            self.refs = await fetch_all_refs(self.reading.ledger)
+            self.refs = await fetch_all_refs(self.uncached.ledger)
         except FormatError:
             self.refs = recovery.refs
 
@@ -155,7 +159,7 @@ class _Verification:
                 self._add(
                     DamageKind.MISQUOTED,
                     "snapshot",
-                    self.reading.format.snapshot_key(snapshot_id),
+                    self.uncached.format.snapshot_key(snapshot_id),
                     f"it quotes {len(gone)} ancestors that were collected, {gone[0]} among them",
                     snapshot_id,
                     repairable=True,
@@ -163,9 +167,9 @@ class _Verification:
 
     async def _fetch_snapshot(self, wanted: tuple[ObjectId, ObjectId]) -> tuple[ObjectId, Snapshot | None]:
         snapshot_id, child = wanted
-        key = self.reading.format.snapshot_key(snapshot_id)
+        key = self.uncached.format.snapshot_key(snapshot_id)
         try:
-            snapshot = await self.reading.metadata_files.fetch_snapshot(snapshot_id)
+            snapshot = await self.uncached.metadata_files.fetch_snapshot(snapshot_id)
         except SnapshotNotFoundError:
             why = "a ref points at it" if child == snapshot_id else f"it is the parent of {child}"
             self._add(DamageKind.MISSING, "snapshot", key, why, child)
@@ -204,12 +208,12 @@ class _Verification:
             self.checked["lists"] = self.checked.get("lists", 0) + 1
             if flaw is not None:
                 self._add(*flaw, self.lists[key])
-        there = await list_side_objects(self.reading.storage)
+        there = await list_side_objects(self.uncached.storage)
         self.unnamed_lists = tuple(item for item in there if item.key not in self.lists)
 
     async def _check_list(self, key: str) -> tuple[str, tuple[DamageKind, str, str, str] | None]:
         try:
-            flaw = find_flaw(await self.reading.storage.get(key))
+            flaw = find_flaw(await self.uncached.storage.get(key))
         except ObjectNotFoundError:
             return key, (DamageKind.MISSING, "list", key, "the commit of an ingest names its sources in it")
         return key, None if flaw is None else (DamageKind.UNREADABLE, "list", key, flaw)
@@ -218,10 +222,10 @@ class _Verification:
 
     async def _attributes(self) -> None:
         for attributes_id, (row, snapshot_id) in sorted(self.attributes.items()):
-            key = self.reading.format.attributes_key(attributes_id)
+            key = self.uncached.format.attributes_key(attributes_id)
             self.checked["attributes"] += 1
             try:
-                await self.reading.metadata_files.fetch_attributes(attributes_id, row)
+                await self.uncached.metadata_files.fetch_attributes(attributes_id, row)
             except ObjectNotFoundError:
                 self._add(DamageKind.MISSING, "attributes", key, "nodes keep their attributes in it", snapshot_id)
             except FormatError as error:
@@ -241,7 +245,7 @@ class _Verification:
             info, size = self.manifests[manifest_id], sizes.get(manifest_id)
             if info is not None and _differs(info, size, len(manifest)):
                 self._wrong_size(snapshot_id, info, size, len(manifest))
-            key = self.reading.format.manifest_key(manifest_id)
+            key = self.uncached.format.manifest_key(manifest_id)
             if manifest.id != manifest_id:
                 self._add(DamageKind.WRONG_ID, "manifest", key, f"it says that it is {manifest.id}", snapshot_id)
             damages, live = check_manifest(manifest, self.uses.get(manifest_id, {}), self.objects, self.engine, key)
@@ -251,10 +255,10 @@ class _Verification:
                 self.files.add(manifest, self.uses.get(manifest_id, {}))
 
     async def _fetch_manifest(self, manifest_id: ObjectId) -> tuple[ObjectId, Manifest | None]:
-        key, snapshot_id = self.reading.format.manifest_key(manifest_id), self.named_by[manifest_id]
+        key, snapshot_id = self.uncached.format.manifest_key(manifest_id), self.named_by[manifest_id]
         arrays = ", ".join(sorted({use.path for use in self.uses.get(manifest_id, {})})[:3])
         try:
-            return manifest_id, await self.reading.metadata_files.fetch_manifest(manifest_id)
+            return manifest_id, await self.uncached.metadata_files.fetch_manifest(manifest_id)
         except ObjectNotFoundError:
             self._add(DamageKind.MISSING, "manifest", key, "the snapshot names it", snapshot_id, arrays)
         except FormatError as error:
@@ -265,7 +269,7 @@ class _Verification:
         self._add(
             DamageKind.WRONG_SIZE,
             "manifest",
-            self.reading.format.manifest_key(info.id),
+            self.uncached.format.manifest_key(info.id),
             f"the snapshot says {info.size_bytes} bytes and {info.num_chunk_refs} chunks; it has {size} and {refs}",
             snapshot_id,
             repairable=True,
@@ -297,7 +301,7 @@ class _Verification:
         pairs = [(child, parent) for child, parent in self.parents.items() if parent is not None]
 
         async def check(pair: tuple[ObjectId, ObjectId]) -> Damage | None:
-            return await check_log(self.reading, *pair)
+            return await check_log(self.uncached, *pair)
 
         async for damage in telling("check transaction logs", stream_bounded(check, sorted(pairs), 8), len(pairs)):
             self.checked["transaction_logs"] += 1
@@ -349,7 +353,7 @@ class _Verification:
             "chunks": chunks,
         }
         orphans = {kind: ~is_among(listed.ids, live[kind]) for kind, listed in self.listings.items()}
-        if self.reading.ledger.keeps_pruned_logs:
+        if self.uncached.ledger.keeps_pruned_logs:
             orphans["transaction_logs"][:] = False
         counts = {kind: int(np.count_nonzero(rows)) for kind, rows in orphans.items()}
         if self.unnamed_lists:
@@ -390,38 +394,38 @@ async def repair(engine: RepositoryParts, request: VerifyRequest | None = None) 
     damages = [damage for damage in found.damages if damage.repairable]
     if not damages:
         return before, found
-    reading = read_anew(engine)
+    uncached = open_uncached(engine)
     if any(damage.kind is DamageKind.MISQUOTED for damage in damages):
-        await correct_quotes(engine, reading)
+        await correct_quotes(engine, uncached)
     for snapshot_id in dict.fromkeys(d.snapshot_id for d in damages if d.kind is DamageKind.WRONG_SIZE):
         assert snapshot_id is not None
-        await _correct_sizes(engine, reading, snapshot_id)
+        await _correct_sizes(engine, uncached, snapshot_id)
     for damage in damages:
         if damage.what == "transaction log":
-            await _write_log(engine, reading, damage)
+            await _write_log(engine, uncached, damage)
     return before, await verify(engine, request)
 
 
-async def _correct_sizes(engine: RepositoryParts, reading: Reading, snapshot_id: ObjectId) -> None:
+async def _correct_sizes(engine: RepositoryParts, uncached: UncachedRepository, snapshot_id: ObjectId) -> None:
     """Write a snapshot again with the sizes that its manifests have."""
-    snapshot = await reading.metadata_files.fetch_snapshot(snapshot_id)
+    snapshot = await uncached.metadata_files.fetch_snapshot(snapshot_id)
     infos = {}
     for manifest_id in snapshot.manifests:
-        size = (await reading.storage.head(reading.format.manifest_key(manifest_id))).size_bytes
-        manifest = await reading.metadata_files.fetch_manifest(manifest_id)
+        size = (await uncached.storage.head(uncached.format.manifest_key(manifest_id))).size_bytes
+        manifest = await uncached.metadata_files.fetch_manifest(manifest_id)
         infos[manifest_id] = ManifestFileInfo(manifest_id, size, len(manifest))
     await engine.metadata_files.write_snapshot(dataclasses.replace(snapshot, manifests=infos))
     engine.metadata_files.forget_snapshot(snapshot_id)
 
 
-async def _write_log(engine: RepositoryParts, reading: Reading, damage: Damage) -> None:
+async def _write_log(engine: RepositoryParts, uncached: UncachedRepository, damage: Damage) -> None:
     """Write a log anew from what its snapshot and the parent hold."""
     assert damage.snapshot_id is not None
-    parent_id = (await reading.ledger.fetch_info(damage.snapshot_id)).parent_id
+    parent_id = (await uncached.ledger.fetch_info(damage.snapshot_id)).parent_id
     if parent_id is None:
         return
     try:
-        log = await true_log(reading, damage.snapshot_id, parent_id)
+        log = await true_log(uncached, damage.snapshot_id, parent_id)
     except (NotFoundError, FormatError):
         return
     await engine.metadata_files.write_transaction_log(damage.snapshot_id, log)

@@ -18,7 +18,7 @@ from icefloe.display.card import format_bytes, format_count
 from icefloe.errors import FormatError, IcefloeError, NotFoundError, ObjectNotFoundError, VirtualChunkError, printable
 from icefloe.ids import NodeId, ObjectId
 from icefloe.maintenance.compact import REWRITTEN
-from icefloe.maintenance.inventory import Listed, Reading, id_keys, is_among
+from icefloe.maintenance.inventory import Listed, UncachedRepository, id_keys, is_among
 from icefloe.manifests.columns import find_rows
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.snapshot import ArrayNode, Extents, Manifest, Snapshot, TransactionLog
@@ -383,39 +383,39 @@ _CHUNKS_READ = 64
 """Chunks per array that are compared byte by byte where a log does not tell of them."""
 
 
-async def check_log(reading: Reading, snapshot_id: ObjectId, parent_id: ObjectId) -> Damage | None:
+async def check_log(uncached: UncachedRepository, snapshot_id: ObjectId, parent_id: ObjectId) -> Damage | None:
     """The damage of a snapshot's log, if any; where its files are damaged themselves, nothing is said of the log."""
-    key = reading.format.transaction_log_key(snapshot_id)
+    key = uncached.format.transaction_log_key(snapshot_id)
     try:
-        pruned = await reading.ledger.fetch_pruned_logs(snapshot_id)
-        logs = [await reading.metadata_files.fetch_transaction_log(each) for each in (*pruned, snapshot_id)]
+        pruned = await uncached.ledger.fetch_pruned_logs(snapshot_id)
+        logs = [await uncached.metadata_files.fetch_transaction_log(each) for each in (*pruned, snapshot_id)]
         told = reduce(merge_logs, logs)
         if len(logs) > 1:
-            told = await _join(reading, logs, snapshot_id, parent_id) or told
+            told = await _join(uncached, logs, snapshot_id, parent_id) or told
     except ObjectNotFoundError as error:
         return _damage(DamageKind.MISSING, key, f"no log was written ({error})", snapshot_id)
     except FormatError as error:
         return _damage(DamageKind.UNREADABLE, key, str(error), snapshot_id)
     try:
-        true = await true_log(reading, snapshot_id, parent_id)
-        snapshot = await reading.metadata_files.fetch_snapshot(snapshot_id)
-        parent = await reading.metadata_files.fetch_snapshot(parent_id)
-        if reading.ledger.parents_change_unseen and is_cut_off(told, parent, snapshot):
+        true = await true_log(uncached, snapshot_id, parent_id)
+        snapshot = await uncached.metadata_files.fetch_snapshot(snapshot_id)
+        parent = await uncached.metadata_files.fetch_snapshot(parent_id)
+        if uncached.ledger.parents_change_unseen and is_cut_off(told, parent, snapshot):
             return None  # expired by the official package: readers compare the snapshots
         if REWRITTEN in snapshot.metadata:
             true = replace(true, updated_chunks={})
     except (NotFoundError, FormatError):
         return None
-    true = await _without_moved(reading, told, true, parent_id, snapshot)
+    true = await _without_moved(uncached, told, true, parent_id, snapshot)
     missing = find_untold(told, true, frozenset(node.id for node in snapshot.nodes.values()))
     return None if missing is None else _damage(DamageKind.LOG_DIFFERS, key, missing, snapshot_id)
 
 
 async def _join(
-    reading: Reading, logs: list[TransactionLog], snapshot_id: ObjectId, parent_id: ObjectId
+    uncached: UncachedRepository, logs: list[TransactionLog], snapshot_id: ObjectId, parent_id: ObjectId
 ) -> TransactionLog | None:
     """The logs as readers join them; None where the files of a snapshot are damaged themselves."""
-    metadata_files = reading.metadata_files
+    metadata_files = uncached.metadata_files
     try:
         before, after = await metadata_files.fetch_snapshot(parent_id), await metadata_files.fetch_snapshot(snapshot_id)
         return await join_logs(logs, before, after, metadata_files)
@@ -423,23 +423,23 @@ async def _join(
         return None
 
 
-async def true_log(reading: Reading, snapshot_id: ObjectId, parent_id: ObjectId) -> TransactionLog:
+async def true_log(uncached: UncachedRepository, snapshot_id: ObjectId, parent_id: ObjectId) -> TransactionLog:
     """What a snapshot changed against its parent, by comparing both."""
-    metadata_files = reading.metadata_files
+    metadata_files = uncached.metadata_files
     old, new = await metadata_files.fetch_snapshot(parent_id), await metadata_files.fetch_snapshot(snapshot_id)
     log = await compare_snapshots(old, new, metadata_files)
     return replace(log, updated_chunks=_in_grid(log.updated_chunks, new))
 
 
 async def _without_moved(
-    reading: Reading, told: TransactionLog, true: TransactionLog, parent_id: ObjectId, snapshot: Snapshot
+    uncached: UncachedRepository, told: TransactionLog, true: TransactionLog, parent_id: ObjectId, snapshot: Snapshot
 ) -> TransactionLog:
     """Changes without chunks that are only somewhere else: the commit of a compaction between both may have expired."""
     untold = {key: _untold_chunks(told, key, coords) for key, coords in true.updated_chunks.items()}
     untold = {key: coords for key, coords in untold.items() if len(coords)}
     if not untold:
         return true
-    before = {node.id: node for node in (await reading.metadata_files.fetch_snapshot(parent_id)).nodes.values()}
+    before = {node.id: node for node in (await uncached.metadata_files.fetch_snapshot(parent_id)).nodes.values()}
     after = {node.id: node for node in snapshot.nodes.values()}
     chunks = dict(true.updated_chunks)
     for node_id, coords in untold.items():
@@ -447,7 +447,7 @@ async def _without_moved(
         if (
             isinstance(old, ArrayNode)
             and isinstance(new, ArrayNode)
-            and await _hold_the_same(reading, old, new, coords)
+            and await _hold_the_same(uncached, old, new, coords)
         ):
             del chunks[node_id]
     return replace(true, updated_chunks=chunks)
@@ -465,21 +465,23 @@ def _rows(coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.bytes_]:
     return flat.view(f"S{4 * coords.shape[1]}").ravel() if coords.shape[1] else np.zeros(len(coords), dtype="S1")
 
 
-async def _hold_the_same(reading: Reading, old: ArrayNode, new: ArrayNode, coords: npt.NDArray[np.uint32]) -> bool:
+async def _hold_the_same(
+    uncached: UncachedRepository, old: ArrayNode, new: ArrayNode, coords: npt.NDArray[np.uint32]
+) -> bool:
     """Whether chunks of two snapshots have the same lengths and, for some of them, the same bytes."""
-    lookup = ChunkLookup(reading.metadata_files)
+    lookup = ChunkLookup(uncached.metadata_files)
     held, fresh = await lookup.table(old), await lookup.table(new)
     before, after = find_rows(held, coords), find_rows(fresh, coords)
     if (before < 0).any() or (after < 0).any() or (held.length[before] != fresh.length[after]).any():
         return False
     for place in np.unique(np.linspace(0, len(coords) - 1, _CHUNKS_READ).astype(np.int64)).tolist():
-        pair = [await _read(reading, held, int(before[place])), await _read(reading, fresh, int(after[place]))]
+        pair = [await _read(uncached, held, int(before[place])), await _read(uncached, fresh, int(after[place]))]
         if None not in pair and pair[0] != pair[1]:
             return False
     return True
 
 
-async def _read(reading: Reading, table: ChunkTable, row: int) -> bytes | None:
+async def _read(uncached: UncachedRepository, table: ChunkTable, row: int) -> bytes | None:
     """The bytes of a chunk; None where they are somebody else's, or are not there, which is damage of its own."""
     start, end = int(table.offset[row]), int(table.offset[row] + table.length[row])
     if table.kind[row] == ChunkKind.INLINE:
@@ -487,7 +489,7 @@ async def _read(reading: Reading, table: ChunkTable, row: int) -> bytes | None:
     if table.kind[row] != ChunkKind.NATIVE or table.object_id is None:
         return None
     try:
-        return await reading.storage.get_range(reading.format.chunk_key(table.object_id[row].tobytes()), start, end)
+        return await uncached.storage.get_range(uncached.format.chunk_key(table.object_id[row].tobytes()), start, end)
     except ObjectNotFoundError:
         return None
 

@@ -21,7 +21,7 @@ from icefloe.session.open_repository import RepositoryParts
 _SPEC = 2
 
 
-def public_status(status: stored.RepoStatus) -> RepoStatus:
+def public_status(status: stored.StatusRecord) -> RepoStatus:
     """The status of a repository."""
     return RepoStatus(RepoAvailability(status.availability.value), from_microseconds(status.set_at_us), status.reason)
 
@@ -31,7 +31,7 @@ def list_flags(settings: Mapping[str, bool | None]) -> list[FeatureFlag]:
     return [FeatureFlag(FLAGS[name], name, True, setting) for name, setting in settings.items()]
 
 
-def public_update(update: stored.Update) -> Update:
+def public_update(update: stored.UpdateRecord) -> Update:
     """An entry of the operations log."""
     return Update(_KINDS[update.kind](update), from_microseconds(update.at_us), update.backup)
 
@@ -42,22 +42,22 @@ def _text(value: str | None) -> str:
     return value
 
 
-def _migrated(update: stored.Update) -> UpdateType:
+def _migrated(update: stored.UpdateRecord) -> UpdateType:
     assert update.versions is not None
     return public.RepoMigrated(*update.versions)
 
 
-def _flag(update: stored.Update) -> UpdateType:
+def _flag(update: stored.UpdateRecord) -> UpdateType:
     assert update.flag is not None
     return public.FeatureFlagChanged(update.flag.flag_id, update.flag.value if update.flag.is_set else None)
 
 
-def _status(update: stored.Update) -> UpdateType:
+def _status(update: stored.UpdateRecord) -> UpdateType:
     assert update.status is not None
     return public.RepoStatusChanged(public_status(update.status))
 
 
-_KINDS: Mapping[UpdateKind, Callable[[stored.Update], UpdateType]] = {
+_KINDS: Mapping[UpdateKind, Callable[[stored.UpdateRecord], UpdateType]] = {
     UpdateKind.REPO_INITIALIZED: lambda u: public.RepoInitialized(),
     UpdateKind.REPO_MIGRATED: _migrated,
     UpdateKind.CONFIG_CHANGED: lambda u: public.ConfigChanged(),
@@ -125,7 +125,7 @@ def _record(record: stored.SnapshotRecord) -> dict[str, Any]:
     return {key: value for key, value in described.items() if value not in (None, [])}
 
 
-def _update(update: stored.Update) -> dict[str, Any]:
+def _update(update: stored.UpdateRecord) -> dict[str, Any]:
     kind = public_update(update).kind
     facts = {name: getattr(kind, name) for name in getattr(kind, "__dataclass_fields__", {})}
     if isinstance(kind, public.RepoStatusChanged):

@@ -25,7 +25,7 @@ from icefloe.maintenance.compact import (
     rewrite_manifests,
 )
 from icefloe.maintenance.expire import ExpiryPlan, ExpiryRequest, RetentionRule, apply_expiry, expire, plan_expiry_of
-from icefloe.maintenance.inventory import Report, listening, own_texts, read_anew, taken_back, taken_over
+from icefloe.maintenance.inventory import Report, listening, open_uncached, own_texts, taken_back, taken_over
 from icefloe.maintenance.marking import FetchLimits
 from icefloe.maintenance.merge import FastForwardPlan, MergePlan, MergeRequest, SquashPlan
 from icefloe.maintenance.mirror import MirrorPlan, mirror, plan_mirror
@@ -168,7 +168,7 @@ class MaintenanceMixin:
         )
         with listening(progress):
             if dry_run:
-                return (await plan_collection_of(read_anew(self._engine), request)).plan.summary()
+                return (await plan_collection_of(open_uncached(self._engine), request)).plan.summary()
             return await collect(self._engine, request)
 
     garbage_collect = blocking(garbage_collect_async)
@@ -186,7 +186,7 @@ class MaintenanceMixin:
             delete_object_older_than, created_after, ignore_running=True, incremental=incremental
         )
         with listening(progress):
-            return (await plan_collection_of(read_anew(self._engine), request)).plan
+            return (await plan_collection_of(open_uncached(self._engine), request)).plan
 
     plan_garbage_collection = blocking(plan_garbage_collection_async)
 

@@ -31,7 +31,7 @@ from icefloe.model.snapshot import ArrayNode, Extents, Manifest, Node, Snapshot
 from icefloe.session.change_set import ChangeSet
 from icefloe.session.open_repository import RepositoryParts, WriterStart
 from icefloe.session.rebase import VersionSelection
-from icefloe.session.session_state import SessionState, Tree, View, renumber_fork
+from icefloe.session.session_state import SessionState, SessionView, Tree, renumber_fork
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +80,14 @@ async def write_parts(work: SessionState, label: str = "") -> WrittenParts:
     return WrittenParts(view.base.id, tuple(parts), paths, label, cleared, count)
 
 
-async def _any_held(view: View, node: ArrayNode, coords: npt.NDArray[np.uint32]) -> bool:
+async def _any_held(view: SessionView, node: ArrayNode, coords: npt.NDArray[np.uint32]) -> bool:
     """Whether one of the chunks was there before the fork wrote."""
-    below = View(view.engine, Tree(view.base, view.changes.copy_nodes()), view.inherited, view.reader)
+    below = SessionView(view.engine, Tree(view.base, view.changes.copy_nodes()), view.inherited, view.reader)
     held = await below.chunk_table(node, bounding_box(coords))
     return bool((find_rows(held, coords) >= 0).any())
 
 
-def _edited_array(view: View, node_id: NodeId) -> ArrayNode:
+def _edited_array(view: SessionView, node_id: NodeId) -> ArrayNode:
     """The array behind edits of a view."""
     origin = view.changes.origin.get(node_id)
     node = view.tree.find(origin) if origin is not None else None
@@ -97,7 +97,7 @@ def _edited_array(view: View, node_id: NodeId) -> ArrayNode:
     return node
 
 
-def _refuse_nodes(view: View) -> None:
+def _refuse_nodes(view: SessionView) -> None:
     """Parts hold chunks only: what a worker did to arrays and groups themselves would be lost."""
     before, after = view.inherited, view.changes
     changed = {path for path, node in after.added.items() if before.added.get(path) != node}
@@ -234,7 +234,7 @@ class Fork:
     """When it was made: chunks that it wrote are younger."""
 
     @classmethod
-    def of(cls, view: View) -> Fork:
+    def of(cls, view: SessionView) -> Fork:
         """A fork of a session as it is now."""
         return cls(view.engine, view.base, view.changes.over(view.inherited), view.changes.begin_fork())
 

@@ -22,7 +22,7 @@ from icefloe.model.zarr_document import (
     parse_key,
 )
 from icefloe.session.lookup import LocatedChunks
-from icefloe.session.session_state import SessionState, Tree, View
+from icefloe.session.session_state import SessionState, SessionView, Tree
 from icefloe.storage.contract import Buffer
 
 Chunk: TypeAlias = tuple[ArrayNode, Coords]
@@ -255,7 +255,7 @@ def _nodes_meeting(tree: Tree, prefix: str) -> list[Node]:
     return [around] if around is not None else tree.subtree("/" + folder)
 
 
-async def _chunk_keys(view: View, node: ArrayNode, prefix: str) -> AsyncIterator[str]:
+async def _chunk_keys(view: SessionView, node: ArrayNode, prefix: str) -> AsyncIterator[str]:
     encoding: KeyEncoding = key_encoding(node.document)
     start = "" if node.path == "/" else node.path[1:] + "/"
     shared = min(len(start), len(prefix))
@@ -269,12 +269,12 @@ async def _chunk_keys(view: View, node: ArrayNode, prefix: str) -> AsyncIterator
             yield key
 
 
-async def _coordinate_names(view: View, node: ArrayNode, leading: Coords) -> list[str]:
+async def _coordinate_names(view: SessionView, node: ArrayNode, leading: Coords) -> list[str]:
     table = await view.chunk_table(node, _box(node, leading))
     return [str(value) for value in np.unique(table.coords[:, len(leading)]).tolist()]
 
 
-async def _chunk_names(view: View, node: ArrayNode) -> set[str]:
+async def _chunk_names(view: SessionView, node: ArrayNode) -> set[str]:
     encoding = key_encoding(node.document)
     if encoding.separator == "/" and not encoding.lead and node.shape:
         return set(await _coordinate_names(view, node, ()))
@@ -284,13 +284,13 @@ async def _chunk_names(view: View, node: ArrayNode) -> set[str]:
     return {encoding.suffix(coords) for coords in table.coords.tolist()}
 
 
-async def _size_of_node(view: View, node: Node) -> int:
+async def _size_of_node(view: SessionView, node: Node) -> int:
     document = await view.fetch_document(node.path)
     chunks = await _size_of_chunks(view, node) if isinstance(node, ArrayNode) else 0
     return len(document or b"") + chunks
 
 
-async def _size_of_chunks(view: View, node: ArrayNode, box: Extents | None = None) -> int:
+async def _size_of_chunks(view: SessionView, node: ArrayNode, box: Extents | None = None) -> int:
     table = await view.chunk_table(node, box)
     return int(table.length.sum())
 

@@ -267,7 +267,7 @@ class Tree:
 _MAX_COORD = 2**32 - 1
 
 
-class View:
+class SessionView:
     """A session at one moment: nobody changes what it shows.
 
     `inherited` are the changes of the session that this one was forked from. Its chunk edits and parts are read
@@ -412,7 +412,7 @@ def in_grid(node: ArrayNode, coords: Coords) -> bool:
     return len(coords) == len(grid) and all(0 <= c < n and c <= _MAX_COORD for c, n in zip(coords, grid, strict=True))
 
 
-class SessionState(View):
+class SessionState(SessionView):
     """The state of one session: base, changes, and the chunks on their way to storage.
 
     The changes are a value that is only changed while the lock is held, and the lock is never held while something is
@@ -444,14 +444,14 @@ class SessionState(View):
         self.asked = 0
         """How often a change was asked for."""
 
-    def view(self, only: NodeId | None = None) -> View:
+    def view(self, only: NodeId | None = None) -> SessionView:
         """The session as it is now; of chunk edits only those of one array, where one is named."""
         with self.lock:
             self.writer.seal_packs(self.changes)
             if only is not None and only in self.changes.edits:
                 # Who asks about one array asks again: bring its edits together once.
                 self.changes.edits[only].to_table()
-            return View(self.engine, Tree(self.base, self.changes.copy(only)), self.inherited, self.reader)
+            return SessionView(self.engine, Tree(self.base, self.changes.copy(only)), self.inherited, self.reader)
 
     def check_open(self) -> None:
         """Refuse a change where the session takes none; the lock is held by the caller."""
@@ -514,7 +514,7 @@ class SessionState(View):
             self.inherited = inherited
             self.tree = Tree(self.base, changes, self.lock)
 
-    async def stored_view(self) -> View:
+    async def stored_view(self) -> SessionView:
         """The session as it is now, with every chunk in storage: a view that other processes can read."""
         with self.lock:
             view, packs = self.view(), dict(self.writer.unstored)

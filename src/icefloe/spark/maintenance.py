@@ -42,7 +42,7 @@ from icefloe.maintenance.compact import CompactionPlan, CompactRequest, CompactS
 from icefloe.maintenance.compact import compact as carry_out
 from icefloe.maintenance.inventory import (
     Listed,
-    Reading,
+    UncachedRepository,
     columns_of,
     correct_quotes,
     empty_listing,
@@ -53,7 +53,7 @@ from icefloe.maintenance.inventory import (
     list_folder,
     list_side_objects,
     microseconds,
-    read_anew,
+    open_uncached,
     text_columns,
 )
 from icefloe.maintenance.marking import ManifestFacts, fetch_manifest_facts, live_keys, mark_snapshots
@@ -75,17 +75,19 @@ Inventory: TypeAlias = DataFrame | pa.Table | str | os.PathLike[str]
 _COLUMNS = ("key", "size", "last_modified")
 
 
-def chunk_rows(spark: SparkSession, reading: Reading, inventory: Inventory, prefix: str) -> DataFrame:
+def chunk_rows(spark: SparkSession, uncached: UncachedRepository, inventory: Inventory, prefix: str) -> DataFrame:
     """The rows of an inventory that are chunk objects: key, size and time in microseconds since 1970."""
-    folder = folders_of(reading)["chunks"]
-    return _rows(spark, inventory, prefix, folder, "", reading.format.capabilities.object_id_bytes)
+    folder = folders_of(uncached)["chunks"]
+    return _rows(spark, inventory, prefix, folder, "", uncached.format.capabilities.object_id_bytes)
 
 
-def other_listings(spark: SparkSession, reading: Reading, inventory: Inventory, prefix: str) -> dict[str, Listed]:
+def other_listings(
+    spark: SparkSession, uncached: UncachedRepository, inventory: Inventory, prefix: str
+) -> dict[str, Listed]:
     """Everything but chunk objects, per kind, on the driver."""
-    width, folders = reading.format.capabilities.object_id_bytes, folders_of(reading)
+    width, folders = uncached.format.capabilities.object_id_bytes, folders_of(uncached)
     listings = {kind: empty_listing(width) for kind in KINDS}
-    extension = reading.format.metadata_extension
+    extension = uncached.format.metadata_extension
     for kind, folder in folders.items():
         if kind != "chunks":
             rows = collect(_rows(spark, inventory, prefix, folder, extension, width), "reading the inventory")
@@ -176,25 +178,25 @@ def collect_garbage(
     """
     engine = existing_repository(repo).engine
     run_blocking(engine.check_writable())
-    reading = read_anew(engine)
-    if reading.storage.read_only and not dry_run:
-        raise ReadOnlyError(f"{reading.storage.url} takes no writes; garbage cannot be collected")
+    uncached = open_uncached(engine)
+    if uncached.storage.read_only and not dry_run:
+        raise ReadOnlyError(f"{uncached.storage.url} takes no writes; garbage cannot be collected")
     request = CollectionRequest(delete_object_older_than, created_after)
-    decided = run_blocking(fetch_cutoff(reading.storage, request.older_than))
-    check_running(reading, decided, request)
+    decided = run_blocking(fetch_cutoff(uncached.storage, request.older_than))
+    check_running(uncached, decided, request)
     cutoff = decided.time
     ages = AgeLimits(microseconds(cutoff), None if created_after is None else microseconds(created_after))
     with watched(spark, JobMeter("collecting garbage", 0)):
         if inventory is None:
-            listed, listings = _list_on_spark(spark, engine), run_blocking(_list_others(reading))
+            listed, listings = _list_on_spark(spark, engine), run_blocking(_list_others(uncached))
         else:
-            listed = chunk_rows(spark, reading, inventory, inventory_prefix).mapInArrow(_ids_of(engine), _LISTED)
-            listings = other_listings(spark, reading, inventory, inventory_prefix)
+            listed = chunk_rows(spark, uncached, inventory, inventory_prefix).mapInArrow(_ids_of(engine), _LISTED)
+            listings = other_listings(spark, uncached, inventory, inventory_prefix)
         # Kept on disk before refs are read: what a commit names that lands in between is then seen as named.
         old = _old_enough(listed, ages).persist(StorageLevel.DISK_ONLY)
         try:
             count = int(collect(old.agg(sql.count("key")), "listing chunk objects").columns[0][0].as_py())
-            return _judge(_Work(spark, engine, reading, listings, old, count, ages, cutoff), dry_run=dry_run)
+            return _judge(_Work(spark, engine, uncached, listings, old, count, ages, cutoff), dry_run=dry_run)
         finally:
             old.unpersist()
 
@@ -205,7 +207,7 @@ class _Work:
 
     spark: SparkSession
     engine: RepositoryParts
-    reading: Reading
+    uncached: UncachedRepository
     listings: dict[str, Listed]
     old: DataFrame
     count: int
@@ -215,11 +217,11 @@ class _Work:
 
 
 def _judge(work: _Work, *, dry_run: bool) -> GCSummary:
-    reading, files = work.reading, work.listings["snapshots"]
-    beside = run_blocking(list_side_objects(reading.storage))
+    uncached, files = work.uncached, work.listings["snapshots"]
+    side_objects = run_blocking(list_side_objects(uncached.storage))
     young = frozenset(files.take(files.modified >= work.ages.before).texts())
-    marked = run_blocking(mark_snapshots(reading, young, frozenset(files.texts())))
-    plan = plan_collection(work.listings, marked, work.ages, work.cutoff, beside)
+    marked = run_blocking(mark_snapshots(uncached, young, frozenset(files.texts())))
+    plan = plan_collection(work.listings, marked, work.ages, work.cutoff, side_objects)
     live = _live_on_spark(work.spark, work.engine, sorted(marked.manifests), marked.unreferenced)
     parts = 2 * parallelism(work.spark) + work.count // _ROWS_PER_PART
     # Both sides are cut the same way. A plan that sends all live keys to every task would pass them through the driver.
@@ -233,7 +235,7 @@ def _judge(work: _Work, *, dry_run: bool) -> GCSummary:
         if not dry_run:
             marking = Marking(plan, marked, work.listings)
             if quotes_what_is_gone(marking):
-                run_blocking(correct_quotes(work.engine, reading))
+                run_blocking(correct_quotes(work.engine, uncached))
             if chunks or not plan.is_empty():
                 _delete_garbage(work, marking, garbage)
     finally:
@@ -244,11 +246,11 @@ def _judge(work: _Work, *, dry_run: bool) -> GCSummary:
 
 def _delete_garbage(work: _Work, marking: Marking, garbage: DataFrame) -> None:
     """Delete what names chunks, with the last look at refs, then chunks in tasks."""
-    announcement = Announcement(work.reading.storage, work.cutoff)
+    announcement = Announcement(work.uncached.storage, work.cutoff)
     run_blocking(announcement.begin())
     finished = False
     try:
-        _, marked = run_blocking(delete_garbage(work.engine, work.reading, marking, announcement))
+        _, marked = run_blocking(delete_garbage(work.engine, work.uncached, marking, announcement))
         if len(marked.chunks):
             # Of the manifests that were known before only names are: these are the chunks of commits since.
             garbage = garbage.where(~sql.col("key").isin(marked.chunks.view(np.int64).tolist()))
@@ -264,14 +266,14 @@ def _old_enough(listed: DataFrame, ages: AgeLimits) -> DataFrame:
     return old if ages.not_before is None else old.where(sql.col("modified") >= ages.not_before)
 
 
-async def _list_others(reading: Reading) -> dict[str, Listed]:
+async def _list_others(uncached: UncachedRepository) -> dict[str, Listed]:
     """Every folder but that of chunks, which are at most a few per commit."""
-    width, folders = reading.format.capabilities.object_id_bytes, folders_of(reading)
+    width, folders = uncached.format.capabilities.object_id_bytes, folders_of(uncached)
 
     async def one(kind: str) -> Listed:
         if kind == "chunks" or kind not in folders:
             return empty_listing(width)
-        return await list_folder(reading.storage, folders[kind], reading.format.metadata_extension, width)
+        return await list_folder(uncached.storage, folders[kind], uncached.format.metadata_extension, width)
 
     return dict(zip(KINDS, await asyncio.gather(*map(one, KINDS)), strict=True))
 
@@ -292,9 +294,9 @@ def _list_on_spark(spark: SparkSession, engine: RepositoryParts) -> DataFrame:
 
 
 def _list_shard(engine: RepositoryParts, after: str, end: str | None) -> Batches:
-    reading = read_anew(engine)
-    folder, width = reading.format.chunks_folder, reading.format.capabilities.object_id_bytes
-    pages = reading.storage.list(folder, after=after or None)
+    uncached = open_uncached(engine)
+    folder, width = uncached.format.chunks_folder, uncached.format.capabilities.object_id_bytes
+    pages = uncached.storage.list(folder, after=after or None)
 
     async def next_page() -> Any:
         return await anext(pages, None)
@@ -350,10 +352,10 @@ def _live_on_spark(
 
 
 def _live_keys(engine: RepositoryParts, manifests: Sequence[ObjectId], unreferenced: frozenset[ObjectId]) -> Batches:
-    reading = read_anew(engine)
+    uncached = open_uncached(engine)
 
     async def fetch(manifest_id: ObjectId) -> ManifestFacts:
-        return await fetch_manifest_facts(reading, manifest_id, may_be_gone=manifest_id in unreferenced)
+        return await fetch_manifest_facts(uncached, manifest_id, may_be_gone=manifest_id in unreferenced)
 
     # A few at a time: a task holds the references of these, not of its whole share.
     for low in range(0, len(manifests), _FETCHES):
@@ -364,14 +366,14 @@ def _live_keys(engine: RepositoryParts, manifests: Sequence[ObjectId], unreferen
 
 def _delete(engine: RepositoryParts) -> Callable[[Batches], Batches]:
     def work(batches: Batches) -> Batches:
-        reading = read_anew(engine)
-        key, width = key_builder(reading, "chunks"), engine.capabilities.object_id_bytes
+        uncached = open_uncached(engine)
+        key, width = key_builder(uncached, "chunks"), engine.capabilities.object_id_bytes
         deleted = 0
         for batch in batches:
             packed = b"".join(batch.column(0).to_pylist())
             ids = np.frombuffer(packed, dtype=np.uint8).reshape(-1, width)
             for low in range(0, len(ids), DELETE_BATCH):
-                run_blocking(reading.storage.delete([key(text) for text in id_texts(ids[low : low + DELETE_BATCH])]))
+                run_blocking(uncached.storage.delete([key(text) for text in id_texts(ids[low : low + DELETE_BATCH])]))
             deleted += len(ids)
         yield pa.RecordBatch.from_pydict({"deleted": [deleted]})
 

@@ -22,10 +22,10 @@ from icefloe.formats.icechunk2.repo_file import (
     Availability,
     FlagChange,
     RepoInfo,
-    RepoStatus,
     SnapshotRecord,
-    Update,
+    StatusRecord,
     UpdateKind,
+    UpdateRecord,
 )
 from icefloe.ids import ObjectId, encode_base32
 from icefloe.model.snapshot import Snapshot, SnapshotInfo, to_microseconds
@@ -47,7 +47,7 @@ def next_update_time(info: RepoInfo, now_us: int) -> int:
     return max(now_us, info.updates[0].at_us + 1)
 
 
-def push_update(info: RepoInfo, update: Update, backup: str) -> RepoInfo:
+def push_update(info: RepoInfo, update: UpdateRecord, backup: str) -> RepoInfo:
     """The repository with one more update; `backup` is the name under which its present file will be kept."""
     newest, *older = info.updates
     listed = (update, dataclasses.replace(newest, backup=backup), *older)
@@ -80,7 +80,7 @@ class Edit:
     """The repository after a change, without its log entry, and the entry; its time and backup are set on landing."""
 
     info: RepoInfo
-    update: Update
+    update: UpdateRecord
 
 
 def new_repository(initial: Snapshot, config: Mapping[str, Any] | None, now_us: int) -> RepoInfo:
@@ -88,8 +88,8 @@ def new_repository(initial: Snapshot, config: Mapping[str, Any] | None, now_us: 
     return RepoInfo(
         branches={MAIN: initial.id},
         snapshots={initial.id: make_record(initial, None)},
-        updates=(Update(UpdateKind.REPO_INITIALIZED, now_us),),
-        status=RepoStatus(Availability.ONLINE, now_us),
+        updates=(UpdateRecord(UpdateKind.REPO_INITIALIZED, now_us),),
+        status=StatusRecord(Availability.ONLINE, now_us),
         config=None if config is None else encode_flexible(dict(config)),
     )
 
@@ -118,7 +118,7 @@ def add_commit(info: RepoInfo, branch: str, expected: ObjectId, snapshot: Snapsh
     _require_tip(info, branch, expected)
     after = _with_snapshot(info, make_record(snapshot, expected))
     after = dataclasses.replace(after, branches={**info.branches, branch: snapshot.id})
-    return Edit(after, Update(UpdateKind.NEW_COMMIT, 0, name=branch, new_id=snapshot.id))
+    return Edit(after, UpdateRecord(UpdateKind.NEW_COMMIT, 0, name=branch, new_id=snapshot.id))
 
 
 def add_amendment(info: RepoInfo, branch: str, amended: ObjectId, snapshot: Snapshot) -> Edit:
@@ -129,7 +129,7 @@ def add_amendment(info: RepoInfo, branch: str, amended: ObjectId, snapshot: Snap
         raise InvalidInputError("the initial snapshot cannot be amended; make an ordinary commit first")
     after = _with_snapshot(info, make_record(snapshot, replaced.parent_id, replaced.pruned_logs))
     after = dataclasses.replace(after, branches={**info.branches, branch: snapshot.id})
-    return Edit(after, Update(UpdateKind.COMMIT_AMENDED, 0, name=branch, previous_id=amended, new_id=snapshot.id))
+    return Edit(after, UpdateRecord(UpdateKind.COMMIT_AMENDED, 0, name=branch, previous_id=amended, new_id=snapshot.id))
 
 
 def add_detached(info: RepoInfo, snapshot: Snapshot) -> Edit:
@@ -139,7 +139,7 @@ def add_detached(info: RepoInfo, snapshot: Snapshot) -> Edit:
             f"the parent {snapshot.parent_id} of a new snapshot was expired meanwhile", snapshot_id=snapshot.parent_id
         )
     after = _with_snapshot(info, make_record(snapshot, snapshot.parent_id))
-    return Edit(after, Update(UpdateKind.NEW_DETACHED_SNAPSHOT, 0, new_id=snapshot.id))
+    return Edit(after, UpdateRecord(UpdateKind.NEW_DETACHED_SNAPSHOT, 0, new_id=snapshot.id))
 
 
 def _require_tip(info: RepoInfo, branch: str, expected: ObjectId) -> None:
@@ -160,7 +160,7 @@ def create_branch(info: RepoInfo, branch: str, snapshot_id: ObjectId) -> Edit:
         raise AlreadyExistsError(f"branch {branch!r} exists already; reset_branch moves it", name=branch)
     _require_listed(info, snapshot_id)
     after = dataclasses.replace(info, branches={**info.branches, branch: snapshot_id})
-    return Edit(after, Update(UpdateKind.BRANCH_CREATED, 0, name=branch))
+    return Edit(after, UpdateRecord(UpdateKind.BRANCH_CREATED, 0, name=branch))
 
 
 def reset_branch(info: RepoInfo, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> Edit:
@@ -170,7 +170,7 @@ def reset_branch(info: RepoInfo, branch: str, snapshot_id: ObjectId, expected: O
         raise ConflictError(expected_parent=expected, actual_parent=standing)
     _require_listed(info, snapshot_id)
     after = dataclasses.replace(info, branches={**info.branches, branch: snapshot_id})
-    return Edit(after, Update(UpdateKind.BRANCH_RESET, 0, name=branch, previous_id=standing))
+    return Edit(after, UpdateRecord(UpdateKind.BRANCH_RESET, 0, name=branch, previous_id=standing))
 
 
 def delete_branch(info: RepoInfo, branch: str) -> Edit:
@@ -181,7 +181,7 @@ def delete_branch(info: RepoInfo, branch: str) -> Edit:
     left = {name: tip for name, tip in info.branches.items() if name != branch}
     return Edit(
         dataclasses.replace(info, branches=left),
-        Update(UpdateKind.BRANCH_DELETED, 0, name=branch, previous_id=standing),
+        UpdateRecord(UpdateKind.BRANCH_DELETED, 0, name=branch, previous_id=standing),
     )
 
 
@@ -194,7 +194,7 @@ def create_tag(info: RepoInfo, tag: str, snapshot_id: ObjectId) -> Edit:
         raise AlreadyExistsError(f"tag {tag!r} exists already; tags never move", name=tag)
     _require_listed(info, snapshot_id)
     after = dataclasses.replace(info, tags={**info.tags, tag: snapshot_id})
-    return Edit(after, Update(UpdateKind.TAG_CREATED, 0, name=tag))
+    return Edit(after, UpdateRecord(UpdateKind.TAG_CREATED, 0, name=tag))
 
 
 def find_tag(info: RepoInfo, tag: str) -> ObjectId:
@@ -211,7 +211,7 @@ def delete_tag(info: RepoInfo, tag: str) -> Edit:
     standing = find_tag(info, tag)
     left = {name: target for name, target in info.tags.items() if name != tag}
     after = dataclasses.replace(info, tags=left, deleted_tags=info.deleted_tags | {tag})
-    return Edit(after, Update(UpdateKind.TAG_DELETED, 0, name=tag, previous_id=standing))
+    return Edit(after, UpdateRecord(UpdateKind.TAG_DELETED, 0, name=tag, previous_id=standing))
 
 
 def _require_listed(info: RepoInfo, snapshot_id: ObjectId) -> None:
@@ -230,19 +230,19 @@ def _require_flag(info: RepoInfo, name: str) -> None:
 def set_config(info: RepoInfo, document: Mapping[str, Any]) -> Edit:
     """Another stored configuration."""
     after = dataclasses.replace(info, config=encode_flexible(dict(document)))
-    return Edit(after, Update(UpdateKind.CONFIG_CHANGED, 0))
+    return Edit(after, UpdateRecord(UpdateKind.CONFIG_CHANGED, 0))
 
 
 def set_metadata(info: RepoInfo, metadata: Mapping[str, Any]) -> Edit:
     """Other metadata of the repository as a whole."""
     after = dataclasses.replace(info, metadata=encode_metadata(metadata, 2))
-    return Edit(after, Update(UpdateKind.METADATA_CHANGED, 0))
+    return Edit(after, UpdateRecord(UpdateKind.METADATA_CHANGED, 0))
 
 
 def set_status(info: RepoInfo, availability: Availability, reason: str | None, now_us: int) -> Edit:
     """The repository takes writes or does not."""
-    status = RepoStatus(availability, now_us, reason)
-    return Edit(dataclasses.replace(info, status=status), Update(UpdateKind.STATUS_CHANGED, 0, status=status))
+    status = StatusRecord(availability, now_us, reason)
+    return Edit(dataclasses.replace(info, status=status), UpdateRecord(UpdateKind.STATUS_CHANGED, 0, status=status))
 
 
 def set_flag(info: RepoInfo, name: str, value: bool | None) -> Edit:
@@ -257,7 +257,7 @@ def set_flag(info: RepoInfo, name: str, value: bool | None) -> Edit:
         disabled_flags=disabled | {flag} if value is False else disabled,
     )
     change = FlagChange(flag, bool(value), value is not None)
-    return Edit(after, Update(UpdateKind.FEATURE_FLAG_CHANGED, 0, flag=change))
+    return Edit(after, UpdateRecord(UpdateKind.FEATURE_FLAG_CHANGED, 0, flag=change))
 
 
 def forget_snapshots(info: RepoInfo, ids: Set[ObjectId]) -> tuple[Edit, frozenset[ObjectId]]:
@@ -268,7 +268,7 @@ def forget_snapshots(info: RepoInfo, ids: Set[ObjectId]) -> tuple[Edit, frozense
     # What stays without a ref (a detached snapshot too young to go) must not lose its parents.
     held = _with_ancestors(info, left)
     left = {key: record for key, record in info.snapshots.items() if key in held}
-    return Edit(dataclasses.replace(info, snapshots=left), Update(UpdateKind.GC_RAN, 0)), gone - frozenset(left)
+    return Edit(dataclasses.replace(info, snapshots=left), UpdateRecord(UpdateKind.GC_RAN, 0)), gone - frozenset(left)
 
 
 def reachable_snapshots(info: RepoInfo) -> frozenset[ObjectId]:
@@ -331,7 +331,7 @@ def plan_expiry(info: RepoInfo, older_than_us: int, *, delete_branches: bool, de
         deleted_tags=info.deleted_tags | tags,
         snapshots=_without(info.snapshots, gone),
     )
-    return PlannedExpiry(Expiry(gone, branches, tags), Edit(after, Update(UpdateKind.EXPIRATION_RAN, 0)))
+    return PlannedExpiry(Expiry(gone, branches, tags), Edit(after, UpdateRecord(UpdateKind.EXPIRATION_RAN, 0)))
 
 
 def _without(snapshots: Mapping[ObjectId, SnapshotRecord], gone: Set[ObjectId]) -> dict[ObjectId, SnapshotRecord]:
@@ -390,7 +390,9 @@ def plan_removal(
             if key not in gone
         },
     )
-    return PlannedExpiry(Expiry(gone, gone_branches, gone_tags), Edit(after, Update(UpdateKind.EXPIRATION_RAN, 0)))
+    return PlannedExpiry(
+        Expiry(gone, gone_branches, gone_tags), Edit(after, UpdateRecord(UpdateKind.EXPIRATION_RAN, 0))
+    )
 
 
 def _on_kept(
@@ -422,9 +424,9 @@ class Migrated:
     config: Mapping[str, Any] | None
     metadata: Mapping[str, Any]
     flags: Mapping[str, bool | None]
-    status: RepoStatus | None
+    status: StatusRecord | None
     from_version: int | None
-    updates: tuple[Update, ...] = ()
+    updates: tuple[UpdateRecord, ...] = ()
     """The operations log, newest first, where the former repository kept one and all ids stay as they are."""
 
 
@@ -437,7 +439,7 @@ def migrated_repository(source: Migrated, now_us: int | None = None) -> RepoInfo
         branches=dict(source.branches),
         snapshots={info.id: _record(info) for info in source.snapshots},
         updates=updates,
-        status=source.status or RepoStatus(Availability.ONLINE, updates[0].at_us),
+        status=source.status or StatusRecord(Availability.ONLINE, updates[0].at_us),
         tags=dict(source.tags),
         deleted_tags=source.deleted_tags,
         metadata=encode_metadata(source.metadata, _SPEC),
@@ -457,7 +459,7 @@ def _record(info: SnapshotInfo) -> SnapshotRecord:
     )
 
 
-def plan_updates(source: Migrated, now_us: int) -> tuple[Update, ...]:
+def plan_updates(source: Migrated, now_us: int) -> tuple[UpdateRecord, ...]:
     """What must have happened, newest first: commits when they were made, refs a moment after what they point at.
 
     Times rise strictly and end before the migration itself, which is the newest entry.
@@ -465,27 +467,27 @@ def plan_updates(source: Migrated, now_us: int) -> tuple[Update, ...]:
     written = {info.id: to_microseconds(info.written_at) for info in source.snapshots}
     newest = max(written.values(), default=0)
     branch_of = _branches_of(source)
-    happened: list[Update] = []
+    happened: list[UpdateRecord] = []
     for info in source.snapshots:
         if info.parent_id is None:
             continue
         branch = branch_of.get(info.id)
         kind = UpdateKind.NEW_DETACHED_SNAPSHOT if branch is None else UpdateKind.NEW_COMMIT
-        happened.append(Update(kind, written[info.id], name=branch, new_id=info.id))
+        happened.append(UpdateRecord(kind, written[info.id], name=branch, new_id=info.id))
     for name, tip in source.branches.items():
         if name != MAIN:
-            happened.append(Update(UpdateKind.BRANCH_CREATED, written[tip] + _REF_DELAY_US, name=name))
+            happened.append(UpdateRecord(UpdateKind.BRANCH_CREATED, written[tip] + _REF_DELAY_US, name=name))
     for name, target in source.tags.items():
-        happened.append(Update(UpdateKind.TAG_CREATED, written[target] + _REF_DELAY_US, name=name))
+        happened.append(UpdateRecord(UpdateKind.TAG_CREATED, written[target] + _REF_DELAY_US, name=name))
     root = next(info.id for info in source.snapshots if info.parent_id is None)
     for name in sorted(source.deleted_tags):
-        happened.append(Update(UpdateKind.TAG_CREATED, newest + _REF_DELAY_US, name=name))
-        deleted = Update(UpdateKind.TAG_DELETED, newest + _DELETION_DELAY_US, name=name, previous_id=root)
+        happened.append(UpdateRecord(UpdateKind.TAG_CREATED, newest + _REF_DELAY_US, name=name))
+        deleted = UpdateRecord(UpdateKind.TAG_DELETED, newest + _DELETION_DELAY_US, name=name, previous_id=root)
         happened.append(deleted)
     happened.sort(key=lambda update: update.at_us)
-    ordered = [Update(UpdateKind.REPO_INITIALIZED, written[root]), *happened]
+    ordered = [UpdateRecord(UpdateKind.REPO_INITIALIZED, written[root]), *happened]
     if source.from_version is not None:
-        ordered.append(Update(UpdateKind.REPO_MIGRATED, now_us, versions=(source.from_version, _SPEC)))
+        ordered.append(UpdateRecord(UpdateKind.REPO_MIGRATED, now_us, versions=(source.from_version, _SPEC)))
     return tuple(reversed(_strictly_rising(ordered)))
 
 
@@ -501,8 +503,8 @@ def _branches_of(source: Migrated) -> dict[ObjectId, str]:
     return found
 
 
-def _strictly_rising(updates: list[Update]) -> list[Update]:
-    result: list[Update] = []
+def _strictly_rising(updates: list[UpdateRecord]) -> list[UpdateRecord]:
+    result: list[UpdateRecord] = []
     last = -1
     for update in updates:
         last = max(update.at_us, last + 1)

@@ -66,7 +66,7 @@ class Availability(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RepoStatus:
+class StatusRecord:
     """Whether a repository takes writes, since when, and why not."""
 
     availability: Availability
@@ -84,7 +84,7 @@ class FlagChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class UpdateRecord:
     """One entry of the operations log; the fields that its kind does not have are None."""
 
     kind: UpdateKind
@@ -96,7 +96,7 @@ class Update:
     new_id: ObjectId | None = None
     versions: tuple[int, int] | None = None
     flag: FlagChange | None = None
-    status: RepoStatus | None = None
+    status: StatusRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +118,9 @@ class RepoInfo:
 
     branches: Mapping[str, ObjectId]
     snapshots: Mapping[ObjectId, SnapshotRecord]
-    updates: tuple[Update, ...]
+    updates: tuple[UpdateRecord, ...]
     """Newest first, at least one."""
-    status: RepoStatus
+    status: StatusRecord
     tags: Mapping[str, ObjectId] = field(default_factory=dict)
     deleted_tags: frozenset[str] = frozenset()
     metadata: RawMetadata = ()
@@ -136,7 +136,7 @@ class RepoInfo:
 KNOWN_SPEC = 2
 
 
-class RepoGlance:
+class RepoHead:
     """A repo file of which only the parts that are asked for are read."""
 
     def __init__(self, body: Body) -> None:
@@ -150,13 +150,13 @@ class RepoGlance:
         return self._root.blob(CONFIG)
 
     @property
-    def status(self) -> RepoStatus:
+    def status(self) -> StatusRecord:
         """Whether the repository takes writes."""
         table = self._root.child(STATUS)
         code = table.scalar(0, "u1")
         if code not in list(Availability):
             raise self._body.corrupt("it has an unknown status")
-        return RepoStatus(Availability(code), table.scalar(1, "<u8"), table.text(2, required=False))
+        return StatusRecord(Availability(code), table.scalar(1, "<u8"), table.text(2, required=False))
 
     def find_branch(self, name: str) -> ObjectId | None:
         """Where a branch stands; None when it is not found so, which the whole file has to confirm."""
@@ -192,9 +192,9 @@ class RepoGlance:
         return encode_base32(item_table(self._body, start, row).struct(0, 12))
 
 
-def glance_at_repo(data: bytes) -> RepoGlance:
+def read_repo_head(data: bytes) -> RepoHead:
     """A repo file; UnknownFormatError when it is newer than this library."""
-    return RepoGlance(open_body(data, FileType.REPO_INFO)[1])
+    return RepoHead(open_body(data, FileType.REPO_INFO)[1])
 
 
 def check_spec(body: Body, spec: int) -> None:
@@ -328,16 +328,16 @@ def _find_bytes(root: Tables, slot: int) -> bytes | None:
     return None if start < 0 else root.body.data[start : start + int(held.counts[0])]
 
 
-def _read_statuses(tables: Tables) -> list[RepoStatus]:
+def _read_statuses(tables: Tables) -> list[StatusRecord]:
     codes = tables.scalar(0, "u1").tolist()
     times = tables.scalar(1, "<u8").tolist()
     reasons = texts_of(tables.body, tables.strings(2, required=False))
     if any(code not in list(Availability) for code in codes):
         raise tables.body.corrupt("it has an unknown status")
-    return [RepoStatus(Availability(c), t, reason) for c, t, reason in zip(codes, times, reasons, strict=True)]
+    return [StatusRecord(Availability(c), t, reason) for c, t, reason in zip(codes, times, reasons, strict=True)]
 
 
-def _read_updates(root: Tables) -> tuple[Update, ...]:
+def _read_updates(root: Tables) -> tuple[UpdateRecord, ...]:
     body = root.body
     updates, _ = root.tables(UPDATES)
     kinds = updates.scalar(0, "u1")
@@ -349,14 +349,14 @@ def _read_updates(root: Tables) -> tuple[Update, ...]:
     times = updates.scalar(2, "<u8").tolist()
     backups = texts_of(body, updates.strings(3, required=False))
     targets = updates.targets(1, required=True)
-    made: list[Update | None] = [None] * len(updates)
+    made: list[UpdateRecord | None] = [None] * len(updates)
     for kind in UpdateKind:
         rows = np.flatnonzero(kinds == kind)
         if len(rows) == 0:
             continue
         details = _DETAIL_READERS.get(kind, _read_plain)(Tables(body, targets[rows]))
         for row, facts in zip(rows.tolist(), details, strict=True):
-            made[row] = Update(kind, times[row], backups[row], **facts)  # type: ignore[arg-type]
+            made[row] = UpdateRecord(kind, times[row], backups[row], **facts)  # type: ignore[arg-type]
     return tuple(update for update in made if update is not None)
 
 
@@ -524,7 +524,7 @@ def _write_snapshots(
     vector.link(positions)
 
 
-def _write_statuses(writer: FlatWriter, statuses: Sequence[RepoStatus]) -> Positions:
+def _write_statuses(writer: FlatWriter, statuses: Sequence[StatusRecord]) -> Positions:
     positions = np.empty(len(statuses), dtype=np.int64)
     reasoned = np.array([status.reason is not None for status in statuses], dtype=np.bool_)
     for has_reason in (False, True):
@@ -544,7 +544,7 @@ def _write_statuses(writer: FlatWriter, statuses: Sequence[RepoStatus]) -> Posit
     return positions
 
 
-def _write_updates(writer: FlatWriter, root: TableBlock, updates: Sequence[Update]) -> None:
+def _write_updates(writer: FlatWriter, root: TableBlock, updates: Sequence[UpdateRecord]) -> None:
     vector = writer.references(np.array([len(updates)], dtype=np.int64))
     root.link(7, vector.positions)
     positions = np.empty(len(updates), dtype=np.int64)
@@ -575,14 +575,14 @@ def _write_updates(writer: FlatWriter, root: TableBlock, updates: Sequence[Updat
         block.link(1, details[rows])
 
 
-Details = Callable[[FlatWriter, Sequence[Update]], Positions]
+Details = Callable[[FlatWriter, Sequence[UpdateRecord]], Positions]
 
 
-def _write_plain(writer: FlatWriter, updates: Sequence[Update]) -> Positions:
+def _write_plain(writer: FlatWriter, updates: Sequence[UpdateRecord]) -> Positions:
     return writer.tables(len(updates), {}).positions
 
 
-def _write_migrated(writer: FlatWriter, updates: Sequence[Update]) -> Positions:
+def _write_migrated(writer: FlatWriter, updates: Sequence[UpdateRecord]) -> Positions:
     pairs = np.array([update.versions or (0, 0) for update in updates], dtype=np.uint8)
     return writer.tables(len(updates), {0: "u1", 1: "u1"}).set(0, pairs[:, 0]).set(1, pairs[:, 1]).positions
 
@@ -590,7 +590,7 @@ def _write_migrated(writer: FlatWriter, updates: Sequence[Update]) -> Positions:
 def _write_named_with(*fields: str) -> Details:
     """A name, then ids in the slots that follow."""
 
-    def write(writer: FlatWriter, updates: Sequence[Update]) -> Positions:
+    def write(writer: FlatWriter, updates: Sequence[UpdateRecord]) -> Positions:
         kinds: dict[int, FieldType] = {0: OFFSET_TYPE, **dict.fromkeys(range(1, len(fields) + 1), 12)}
         block = writer.tables(len(updates), kinds)
         for slot, name in enumerate(fields, start=1):
@@ -600,12 +600,12 @@ def _write_named_with(*fields: str) -> Details:
     return write
 
 
-def _write_detached(writer: FlatWriter, updates: Sequence[Update]) -> Positions:
+def _write_detached(writer: FlatWriter, updates: Sequence[UpdateRecord]) -> Positions:
     ids = object_ids([update.new_id or "" for update in updates])
     return writer.tables(len(updates), {0: 12}).set(0, ids).positions
 
 
-def _write_flag(writer: FlatWriter, updates: Sequence[Update]) -> Positions:
+def _write_flag(writer: FlatWriter, updates: Sequence[UpdateRecord]) -> Positions:
     changes = [update.flag for update in updates if update.flag is not None]
     block = writer.tables(len(changes), {0: "<u2", 1: "u1", 2: "u1"})
     block.set(0, np.array([change.flag_id for change in changes], dtype=np.uint16))
@@ -613,7 +613,7 @@ def _write_flag(writer: FlatWriter, updates: Sequence[Update]) -> Positions:
     return block.set(2, np.array([change.is_set for change in changes], dtype=np.uint8)).positions
 
 
-def _write_status(writer: FlatWriter, updates: Sequence[Update]) -> Positions:
+def _write_status(writer: FlatWriter, updates: Sequence[UpdateRecord]) -> Positions:
     block = writer.tables(len(updates), {0: OFFSET_TYPE})
     statuses = _write_statuses(writer, [update.status for update in updates if update.status is not None])
     return block.link(0, statuses).positions

@@ -79,7 +79,7 @@ def layout_of(row: RowClass) -> RowLayout:
     for dimension in range(row.ndim):
         writer.integer(f"c{dimension}", 4)
     if row.kind is ChunkKind.NATIVE:
-        writer.constant(b"\x81\xa3Ref\x93" + text_mark(row.text_bytes))
+        writer.constant(b"\x81\xa3Ref\x93" + text_header(row.text_bytes))
         writer.field("text", f"V{row.text_bytes}", row.text_bytes)
         writer.integer("offset", row.offset_bytes)
         writer.integer("length", row.length_bytes)
@@ -87,7 +87,7 @@ def layout_of(row: RowClass) -> RowLayout:
         writer.constant(b"\x81\xa6Inline" + _bytes_mark(row.text_bytes))
         writer.field("text", f"V{row.text_bytes}", row.text_bytes)
     else:
-        writer.constant(b"\x81\xa7Virtual\x94" + text_mark(row.text_bytes))
+        writer.constant(b"\x81\xa7Virtual\x94" + text_header(row.text_bytes))
         writer.field("text", f"V{row.text_bytes}", row.text_bytes)
         writer.integer("offset", row.offset_bytes)
         writer.integer("length", row.length_bytes)
@@ -97,7 +97,7 @@ def layout_of(row: RowClass) -> RowLayout:
 
 def _write_checksum(writer: _TemplateWriter, row: RowClass) -> None:
     if row.checksum == ETAG:
-        writer.constant(b"\x81\xa4ETag" + text_mark(row.etag_bytes))
+        writer.constant(b"\x81\xa4ETag" + text_header(row.etag_bytes))
         writer.field("etag", f"V{row.etag_bytes}", row.etag_bytes)
     elif row.checksum == LAST_MODIFIED:
         writer.constant(b"\x81\xacLastModified")
@@ -155,7 +155,7 @@ def _array_mark(count: int) -> bytes:
     return bytes([0x90 | count]) if count < 16 else b"\xdc" + count.to_bytes(2, "big")
 
 
-def map_mark(count: int) -> bytes:
+def map_header(count: int) -> bytes:
     """The MessagePack head of a map of that many entries."""
     if count < 16:
         return bytes([0x80 | count])
@@ -163,7 +163,7 @@ def map_mark(count: int) -> bytes:
 
 
 @lru_cache(maxsize=1024)
-def text_mark(size: int) -> bytes:
+def text_header(size: int) -> bytes:
     """The MessagePack head of a text of that many bytes."""
     if size < 32:
         return bytes([0xA0 | size])

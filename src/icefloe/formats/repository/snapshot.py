@@ -20,7 +20,7 @@ import msgspec
 
 from icefloe.blocking import fork_safe_lock
 from icefloe.errors import FormatError, InvalidInputError
-from icefloe.formats.repository.manifest_writer import NODE_TEXT_BYTES, map_mark, text_mark
+from icefloe.formats.repository.manifest_writer import NODE_TEXT_BYTES, map_header, text_header
 from icefloe.ids import (
     NODE_ID_BYTES,
     OBJECT_ID_BYTES,
@@ -724,9 +724,9 @@ _ENCODER = msgspec.msgpack.Encoder()
 _MAX_TOTAL = 2**32 - 1
 _MAX_SHORT = 2**16 - 1
 
-_NODE_HEAD = b"\x94" + text_mark(NODE_TEXT_BYTES)
-_NIL, _INLINE = b"\xc0", b"\x81" + text_mark(6) + b"Inline"
-_GROUP, _ARRAY = text_mark(5) + b"Group", b"\x81" + text_mark(5) + b"Array\x92"
+_NODE_HEAD = b"\x94" + text_header(NODE_TEXT_BYTES)
+_NIL, _INLINE = b"\xc0", b"\x81" + text_header(6) + b"Inline"
+_GROUP, _ARRAY = text_header(5) + b"Group", b"\x81" + text_header(5) + b"Array\x92"
 
 
 def encode_snapshot_body(snapshot: Snapshot) -> bytes:
@@ -762,7 +762,7 @@ def _encode_nodes(nodes: Mapping[str, Node], kept: dict[str, Kept]) -> msgspec.R
     ids = encode_base32_all([node.id for node in nodes.values()])
     documents: dict[bytes, Taken] = {}
     links = _Links()
-    parts = [map_mark(len(nodes))]
+    parts = [map_header(len(nodes))]
     for node_id, (path, node) in zip(ids, nodes.items(), strict=True):
         taken = documents.get(node.document)
         if taken is None:
@@ -770,7 +770,7 @@ def _encode_nodes(nodes: Mapping[str, Node], kept: dict[str, Kept]) -> msgspec.R
         if taken.kept != AS_ZARR:
             kept[path] = taken.kept
         encoded = path.encode()
-        text = text_mark(len(encoded)) + encoded
+        text = text_header(len(encoded)) + encoded
         # Key, and a list of four: id, path, attributes, and what is a group's or an array's own.
         parts += (text, _NODE_HEAD, node_id.encode(), text, _encode_attributes(node, taken))
         if not isinstance(node, ArrayNode):
