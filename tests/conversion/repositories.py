@@ -53,8 +53,7 @@ def make_repository(storage: Storage | Path, version: str, virtual: Path | None 
     session.commit("second")
     session = repo.writable_session("main")
     session.move("/deep", "/moved")
-    if not repo.engine.capabilities.moves_need_own_commit:
-        del zarr.open_group(session.store, mode="a")["gone"]
+    del zarr.open_group(session.store, mode="a")["gone"]
     session.commit("third")
     session = repo.writable_session("dev")
     zarr.open_group(session.store, mode="a").create_array("dev", shape=(600,), chunks=(50,), dtype="i8")[:] = 3

@@ -306,8 +306,7 @@ def test_moves_in_an_ordinary_commit_rewrite_no_manifest_and_no_chunk(repo: icef
     keys = keys_of(repo)
     session = repo.writable_session("main")
     session.move("/g", "/h")
-    if not repo.engine.capabilities.moves_need_own_commit:
-        zarr.open_group(session.store).attrs["note"] = "renamed"
+    zarr.open_group(session.store).attrs["note"] = "renamed"
     session.commit("renamed")
     assert not [key for key in keys_of(repo) - keys if key.split("/")[0] in ("chunks", "manifests", "c", "m", "i")]
     reader = repo.readonly_session("main")

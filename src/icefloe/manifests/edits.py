@@ -176,18 +176,6 @@ class EditBuffer:
 
         self._rewrite(without)
 
-    def clear_box(self, box: Extents) -> None:
-        """Forget the edits inside a box."""
-
-        def outside(run: ChunkTable) -> ChunkTable:
-            return take(run, np.flatnonzero(~in_box(run.coords, box)))
-
-        self._rewrite(outside)
-
-    def hide_base(self) -> None:
-        """Nothing of the base is visible any more; the edits are all there is."""
-        self.base_box = tuple((0, 0) for _ in range(self.ndim))
-
     def shift(self, offset: Sequence[int], grid: Sequence[int]) -> None:
         """Move every edit by an offset; those that leave the grid are gone."""
         self._rewrite(lambda run: shift_coords(run, offset, grid))

@@ -85,21 +85,15 @@ class Capabilities:
     history_in_snapshot: bool = False
     """Snapshots carry their newest ancestors."""
     deletable_tags: bool = False
-    branch_reset_keeps_history: bool = True
     repository_metadata: bool = False
     repository_status: bool = False
     operations_log: bool = False
     feature_flags: bool = False
-    moves_need_own_commit: bool = False
-    """The generation's own readers expect a commit with moves to hold nothing else."""
     any_chunk_grid: bool = True
     """False: only regular chunk grids can be stored."""
     any_key_encoding: bool = True
     """False: the generation's own readers find chunks only under keys of the default encoding, such as `a/c/0/1`."""
-    compressed_locations: bool = False
     checksums: bool = True
     """Virtual references can carry an ETag or a last-modified time."""
-    configuration: bool = True
-    """The repository can keep its configuration."""
     max_chunks_per_dimension: int = 2**32 - 1
     """Chunk coordinates are 32 bits wide in every generation."""

@@ -188,11 +188,6 @@ def find_bad_path(paths: Collection[str]) -> str | None:
     return None if ordinary else next((path for path in paths if not is_node_path(path)), None)
 
 
-def chunk_prefix(path: str) -> str:
-    """The key of a chunk up to its coordinates, in the default encoding."""
-    return "c" if path == "/" else f"{path[1:]}/c"
-
-
 def document_key(path: str) -> str:
     """The store key of a node's document."""
     return DOCUMENT if path == "/" else f"{path[1:]}/{DOCUMENT}"

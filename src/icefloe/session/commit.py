@@ -705,11 +705,6 @@ async def write_snapshot(
     log = await _list_cleared(state, log)
     if earlier is not None:
         log = merge_logs(earlier, log)
-    if log.moves and engine.format.capabilities.moves_need_own_commit and not _only_moves(log):
-        raise UnsupportedError(
-            f"generation {engine.format.spec_version.value!r} takes moves only in a commit of their own; "
-            "commit the other changes first, then move in a new session"
-        )
     if log.moves:
         await check_feature(engine.ledger, "move_node")
     nodes = list(state.tree.nodes())
@@ -784,10 +779,6 @@ async def _list_lost(state: SessionState, earlier: TransactionLog, parent: Snaps
             lost = held[~in_box(held, tuple((0, n) for n in was.grid))]
             chunks[older.id] = np.unique(np.concatenate([chunks.get(older.id, lost[:0]), lost]), axis=0)
     return replace(earlier, updated_chunks=chunks)
-
-
-def _only_moves(log: TransactionLog) -> bool:
-    return replace(log, moves=()).is_empty()
 
 
 async def _write_attributes(

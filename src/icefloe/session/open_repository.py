@@ -158,7 +158,6 @@ def build_engine(
 
 
 DEFAULT_SPEC_VERSION = SpecVersion.REPOSITORY
-_NUMBERS = {1: SpecVersion.ICECHUNK1, 2: SpecVersion.ICECHUNK2}
 _log = logging.getLogger("icefloe")
 _CONFIG_TRIES = 20
 _FEW_NODES = 200
@@ -213,8 +212,6 @@ def parse_spec_version(given: SpecVersion | str | int | None) -> SpecVersion:
         return DEFAULT_SPEC_VERSION
     if isinstance(given, SpecVersion):
         return given
-    if isinstance(given, int) and given in _NUMBERS:
-        return _NUMBERS[given]
     try:
         return SpecVersion(given)
     except ValueError as error:

@@ -225,10 +225,6 @@ class Tree:
                 position = bisect_left(base, subtree_bounds(first + name)[1], position)
         return sorted(names)
 
-    def has_children(self, path: str) -> bool:
-        """Whether anything stands below a path."""
-        return bool(self.child_names(path))
-
     def enclosing_array(self, path: str) -> ArrayNode | None:
         """The array that a path would lie inside of, where nothing may be created."""
         above = parent_path(path)

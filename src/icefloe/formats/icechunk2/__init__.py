@@ -40,7 +40,6 @@ class Icechunk2Format(Format):
         repository_status=True,
         operations_log=True,
         feature_flags=True,
-        compressed_locations=True,
         any_key_encoding=False,
     )
 
