@@ -78,14 +78,47 @@ async def _advance(heads: list[tuple[float, int, SnapshotInfo]], index: int, wal
 
 
 class HistoryMixin:
-    """The part of `Repository` that looks back."""
+    """The methods of `Repository` that read history."""
 
     _engine: RepositoryParts
 
     async def async_ancestry(
         self, *, branch: str | None = None, tag: str | None = None, snapshot_id: str | None = None
     ) -> AsyncIterator[SnapshotInfo]:
-        """A snapshot and its ancestors, newest first, read as far as you iterate."""
+        """Iterate over a snapshot and its ancestors, newest first.
+
+        History is read as far as you iterate. Give exactly one argument.
+
+        Parameters
+        ----------
+        branch
+            Start at the newest snapshot of this branch.
+        tag
+            Start at the snapshot of this tag.
+        snapshot_id
+            Start at this snapshot.
+
+        Yields
+        ------
+        SnapshotInfo
+            Id, parent, time, message and metadata of one commit.
+
+        Raises
+        ------
+        RefNotFoundError
+            There is no such branch or tag.
+        SnapshotNotFoundError
+            There is no such snapshot.
+        InvalidInputError
+            Not exactly one argument is given.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> [info.message for info in repo.ancestry(branch="main")]
+        ['Repository initialized']
+        """
         async for info in ancestry(self._engine, RefChoice(branch, tag, snapshot_id)):
             yield info
 
@@ -100,14 +133,32 @@ class HistoryMixin:
         plain: bool = False,
         limit: int | None = None,
     ) -> AncestryGraph:
-        """A drawing of all branches and tags, or of the history of one of them.
+        """Draw the commits of all branches and tags, or of one of them.
 
         Parameters
         ----------
+        branch
+            Only draw the history of this branch.
+        tag
+            Only draw the history of this tag.
+        snapshot_id
+            Only draw the history of this snapshot.
         plain
-            No colours, neither as text nor as a picture.
+            Draw without colours.
         limit
-            Draw only so many commits, the newest.
+            Only draw this many commits, the newest ones. None draws all.
+
+        Returns
+        -------
+        AncestryGraph
+            A drawing that prints as text and shows as a picture in a notebook.
+
+        Raises
+        ------
+        RefNotFoundError
+            There is no such branch or tag.
+        InvalidInputError
+            `limit` is less than 1, or more than one of `branch`, `tag` and `snapshot_id` is given.
 
         Examples
         --------
@@ -121,7 +172,30 @@ class HistoryMixin:
     ancestry_graph = blocking(ancestry_graph_async)
 
     async def lookup_snapshot_async(self, snapshot_id: str) -> SnapshotInfo:
-        """One commit by its id."""
+        """Return the description of one commit.
+
+        Parameters
+        ----------
+        snapshot_id
+            Id of the snapshot.
+
+        Returns
+        -------
+        SnapshotInfo
+            Id, parent, time, message, metadata and manifests.
+
+        Raises
+        ------
+        SnapshotNotFoundError
+            There is no such snapshot.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> repo.lookup_snapshot(repo.lookup_branch("main")).message
+        'Repository initialized'
+        """
         # The ledger knows the parent where files do not name it; the file knows the manifests.
         known = await self._engine.ledger.fetch_info(snapshot_id)
         own = await self._engine.metadata_files.fetch_snapshot(snapshot_id)
@@ -130,7 +204,30 @@ class HistoryMixin:
     lookup_snapshot = blocking(lookup_snapshot_async)
 
     async def list_manifest_files_async(self, snapshot_id: str) -> list[ManifestFileInfo]:
-        """The manifest files that a snapshot names."""
+        """Return the manifest files that a snapshot uses.
+
+        Parameters
+        ----------
+        snapshot_id
+            Id of the snapshot.
+
+        Returns
+        -------
+        list of ManifestFileInfo
+            Id, size and number of references of each manifest.
+
+        Raises
+        ------
+        SnapshotNotFoundError
+            There is no such snapshot.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> repo.list_manifest_files(repo.lookup_branch("main"))
+        []
+        """
         return list((await self._engine.metadata_files.fetch_snapshot(snapshot_id)).manifests.values())
 
     list_manifest_files = blocking(list_manifest_files_async)
@@ -145,7 +242,41 @@ class HistoryMixin:
         to_tag: str | None = None,
         to_snapshot_id: str | None = None,
     ) -> Diff:
-        """What changed between two points of one history, down to chunk coordinates."""
+        """Return the changes between two snapshots, including the coordinates of changed chunks.
+
+        Give exactly one of the `from_` arguments and one of the `to_` arguments.
+
+        Parameters
+        ----------
+        from_branch, from_tag, from_snapshot_id
+            The earlier snapshot.
+        to_branch, to_tag, to_snapshot_id
+            The later snapshot.
+
+        Returns
+        -------
+        Diff
+            Paths that were added, deleted, updated or moved, and the coordinates of changed chunks.
+
+        Raises
+        ------
+        RefNotFoundError
+            There is no such branch or tag.
+        SnapshotNotFoundError
+            There is no such snapshot.
+        InvalidInputError
+            Not exactly one argument of each kind is given.
+
+        Examples
+        --------
+        >>> import icefloe, zarr
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> first = repo.lookup_branch("main")
+        >>> with repo.transaction("main", message="array") as store:
+        ...     _ = zarr.create_array(store, name="t", shape=3, dtype="f4")
+        >>> sorted(repo.diff(from_snapshot_id=first, to_branch="main").new_arrays)
+        ['/t']
+        """
         choices = RefChoice(from_branch, from_tag, from_snapshot_id), RefChoice(to_branch, to_tag, to_snapshot_id)
         ends = [await resolve(self._engine, choice) for choice in choices]
         while True:
@@ -161,12 +292,39 @@ class HistoryMixin:
 
 
 class RefsMixin:
-    """The part of `Repository` that names snapshots."""
+    """The methods of `Repository` for branches and tags."""
 
     _engine: RepositoryParts
 
     async def create_branch_async(self, branch: str, snapshot_id: str) -> None:
-        """A new branch at a snapshot; AlreadyExistsError when the name is taken."""
+        """Create a branch.
+
+        Parameters
+        ----------
+        branch
+            Name of the branch. It must not contain `/`.
+        snapshot_id
+            Snapshot that the branch points to.
+
+        Raises
+        ------
+        AlreadyExistsError
+            There is a branch of this name.
+        SnapshotNotFoundError
+            There is no such snapshot.
+        InvalidInputError
+            The name is not allowed.
+        ReadOnlyError
+            The repository is read-only.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> repo.create_branch("dev", repo.lookup_branch("main"))
+        >>> sorted(repo.list_branches())
+        ['dev', 'main']
+        """
         await self._engine.check_writable()
         await self._engine.metadata_files.fetch_snapshot(snapshot_id, anew=True)
         await self._engine.ledger.create_branch(branch, snapshot_id)
@@ -174,32 +332,152 @@ class RefsMixin:
     create_branch = blocking(create_branch_async)
 
     async def list_branches_async(self) -> set[str]:
-        """Names of all branches."""
+        """Return the names of all branches.
+
+        Returns
+        -------
+        set of str
+            The names.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> icefloe.Repository.create(icefloe.in_memory_storage()).list_branches()
+        {'main'}
+        """
         return await self._engine.ledger.list_branches()
 
     list_branches = blocking(list_branches_async)
 
     async def lookup_branch_async(self, branch: str) -> ObjectId:
-        """The snapshot at which a branch stands."""
+        """Return the newest snapshot of a branch.
+
+        Parameters
+        ----------
+        branch
+            Name of the branch.
+
+        Returns
+        -------
+        str
+            Id of the snapshot.
+
+        Raises
+        ------
+        RefNotFoundError
+            There is no such branch.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> repo.lookup_branch("main") == repo.readonly_session("main").snapshot_id
+        True
+        """
         return (await self._engine.ledger.fetch_tip(branch)).snapshot_id
 
     lookup_branch = blocking(lookup_branch_async)
 
     async def reset_branch_async(self, branch: str, snapshot_id: str, *, from_snapshot_id: str | None = None) -> None:
-        """Point a branch at another snapshot, if it is still at `from_snapshot_id` when that is given."""
+        """Set a branch to another snapshot.
+
+        Commits that no branch or tag reaches any more are deleted by a later garbage collection.
+
+        Parameters
+        ----------
+        branch
+            Name of the branch.
+        snapshot_id
+            The new snapshot of the branch.
+        from_snapshot_id
+            Only reset the branch if it is at this snapshot.
+
+        Raises
+        ------
+        RefNotFoundError
+            There is no such branch.
+        SnapshotNotFoundError
+            There is no such snapshot.
+        ConflictError
+            The branch is not at `from_snapshot_id`.
+        ReadOnlyError
+            The repository is read-only.
+
+        Examples
+        --------
+        >>> import icefloe, zarr
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> first = repo.lookup_branch("main")
+        >>> with repo.transaction("main", message="mistake") as store:
+        ...     _ = zarr.create_group(store)
+        >>> repo.reset_branch("main", first)
+        >>> repo.lookup_branch("main") == first
+        True
+        """
         await self._engine.metadata_files.fetch_snapshot(snapshot_id, anew=True)
         await self._engine.ledger.reset_branch(branch, snapshot_id, from_snapshot_id)
 
     reset_branch = blocking(reset_branch_async)
 
     async def delete_branch_async(self, branch: str) -> None:
-        """Remove a branch; its snapshots stay until they are collected. `main` cannot be removed."""
+        """Delete a branch. Its snapshots stay until they are garbage collected.
+
+        Parameters
+        ----------
+        branch
+            Name of the branch.
+
+        Raises
+        ------
+        RefNotFoundError
+            There is no such branch.
+        InvalidInputError
+            The branch is `main`, which cannot be deleted.
+        ReadOnlyError
+            The repository is read-only.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> repo.create_branch("dev", repo.lookup_branch("main"))
+        >>> repo.delete_branch("dev")
+        >>> repo.list_branches()
+        {'main'}
+        """
         await self._engine.ledger.delete_branch(branch)
 
     delete_branch = blocking(delete_branch_async)
 
     async def create_tag_async(self, tag: str, snapshot_id: str) -> None:
-        """A name for a snapshot that never moves."""
+        """Create a tag: a name for a snapshot that never moves.
+
+        Parameters
+        ----------
+        tag
+            Name of the tag. It must not contain `/`.
+        snapshot_id
+            Snapshot that the tag points to.
+
+        Raises
+        ------
+        AlreadyExistsError
+            The name is used, or was used by a tag that has been deleted.
+        SnapshotNotFoundError
+            There is no such snapshot.
+        InvalidInputError
+            The name is not allowed.
+        ReadOnlyError
+            The repository is read-only.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> repo.create_tag("v1", repo.lookup_branch("main"))
+        >>> repo.list_tags()
+        {'v1'}
+        """
         await self._engine.check_writable()
         await self._engine.metadata_files.fetch_snapshot(snapshot_id, anew=True)
         await self._engine.ledger.create_tag(tag, snapshot_id)
@@ -207,26 +485,86 @@ class RefsMixin:
     create_tag = blocking(create_tag_async)
 
     async def list_tags_async(self) -> set[str]:
-        """Names of all tags."""
+        """Return the names of all tags.
+
+        Returns
+        -------
+        set of str
+            The names.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> icefloe.Repository.create(icefloe.in_memory_storage()).list_tags()
+        set()
+        """
         return await self._engine.ledger.list_tags()
 
     list_tags = blocking(list_tags_async)
 
     async def lookup_tag_async(self, tag: str) -> ObjectId:
-        """The snapshot a tag names."""
+        """Return the snapshot of a tag.
+
+        Parameters
+        ----------
+        tag
+            Name of the tag.
+
+        Returns
+        -------
+        str
+            Id of the snapshot.
+
+        Raises
+        ------
+        RefNotFoundError
+            There is no such tag.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> repo.create_tag("v1", repo.lookup_branch("main"))
+        >>> repo.lookup_tag("v1") == repo.lookup_branch("main")
+        True
+        """
         return await self._engine.ledger.fetch_tag(tag)
 
     lookup_tag = blocking(lookup_tag_async)
 
     async def delete_tag_async(self, tag: str) -> None:
-        """Remove a tag, where the generation allows it; the name cannot be used again."""
+        """Delete a tag. Its name cannot be used again.
+
+        Parameters
+        ----------
+        tag
+            Name of the tag.
+
+        Raises
+        ------
+        RefNotFoundError
+            There is no such tag.
+        UnsupportedError
+            Tags of this generation cannot be deleted.
+        ReadOnlyError
+            The repository is read-only.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version="icechunk2")
+        >>> repo.create_tag("v1", repo.lookup_branch("main"))
+        >>> repo.delete_tag("v1")
+        >>> repo.list_tags()
+        set()
+        """
         await self._engine.ledger.delete_tag(tag)
 
     delete_tag = blocking(delete_tag_async)
 
 
 class InspectionMixin:
-    """The part of `Repository` that looks inside."""
+    """The methods of `Repository` that show the content of files."""
 
     _engine: RepositoryParts
 
@@ -237,32 +575,146 @@ class InspectionMixin:
         max_concurrent_manifest_fetches: int = 32,
         **_: Any,
     ) -> ChunkStorageStats:
-        """Bytes of all chunks in all of history, by kind; what snapshots share counts once."""
+        """Return the size of all chunks that branches and tags reach, in all of history.
+
+        Chunks that several snapshots share are counted once.
+
+        Parameters
+        ----------
+        max_compressed_manifest_mem_bytes
+            Largest total size of compressed manifests in memory.
+        max_concurrent_manifest_fetches
+            Largest number of manifests that are read at the same time.
+        **_
+            Ignored. Accepted for compatibility with icechunk.
+
+        Returns
+        -------
+        ChunkStorageStats
+            Bytes of native, virtual and inline chunks.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> icefloe.Repository.create(icefloe.in_memory_storage()).chunk_storage_stats().native_bytes
+        0
+        """
         limits = FetchLimits(max(1, min(max_concurrent_manifest_fetches, 256)), max_compressed_manifest_mem_bytes)
         return await chunk_storage_stats(self._engine, limits)
 
     chunk_storage_stats = blocking(chunk_storage_stats_async)
 
     async def total_chunks_storage_async(self, **limits: int) -> int:
-        """Bytes of all chunk objects in all of history."""
+        """Return the size of all chunk objects that branches and tags reach, in all of history.
+
+        Parameters
+        ----------
+        **limits
+            Limits of `chunk_storage_stats`.
+
+        Returns
+        -------
+        int
+            Number of bytes.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> icefloe.Repository.create(icefloe.in_memory_storage()).total_chunks_storage()
+        0
+        """
         return (await self.chunk_storage_stats_async(**limits)).native_bytes
 
     total_chunks_storage = blocking(total_chunks_storage_async)
 
     async def inspect_snapshot_async(self, snapshot_id: str) -> dict[str, Any]:
-        """The nodes of a snapshot with their ids and manifests."""
+        """Return the content of a snapshot file as plain data.
+
+        Parameters
+        ----------
+        snapshot_id
+            Id of the snapshot.
+
+        Returns
+        -------
+        dict
+            Header, message, metadata, manifests and nodes.
+
+        Raises
+        ------
+        SnapshotNotFoundError
+            There is no such snapshot.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> repo.inspect_snapshot(repo.lookup_branch("main"))["commit_message"]
+        'Repository initialized'
+        """
         return await inspection.inspect_snapshot(self._engine, snapshot_id)
 
     inspect_snapshot = blocking(inspect_snapshot_async)
 
     async def inspect_manifest_async(self, manifest_id: str) -> dict[str, Any]:
-        """The references of a manifest, counted by array and kind."""
+        """Return a summary of a manifest file as plain data.
+
+        Parameters
+        ----------
+        manifest_id
+            Id of the manifest.
+
+        Returns
+        -------
+        dict
+            Header, size, and the number of references by array and kind.
+
+        Raises
+        ------
+        ObjectNotFoundError
+            There is no such manifest.
+
+        Examples
+        --------
+        >>> import icefloe, zarr
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> with repo.transaction("main", message="array") as store:
+        ...     zarr.create_array(store, name="t", shape=4, chunks=2, dtype="i4")[:] = 1
+        >>> manifest = repo.list_manifest_files(repo.lookup_branch("main"))[0]
+        >>> repo.inspect_manifest(manifest.id)["total_chunk_refs"]
+        2
+        """
         return await inspection.inspect_manifest(self._engine, manifest_id)
 
     inspect_manifest = blocking(inspect_manifest_async)
 
     async def inspect_transaction_log_async(self, snapshot_id: str) -> dict[str, Any]:
-        """What one commit changed, by node id."""
+        """Return the content of a transaction log as plain data.
+
+        Parameters
+        ----------
+        snapshot_id
+            Id of the snapshot that the commit created.
+
+        Returns
+        -------
+        dict
+            Header, ids of new, deleted, updated and moved nodes, and the coordinates of changed chunks.
+
+        Raises
+        ------
+        NotFoundError
+            There is no such snapshot, or it has no transaction log.
+
+        Examples
+        --------
+        >>> import icefloe, zarr
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> with repo.transaction("main", message="array") as store:
+        ...     _ = zarr.create_array(store, name="t", shape=4, dtype="i4")
+        >>> len(repo.inspect_transaction_log(repo.lookup_branch("main"))["new_arrays"])
+        1
+        """
         return await inspection.inspect_transaction_log(self._engine, snapshot_id)
 
     inspect_transaction_log = blocking(inspect_transaction_log_async)

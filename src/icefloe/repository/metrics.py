@@ -73,13 +73,18 @@ class Observation:
 
 
 class ObservationMixin:
-    """The part of `Repository` that measures."""
+    """The methods of `Repository` that measure requests, bytes and time."""
 
     _engine: RepositoryParts
     _default_metadata: dict[str, Any]
 
     def observed(self) -> Any:
-        """The same repository, whose requests are measured from now on.
+        """Return the same repository with a storage that counts requests and bytes.
+
+        Returns
+        -------
+        Repository
+            A new object. Only requests made through it are counted.
 
         Examples
         --------
@@ -98,7 +103,7 @@ class ObservationMixin:
 
     @property
     def metrics(self) -> RepositoryMetrics:
-        """What was measured since the repository was opened, in this process."""
+        """The requests, cache hits and chunk reads of this object since it was opened, in this process."""
         engine = self._engine
         storage = engine.storage
         return RepositoryMetrics(
@@ -111,7 +116,27 @@ class ObservationMixin:
 
     @contextmanager
     def observe(self, name: str) -> Iterator[Observation]:
-        """Measure a block of work, and log what it took under `icefloe.metrics`."""
+        """Measure a block of work and write the result to the log `icefloe.metrics`.
+
+        Parameters
+        ----------
+        name
+            Name of the work in the log.
+
+        Yields
+        ------
+        Observation
+            Its attribute `metrics` is set when the block ends.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage()).observed()
+        >>> with repo.observe("look up") as observation:
+        ...     _ = repo.lookup_branch("main")
+        >>> observation.metrics.total.requests > 0
+        True
+        """
         before, observation = self.metrics, Observation(name)
         try:
             yield observation

@@ -47,6 +47,8 @@ class Repository(
 ):
     """A versioned store of Zarr hierarchies.
 
+    Every method that uses storage has two forms: `name` waits for the result, `name_async` is awaited.
+
     Examples
     --------
     >>> import icefloe, zarr
@@ -72,20 +74,39 @@ class Repository(
         spec_version: SpecVersion | str | int | None = None,
         check_clean_root: bool = True,
     ) -> Repository:
-        """Make a new repository; AlreadyExistsError when there is one.
+        """Create a repository.
 
         Parameters
         ----------
         storage
-            Where it lives: a storage, a URL or a path.
+            Where to create it: a storage, a URL or a path.
         config
-            Kept in the repository when given.
+            Configuration. It is saved in the repository.
         authorize_virtual_chunk_access
-            Credentials per container prefix; only these containers are read.
+            Credentials for each virtual chunk container, by URL prefix. Only these containers are read.
         spec_version
             Generation of the on-disk format: "repository" (default), "dataset", "store", "icechunk1" or "icechunk2".
         check_clean_root
-            Refuse a place that holds other objects.
+            Refuse a storage that holds other objects.
+
+        Returns
+        -------
+        Repository
+            The new repository, with a branch `main` and one empty snapshot.
+
+        Raises
+        ------
+        AlreadyExistsError
+            There is a repository in this storage, or there are other objects and `check_clean_root` is True.
+        InvalidInputError
+            The generation or the configuration is not valid.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version="icechunk2")
+        >>> repo.list_branches()
+        {'main'}
         """
         place = resolve_storage(storage)
         version = opening.parse_spec_version(spec_version)
@@ -103,7 +124,37 @@ class Repository(
         config: RepositoryConfig | None = None,
         authorize_virtual_chunk_access: Authorization = None,
     ) -> Repository:
-        """Open a repository of any generation; `config` is laid over the one kept in it."""
+        """Open an existing repository. Its generation is detected.
+
+        Parameters
+        ----------
+        storage
+            Where the repository is: a storage, a URL or a path.
+        config
+            Settings that override the configuration saved in the repository, for this object only.
+        authorize_virtual_chunk_access
+            Credentials for each virtual chunk container, by URL prefix. Only these containers are read.
+
+        Returns
+        -------
+        Repository
+            The repository.
+
+        Raises
+        ------
+        RepositoryNotFoundError
+            There is no repository in this storage.
+        UnknownFormatError
+            The repository was written by a newer, unknown version of the format.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> storage = icefloe.in_memory_storage()
+        >>> _ = icefloe.Repository.create(storage)
+        >>> icefloe.Repository.open(storage).spec_version.value
+        'repository'
+        """
         place = resolve_storage(storage)
         return cls(await opening.open_engine(place, config, authorize_virtual_chunk_access or {}))
 
@@ -118,7 +169,40 @@ class Repository(
         create_version: SpecVersion | str | int | None = None,
         check_clean_root: bool = True,
     ) -> Repository:
-        """Open the repository there, or make one."""
+        """Open the repository in a storage. Create one if there is none.
+
+        Parameters
+        ----------
+        storage
+            A storage, a URL or a path.
+        config
+            Configuration, as in `open` or `create`.
+        authorize_virtual_chunk_access
+            Credentials for each virtual chunk container, by URL prefix. Only these containers are read.
+        create_version
+            Generation of a new repository. An existing repository keeps its generation.
+        check_clean_root
+            Refuse to create a repository in a storage that holds other objects.
+
+        Returns
+        -------
+        Repository
+            The repository.
+
+        Raises
+        ------
+        AlreadyExistsError
+            There is no repository, but there are other objects, and `check_clean_root` is True.
+        InvalidInputError
+            The generation or the configuration is not valid.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> storage = icefloe.in_memory_storage()
+        >>> icefloe.Repository.open_or_create(storage) == icefloe.Repository.open_or_create(storage)
+        True
+        """
         place = resolve_storage(storage)
         try:
             return await cls.open_async(place, config, authorize_virtual_chunk_access)
@@ -136,23 +220,23 @@ class Repository(
     async def recover_async(
         storage: Place, tips: Mapping[str, ObjectId] | None = None, *, dry_run: bool = False
     ) -> tuple[Damage, ...]:
-        """Make the files readable again that say where branches stand; for a repository that does not open.
+        """Repair the files that name the branches, for a repository that cannot be opened.
 
-        Branches come back to the newest state that can be read. Nothing is removed.
+        Each branch is set to the newest snapshot that can be read. Nothing is deleted.
 
         Parameters
         ----------
         storage
             Where the repository is.
         tips
-            Where branches are to stand for which the files do not tell.
+            Snapshot id by branch, for branches whose snapshot cannot be found in the files.
         dry_run
-            Only say what is damaged.
+            Only report the damage.
 
         Returns
         -------
         tuple of Damage
-            What was damaged. Those that are `repairable` were repaired. The others say what to do.
+            What was damaged. Damage with `repairable` set was repaired. Other damage says what to do.
 
         Examples
         --------
@@ -168,27 +252,116 @@ class Repository(
 
     @staticmethod
     async def exists_async(storage: Place, storage_settings: Any = None) -> bool:
-        """Whether there is a repository."""
+        """Return whether a storage holds a repository.
+
+        Parameters
+        ----------
+        storage
+            A storage, a URL or a path.
+        storage_settings
+            Ignored. Accepted for compatibility with icechunk.
+
+        Returns
+        -------
+        bool
+            True if there is a repository.
+
+        Raises
+        ------
+        StorageError
+            The storage cannot be read.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> icefloe.Repository.exists(icefloe.in_memory_storage())
+        False
+        """
         return await opening.find_spec_version(resolve_storage(storage)) is not None
 
     exists = blocking_staticmethod(exists_async)
 
     @staticmethod
     async def fetch_spec_version_async(storage: Place, storage_settings: Any = None) -> SpecVersion | None:
-        """The generation of the repository there, or None when there is none."""
+        """Return the generation of the repository in a storage.
+
+        Parameters
+        ----------
+        storage
+            A storage, a URL or a path.
+        storage_settings
+            Ignored. Accepted for compatibility with icechunk.
+
+        Returns
+        -------
+        SpecVersion or None
+            The generation. None if there is no repository.
+
+        Raises
+        ------
+        StorageError
+            The storage cannot be read.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> storage = icefloe.in_memory_storage()
+        >>> _ = icefloe.Repository.create(storage)
+        >>> icefloe.Repository.fetch_spec_version(storage)
+        <SpecVersion.REPOSITORY: 'repository'>
+        """
         return await opening.find_spec_version(resolve_storage(storage))
 
     fetch_spec_version = blocking_staticmethod(fetch_spec_version_async)
 
     @staticmethod
     async def fetch_config_async(storage: Place) -> RepositoryConfig | None:
-        """The configuration kept in a repository, or None."""
+        """Return the configuration that is saved in a repository.
+
+        Parameters
+        ----------
+        storage
+            A storage, a URL or a path.
+
+        Returns
+        -------
+        RepositoryConfig or None
+            The saved configuration. None if there is none, or if there is no repository.
+
+        Raises
+        ------
+        StorageError
+            The storage cannot be read.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> storage = icefloe.in_memory_storage()
+        >>> _ = icefloe.Repository.create(storage, icefloe.RepositoryConfig(inline_chunk_threshold_bytes=64))
+        >>> icefloe.Repository.fetch_config(storage).inline_chunk_threshold_bytes
+        64
+        """
         return await opening.fetch_stored_config(resolve_storage(storage))
 
     fetch_config = blocking_staticmethod(fetch_config_async)
 
     async def save_config_async(self) -> None:
-        """Keep the present configuration in the repository; credentials are never part of it."""
+        """Save the current configuration in the repository. Credentials are never saved.
+
+        Raises
+        ------
+        ReadOnlyError
+            The repository is read-only.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> storage = icefloe.in_memory_storage()
+        >>> repo = icefloe.Repository.create(storage)
+        >>> repo.reopen(icefloe.RepositoryConfig(inline_chunk_threshold_bytes=64)).save_config()
+        >>> icefloe.Repository.open(storage).config.inline_chunk_threshold_bytes
+        64
+        """
         await opening.save_config(self._engine)
 
     save_config = blocking(save_config_async)
@@ -196,7 +369,32 @@ class Repository(
     async def reopen_async(
         self, config: RepositoryConfig | None = None, authorize_virtual_chunk_access: Authorization = None
     ) -> Repository:
-        """The same repository with another configuration laid over, or other authorisations."""
+        """Return the same repository with other settings or credentials.
+
+        Parameters
+        ----------
+        config
+            Settings that override the current configuration.
+        authorize_virtual_chunk_access
+            Credentials for each virtual chunk container, by URL prefix. None keeps the current ones.
+
+        Returns
+        -------
+        Repository
+            A new object. This one is not changed.
+
+        Raises
+        ------
+        InvalidInputError
+            The configuration is not valid.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> repo.reopen(icefloe.RepositoryConfig(inline_chunk_threshold_bytes=64)).config.inline_chunk_threshold_bytes
+        64
+        """
         engine = opening.reconfigure(self._engine, config, authorize_virtual_chunk_access)
         return Repository(engine, self._default_metadata)
 
@@ -209,30 +407,56 @@ class Repository(
 
     @property
     def config(self) -> RepositoryConfig:
-        """The configuration in force; change it with `reopen`."""
+        """The configuration of this object. Use `reopen` to change it."""
         return self._engine.config
 
     @property
     def storage(self) -> Storage:
-        """Where the repository lives."""
+        """The storage that holds the repository."""
         return self._engine.storage
 
     @property
     def spec_version(self) -> SpecVersion:
-        """The generation of its on-disk format."""
+        """The generation of the on-disk format."""
         return self._engine.format.spec_version
 
     @property
     def authorized_virtual_container_prefixes(self) -> set[str]:
-        """The container prefixes that may be read."""
+        """The URL prefixes of the virtual chunk containers that may be read."""
         return set(self._engine.authorized)
 
     def set_default_commit_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Metadata for every commit made through this object from now on."""
+        """Set metadata that is added to every later commit of this object.
+
+        Parameters
+        ----------
+        metadata
+            Properties of the commits. They replace the earlier default metadata.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> repo.set_default_commit_metadata({"author": "me"})
+        >>> repo.default_commit_metadata()
+        {'author': 'me'}
+        """
         self._default_metadata = dict(metadata)
 
     def default_commit_metadata(self) -> dict[str, Any]:
-        """Metadata that every commit made through this object gets."""
+        """Return the metadata that is added to every commit of this object.
+
+        Returns
+        -------
+        dict
+            A copy of the metadata.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> icefloe.Repository.create(icefloe.in_memory_storage()).default_commit_metadata()
+        {}
+        """
         return dict(self._default_metadata)
 
     def __repr__(self) -> str:
@@ -263,9 +487,42 @@ class Repository(
         snapshot_id: str | None = None,
         as_of: dt.datetime | None = None,
     ) -> Session:
-        """A session on a branch, tag, snapshot, or on a branch as it was at a time; later commits are not seen.
+        """Open a session that reads one snapshot. It does not see later commits.
 
-        Without any of them: the branch `main`.
+        Without arguments, the session reads the newest snapshot of `main`.
+
+        Parameters
+        ----------
+        branch
+            Read the newest snapshot of this branch.
+        tag
+            Read the snapshot of this tag.
+        snapshot_id
+            Read this snapshot.
+        as_of
+            Read the newest snapshot of the branch at this time. The time needs a time zone.
+
+        Returns
+        -------
+        Session
+            A read-only session.
+
+        Raises
+        ------
+        RefNotFoundError
+            There is no such branch or tag.
+        SnapshotNotFoundError
+            There is no such snapshot, or the branch had none at this time.
+        InvalidInputError
+            More than one of `branch`, `tag` and `snapshot_id` is given, or `as_of` is given without a branch.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> session = repo.readonly_session("main")
+        >>> session.snapshot_id == repo.lookup_branch("main")
+        True
         """
         choice = RefChoice(branch, tag, snapshot_id).or_main()
         if as_of is not None and choice.branch is None:
@@ -282,13 +539,69 @@ class Repository(
     readonly_session = blocking(readonly_session_async)
 
     async def writable_session_async(self, branch: str) -> Session:
-        """A session whose changes can be committed to a branch."""
+        """Open a session whose changes can be committed to a branch.
+
+        Parameters
+        ----------
+        branch
+            Name of the branch.
+
+        Returns
+        -------
+        Session
+            A writable session, based on the newest snapshot of the branch.
+
+        Raises
+        ------
+        RefNotFoundError
+            There is no such branch.
+        ReadOnlyError
+            The repository is read-only.
+
+        Examples
+        --------
+        >>> import icefloe, zarr
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> session = repo.writable_session("main")
+        >>> _ = zarr.create_group(session.store)
+        >>> _ = session.commit("a group")
+        """
         return await self._branch_session(branch, SessionMode.WRITABLE)
 
     writable_session = blocking(writable_session_async)
 
     async def rearrange_session_async(self, branch: str) -> Session:
-        """A writable session that only moves nodes and chunks."""
+        """Open a writable session that can only move nodes and chunks.
+
+        Parameters
+        ----------
+        branch
+            Name of the branch.
+
+        Returns
+        -------
+        Session
+            A session that accepts `move`, `shift_array` and `reindex_array`.
+
+        Raises
+        ------
+        RefNotFoundError
+            There is no such branch.
+        ReadOnlyError
+            The repository is read-only.
+        UnsupportedError
+            The repository does not allow moves.
+
+        Examples
+        --------
+        >>> import icefloe, zarr
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> with repo.transaction("main", message="array") as store:
+        ...     _ = zarr.group(store).create_array("raw", shape=3, dtype="f4")
+        >>> session = repo.rearrange_session("main")
+        >>> session.move("/raw", "/clean")
+        >>> _ = session.commit("renamed")
+        """
         return await self._branch_session(branch, SessionMode.REARRANGE)
 
     rearrange_session = blocking(rearrange_session_async)
@@ -316,7 +629,46 @@ class Repository(
         rebase_with: ConflictSolver | None = None,
         rebase_tries: int = 1000,
     ) -> Iterator[IcechunkStore]:
-        """A store whose changes are committed when the block ends well, and forgotten when it raises."""
+        """Write to a branch in a `with` block and commit at its end.
+
+        If the block raises, nothing is committed.
+
+        Parameters
+        ----------
+        branch
+            Name of the branch.
+        message
+            Message of the commit.
+        metadata
+            Properties of the commit.
+        rebase_with
+            Conflict solver, used if the branch has new commits at the end of the block.
+        rebase_tries
+            Largest number of rebases.
+
+        Yields
+        ------
+        IcechunkStore
+            The Zarr store to write to.
+
+        Raises
+        ------
+        RefNotFoundError
+            There is no such branch.
+        ConflictError
+            The branch has new commits and `rebase_with` is None.
+        RebaseFailedError
+            The solver did not resolve all conflicts.
+        SessionStateError
+            The block made no changes.
+
+        Examples
+        --------
+        >>> import icefloe, zarr
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> with repo.transaction("main", message="a group") as store:
+        ...     _ = zarr.create_group(store)
+        """
         session = self.writable_session(branch)
         yield session.store
         session.commit(message, metadata, rebase_with=rebase_with, rebase_tries=rebase_tries)

@@ -228,8 +228,8 @@ class Session(ChunkMethods, Described):
         Raises
         ------
         NodeNotFoundError
-            There is no node at `from_path`.
-        AlreadyExistsError
+            There is no node at `from_path`, or no group above `to_path`.
+        InvalidInputError
             There is a node at `to_path`.
         ReadOnlyError
             The session is read-only.

@@ -157,7 +157,9 @@ class ChunkMethods:
         Raises
         ------
         InvalidInputError
-            The key is not a chunk of an array, or no container covers the location.
+            The key is not a chunk of an array.
+        VirtualChunkError
+            No virtual chunk container covers the location, and `validate_container` is True.
         ReadOnlyError
             The session does not accept new chunks.
 
