@@ -115,16 +115,23 @@ async def drop_false_conflicts(
 
 
 def _find_common(log: TransactionLog, base: Snapshot, changes: ChangeSet) -> dict[NodeId, Coords]:
-    """Chunks of which both the log and our changes tell, by array."""
+    """Chunks that the log names and that we wrote, or cut off by making their array smaller, by array."""
     if not any(node_id in log.updated_chunks for node_id in changes.edits):
         return {}
+    ours = summarise(base, changes).chunks
     found = {}
-    for node_id, ours in summarise(base, changes).chunks.items():
+    for node_id, edits in changes.edits.items():
         told = log.updated_chunks.get(node_id)
-        if told is not None and len(told) and told.shape[1] == ours.shape[1]:
-            both = TouchedChunks(ours.shape[1], ours).common(TouchedChunks(ours.shape[1], told))
-            if len(both):
-                found[node_id] = both
+        if told is None or not len(told):
+            continue
+        theirs = TouchedChunks(told.shape[1], told)
+        written = ours.get(node_id)
+        both = [] if edits.base_box is None else [theirs.outside(edits.base_box)]
+        if written is not None and written.shape[1] == told.shape[1]:
+            both.append(TouchedChunks(told.shape[1], written).common(theirs))
+        coords = np.unique(np.concatenate(both), axis=0).astype(np.uint32, copy=False) if both else told[:0]
+        if len(coords):
+            found[node_id] = coords
     return found
 
 
