@@ -99,6 +99,12 @@ def test_help_names_every_command_without_loading_the_library() -> None:
         assert re.search(rf"\b{name}\b +{re.escape(command.summary[:30])}", told.stdout)
 
 
+def test_info_in_a_pipe_imports_no_rich(place: str) -> None:
+    code = f"import sys; from icefloe.cli.app import main; main(['info', {place!r}]); sys.exit('rich' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "2 groups, 3 arrays" in told.stdout
+
+
 @pytest.mark.parametrize("name", [None, *COMMANDS])
 def test_help_fits_80_columns_and_uses_plain_words(name: str | None) -> None:
     arguments = ["--help"] if name is None else [name, "--help"]

@@ -13,7 +13,7 @@ from tests.maintenance.histories import Past, make_past, messages, now
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.cli.app import main
-from icefloe.cli.output import Bars
+from icefloe.cli.console import Bars
 from icefloe.storage.build import local_filesystem_storage
 
 

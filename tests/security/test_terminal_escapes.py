@@ -21,7 +21,7 @@ from rich.console import Console
 
 import icefloe
 from icefloe.cli.app import main
-from icefloe.cli.output import _SafeConsole
+from icefloe.cli.console import _SafeConsole
 from icefloe.errors import FormatError, printable
 
 TITLE = "\x1b]0;PWNED TITLE\x07"

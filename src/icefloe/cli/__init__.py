@@ -11,7 +11,7 @@ All commands follow these rules:
 * `--json` prints one JSON document to standard output and nothing else. `docs/cli.md` describes the documents.
 * Errors are raised, not printed. `app.main` writes them to standard error and exits with 1. Usage errors exit
   with 2: raise `typer.BadParameter`.
-* Results are written to standard output, progress and messages to standard error (`output.stderr`, `output.Bars`).
+* Results are written to standard output, progress and messages to standard error (`console.stderr`, `console.Bars`).
 * A command parses its arguments, calls the library and prints. Functions that are useful in Python are in a lower
   package.
 
@@ -20,15 +20,17 @@ Modules
 - `app`: The entry point of the `icefloe` command: find the command, run it, turn errors into a message and an exit
   code.
 - `config`: The commands `create` and `config`: create a repository, show or change its stored configuration.
+- `console`: Output with rich: consoles, tables and progress bars.
 - `demo`: The command `demo`: ingest, branch, query and draw a month of synthetic weather, on local Spark.
 - `demo_steps`: The steps of `icefloe demo`: make files, ingest them, branch, query, draw a picture.
 - `describe`: Nodes, commits, diffs and refs as text and as JSON.
 - `export`: The commands that write a repository to another location: export, convert, mirror.
+- `info`: The command `info`. It imports no more than it needs, because it is short and called often.
 - `ingest`: The command `ingest`.
-- `inspect`: The commands that show a repository: info, tree, ls, cat, log, show, diff.
+- `inspect`: The commands that show the content and the history of a repository: tree, ls, cat, log, show, diff.
 - `maintenance`: The commands for maintenance: expire, gc, compact, materialize, rewrite-manifests, verify.
 - `options`: Arguments and options that several commands share, and the values that commands make of them.
-- `output`: Output of commands: text and tables, JSON, progress bars on standard error.
+- `output`: Output of commands without rich: JSON documents, text from a repository, and the facts of `info`.
 - `refs`: The commands that change branches and tags: branch, tag, reset, merge.
 - `sql`: The commands `sql` and `analyze`: query arrays, and compute the chunk statistics that queries use.
 - `stats`: The commands `stats` and `manifests`: chunks, objects and bytes per array, and the content of manifests.

@@ -14,7 +14,6 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from icefloe.cli.output import stderr, stdout, styled
 from icefloe.debug import debug_info, initialize_logs
 from icefloe.errors import IcefloeError
 
@@ -36,7 +35,7 @@ class Command:
 
 
 COMMANDS: Mapping[str, Command] = {
-    "info": Command("inspect", "Show a summary of a repository.", _INSPECT),
+    "info": Command("info", "Show a summary of a repository.", _INSPECT),
     "tree": Command("inspect", "Show groups and arrays as a tree.", _INSPECT),
     "ls": Command("inspect", "List a group, or the chunks of an array.", _INSPECT),
     "cat": Command("inspect", "Print array values, group metadata or a key.", _INSPECT),
@@ -182,7 +181,7 @@ def _not_loaded() -> None:
 def _version(asked: bool) -> None:
     if asked:
         for name, version in debug_info().items():
-            stdout().print(f"{name} {version}", highlight=False)
+            sys.stdout.write(f"{name} {version}\n")
         raise typer.Exit
 
 
@@ -197,6 +196,8 @@ def _root(
 
 
 def _report(message: str, *details: str, debug: bool) -> None:
+    from icefloe.cli.console import stderr, styled  # noqa: PLC0415 - rich is slow to import
+
     console = stderr()
     if debug:
         console.print_exception(show_locals=False)

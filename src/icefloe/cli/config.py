@@ -13,8 +13,9 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from icefloe.blocking import run_blocking
+from icefloe.cli.console import stderr, stdout
 from icefloe.cli.options import Json, Repo, StorageOptions, open_repository, storage_at
-from icefloe.cli.output import print_json, stderr, stdout, write_text
+from icefloe.cli.output import print_json, write_text
 from icefloe.errors import InvalidInputError
 from icefloe.formats.config_document import config_from_yaml, decode_config, decode_yaml, encode_config, encode_yaml
 from icefloe.model.config import RepositoryConfig

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
+from icefloe.cli.console import stderr, stdout
 from icefloe.cli.options import Json, SparkOptions
-from icefloe.cli.output import print_json, stderr, stdout
+from icefloe.cli.output import print_json
 from icefloe.errors import InvalidInputError, UnsupportedError
 
 

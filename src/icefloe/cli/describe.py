@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from icefloe.blocking import run_blocking
-from icefloe.cli.output import print_json, stderr, stdout, table
+from icefloe.cli.console import stderr, stdout, table
+from icefloe.cli.output import commit_json, print_json
 from icefloe.display.card import first_line, format_count, format_time
 from icefloe.display.graph import Ref
 from icefloe.model.snapshot import ArrayNode, Diff, Node, SnapshotInfo
@@ -81,17 +82,6 @@ def _data_type(given: Any) -> str:
 def _chunk_shape(grid: Mapping[str, Any]) -> tuple[int, ...] | None:
     shape = grid.get("configuration", {}).get("chunk_shape")
     return None if shape is None else tuple(int(n) for n in shape)
-
-
-def commit_json(info: SnapshotInfo) -> dict[str, Any]:
-    """A commit as JSON."""
-    return {
-        "id": info.id,
-        "parent_id": info.parent_id,
-        "written_at": info.written_at,
-        "message": info.message,
-        "metadata": dict(info.metadata),
-    }
 
 
 def print_commit(console: Console, info: SnapshotInfo, names: Sequence[str] = ()) -> None:

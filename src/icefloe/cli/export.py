@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.text import Text
 
+from icefloe.cli.console import Bars, stdout
 from icefloe.cli.options import (
     Authorize,
     Chunks,
@@ -28,7 +29,7 @@ from icefloe.cli.options import (
     parse_region,
     storage_at,
 )
-from icefloe.cli.output import Bars, print_json, stdout
+from icefloe.cli.output import print_json
 from icefloe.conversion.convert import convert as convert_repository
 from icefloe.conversion.convert import upgrade
 from icefloe.conversion.steps import Conversion

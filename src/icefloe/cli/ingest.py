@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from icefloe.cli.console import stderr, stdout
 from icefloe.cli.options import (
     Authorize,
     Chunks,
@@ -24,7 +25,7 @@ from icefloe.cli.options import (
     parse_region,
     storage_at,
 )
-from icefloe.cli.output import print_json, stderr, stdout
+from icefloe.cli.output import print_json
 from icefloe.display.card import format_bytes, format_count
 from icefloe.errors import InvalidInputError
 from icefloe.ingest.plan import PlanView

@@ -1,4 +1,4 @@
-"""The commands that show a repository: info, tree, ls, cat, log, show, diff."""
+"""The commands that show the content and the history of a repository: tree, ls, cat, log, show, diff."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 import typer
-import zarr
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
 from icefloe.blocking import run_blocking
-from icefloe.cli.describe import NodeFacts, commit_json, diff_json, node_facts, print_commit, print_diff
+from icefloe.cli.console import stderr, stdout, styled, table
+from icefloe.cli.describe import NodeFacts, diff_json, node_facts, print_commit, print_diff
 from icefloe.cli.options import (
     Authorize,
     Json,
@@ -31,11 +30,10 @@ from icefloe.cli.options import (
     open_repository,
     resolve_revision,
 )
-from icefloe.cli.output import print_json, stderr, stdout, styled, table, write_text
-from icefloe.display.card import first_line, format_bytes, format_count, format_time
+from icefloe.cli.output import commit_json, print_json, write_text
+from icefloe.display.card import first_line, format_bytes, format_count
 from icefloe.display.graph import RICH_STYLES, AncestryGraph, graph_lines
 from icefloe.errors import InvalidInputError, NodeNotFoundError, printable
-from icefloe.formats.config_document import encode_config
 from icefloe.formats.contract import Format
 from icefloe.manifests.columns import take
 from icefloe.model.chunk_table import ChunkKind, ChunkRef
@@ -44,74 +42,6 @@ from icefloe.model.zarr_document import key_encoding, parent_path
 from icefloe.repository import Repository
 from icefloe.repository.history import fetch_refs
 from icefloe.session.session import Session
-
-_MOST_NAMES = 8
-
-
-def info(
-    repo: Repo,
-    point: Point = Point(),
-    options: StorageOptions = None,
-    json: Json = False,
-) -> None:
-    """Show a summary of a repository."""
-    repository = open_repository(repo, options)
-    facts = _facts(repository, point.session(repository))
-    if json:
-        print_json(facts)
-    else:
-        stdout().print(_grid(facts))
-
-
-def _facts(repository: Repository, session: Session) -> dict[str, Any]:
-    base = session.state.base
-    arrays = sum(isinstance(node, ArrayNode) for node in base.nodes.values())
-    containers = repository.config.virtual_chunk_containers or {}
-    return {
-        "url": repository.storage.url,
-        "spec_version": repository.spec_version.value,
-        "branches": sorted(repository.list_branches(), key=lambda name: (name != "main", name)),
-        "tags": sorted(repository.list_tags()),
-        "snapshot": commit_json(base.info),
-        "groups": len(base.nodes) - arrays,
-        "arrays": arrays,
-        "manifests": len(base.manifests),
-        "manifest_bytes": sum(manifest.size_bytes for manifest in base.manifests.values()),
-        "chunk_refs": sum(manifest.num_chunk_refs for manifest in base.manifests.values()),
-        "virtual_chunk_containers": sorted(containers),
-        "config": encode_config(repository.config),
-    }
-
-
-def _grid(facts: dict[str, Any]) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    commit = facts["snapshot"]
-    content = f"{format_count(facts['groups'], 'group')}, {format_count(facts['arrays'], 'array')}"
-    manifests = (
-        f"{format_count(facts['manifests'], 'manifest')}, {format_bytes(facts['manifest_bytes'])}, "
-        f"{format_count(facts['chunk_refs'], 'chunk reference')}"
-    )
-    grid.add_row("repository", Text(facts["url"], style="bold"))
-    grid.add_row("generation", facts["spec_version"])
-    grid.add_row("branches", _names(facts["branches"], "green"))
-    grid.add_row("tags", _names(facts["tags"], "cyan"))
-    grid.add_row("snapshot", Text.assemble((commit["id"], "yellow"), f"  {first_line(commit['message'])}"))
-    grid.add_row("written", format_time(commit["written_at"]))
-    grid.add_row("content", content)
-    grid.add_row("manifests", manifests)
-    if facts["virtual_chunk_containers"]:
-        grid.add_row("containers", Text("\n".join(facts["virtual_chunk_containers"])))
-    if facts["config"]:
-        grid.add_row("configured", Text(", ".join(sorted(facts["config"]))))
-    return grid
-
-
-def _names(names: list[str], style: str) -> Text:
-    shown = ", ".join(names[:_MOST_NAMES]) or "none"
-    more = f", … ({len(names)} in all)" if len(names) > _MOST_NAMES else ""
-    return Text.assemble((shown, style if names else "dim"), (more, "dim"))
 
 
 def tree(
@@ -271,6 +201,8 @@ def cat(
 
 
 def _cat_array(session: Session, node: ArrayNode, region: str | None, *, json: bool) -> None:
+    import zarr  # noqa: PLC0415 - no other command here reads values
+
     array = zarr.open_array(session.store, path=node.path.strip("/"), mode="r")
     selection = parse_slices(region) if region is not None else ()
     count = _selected(node.shape, selection)

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from icefloe.cli.console import Bars, stdout
 from icefloe.cli.options import (
     ArrayPattern,
     Authorize,
@@ -27,7 +28,7 @@ from icefloe.cli.options import (
     parse_span,
     storage_at,
 )
-from icefloe.cli.output import Bars, print_json, stdout
+from icefloe.cli.output import print_json
 from icefloe.display.card import format_count
 from icefloe.errors import FormatError, InvalidInputError, RepositoryNotFoundError
 from icefloe.maintenance.compact import CompactionPlan

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from icefloe.cli.console import stderr, stdout
 from icefloe.cli.describe import print_refs
 from icefloe.cli.options import (
     DryRun,
@@ -19,7 +20,7 @@ from icefloe.cli.options import (
     open_repository,
     resolve_revision,
 )
-from icefloe.cli.output import print_json, stderr, stdout
+from icefloe.cli.output import print_json
 from icefloe.display.card import format_count
 from icefloe.errors import RebaseFailedError
 from icefloe.maintenance.merge import FastForwardPlan, MergePlan, SquashPlan

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from icefloe.cli.console import stdout, table
 from icefloe.cli.options import (
     DryRun,
     Json,
@@ -19,7 +20,7 @@ from icefloe.cli.options import (
     open_repository,
     parse_names,
 )
-from icefloe.cli.output import print_json, stdout, table
+from icefloe.cli.output import print_json
 from icefloe.display.card import format_count
 from icefloe.session.session import Session
 from icefloe.tables.grids import find_grid, list_grids

@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from icefloe.blocking import run_blocking
+from icefloe.cli.console import progress, stdout, styled, table
 from icefloe.cli.options import Json, Limit, NodePath, Point, Repo, StorageOptions, open_repository
-from icefloe.cli.output import print_json, progress, stdout, styled, table
+from icefloe.cli.output import print_json
 from icefloe.display.card import format_bytes, format_count
 from icefloe.ids import ObjectId
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, string_column
