@@ -23,9 +23,9 @@ from icefloe.errors import (
 from icefloe.model.virtual_chunk_container import S3Options
 from icefloe.storage import build
 from icefloe.storage import credentials as creds
+from icefloe.storage.aws_profile import AwsProfile, AwsSettings, read_profile, read_settings
 from icefloe.storage.build import resolve_storage, storage_from_url
 from icefloe.storage.contract import OBSTORE_ERRORS, RetryPolicy, Storage, Translating, translate_obstore
-from icefloe.storage.credentials import AwsProfile, AwsSettings, read_profile, read_settings
 from icefloe.storage.endpoints import AzurePlace, GcsPlace, HttpPlace, Place, S3Place
 from icefloe.storage.memory import MemoryStorage
 from icefloe.storage.remote import ObstoreStorage

@@ -10,29 +10,36 @@ from icefloe.model.config_value import Anything, Choice, ConfigValue, Count, Fla
 from icefloe.model.manifest_config import ManifestConfig
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 
-# Annotations are evaluated with the class: they say what the settings take, and every process asks them.
+# Annotations are evaluated with the class, because `settings_of` reads the settings from them in every process.
 
 
 class PackBy(enum.Enum):
-    """Whose chunks may lie in one pack."""
+    """Which chunks can share a pack."""
 
     MIXED = "mixed"
-    """Chunks of several arrays: the fewest objects."""
+    """A pack holds chunks of several arrays. This needs the fewest objects."""
     ARRAY = "array"
-    """Chunks of one array only: a deleted array leaves no half-used packs behind."""
+    """A pack holds chunks of one array. A deleted array then leaves no partly used packs."""
 
 
 @dataclass(slots=True, repr=False)
 class ChunkPackingConfig(ConfigValue):
-    """Small chunks of a session share objects ("packs"); larger ones are objects of their own.
+    """How small chunks of a session are packed into shared objects ("packs"). Larger chunks are objects of their own.
 
-    threshold_bytes  chunks of at most this size are packed (those below the inline threshold are inline anyway)
-    target_bytes     a pack is closed when the next chunk would make it larger than this
-    by               `PackBy.MIXED` or `PackBy.ARRAY`
+    With the default target size, a pack is written in one request and read in one or two. It holds about 2,000 chunks
+    of 4 KiB. Above the default threshold, requests are limited by bandwidth and not by latency. Packing then saves
+    little time, and garbage collection can free less.
 
-    The default target keeps a pack's read in one or two requests and its write in a single put, while 4 KiB chunks
-    come to about 2,000 an object. Above the default threshold the time of a request is spent on bytes rather than on
-    latency, so that packing gains little and costs garbage collection its grain.
+    Parameters
+    ----------
+    enabled
+        Whether chunks are packed.
+    threshold_bytes
+        The largest size of a packed chunk. Chunks below the inline threshold are stored inline instead.
+    target_bytes
+        A pack is closed when the next chunk would make it larger than this.
+    by
+        Whether a pack holds chunks of several arrays (`PackBy.MIXED`) or of one (`PackBy.ARRAY`).
 
     Examples
     --------
@@ -49,7 +56,17 @@ class ChunkPackingConfig(ConfigValue):
         self.check()
 
     def check(self) -> None:
-        """Refuse a threshold above the target: such chunks would each fill a pack of their own."""
+        """Check that the threshold is not above the target. Such chunks would each fill a pack.
+
+        Raises
+        ------
+        InvalidInputError
+            `threshold_bytes` is larger than `target_bytes`.
+
+        Examples
+        --------
+        >>> ChunkPackingConfig(threshold_bytes=1024).check()
+        """
         threshold, target = self.effective("threshold_bytes"), self.effective("target_bytes")
         if self.threshold_bytes is not None and threshold > target:
             raise InvalidInputError(
@@ -58,12 +75,22 @@ class ChunkPackingConfig(ConfigValue):
             )
 
 
-# Annotations are evaluated with the class: they say what the settings take, and every process asks them.
-
-
 @dataclass(slots=True, repr=False)
 class StorageConcurrencySettings(ConfigValue):
-    """How one large object is fetched in several requests."""
+    """How one large object is fetched with several requests.
+
+    Parameters
+    ----------
+    max_concurrent_requests_for_object
+        The number of requests for one object at a time.
+    ideal_concurrent_request_size
+        The size of each request in bytes.
+
+    Examples
+    --------
+    >>> StorageConcurrencySettings().effective("max_concurrent_requests_for_object")
+    18
+    """
 
     max_concurrent_requests_for_object: Annotated[int | None, Setting(Count(1, 65535), 18)] = None
     ideal_concurrent_request_size: Annotated[int | None, Setting(Count(1), 12 << 20)] = None
@@ -71,7 +98,22 @@ class StorageConcurrencySettings(ConfigValue):
 
 @dataclass(slots=True, repr=False)
 class StorageRetriesSettings(ConfigValue):
-    """How often a request is tried, and the waits in between."""
+    """How failed requests are retried.
+
+    Parameters
+    ----------
+    max_tries
+        The number of attempts, the first one included.
+    initial_backoff_ms
+        The wait before the second attempt. Later waits grow exponentially.
+    max_backoff_ms
+        The longest wait.
+
+    Examples
+    --------
+    >>> StorageRetriesSettings(max_tries=3).effective("initial_backoff_ms")
+    100
+    """
 
     max_tries: Annotated[int | None, Setting(Count(1, 65535), 10)] = None
     initial_backoff_ms: Annotated[int | None, Setting(Count(), 100)] = None
@@ -80,7 +122,24 @@ class StorageRetriesSettings(ConfigValue):
 
 @dataclass(slots=True, repr=False)
 class StorageTimeoutSettings(ConfigValue):
-    """How long a request may take; unset is the backend's own limit."""
+    """Time limits of requests. None is the limit of the storage client.
+
+    Parameters
+    ----------
+    connect_timeout_ms
+        The time to open a connection.
+    read_timeout_ms
+        The time to the first byte of a response.
+    operation_timeout_ms
+        The time of a request with all its retries.
+    operation_attempt_timeout_ms
+        The time of one attempt.
+
+    Examples
+    --------
+    >>> StorageTimeoutSettings(connect_timeout_ms=5000).connect_timeout_ms
+    5000
+    """
 
     connect_timeout_ms: Annotated[int | None, Setting(Count(1))] = None
     read_timeout_ms: Annotated[int | None, Setting(Count(1))] = None
@@ -90,7 +149,38 @@ class StorageTimeoutSettings(ConfigValue):
 
 @dataclass(slots=True, repr=False)
 class StorageSettings(ConfigValue):
-    """How the repository uses its storage."""
+    """How a repository uses its storage.
+
+    Parameters
+    ----------
+    concurrency
+        How large objects are fetched.
+    retries
+        How failed requests are retried.
+    unsafe_use_conditional_create
+        Use conditional requests to create objects. Without them, concurrent commits can be lost.
+    unsafe_use_conditional_update
+        Use conditional requests to update objects. Without them, concurrent commits can be lost.
+    unsafe_use_metadata
+        Write object metadata.
+    storage_class
+        The storage class of new objects.
+    metadata_storage_class
+        The storage class of metadata files. The default is `storage_class`.
+    chunks_storage_class
+        The storage class of chunks. The default is `storage_class`.
+    minimum_size_for_multipart_upload
+        Larger objects, in bytes, are uploaded in parts.
+    timeouts
+        Time limits of requests.
+    fsync
+        On local file systems, wait for the disk before a commit is reported.
+
+    Examples
+    --------
+    >>> StorageSettings(retries=StorageRetriesSettings(max_tries=3)).retries.max_tries
+    3
+    """
 
     concurrency: Annotated[StorageConcurrencySettings | None, Setting(Nested(StorageConcurrencySettings))] = None
     retries: Annotated[StorageRetriesSettings | None, Setting(Nested(StorageRetriesSettings))] = None
@@ -105,22 +195,31 @@ class StorageSettings(ConfigValue):
     fsync: Annotated[bool | None, Setting(Flag(), True)] = None
 
 
-# Annotations are evaluated with the class: they say what the settings take, and every process asks them.
-
-
 _SNAPSHOT_NODE_BYTES = 512
-"""What a node of a decoded snapshot weighs, document included; for limits given as a number of nodes."""
+"""The memory of a node of a decoded snapshot, with its document. It converts limits in nodes to bytes."""
 _CHUNK_REF_BYTES = 48
 _CHANGE_BYTES = 24
 
 
 class CompressionAlgorithm(enum.Enum):
-    """How metadata files are compressed."""
+    """The compression of metadata files."""
 
     Zstd = 0
 
     @staticmethod
     def default() -> "CompressionAlgorithm":
+        """Return the default algorithm.
+
+        Returns
+        -------
+        CompressionAlgorithm
+            Zstandard.
+
+        Examples
+        --------
+        >>> CompressionAlgorithm.default()
+        <CompressionAlgorithm.Zstd: 0>
+        """
         return CompressionAlgorithm.Zstd
 
 
@@ -129,7 +228,20 @@ _ALGORITHMS = Choice(CompressionAlgorithm)
 
 @dataclass(slots=True, repr=False)
 class CompressionConfig(ConfigValue):
-    """How metadata files are compressed."""
+    """How metadata files are compressed.
+
+    Parameters
+    ----------
+    algorithm
+        The compression algorithm.
+    level
+        The compression level, from 1 (fast) to 22 (small).
+
+    Examples
+    --------
+    >>> CompressionConfig(level=9).level
+    9
+    """
 
     algorithm: Annotated[CompressionAlgorithm | None, Setting(_ALGORITHMS, CompressionAlgorithm.Zstd)] = None
     level: Annotated[int | None, Setting(Count(1, 22), 3)] = None
@@ -137,9 +249,33 @@ class CompressionConfig(ConfigValue):
 
 @dataclass(slots=True, repr=False)
 class CachingConfig(ConfigValue):
-    """How much of what was read is kept, for all sessions of a repository together.
+    """Sizes of the caches that all sessions of a repository share.
 
-    The limits by number are those people know; a limit by bytes, where it is set, wins.
+    A limit in bytes takes precedence over a limit by number.
+
+    Parameters
+    ----------
+    num_snapshot_nodes
+        Nodes of snapshots.
+    num_chunk_refs
+        Chunk references of manifests.
+    num_transaction_changes
+        Changes of transaction logs.
+    num_bytes_attributes
+        Bytes of Zarr attributes.
+    num_bytes_chunks
+        Bytes of chunks. 0 disables the chunk cache.
+    num_bytes_snapshots
+        Bytes of snapshots. Replaces `num_snapshot_nodes`.
+    num_bytes_manifests
+        Bytes of manifests. Replaces `num_chunk_refs`.
+    num_bytes_transaction_logs
+        Bytes of transaction logs. Replaces `num_transaction_changes`.
+
+    Examples
+    --------
+    >>> CachingConfig(num_bytes_chunks=1 << 30).effective("num_chunk_refs")
+    15000000
     """
 
     num_snapshot_nodes: Annotated[int | None, Setting(Count(), 500_000)] = None
@@ -153,14 +289,17 @@ class CachingConfig(ConfigValue):
 
     @property
     def snapshots_limit_bytes(self) -> int:
+        """The size of the snapshot cache in bytes."""
         return self._limit(self.num_bytes_snapshots, "num_snapshot_nodes", _SNAPSHOT_NODE_BYTES)
 
     @property
     def manifests_limit_bytes(self) -> int:
+        """The size of the manifest cache in bytes."""
         return self._limit(self.num_bytes_manifests, "num_chunk_refs", _CHUNK_REF_BYTES)
 
     @property
     def transaction_logs_limit_bytes(self) -> int:
+        """The size of the transaction log cache in bytes."""
         return self._limit(self.num_bytes_transaction_logs, "num_transaction_changes", _CHANGE_BYTES)
 
     def _limit(self, in_bytes: int | None, name: str, weight_bytes: int) -> int:
@@ -169,14 +308,51 @@ class CachingConfig(ConfigValue):
 
 @dataclass(slots=True, repr=False)
 class RepoUpdateRetryConfig(ConfigValue):
-    """How often an update that others overtook is tried again."""
+    """How updates of the repository are retried after a concurrent update.
+
+    Parameters
+    ----------
+    default
+        The number of attempts and the waits between them.
+    """
 
     default: Annotated[StorageRetriesSettings | None, Setting(Nested(StorageRetriesSettings))] = None  # type: ignore[assignment]
 
 
 @dataclass(slots=True, repr=False)
 class RepositoryConfig(ConfigValue):
-    """The configuration of a repository; what is None has its default.
+    """The configuration of a repository. A setting that is None has its default.
+
+    Parameters
+    ----------
+    inline_chunk_threshold_bytes
+        Chunks up to this size are stored in the manifest.
+    get_partial_values_concurrency
+        Concurrent reads of one `get_partial_values` call.
+    compression
+        How metadata files are compressed.
+    max_concurrent_requests
+        Concurrent requests of the repository to its storage.
+    caching
+        Sizes of the caches.
+    storage
+        How the storage is used.
+    virtual_chunk_containers
+        Containers of virtual chunks by URL prefix.
+    manifest
+        How chunk references are divided into manifest files.
+    repo_update_retries
+        How updates of the repository are retried after a concurrent update.
+    num_updates_per_repo_info_file
+        Entries of the operation log in one file.
+    max_concurrent_decodes
+        Chunks that are decoded at a time.
+    chunk_packing
+        How small chunks share objects.
+    attributes_threshold_bytes
+        Larger attributes are stored in files of their own.
+    unknown
+        Keys of a stored configuration that this version does not know. They are preserved.
 
     Examples
     --------
@@ -200,7 +376,7 @@ class RepositoryConfig(ConfigValue):
     chunk_packing: Annotated[ChunkPackingConfig | None, Setting(Nested(ChunkPackingConfig))] = None
     attributes_threshold_bytes: Annotated[int | None, Setting(Count(), 4096)] = None
     unknown: dict[str, Any] = field(default_factory=dict)
-    """Keys of a stored configuration that this library does not know, kept for whoever does."""
+    """Keys of a stored configuration that this version does not know. They are preserved."""
 
     def __post_init__(self) -> None:
         given = self.virtual_chunk_containers
@@ -216,7 +392,25 @@ class RepositoryConfig(ConfigValue):
         object.__setattr__(self, "virtual_chunk_containers", dict(given))
 
     def merge(self, other: "RepositoryConfig") -> "RepositoryConfig":
-        """A new configuration: what `other` sets wins, nested values merge, containers of `other` are added."""
+        """Return a new configuration. Settings of `other` take precedence and nested settings are merged.
+
+        Containers of `other` are added. A container that a repository stores does not replace one that the caller gave.
+
+        Parameters
+        ----------
+        other
+            The configuration with precedence. Its settings that are None are ignored.
+
+        Returns
+        -------
+        RepositoryConfig
+            The merged configuration.
+
+        Examples
+        --------
+        >>> RepositoryConfig(inline_chunk_threshold_bytes=0).merge(RepositoryConfig()).inline_chunk_threshold_bytes
+        0
+        """
         containers = self.virtual_chunk_containers
         mine = RepositoryConfig(**{name: getattr(self, name) for name in _MERGED})
         theirs = RepositoryConfig(**{name: getattr(other, name) for name in _MERGED})
@@ -228,13 +422,34 @@ class RepositoryConfig(ConfigValue):
             merged.virtual_chunk_containers = dict(containers or {})
             given = [found for found in (containers or {}).values() if not found.stored]
             for container in (other.virtual_chunk_containers or {}).values():
-                # What a repository holds never takes the place of what the caller gave.
+                # A container of the repository never replaces one that the caller gave.
                 if not (container.stored and any(_is_same(found, container) for found in given)):
                     merged.set_virtual_chunk_container(container)
         return merged
 
     def set_virtual_chunk_container(self, cont: VirtualChunkContainer) -> None:
-        """Add a container, or replace the one of the same name or prefix."""
+        """Add a container, or replace the one with the same name or prefix.
+
+        Parameters
+        ----------
+        cont
+            The container.
+
+        Raises
+        ------
+        InvalidInputError
+            The container is invalid.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> config = RepositoryConfig()
+        >>> config.set_virtual_chunk_container(
+        ...     VirtualChunkContainer("s3://bucket/", icefloe.s3_store(region="eu-west-1"))
+        ... )
+        >>> list(config.virtual_chunk_containers)
+        ['s3://bucket/']
+        """
         if not isinstance(cont, VirtualChunkContainer):
             raise InvalidInputError(f"a VirtualChunkContainer is needed, not {cont!r}")
         cont.check()
@@ -247,14 +462,38 @@ class RepositoryConfig(ConfigValue):
         self.virtual_chunk_containers = kept
 
     def get_virtual_chunk_container(self, name: str) -> VirtualChunkContainer | None:
-        """The container with this prefix or name, if there is one."""
+        """Return the container with a URL prefix or name.
+
+        Parameters
+        ----------
+        name
+            The URL prefix or the name.
+
+        Returns
+        -------
+        VirtualChunkContainer or None
+            The container, or None if there is none.
+
+        Examples
+        --------
+        >>> RepositoryConfig().get_virtual_chunk_container("s3://bucket/") is None
+        True
+        """
         containers = self.virtual_chunk_containers or {}
         if name in containers:
             return containers[name]
         return next((found for found in containers.values() if found.name == name), None)
 
     def clear_virtual_chunk_containers(self) -> None:
-        """Forget all containers."""
+        """Remove all containers.
+
+        Examples
+        --------
+        >>> config = RepositoryConfig()
+        >>> config.clear_virtual_chunk_containers()
+        >>> config.virtual_chunk_containers
+        {}
+        """
         self.virtual_chunk_containers = {}
 
 
@@ -279,7 +518,7 @@ def _is_same(one: VirtualChunkContainer, other: VirtualChunkContainer) -> bool:
 
 
 def _merge_manifest(mine: ManifestConfig, theirs: ManifestConfig) -> ManifestConfig:
-    """What `theirs` leaves at its default stays as in `mine`."""
+    """Return `mine` with the settings of `theirs` that are not the default."""
     usual = ManifestConfig()
     changed = {f.name: getattr(theirs, f.name) for f in fields(theirs)}
     return replace(mine, **{name: value for name, value in changed.items() if value != getattr(usual, name)})

@@ -1,4 +1,4 @@
-"""Containers of virtual chunks and the object stores that they are in. No credentials are kept here."""
+"""Virtual chunk containers and the configuration of their object stores. Neither contains credentials."""
 
 from __future__ import annotations
 
@@ -16,7 +16,32 @@ _SECRET = re.compile("key|token|secret|password|credential|service_account|sas|c
 
 @dataclass(frozen=True, slots=True)
 class S3Options:
-    """How an S3 service is reached."""
+    """How to connect to an S3 service.
+
+    Parameters
+    ----------
+    region
+        The region of the bucket.
+    endpoint_url
+        The endpoint of an S3-compatible service. None is AWS.
+    allow_http
+        Allow an endpoint without TLS.
+    anonymous
+        Do not sign requests.
+    force_path_style
+        Put the bucket in the path of URLs instead of the host name.
+    network_stream_timeout_seconds
+        How long a response can make no progress.
+    requester_pays
+        Accept the costs of requests to requester-pays buckets.
+    checksum_algorithm
+        The checksum of uploads, such as `SHA256`.
+
+    Examples
+    --------
+    >>> S3Options(region="eu-west-1", anonymous=True).region
+    'eu-west-1'
+    """
 
     region: str | None = None
     endpoint_url: str | None = None
@@ -29,7 +54,28 @@ class S3Options:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> S3Options:
-        """Options as stored; unknown ones are left aside, null is the default."""
+        """Create options from their stored form. Unknown keys are ignored. Null is the default.
+
+        Parameters
+        ----------
+        given
+            The options by name.
+
+        Returns
+        -------
+        S3Options
+            The options.
+
+        Raises
+        ------
+        InvalidInputError
+            A value has the wrong type.
+
+        Examples
+        --------
+        >>> S3Options.from_dict({"region": "eu-west-1", "anonymous": None}).anonymous
+        False
+        """
         found: dict[str, Any] = {}
         for setting in fields(cls):
             value = given.get(setting.name)
@@ -52,7 +98,15 @@ _S3_TYPES: dict[str, type] = {
 
 
 class ObjectStoreConfig:
-    """One of the kinds of object stores; its members are the kinds."""
+    """Base class of the object store configurations. Its class attributes are the kinds.
+
+    Examples
+    --------
+    >>> ObjectStoreConfig.Gcs()
+    GcsObjectStore(opts={})
+    >>> isinstance(s3_store(region="eu-west-1"), ObjectStoreConfig)
+    True
+    """
 
     __slots__ = ()
     tag: ClassVar[str]
@@ -67,7 +121,18 @@ class ObjectStoreConfig:
     InMemory: ClassVar[type[InMemoryObjectStore]]
 
     def to_dict(self) -> dict[str, Any]:
-        """The variant as repositories store it: its tag, and what it holds."""
+        """Return the form that repositories store: the kind as key, its options as value.
+
+        Returns
+        -------
+        dict
+            One key with the options. Secrets are left out.
+
+        Examples
+        --------
+        >>> azure_store({"account_name": "acme", "account_key": "secret"}).to_dict()
+        {'azure': {'account_name': 'acme'}}
+        """
         return {self.tag: self._content()}
 
     def _content(self) -> Any:
@@ -75,7 +140,28 @@ class ObjectStoreConfig:
 
     @staticmethod
     def from_dict(given: Mapping[str, Any] | str) -> ObjectStoreConfig:
-        """The store of a stored variant, in this or the older spelling of the tags."""
+        """Create a configuration from its stored form. Both spellings of the kinds are accepted.
+
+        Parameters
+        ----------
+        given
+            A mapping with one key, or the name of a kind without options.
+
+        Returns
+        -------
+        ObjectStoreConfig
+            The configuration.
+
+        Raises
+        ------
+        InvalidInputError
+            The kind is unknown, or there are several.
+
+        Examples
+        --------
+        >>> ObjectStoreConfig.from_dict({"gcs": {}})
+        GcsObjectStore(opts={})
+        """
         variant: Mapping[str, Any] = {given: None} if isinstance(given, str) else given
         if len(variant) != 1:
             raise InvalidInputError(f"an object store is one variant like {{'s3': {{...}}}}; found {sorted(variant)}")
@@ -97,21 +183,54 @@ class _S3Like(ObjectStoreConfig):
 
 @dataclass(frozen=True, slots=True)
 class S3ObjectStore(_S3Like):
-    """Amazon S3."""
+    """Amazon S3.
+
+    Parameters
+    ----------
+    options
+        How to connect.
+
+    Examples
+    --------
+    >>> S3ObjectStore(S3Options(region="eu-west-1")).options.region
+    'eu-west-1'
+    """
 
     tag: ClassVar[str] = "s3"
 
 
 @dataclass(frozen=True, slots=True)
 class S3CompatibleObjectStore(_S3Like):
-    """Another service that speaks S3."""
+    """A service with the S3 protocol that is not AWS.
+
+    Parameters
+    ----------
+    options
+        How to connect.
+
+    Examples
+    --------
+    >>> S3CompatibleObjectStore(S3Options(endpoint_url="https://minio.example.org")).tag
+    's3_compatible'
+    """
 
     tag: ClassVar[str] = "s3_compatible"
 
 
 @dataclass(frozen=True, slots=True)
 class TigrisObjectStore(_S3Like):
-    """Tigris."""
+    """Tigris.
+
+    Parameters
+    ----------
+    options
+        How to connect.
+
+    Examples
+    --------
+    >>> TigrisObjectStore().tag
+    'tigris'
+    """
 
     tag: ClassVar[str] = "tigris"
 
@@ -129,21 +248,56 @@ class _WithOptions(ObjectStoreConfig):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GcsObjectStore(_WithOptions):
-    """Google Cloud Storage, with options of its client."""
+    """Google Cloud Storage.
+
+    Parameters
+    ----------
+    opts
+        Options of the obstore client.
+
+    Examples
+    --------
+    >>> GcsObjectStore().tag
+    'gcs'
+    """
 
     tag: ClassVar[str] = "gcs"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AzureObjectStore(_WithOptions):
-    """Azure Blob Storage, with options of its client; `account_name` is one."""
+    """Azure Blob Storage.
+
+    Parameters
+    ----------
+    opts
+        Options of the obstore client. `account_name` is required to read.
+
+    Examples
+    --------
+    >>> AzureObjectStore({"account_name": "acme"}).opts["account_name"]
+    'acme'
+    """
 
     tag: ClassVar[str] = "azure"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HttpObjectStore(_WithOptions):
-    """A web server, with options of the client and headers for each request."""
+    """A web server.
+
+    Parameters
+    ----------
+    opts
+        Options of the obstore client.
+    headers
+        Headers of every request. They are not stored in repositories.
+
+    Examples
+    --------
+    >>> HttpObjectStore(headers={"Authorization": "Bearer token"}).to_dict()
+    {'http': {}}
+    """
 
     tag: ClassVar[str] = "http"
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -155,7 +309,18 @@ class HttpObjectStore(_WithOptions):
 
 @dataclass(frozen=True, slots=True)
 class LocalFileSystemObjectStore(ObjectStoreConfig):
-    """A folder of local files."""
+    """A directory of local files.
+
+    Parameters
+    ----------
+    path
+        The directory.
+
+    Examples
+    --------
+    >>> LocalFileSystemObjectStore("/data").to_dict()
+    {'local_file_system': '/data'}
+    """
 
     tag: ClassVar[str] = "local_file_system"
     path: str = ""
@@ -166,7 +331,13 @@ class LocalFileSystemObjectStore(ObjectStoreConfig):
 
 @dataclass(frozen=True, slots=True)
 class InMemoryObjectStore(ObjectStoreConfig):
-    """A memory; of use in tests only."""
+    """An object store in memory, for tests.
+
+    Examples
+    --------
+    >>> InMemoryObjectStore().tag
+    'in_memory'
+    """
 
     tag: ClassVar[str] = "in_memory"
 
@@ -221,7 +392,23 @@ def _parse_content(kind: type[ObjectStoreConfig], content: Any) -> ObjectStoreCo
 
 
 def local_filesystem_store(path: str) -> LocalFileSystemObjectStore:
-    """Virtual files below a local folder."""
+    """Configure a container of local files.
+
+    Parameters
+    ----------
+    path
+        The directory.
+
+    Returns
+    -------
+    LocalFileSystemObjectStore
+        The configuration.
+
+    Examples
+    --------
+    >>> VirtualChunkContainer("file:///data/", local_filesystem_store("/data")).store.path
+    '/data'
+    """
     return LocalFileSystemObjectStore(str(path))
 
 
@@ -236,7 +423,44 @@ def s3_store(
     requester_pays: bool = False,
     checksum_algorithm: str | None = None,
 ) -> S3ObjectStore | S3CompatibleObjectStore:
-    """Virtual files in S3, or in a service that speaks it."""
+    """Configure a container in Amazon S3 or in an S3-compatible service.
+
+    Parameters
+    ----------
+    region
+        The region of the bucket.
+    endpoint_url
+        The endpoint of an S3-compatible service. None is AWS.
+    allow_http
+        Allow an endpoint without TLS.
+    anonymous
+        Do not sign requests.
+    s3_compatible
+        The service is not AWS.
+    force_path_style
+        Put the bucket in the path of URLs instead of the host name.
+    network_stream_timeout_seconds
+        How long a response can make no progress.
+    requester_pays
+        Accept the costs of requests to requester-pays buckets.
+    checksum_algorithm
+        The checksum of uploads, such as `SHA256`.
+
+    Returns
+    -------
+    S3ObjectStore or S3CompatibleObjectStore
+        The configuration.
+
+    Raises
+    ------
+    InvalidInputError
+        The endpoint contains a user or a password.
+
+    Examples
+    --------
+    >>> s3_store(region="eu-west-1", anonymous=True).options.anonymous
+    True
+    """
     if endpoint_url is not None and "@" in endpoint_url:
         raise InvalidInputError("the endpoint_url of an S3 service holds no user and no password; give access keys")
     options = S3Options(
@@ -253,23 +477,94 @@ def s3_store(
 
 
 def gcs_store(opts: Mapping[str, str] | None = None) -> GcsObjectStore:
-    """Virtual files in Google Cloud Storage."""
+    """Configure a container in Google Cloud Storage.
+
+    Parameters
+    ----------
+    opts
+        Options of the obstore client.
+
+    Returns
+    -------
+    GcsObjectStore
+        The configuration.
+
+    Examples
+    --------
+    >>> gcs_store()
+    GcsObjectStore(opts={})
+    """
     return GcsObjectStore(dict(opts or {}))
 
 
 def azure_store(opts: Mapping[str, str] | None = None) -> AzureObjectStore:
-    """Virtual files in Azure Blob Storage; `opts` holds `account_name`."""
+    """Configure a container in Azure Blob Storage.
+
+    Parameters
+    ----------
+    opts
+        Options of the obstore client. `account_name` is required to read.
+
+    Returns
+    -------
+    AzureObjectStore
+        The configuration.
+
+    Examples
+    --------
+    >>> azure_store({"account_name": "acme"})
+    AzureObjectStore(opts={'account_name': 'acme'})
+    """
     return AzureObjectStore(dict(opts or {}))
 
 
 def http_store(opts: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None) -> HttpObjectStore:
-    """Virtual files on a web server."""
+    """Configure a container on a web server.
+
+    Parameters
+    ----------
+    opts
+        Options of the obstore client.
+    headers
+        Headers of every request. They are not stored in repositories.
+
+    Returns
+    -------
+    HttpObjectStore
+        The configuration.
+
+    Examples
+    --------
+    >>> http_store().to_dict()
+    {'http': {}}
+    """
     return HttpObjectStore(dict(opts or {}), dict(headers or {}))
 
 
 @dataclass(frozen=True)
 class VirtualChunkSpec:
-    """Where the bytes of one chunk lie in a file outside the repository."""
+    """The location of the bytes of one chunk in a file outside the repository.
+
+    Parameters
+    ----------
+    index
+        The chunk's coordinates in the chunk grid.
+    location
+        The URL of the file.
+    offset
+        The first byte.
+    length
+        The number of bytes.
+    etag_checksum
+        The ETag of the file. Reading fails if it has changed.
+    last_updated_at_checksum
+        Reading fails if the file was modified after this time.
+
+    Examples
+    --------
+    >>> VirtualChunkSpec([0, 0], "s3://bucket/data.nc", offset=4096, length=1024).length
+    1024
+    """
 
     index: Sequence[int]
     location: str
@@ -294,11 +589,22 @@ SCHEMES: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class VirtualChunkContainer:
-    """URLs that start with `url_prefix` are read from `store`; a `name` allows `vcc://name/...` locations.
+    """An object store for virtual chunks whose URLs start with a prefix.
 
-    `stored` is true for a container that was read from a repository. Such a container is data of whoever wrote the
-    repository: it never decides which folder an authorised prefix stands for, nor where credentials are sent. Give a
-    container of your own in the configuration to decide that.
+    A container that was read from a repository was written by somebody else. It cannot decide which directory an
+    authorised prefix stands for, nor where credentials are sent. To decide that, give a container of your own in the
+    configuration.
+
+    Parameters
+    ----------
+    url_prefix
+        The start of the URLs. It ends in `/`.
+    store
+        The object store that holds the files.
+    name
+        A name for locations of the form `vcc://name/...`.
+    stored
+        Whether the container was read from a repository. The library sets it.
 
     Examples
     --------
@@ -313,7 +619,18 @@ class VirtualChunkContainer:
     stored: bool = field(default=False, compare=False, repr=False)
 
     def check(self) -> None:
-        """Refuse a prefix or a name that no location could match safely."""
+        """Check the prefix, the name and the store.
+
+        Raises
+        ------
+        InvalidInputError
+            The prefix is not a URL that ends in `/`, contains a password or does not match the store, or the name is
+            empty or contains `/`.
+
+        Examples
+        --------
+        >>> VirtualChunkContainer("s3://bucket/", s3_store(region="eu-west-1")).check()
+        """
         scheme = str(self.url_prefix).partition("://")[0].lower()
         if not isinstance(self.url_prefix, str) or "://" not in self.url_prefix:
             raise InvalidInputError(

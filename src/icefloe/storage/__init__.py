@@ -2,12 +2,14 @@
 
 Modules
 -------
-- `build`: Storages by constructor, by URL and by path.
+- `aws_profile`: AWS profiles and endpoints, from environment variables and the shared credentials and config files.
+- `build`: Create storages by constructor, from a URL, or from a path.
 - `conditional_writes`: Conditional writes: the outcome of a write whose answer was lost, and a probe that a store
   honours conditions.
 - `contract`: The contract of a storage: bytes by key, with conditions; retries, threads and errors that all
   storages share.
-- `credentials`: Credentials for object stores. They pickle to workers and are never shown.
+- `credentials`: Credentials for object stores. They can be pickled and sent to workers. Their secrets are never
+  shown.
 - `durability`: What of the files that were written would survive a power loss.
 - `endpoints`: Where a remote storage is and how to connect to it.
 - `local`: A storage in a folder of the file system, safe for many processes at once.

@@ -1,4 +1,4 @@
-"""Storages by constructor, by URL and by path."""
+"""Create storages by constructor, from a URL, or from a path."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 from icefloe.errors import InvalidInputError
 from icefloe.model.config import StorageRetriesSettings, StorageSettings
 from icefloe.model.virtual_chunk_container import S3Options
+from icefloe.storage.aws_profile import read_profile_settings, read_settings
 from icefloe.storage.contract import RetryPolicy, Storage, has_userinfo, without_userinfo
 from icefloe.storage.credentials import (
     AzureStaticCredentials,
@@ -19,8 +20,6 @@ from icefloe.storage.credentials import (
     S3StaticCredentials,
     azure_credentials,
     gcs_credentials,
-    read_profile_settings,
-    read_settings,
     s3_credentials,
 )
 from icefloe.storage.endpoints import AzurePlace, GcsPlace, HttpPlace, S3Place
@@ -33,20 +32,43 @@ _SORTED_ENDPOINTS = (".amazonaws.com", ".r2.cloudflarestorage.com", ".storage.de
 
 
 def in_memory_storage() -> Storage:
-    """A fresh storage in the memory of this process."""
+    """Create an empty storage in the memory of this process.
+
+    Returns
+    -------
+    Storage
+        The storage.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> repo = icefloe.Repository.create(in_memory_storage())
+    >>> sorted(repo.list_branches())
+    ['main']
+    """
     return MemoryStorage()
 
 
 def local_filesystem_storage(path: str | os.PathLike[str], *, fsync: bool | None = None) -> Storage:
-    """A storage in a folder of the file system.
+    """Create a storage in a directory of the file system.
 
     Parameters
     ----------
     path
-        The folder. It is made by the first write.
+        The directory. The first write creates it.
     fsync
-        Whether commits survive a power loss. True waits for the disk before a commit is reported, False is faster. If
-        not given, the setting `storage.fsync` of the repository decides, which is True by default.
+        Whether commits survive a power loss. True waits for the disk before a commit is reported. False is faster. None
+        uses the setting `storage.fsync` of the repository, which is True by default.
+
+    Returns
+    -------
+    Storage
+        The storage.
+
+    Examples
+    --------
+    >>> local_filesystem_storage("/data/weather").url
+    'file:///data/weather/'
     """
     return LocalStorage(path, fsync=fsync)
 
@@ -74,9 +96,59 @@ def s3_storage(
     sorted_listing: bool | None = None,
     retries: RetryPolicy | None = None,
 ) -> ObstoreStorage:
-    """A storage in a bucket of S3, or of a service that speaks it.
+    """Create a storage in a bucket of Amazon S3 or of an S3-compatible service.
 
-    `sorted_listing` says whether listings come by key; when it is not given, it is found out for unknown services.
+    Parameters
+    ----------
+    bucket
+        The name of the bucket.
+    prefix
+        The path of the repository in the bucket.
+    region
+        The region of the bucket.
+    endpoint_url
+        The endpoint of an S3-compatible service. The default is the endpoint of the environment, then that of AWS.
+    allow_http
+        Allow an endpoint without TLS.
+    access_key_id, secret_access_key, session_token, expires_after
+        An access key, see `s3_credentials`.
+    anonymous
+        Do not sign requests.
+    from_env
+        Read credentials from the environment. This is the default.
+    get_credentials
+        A function that returns `S3StaticCredentials`. It is called again when they have expired.
+    scatter_initial_credentials
+        Call `get_credentials` now and pickle the result with the storage.
+    force_path_style
+        Put the bucket in the path of URLs instead of the host name.
+    network_stream_timeout_seconds
+        How long a response can make no progress.
+    requester_pays
+        Accept the costs of requests to requester-pays buckets.
+    checksum_algorithm
+        The checksum of uploads, such as `SHA256`.
+    headers
+        Headers of every request.
+    sorted_listing
+        Whether the service lists keys in order. None detects it for unknown services.
+    retries
+        How failed requests are retried.
+
+    Returns
+    -------
+    Storage
+        The storage.
+
+    Raises
+    ------
+    InvalidInputError
+        The bucket is not a name, the endpoint contains a password, or the credentials contradict each other.
+
+    Examples
+    --------
+    >>> s3_storage(bucket="weather", prefix="era5", region="eu-west-1", anonymous=True).url
+    's3://weather/era5/'
     """
     credentials = s3_credentials(
         access_key_id=access_key_id,
@@ -106,7 +178,27 @@ def s3_storage(
 
 
 def known_to_sort(endpoint_url: str | None, bucket: str) -> bool | None:
-    """True for services that promise listings by key, False for those that promise none, None for unknown ones."""
+    """Return whether an S3 service lists keys in order.
+
+    Parameters
+    ----------
+    endpoint_url
+        The endpoint of the service. None is the endpoint of the environment, then that of AWS.
+    bucket
+        The name of the bucket. Directory buckets of AWS do not sort.
+
+    Returns
+    -------
+    bool or None
+        True or False for known services, None for others.
+
+    Examples
+    --------
+    >>> known_to_sort("https://s3.eu-west-1.amazonaws.com", "weather")
+    True
+    >>> known_to_sort("https://s3.eu-west-1.amazonaws.com", "weather--euw1-az1--x-s3")
+    False
+    """
     if bucket.endswith("--x-s3"):  # directory buckets
         return False
     if endpoint_url is None:
@@ -126,7 +218,38 @@ def r2_storage(
     region: str | None = None,
     **options: Any,
 ) -> Storage:
-    """A storage in Cloudflare R2; other arguments as for `s3_storage`."""
+    """Create a storage in a bucket of Cloudflare R2.
+
+    Parameters
+    ----------
+    bucket
+        The name of the bucket. If it is not given, it is the first part of `prefix`.
+    prefix
+        The path of the repository in the bucket.
+    account_id
+        The id of the Cloudflare account. It defines the endpoint.
+    endpoint_url
+        The endpoint, instead of `account_id`.
+    region
+        The region. The default is `auto`.
+    **options
+        Further arguments of `s3_storage`.
+
+    Returns
+    -------
+    Storage
+        The storage.
+
+    Raises
+    ------
+    InvalidInputError
+        Neither `account_id` nor `endpoint_url` is given.
+
+    Examples
+    --------
+    >>> r2_storage(bucket="weather", prefix="era5", account_id="0123abcd", anonymous=True).url
+    's3://weather/era5/'
+    """
     if endpoint_url is None:
         if account_id is None:
             raise InvalidInputError("R2: give account_id or endpoint_url")
@@ -154,9 +277,39 @@ def tigris_storage(
     headers: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Storage:
-    """A storage in Tigris; other arguments as for `s3_storage`.
+    """Create a storage in a bucket of Tigris.
 
-    Consistent requests go to one `region`, which must be given; weakly consistent ones can only read.
+    Parameters
+    ----------
+    bucket
+        The name of the bucket.
+    prefix
+        The path of the repository in the bucket.
+    region
+        The region that serves consistent requests. Required, unless `use_weak_consistency` is set.
+    endpoint_url
+        The endpoint. The default is that of Tigris.
+    use_weak_consistency
+        Read from the nearest region. The storage is then read-only.
+    headers
+        Headers of every request.
+    **options
+        Further arguments of `s3_storage`.
+
+    Returns
+    -------
+    Storage
+        The storage.
+
+    Raises
+    ------
+    InvalidInputError
+        Neither `region` nor `use_weak_consistency` is given.
+
+    Examples
+    --------
+    >>> tigris_storage(bucket="weather", region="iad", anonymous=True).url
+    's3://weather/'
     """
     if not use_weak_consistency and region is None:
         raise InvalidInputError("Tigris: give the region, or use_weak_consistency=True for reading only")
@@ -188,7 +341,46 @@ def gcs_storage(
     headers: Mapping[str, str] | None = None,
     retries: RetryPolicy | None = None,
 ) -> Storage:
-    """A storage in a bucket of Google Cloud Storage; `config` holds options of its client."""
+    """Create a storage in a bucket of Google Cloud Storage.
+
+    Parameters
+    ----------
+    bucket
+        The name of the bucket.
+    prefix
+        The path of the repository in the bucket.
+    service_account_file, service_account_key, application_credentials, bearer_token
+        Credentials, see `gcs_credentials`. Give at most one.
+    anonymous
+        Do not sign requests.
+    from_env
+        Read credentials from the environment. This is the default.
+    config
+        Options of the obstore client.
+    get_credentials
+        A function that returns a `GcsBearerCredential`. It is called again when the token has expired.
+    scatter_initial_credentials
+        Call `get_credentials` now and pickle the result with the storage.
+    headers
+        Headers of every request.
+    retries
+        How failed requests are retried.
+
+    Returns
+    -------
+    Storage
+        The storage.
+
+    Raises
+    ------
+    InvalidInputError
+        The bucket is not a name, or the credentials contradict each other.
+
+    Examples
+    --------
+    >>> gcs_storage(bucket="weather", prefix="era5", anonymous=True).url
+    'gs://weather/era5/'
+    """
     credentials = gcs_credentials(
         service_account_file=service_account_file,
         service_account_key=service_account_key,
@@ -218,7 +410,46 @@ def azure_storage(
     scatter_initial_credentials: bool = False,
     retries: RetryPolicy | None = None,
 ) -> Storage:
-    """A storage in a container of Azure Blob Storage; `config` holds options of its client."""
+    """Create a storage in a container of Azure Blob Storage.
+
+    Parameters
+    ----------
+    account
+        The name of the storage account.
+    container
+        The name of the container.
+    prefix
+        The path of the repository in the container.
+    access_key, sas_token, bearer_token
+        Credentials, see `azure_credentials`. Give at most one.
+    from_env
+        Read credentials from the environment. This is the default.
+    anonymous
+        Do not sign requests.
+    config
+        Options of the obstore client.
+    get_credentials
+        A function that returns `AzureStaticCredentials`. It is called again when they have expired.
+    scatter_initial_credentials
+        Call `get_credentials` now and pickle the result with the storage.
+    retries
+        How failed requests are retried.
+
+    Returns
+    -------
+    Storage
+        The storage.
+
+    Raises
+    ------
+    InvalidInputError
+        The account or container is not a name, or the credentials contradict each other.
+
+    Examples
+    --------
+    >>> azure_storage(account="acme", container="weather", prefix="era5", anonymous=True).url
+    'az://acme/weather/era5/'
+    """
     credentials = azure_credentials(
         access_key=access_key,
         sas_token=sas_token,
@@ -239,7 +470,34 @@ def http_storage(
     *,
     retries: RetryPolicy | None = None,
 ) -> Storage:
-    """A repository that a web server offers, for reading."""
+    """Create a read-only storage for a repository on a web server.
+
+    Parameters
+    ----------
+    base_url
+        The URL of the repository.
+    opts
+        Options of the obstore client.
+    headers
+        Headers of every request.
+    retries
+        How failed requests are retried.
+
+    Returns
+    -------
+    Storage
+        The storage.
+
+    Raises
+    ------
+    InvalidInputError
+        The URL is not an http or https URL.
+
+    Examples
+    --------
+    >>> http_storage("https://example.org/weather").url
+    'https://example.org/weather/'
+    """
     if urlsplit(base_url).scheme not in ("http", "https"):
         raise InvalidInputError(f"{without_userinfo(base_url)!r} is not an http or https address")
     return ObstoreStorage(HttpPlace(base_url, dict(opts or {}), dict(headers or {})), retries=retries)
@@ -311,10 +569,29 @@ _SCHEMES: dict[str, Callable[[str, Mapping[str, Any]], Storage]] = {
 
 
 def storage_from_url(url: str, **options: Any) -> Storage:
-    """The storage at a URL or path; options are the arguments of the constructor for its scheme.
+    """Create the storage for a URL or a path.
+
+    Parameters
+    ----------
+    url
+        A path, or a URL with the scheme file, memory, s3, gs, az, abfss, http or https.
+    **options
+        Arguments of the constructor for the scheme, such as `endpoint_url` of `s3_storage`.
+
+    Returns
+    -------
+    Storage
+        The storage.
+
+    Raises
+    ------
+    InvalidInputError
+        The URL is empty, its scheme is unknown, or an option does not exist.
 
     Examples
     --------
+    >>> storage_from_url("s3://weather/era5", anonymous=True).url
+    's3://weather/era5/'
     >>> storage_from_url("memory://").url.startswith("memory://")
     True
     """
@@ -334,7 +611,28 @@ def storage_from_url(url: str, **options: Any) -> Storage:
 
 
 def resolve_storage(given: Storage | str | Path) -> Storage:
-    """A storage, from itself, a URL or a path."""
+    """Return a storage as it is, or create it from a URL or a path.
+
+    Parameters
+    ----------
+    given
+        A storage, a URL or a path.
+
+    Returns
+    -------
+    Storage
+        The storage.
+
+    Raises
+    ------
+    InvalidInputError
+        The value is none of the three.
+
+    Examples
+    --------
+    >>> resolve_storage("/data/weather").url
+    'file:///data/weather/'
+    """
     if isinstance(given, Storage):
         return given
     if isinstance(given, str):
@@ -345,7 +643,7 @@ def resolve_storage(given: Storage | str | Path) -> Storage:
 
 
 def configured_storage(storage: Storage, settings: StorageSettings | None) -> Storage:
-    """The storage as a repository uses it; what the settings leave open stays as the storage was made."""
+    """Return the storage with the settings of a repository. Settings that are None keep those of the storage."""
     if settings is None:
         return storage
     if isinstance(storage, LocalStorage):
@@ -358,7 +656,7 @@ def configured_storage(storage: Storage, settings: StorageSettings | None) -> St
 
 
 def retry_policy(settings: StorageRetriesSettings, usual: RetryPolicy) -> RetryPolicy:
-    """The policy of the settings, those left open taken from the usual one."""
+    """Return the retry policy of the settings. Settings that are None come from the usual policy."""
     return RetryPolicy(
         max_tries=usual.max_tries if settings.max_tries is None else settings.max_tries,
         initial_backoff_ms=(

@@ -1,15 +1,13 @@
-"""Credentials for object stores. They pickle to workers and are never shown."""
+"""Credentials for object stores. They can be pickled and sent to workers. Their secrets are never shown."""
 
 from __future__ import annotations
 
 import asyncio
-import configparser
 import datetime as dt
 import inspect
-import os
 import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from icefloe.errors import InvalidInputError
@@ -21,20 +19,27 @@ except ImportError:
 
 
 class Expiring(Protocol):
-    """Anything that is valid for some time, or for ever."""
+    """A value that is valid until a point in time, or without limit."""
 
     @property
-    def expires_after(self) -> dt.datetime | None: ...
+    def expires_after(self) -> dt.datetime | None:
+        """The time at which the value expires, or None."""
 
 
 E = TypeVar("E", bound=Expiring)
 
 
 class RefreshableCredentials(Generic[E]):
-    """Credentials that `get_credentials` gives, asked again when the last ones expire.
+    """Credentials from a function. The function is called again when the last credentials have expired.
 
-    With `scatter_initial_credentials` the first ones are fetched now and travel along, so that many workers do not
-    all ask at once.
+    Parameters
+    ----------
+    get_credentials
+        A function without arguments that returns credentials. It must be importable in workers, unless cloudpickle is
+        installed.
+    scatter_initial_credentials
+        Call the function now and pickle the result with this object. Workers then start with valid credentials and do
+        not call the function all at once.
     """
 
     def __init__(self, get_credentials: Callable[[], E], scatter_initial_credentials: bool = False) -> None:
@@ -53,7 +58,20 @@ class RefreshableCredentials(Generic[E]):
         return hash(self.get_credentials)
 
     def current(self) -> E:
-        """Credentials that are valid now; may call the user's function."""
+        """Return credentials that are valid now. Calls `get_credentials` when the last ones have expired.
+
+        Returns
+        -------
+        credentials
+            What `get_credentials` returned.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> renewed = icefloe.s3_refreshable_credentials(lambda: icefloe.S3StaticCredentials("key", "secret"))
+        >>> renewed.current().access_key_id
+        'key'
+        """
         initial = self._initial
         if initial is not None and (initial.expires_after is None or initial.expires_after > dt.datetime.now(dt.UTC)):
             return initial
@@ -81,7 +99,7 @@ async def _wait(given: Any) -> Any:
 
 
 def _pickle_function(function: Callable[..., Any]) -> bytes:
-    """By reference where the worker can import it, by value where cloudpickle is installed."""
+    """Pickle a function by reference if workers can import it, otherwise by value with cloudpickle."""
     try:
         data = pickle.dumps(function)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -97,7 +115,24 @@ def _pickle_function(function: Callable[..., Any]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class S3StaticCredentials:
-    """An access key, maybe for a limited time."""
+    """An S3 access key.
+
+    Parameters
+    ----------
+    access_key_id
+        The id of the key.
+    secret_access_key
+        The secret of the key. It is not part of the `repr`.
+    session_token
+        The token of temporary credentials.
+    expires_after
+        When temporary credentials expire. None means never.
+
+    Examples
+    --------
+    >>> S3StaticCredentials("AKIA", "secret")
+    S3StaticCredentials(access_key_id='AKIA', expires_after=None)
+    """
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
@@ -107,17 +142,42 @@ class S3StaticCredentials:
 
 @dataclass(frozen=True, slots=True)
 class AnonymousCredentials:
-    """Requests are not signed."""
+    """No credentials. Requests are not signed.
+
+    Examples
+    --------
+    >>> AnonymousCredentials()
+    AnonymousCredentials()
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class FromEnvCredentials:
-    """What the environment of the process that connects has."""
+    """Credentials from the environment variables, profiles and metadata services of the process that connects.
+
+    Examples
+    --------
+    >>> FromEnvCredentials()
+    FromEnvCredentials()
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class GcsBearerCredential:
-    """A token, maybe for a limited time."""
+    """A Google Cloud OAuth token.
+
+    Parameters
+    ----------
+    bearer
+        The token. It is not part of the `repr`.
+    expires_after
+        When the token expires. None means never.
+
+    Examples
+    --------
+    >>> GcsBearerCredential("token")
+    GcsBearerCredential(expires_after=None)
+    """
 
     bearer: str = field(repr=False)
     expires_after: dt.datetime | None = None
@@ -125,7 +185,24 @@ class GcsBearerCredential:
 
 @dataclass(frozen=True, slots=True)
 class GcsStaticCredentials:
-    """A service account by file or key, application credentials, or a token; one of them."""
+    """Google Cloud credentials. Set exactly one field.
+
+    Parameters
+    ----------
+    service_account_file
+        Path of the JSON file of a service account.
+    service_account_key
+        The JSON text of a service account.
+    application_credentials
+        Path of a file of application default credentials.
+    bearer_token
+        An OAuth token.
+
+    Examples
+    --------
+    >>> GcsStaticCredentials(service_account_file="/secrets/account.json").service_account_file
+    '/secrets/account.json'
+    """
 
     service_account_file: str | None = None
     service_account_key: str | None = field(default=None, repr=False)
@@ -135,7 +212,24 @@ class GcsStaticCredentials:
 
 @dataclass(frozen=True, slots=True)
 class AzureStaticCredentials:
-    """An account key, a shared access signature, or a token; one of them."""
+    """Azure credentials. Set exactly one of the first three fields.
+
+    Parameters
+    ----------
+    access_key
+        The key of the storage account.
+    sas_token
+        A shared access signature.
+    bearer_token
+        An OAuth token.
+    expires_after
+        When the credentials expire. None means never.
+
+    Examples
+    --------
+    >>> AzureStaticCredentials(sas_token="sv=...")
+    AzureStaticCredentials(expires_after=None)
+    """
 
     access_key: str | None = field(default=None, repr=False)
     sas_token: str | None = field(default=None, repr=False)
@@ -145,24 +239,81 @@ class AzureStaticCredentials:
 
 @dataclass(frozen=True, slots=True)
 class LocalFileSystemAccess:
-    """The caller allows that local files are read."""
+    """Permission to read virtual chunks from local files.
+
+    Examples
+    --------
+    >>> containers_credentials({"file:///data/": LocalFileSystemAccess()})
+    {'file:///data/': LocalFileSystemAccess()}
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class HttpAccess:
-    """The caller allows that a web server is read."""
+    """Permission to read virtual chunks from a web server.
+
+    Examples
+    --------
+    >>> containers_credentials({"https://example.org/": HttpAccess()})
+    {'https://example.org/': HttpAccess()}
+    """
 
 
 class S3RefreshableCredentials(RefreshableCredentials[S3StaticCredentials]):
-    """S3 credentials renewed by a function."""
+    """S3 credentials from a function. The function is called again when the last credentials have expired.
+
+    Parameters
+    ----------
+    get_credentials
+        A function without arguments that returns `S3StaticCredentials`.
+    scatter_initial_credentials
+        Call the function now and pickle the result with this object.
+
+    Examples
+    --------
+    >>> def renew():
+    ...     return S3StaticCredentials("AKIA", "secret")
+    >>> S3RefreshableCredentials(renew)
+    S3RefreshableCredentials(renew)
+    """
 
 
 class GcsRefreshableCredentials(RefreshableCredentials[GcsBearerCredential]):
-    """GCS tokens renewed by a function."""
+    """Google Cloud tokens from a function. The function is called again when the last token has expired.
+
+    Parameters
+    ----------
+    get_credentials
+        A function without arguments that returns a `GcsBearerCredential`.
+    scatter_initial_credentials
+        Call the function now and pickle the result with this object.
+
+    Examples
+    --------
+    >>> def renew():
+    ...     return GcsBearerCredential("token")
+    >>> GcsRefreshableCredentials(renew)
+    GcsRefreshableCredentials(renew)
+    """
 
 
 class AzureRefreshableCredentials(RefreshableCredentials[AzureStaticCredentials]):
-    """Azure credentials renewed by a function."""
+    """Azure credentials from a function. The function is called again when the last credentials have expired.
+
+    Parameters
+    ----------
+    get_credentials
+        A function without arguments that returns `AzureStaticCredentials`.
+    scatter_initial_credentials
+        Call the function now and pickle the result with this object.
+
+    Examples
+    --------
+    >>> def renew():
+    ...     return AzureStaticCredentials(sas_token="sv=...")
+    >>> AzureRefreshableCredentials(renew)
+    AzureRefreshableCredentials(renew)
+    """
 
 
 AzureRefreshableCredential = AzureStaticCredentials
@@ -178,7 +329,7 @@ AnyCredential: TypeAlias = S3Credentials | GcsCredentials | AzureCredentials | L
 
 
 def _one_of(what: str, **given: object) -> str | None:
-    """The name of the one way that was asked for."""
+    """Return the name of the only argument that is set, or None. Several are an error."""
     asked = [name for name, value in given.items() if value is not None and value is not False]
     if len(asked) > 1:
         raise InvalidInputError(f"{what} credentials: give one of {', '.join(given)}; got {' and '.join(asked)}")
@@ -192,24 +343,87 @@ def s3_static_credentials(
     session_token: str | None = None,
     expires_after: dt.datetime | None = None,
 ) -> S3StaticCredentials:
-    """S3 credentials by value."""
+    """Create S3 credentials from an access key.
+
+    Parameters
+    ----------
+    access_key_id
+        The id of the key.
+    secret_access_key
+        The secret of the key.
+    session_token
+        The token of temporary credentials.
+    expires_after
+        When temporary credentials expire. None means never.
+
+    Returns
+    -------
+    S3StaticCredentials
+        The credentials.
+
+    Examples
+    --------
+    >>> s3_static_credentials(access_key_id="AKIA", secret_access_key="secret").access_key_id
+    'AKIA'
+    """
     return S3StaticCredentials(access_key_id, secret_access_key, session_token, expires_after)
 
 
 def s3_anonymous_credentials() -> AnonymousCredentials:
-    """No credentials: requests are not signed."""
+    """Create credentials that do not sign requests to S3.
+
+    Returns
+    -------
+    AnonymousCredentials
+        The credentials.
+
+    Examples
+    --------
+    >>> s3_anonymous_credentials()
+    AnonymousCredentials()
+    """
     return AnonymousCredentials()
 
 
 def s3_from_env_credentials() -> FromEnvCredentials:
-    """S3 credentials from the environment of the process that connects."""
+    """Create S3 credentials that are read from the environment of the process that connects.
+
+    Returns
+    -------
+    FromEnvCredentials
+        The credentials.
+
+    Examples
+    --------
+    >>> s3_from_env_credentials()
+    FromEnvCredentials()
+    """
     return FromEnvCredentials()
 
 
 def s3_refreshable_credentials(
     get_credentials: Callable[[], S3StaticCredentials], scatter_initial_credentials: bool = False
 ) -> S3RefreshableCredentials:
-    """S3 credentials renewed by a function."""
+    """Create S3 credentials that a function renews.
+
+    Parameters
+    ----------
+    get_credentials
+        A function without arguments that returns `S3StaticCredentials`.
+    scatter_initial_credentials
+        Call the function now and pickle the result with this object.
+
+    Returns
+    -------
+    S3RefreshableCredentials
+        The credentials.
+
+    Examples
+    --------
+    >>> renewed = s3_refreshable_credentials(lambda: S3StaticCredentials("AKIA", "secret"))
+    >>> renewed.current().access_key_id
+    'AKIA'
+    """
     return S3RefreshableCredentials(get_credentials, scatter_initial_credentials)
 
 
@@ -224,7 +438,42 @@ def s3_credentials(
     get_credentials: Callable[[], S3StaticCredentials] | None = None,
     scatter_initial_credentials: bool = False,
 ) -> S3Credentials:
-    """S3 credentials of the one kind that is asked for; from the environment when none is."""
+    """Create S3 credentials of the kind that the arguments describe. Without arguments, they come from the environment.
+
+    Parameters
+    ----------
+    access_key_id, secret_access_key
+        An access key. Give both or none.
+    session_token
+        The token of temporary credentials.
+    expires_after
+        When temporary credentials expire. None means never.
+    anonymous
+        Do not sign requests.
+    from_env
+        Read credentials from the environment of the process that connects.
+    get_credentials
+        A function without arguments that returns `S3StaticCredentials`.
+    scatter_initial_credentials
+        Call `get_credentials` now and pickle the result with the credentials.
+
+    Returns
+    -------
+    S3Credentials
+        Static, anonymous, environment or refreshable credentials.
+
+    Raises
+    ------
+    InvalidInputError
+        The arguments describe several kinds, or half an access key.
+
+    Examples
+    --------
+    >>> s3_credentials(anonymous=True)
+    AnonymousCredentials()
+    >>> s3_credentials()
+    FromEnvCredentials()
+    """
     way = _one_of(
         "S3", access_key_id=access_key_id, anonymous=anonymous, from_env=from_env, get_credentials=get_credentials
     )
@@ -246,7 +495,34 @@ def gcs_static_credentials(
     application_credentials: str | None = None,
     bearer_token: str | None = None,
 ) -> GcsStaticCredentials:
-    """GCS credentials by value; one of the arguments."""
+    """Create Google Cloud credentials from a service account, application credentials or a token. Give exactly one.
+
+    Parameters
+    ----------
+    service_account_file
+        Path of the JSON file of a service account.
+    service_account_key
+        The JSON text of a service account.
+    application_credentials
+        Path of a file of application default credentials.
+    bearer_token
+        An OAuth token.
+
+    Returns
+    -------
+    GcsStaticCredentials
+        The credentials.
+
+    Raises
+    ------
+    InvalidInputError
+        No argument or several arguments are given.
+
+    Examples
+    --------
+    >>> gcs_static_credentials(service_account_file="account.json").service_account_file
+    'account.json'
+    """
     way = _one_of(
         "GCS",
         service_account_file=service_account_file,
@@ -260,19 +536,59 @@ def gcs_static_credentials(
 
 
 def gcs_anonymous_credentials() -> AnonymousCredentials:
-    """No credentials: requests are not signed."""
+    """Create credentials that do not sign requests to Google Cloud Storage.
+
+    Returns
+    -------
+    AnonymousCredentials
+        The credentials.
+
+    Examples
+    --------
+    >>> gcs_anonymous_credentials()
+    AnonymousCredentials()
+    """
     return AnonymousCredentials()
 
 
 def gcs_from_env_credentials() -> FromEnvCredentials:
-    """GCS credentials from the environment of the process that connects."""
+    """Create Google Cloud credentials that are read from the environment of the process that connects.
+
+    Returns
+    -------
+    FromEnvCredentials
+        The credentials.
+
+    Examples
+    --------
+    >>> gcs_from_env_credentials()
+    FromEnvCredentials()
+    """
     return FromEnvCredentials()
 
 
 def gcs_refreshable_credentials(
     get_credentials: Callable[[], GcsBearerCredential], scatter_initial_credentials: bool = False
 ) -> GcsRefreshableCredentials:
-    """GCS tokens renewed by a function."""
+    """Create Google Cloud credentials that a function renews.
+
+    Parameters
+    ----------
+    get_credentials
+        A function without arguments that returns a `GcsBearerCredential`.
+    scatter_initial_credentials
+        Call the function now and pickle the result with this object.
+
+    Returns
+    -------
+    GcsRefreshableCredentials
+        The credentials.
+
+    Examples
+    --------
+    >>> gcs_refreshable_credentials(lambda: GcsBearerCredential("token")).current()
+    GcsBearerCredential(expires_after=None)
+    """
     return GcsRefreshableCredentials(get_credentials, scatter_initial_credentials)
 
 
@@ -287,7 +603,44 @@ def gcs_credentials(
     get_credentials: Callable[[], GcsBearerCredential] | None = None,
     scatter_initial_credentials: bool = False,
 ) -> GcsCredentials:
-    """GCS credentials of the one kind that is asked for; from the environment when none is."""
+    """Create Google Cloud credentials of the kind that the arguments describe.
+
+    Without arguments, they come from the environment.
+
+    Parameters
+    ----------
+    service_account_file
+        Path of the JSON file of a service account.
+    service_account_key
+        The JSON text of a service account.
+    application_credentials
+        Path of a file of application default credentials.
+    bearer_token
+        An OAuth token.
+    from_env
+        Read credentials from the environment of the process that connects.
+    anonymous
+        Do not sign requests.
+    get_credentials
+        A function without arguments that returns a `GcsBearerCredential`.
+    scatter_initial_credentials
+        Call `get_credentials` now and pickle the result with the credentials.
+
+    Returns
+    -------
+    GcsCredentials
+        Static, anonymous, environment or refreshable credentials.
+
+    Raises
+    ------
+    InvalidInputError
+        The arguments describe several kinds.
+
+    Examples
+    --------
+    >>> gcs_credentials(anonymous=True)
+    AnonymousCredentials()
+    """
     static = {
         "service_account_file": service_account_file,
         "service_account_key": service_account_key,
@@ -307,26 +660,91 @@ def gcs_credentials(
 def azure_static_credentials(
     *, access_key: str | None = None, sas_token: str | None = None, bearer_token: str | None = None
 ) -> AzureStaticCredentials:
-    """Azure credentials by value; one of the arguments."""
+    """Create Azure credentials from an account key, a shared access signature or a token. Give exactly one.
+
+    Parameters
+    ----------
+    access_key
+        The key of the storage account.
+    sas_token
+        A shared access signature.
+    bearer_token
+        An OAuth token.
+
+    Returns
+    -------
+    AzureStaticCredentials
+        The credentials.
+
+    Raises
+    ------
+    InvalidInputError
+        No argument or several arguments are given.
+
+    Examples
+    --------
+    >>> azure_static_credentials(access_key="a2V5")
+    AzureStaticCredentials(expires_after=None)
+    """
     if _one_of("Azure", access_key=access_key, sas_token=sas_token, bearer_token=bearer_token) is None:
         raise InvalidInputError("Azure credentials: none given")
     return AzureStaticCredentials(access_key, sas_token, bearer_token)
 
 
 def azure_anonymous_credentials() -> AnonymousCredentials:
-    """No credentials: requests are not signed."""
+    """Create credentials that do not sign requests to Azure.
+
+    Returns
+    -------
+    AnonymousCredentials
+        The credentials.
+
+    Examples
+    --------
+    >>> azure_anonymous_credentials()
+    AnonymousCredentials()
+    """
     return AnonymousCredentials()
 
 
 def azure_from_env_credentials() -> FromEnvCredentials:
-    """Azure credentials from the environment of the process that connects."""
+    """Create Azure credentials that are read from the environment of the process that connects.
+
+    Returns
+    -------
+    FromEnvCredentials
+        The credentials.
+
+    Examples
+    --------
+    >>> azure_from_env_credentials()
+    FromEnvCredentials()
+    """
     return FromEnvCredentials()
 
 
 def azure_refreshable_credentials(
     get_credentials: Callable[[], AzureStaticCredentials], scatter_initial_credentials: bool = False
 ) -> AzureRefreshableCredentials:
-    """Azure credentials renewed by a function."""
+    """Create Azure credentials that a function renews.
+
+    Parameters
+    ----------
+    get_credentials
+        A function without arguments that returns `AzureStaticCredentials`.
+    scatter_initial_credentials
+        Call the function now and pickle the result with this object.
+
+    Returns
+    -------
+    AzureRefreshableCredentials
+        The credentials.
+
+    Examples
+    --------
+    >>> azure_refreshable_credentials(lambda: AzureStaticCredentials(access_key="a2V5")).current()
+    AzureStaticCredentials(expires_after=None)
+    """
     return AzureRefreshableCredentials(get_credentials, scatter_initial_credentials)
 
 
@@ -340,7 +758,42 @@ def azure_credentials(
     get_credentials: Callable[[], AzureStaticCredentials] | None = None,
     scatter_initial_credentials: bool = False,
 ) -> AzureCredentials:
-    """Azure credentials of the one kind that is asked for; from the environment when none is."""
+    """Create Azure credentials of the kind that the arguments describe.
+
+    Without arguments, they come from the environment.
+
+    Parameters
+    ----------
+    access_key
+        The key of the storage account.
+    sas_token
+        A shared access signature.
+    bearer_token
+        An OAuth token.
+    from_env
+        Read credentials from the environment of the process that connects.
+    anonymous
+        Do not sign requests.
+    get_credentials
+        A function without arguments that returns `AzureStaticCredentials`.
+    scatter_initial_credentials
+        Call `get_credentials` now and pickle the result with the credentials.
+
+    Returns
+    -------
+    AzureCredentials
+        Static, anonymous, environment or refreshable credentials.
+
+    Raises
+    ------
+    InvalidInputError
+        The arguments describe several kinds.
+
+    Examples
+    --------
+    >>> azure_credentials(from_env=True)
+    FromEnvCredentials()
+    """
     static = {"access_key": access_key, "sas_token": sas_token, "bearer_token": bearer_token}
     way = _one_of("Azure", **static, from_env=from_env, anonymous=anonymous, get_credentials=get_credentials)
     if way in static:
@@ -355,7 +808,31 @@ def azure_credentials(
 def containers_credentials(
     containers: Mapping[str, AnyCredential | None],
 ) -> dict[str, AnyCredential | None]:
-    """Which virtual chunk containers may be read, by url prefix, and with which credentials (None: its own default)."""
+    """Check the credentials of virtual chunk containers.
+
+    Pass the result as `authorize_virtual_chunk_access` when you open a repository.
+
+    Parameters
+    ----------
+    containers
+        Credentials by URL prefix of the container. None stands for the default of the store: local files and public
+        buckets can then be read.
+
+    Returns
+    -------
+    dict
+        The credentials by URL prefix.
+
+    Raises
+    ------
+    InvalidInputError
+        A value is not credentials.
+
+    Examples
+    --------
+    >>> containers_credentials({"s3://bucket/": s3_credentials(anonymous=True), "file:///data/": None})
+    {'s3://bucket/': AnonymousCredentials(), 'file:///data/': None}
+    """
     for prefix, credential in containers.items():
         if credential is not None and not isinstance(credential, AnyCredential):
             raise InvalidInputError(
@@ -363,128 +840,3 @@ def containers_credentials(
                 "make them with s3_credentials, gcs_credentials, azure_credentials or the like"
             )
     return dict(containers)
-
-
-# Any of these is a source that obstore knows by itself and that comes before profiles.
-_OTHER_SOURCES = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-)
-_TRUE = {"true", "1", "yes", "on"}
-
-
-@dataclass(frozen=True, slots=True)
-class AwsProfile:
-    """What a profile says; each may be missing."""
-
-    credentials: S3StaticCredentials | None = None
-    region: str | None = None
-    endpoint_url: str | None = None
-    addressing_style: str | None = None
-    """`path` or `virtual`."""
-    ignores_endpoints: bool = False
-    """`ignore_configured_endpoint_urls`."""
-
-
-@dataclass(frozen=True, slots=True)
-class AwsSettings:
-    """Where requests for S3 go, as the environment and the profile say."""
-
-    endpoint_url: str | None = None
-    by_path: bool | None = None
-    """Whether the bucket is in the path of a URL, rather than in the name of its host; None if neither is asked for."""
-    allow_http: bool = False
-    ignores_endpoints: bool = False
-    """Endpoints of the environment and of the profile do not count: requests go to AWS."""
-
-
-def read_settings(environment: Mapping[str, str], profile: AwsProfile | None = None) -> AwsSettings:
-    """The settings of AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL and a profile, in the order in which AWS' tools ask them.
-
-    With AWS_IGNORE_CONFIGURED_ENDPOINT_URLS, or that setting of a profile, none of them counts.
-    `AWS_VIRTUAL_HOSTED_STYLE_REQUEST` and `AWS_ALLOW_HTTP` are obstore's. An endpoint that the environment names with
-    `http://` is allowed, as AWS' tools do.
-    """
-    profile = profile or AwsProfile()
-    asked = environment.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
-    ignores = profile.ignores_endpoints if asked is None else asked.strip().lower() in _TRUE
-    endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL") or profile.endpoint_url
-    endpoint = None if ignores else endpoint
-    virtual = environment.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "").strip().lower()
-    by_path = None
-    if virtual:
-        by_path = virtual not in _TRUE
-    elif profile.addressing_style in ("path", "virtual"):
-        by_path = profile.addressing_style == "path"
-    allowed = environment.get("AWS_ALLOW_HTTP", "").strip().lower() in _TRUE
-    return AwsSettings(endpoint, by_path, allowed or (endpoint or "").startswith("http://"), ignores)
-
-
-def read_profile(environment: Mapping[str, str]) -> AwsProfile:
-    """The profile that the environment names, or the default one, of the shared credentials and config files.
-
-    Its credentials are left out where the environment has others.
-    """
-    settings, found = read_profile_settings(environment), _read_named(environment)
-    if any(environment.get(source) for source in _OTHER_SOURCES):
-        return settings
-    if "aws_access_key_id" in found and "aws_secret_access_key" in found:
-        credentials = S3StaticCredentials(
-            found["aws_access_key_id"], found["aws_secret_access_key"], found.get("aws_session_token")
-        )
-        return replace(settings, credentials=credentials)
-    if environment.get("AWS_PROFILE"):
-        raise InvalidInputError(
-            f"AWS_PROFILE is {environment['AWS_PROFILE']!r}, but no access key of that profile is in the shared "
-            "credentials or config file; profiles of other kinds need get_credentials="
-        )
-    return settings
-
-
-def read_profile_settings(environment: Mapping[str, str]) -> AwsProfile:
-    """The profile without its credentials."""
-    found = _read_named(environment)
-    services = {}
-    if "services" in found:
-        config = _read(environment.get("AWS_CONFIG_FILE") or os.path.expanduser("~/.aws/config"))
-        services = _nested(_section(config, f"services {found['services']}").get("s3", ""))
-    endpoint = services.get("endpoint_url") or found.get("endpoint_url")
-    style = _nested(found.get("s3", "")).get("addressing_style")
-    ignores = found.get("ignore_configured_endpoint_urls", "").strip().lower() in _TRUE
-    return AwsProfile(None, found.get("region"), endpoint, style, ignores)
-
-
-def find_aws_endpoint(environment: Mapping[str, str], region: str | None) -> str:
-    """AWS' own endpoint of a region."""
-    name = region or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1"
-    return f"https://s3.{name}.amazonaws.com{'.cn' if name.startswith('cn-') else ''}"
-
-
-def _read_named(environment: Mapping[str, str]) -> dict[str, str]:
-    """Everything that both files say about the profile."""
-    name = environment.get("AWS_PROFILE") or environment.get("AWS_DEFAULT_PROFILE") or "default"
-    secrets = _read(environment.get("AWS_SHARED_CREDENTIALS_FILE") or os.path.expanduser("~/.aws/credentials"))
-    config = _read(environment.get("AWS_CONFIG_FILE") or os.path.expanduser("~/.aws/config"))
-    section = "default" if name == "default" else f"profile {name}"
-    return {**_section(config, section), **_section(secrets, name)}
-
-
-def _read(path: str) -> configparser.ConfigParser:
-    parser = configparser.ConfigParser(interpolation=None)
-    try:
-        parser.read(path)
-    except configparser.Error as error:
-        raise InvalidInputError(f"{path} is not a file of AWS profiles: {error.message.splitlines()[0]}") from error
-    return parser
-
-
-def _section(parser: configparser.ConfigParser, name: str) -> dict[str, str]:
-    return dict(parser.items(name)) if parser.has_section(name) else {}
-
-
-def _nested(text: str) -> dict[str, str]:
-    """The indented settings below one of a section, such as `s3 =`."""
-    lines = (line.partition("=") for line in text.splitlines() if "=" in line)
-    return {name.strip(): value.strip() for name, _, value in lines}

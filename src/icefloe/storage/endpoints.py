@@ -15,11 +15,10 @@ from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
 from icefloe.errors import InvalidInputError, UnsupportedError
 from icefloe.model.virtual_chunk_container import S3Options
+from icefloe.storage.aws_profile import AwsProfile, AwsSettings, find_aws_endpoint, read_profile, read_settings
 from icefloe.storage.contract import RetryPolicy, without_userinfo
 from icefloe.storage.credentials import (
     AnonymousCredentials,
-    AwsProfile,
-    AwsSettings,
     AzureCredentials,
     AzureRefreshableCredentials,
     AzureStaticCredentials,
@@ -31,9 +30,6 @@ from icefloe.storage.credentials import (
     S3Credentials,
     S3RefreshableCredentials,
     S3StaticCredentials,
-    find_aws_endpoint,
-    read_profile,
-    read_settings,
 )
 
 if TYPE_CHECKING:
