@@ -157,11 +157,17 @@ from icefloe.model.config import (
 from icefloe.model.config import (
     StorageTimeoutSettings as StorageTimeoutSettings,
 )
-from icefloe.model.manifest_config import (
-    ManifestConfig as ManifestConfig,
+from icefloe.model.manifest_conditions import (
+    ManifestPreloadCondition as ManifestPreloadCondition,
+)
+from icefloe.model.manifest_conditions import (
+    ManifestSplitCondition as ManifestSplitCondition,
+)
+from icefloe.model.manifest_conditions import (
+    ManifestSplitDimCondition as ManifestSplitDimCondition,
 )
 from icefloe.model.manifest_config import (
-    ManifestPreloadCondition as ManifestPreloadCondition,
+    ManifestConfig as ManifestConfig,
 )
 from icefloe.model.manifest_config import (
     ManifestPreloadConfig as ManifestPreloadConfig,
@@ -171,12 +177,6 @@ from icefloe.model.manifest_config import (
 )
 from icefloe.model.manifest_config import (
     ManifestSet as ManifestSet,
-)
-from icefloe.model.manifest_config import (
-    ManifestSplitCondition as ManifestSplitCondition,
-)
-from icefloe.model.manifest_config import (
-    ManifestSplitDimCondition as ManifestSplitDimCondition,
 )
 from icefloe.model.manifest_config import (
     ManifestSplittingConfig as ManifestSplittingConfig,

@@ -1,4 +1,4 @@
-"""Writing Dask arrays: each block is written where it is computed, the changes are merged in a tree."""
+"""Write Dask arrays. Each block is written where it is computed, and the changes are merged as a tree."""
 
 from __future__ import annotations
 
@@ -27,21 +27,45 @@ def store_dask(
     split_every: int | None = None,
     **compute_kwargs: Any,
 ) -> Session:
-    """Write Dask arrays into Zarr arrays of one session and return the session that holds all changes.
+    """Write Dask arrays into Zarr arrays of one session.
 
-    With threads, the targets' own session has everything already. With processes or a cluster the targets must belong
-    to a `session.fork()`; merge what is returned into the session it came from.
+    With threads, the session of the targets has all changes. With processes or a cluster, the targets must belong to a
+    `session.fork()`. Merge the returned session into the original one.
 
     Parameters
     ----------
-    sources, targets
-        What goes where. Blocks must line up with the chunks of their target, so that no two tasks write one chunk.
+    sources
+        The Dask arrays.
+    targets
+        The Zarr array of each source. Blocks must align with the chunks of the target, so that no two tasks write the
+        same chunk.
     regions
-        Where in each target; the whole of it when not given.
+        The region of each target. None is the whole array.
     split_every
-        How many sessions are merged at a time.
-    compute_kwargs
-        For `dask.compute`, such as `scheduler="processes"`.
+        The number of sessions that are merged at a time.
+    **compute_kwargs
+        Arguments of `dask.compute`, such as `scheduler="processes"`.
+
+    Returns
+    -------
+    Session
+        The session with all changes.
+
+    Raises
+    ------
+    InvalidInputError
+        The numbers of sources, targets and regions differ, blocks are not aligned, or there is nothing to write.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> session = icefloe.Repository.create(icefloe.in_memory_storage()).writable_session("main")
+    >>> target = zarr.create_array(session.store, name="a", shape=(4,), chunks=(2,), dtype="i8")
+    >>> merged = store_dask(sources=[da.arange(4, chunks=2)], targets=[target], scheduler="threads")
+    >>> merged is session
+    True
+    >>> target[:]
+    array([0, 1, 2, 3])
     """
     places = list(regions) if regions is not None else [None] * len(sources)
     if not len(sources) == len(targets) == len(places):
@@ -84,7 +108,7 @@ def _starts(region: Region | None, target: zarr.Array[Any]) -> tuple[int, ...]:
 
 
 def _place(chunks: tuple[tuple[int, ...], ...], index: tuple[int, ...], start: tuple[int, ...]) -> Region:
-    """The part of the target that one block fills."""
+    """Return the region of the target that one block fills."""
     place = []
     for sizes, position, first in zip(chunks, index, start, strict=True):
         low = first + sum(sizes[:position])
@@ -93,7 +117,7 @@ def _place(chunks: tuple[tuple[int, ...], ...], index: tuple[int, ...], start: t
 
 
 def _check_alignment(source: da.Array, target: zarr.Array[Any], start: tuple[int, ...]) -> None:
-    """Two blocks in one chunk would be two tasks that overwrite each other's half."""
+    """Check that no chunk holds two blocks. Their tasks would overwrite each other."""
     widths = target.shards or target.chunks
     for axis, (sizes, width, first) in enumerate(zip(source.chunks, widths, start, strict=True)):
         inner = first + np.cumsum(sizes)[:-1]

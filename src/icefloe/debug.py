@@ -1,4 +1,4 @@
-"""What to tell when asking for help: versions of everything that matters, and logs."""
+"""Version information for bug reports, and logging."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _ALIASES = {"icechunk": "icefloe"}
 
 
 def debug_info() -> dict[str, str]:
-    """Versions of the platform, of Python, of this library and of the packages it works with, as far as installed."""
+    """Return the versions of the platform, Python, this library and the installed packages that it works with."""
     found = {"platform": platform.platform(), "python": platform.python_version(), "icefloe": __version__}
     for package in _PACKAGES:
         try:
@@ -58,28 +58,43 @@ def debug_info() -> dict[str, str]:
 
 
 def print_debug_info() -> None:
-    """Print what a report of a problem should say."""
+    """Print the versions of the platform, Python, this library and related packages, for bug reports.
+
+    Examples
+    --------
+    >>> print_debug_info()  # doctest: +ELLIPSIS
+    platform: ...
+    """
     sys.stdout.write("".join(f"{name}:  {version}\n" for name, version in debug_info().items()))
 
 
 def initialize_logs() -> None:
-    """Write the logs of this library to standard error, as the variable ICEFLOE_LOG (or ICECHUNK_LOG) says.
+    """Write the logs of this library to standard error, with the levels of ICEFLOE_LOG or ICECHUNK_LOG.
 
-    Nothing is set up when neither is there: the library then logs under the name `icefloe` like any other, and the
-    program decides with `logging`.
+    Without either variable, nothing changes. The library then logs to the logger `icefloe`, which the program
+    configures with `logging`.
+
+    Examples
+    --------
+    >>> initialize_logs()
     """
     set_logs_filter(None)
 
 
 def set_logs_filter(log_filter_directive: str | None) -> None:
-    """Set the levels of what is logged, and write it to standard error.
+    """Set log levels, and write the logs to standard error.
 
     Parameters
     ----------
     log_filter_directive
-        A level, or levels for parts of the library, separated by commas: `"debug"`, `"icefloe=debug"`,
-        `"icefloe.storage=debug,warn"`. Levels are trace (as debug), debug, info, warn, error and off. None takes the
+        A level, or levels of parts of the library, separated by commas: `"debug"`, `"icefloe=debug"`,
+        `"icefloe.storage=debug,warn"`. Levels are trace (as debug), debug, info, warn, error and off. None reads the
         directive from ICEFLOE_LOG or ICECHUNK_LOG.
+
+    Raises
+    ------
+    InvalidInputError
+        The directive has an unknown level.
 
     Examples
     --------
@@ -103,7 +118,7 @@ def set_logs_filter(log_filter_directive: str | None) -> None:
 
 
 def parse_directive(directive: str) -> dict[str, int]:
-    """Levels by name of logger; a level without a name is that of the whole library."""
+    """Return levels by logger name. A level without a name applies to the whole library."""
     levels = {"icefloe": logging.ERROR}
     for part in filter(None, (part.strip() for part in directive.split(","))):
         name, equals, level = part.rpartition("=")
@@ -117,7 +132,7 @@ def parse_directive(directive: str) -> dict[str, int]:
 
 
 class _StandardError(logging.StreamHandler):  # type: ignore[type-arg]
-    """Standard error, whatever it is at the time of the message."""
+    """Writes to the `sys.stderr` of the time of the message."""
 
     def __init__(self) -> None:
         super().__init__(sys.stderr)

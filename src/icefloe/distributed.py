@@ -1,4 +1,4 @@
-"""Merging the sessions that workers of a distributed write send back."""
+"""Merge the sessions that workers of a distributed write return."""
 
 from __future__ import annotations
 
@@ -12,21 +12,60 @@ from icefloe.session.session import Session
 
 
 def extract_session(zarray: zarr.Array[Any] | zarr.Group) -> Session:
-    """The session that a Zarr array or group writes to."""
+    """Return the session of a Zarr array or group.
+
+    Parameters
+    ----------
+    zarray
+        An array or group in the store of a session.
+
+    Returns
+    -------
+    Session
+        The session.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> session = icefloe.Repository.create(icefloe.in_memory_storage()).writable_session("main")
+    >>> extract_session(zarr.group(session.store)) is session
+    True
+    """
     session: Session = zarray.store.session  # type: ignore[attr-defined]
     return session
 
 
 def merge_sessions(*sessions: Session | Iterable[Any]) -> Session:
-    """One session with the changes of all; lists of sessions are taken apart.
+    """Merge sessions into the first one. Nested lists are flattened.
 
-    The first one takes over the others. Copies that never left the process are one and the same session and count
-    once, so that threads and processes can be treated alike.
+    A session that is given several times counts once. Threads return the same session, processes return copies. Both
+    can be passed as they are.
 
     Parameters
     ----------
-    sessions
+    *sessions
         Forks of one session, in any nesting.
+
+    Returns
+    -------
+    Session
+        The first session, with the changes of all.
+
+    Raises
+    ------
+    InvalidInputError
+        No session is given, or a value is not a session.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> session = icefloe.Repository.create(icefloe.in_memory_storage()).writable_session("main")
+    >>> fork, other = session.fork(), session.fork()
+    >>> a = zarr.create_array(fork.store, name="a", shape=(1,), dtype="i8")
+    >>> b = zarr.create_array(other.store, name="b", shape=(1,), dtype="i8")
+    >>> session.merge(merge_sessions([fork, other]))
+    >>> sorted(zarr.open_group(session.store, mode="r").array_keys())
+    ['a', 'b']
     """
     distinct: list[Session] = []
     for session in _flatten(sessions):

@@ -1,26 +1,26 @@
-"""The one tree of errors, grouped by what the caller can do about them.
+"""All errors of the library in one tree, grouped by what the caller can do.
 
 IcefloeError (also named IcechunkError)
-├── NotFoundError            what was asked for is not there
+├── NotFoundError            the requested object does not exist
 │   ├── RepositoryNotFoundError
 │   ├── RefNotFoundError
 │   ├── SnapshotNotFoundError
 │   ├── NodeNotFoundError
 │   └── ObjectNotFoundError
-├── AlreadyExistsError       the name is taken
-├── ConflictError            somebody else committed first: rebase and try again
-├── RebaseFailedError        the commits in between touch the same things
-├── InvalidInputError        the request itself is wrong
-│   └── UnsupportedError     this generation or backend cannot do it
-├── ReadOnlyError            the session or repository takes no writes
-├── SessionStateError        the session is not in a state for this
-├── StorageError             the store failed: try again
+├── AlreadyExistsError       the name is in use
+├── ConflictError            another commit came first: rebase and try again
+├── RebaseFailedError        the other commits changed the same nodes or chunks
+├── InvalidInputError        the request is invalid
+│   └── UnsupportedError     this generation or storage does not support the operation
+├── ReadOnlyError            the session or repository is read-only
+├── SessionStateError        the session is in the wrong state
+├── StorageError             the storage failed: try again
 │   ├── VersionMismatchError the object changed since it was read
 │   └── PermissionDeniedError
-├── FormatError              the bytes are not what they should be: trying again does not help
-│   └── UnknownFormatError   nothing we know, or newer than this library
-├── VirtualChunkError        a virtual chunk cannot be read: container or authorisation missing, file changed or damaged
-└── OutcomeUnknownError      it may or may not have happened: look before you act
+├── FormatError              a file is invalid: trying again does not help
+│   └── UnknownFormatError   the format is unknown, or newer than this library
+├── VirtualChunkError        a virtual chunk cannot be read: no container, no authorisation, or the file changed
+└── OutcomeUnknownError      the operation may have succeeded: check before you try again
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _SEQUENCE = re.compile(
     r"|\x1b[ -/]*[0-~]?"
 )
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Everything a terminal acts on but tabs and line ends; marks that change the order of text; halves of characters."""
+"""Terminal controls except tabs and line ends, characters that change the text direction, and surrogates."""
 
 
 def printable(text: str) -> str:
-    """A text of a stranger for a terminal or a page: escape sequences become `␛`, other control characters `\\x07`."""
+    r"""Escape control characters in text from repositories: escape sequences as `␛`, others such as `\x07`."""
     if text.isprintable():
         return text
     return _CONTROL.sub(_spelled, _SEQUENCE.sub("\u241b", text))
@@ -53,7 +53,7 @@ def _spelled(found: re.Match[str]) -> str:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """The nearest right name, to end an error with; empty where none is near.
+    """Return a suggestion of the most similar name, to append to an error. It is empty if no name is similar.
 
     >>> suggest("tiem", ["time", "lat"])
     " (did you mean 'time'?)"
@@ -63,7 +63,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 class ErrorKind(enum.Enum):
-    """The coarse kind of an error, for callers that switch on it."""
+    """The group of an error, for programs that branch on it."""
 
     NOT_FOUND = "not_found"
     ALREADY_EXISTS = "already_exists"
@@ -78,7 +78,21 @@ class ErrorKind(enum.Enum):
 
 
 class IcefloeError(Exception):
-    """Root of everything this library raises on purpose."""
+    """Base class of all errors that this library raises.
+
+    Parameters
+    ----------
+    message
+        The text of the error. Control characters are escaped.
+    **facts
+        Details. Each becomes an attribute.
+
+    Examples
+    --------
+    >>> error = InvalidInputError("there is no dimension 'tiem'", dim="tiem")
+    >>> error.dim, error.kind
+    ('tiem', <ErrorKind.INVALID_INPUT: 'invalid_input'>)
+    """
 
     kind: ErrorKind = ErrorKind.OTHER
 
@@ -105,39 +119,39 @@ IcechunkError = IcefloeError
 
 
 class NotFoundError(IcefloeError):
-    """What was asked for is not there."""
+    """The requested object does not exist."""
 
     kind = ErrorKind.NOT_FOUND
 
 
 class RepositoryNotFoundError(NotFoundError):
-    """There is no repository at this place."""
+    """There is no repository at this URL."""
 
 
 class RefNotFoundError(NotFoundError):
-    """No branch or tag of this name."""
+    """There is no branch or tag with this name."""
 
 
 class SnapshotNotFoundError(NotFoundError):
-    """No snapshot with this id."""
+    """There is no snapshot with this id."""
 
 
 class NodeNotFoundError(NotFoundError):
-    """No array or group at this path."""
+    """There is no array or group at this path."""
 
 
 class ObjectNotFoundError(NotFoundError):
-    """No object under this key in the storage."""
+    """There is no object with this key in the storage."""
 
 
 class AlreadyExistsError(IcefloeError):
-    """The name is taken."""
+    """The name is already in use."""
 
     kind = ErrorKind.ALREADY_EXISTS
 
 
 class ConflictError(IcefloeError):
-    """The branch moved on since the session started; rebase, then commit again."""
+    """The branch has new commits since the session started. Rebase the session, then commit again."""
 
     kind = ErrorKind.CONFLICT
 
@@ -156,7 +170,7 @@ class ConflictError(IcefloeError):
 
 
 class RebaseFailedError(IcefloeError):
-    """The session's changes clash with a commit that landed in between."""
+    """The changes of the session conflict with a commit that was made after the session started."""
 
     kind = ErrorKind.CONFLICT
     snapshot: str
@@ -174,58 +188,58 @@ class RebaseFailedError(IcefloeError):
 
 
 class InvalidInputError(IcefloeError, ValueError):
-    """The request itself is wrong; the message says what is allowed."""
+    """The request is invalid. The message says what is allowed."""
 
     kind = ErrorKind.INVALID_INPUT
 
 
 class UnsupportedError(InvalidInputError):
-    """This generation of the format, or this storage, cannot do what was asked."""
+    """This generation of the format, or this storage, does not support the operation."""
 
 
 class ReadOnlyError(IcefloeError, ValueError):
-    """The session, store or repository takes no writes."""
+    """The session, store or repository is read-only."""
 
     kind = ErrorKind.READ_ONLY
 
 
 class SessionStateError(IcefloeError):
-    """The session is not in a state in which this can be done."""
+    """The session is not in a state that allows the operation."""
 
     kind = ErrorKind.SESSION_STATE
 
 
 class StorageError(IcefloeError):
-    """The storage failed; trying again may help."""
+    """The storage failed. Trying again can help."""
 
     kind = ErrorKind.STORAGE
 
 
 class VersionMismatchError(StorageError):
-    """The object is no longer the version that was read."""
+    """The object has changed since it was read."""
 
 
 class PermissionDeniedError(StorageError):
-    """The storage refused the credentials."""
+    """The storage rejected the credentials."""
 
 
 class FormatError(IcefloeError):
-    """A file is not what it says it is; trying again does not help."""
+    """A file is invalid. Trying again does not help."""
 
     kind = ErrorKind.FORMAT
 
 
 class UnknownFormatError(FormatError):
-    """Bytes of an unknown or newer generation."""
+    """The format is unknown, or newer than this library."""
 
 
 class VirtualChunkError(IcefloeError):
-    """A virtual chunk cannot be read: no container, no authorisation, or the file changed or is damaged."""
+    """A virtual chunk cannot be read: no container, no authorisation, or the file has changed or is damaged."""
 
     kind = ErrorKind.STORAGE
 
 
 class OutcomeUnknownError(IcefloeError):
-    """The write may or may not have happened; look at the repository before acting."""
+    """The write may have succeeded. Check the repository before you try again."""
 
     kind = ErrorKind.OUTCOME_UNKNOWN

@@ -1,4 +1,4 @@
-"""Writing xarray objects into a session, Dask-backed variables in parallel."""
+"""Write xarray objects into a session. Dask-backed variables are written in parallel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Region = Mapping[str, slice | Literal["auto"]] | Literal["auto"] | None
 
 
 class _Collector(ArrayWriter):
-    """Keeps lazy variables apart from those in memory, instead of writing either."""
+    """Collects lazy variables and variables in memory separately, instead of writing them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -50,22 +50,39 @@ def to_icechunk(
     split_every: int | None = None,
     **kwargs: Any,
 ) -> None:
-    """Write an xarray object into a session; commit the session afterwards.
+    """Write an xarray object into a session. Commit the session afterwards.
 
-    Works with any Dask scheduler: workers write chunks to storage and only references come back.
+    All Dask schedulers are supported. Workers write chunks to the storage and send back only references.
 
     Parameters
     ----------
     obj
-        Dataset or data array to write.
+        The dataset or data array.
     session
         A writable session, or a fork of one.
     group, mode, append_dim, region, encoding, safe_chunks, align_chunks
         As in `xarray.Dataset.to_zarr`.
     chunkmanager_store_kwargs
-        For `dask.compute`, such as `{"scheduler": "processes"}`.
+        Arguments of `dask.compute`, such as `{"scheduler": "processes"}`.
     split_every
-        How many sessions of workers are merged at a time.
+        The number of worker sessions that are merged at a time.
+    **kwargs
+        Further arguments of xarray's `ZarrStore.open_group`.
+
+    Raises
+    ------
+    InvalidInputError
+        The object is not a dataset or a named data array, or `mode` contradicts `append_dim` or `region`.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    >>> session = repo.writable_session("main")
+    >>> to_icechunk(xr.Dataset({"t": ("x", [1.0, 2.0])}), session)
+    >>> snapshot = session.commit("Write t")
+    >>> xr.open_zarr(repo.readonly_session("main").store, consolidated=False)["t"].values
+    array([1., 2.])
     """
     dataset = _as_dataset(obj)
     target = session if isinstance(session, ForkSession) or not _is_lazy(dataset) else session.fork()
@@ -119,7 +136,7 @@ def _is_lazy(dataset: xr.Dataset) -> bool:
 
 
 def _choose_mode(mode: Mode | None, append_dim: Hashable | None, region: Region) -> Mode:
-    """What `to_zarr` does when no mode is given."""
+    """Return the mode that `to_zarr` uses if none is given."""
     if mode is None:
         return "a" if append_dim is not None else "r+" if region is not None else "w-"
     if append_dim is not None and mode not in ("a", "a-"):

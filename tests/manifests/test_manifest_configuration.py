@@ -10,14 +10,16 @@ import yaml
 
 from icefloe.errors import InvalidInputError
 from icefloe.formats.config_document import manifest_config_document, parse_manifest_config
+from icefloe.model.manifest_conditions import (
+    ManifestPreloadCondition,
+    ManifestSplitCondition,
+    ManifestSplitDimCondition,
+)
 from icefloe.model.manifest_config import (
     ManifestConfig,
-    ManifestPreloadCondition,
     ManifestPreloadConfig,
     ManifestRule,
     ManifestSet,
-    ManifestSplitCondition,
-    ManifestSplitDimCondition,
     ManifestSplittingConfig,
     PreloadRules,
 )

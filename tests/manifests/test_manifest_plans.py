@@ -29,14 +29,8 @@ from icefloe.manifests.plan import (
     topological_order,
 )
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords, table_from_rows
-from icefloe.model.manifest_config import (
-    ManifestConfig,
-    ManifestRule,
-    ManifestSet,
-    ManifestSplitCondition,
-    ManifestSplitDimCondition,
-    ManifestSplittingConfig,
-)
+from icefloe.model.manifest_conditions import ManifestSplitCondition, ManifestSplitDimCondition
+from icefloe.model.manifest_config import ManifestConfig, ManifestRule, ManifestSet, ManifestSplittingConfig
 from icefloe.model.snapshot import ArrayNode, Extents, Manifest, ManifestFileInfo, ManifestRef
 
 Model = dict[Coords, ChunkRef]

@@ -32,15 +32,12 @@ from icefloe.model.config import (
     StorageSettings,
     StorageTimeoutSettings,
 )
-from icefloe.model.manifest_config import (
-    ManifestConfig,
+from icefloe.model.manifest_conditions import (
     ManifestPreloadCondition,
-    ManifestPreloadConfig,
-    ManifestSet,
     ManifestSplitCondition,
     ManifestSplitDimCondition,
-    ManifestSplittingConfig,
 )
+from icefloe.model.manifest_config import ManifestConfig, ManifestPreloadConfig, ManifestSet, ManifestSplittingConfig
 from icefloe.model.virtual_chunk_container import (
     VirtualChunkContainer,
     gcs_store,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.errors import FormatError, InvalidInputError
-from icefloe.model.manifest_config import check_pattern, pattern_cost, pattern_fits, pattern_found
+from icefloe.model.manifest_conditions import check_pattern, pattern_cost, pattern_fits, pattern_found
 from icefloe.session.open_repository import STORED_PATTERN_COST
 
 SLOW_IN_PYTHON = ["(a|aa)+$", "(a+)+$", "(a|a)*b", "(a*)*b", "(.*a){20}", "^(([a-z])+.)+[A-Z]([a-z])+$"]

@@ -22,7 +22,7 @@ from icefloe.model.config import (
     StorageSettings,
 )
 from icefloe.model.config_value import ConfigValue, Count, Nested, settings_of
-from icefloe.model.manifest_config import paths_fitting, pattern_fits
+from icefloe.model.manifest_conditions import paths_fitting, pattern_fits
 from icefloe.session.open_repository import STORED_BOUNDS
 from icefloe.storage.local import LocalStorage
 

@@ -11,6 +11,12 @@ import yaml
 from icefloe.errors import InvalidInputError
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.config_value import ConfigValue, Nested, refused, settings_of
+from icefloe.model.manifest_conditions import (
+    dim_document,
+    parse_dim_condition,
+    parse_preload_condition,
+    parse_split_condition,
+)
 from icefloe.model.manifest_config import (
     DEFAULT_SET,
     ManifestConfig,
@@ -20,10 +26,6 @@ from icefloe.model.manifest_config import (
     ManifestSplittingConfig,
     PreloadRules,
     Range,
-    dim_document,
-    parse_dim_condition,
-    parse_preload_condition,
-    parse_split_condition,
 )
 from icefloe.model.virtual_chunk_container import ObjectStoreConfig, VirtualChunkContainer
 

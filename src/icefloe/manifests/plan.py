@@ -38,11 +38,11 @@ from icefloe.manifests.cells import (
 )
 from icefloe.manifests.columns import Rows, bounding_rows, compact_inline, compact_locations, merge_edits, overlay, take
 from icefloe.model.chunk_table import ChunkTable, ChunkTables, concat_tables, empty_table, join_tables
+from icefloe.model.manifest_conditions import ArrayFacts
 from icefloe.model.manifest_config import (
     ANY_PATH,
     DEFAULT_SET,
     SPECIFIED,
-    ArrayFacts,
     ManifestConfig,
     ManifestPreloadConfig,
     ManifestSet,

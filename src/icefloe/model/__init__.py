@@ -9,11 +9,12 @@ Modules
 - `config`: The configuration of a repository.
 - `config_value`: What all configuration values share: fields that may be unset, checked when assigned, merged one
   by one.
-- `manifest_config`: How chunk references are divided into manifest files: sets, rules, splitting, preload, and
-  their conditions.
+- `manifest_conditions`: Conditions on arrays and dimensions, for manifest splitting and preloading, and their
+  regular expressions.
+- `manifest_config`: How chunk references are divided into manifest files: sets, rules, splitting and preloading.
 - `snapshot`: Nodes, snapshots, transaction logs, and the differences between two snapshots.
-- `virtual_chunk_container`: Containers of virtual chunks and the object stores that they are in. No credentials are
-  kept here.
+- `virtual_chunk_container`: Virtual chunk containers and the configuration of their object stores. Neither contains
+  credentials.
 - `zarr_document`: Node paths, chunk keys, bounds on decoded sizes, and the parts of a zarr.json that the engine
   needs.
 """

@@ -1,522 +1,64 @@
-"""How chunk references are divided into manifest files: sets, rules, splitting, preload, and their conditions."""
+"""How chunk references are divided into manifest files: sets, rules, splitting and preloading."""
 
 from __future__ import annotations
 
 import functools
-import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, Final
 
 from icefloe.errors import InvalidInputError
-
-_MOST_PATTERN_CHARACTERS = 4096
-_REPEATS = re.compile(r"\{(\d+)(?:,(\d*))?\}")
-_ENDING = re.compile(r"(?:\.\*)?[\w/ -]*", re.ASCII)
-"""Expressions that need no engine: a plain text, and `.*` before one."""
-
-
-def check_pattern(regex: str, entry: str) -> None:
-    """Refuse a text that is no regular expression; the error names the entry it stands in.
-
-    The syntax is that of RE2, which is that of Rust's regex crate but for details: no look-around, no backreferences.
-    """
-    if len(regex) > _MOST_PATTERN_CHARACTERS:
-        raise InvalidInputError(
-            f"{entry}: a regular expression of {len(regex)} characters; allowed: at most {_MOST_PATTERN_CHARACTERS}"
-        )
-    try:
-        _search(regex, "")
-    except ValueError as error:
-        raise InvalidInputError(
-            f"{entry}: {regex!r} is not a regular expression of RE2, which knows no look-around and no "
-            f"backreferences: {error}"
-        ) from error
-
-
-def pattern_cost(regex: str) -> int:
-    """About how many instructions RE2 makes of a regular expression; it makes them anew for each match.
-
-    Each character counts once, times the product of all counted repetitions, which may be nested. With a Unicode class
-    in it, it counts two hundred times.
-
-    >>> pattern_cost(".*/time"), pattern_cost("[ab]{3}"), pattern_cost("x{2,50}"), pattern_cost("\\\\pL{200}")
-    (7, 21, 350, 320000)
-    """
-    repeats = math.prod(max(map(int, filter(None, found)), default=1) or 1 for found in _REPEATS.findall(regex))
-    return len(regex) * repeats * (200 if "\\p" in regex or "\\P" in regex else 1)
-
-
-def pattern_found(regex: str, text: str) -> bool:
-    """Whether a regular expression matches anywhere in a text."""
-    return _search(regex, text)
-
-
-def pattern_fits(regex: str, text: str) -> bool:
-    """Whether a regular expression matches the whole of a text."""
-    if _ENDING.fullmatch(regex) and "\n" not in text:
-        return text.endswith(regex[2:]) if regex.startswith(".*") else text == regex
-    return _search(rf"\A(?:{regex})\z", text)
-
-
-def is_plain_pattern(regex: str) -> bool:
-    """Whether a regular expression is a plain text, or `.*` before one, so that no engine is needed."""
-    return _ENDING.fullmatch(regex) is not None
-
-
-def paths_fitting(patterns: Sequence[str], paths: Sequence[str]) -> Iterator[str]:
-    """The paths of which the whole matches one of the regular expressions, in order.
-
-    RE2 compiles an expression at each call, which can take longer than to match thousands of paths.
-    """
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.compute as pc  # noqa: PLC0415
-
-    column = pa.array([path.encode("utf-8", "replace").decode() for path in paths], pa.string())
-    found: set[int] = set()
-    for regex in patterns:
-        fits = pc.match_substring_regex(column, rf"\A(?:{regex})\z")
-        found.update(pc.indices_nonzero(fits).to_pylist())
-    return (paths[index] for index in sorted(found))
-
-
-@functools.lru_cache(1 << 16)
-def _search(regex: str, text: str) -> bool:
-    """Whether RE2 finds a match: its time grows with the text only, whatever the expression.
-
-    Expressions come from stored configurations and are matched on the event loop. Python's own engine can take
-    exponential time.
-    """
-    if _ENDING.fullmatch(regex):
-        return regex.removeprefix(".*") in text
-    # Arrow brings RE2 along; loading it takes a twentieth of a second that most configurations do not need.
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.compute as pc  # noqa: PLC0415
-
-    valid = text if text.isascii() else text.encode("utf-8", "replace").decode()
-    return bool(pc.match_substring_regex(pa.scalar(valid, pa.string()), regex).as_py())
-
-
-def _name_of(path: str) -> str:
-    return path.rsplit("/", 1)[-1]
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayFacts:
-    """What a condition can ask about an array: its path and, for preload, the references of its manifest."""
-
-    path: str
-    num_refs: int = 0
-
-
-class _Condition:
-    """The base of conditions on arrays; `matches` is true for the arrays meant."""
-
-    __slots__ = ()
-    _owner: ClassVar[str] = ""
-
-    def matches(self, facts: ArrayFacts) -> bool:
-        raise NotImplementedError
-
-    def check(self, entry: str) -> None:
-        """Refuse expressions that do not compile."""
-
-    def to_document(self) -> Any:
-        """The form the official configuration file has: a tagged map or a word."""
-        raise NotImplementedError
-
-
-class ManifestSplitCondition(_Condition):
-    """Which arrays a splitting rule is about."""
-
-    __slots__ = ()
-    AnyArray: ClassVar[type[_SplitAny]]
-    Or: ClassVar[type[_SplitOr]]
-    And: ClassVar[type[_SplitAnd]]
-    PathMatches: ClassVar[type[_SplitPath]]
-    NameMatches: ClassVar[type[_SplitName]]
-
-    @staticmethod
-    def or_conditions(conditions: Sequence[ManifestSplitCondition]) -> ManifestSplitCondition:
-        """Arrays for which any of the conditions holds."""
-        return _SplitOr(tuple(conditions))
-
-    @staticmethod
-    def and_conditions(conditions: Sequence[ManifestSplitCondition]) -> ManifestSplitCondition:
-        """Arrays for which all of the conditions hold."""
-        return _SplitAnd(tuple(conditions))
-
-    @staticmethod
-    def path_matches(regex: str) -> ManifestSplitCondition:
-        """Arrays whose path, such as /model/outputs/temperature, matches a regular expression anywhere."""
-        return _SplitPath(regex)
-
-    @staticmethod
-    def name_matches(regex: str) -> ManifestSplitCondition:
-        """Arrays whose last path component matches a regular expression anywhere."""
-        return _SplitName(regex)
-
-    @staticmethod
-    def any_array() -> ManifestSplitCondition:
-        """All arrays."""
-        return _SplitAny()
-
-    def __and__(self, other: ManifestSplitCondition) -> ManifestSplitCondition:
-        return _SplitAnd((self, other))
-
-    def __or__(self, other: ManifestSplitCondition) -> ManifestSplitCondition:
-        return _SplitOr((self, other))
-
-
-class ManifestPreloadCondition(_Condition):
-    """Which manifests are fetched in the background when a session starts."""
-
-    __slots__ = ()
-
-    @staticmethod
-    def or_conditions(conditions: Sequence[ManifestPreloadCondition]) -> ManifestPreloadCondition:
-        """Manifests for which any of the conditions holds."""
-        return _PreloadOr(tuple(conditions))
-
-    @staticmethod
-    def and_conditions(conditions: Sequence[ManifestPreloadCondition]) -> ManifestPreloadCondition:
-        """Manifests for which all of the conditions hold."""
-        return _PreloadAnd(tuple(conditions))
-
-    @staticmethod
-    def path_matches(regex: str) -> ManifestPreloadCondition:
-        """Manifests of arrays whose path matches a regular expression anywhere."""
-        return _PreloadPath(regex)
-
-    @staticmethod
-    def name_matches(regex: str) -> ManifestPreloadCondition:
-        """Manifests of arrays whose last path component matches a regular expression anywhere."""
-        return _PreloadName(regex)
-
-    @staticmethod
-    def num_refs(from_refs: int | None = None, to_refs: int | None = None) -> ManifestPreloadCondition:
-        """Manifests with a number of references from `from_refs` (inclusive) to `to_refs` (exclusive)."""
-        return _PreloadRefs(from_refs, to_refs)
-
-    @staticmethod
-    def true() -> ManifestPreloadCondition:
-        """Every manifest."""
-        return _PreloadConstant(True)
-
-    @staticmethod
-    def false() -> ManifestPreloadCondition:
-        """No manifest."""
-        return _PreloadConstant(False)
-
-    def __and__(self, other: ManifestPreloadCondition) -> ManifestPreloadCondition:
-        return _PreloadAnd((self, other))
-
-    def __or__(self, other: ManifestPreloadCondition) -> ManifestPreloadCondition:
-        return _PreloadOr((self, other))
-
-
-@dataclass(frozen=True, slots=True)
-class _Many(_Condition):
-    conditions: tuple[Any, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "conditions", tuple(self.conditions))
-
-    def check(self, entry: str) -> None:
-        for condition in self.conditions:
-            condition.check(entry)
-
-
-@dataclass(frozen=True, slots=True)
-class _Or(_Many):
-    def matches(self, facts: ArrayFacts) -> bool:
-        return any(c.matches(facts) for c in self.conditions)
-
-    def to_document(self) -> Any:
-        return {"or": [c.to_document() for c in self.conditions]}
-
-    def __repr__(self) -> str:
-        return f"{self._owner}.or_conditions([{', '.join(map(repr, self.conditions))}])"
-
-
-@dataclass(frozen=True, slots=True)
-class _And(_Many):
-    def matches(self, facts: ArrayFacts) -> bool:
-        return all(c.matches(facts) for c in self.conditions)
-
-    def to_document(self) -> Any:
-        return {"and": [c.to_document() for c in self.conditions]}
-
-    def __repr__(self) -> str:
-        return f"{self._owner}.and_conditions([{', '.join(map(repr, self.conditions))}])"
-
-
-@dataclass(frozen=True, slots=True)
-class _Path(_Condition):
-    regex: str
-
-    def matches(self, facts: ArrayFacts) -> bool:
-        return pattern_found(self.regex, facts.path)
-
-    def check(self, entry: str) -> None:
-        check_pattern(self.regex, entry)
-
-    def to_document(self) -> Any:
-        return {"path_matches": {"regex": self.regex}}
-
-    def __repr__(self) -> str:
-        return f"{self._owner}.path_matches({self.regex!r})"
-
-
-@dataclass(frozen=True, slots=True)
-class _Name(_Condition):
-    regex: str
-
-    def matches(self, facts: ArrayFacts) -> bool:
-        return pattern_found(self.regex, _name_of(facts.path))
-
-    def check(self, entry: str) -> None:
-        check_pattern(self.regex, entry)
-
-    def to_document(self) -> Any:
-        return {"name_matches": {"regex": self.regex}}
-
-    def __repr__(self) -> str:
-        return f"{self._owner}.name_matches({self.regex!r})"
-
-
-_SPLIT, _PRELOAD = "ManifestSplitCondition", "ManifestPreloadCondition"
-
-
-class _SplitOr(_Or, ManifestSplitCondition):
-    __slots__ = ()
-    _owner = _SPLIT
-
-
-class _SplitAnd(_And, ManifestSplitCondition):
-    __slots__ = ()
-    _owner = _SPLIT
-
-
-class _SplitPath(_Path, ManifestSplitCondition):
-    __slots__ = ()
-    _owner = _SPLIT
-
-
-class _SplitName(_Name, ManifestSplitCondition):
-    __slots__ = ()
-    _owner = _SPLIT
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class _SplitAny(ManifestSplitCondition):
-    def matches(self, facts: ArrayFacts) -> bool:
-        return True
-
-    def to_document(self) -> Any:
-        return "any_array"
-
-    def __repr__(self) -> str:
-        return f"{_SPLIT}.AnyArray()"
-
-
-ManifestSplitCondition.AnyArray = _SplitAny
-ManifestSplitCondition.Or, ManifestSplitCondition.And = _SplitOr, _SplitAnd
-ManifestSplitCondition.PathMatches, ManifestSplitCondition.NameMatches = _SplitPath, _SplitName
-
-
-class _PreloadOr(_Or, ManifestPreloadCondition):
-    __slots__ = ()
-    _owner = _PRELOAD
-
-
-class _PreloadAnd(_And, ManifestPreloadCondition):
-    __slots__ = ()
-    _owner = _PRELOAD
-
-
-class _PreloadPath(_Path, ManifestPreloadCondition):
-    __slots__ = ()
-    _owner = _PRELOAD
-
-
-class _PreloadName(_Name, ManifestPreloadCondition):
-    __slots__ = ()
-    _owner = _PRELOAD
-
-
-@dataclass(frozen=True, slots=True)
-class _PreloadRefs(ManifestPreloadCondition):
-    from_refs: int | None
-    to_refs: int | None
-
-    def matches(self, facts: ArrayFacts) -> bool:
-        above = self.from_refs is None or facts.num_refs >= self.from_refs
-        return above and (self.to_refs is None or facts.num_refs < self.to_refs)
-
-    def to_document(self) -> Any:
-        return {"num_refs": {"from": self.from_refs, "to": self.to_refs}}
-
-    def __repr__(self) -> str:
-        return f"{_PRELOAD}.num_refs({self.from_refs}, {self.to_refs})"
-
-
-@dataclass(frozen=True, slots=True)
-class _PreloadConstant(ManifestPreloadCondition):
-    value: bool
-
-    def matches(self, facts: ArrayFacts) -> bool:
-        return self.value
-
-    def to_document(self) -> Any:
-        return "true" if self.value else "false"
-
-    def __repr__(self) -> str:
-        return f"{_PRELOAD}.{'true' if self.value else 'false'}()"
-
-
-class ManifestSplitDimCondition:
-    """Which dimension of an array a split size is about."""
-
-    __slots__ = ()
-    Axis: ClassVar[type[_Axis]]
-    DimensionName: ClassVar[type[_DimensionName]]
-    Any: ClassVar[type[_AnyDimension]]
-
-    def matches_axis(self, axis: int, name: str | None) -> bool:
-        """Whether an axis, with this dimension name, is meant."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True)
-class _Axis(ManifestSplitDimCondition):
-    axis: int
-
-    def matches_axis(self, axis: int, name: str | None) -> bool:
-        return axis == self.axis
-
-    def __repr__(self) -> str:
-        return f"ManifestSplitDimCondition.Axis({self.axis})"
-
-
-@dataclass(frozen=True, slots=True)
-class _DimensionName(ManifestSplitDimCondition):
-    regex: str
-
-    def matches_axis(self, axis: int, name: str | None) -> bool:
-        return name is not None and pattern_found(self.regex, name)
-
-    def __repr__(self) -> str:
-        return f"ManifestSplitDimCondition.DimensionName({self.regex!r})"
-
-
-@dataclass(frozen=True, slots=True)
-class _AnyDimension(ManifestSplitDimCondition):
-    def matches_axis(self, axis: int, name: str | None) -> bool:
-        return True
-
-    def __repr__(self) -> str:
-        return "ManifestSplitDimCondition.Any()"
-
-
-ManifestSplitDimCondition.Axis = _Axis
-ManifestSplitDimCondition.DimensionName = _DimensionName
-ManifestSplitDimCondition.Any = _AnyDimension
-
-_Word: TypeAlias = str
-
-
-def _untag(document: Any, entry: str) -> tuple[_Word, Any]:
-    """A condition as a word and its value, from a word, a one-key map, or the official tagged form."""
-    if document is True or document is False:
-        return str(document).lower(), None
-    if isinstance(document, str):
-        return document, None
-    if isinstance(document, Mapping) and len(document) == 1:
-        ((word, value),) = document.items()
-        return str(word).lstrip("!"), value
-    raise InvalidInputError(f"{entry}: {document!r} is not a condition")
-
-
-def _regex(value: Any, entry: str) -> str:
-    regex = value.get("regex") if isinstance(value, Mapping) else value
-    if not isinstance(regex, str):
-        raise InvalidInputError(f"{entry}: expected a regular expression, found {value!r}")
-    check_pattern(regex, entry)
-    return regex
-
-
-def _condition(document: Any, entry: str, kind: Any) -> Any:
-    word, value = _untag(document, entry)
-    if word in ("or", "and"):
-        parts = [_condition(v, f"{entry}.{word}[{i}]", kind) for i, v in enumerate(value or [])]
-        return kind.or_conditions(parts) if word == "or" else kind.and_conditions(parts)
-    if word in ("path_matches", "name_matches"):
-        return getattr(kind, word)(_regex(value, entry))
-    if kind is ManifestSplitCondition and word == "any_array":
-        return _SplitAny()
-    if kind is ManifestPreloadCondition and word in ("true", "false"):
-        return _PreloadConstant(word == "true")
-    if kind is ManifestPreloadCondition and word == "num_refs" and isinstance(value, Mapping):
-        return _PreloadRefs(value.get("from"), value.get("to"))
-    raise InvalidInputError(f"{entry}: unknown condition {word!r}")
-
-
-def parse_split_condition(document: Any, entry: str) -> ManifestSplitCondition:
-    """The array condition of a splitting rule in a configuration document."""
-    condition: ManifestSplitCondition = _condition(document, entry, ManifestSplitCondition)
-    return condition
-
-
-def parse_preload_condition(document: Any, entry: str) -> ManifestPreloadCondition:
-    """The condition of the official preload setting in a configuration document."""
-    condition: ManifestPreloadCondition = _condition(document, entry, ManifestPreloadCondition)
-    return condition
-
-
-def parse_dim_condition(document: Any, entry: str) -> ManifestSplitDimCondition:
-    """The dimension condition of a splitting rule in a configuration document."""
-    word, value = _untag(document, entry)
-    if word == "Axis" and isinstance(value, int) and value >= 0:
-        return _Axis(value)
-    if word == "DimensionName":
-        return _DimensionName(_regex(value, entry))
-    if word == "Any":
-        return _AnyDimension()
-    raise InvalidInputError(f"{entry}: {document!r} is not a dimension; use Axis, DimensionName or Any")
-
-
-def dim_document(condition: ManifestSplitDimCondition) -> Any:
-    """The inverse of parse_dim_condition."""
-    if isinstance(condition, _Axis):
-        return {"Axis": condition.axis}
-    if isinstance(condition, _DimensionName):
-        return {"DimensionName": condition.regex}
-    return "Any"
-
+from icefloe.model.manifest_conditions import (
+    ArrayFacts,
+    ManifestPreloadCondition,
+    ManifestSplitCondition,
+    ManifestSplitDimCondition,
+    check_pattern,
+    is_plain_pattern,
+    paths_fitting,
+    pattern_fits,
+)
 
 DEFAULT_SET = "default"
 DEFAULT_MAX_MANIFEST_SIZE = 1_000_000
 DEFAULT_SPLIT_SIZE = 16_384
-"""An array larger than this is cut into cells of at most this many references.
+"""A larger array is split into cells of at most this number of references.
 
 A commit rewrites the touched cell (about ten bytes a reference, compressed) and the list of cells in the snapshot
-(about sixty bytes a cell). For n references their sum is least near sqrt(6 n): 2,500 for a million, 25,000 for a
-hundred million. 16,384 is near the optimum for the large ones and keeps the requests of a cold read few.
+(about sixty bytes a cell). For n references, their sum has its minimum near sqrt(6 n): 2,500 for a million, 25,000 for
+a hundred million. 16,384 is near the optimum for large arrays and keeps the number of requests of a cold read small.
 """
 
 Range = tuple[int | None, int | None]
-"""Both ends belong to it; None is open."""
+"""Smallest and largest value, both included. None is no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestSet:
-    """A group of manifests that arrays are packed into.
+    """A set of manifests into which arrays are packed.
 
-    Exactly one of `max_manifest_size` (references in a manifest) and `arrays_per_manifest` is set. `cardinality` is the
-    most manifests the set may have, None is any number. `split_size`: arrays with more chunks get manifests of their
-    own, one for each cell of their grid; None leaves arrays whole as long as they fit.
+    Exactly one of `max_manifest_size` and `arrays_per_manifest` is set.
+
+    Parameters
+    ----------
+    name
+        The name of the set.
+    max_manifest_size
+        The largest number of references in a manifest.
+    arrays_per_manifest
+        The largest number of arrays in a manifest.
+    overflow_to
+        The set for arrays that do not fit.
+    cardinality
+        The largest number of manifests in the set. None is no limit.
+    split_size
+        Arrays with more chunks than this have manifests of their own, one for each cell of their grid. None splits only
+        arrays that do not fit.
+
+    Examples
+    --------
+    >>> ManifestSet("coordinates", max_manifest_size=50_000).overflow_to
+    'default'
     """
 
     name: str
@@ -528,7 +70,23 @@ class ManifestSet:
 
     @classmethod
     def default(cls, **changes: Any) -> ManifestSet:
-        """The set that must exist, where every array finds a place in the end."""
+        """Create the default set. It must exist and accepts every array.
+
+        Parameters
+        ----------
+        **changes
+            Fields that differ from the default.
+
+        Returns
+        -------
+        ManifestSet
+            The set with the name `default`.
+
+        Examples
+        --------
+        >>> ManifestSet.default(split_size=1000).split_size
+        1000
+        """
         values: dict[str, Any] = {
             "max_manifest_size": None if changes.get("arrays_per_manifest") else DEFAULT_MAX_MANIFEST_SIZE,
             "overflow_to": None,
@@ -543,7 +101,24 @@ ANY_PATH = ".*"
 
 @dataclass(frozen=True, slots=True)
 class ManifestRule:
-    """Arrays that meet all conditions go to the set `target`. `path` matches the whole path of the array."""
+    """Assigns the arrays that meet all its conditions to a set.
+
+    Parameters
+    ----------
+    target
+        The name of the set.
+    path
+        A regular expression that matches the whole path of the array.
+    metadata_chunks
+        The smallest and largest number of chunks in the array's grid. None is no limit.
+    initialized_chunks
+        The smallest and largest number of chunks that have been written. None is no limit.
+
+    Examples
+    --------
+    >>> ManifestRule("coordinates", path=".*/time").matches("/model/time", 10, 10)
+    True
+    """
 
     target: str
     path: str | None = None
@@ -551,7 +126,27 @@ class ManifestRule:
     initialized_chunks: Range | None = None
 
     def matches(self, path: str, metadata_chunks: int, initialized_chunks: int) -> bool:
-        """Whether an array with that many chunks in its grid, and that many written, is meant."""
+        """Return whether the rule applies to an array.
+
+        Parameters
+        ----------
+        path
+            The path of the array.
+        metadata_chunks
+            The number of chunks in its grid.
+        initialized_chunks
+            The number of chunks that have been written.
+
+        Returns
+        -------
+        bool
+            True if all conditions hold.
+
+        Examples
+        --------
+        >>> ManifestRule("coordinates", metadata_chunks=(0, 5000)).matches("/temperature", 5001, 0)
+        False
+        """
         if self.path not in (None, ANY_PATH) and not pattern_fits(self.path or ANY_PATH, path):
             return False
         return _within(metadata_chunks, self.metadata_chunks) and _within(initialized_chunks, self.initialized_chunks)
@@ -565,18 +160,65 @@ def _within(count: int, limits: Range | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PreloadRules:
-    """Manifests of arrays whose whole path matches are fetched in the background when a session starts."""
+    """Selects the manifests that are fetched in the background when a session starts, by the paths of their arrays.
+
+    Parameters
+    ----------
+    max_manifest_size
+        Only manifests with at most this number of references. None is no limit.
+    max_manifests
+        Only arrays with at most this number of manifests. None is no limit.
+    paths
+        Regular expressions that match the whole path of the array.
+
+    Examples
+    --------
+    >>> PreloadRules(paths=(".*/time",)).matches("/model/time")
+    True
+    """
 
     max_manifest_size: int | None = 50_000
     max_manifests: int | None = 1
     paths: tuple[str, ...] = (".*/time", ".*/latitude", ".*/longitude")
 
     def matches(self, path: str) -> bool:
-        """Whether the manifests of an array are to be preloaded."""
+        """Return whether the manifests of an array are preloaded.
+
+        Parameters
+        ----------
+        path
+            The path of the array.
+
+        Returns
+        -------
+        bool
+            True if an expression matches the whole path.
+
+        Examples
+        --------
+        >>> PreloadRules().matches("/model/temperature")
+        False
+        """
         return _matches_any(self.paths, path)
 
     def fitting(self, paths: Iterable[str]) -> Iterator[str]:
-        """The arrays, among those at some paths, whose manifests are to be preloaded."""
+        """Return the arrays whose manifests are preloaded.
+
+        Parameters
+        ----------
+        paths
+            Paths of arrays.
+
+        Returns
+        -------
+        iterator of str
+            The paths that match.
+
+        Examples
+        --------
+        >>> list(PreloadRules().fitting(["/model/time", "/model/temperature"]))
+        ['/model/time']
+        """
         if all(is_plain_pattern(pattern) for pattern in self.paths):
             return (path for path in paths if self.matches(path))
         return paths_fitting(self.paths, list(paths))
@@ -584,13 +226,29 @@ class PreloadRules:
 
 @functools.lru_cache(1 << 16)
 def _matches_any(patterns: tuple[str, ...], path: str) -> bool:
-    """Every session asks the same of mostly the same paths."""
+    """Return whether a pattern matches the path. Cached, because sessions ask again for mostly the same paths."""
     return any(pattern_fits(pattern, path) for pattern in patterns)
 
 
 @dataclass(slots=True)
 class ManifestPreloadConfig:
-    """The preload setting by conditions; where it is given it replaces the preload rules."""
+    """The preload setting of the official configuration. If it is set, it replaces the preload rules.
+
+    Parameters
+    ----------
+    max_total_refs
+        The largest number of references to preload.
+    preload_if
+        Which manifests are preloaded.
+    max_arrays_to_scan
+        The largest number of arrays for which the condition is tested.
+
+    Examples
+    --------
+    >>> from icefloe.model.manifest_conditions import ManifestPreloadCondition
+    >>> ManifestPreloadConfig(preload_if=ManifestPreloadCondition.name_matches("time")).max_total_refs is None
+    True
+    """
 
     max_total_refs: int | None = None
     preload_if: ManifestPreloadCondition | None = None
@@ -602,7 +260,19 @@ SplitSizes = Sequence[tuple[ManifestSplitCondition, Sequence[tuple[ManifestSplit
 
 @dataclass(frozen=True, slots=True)
 class ManifestSplittingConfig:
-    """Sizes of the cells an array's chunk grid is cut into, by array and dimension; first match wins."""
+    """The sizes of the cells into which chunk grids are split, by array and dimension. The first match applies.
+
+    Parameters
+    ----------
+    split_sizes
+        Pairs of an array condition and its sizes. The sizes are pairs of a dimension condition and a number of chunks.
+
+    Examples
+    --------
+    >>> time = ManifestSplitDimCondition.DimensionName("time")
+    >>> ManifestSplittingConfig([(ManifestSplitCondition.any_array(), [(time, 1000)])]).find_sizes("/a", ["time", "x"])
+    (1000, None)
+    """
 
     split_sizes: tuple[tuple[ManifestSplitCondition, tuple[tuple[ManifestSplitDimCondition, int], ...]], ...] = ()
 
@@ -619,15 +289,62 @@ class ManifestSplittingConfig:
     def from_dict(
         cls, split_sizes: Mapping[ManifestSplitCondition, Mapping[ManifestSplitDimCondition, int]]
     ) -> ManifestSplittingConfig:
-        """From `{array condition: {dimension condition: chunks}}`, in the order given."""
+        """Create the configuration from nested mappings.
+
+        Parameters
+        ----------
+        split_sizes
+            `{array condition: {dimension condition: chunks}}`. The order of the keys counts.
+
+        Returns
+        -------
+        ManifestSplittingConfig
+            The configuration.
+
+        Examples
+        --------
+        >>> sizes = {ManifestSplitCondition.any_array(): {ManifestSplitDimCondition.Axis(0): 10}}
+        >>> ManifestSplittingConfig.from_dict(sizes).to_dict() == sizes
+        True
+        """
         return cls([(condition, list(sizes.items())) for condition, sizes in split_sizes.items()])
 
     def to_dict(self) -> dict[ManifestSplitCondition, dict[ManifestSplitDimCondition, int]]:
-        """The inverse of from_dict."""
+        """Return nested mappings, the inverse of `from_dict`.
+
+        Returns
+        -------
+        dict
+            `{array condition: {dimension condition: chunks}}`.
+
+        Examples
+        --------
+        >>> ManifestSplittingConfig().to_dict()
+        {}
+        """
         return {condition: dict(sizes) for condition, sizes in self.split_sizes}
 
     def find_sizes(self, path: str, names: Sequence[str | None]) -> tuple[int | None, ...] | None:
-        """The cell's length per axis (None = whole) by the first rule for the array; None when there is no rule."""
+        """Return the cell size of an array by the first rule that matches.
+
+        Parameters
+        ----------
+        path
+            The path of the array.
+        names
+            The name of each dimension, or None.
+
+        Returns
+        -------
+        tuple or None
+            The length of a cell along each axis, in chunks. None along an axis means that it is not split. None
+            instead of a tuple means that no rule matches.
+
+        Examples
+        --------
+        >>> ManifestSplittingConfig().find_sizes("/temperature", ["time"]) is None
+        True
+        """
         for condition, sizes in self.split_sizes:
             if condition.matches(ArrayFacts(path)):
                 return tuple(
@@ -639,9 +356,31 @@ class ManifestSplittingConfig:
 
 @dataclass(slots=True)
 class ManifestConfig:
-    """Everything about manifests that a repository can be configured for; the default is that of the specification.
+    """How chunk references are divided into manifest files. The defaults are those of the specification.
 
-    Like the other configuration values it can be changed field by field; what cannot be carried out is refused then.
+    Fields can be changed one by one. An invalid change raises `InvalidInputError` and is undone.
+
+    Parameters
+    ----------
+    preload
+        The preload setting of the official configuration. It replaces `preload_rules`.
+    splitting
+        Sizes of the cells into which chunk grids are split. It replaces the split sizes of the sets.
+    sets
+        The sets of manifests. The default set is added if it is missing.
+    rules
+        Which arrays go to which set. The first match applies.
+    preload_rules
+        Which manifests are fetched in the background when a session starts.
+    virtual_chunk_location_compression
+        A setting of the official configuration. It is preserved and has no effect.
+    max_concurrent_manifest_fetches_during_commit
+        A setting of the official configuration. It is preserved and has no effect.
+
+    Examples
+    --------
+    >>> ManifestConfig().find_set("default").split_size
+    16384
     """
 
     preload: ManifestPreloadConfig | None = None
@@ -672,12 +411,28 @@ class ManifestConfig:
         validate(self)
 
     def find_set(self, name: str) -> ManifestSet:
-        """The set of that name."""
+        """Return the set with a name.
+
+        Parameters
+        ----------
+        name
+            The name of the set.
+
+        Returns
+        -------
+        ManifestSet
+            The set.
+
+        Examples
+        --------
+        >>> ManifestConfig().find_set("coordinates").max_manifest_size
+        50000
+        """
         return next(s for s in self.sets if s.name == name)
 
 
 def validate(config: ManifestConfig) -> None:
-    """Refuse a configuration that cannot be carried out, naming the entry at fault."""
+    """Check a configuration. The error names the invalid entry."""
     names = [s.name for s in config.sets]
     for index, entry in enumerate(config.sets):
         where = f"chunk-manifests.sets[{index}] ({entry.name})"
@@ -753,4 +508,4 @@ def _check_count(value: object, where: str, least: int) -> None:
 
 
 SPECIFIED: Final = ManifestConfig()
-"""What a repository that says nothing is configured for; to be read, never changed."""
+"""The configuration of a repository without one. Read it, never change it."""

@@ -43,7 +43,8 @@ from icefloe.manifests.plan import manifests_to_preload
 from icefloe.metadata_files import CacheLimits, MetadataFiles
 from icefloe.model.capabilities import Capabilities, SpecVersion
 from icefloe.model.config import CachingConfig, RepositoryConfig
-from icefloe.model.manifest_config import PreloadRules, pattern_cost
+from icefloe.model.manifest_conditions import pattern_cost
+from icefloe.model.manifest_config import PreloadRules
 from icefloe.model.snapshot import Snapshot, TransactionLog
 from icefloe.storage.build import configured_storage
 from icefloe.storage.contract import Storage, Version, Versioned
