@@ -1,4 +1,4 @@
-"""Read the bytes of a source: local files directly, everything else through a storage."""
+"""Read the bytes of sources. Local files are read directly, other files through a storage."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ KEPT_BLOCKS = 64
 
 
 class RemoteFile(io.RawIOBase):
-    """Metadata of a file lies in few places: whole blocks are fetched and the latest ones kept.
+    """A seekable file in a storage. It fetches whole blocks and caches the latest ones.
 
-    A read of many blocks (the values of a variable) is one request and passes the cache by.
+    A read of many blocks, such as the values of a variable, is one request and does not use the cache.
     """
 
     def __init__(self, storage: Storage, key: str, size_bytes: int) -> None:
@@ -84,7 +84,7 @@ class RemoteFile(io.RawIOBase):
 
 
 def normalise_url(place: str | os.PathLike[str]) -> str:
-    """A path or URL as the absolute URL under which a virtual reference would name it."""
+    """Return a path or URL as the absolute URL that virtual references use."""
     text = os.fspath(place)
     if has_userinfo(text):
         raise InvalidInputError(
@@ -97,13 +97,13 @@ def normalise_url(place: str | os.PathLike[str]) -> str:
 
 
 def local_path(url: str) -> Path | None:
-    """The path behind a `file://` URL; None for other schemes."""
+    """Return the path of a `file://` URL, or None for other schemes."""
     return Path(unquote(urlsplit(url).path)) if url.startswith("file://") else None
 
 
 @contextmanager
 def local_errors(url: str) -> Iterator[None]:
-    """Translate what the operating system says about a file."""
+    """Translate errors of the operating system."""
     try:
         yield
     except FileNotFoundError as error:
@@ -116,14 +116,51 @@ def local_errors(url: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class SourceAccess:
-    """Storages by URL prefix; a URL under none of them is opened with `options` and what the environment says."""
+    """How sources are read: storages by URL prefix, and options for all other URLs.
+
+    Parameters
+    ----------
+    storages
+        Storages by URL prefix. The longest prefix applies.
+    options
+        Options of the storages of all other URLs, such as `endpoint_url` of `s3_storage`. They can contain secrets.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> access = SourceAccess({"s3://bucket/": icefloe.in_memory_storage()})
+    >>> access.exists("s3://bucket/day1.nc")
+    False
+    """
 
     storages: Mapping[str, Storage] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Options of the storages of all other URLs, such as `endpoint_url` of `s3_storage`; they may hold secrets."""
 
     def place(self, url: str) -> tuple[Storage, str]:
-        """The storage that holds a URL, and its key there."""
+        """Return the storage of a URL, and the key in it.
+
+        Parameters
+        ----------
+        url
+            The URL.
+
+        Returns
+        -------
+        tuple
+            The storage and the key.
+
+        Raises
+        ------
+        InvalidInputError
+            The URL has no bucket or host.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> SourceAccess({"s3://bucket/": icefloe.in_memory_storage()}).place("s3://bucket/a/b.nc")[1]
+        'a/b.nc'
+        """
         for prefix in sorted(self.storages, key=len, reverse=True):
             folder = prefix if prefix.endswith("/") else prefix + "/"
             if url.startswith(folder):
@@ -135,7 +172,24 @@ class SourceAccess:
         return _root_storage(f"{parts.scheme}://{parts.netloc}", options), unquote(parts.path.lstrip("/"))
 
     def describe(self, url: str) -> SourceFile:
-        """Size, time and version of one file."""
+        """Return the size, modification time and version of one file.
+
+        Parameters
+        ----------
+        url
+            The URL of the file.
+
+        Returns
+        -------
+        SourceFile
+            The file.
+
+        Examples
+        --------
+        >>> _ = Path("describe.txt").write_bytes(b"abc")
+        >>> SourceAccess().describe(normalise_url("describe.txt")).size_bytes
+        3
+        """
         path = local_path(url)
         if path is not None:
             with local_errors(url):
@@ -147,7 +201,25 @@ class SourceAccess:
         return SourceFile(url, info.size_bytes, info.version.etag, int(info.last_modified.timestamp()))
 
     def open(self, file: SourceFile) -> BinaryIO:
-        """A seekable binary file."""
+        """Open a file for reading.
+
+        Parameters
+        ----------
+        file
+            The source file.
+
+        Returns
+        -------
+        BinaryIO
+            A seekable binary file.
+
+        Examples
+        --------
+        >>> _ = Path("open.txt").write_bytes(b"abc")
+        >>> with SourceAccess().open(SourceFile(normalise_url("open.txt"))) as stream:
+        ...     stream.read()
+        b'abc'
+        """
         path = local_path(file.url)
         if path is not None:
             with local_errors(file.url):
@@ -157,7 +229,24 @@ class SourceAccess:
         return cast(BinaryIO, io.BufferedReader(RemoteFile(storage, key, size), buffer_size=1 << 16))
 
     def read(self, url: str) -> bytes:
-        """A whole file."""
+        """Read a whole file.
+
+        Parameters
+        ----------
+        url
+            The URL of the file.
+
+        Returns
+        -------
+        bytes
+            The content.
+
+        Examples
+        --------
+        >>> _ = Path("read.txt").write_bytes(b"abc")
+        >>> SourceAccess().read(normalise_url("read.txt"))
+        b'abc'
+        """
         path = local_path(url)
         if path is not None:
             with local_errors(url):
@@ -166,7 +255,28 @@ class SourceAccess:
         return run_blocking(storage.get(key))
 
     def read_ranges(self, url: str, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
-        """Several ranges [start, end) of one file."""
+        """Read several ranges of one file.
+
+        Parameters
+        ----------
+        url
+            The URL of the file.
+        starts
+            The first byte of each range.
+        ends
+            The byte after each range.
+
+        Returns
+        -------
+        list of bytes
+            The content of each range.
+
+        Examples
+        --------
+        >>> _ = Path("ranges.txt").write_bytes(b"abcdef")
+        >>> SourceAccess().read_ranges(normalise_url("ranges.txt"), [0, 4], [2, 6])
+        [b'ab', b'ef']
+        """
         path = local_path(url)
         if path is not None:
             with local_errors(url), path.open("rb") as file:
@@ -177,7 +287,23 @@ class SourceAccess:
         return run_blocking(storage.get_ranges(key, starts, ends))
 
     def exists(self, url: str) -> bool:
-        """Whether there is a file (not a folder) under a URL."""
+        """Return whether a file exists. Directories do not count.
+
+        Parameters
+        ----------
+        url
+            The URL of the file.
+
+        Returns
+        -------
+        bool
+            True if it exists.
+
+        Examples
+        --------
+        >>> SourceAccess().exists("file:///nowhere/day1.nc")
+        False
+        """
         path = local_path(url)
         if path is not None:
             return path.is_file()
@@ -185,7 +311,25 @@ class SourceAccess:
         return run_blocking(storage.exists(key))
 
     def list_files(self, url: str) -> list[SourceFile]:
-        """Every file below a folder, sorted by URL."""
+        """List every file below a directory, sorted by URL.
+
+        Parameters
+        ----------
+        url
+            The URL of the directory.
+
+        Returns
+        -------
+        list of SourceFile
+            The files.
+
+        Examples
+        --------
+        >>> Path("listed").mkdir()
+        >>> _ = Path("listed/a.nc").write_bytes(b"abc")
+        >>> [file.name for file in SourceAccess().list_files(normalise_url("listed"))]
+        ['a.nc']
+        """
         folder = url.rstrip("/") + "/"
         path = local_path(folder)
         if path is not None:
@@ -228,6 +372,6 @@ def _root_storage(url: str, options: tuple[tuple[str, Any], ...] = ()) -> Storag
 
 
 def choose_access(access: SourceAccess | None, options: Mapping[str, Any] | None) -> SourceAccess:
-    """The access that was given, with the options for sources that it has no storage for."""
+    """Return the given access, with the options for sources without a storage of their own."""
     chosen = access or SourceAccess()
     return replace(chosen, options=dict(options)) if options else chosen

@@ -43,21 +43,68 @@ from icefloe.storage.contract import check_unchanged
 
 
 class SessionSink:
-    """Writes blocks through the session's Zarr store and references as whole tables; also serves forks."""
+    """Writes the results of ingest tasks into a session or fork.
+
+    Blocks are written through the Zarr store of the session, references as whole tables.
+
+    Parameters
+    ----------
+    session
+        A writable session or a fork.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> session = icefloe.Repository.create(icefloe.in_memory_storage()).writable_session("main")
+    >>> array = zarr.create_array(session.store, name="a", shape=(2,), dtype="i8")
+    >>> SessionSink(session).write_block("a", (slice(0, 2),), np.array([1, 2]))
+    >>> array[:]
+    array([1, 2])
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._arrays: dict[str, zarr.Array[Any]] = {}
 
     def begin(self, plan: IngestPlan) -> None:
-        """Write the documents and the values that the plan holds."""
+        """Write the zarr.json documents and the values that the plan contains.
+
+        Parameters
+        ----------
+        plan
+            The plan of the ingest.
+
+        Examples
+        --------
+        >>> import icefloe, xarray
+        >>> xarray.Dataset({"t": ("x", [1.0, 2.0])}).to_netcdf("begin.nc")
+        >>> schemas, _ = read_schemas(expand_sources("begin.nc"), SourceAccess())
+        >>> session = icefloe.Repository.create(icefloe.in_memory_storage()).writable_session("main")
+        >>> SessionSink(session).begin(plan_ingest(schemas, IngestOptions()))
+        >>> zarr.open_group(session.store, mode="r")["t"].shape
+        (2,)
+        """
         self.write_documents(plan.documents)
         for write in plan.values:
             region = tuple(slice(s, s + n) for s, n in zip(write.start, write.values.shape, strict=True))
             self.write_block(write.path, region, write.values)
 
     def write_documents(self, documents: Mapping[str, bytes]) -> None:
-        """Write zarr.json documents by node path."""
+        """Write zarr.json documents.
+
+        Parameters
+        ----------
+        documents
+            Documents by node path.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> session = icefloe.Repository.create(icefloe.in_memory_storage()).writable_session("main")
+        >>> SessionSink(session).write_documents({"g": b'{"zarr_format": 3, "node_type": "group"}'})
+        >>> zarr.open_group(session.store, path="g", mode="r").path
+        'g'
+        """
         run_blocking(self._write_documents(documents))
 
     async def _write_documents(self, documents: Mapping[str, bytes]) -> None:
@@ -66,11 +113,48 @@ class SessionSink:
             await self._session.store.set(f"{path}/zarr.json" if path else "zarr.json", make(document))
 
     def write_block(self, array_path: str, region: ChunkRegion, values: npt.NDArray[Any]) -> None:
+        """Encode and write the values of a region.
+
+        Parameters
+        ----------
+        array_path
+            The path of the array.
+        region
+            One slice per dimension.
+        values
+            The values, with the shape of the region.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> session = icefloe.Repository.create(icefloe.in_memory_storage()).writable_session("main")
+        >>> array = zarr.create_array(session.store, name="a", shape=(4,), dtype="i8")
+        >>> SessionSink(session).write_block("a", (slice(2, 4),), np.array([1, 2]))
+        >>> array[:]
+        array([0, 0, 1, 2])
+        """
         if array_path not in self._arrays:
             self._arrays[array_path] = zarr.open_array(self._session.store, path=array_path, mode="r+", zarr_format=3)
         self._arrays[array_path][region if region else ...] = values
 
     def write_table(self, array_path: str, table: ChunkTable) -> None:
+        """Set the chunk references of an array.
+
+        Parameters
+        ----------
+        array_path
+            The path of the array.
+        table
+            The references. Checksums are left out if the generation of the repository cannot store them.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> from icefloe.model.chunk_table import empty_table
+        >>> session = icefloe.Repository.create(icefloe.in_memory_storage()).writable_session("main")
+        >>> array = zarr.create_array(session.store, name="a", shape=(4,), dtype="i8")
+        >>> SessionSink(session).write_table("a", empty_table(1))
+        """
         state = self._session.state
         if not state.engine.format.capabilities.checksums:
             table = replace(table, etag=None, etags=(), last_modified=None)
@@ -82,7 +166,24 @@ PARSE_THREADS = 8
 
 @dataclass(frozen=True, slots=True)
 class IngestResult:
-    """What an ingest did; `snapshot_id` is None for a dry run or when there was nothing new."""
+    """The result of an ingest.
+
+    Attributes
+    ----------
+    plan
+        The plan, or None if there was nothing new.
+    snapshot_id
+        The new snapshot. None for a dry run, or if there was nothing new.
+    tasks
+        The results of the tasks.
+    already_there
+        The number of sources that earlier commits had ingested.
+
+    Examples
+    --------
+    >>> IngestResult(None, None, already_there=3).already_there
+    3
+    """
 
     plan: IngestPlan | None
     snapshot_id: str | None
@@ -94,7 +195,7 @@ class IngestResult:
 def read_schemas(
     files: Sequence[SourceFile], access: SourceAccess, format: str | None = None
 ) -> tuple[list[SourceSchema], list[SourceFailure]]:
-    """The first pass over all files, several at a time; those that cannot be read are told apart."""
+    """Read the schemas of all files with several threads. Files that cannot be read are returned separately."""
     with ThreadPoolExecutor(PARSE_THREADS) as pool:
         found = list(pool.map(lambda file: try_schema(file, access, format=format), files))
     schemas = [schema for schema in found if isinstance(schema, SourceSchema)]
@@ -103,17 +204,17 @@ def read_schemas(
 
 @dataclass(frozen=True, slots=True)
 class NamedSources:
-    """The folders of the sources that a caller named, and how the caller reaches them.
+    """The directories of the sources that the caller named, and the caller's access to them.
 
-    Who names a source may read it, so virtual coordinates of the repository that lie in these folders are read the
-    same way. Nothing that the repository stores has a say in where or with which credentials.
+    A caller who names a source can read it. Virtual coordinates of the repository in these directories are read with
+    the same access. What the repository stores does not influence the location or the credentials.
     """
 
     access: SourceAccess = field(default_factory=SourceAccess)
     folders: frozenset[str] = frozenset()
 
     def url_of(self, session: Session, location: str) -> str | None:
-        """The URL of a location, or None when it lies in none of the folders."""
+        """Return the URL of a location, or None if it is in none of the directories."""
         url = normalise_location(session.state.engine.containers.absolute(location))
         inside = ".." not in url.split("/") and any(url.startswith(folder) for folder in self.folders)
         return url if inside else None
@@ -126,7 +227,7 @@ def name_sources(
     access: SourceAccess,
     containers: Sequence[VirtualChunkContainer] = (),
 ) -> NamedSources:
-    """The folders of all sources, of the files they refer to, and the prefixes that the caller gave."""
+    """Return the directories of all sources and of the files they refer to, and the prefixes that the caller gave."""
     prefixes = {file.url.rstrip("/").rsplit("/", 1)[0] for file in files}
     prefixes.update(folder for schema in schemas for folder in schema.referenced)
     prefixes.update(container.url_prefix for container in containers)
@@ -136,9 +237,27 @@ def name_sources(
 
 
 def read_existing(session: Session, sources: NamedSources | None = None) -> Existing:
-    """The arrays and groups of a session, with the values of its one-dimensional coordinates.
+    """Read the arrays and groups of a session, with the values of one-dimensional coordinates.
 
-    Virtual coordinates are read where the session is authorised to, and in the folders of `sources`.
+    Parameters
+    ----------
+    session
+        A session of the target branch.
+    sources
+        The sources that the caller named. Virtual coordinates are read in their directories, and wherever the session
+        is authorised.
+
+    Returns
+    -------
+    Existing
+        The arrays and groups, for `plan_ingest`.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    >>> read_existing(repo.readonly_session("main")).arrays
+    {}
     """
     documents = run_blocking(_documents(session))
     arrays: dict[str, ExistingArray] = {}
@@ -173,7 +292,7 @@ def _read_coordinate(session: Session, path: str, document: bytes, sources: Name
 
 
 def _read_named(session: Session, path: str, sources: NamedSources) -> dict[Coords, bytes] | None:
-    """The chunks of an array read by the caller's own access; None when some lie outside of the named folders."""
+    """Read the chunks of an array with the caller's access. Return None if some are outside the named directories."""
     work = session.state
     node = work.tree.array(f"/{path}")
     table = run_blocking(work.chunk_table(node))
@@ -194,7 +313,7 @@ def _read_named(session: Session, path: str, sources: NamedSources) -> dict[Coor
 
 
 def _read_refs(access: SourceAccess, url: str, refs: Mapping[Coords, ChunkRef]) -> dict[Coords, bytes]:
-    """Chunks of one file, which must be as it was when it was referred to."""
+    """Read chunks of one file. The file must not have changed since it was referenced."""
     spans = [(ref.offset, ref.offset + ref.length) for ref in refs.values()]
     try:
         file = access.describe(url)
@@ -222,7 +341,7 @@ def _instant(seconds: int | None) -> dt.datetime | None:
 
 
 async def _documents(session: Session) -> dict[str, bytes]:
-    """Every zarr.json by path, straight from the tree: chunk keys are not listed for it."""
+    """Return every zarr.json by path. It reads the node tree, so chunk keys are not listed."""
     found: dict[str, bytes] = {}
     for path in list(session.state.tree.paths()):
         content = await session.state.fetch_document(path)
@@ -251,25 +370,45 @@ def ingest_local(
     Parameters
     ----------
     sources
-        Paths, globs, folders, URLs, or text files of them.
+        Paths, globs, directories, URLs, or text files that list them.
     repository
-        Where to. A virtual or mixed ingest adds the containers it needs to its configuration.
+        The target. A virtual or mixed ingest adds the containers it needs to its configuration.
     options
-        Mode, combining, encoding: see IngestOptions.
+        Mode, combination and encoding, see `IngestOptions`.
+    branch
+        The target branch.
+    message
+        The commit message.
     access
-        Storages for sources that need more than the environment's credentials.
+        Storages of sources that need other credentials than those of the environment.
     source_options
         Options of the storages of all other sources, such as `endpoint_url` and `anonymous` of `s3_storage`.
     containers
-        How readers reach the virtual chunks, where the ordinary settings of the store do not do.
+        Containers for the virtual chunks, if the default settings of the store are not sufficient.
     skip_ingested
-        Leave out sources that earlier commits of the branch ingested in the same state.
+        Leave out sources that earlier commits of the branch ingested and that have not changed.
     dry_run
-        Only plan; nothing is written.
+        Only plan. Nothing is written.
+    progress
+        A function that is called with the result of each task.
+    metadata
+        Further metadata of the commit.
+
+    Returns
+    -------
+    IngestResult
+        The plan, the new snapshot, and the results of the tasks.
 
     Examples
     --------
-    >>> ingest_local("weather/*.nc", repository, IngestOptions(mode="virtual"))  # doctest: +SKIP
+    >>> import icefloe, xarray
+    >>> for day in (1, 2):
+    ...     data = xarray.Dataset({"t": ("time", [20.5])}, {"time": [float(day)]})
+    ...     data.to_netcdf(f"local{day}.nc")
+    >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    >>> result = ingest_local("local*.nc", repo)
+    >>> zarr.open_array(repo.readonly_session("main").store, path="t", mode="r")[:]
+    array([20.5, 20.5])
     """
     options = options or IngestOptions()
     access = choose_access(access, source_options)

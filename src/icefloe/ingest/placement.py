@@ -32,23 +32,84 @@ from icefloe.ingest.sources import IngestOptions
 
 @dataclass(frozen=True, slots=True)
 class ExistingArray:
-    """An array of the repository; one-dimensional coordinates come with their values."""
+    """An array of the repository. One-dimensional coordinates have their values.
+
+    Parameters
+    ----------
+    path
+        The path of the array.
+    document
+        The zarr.json document.
+    values
+        The values of a coordinate, or None.
+
+    Examples
+    --------
+    >>> ExistingArray("time", {"shape": [3]}).values is None
+    True
+    """
 
     path: str
     document: Mapping[str, Any]
     values: npt.NDArray[Any] | None = None
 
     def variable(self) -> SourceVariable:
+        """Return the array as a source variable.
+
+        Returns
+        -------
+        SourceVariable
+            The variable.
+
+        Examples
+        --------
+        >>> import json, icefloe, zarr
+        >>> session = icefloe.Repository.create(icefloe.in_memory_storage()).writable_session("main")
+        >>> array = zarr.create_array(session.store, name="a", shape=(4,), dtype="i8", dimension_names=["x"])
+        >>> ExistingArray("a", array.metadata.to_dict()).variable().shape
+        (4,)
+        """
         return variable_of_v3(self.path, self.document)
 
     def resized(self, shape: tuple[int, ...]) -> bytes:
-        """The document with another shape."""
+        """Return the zarr.json document with another shape.
+
+        Parameters
+        ----------
+        shape
+            The new shape.
+
+        Returns
+        -------
+        bytes
+            The document.
+
+        Examples
+        --------
+        >>> json.loads(ExistingArray("time", {"shape": [3]}).resized((4,)))
+        {'shape': [4]}
+        """
         return json.dumps({**self.document, "shape": list(shape)}, indent=2).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Existing:
-    """Arrays and groups of the repository by path; empty for a new one."""
+    """The arrays and groups of the repository by path. Empty for a new repository.
+
+    Parameters
+    ----------
+    arrays
+        The arrays by path.
+    groups
+        The paths of the groups.
+    unreadable
+        Coordinates whose values cannot be read, and the reasons. These are virtual ones without authorisation.
+
+    Examples
+    --------
+    >>> Existing().arrays
+    {}
+    """
 
     arrays: Mapping[str, ExistingArray] = field(default_factory=dict)
     groups: frozenset[str] = frozenset()
@@ -56,6 +117,23 @@ class Existing:
     """Coordinates whose values could not be read, and why: virtual ones that the caller did not authorise."""
 
     def coordinate(self, path: str) -> npt.NDArray[Any] | None:
+        """Return the values of a coordinate of the repository.
+
+        Parameters
+        ----------
+        path
+            The path of the coordinate.
+
+        Returns
+        -------
+        numpy.ndarray or None
+            The values, or None if there are none.
+
+        Examples
+        --------
+        >>> Existing().coordinate("time") is None
+        True
+        """
         found = self.arrays.get(path)
         return None if found is None else found.values
 

@@ -1,4 +1,4 @@
-"""The plan of an ingest: a value that pickles, made before anything is written."""
+"""The plan of an ingest. It can be pickled and is made before anything is written."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from icefloe.ingest.zarr_documents import group_document
 
 @dataclass(frozen=True, slots=True)
 class ValueWrite:
-    """Values that the plan itself holds, written before the tasks run."""
+    """Values that the plan contains. They are written before the tasks run."""
 
     path: str
     start: tuple[int, ...]
@@ -77,7 +77,7 @@ def plan_dataset(
     options: IngestOptions,
     existing: Existing,
 ) -> DatasetPlan:
-    """Find the joined dimensions, compare the members, place them, describe the arrays."""
+    """Find the joined dimensions, compare the members, determine their positions, and describe the arrays."""
     asked = _asked_dims(options, members)
     names = find_joined_dims(members, asked)
     _check_dimensions(group, members, names, options, existing)
@@ -451,13 +451,40 @@ def _place(
 
 @dataclass(frozen=True, slots=True, repr=False)
 class IngestPlan:
-    """What an ingest will do.
+    """The plan of an ingest.
 
-    documents   zarr.json by node path: new groups and arrays, and arrays that grow
-    arrays      by path
-    values      coordinates and other few values, written before the tasks run
-    tasks       work that shares no chunk, in any order and place
-    containers  URL prefixes a reader must authorise for the virtual references
+    Attributes
+    ----------
+    documents
+        zarr.json by node path, for new groups and arrays and for arrays that grow.
+    arrays
+        The arrays by path.
+    values
+        Coordinates and other small values that are written before the tasks run.
+    tasks
+        Tasks that share no chunks. They can run in any order and in any process.
+    containers
+        URL prefixes that readers must authorise for the virtual references.
+    report
+        The differences between the sources.
+    options
+        The options of the ingest.
+    sources
+        The URLs of the sources.
+    source_bytes
+        The size of the sources.
+    skipped
+        The URLs of sources that cannot be read.
+    notes
+        Further information.
+
+    Examples
+    --------
+    >>> import xarray
+    >>> from icefloe.ingest import expand_sources, parse_schema
+    >>> xarray.Dataset({"t": (("y", "x"), [[1.0, 2.0]])}).to_netcdf("plan.nc")
+    >>> plan_ingest([parse_schema(file) for file in expand_sources("plan.nc")], IngestOptions())
+    IngestPlan(native: 1 sources, 1 arrays, 1 tasks, 0 differences)
     """
 
     documents: Mapping[str, bytes]
@@ -481,7 +508,7 @@ class IngestPlan:
 
     @property
     def total_bytes(self) -> int:
-        """Decoded bytes that the tasks handle."""
+        """The decoded bytes of all tasks."""
         return sum(task.bytes for task in self.tasks)
 
 
@@ -492,9 +519,40 @@ def plan_ingest(
     failures: Sequence[SourceFailure] = (),
     existing: Existing | None = None,
 ) -> IngestPlan:
-    """Decide everything from the schemas of the first pass; raises nothing for differences, they are in the report.
+    """Plan an ingest from the schemas of its sources.
 
-    Call `plan.report.raise_on_errors()` before carrying the plan out.
+    Differences between sources do not raise. They are in `plan.report`. Call `plan.report.raise_on_errors()` before you
+    execute the plan.
+
+    Parameters
+    ----------
+    schemas
+        The schemas of the sources.
+    options
+        The options of the ingest.
+    failures
+        Sources that cannot be read.
+    existing
+        The arrays and groups of the repository. None is an empty repository.
+
+    Returns
+    -------
+    IngestPlan
+        The plan.
+
+    Raises
+    ------
+    InvalidInputError
+        A source cannot be read and `on_error` is `fail`, or no source can be read.
+
+    Examples
+    --------
+    >>> import xarray
+    >>> from icefloe.ingest import expand_sources, parse_schema
+    >>> xarray.Dataset({"t": (("y", "x"), [[1.0, 2.0]])}).to_netcdf("ingest.nc")
+    >>> plan = plan_ingest([parse_schema(file) for file in expand_sources("ingest.nc")], IngestOptions())
+    >>> sorted(plan.arrays)
+    ['t']
     """
     if failures and options.on_error == "fail":
         shown = "\n".join(f"  {f.reason}" for f in failures[:20])

@@ -1,9 +1,9 @@
-"""What a repository keeps about its sources: ingested files, and the containers of virtual chunks.
+"""What a repository stores about its sources: ingested files, and the containers of virtual chunks.
 
-Every commit of an ingest tells its own sources in its entry, and takes over the list of all that were ingested before
-it; commits of other kinds take the list over as it is (`icefloe.model.snapshot.inherit_metadata`). So the newest commit
-tells everything that it holds, whatever becomes of the history below it. Few sources are in the metadata themselves,
-more are in objects beside the repository's own, which garbage collection keeps as long as a commit names them.
+The commit of an ingest lists its own sources in its metadata. It also inherits the list of all earlier sources. Other
+commits inherit that list unchanged (`icefloe.model.snapshot.inherit_metadata`). The newest commit therefore has the
+complete list, even if its history is expired. A short list is part of the metadata. A longer one is an object in the
+repository, which garbage collection keeps while a commit refers to it.
 """
 
 from __future__ import annotations
@@ -44,13 +44,39 @@ _FINGERPRINT_BYTES = 8
 
 
 def fingerprint(file: SourceFile) -> bytes:
-    """Which state of which file: its URL, size, and version or time."""
+    """Return a hash of a file's URL, size, and version or modification time."""
     text = f"{file.url}\0{file.size_bytes}\0{file.etag or file.last_modified}"
     return hashlib.blake2b(text.encode(), digest_size=_FINGERPRINT_BYTES).digest()
 
 
 def ingest_metadata(plan: IngestPlan, files: Sequence[SourceFile], **facts: Any) -> dict[str, Any]:
-    """The entry of a commit's metadata: what was ingested and how. `facts` are added, such as the job's name."""
+    """Return the commit metadata of an ingest: what was ingested and how.
+
+    Parameters
+    ----------
+    plan
+        The plan that was executed.
+    files
+        The source files.
+    **facts
+        Further entries, such as the name of the job.
+
+    Returns
+    -------
+    dict
+        The metadata.
+
+    Examples
+    --------
+    >>> from icefloe.ingest import IngestOptions, parse_schema, plan_ingest
+    >>> import xarray
+    >>> xarray.Dataset({"t": ("x", [1.0])}).to_netcdf("record.nc")
+    >>> from icefloe.ingest import expand_sources
+    >>> files = expand_sources("record.nc")
+    >>> plan = plan_ingest([parse_schema(file) for file in files], IngestOptions())
+    >>> ingest_metadata(plan, files)["icefloe.ingest"]["sources"]
+    1
+    """
     marks = b"".join(sorted(fingerprint(file) for file in files if file.url not in plan.skipped))
     entry: dict[str, Any] = {
         "mode": plan.options.mode,
@@ -70,13 +96,32 @@ def ingest_metadata(plan: IngestPlan, files: Sequence[SourceFile], **facts: Any)
 
 
 def parse_fingerprints(data: bytes) -> set[bytes]:
-    """The fingerprints of a list, which stand one after the other."""
+    """Split a list of concatenated fingerprints."""
     step = _FINGERPRINT_BYTES
     return {data[start : start + step] for start in range(0, len(data), step)}
 
 
 def not_ingested(files: Iterable[SourceFile], before: frozenset[bytes]) -> list[SourceFile]:
-    """The files that are new, or changed since they were ingested."""
+    """Return the files that are new or have changed since they were ingested.
+
+    Parameters
+    ----------
+    files
+        The source files.
+    before
+        The fingerprints of the files that were ingested earlier.
+
+    Returns
+    -------
+    list of SourceFile
+        The files to ingest.
+
+    Examples
+    --------
+    >>> new, known = SourceFile("file:///a.nc", 10), SourceFile("file:///b.nc", 20)
+    >>> not_ingested([new, known], frozenset({fingerprint(known)})) == [new]
+    True
+    """
     return [file for file in files if fingerprint(file) not in before]
 
 
@@ -87,7 +132,7 @@ MOST_TEXTS = 4
 
 
 def keep_record(repository: Repository, base: Snapshot, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata of an ingest as a commit on top of `base` keeps them; long lists are stored beside and named."""
+    """Return the metadata for a commit on top of `base`. Long lists are written to objects that the metadata names."""
     entry = dict(metadata[METADATA_KEY])
     marks = base64.b64decode(entry.get("fingerprints", ""))
     if len(marks) > MOST_INLINE_BYTES:
@@ -112,12 +157,12 @@ def _store(repository: Repository, marks: bytes) -> str:
 
 
 def ingested_sources(repository: Repository, branch: str) -> frozenset[bytes]:
-    """Fingerprints of every source that commits of a branch ingested."""
+    """Return the fingerprints of every source that commits of a branch ingested."""
     return ingested_at(repository, repository.lookup_branch(branch))
 
 
 def ingested_at(repository: Repository, snapshot_id: str) -> frozenset[bytes]:
-    """Fingerprints of every source that a snapshot holds."""
+    """Return the fingerprints of every source of a snapshot."""
     found: frozenset[bytes] = frozenset()
     for info in repository.ancestry(snapshot_id=snapshot_id):
         if INGESTED_KEY in info.metadata:
@@ -127,7 +172,7 @@ def ingested_at(repository: Repository, snapshot_id: str) -> frozenset[bytes]:
 
 
 def _resolve(repository: Repository, texts: Iterable[str], snapshot_id: str) -> frozenset[bytes]:
-    """The fingerprints of a list; what was taken back by a later text is not among them."""
+    """Return the fingerprints of a list, without those that a later text removes."""
     found: set[bytes] = set()
     for text in texts:
         marks = _fetch(repository, text.removeprefix(REMOVED), snapshot_id)
@@ -157,7 +202,7 @@ _S3_SETTINGS = ("region", "endpoint_url", "allow_http", "anonymous", "force_path
 
 
 def container_for(prefix: str, options: Mapping[str, Any] | None = None) -> VirtualChunkContainer:
-    """A container for a URL prefix, with the settings that its sources were read with."""
+    """Return a container for a URL prefix, with the settings that its sources were read with."""
     return VirtualChunkContainer(prefix, _container_store(prefix, options or {}))
 
 
@@ -181,7 +226,25 @@ def _container_store(prefix: str, options: Mapping[str, Any]) -> ObjectStoreConf
 
 
 def with_stored_containers(repository: Repository) -> Repository:
-    """The repository with the containers that were stored in its configuration since it was opened."""
+    """Return the repository with the containers that were stored in its configuration since it was opened.
+
+    Parameters
+    ----------
+    repository
+        The repository.
+
+    Returns
+    -------
+    Repository
+        The same repository, or a reopened one if there are new containers.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    >>> with_stored_containers(repo) is repo
+    True
+    """
     stored = Repository.fetch_config(repository.storage)
     containers = (stored.virtual_chunk_containers if stored is not None else None) or {}
     known = repository.config.virtual_chunk_containers or {}
@@ -196,10 +259,37 @@ def store_containers(
     given: Sequence[VirtualChunkContainer] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Repository:
-    """The repository with containers for these prefixes kept in its configuration.
+    """Store containers for URL prefixes in the configuration of a repository.
 
-    A container that the repository has already, or that is given, and that covers a prefix is used for it. `options`
-    are those of the storages of the sources; a new container keeps their settings, not their secrets.
+    A container of the repository, or a given one, is used for a prefix that it covers.
+
+    Parameters
+    ----------
+    repository
+        The repository.
+    prefixes
+        URL prefixes of the sources.
+    given
+        Containers of the caller.
+    options
+        Options of the storages of the sources. A new container keeps their settings, without secrets.
+
+    Returns
+    -------
+    Repository
+        The repository, reopened with the containers.
+
+    Raises
+    ------
+    UnsupportedError
+        No kind of object store is known for a prefix.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    >>> list(store_containers(repo, ["file:///data/"]).config.virtual_chunk_containers)
+    ['file:///data/']
     """
     repository = with_stored_containers(repository)
     known = [*given, *(repository.config.virtual_chunk_containers or {}).values()]
@@ -214,7 +304,23 @@ def store_containers(
 
 
 def explain_authorisation(prefixes: Sequence[str]) -> str:
-    """What a reader writes to open the repository with these containers."""
+    """Return instructions for readers of a repository with virtual chunks.
+
+    Parameters
+    ----------
+    prefixes
+        URL prefixes of the containers.
+
+    Returns
+    -------
+    str
+        A text with the call of `Repository.open`. Empty without prefixes.
+
+    Examples
+    --------
+    >>> "containers_credentials({'s3://bucket/': None})" in explain_authorisation(["s3://bucket/"])
+    True
+    """
     if not prefixes:
         return ""
     pairs = ", ".join(f"{prefix!r}: None" for prefix in prefixes)

@@ -1,4 +1,4 @@
-"""What a source file holds, as values, and the report of what differs between files."""
+"""The content of a source file as values, and the report of the differences between files."""
 
 from __future__ import annotations
 
@@ -74,7 +74,24 @@ IDENTITY_ATTRIBUTES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file (or Zarr store, or reference set) to ingest, and which state of it was seen."""
+    """A file, Zarr store or reference set to ingest, and its version.
+
+    Parameters
+    ----------
+    url
+        The absolute URL.
+    size_bytes
+        The size.
+    etag
+        The ETag, if the storage has one.
+    last_modified
+        The modification time in seconds since 1970.
+
+    Examples
+    --------
+    >>> SourceFile("s3://bucket/day1.nc", 1024).name
+    'day1.nc'
+    """
 
     url: str
     size_bytes: int = 0
@@ -84,12 +101,46 @@ class SourceFile:
 
     @property
     def name(self) -> str:
+        """The last part of the URL."""
         return self.url.rstrip("/").rsplit("/", 1)[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class SourceVariable:
-    """One array of a source, as its file stores it and as Zarr v3 would describe the same bytes."""
+    """An array of a source, as the file stores it and as Zarr v3 describes the same bytes.
+
+    Parameters
+    ----------
+    path
+        The path in the file.
+    dims
+        The names of the dimensions.
+    shape
+        The length of each dimension.
+    dtype
+        The NumPy data type with byte order, or `string` for text of any length.
+    chunks
+        The chunk length of each dimension.
+    attributes
+        The attributes.
+    fill_value
+        The fill value as in zarr.json. None is the zero of the type.
+    codecs
+        The codecs as in zarr.json.
+    layout
+        How the bytes are arranged in the file. `opaque` variables can only be read by value.
+    not_virtual
+        Why the bytes cannot be referenced. None if they can.
+    is_stacked
+        The first dimension, of length one, is not in the file. Files are stacked along it.
+    decoded_dtype
+        The type to which xarray decodes packed or missing numbers. None if the attributes define it.
+
+    Examples
+    --------
+    >>> SourceVariable("/t", ("x",), (4,), "<f4", (2,)).nbytes
+    16
+    """
 
     path: str
     dims: tuple[str, ...]
@@ -111,16 +162,29 @@ class SourceVariable:
 
     @property
     def name(self) -> str:
+        """The last part of the path."""
         return self.path.rsplit("/", 1)[-1]
 
     @property
     def nbytes(self) -> int:
-        """Size of the decoded values; texts are guessed at 16 bytes each."""
+        """The size of the decoded values. Text is estimated at 16 bytes per value."""
         item = 16 if self.dtype == "string" else np.dtype(self.dtype).itemsize
         return int(np.prod(self.shape, dtype=np.int64)) * item
 
     def in_file(self) -> SourceVariable:
-        """The variable as the file has it, without the dimension it is stacked along."""
+        """Return the variable as it is in the file, without the dimension along which files are stacked.
+
+        Returns
+        -------
+        SourceVariable
+            The variable.
+
+        Examples
+        --------
+        >>> stacked = SourceVariable("/t", ("time", "x"), (1, 4), "<f4", (1, 4), is_stacked=True)
+        >>> stacked.in_file().dims
+        ('x',)
+        """
         if not self.is_stacked:
             return self
         return replace(self, dims=self.dims[1:], shape=self.shape[1:], chunks=self.chunks[1:], is_stacked=False)
@@ -128,7 +192,7 @@ class SourceVariable:
 
 @dataclass(frozen=True, slots=True)
 class Coordinate:
-    """A one-dimensional (or scalar) coordinate: enough to put files in order, and its values when they are few."""
+    """The summary of a one-dimensional or scalar coordinate, with its values if they are few."""
 
     size: int
     digest: str
@@ -143,7 +207,31 @@ class Coordinate:
 
 @dataclass(frozen=True, slots=True)
 class SourceSchema:
-    """A source without its chunk references; small, and all a plan needs."""
+    """A source without its chunk references. It is small and sufficient for planning.
+
+    Parameters
+    ----------
+    file
+        The source file.
+    format
+        The name of the format.
+    variables
+        The variables by path.
+    coordinates
+        Summaries of the coordinates by path.
+    groups
+        Attributes by group path. The path of the root is empty.
+    skipped
+        Members of the file that Zarr cannot represent, and the reasons.
+    referenced
+        Directories of the files that it refers to, if they are not its own.
+
+    Examples
+    --------
+    >>> variable = SourceVariable("/t", ("x",), (4,), "<f4", (2,))
+    >>> SourceSchema(SourceFile("file:///a.nc"), "netcdf3", {"/t": variable}).dimension_sizes()
+    {'x': 4}
+    """
 
     file: SourceFile
     format: str
@@ -157,7 +245,19 @@ class SourceSchema:
     """Folders of the files it refers to, where those are not its own."""
 
     def dimension_sizes(self) -> dict[str, int]:
-        """The length of every named dimension."""
+        """Return the length of every named dimension.
+
+        Returns
+        -------
+        dict
+            Lengths by name.
+
+        Examples
+        --------
+        >>> variable = SourceVariable("/t", ("x",), (4,), "<f4", (2,))
+        >>> SourceSchema(SourceFile("file:///a.nc"), "netcdf3", {"/t": variable}).dimension_sizes()
+        {'x': 4}
+        """
         sizes: dict[str, int] = {}
         for variable in self.variables.values():
             sizes.update(zip(variable.dims, variable.shape, strict=True))
@@ -166,7 +266,7 @@ class SourceSchema:
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """Where the chunks of a variable lie; chunks that cannot be referenced are named to be written by value."""
+    """The chunk references of a variable, and the chunks that must be written by value."""
 
     table: ChunkTable
     by_value: npt.NDArray[np.uint32]
@@ -175,7 +275,20 @@ class References:
 
 @dataclass(frozen=True, slots=True)
 class ParsedSource:
-    """A source with the chunk references of its variables."""
+    """A source with the chunk references of its variables.
+
+    Parameters
+    ----------
+    schema
+        The schema of the source.
+    references
+        The references by variable path.
+
+    Examples
+    --------
+    >>> ParsedSource(SourceSchema(SourceFile("file:///a.nc"), "netcdf3", {}), {}).schema.format
+    'netcdf3'
+    """
 
     schema: SourceSchema
     references: Mapping[str, References]
@@ -183,7 +296,22 @@ class ParsedSource:
 
 @dataclass(frozen=True, slots=True)
 class SourceFailure:
-    """A source that cannot be read, and why."""
+    """A source that cannot be read.
+
+    Parameters
+    ----------
+    file
+        The source file.
+    reason
+        The message of the error.
+    error
+        The name of the error class.
+
+    Examples
+    --------
+    >>> SourceFailure(SourceFile("file:///a.nc"), "the file is empty", "FormatError").reason
+    'the file is empty'
+    """
 
     file: SourceFile
     reason: str
@@ -192,7 +320,7 @@ class SourceFailure:
 
 
 def summarise_coordinate(values: npt.NDArray[Any]) -> Coordinate:
-    """Order, spacing and fingerprint of a coordinate's values."""
+    """Return the order, the spacing and a hash of the values of a coordinate."""
     flat = np.ascontiguousarray(values).reshape(-1)
     direction, step = 0, None
     if flat.size > 1 and flat.dtype.kind in "iuf":
@@ -214,7 +342,7 @@ def summarise_coordinate(values: npt.NDArray[Any]) -> Coordinate:
 
 
 def _digest(flat: npt.NDArray[Any]) -> str:
-    """A fingerprint of values: numbers that are equal have the same one, whatever their type and byte order."""
+    """Return a hash of values. Equal numbers have the same hash for all types and byte orders."""
     kind = "number" if flat.dtype.kind in "iuf" else flat.dtype.kind
     if kind == "number":
         wide = flat.astype(np.float64) + 0.0
@@ -231,7 +359,7 @@ _FIELDS = operator.attrgetter(*(each.name for each in fields(SourceVariable)))
 
 
 def intern_schemas(schemas: Iterable[SourceSchema]) -> list[SourceSchema]:
-    """The same schemas, sharing equal variables, coordinates and groups, so that many alike files cost little."""
+    """Return the same schemas, sharing equal variables, coordinates and groups to save memory."""
     variables: dict[bytes, SourceVariable] = {}
     coordinates: dict[tuple[str, str], Coordinate] = {}
     mappings: dict[bytes, Any] = {}
@@ -266,7 +394,30 @@ Severity: TypeAlias = Literal["error", "handled", "note"]
 
 @dataclass(frozen=True, slots=True)
 class SchemaIssue:
-    """One difference: in which file and variable, what was expected and found, and what is done about it."""
+    """A difference between sources.
+
+    Parameters
+    ----------
+    severity
+        `error` prevents the ingest. `handled` is resolved. `note` is information.
+    file
+        The URL of the file.
+    variable
+        The name of the variable.
+    facet
+        What differs, such as `dtype`.
+    expected
+        The expected value.
+    found
+        The value of the file.
+    resolution
+        What happens, or what to do.
+
+    Examples
+    --------
+    >>> print(SchemaIssue("error", "a.nc", "t", "units", "K", "degC", "convert the file"))
+    a.nc: t: units: expected K, found degC; convert the file
+    """
 
     severity: Severity
     file: str
@@ -284,16 +435,38 @@ class SchemaIssue:
 
 @dataclass(frozen=True, slots=True)
 class SchemaReport:
-    """Every difference found in the first pass."""
+    """All differences between the sources.
+
+    Parameters
+    ----------
+    issues
+        The differences.
+
+    Examples
+    --------
+    >>> SchemaReport().errors
+    ()
+    """
 
     issues: tuple[SchemaIssue, ...] = ()
 
     @property
     def errors(self) -> tuple[SchemaIssue, ...]:
+        """The differences that prevent the ingest."""
         return tuple(issue for issue in self.issues if issue.severity == "error")
 
     def raise_on_errors(self) -> None:
-        """Refuse the ingest if a difference cannot be dealt with."""
+        """Raise an error if a difference prevents the ingest.
+
+        Raises
+        ------
+        InvalidInputError
+            There are errors. The message lists the first 20.
+
+        Examples
+        --------
+        >>> SchemaReport().raise_on_errors()
+        """
         errors = self.errors
         if errors:
             shown = "\n".join(f"  {issue}" for issue in errors[:20])
@@ -304,12 +477,23 @@ class SchemaReport:
             )
 
     def rows(self) -> list[tuple[str, ...]]:
-        """For tables: severity, file, variable, facet, expected, found, resolution."""
+        """Return the differences as rows of a table.
+
+        Returns
+        -------
+        list of tuple
+            Severity, file, variable, facet, expected, found, resolution.
+
+        Examples
+        --------
+        >>> SchemaReport().rows()
+        []
+        """
         return [(i.severity, i.file, i.variable, i.facet, i.expected, i.found, i.resolution) for i in self.issues]
 
 
 def join_reports(reports: Sequence[SchemaReport]) -> SchemaReport:
-    """One report of several, the worst first."""
+    """Combine reports, errors first."""
     rank = {"error": 0, "handled": 1, "note": 2}
     issues = sorted((i for report in reports for i in report.issues), key=lambda i: rank[i.severity])
     return SchemaReport(tuple(issues))

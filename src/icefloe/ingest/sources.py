@@ -1,4 +1,4 @@
-"""The options of an ingest, and the files that a person means: paths, globs, folders, URLs, lists."""
+"""The options of an ingest, and the expansion of paths, globs, directories, URLs and lists into source files."""
 
 from __future__ import annotations
 
@@ -27,30 +27,60 @@ Region: TypeAlias = "Mapping[str, tuple[int, int] | slice] | Literal['auto']"
 class IngestOptions:
     """How sources become arrays.
 
-    mode            native: values are decoded and written as new chunks; virtual: references only;
-                    mixed: coordinates and small arrays native, the rest virtual
-    concat_dims     dimensions to join files along; None finds them from the coordinates
-    append_dim      extend the repository's arrays along this dimension
-    append_order    after: appended coordinates follow the repository's; any: it is enough that none is there already
-    region          write into existing arrays: [first, end) by dimension, or "auto" to find it from coordinates
-    group           target group of everything
-    group_pattern   regular expression searched in each URL; its first group names a target group below `group`
-    variables       only these (and the coordinates they need); names as in the sources
-    drop_variables  all but these
-    rename          new names of variables and dimensions
-    chunks          native chunk length by dimension
-    codecs          native codecs, as in zarr.json; the array-to-bytes codec included
-    dtypes          native data type by variable (target name); values that do not fit it are refused
-    unpack          native: apply scale_factor and add_offset instead of keeping packed integers
-    time_units      native: CF units for every time coordinate; None: the repository's, or units that hold all
-    allow_missing   a variable that some files (or the repository) lack is missing there
-    unchecked       go on although the repository's own coordinates cannot be read and compared
-    on_error        what a broken file does: fail, or skip (its region, where its place is known, is missing)
-    native_below_bytes  mixed: arrays smaller than this are native
-    task_bytes      decoded bytes a native task handles, about
-    files_per_task  files a virtual task handles, at most
-    container_prefix    virtual: URL prefix under which the sources are reached
-    format          parser to use instead of looking at the bytes
+    Parameters
+    ----------
+    mode
+        `native` decodes values and writes new chunks. `virtual` writes references only. `mixed` writes coordinates and
+        small arrays natively and the rest as references.
+    concat_dims
+        Dimensions along which files are concatenated. None detects them from the coordinates.
+    append_dim
+        Extend the arrays of the repository along this dimension.
+    append_order
+        `after`: appended coordinates must follow those of the repository. `any`: they must only be new.
+    region
+        Write into existing arrays: [first, end) by dimension, or `"auto"` to find the region from the coordinates.
+    group
+        The target group.
+    group_pattern
+        A regular expression that is searched in each URL. Its first group is the name of a group below `group`.
+    variables
+        Only these variables and the coordinates they need. The names are those of the sources.
+    drop_variables
+        Leave out these variables.
+    rename
+        New names of variables and dimensions.
+    chunks
+        Native mode: chunk length by dimension.
+    codecs
+        Native mode: codecs as in zarr.json, with the array-to-bytes codec.
+    dtypes
+        Native mode: data type by target variable. Values that do not fit are an error.
+    unpack
+        Native mode: apply scale_factor and add_offset instead of keeping packed integers.
+    time_units
+        Native mode: CF units of all time coordinates. None uses those of the repository, or units that fit all files.
+    allow_missing
+        A variable can be absent in some files or in the repository. Its cells are then missing.
+    unchecked
+        Continue if the coordinates of the repository cannot be read and compared.
+    on_error
+        What happens with an unreadable file: `fail`, or `skip`. The region of a skipped file is missing if it is known.
+    native_below_bytes
+        Mixed mode: smaller arrays are native.
+    task_bytes
+        Approximate decoded bytes of a native task.
+    files_per_task
+        The largest number of files of a virtual task.
+    container_prefix
+        Virtual mode: the URL prefix of the container of the sources.
+    format
+        The parser. None detects it from the bytes.
+
+    Examples
+    --------
+    >>> IngestOptions(mode="virtual", append_dim="time").append_order
+    'after'
     """
 
     mode: Mode = "native"
@@ -132,15 +162,39 @@ STORE_MARKS = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
 
 
 def natural_key(text: str) -> tuple[Any, ...]:
-    """Sorts `day9` before `day10`."""
+    """Return a sort key that orders `day9` before `day10`."""
     return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", text) if part)
 
 
 def expand_sources(sources: Sources, access: SourceAccess | None = None) -> list[SourceFile]:
-    """Every file that is meant, once, in natural order.
+    """Return every source file once, in natural order.
 
-    A source is a file, a Zarr store, a glob (`*`, `?`, `[..]`, `**`), a folder (its data files), or a text file
-    (`.txt`, `.list`) with one source a line, where `#` starts a comment.
+    Parameters
+    ----------
+    sources
+        Files, Zarr stores, globs (`*`, `?`, `[..]`, `**`), directories (their data files), or text files (`.txt`,
+        `.list`) with one source per line and comments after `#`.
+    access
+        How sources are read. The default uses the environment.
+
+    Returns
+    -------
+    list of SourceFile
+        The files.
+
+    Raises
+    ------
+    InvalidInputError
+        No sources are given.
+    ObjectNotFoundError
+        A file does not exist, or a glob or directory has no files.
+
+    Examples
+    --------
+    >>> for day in (10, 9):
+    ...     _ = Path(f"day{day}.nc").write_bytes(b"CDF")
+    >>> [file.name for file in expand_sources("*.nc")]
+    ['day9.nc', 'day10.nc']
     """
     access = access or SourceAccess()
     given = [sources] if isinstance(sources, (str, os.PathLike, SourceFile)) else list(sources)
@@ -192,7 +246,7 @@ def _expand_glob(pattern: str, access: SourceAccess) -> Sequence[SourceFile]:
 
 
 def _translate(pattern: str) -> str:
-    """A glob over URLs: `*` stays within a folder, `**` does not."""
+    """Translate a glob over URLs to a regular expression. `*` stays within a directory, `**` does not."""
     pieces = []
     for piece in re.split(r"(\*\*/?|\*|\?|\[[^\]]*\])", pattern):
         if piece.startswith("**"):

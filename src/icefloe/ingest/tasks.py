@@ -36,7 +36,7 @@ Window = Mapping[str, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class PlacedFile:
-    """A file, the cell where its values start along each joined dimension, and its variables by array path."""
+    """A file with its origin along each joined dimension, and its variables by array path."""
 
     file: SourceFile
     format: str
@@ -46,7 +46,30 @@ class PlacedFile:
 
 @dataclass(frozen=True, slots=True)
 class IngestTask:
-    """Some cells of some arrays (native), or the references of some files (virtual)."""
+    """A part of an ingest: cells of arrays (native), or references of files (virtual).
+
+    Tasks share no chunks. They can run in any order and in any process.
+
+    Parameters
+    ----------
+    id
+        The number of the task.
+    kind
+        `native` or `virtual`.
+    arrays
+        The paths of the arrays.
+    window
+        The cells as [first, end) by dimension. Other dimensions are whole.
+    files
+        The files and their origins.
+    bytes
+        The decoded bytes.
+
+    Examples
+    --------
+    >>> IngestTask(0, "native", ("t",), {"time": (0, 10)}, (), 80).window
+    {'time': (0, 10)}
+    """
 
     id: int
     kind: Literal["native", "virtual"]
@@ -58,7 +81,7 @@ class IngestTask:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The part of each joined dimension that the ingest writes."""
+    """The range of each joined dimension that the ingest writes."""
 
     bounds: Mapping[str, tuple[int, int]]
 
@@ -66,7 +89,7 @@ class Extent:
 def plan_native_tasks(
     arrays: Sequence[ArrayPlan], files: Sequence[PlacedFile], extent: Extent, task_bytes: int
 ) -> Iterator[tuple[tuple[str, ...], Window, tuple[PlacedFile, ...], int]]:
-    """Arrays, window, files and bytes of each native task; window bounds are chunk bounds or ends of the extent."""
+    """Yield arrays, window, files and bytes of each native task. Windows end at chunk or extent bounds."""
     layers: dict[tuple[tuple[str, int], ...], list[ArrayPlan]] = {}
     for array in arrays:
         key = tuple((d, c) for d, c in zip(array.dims, array.chunks, strict=True) if d in array.joined)
@@ -91,7 +114,7 @@ class _LayerFiles:
         self._boxes = np.array(boxes, dtype=np.int64).reshape(len(self._files), len(dims), 2)
 
     def meeting(self, group: Sequence[ArrayPlan], window: Window) -> tuple[PlacedFile, ...]:
-        """The files that have cells of the group's arrays in a window."""
+        """Return the files that have cells of the group's arrays in a window."""
         low = np.array([window[d][0] for d in self._dims], dtype=np.int64)
         high = np.array([window[d][1] for d in self._dims], dtype=np.int64)
         inside = ((self._boxes[:, :, 0] < high) & (self._boxes[:, :, 1] > low)).all(axis=1)
@@ -133,7 +156,7 @@ def _windows(
 
 
 def _cell_bytes(array: ArrayPlan, joined: Mapping[str, int], bounds: Window) -> int:
-    """Bytes of an array in one chunk row of the joined dimensions, whole in the others."""
+    """Return the bytes of an array in one chunk row of the joined dimensions. Other dimensions are whole."""
     lengths = [
         min(joined[d], bounds[d][1] - bounds[d][0]) if d in joined else n
         for d, n in zip(array.dims, array.shape, strict=True)
@@ -142,7 +165,7 @@ def _cell_bytes(array: ArrayPlan, joined: Mapping[str, int], bounds: Window) -> 
 
 
 def _split_inner(array: ArrayPlan, joined: Mapping[str, int], parts: float) -> list[Window]:
-    """Windows over the other dimensions, at chunk bounds, about `parts` of them."""
+    """Return about `parts` windows over the other dimensions, at chunk bounds."""
     ranges: dict[str, list[tuple[int, int]]] = {}
     for dim, length, chunk in zip(array.dims, array.shape, array.chunks, strict=True):
         if dim in joined or parts <= 1:
@@ -165,7 +188,7 @@ def _window_bytes(array: ArrayPlan, window: Window) -> int:
 def plan_virtual_tasks(
     arrays: Sequence[ArrayPlan], files: Sequence[PlacedFile], files_per_task: int, references_per_task: int = 1 << 18
 ) -> Iterator[tuple[tuple[str, ...], Window, tuple[PlacedFile, ...], int]]:
-    """Files gathered by number and by the references they are likely to hold."""
+    """Yield tasks with limited numbers of files and estimated references."""
     paths = {a.path for a in arrays}
     batch: list[PlacedFile] = []
     references = 0
@@ -198,18 +221,78 @@ OPEN_FILES = 256
 
 
 class BlockSink(Protocol):
-    """Where a task's work goes."""
+    """The interface through which tasks write. `SessionSink` implements it.
+
+    Examples
+    --------
+    >>> from icefloe.ingest import SessionSink
+    >>> all(hasattr(SessionSink, name) for name in ("write_block", "write_table"))
+    True
+    """
 
     def write_block(self, array_path: str, region: ChunkRegion, values: npt.NDArray[Any]) -> None:
-        """Encode and write the values of a region; chunks it covers in part keep their other cells."""
+        """Encode and write the values of a region. Partly covered chunks keep their other cells.
+
+        Parameters
+        ----------
+        array_path
+            The path of the array.
+        region
+            One slice per dimension.
+        values
+            The values, with the shape of the region.
+
+        Examples
+        --------
+        >>> class Printer:
+        ...     def write_block(self, array_path, region, values):
+        ...         print(array_path, region, values)
+        >>> Printer().write_block("t", (slice(0, 2),), np.array([1, 2]))
+        t (slice(0, 2, None),) [1 2]
+        """
 
     def write_table(self, array_path: str, table: ChunkTable) -> None:
-        """Set the references of an array's chunks."""
+        """Set the chunk references of an array.
+
+        Parameters
+        ----------
+        array_path
+            The path of the array.
+        table
+            The references.
+
+        Examples
+        --------
+        >>> class Counter:
+        ...     def write_table(self, array_path, table):
+        ...         print(array_path, len(table))
+        >>> Counter().write_table("t", concatenate_tables([], 1))
+        t 0
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What a task did, in a few numbers."""
+    """The result of a task.
+
+    Attributes
+    ----------
+    task_id
+        The number of the task.
+    files
+        The number of files.
+    blocks
+        The number of blocks written by value.
+    references
+        The number of references written.
+    bytes
+        The decoded bytes written by value.
+
+    Examples
+    --------
+    >>> TaskResult(task_id=0, files=2, blocks=1, references=0, bytes=80).blocks
+    1
+    """
 
     task_id: int
     files: int
@@ -220,7 +303,7 @@ class TaskResult:
 
 
 class _OpenFiles:
-    """Sources that stay open while a task goes through its arrays."""
+    """Sources that stay open while a task processes its arrays."""
 
     def __init__(self, access: SourceAccess, format: str | None) -> None:
         self._access = access
@@ -259,7 +342,38 @@ def run_task(
     access: SourceAccess | None = None,
     format: str | None = None,
 ) -> TaskResult:
-    """Carry out one task of a plan; `arrays` are the plan's (those of the task suffice)."""
+    """Run one task of a plan.
+
+    Parameters
+    ----------
+    task
+        The task.
+    arrays
+        The arrays of the plan, at least those of the task.
+    sink
+        Where blocks and references are written.
+    access
+        How sources are read. The default uses the environment.
+    format
+        The parser. None uses the one of the plan.
+
+    Returns
+    -------
+    TaskResult
+        The counts of the task.
+
+    Examples
+    --------
+    >>> import icefloe, xarray
+    >>> from icefloe.ingest import IngestOptions, SessionSink, expand_sources, parse_schema, plan_ingest
+    >>> xarray.Dataset({"t": (("y", "x"), [[1.0, 2.0]])}).to_netcdf("task.nc")
+    >>> plan = plan_ingest([parse_schema(file) for file in expand_sources("task.nc")], IngestOptions())
+    >>> session = icefloe.Repository.create(icefloe.in_memory_storage()).writable_session("main")
+    >>> sink = SessionSink(session)
+    >>> sink.begin(plan)
+    >>> [run_task(task, plan.arrays, sink).blocks for task in plan.tasks]
+    [1]
+    """
     with _opened(access or SourceAccess(), format) as files:
         if task.kind == "native":
             counts = [_write_values(task, arrays[path], sink, files) for path in task.arrays]
@@ -271,7 +385,7 @@ def run_task(
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The cells that one file brings to a window."""
+    """The cells that one file contributes to a window."""
 
     placed: PlacedFile
     variable: SourceVariable
@@ -287,7 +401,7 @@ def _window_region(array: ArrayPlan, task: IngestTask) -> ChunkRegion:
 
 
 def plan_pieces(array: ArrayPlan, task: IngestTask) -> list[_Piece]:
-    """Which cells of which file belong where in the window of a task."""
+    """Return which cells of which file go to which cells of the window of a task."""
     window = _window_region(array, task)
     pieces: list[_Piece] = []
     for placed in task.files:
@@ -342,7 +456,7 @@ def _read(piece: _Piece, array: ArrayPlan, files: _OpenFiles) -> npt.NDArray[Any
 
 
 def read_values(source: OpenSource, variable: SourceVariable, region: ChunkRegion) -> npt.NDArray[Any]:
-    """Stored values of a region of a variable, stacked ones included."""
+    """Read the stored values of a region of a variable, with the stacked dimension."""
     if variable.is_stacked:
         return source.values(variable.in_file(), region[1:])[np.newaxis]
     return source.values(variable, region)
@@ -379,7 +493,7 @@ def _write_references(task: IngestTask, array: ArrayPlan, sink: BlockSink, files
 
 
 def _same_fill(variable: SourceVariable, array: ArrayPlan) -> bool:
-    """Whether a chunk that is nowhere reads the same in the file and in the array."""
+    """Return whether a missing chunk has the same value in the file and in the array."""
     if array.dtype == "string":
         return True
     own, other = parse_fill_document(variable.dtype, variable.fill_value), array.fill()
@@ -389,7 +503,7 @@ def _same_fill(variable: SourceVariable, array: ArrayPlan) -> bool:
 def _absent_chunks(
     variable: SourceVariable, table: ChunkTable, by_value: npt.NDArray[np.uint32]
 ) -> npt.NDArray[np.uint32]:
-    """Chunks that the file never stored: their cells are the file's fill value."""
+    """Return the chunks that the file does not store. Their cells are the file's fill value."""
     grid = grid_shape(variable.shape, variable.chunks)
     is_absent = np.ones(grid, dtype=bool)
     for coords in (table.coords, by_value):

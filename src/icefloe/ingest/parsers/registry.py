@@ -1,4 +1,4 @@
-"""Which format a source has, and its parser."""
+"""Detect the format of a source and choose its parser."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TIFF_MAGICS = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
 
 
 def find_format(file: SourceFile, access: SourceAccess) -> str:
-    """The format of a source by its first bytes, or by what is in its folder."""
+    """Return the format of a source by its first bytes, or by the files in its directory."""
     path = local_path(file.url)
     if file.url.endswith("/") or (path is not None and path.is_dir()):
         return _format_of_folder(file, access)
@@ -71,7 +71,7 @@ def _format_of_folder(file: SourceFile, access: SourceAccess) -> str:
 
 
 def _has_user_block(file: SourceFile, access: SourceAccess) -> bool:
-    """HDF5 may start behind a block of the user's, at 512 bytes or a doubling of it."""
+    """Return whether HDF5 starts after a user block, at 512 bytes or a power of two times that."""
     places = [512 << shift for shift in range(8) if (512 << shift) + 8 <= file.size_bytes]
     if not places:
         return False
@@ -81,7 +81,36 @@ def _has_user_block(file: SourceFile, access: SourceAccess) -> bool:
 def open_source(file: SourceFile, access: SourceAccess | None = None, *, format: str | None = None) -> OpenSource:
     """Open a source with the parser of its format.
 
-    `format` names a parser instead of looking at the bytes: one of FORMATS, or `module:name` of a VirtualiZarr parser.
+    Parameters
+    ----------
+    file
+        The source file.
+    access
+        How sources are read. The default uses the environment.
+    format
+        A name of `FORMATS`, or `module:name` of a VirtualiZarr parser. None detects the format from the bytes.
+
+    Returns
+    -------
+    OpenSource
+        The open source. Use it as a context manager.
+
+    Raises
+    ------
+    UnsupportedError
+        The parser does not exist, or its package is not installed.
+    UnknownFormatError
+        The format is not recognised.
+
+    Examples
+    --------
+    >>> import xarray
+    >>> from icefloe.ingest.access import normalise_url
+    >>> xarray.Dataset({"t": ("x", [1.0, 2.0])}).to_netcdf("open.nc")
+    >>> file = SourceAccess().describe(normalise_url("open.nc"))
+    >>> with open_source(file) as source:
+    ...     sorted(source.schema().variables)
+    ['t']
     """
     access = access or SourceAccess()
     chosen = format or find_format(file, access)
@@ -106,7 +135,7 @@ def open_source(file: SourceFile, access: SourceAccess | None = None, *, format:
 
 
 def check_format(format: str | None) -> None:
-    """Refuse a parser that there is none of, once instead of for every file."""
+    """Check the name of a parser once, instead of for every file."""
     if format is None or format in _PARSERS:
         return
     if ":" not in format:
@@ -118,7 +147,30 @@ def check_format(format: str | None) -> None:
 
 
 def parse_schema(file: SourceFile, access: SourceAccess | None = None, *, format: str | None = None) -> SourceSchema:
-    """The schema of one file."""
+    """Read the schema of one file.
+
+    Parameters
+    ----------
+    file
+        The source file.
+    access
+        How sources are read. The default uses the environment.
+    format
+        The parser, see `open_source`.
+
+    Returns
+    -------
+    SourceSchema
+        The schema.
+
+    Examples
+    --------
+    >>> import xarray
+    >>> from icefloe.ingest.access import normalise_url
+    >>> xarray.Dataset({"t": ("x", [1.0, 2.0])}).to_netcdf("schema.nc")
+    >>> parse_schema(SourceAccess().describe(normalise_url("schema.nc"))).dimension_sizes()
+    {'x': 2}
+    """
     with open_source(file, access, format=format) as source:
         return source.schema()
 
@@ -130,7 +182,33 @@ def parse_source(
     variables: Iterable[str] | None = None,
     format: str | None = None,
 ) -> ParsedSource:
-    """The schema and the chunk references of one file; variables that cannot be referenced have none."""
+    """Read the schema and the chunk references of one file.
+
+    Parameters
+    ----------
+    file
+        The source file.
+    access
+        How sources are read. The default uses the environment.
+    variables
+        Paths of variables. None is all.
+    format
+        The parser, see `open_source`.
+
+    Returns
+    -------
+    ParsedSource
+        The schema and the references. Variables that cannot be referenced have none.
+
+    Examples
+    --------
+    >>> import xarray
+    >>> from icefloe.ingest.access import normalise_url
+    >>> xarray.Dataset({"t": ("x", [1.0, 2.0])}).to_netcdf("source.nc")
+    >>> parsed = parse_source(SourceAccess().describe(normalise_url("source.nc")))
+    >>> len(parsed.references["t"].table)
+    1
+    """
     with open_source(file, access, format=format) as source:
         schema = source.schema()
         wanted = schema.variables if variables is None else {p: source.find_variable(p) for p in variables}
@@ -141,7 +219,27 @@ def parse_source(
 def try_schema(
     file: SourceFile, access: SourceAccess | None = None, *, format: str | None = None
 ) -> SourceSchema | SourceFailure:
-    """The schema of one file, or why there is none; for first passes over many files."""
+    """Read the schema of one file, or return why it cannot be read.
+
+    Parameters
+    ----------
+    file
+        The source file.
+    access
+        How sources are read. The default uses the environment.
+    format
+        The parser, see `open_source`.
+
+    Returns
+    -------
+    SourceSchema or SourceFailure
+        The schema, or the failure.
+
+    Examples
+    --------
+    >>> try_schema(SourceFile("file:///nowhere/a.nc", 10)).error
+    'UnknownFormatError'
+    """
     try:
         return parse_schema(file, access, format=format)
     except IcefloeError as error:
