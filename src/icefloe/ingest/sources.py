@@ -193,7 +193,7 @@ def expand_sources(sources: Sources, access: SourceAccess | None = None) -> list
     --------
     >>> for day in (10, 9):
     ...     _ = Path(f"day{day}.nc").write_bytes(b"CDF")
-    >>> [file.name for file in expand_sources("*.nc")]
+    >>> [file.name for file in expand_sources("day*.nc")]
     ['day9.nc', 'day10.nc']
     """
     access = access or SourceAccess()
