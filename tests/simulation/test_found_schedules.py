@@ -169,12 +169,11 @@ FOUND: dict[str, tuple[Step, ...]] = {
         (30.0, "nightly", "squash", {"branch": "main", "back": 2}),
         (60.0, "service", "commit", COMMIT),
     ),
-    "a late writer makes an array smaller whose manifests were rewritten, and the log of its chunks expired": steps(
-        (0.0, "service", "open", OPEN),
-        (0.0, "service", "edit", edit(("set", "b", 5), ("resize", "a", 1))),
+    "an array is made smaller while its manifests are rewritten and the log of its chunks expires": steps(
+        (0.0, "service", "read", {"slot": "reader", **MAIN}),
         (2 * DAY, "nightly", "rewrite", MAIN),
-        (2 * DAY + 60, "nightly", "expire", {"age": DAY}),
-        (2 * DAY + 120, "service", "commit", COMMIT),
+        (2 * DAY + 0.5, "nightly", "expire", {"age": DAY / 2}),
+        (2 * DAY + 0.8, "service", "transaction", transaction(("set", "b", 5), ("resize", "a", 1))),
     ),
     "an expiry of one commit ends after one of all commits": steps(
         (0.0, "service", "transaction", transaction(("create", "c", 8), ("resize", "a", 4))),
