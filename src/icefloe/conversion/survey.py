@@ -20,12 +20,8 @@ from icefloe.errors import (
     printable,
 )
 from icefloe.formats.contract import Format
-from icefloe.formats.dataset.state import State, encode_state, parse_state, snapshot_entry
-from icefloe.formats.icechunk2.repo_file import Availability, UpdateKind
 from icefloe.ids import NodeId, ObjectId
 from icefloe.ledger.contract import MAIN, Ledger, check_new_name
-from icefloe.ledger.dataset import DatasetLedger
-from icefloe.ledger.store import StoreLedger
 from icefloe.ledger.switch_generation import (
     Administration,
     fetch_administration,
@@ -236,23 +232,10 @@ def fitting(info: SnapshotInfo, target: Format) -> SnapshotInfo:
 
 def _comes_back(info: SnapshotInfo, target: Format) -> bool:
     try:
-        message, metadata = _read_back(replace(info, parent_id=None, manifests=()), target)
+        message, metadata = target.read_back_commit(replace(info, parent_id=None, manifests=()))
     except IcefloeError:
         return False
     return message == info.message and same_words(dict(metadata), dict(info.metadata))
-
-
-def _read_back(info: SnapshotInfo, target: Format) -> tuple[str, Mapping[str, Any]]:
-    if target.spec_version is SpecVersion.DATASET:
-        state = State(id=info.id, generation=1, snapshots=(snapshot_entry(info),), refs={})
-        found = parse_state(encode_state(state)).snapshots[0].info()
-        return found.message, found.metadata
-    width = target.capabilities.object_id_bytes
-    snapshot = Snapshot(
-        "0" * -(-width * 8 // 5), None, info.written_at, info.message, info.metadata, {}, {}, total_ancestors=0
-    )
-    read = target.decode_snapshot(target.encode_snapshot(snapshot))
-    return read.message, read.metadata
 
 
 def same_words(a: Any, b: Any) -> bool:
@@ -267,18 +250,6 @@ def same_words(a: Any, b: Any) -> bool:
 
 
 RELATIVE = "vcc://"
-_TOLD_BY_HISTORY = frozenset(
-    {
-        UpdateKind.REPO_INITIALIZED,
-        UpdateKind.REPO_MIGRATED,
-        UpdateKind.NEW_COMMIT,
-        UpdateKind.NEW_DETACHED_SNAPSHOT,
-        UpdateKind.BRANCH_CREATED,
-        UpdateKind.TAG_CREATED,
-        UpdateKind.TAG_DELETED,
-    }
-)
-"""Entries of an operations log that can be told again from snapshots, refs and the names of deleted tags."""
 _NAMED_EXAMPLES = 10
 
 
@@ -406,7 +377,7 @@ async def find_losses(survey: Survey, target: Format, ledger: Ledger) -> tuple[L
 
 def expands_locations(target: Format) -> bool:
     """Whether references by the name of a container have to be spelled out: official 1.x does not know them."""
-    return target.spec_version is SpecVersion.ICECHUNK1
+    return not target.capabilities.container_locations
 
 
 def is_regular(node: ArrayNode) -> bool:
@@ -429,10 +400,7 @@ def unspeakable_refs(survey: Survey, ledger: Ledger) -> frozenset[tuple[str, str
                 check_new_name(name, kind)
             except InvalidInputError:
                 found.add((kind, name))
-    if isinstance(ledger, DatasetLedger):
-        found |= {("tag", name) for name in survey.refs.tags if name in survey.refs.branches}
-    if isinstance(ledger, StoreLedger):
-        found |= {("branch", name) for name in survey.refs.branches if name.endswith(".json")}
+    found |= ledger.unstorable_refs(survey.refs.branches, survey.refs.tags)
     return frozenset(found)
 
 
@@ -455,15 +423,11 @@ def _look_at_administration(survey: Survey, target: Format, found: _Found) -> No
         for name, value in said.flags.items():
             if value is False:
                 found.add(LossKind.FLAGS, name)
-    online = said.status is None or said.status.availability is Availability.ONLINE
-    if not online and not target.capabilities.repository_status:
-        assert said.status is not None
-        found.add(LossKind.STATUS, said.status.availability.name.lower())
-
+    if said.restricted is not None and not target.capabilities.repository_status:
+        found.add(LossKind.STATUS, said.restricted)
     if not target.capabilities.operations_log:
-        for update in said.updates:
-            if update.kind not in _TOLD_BY_HISTORY:
-                found.add(LossKind.OPERATIONS, update.kind.name.lower().replace("_", " "))
+        for operation in said.operations_beyond_history():
+            found.add(LossKind.OPERATIONS, operation)
 
 
 async def _look_at_arrays(survey: Survey, found: _Found, kind: LossKind, fits: Callable[[ArrayNode], bool]) -> None:

@@ -8,12 +8,12 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Self
+from typing import Any, Self
 
 from icefloe.ids import NodeId, ObjectId, encode_base32, new_object_id
 from icefloe.model.capabilities import Capabilities, SpecVersion
 from icefloe.model.chunk_table import ChunkRef
-from icefloe.model.snapshot import Manifest, Snapshot, TransactionLog
+from icefloe.model.snapshot import Manifest, Snapshot, SnapshotInfo, TransactionLog
 
 
 class OpenManifest(ABC):
@@ -111,6 +111,15 @@ class Format(ABC):
             total_ancestors=0,
             started_at=now,
         )
+
+    def read_back_commit(self, info: SnapshotInfo) -> tuple[str, Mapping[str, Any]]:
+        """The message and metadata of a commit as they are read after they were written."""
+        width = self.capabilities.object_id_bytes
+        snapshot = Snapshot(
+            "0" * -(-width * 8 // 5), None, info.written_at, info.message, info.metadata, {}, {}, total_ancestors=0
+        )
+        read = self.decode_snapshot(self.encode_snapshot(snapshot))
+        return read.message, read.metadata
 
     @abstractmethod
     def encode_snapshot(self, snapshot: Snapshot) -> bytes: ...

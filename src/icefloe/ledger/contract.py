@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Container, Iterable, Mapping, Set
+from collections.abc import AsyncIterator, Collection, Container, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ from icefloe.errors import (
 from icefloe.formats.repository.snapshot import MAX_HISTORY, MetadataElsewhere
 from icefloe.ids import ObjectId
 from icefloe.metadata_files import MetadataFiles
+from icefloe.model.administration import FeatureFlag, RepoAvailability, RepoStatus, Update
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.model.zarr_document import check_unicode
 from icefloe.storage.contract import Storage, Version, Versioned
@@ -112,6 +113,46 @@ class HistoryChange:
         return not (self.expired or self.parents or self.branches or self.tags)
 
 
+class RepositoryAdministration(ABC):
+    """What a repository says of itself as a whole, where its generation has a place for it."""
+
+    @abstractmethod
+    async def fetch_status(self) -> RepoStatus:
+        """Whether the repository takes writes, since when, and why not."""
+
+    @abstractmethod
+    async def set_status(self, availability: RepoAvailability, reason: str | None) -> None:
+        """Let the repository take writes, or not."""
+
+    @abstractmethod
+    async def fetch_metadata(self) -> dict[str, Any]:
+        """The metadata of the repository as a whole."""
+
+    @abstractmethod
+    async def set_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Replace all metadata."""
+
+    @abstractmethod
+    async def update_metadata(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Set some keys, keep the others, and return all metadata."""
+
+    @abstractmethod
+    async def fetch_flags(self) -> list[FeatureFlag]:
+        """Every feature that can be switched off, and whether it is."""
+
+    @abstractmethod
+    async def set_flag(self, name: str, value: bool | None) -> None:
+        """Switch a feature on or off, or (None) back to its default."""
+
+    @abstractmethod
+    def ops_log(self) -> AsyncIterator[Update]:
+        """What was done to the repository, newest first."""
+
+    @abstractmethod
+    async def describe(self) -> dict[str, Any]:
+        """Everything as plain data, in the layout that the official package prints."""
+
+
 class Ledger(ABC):
     """Branches, tags, history and stored configuration of one repository.
 
@@ -131,6 +172,18 @@ class Ledger(ABC):
     @abstractmethod
     async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
         """Make the first ref point at the initial snapshot (already flushed); AlreadyExistsError for all but one."""
+
+    @property
+    def administration(self) -> RepositoryAdministration | None:
+        """Status, metadata, feature flags and operations log; None where the generation has none of them."""
+        return None
+
+    async def check_feature(self, name: str) -> None:
+        """SessionStateError where the repository has a feature switched off."""
+
+    def unstorable_refs(self, branches: Collection[str], tags: Collection[str]) -> set[tuple[str, str]]:
+        """Kind and name of the refs of another repository that this generation has no place for."""
+        return set()
 
     async def check_writable(self) -> None:
         """ReadOnlyError where the repository itself says that it takes no writes."""

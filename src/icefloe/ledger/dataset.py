@@ -118,6 +118,10 @@ class DatasetLedger(Ledger):
         self.metadata_files = metadata_files
         self._seen: SeenState | None = None
 
+    def unstorable_refs(self, branches: Collection[str], tags: Collection[str]) -> set[tuple[str, str]]:
+        # Branches and tags share one table.
+        return {("tag", name) for name in tags if name in branches}
+
     async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
         root = self.metadata_files.storage
         root = root.rest if isinstance(root, SplitStorage) else root

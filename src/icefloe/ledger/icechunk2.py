@@ -24,6 +24,7 @@ from icefloe.errors import (
 from icefloe.formats.flatbuf.files import object_metadata
 from icefloe.formats.flatbuf.flexbuffers import decode_flexible, decode_metadata
 from icefloe.formats.icechunk2 import repo_edits as edits
+from icefloe.formats.icechunk2.describe import describe_repo, list_flags, public_status, public_update
 from icefloe.formats.icechunk2.repo_edits import (
     FLAGS,
     OVERWRITTEN,
@@ -48,9 +49,19 @@ from icefloe.formats.icechunk2.repo_file import (
     read_repo_head,
 )
 from icefloe.ids import ObjectId
-from icefloe.ledger.contract import HistoryChange, Ledger, StaleTipError, StoredConfig, Tip, check_name, check_new_name
+from icefloe.ledger.contract import (
+    HistoryChange,
+    Ledger,
+    RepositoryAdministration,
+    StaleTipError,
+    StoredConfig,
+    Tip,
+    check_name,
+    check_new_name,
+)
 from icefloe.ledger.icechunk1 import CONTENTION
 from icefloe.metadata_files import MetadataFiles
+from icefloe.model.administration import FeatureFlag, RepoAvailability, RepoStatus, Update
 from icefloe.model.snapshot import Snapshot, SnapshotInfo, from_microseconds, to_microseconds
 from icefloe.storage.contract import Storage, Versioned
 
@@ -85,6 +96,10 @@ class Icechunk2Ledger(Ledger):
     """The repo file of one repository. The last one read is kept, so that an unchanged file is decoded once."""
 
     keeps_pruned_logs = True
+
+    @property
+    def administration(self) -> Icechunk2Administration:
+        return Icechunk2Administration(self)
 
     def __init__(self, storage: Storage, metadata_files: MetadataFiles) -> None:
         self.storage = storage
@@ -286,6 +301,14 @@ class Icechunk2Ledger(Ledger):
             for name, flag in FLAGS.items()
         }
 
+    async def check_feature(self, name: str) -> None:
+        if (await self.fetch_flags()).get(name) is False:
+            raise SessionStateError(
+                f"the repository has the feature {name!r} switched off; repo.set_feature_flag({name!r}, None) allows "
+                "it again",
+                feature=name,
+            )
+
     async def set_flag(self, name: str, value: bool | None) -> None:
         """Switch a feature on or off, or back to its default."""
         await self._apply(lambda info, now_us: edits.set_flag(info, name, value))
@@ -461,11 +484,37 @@ def _now_us() -> int:
     return time.time_ns() // 1000
 
 
-async def check_feature(ledger: Ledger, name: str) -> None:
-    """SessionStateError where the repository has the feature switched off; others have no such switches."""
-    if isinstance(ledger, Icechunk2Ledger) and (await ledger.fetch_flags()).get(name) is False:
-        raise SessionStateError(
-            f"the repository has the feature {name!r} switched off; repo.set_feature_flag({name!r}, None) allows it "
-            "again",
-            feature=name,
-        )
+class Icechunk2Administration(RepositoryAdministration):
+    """Status, metadata, feature flags and operations log, as the `repo` file holds them."""
+
+    def __init__(self, ledger: Icechunk2Ledger) -> None:
+        self._ledger = ledger
+
+    async def fetch_status(self) -> RepoStatus:
+        return public_status(await self._ledger.fetch_status())
+
+    async def set_status(self, availability: RepoAvailability, reason: str | None) -> None:
+        await self._ledger.set_status(Availability(availability.value), reason)
+
+    async def fetch_metadata(self) -> dict[str, Any]:
+        return await self._ledger.fetch_metadata()
+
+    async def set_metadata(self, metadata: Mapping[str, Any]) -> None:
+        await self._ledger.set_metadata(metadata)
+
+    async def update_metadata(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._ledger.update_metadata(changes)
+
+    async def fetch_flags(self) -> list[FeatureFlag]:
+        return list_flags(await self._ledger.fetch_flags())
+
+    async def set_flag(self, name: str, value: bool | None) -> None:
+        await self._ledger.set_flag(name, value)
+
+    async def ops_log(self) -> AsyncIterator[Update]:
+        async for update in self._ledger.ops_log():
+            yield public_update(update)
+
+    async def describe(self) -> dict[str, Any]:
+        seen = await self._ledger.fetch()
+        return describe_repo(seen.info, seen.data)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
 
@@ -210,6 +210,10 @@ class StoreLedger(QuotingLedger):
         self.storage = storage
         self.metadata_files = metadata_files
         self._looked: dict[str, float] = {}
+
+    def unstorable_refs(self, branches: Collection[str], tags: Collection[str]) -> set[tuple[str, str]]:
+        # The folder of such a branch has the name of the file of a tag.
+        return {("branch", name) for name in branches if name.endswith(EXTENSION)}
 
     async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
         try:

@@ -27,7 +27,7 @@ from icefloe.formats.dataset.state import (
 )
 from icefloe.formats.flatbuf.files import object_metadata
 from icefloe.formats.icechunk2.repo_edits import OVERWRITTEN, Migrated, migrated_repository, new_backup_name
-from icefloe.formats.icechunk2.repo_file import StatusRecord, UpdateRecord, encode_repo
+from icefloe.formats.icechunk2.repo_file import Availability, StatusRecord, UpdateKind, UpdateRecord, encode_repo
 from icefloe.ids import ObjectId, new_object_id
 from icefloe.ledger.contract import MAIN, Ledger, save_config_file
 from icefloe.ledger.dataset import DatasetLedger
@@ -144,6 +144,20 @@ async def _delete_one_by_one(storage: Storage, keys: Sequence[str]) -> None:
         await storage.delete([key])
 
 
+_TOLD_BY_HISTORY = frozenset(
+    {
+        UpdateKind.REPO_INITIALIZED,
+        UpdateKind.REPO_MIGRATED,
+        UpdateKind.NEW_COMMIT,
+        UpdateKind.NEW_DETACHED_SNAPSHOT,
+        UpdateKind.BRANCH_CREATED,
+        UpdateKind.TAG_CREATED,
+        UpdateKind.TAG_DELETED,
+    }
+)
+"""Entries of an operations log that can be told again from snapshots, refs and the names of deleted tags."""
+
+
 @dataclass(frozen=True, slots=True)
 class Administration:
     """What a repository says of itself as a whole, where its generation has a place for it."""
@@ -153,6 +167,18 @@ class Administration:
     status: StatusRecord | None = None
     updates: tuple[UpdateRecord, ...] = ()
     """The whole operations log, newest first."""
+
+    @property
+    def restricted(self) -> str | None:
+        """The name of the status, unless the repository takes all requests."""
+        if self.status is None or self.status.availability is Availability.ONLINE:
+            return None
+        return self.status.availability.name.lower()
+
+    def operations_beyond_history(self) -> list[str]:
+        """The operations of the log that a repository without one does not tell in another way."""
+        kinds = [update.kind for update in self.updates if update.kind not in _TOLD_BY_HISTORY]
+        return [kind.name.lower().replace("_", " ") for kind in kinds]
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,8 @@ class Capabilities:
     """False: only regular chunk grids can be stored."""
     any_key_encoding: bool = True
     """False: the generation's own readers find chunks only under keys of the default encoding, such as `a/c/0/1`."""
+    container_locations: bool = True
+    """Virtual references can name a container instead of spelling out its address."""
     checksums: bool = True
     """Virtual references can carry an ETag or a last-modified time."""
     max_chunks_per_dimension: int = 2**32 - 1

@@ -13,7 +13,6 @@ from icefloe.display.card import Card, Described, Fact, Styled
 from icefloe.errors import InvalidInputError, RepositoryNotFoundError
 from icefloe.formats.config_document import encode_config
 from icefloe.ids import ObjectId
-from icefloe.ledger.icechunk2 import check_feature
 from icefloe.maintenance.recover import recover
 from icefloe.maintenance.verify_checks import Damage
 from icefloe.model.capabilities import SpecVersion
@@ -609,7 +608,7 @@ class Repository(
     async def _branch_session(self, branch: str, mode: SessionMode) -> Session:
         await opening.check_writable(self._engine)
         if mode is SessionMode.REARRANGE:
-            await check_feature(self._engine.ledger, "move_node")
+            await self._engine.ledger.check_feature("move_node")
         opening.expect_tip(self._engine, branch)
         tip, base = await fetch_branch(self._engine, branch)
         opening.preload(self._engine, base)

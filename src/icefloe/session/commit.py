@@ -39,7 +39,6 @@ from icefloe.errors import (
 )
 from icefloe.ids import NodeId, ObjectId, new_object_id
 from icefloe.ledger.contract import StaleTipError, Tip
-from icefloe.ledger.icechunk2 import check_feature
 from icefloe.manifests.cells import ArrayEdits, BulkEdits, contains, in_box
 from icefloe.manifests.edits import GatheredEdits, gather_edits
 from icefloe.manifests.plan import (
@@ -706,7 +705,7 @@ async def write_snapshot(
     if earlier is not None:
         log = merge_logs(earlier, log)
     if log.moves:
-        await check_feature(engine.ledger, "move_node")
+        await engine.ledger.check_feature("move_node")
     nodes = list(state.tree.nodes())
     if manifests is None:
         manifests = await write_manifests(state, summary.edits, nodes)

@@ -11,16 +11,18 @@ Modules
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from icefloe.errors import UnsupportedError
 from icefloe.formats.contract import Format
 from icefloe.formats.dataset import manifest as manifest_file
 from icefloe.formats.dataset import parquet as attributes_file
 from icefloe.formats.dataset import snapshot as structure_file
+from icefloe.formats.dataset.state import State, encode_state, parse_state, snapshot_entry
 from icefloe.ids import ObjectId
 from icefloe.model.capabilities import Capabilities, SpecVersion
-from icefloe.model.snapshot import Manifest, Snapshot, TransactionLog
+from icefloe.model.snapshot import Manifest, Snapshot, SnapshotInfo, TransactionLog
 
 
 class DatasetFormat(Format):
@@ -39,6 +41,11 @@ class DatasetFormat(Format):
     attributes_folder = "a/"
     chunks_folder = "c/"
     metadata_extension = structure_file.EXTENSION
+
+    def read_back_commit(self, info: SnapshotInfo) -> tuple[str, Mapping[str, Any]]:
+        state = State(id=info.id, generation=1, snapshots=(snapshot_entry(info),), refs={})
+        found = parse_state(encode_state(state)).snapshots[0].info()
+        return found.message, found.metadata
 
     def encode_snapshot(self, snapshot: Snapshot) -> bytes:
         return structure_file.encode_snapshot(snapshot)

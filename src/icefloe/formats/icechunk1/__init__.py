@@ -25,7 +25,9 @@ class Icechunk1Format(Format):
 
     spec_version = SpecVersion.ICECHUNK1
     searches_manifests = True
-    capabilities = Capabilities(deletable_tags=True, any_chunk_grid=False, any_key_encoding=False)
+    capabilities = Capabilities(
+        deletable_tags=True, any_chunk_grid=False, any_key_encoding=False, container_locations=False
+    )
 
     def object_metadata(self, file_type: str) -> Mapping[str, str]:
         return files.object_metadata(file_type, SPEC)
