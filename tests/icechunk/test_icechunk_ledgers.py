@@ -98,7 +98,7 @@ async def test_a_commit_from_an_old_tip_is_a_conflict_that_says_where_the_branch
         await repo.ledger.advance("main", stale, late)
     assert (caught.value.expected_parent, caught.value.actual_parent) == (INITIAL_SNAPSHOT_ID, first)
     with pytest.raises(RefNotFoundError):
-        await repo.ledger.advance("nowhere", dataclasses.replace(stale, mark=None), late)
+        await repo.ledger.advance("nowhere", dataclasses.replace(stale, version_token=None), late)
 
 
 async def flush_child(repo: HandMade, parent: str, message: str = "child") -> Snapshot:
