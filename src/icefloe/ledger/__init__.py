@@ -2,8 +2,7 @@
 
 Modules
 -------
-- `contract`: What the engine asks of refs and history, whatever generation keeps them; walking and rewriting
-  ancestry.
+- `contract`: The contract of a ledger: refs and history of one repository. Also walks and rewrites ancestry.
 - `dataset`: Refs and history of the generation `dataset`: everything is in `state.json`, and every change swaps
   that file.
 - `generations`: Find out which generation a storage holds, and make its ledger.
@@ -13,6 +12,6 @@ Modules
   change swaps it.
 - `repository`: Refs and history of the generation `repository`: a commit creates the next branch file.
 - `store`: Refs and history of the generation `store`: a commit creates the next branch file under `r/`.
-- `switch_generation`: Let another generation take over a repository: import its refs and history, retire the old
+- `switch_generation`: Switch a repository to another generation: import its refs and history, then remove the old
   ones.
 """

@@ -1,4 +1,4 @@
-"""What the engine asks of refs and history, whatever generation keeps them; walking and rewriting ancestry.
+"""The contract of a ledger: refs and history of one repository. Also walks and rewrites ancestry.
 
 Expiry rewrites snapshot files in place: those of kept snapshots that get another parent, and those of their kept
 descendants that quote what expires. Files of snapshots that expire are left alone, so that they do not become young
@@ -62,7 +62,7 @@ def check_name(name: str, what: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tip:
-    """Where a branch stands, and the token by which `advance` notices that it moved."""
+    """The snapshot a branch points at, and the token by which `advance` notices that the branch moved."""
 
     snapshot_id: ObjectId
     version_token: Any
@@ -71,7 +71,7 @@ class Tip:
 
 
 class StaleTipError(ConflictError):
-    """The branch stands where it stood, but its ref was written again since: history was expired or garbage collected.
+    """The branch did not move, but its ref was rewritten because history was expired or garbage collected.
 
     `tip` is where the branch stands, with its present version token. Whoever commits looks again at what the new
     snapshot refers to, and tries again.
@@ -161,10 +161,10 @@ class Ledger(ABC):
     """
 
     keeps_pruned_logs = False
-    """Whether a snapshot that lost its parents remembers their logs; else its own log must tell of their changes."""
+    """Whether a snapshot lists the logs of its expired parents. If not, its own log must contain their changes."""
 
     announces_collections = True
-    """Whether a tip always tells of garbage collections; else a writer that takes long asks for them by itself."""
+    """Whether a tip always shows garbage collections. If not, a long-running writer asks for them itself."""
 
     parents_change_unseen = False
     """Whether expiry changes parents in files that a commit neither reads nor writes: then a commit looks again."""
@@ -186,7 +186,7 @@ class Ledger(ABC):
         return set()
 
     async def check_writable(self) -> None:
-        """ReadOnlyError where the repository itself says that it takes no writes."""
+        """Raise ReadOnlyError if the repository is set to read-only."""
 
     def remember(self, found: Versioned) -> None:
         """Take note of the object by which the repository was recognised, as it was a moment ago."""
@@ -199,7 +199,7 @@ class Ledger(ABC):
         """Take note of what another ledger of the same repository read, for comparing it with what is there now."""
 
     async def fetch_targets(self) -> tuple[dict[str, ObjectId], dict[str, ObjectId]] | None:
-        """Where all branches and all tags point, where one request tells; None where each has to be asked for."""
+        """The targets of all branches and all tags, if one request returns them. None if each needs a request."""
         return None
 
     @abstractmethod
@@ -216,7 +216,7 @@ class Ledger(ABC):
 
     @abstractmethod
     async def advance(self, branch: str, tip: Tip, snapshot: Snapshot, *, amends: ObjectId | None = None) -> Tip:
-        """Commit: the branch goes from `tip` to the flushed snapshot.
+        """Commit: move the branch from `tip` to a snapshot that is already written.
 
         Raises ConflictError(expected_parent, actual_parent) if the branch is no longer at `tip.snapshot_id`. Raises
         StaleTipError if it is, but history may have been rewritten or garbage collected since the tip was read. A
@@ -239,24 +239,24 @@ class Ledger(ABC):
         return bool(earlier.collection != later.collection)
 
     async def announce_collection(self, collection_id: str, *, soon: bool) -> None:
-        """Write refs again, so that every commit that is under way fails its first try and learns of a collection.
+        """Rewrite refs, so that every commit in progress fails its first attempt and notices the collection.
 
-        `soon` says that objects of a few minutes may be deleted.
+        `soon` means that objects a few minutes old may be deleted.
         """
 
     @abstractmethod
     async def record_detached(self, snapshot: Snapshot) -> None:
-        """Make a flushed snapshot known that no ref points at."""
+        """Register a written snapshot that no ref points at."""
 
     @abstractmethod
     async def create_branch(self, branch: str, snapshot_id: ObjectId) -> None: ...
 
     @abstractmethod
     async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> None:
-        """Point a branch anywhere; ConflictError if `expected` is given and is not where it stands."""
+        """Point a branch at any snapshot. Raises ConflictError if `expected` is given and the branch is not there."""
 
     async def replace_tip(self, branch: str, tip: Tip, snapshot_id: ObjectId) -> None:
-        """Point a branch anywhere, if it still stands as `tip` says; ConflictError or StaleTipError, see `advance`."""
+        """Point a branch at any snapshot if it is still at `tip`. Raises the errors of `advance`."""
         await self.reset_branch(branch, snapshot_id, tip.snapshot_id)
 
     @abstractmethod
@@ -294,7 +294,7 @@ class Ledger(ABC):
         return frozenset()
 
     async def fetch_listed(self) -> Mapping[ObjectId, SnapshotInfo] | None:
-        """Every snapshot that the repository lists, reachable or not; None where only files tell what there is."""
+        """Every snapshot that the repository lists, reachable or not. None if the generation keeps no such list."""
         return None
 
     async def reparent_snapshot(self, snapshot_id: ObjectId, parent_id: ObjectId) -> None:
@@ -302,12 +302,12 @@ class Ledger(ABC):
         raise UnsupportedError(f"{type(self).__name__} cannot give snapshot {snapshot_id} another parent")
 
     async def change_parents(self, change: HistoryChange) -> None:
-        """Give snapshots other parents, as a change of history says."""
+        """Give snapshots the new parents of a history change."""
         for snapshot_id, parent_id in change.parents.items():
             await self.reparent_snapshot(snapshot_id, parent_id)
 
     async def change_history(self, change: HistoryChange) -> None:
-        """Expiry: carry a change of history out; whoever is interrupted plans and does it again."""
+        """Expiry: apply a history change. An interrupted run is planned and applied again."""
         await self.change_parents(change)
         for branch, standing in change.branches.items():
             if await self._stands(self.fetch_tip(branch), standing):
@@ -405,7 +405,7 @@ async def _find_snapshot(metadata_files: MetadataFiles, snapshot_id: ObjectId) -
 
 
 async def _follow_parents(metadata_files: MetadataFiles, snapshot: Snapshot, seen: set[ObjectId]) -> Snapshot | None:
-    """The first ancestor by the parents in own files that was not met yet; None when all were."""
+    """The first ancestor not visited yet, by the parents in the snapshots' own files. None if all were visited."""
     met = {snapshot.id}
     while snapshot.parent_id is not None:
         _check_new(snapshot.parent_id, met)
@@ -416,7 +416,7 @@ async def _follow_parents(metadata_files: MetadataFiles, snapshot: Snapshot, see
 
 
 def _find_next(snapshot: Snapshot) -> ObjectId | None:
-    """The file in which the walk goes on: the last quoted ancestor's, or the parent's."""
+    """The file in which the walk continues: that of the last quoted ancestor, or of the parent."""
     if not snapshot.history:
         return snapshot.parent_id
     last = snapshot.history[-1]
@@ -439,7 +439,7 @@ async def _complete(metadata_files: MetadataFiles, entry: SnapshotInfo) -> Snaps
 
 
 _ROUNDS = 100
-"""In every round that is lost somebody committed, so a hundred rounds are many."""
+"""Each lost round means that another writer committed, so a hundred rounds are enough."""
 
 
 class QuotingLedger(Ledger):
@@ -522,11 +522,11 @@ async def rewrite_history(
             try:
                 snapshot = known[snapshot_id] = await metadata_files.fetch_snapshot(snapshot_id, anew=True)
             except SnapshotNotFoundError:
-                continue  # quoted by somebody, but collected: the quote goes
+                continue  # quoted by a snapshot, but collected: the quote is removed
             if not _contradicts(snapshot, change):
                 continue
             parent_id = change.parents.get(snapshot_id, snapshot.parent_id)
-            assert parent_id is not None, "the first snapshot quotes nobody"
+            assert parent_id is not None, "the first snapshot quotes no ancestor"
             if parent_id not in known:
                 known[parent_id] = await metadata_files.fetch_snapshot(parent_id, anew=True)
             known[snapshot_id] = plan_quotes(snapshot, known[parent_id])
@@ -555,7 +555,7 @@ async def _find_candidates(metadata_files: MetadataFiles, start: ObjectId, chang
 
 
 def _contradicts(snapshot: Snapshot, change: HistoryChange) -> bool:
-    """Whether the file of a snapshot says something else of its ancestors than a change of history."""
+    """Whether the file of a snapshot disagrees with a history change about its ancestors."""
     if snapshot.parent_id != change.parents.get(snapshot.id, snapshot.parent_id):
         return True
     return any(

@@ -52,9 +52,9 @@ from icefloe.storage.contract import RetryPolicy, Storage, Version, without_user
 from icefloe.storage.wrappers import SplitStorage
 
 COLLECTION_KEY = "icefloe-collection"
-"""Names the last garbage collection, beside the members that the specification gives a state."""
+"""Names the last garbage collection. It is stored in addition to the members of the specification."""
 _CONTENTION = RetryPolicy(max_tries=100, initial_backoff_ms=2, max_backoff_ms=500)
-"""In every round that is lost somebody else changed the state, so a hundred rounds are many."""
+"""Each lost round means that another writer changed the state, so a hundred rounds are enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +288,7 @@ class DatasetLedger(Ledger):
         return {entry.snapshot_id: entry.info() for entry in (await self.fetch()).state.snapshots}
 
     async def change_history(self, change: HistoryChange) -> None:
-        """Expiry, as one atomic step; what refs point at by then stays."""
+        """Expiry in one atomic step. Snapshots that refs point at by then are kept."""
 
         def plan(state: State) -> State | None:
             for name, standing in change.branches.items():
@@ -331,21 +331,21 @@ class DatasetLedger(Ledger):
         await self._rewrite_parent(snapshot_id, parent_id)
 
     async def _rewrite_parent(self, snapshot_id: ObjectId, parent_id: ObjectId) -> None:
-        # History is what the state says; the file repeats it for readers that have nothing else.
+        # The state defines history. The file repeats it for readers without the state.
         self.metadata_files.forget_snapshot(snapshot_id)
         snapshot = await self.metadata_files.fetch_snapshot(snapshot_id)
         await self.metadata_files.write_snapshot(dataclasses.replace(snapshot, parent_id=parent_id))
         self.metadata_files.forget_snapshot(snapshot_id)
 
     async def _update(self, plan: Callable[[State], State | None], known: SeenState | None = None) -> SeenState:
-        """Replace the state by what `plan` makes of it, again when somebody else was faster; None changes nothing."""
+        """Replace the state by the result of `plan`. Retries if another writer was faster. None changes nothing."""
         for pause in _CONTENTION.pauses():
             seen = known or await self.fetch()
             known = None
             planned = plan(seen.state)
             if planned is None:
                 return seen
-            # A text of its own makes every written state unique, so that a lost answer can be settled by reading back.
+            # A random text makes every written state unique. After a lost response, reading back shows who wrote it.
             fresh = dataclasses.replace(planned, generation=seen.state.generation + 1).with_extra(
                 UPDATE_KEY, new_object_id()
             )
@@ -420,7 +420,7 @@ def _missing(snapshot_id: ObjectId) -> SnapshotNotFoundError:
 
 
 def _landed(state: State, standing: ObjectId, snapshot_id: ObjectId) -> bool:
-    """Whether a snapshot is already in the history of where a branch stands: our own earlier, unanswered swap."""
+    """Whether a snapshot is already in the history of a branch tip: an earlier swap of ours whose response was lost."""
     if state.find_snapshot(snapshot_id) is None:
         return False
     parents = {entry.snapshot_id: entry.parent_id for entry in state.snapshots}

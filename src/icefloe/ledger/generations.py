@@ -57,16 +57,16 @@ _SEQUENCE = re.compile(r"(?:[0-9A-Z]{8}|[0-9A-Z]{13})\.json")
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """The generation at a place, and its stored configuration where that was met on the way."""
+    """The generation in a storage, and its stored configuration if detection read it."""
 
     spec_version: SpecVersion
     found: Versioned | None = None
-    """The object that holds the configuration, where it was met."""
+    """The object that holds the configuration, if detection read it."""
     identified_by: Versioned | None = None
     """The object by which the generation was recognised, where its ledger can use it."""
 
     def config(self) -> StoredConfig | None:
-        """The stored configuration, where it was met; FormatError when it cannot be read."""
+        """The stored configuration, if detection read it. Raises FormatError if it cannot be decoded."""
         if self.found is None:
             # There it was asked for together with that object.
             return StoredConfig(None) if self.spec_version is SpecVersion.ICECHUNK1 else None
@@ -81,9 +81,9 @@ _READERS: dict[SpecVersion, Callable[[Versioned], StoredConfig]] = {
 
 
 async def detect(storage: Storage) -> Detected | None:
-    """What is stored at a place, None when there is nothing, UnknownFormatError when it is something newer.
+    """Detect what a storage holds. None if it holds nothing. Raises UnknownFormatError for a newer format.
 
-    The default generation says so in its `config.json`: one request. Others are recognised by what they hold.
+    The default generation is named in its `config.json`: one request. Others are recognised by their objects.
     """
     try:
         found = await storage.get_versioned(CONFIG_KEY)
@@ -95,7 +95,7 @@ async def detect(storage: Storage) -> Detected | None:
 
 
 async def detect_generation(storage: Storage) -> SpecVersion | None:
-    """The generation at a place, None when there is none, UnknownFormatError when it is a newer one."""
+    """The generation in a storage. None if there is none. Raises UnknownFormatError for a newer one."""
     detected = await detect(storage)
     return None if detected is None else detected.spec_version
 
@@ -121,7 +121,7 @@ async def _recognise(storage: Storage) -> Detected | None:
 
 
 async def _detect_early(storage: Storage) -> SpecVersion | None:
-    """The generations and layouts that are seldom met."""
+    """Detect the rare generations and layouts."""
     dotted, colon, store, early_store, state = await asyncio.gather(
         _has_sequence(storage, "refs/branch.main/"),
         _has_sequence(storage, "refs/branch:main/"),
@@ -156,7 +156,7 @@ async def _has_sequence(storage: Storage, folder: str) -> bool:
     try:
         names = await storage.list_names(folder)
     except UnsupportedError:
-        return False  # a place that cannot be listed holds nothing that is found by listing
+        return False  # A storage that cannot be listed holds nothing that is found by listing.
     return any(_SEQUENCE.fullmatch(name) for name in names)
 
 

@@ -44,15 +44,15 @@ _MAX_REF_BYTES = 4096
 _KNOWN_HISTORY = 50_000
 _BLANKS = 64
 _AT_ONCE = 16
-"""Ancestors that are fetched at the same time in a walk over history, where an earlier walk told who they were."""
+"""Ancestors that a walk over history fetches at the same time, if an earlier walk found their ids."""
 CONTENTION = RetryPolicy(max_tries=100, initial_backoff_ms=5, max_backoff_ms=1_000)
-"""Under contention somebody lands a commit in every round, so a hundred rounds are many."""
+"""Each lost round means that another writer committed, so a hundred rounds are enough."""
 
 
 class Icechunk1Ledger(Ledger):
     """The refs of one repository, each an object that is created or swapped on its own.
 
-    Who the parent of a snapshot is stands in its own file, which expiry rewrites in place, in another process or by
+    The parent of a snapshot is named in its own file. Expiry rewrites that file in place, in another process or by
     another library. So history is read from storage every time. What was read before only tells which files will
     probably be asked for next: they are fetched at the same time.
     """
@@ -267,7 +267,7 @@ class Icechunk1Ledger(Ledger):
     async def _fetch_next(
         self, snapshot_id: ObjectId, ahead: dict[ObjectId, SnapshotInfo | None], count: int
     ) -> SnapshotInfo:
-        """The next entry of a walk; some ancestors, by what was seen before, are fetched beside it into `ahead`."""
+        """The next entry of a walk. Ancestors known from an earlier walk are fetched into `ahead` at the same time."""
         found = ahead.pop(snapshot_id, None)
         if found is not None:
             return found
@@ -290,7 +290,7 @@ class Icechunk1Ledger(Ledger):
             return None
 
     async def _fetch_history_entry(self, snapshot_id: ObjectId) -> SnapshotInfo:
-        """As `fetch_info`, but leaves the nodes alone: a walk over history meets many large snapshots."""
+        """As `fetch_info`, but without decoding nodes: a walk over history reads many large snapshots."""
         try:
             data = await self.storage.get(self.metadata_files.format.snapshot_key(snapshot_id))
         except ObjectNotFoundError as error:

@@ -81,12 +81,12 @@ class SeenRepo:
         self._info = info
 
     def seen_again(self, found: Versioned) -> SeenRepo:
-        """The file as it is read next; an unchanged one is not decoded anew."""
+        """The file after the next read. An unchanged file is not decoded again."""
         return SeenRepo(found, self._info, self.head) if found.data == self.data else SeenRepo(found)
 
     @property
     def info(self) -> RepoInfo:
-        """Everything the file says."""
+        """The whole content of the file."""
         if self._info is None:
             self._info = decode_repo(self.data)
         return self._info
@@ -137,7 +137,7 @@ class Icechunk2Ledger(Ledger):
         return seen
 
     async def fetch_repo_info(self) -> RepoInfo:
-        """Everything the repo file says now."""
+        """The present content of the repo file."""
         return (await self.fetch()).info
 
     async def check_writable(self) -> None:
@@ -352,7 +352,7 @@ class Icechunk2Ledger(Ledger):
         return outcome[0]
 
     async def change_history(self, change: HistoryChange) -> None:
-        """Expiry by a plan, as one atomic step; what refs point at by then stays."""
+        """Apply a planned expiry in one atomic step. Snapshots that refs point at by then are kept."""
 
         def edit(info: RepoInfo, now_us: int) -> Edit | None:
             planned = plan_removal(info, change.expired, change.branches, change.tags)
@@ -379,7 +379,7 @@ class Icechunk2Ledger(Ledger):
         *,
         while_offline: bool = False,
     ) -> SeenRepo:
-        """Change the repo file as one atomic step; the edit is made anew on whatever others put there."""
+        """Change the repo file in one atomic step. If another writer changed it, the edit is repeated."""
         for number, pause in enumerate(CONTENTION.pauses()):
             seen = known if number == 0 and known is not None else await self.fetch()
             if not while_offline:
@@ -412,7 +412,7 @@ def _info_of(seen: SeenRepo | RepoInfo | None) -> RepoInfo | None:
 
 
 def _last_collection(info: RepoInfo | None) -> int | None:
-    """When garbage was last collected, as far as the file tells: the operations log goes on in older files."""
+    """The time of the last garbage collection in this file. The operations log continues in older files."""
     return None if info is None else next((u.at_us for u in info.updates if u.kind is UpdateKind.GC_RAN), None)
 
 
@@ -428,7 +428,7 @@ def to_snapshot_info(record: SnapshotRecord) -> SnapshotInfo:
 
 
 def stored_config(repo: Versioned) -> StoredConfig:
-    """The configuration in a repo file that was met on the way."""
+    """The configuration in a repo file that was read already."""
     return _decode_config(read_repo_head(repo.data))
 
 

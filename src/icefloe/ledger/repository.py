@@ -1,12 +1,12 @@
 """Refs and history of the generation `repository`: a commit creates the next branch file.
 
-A branch is a folder of files with falling names; the first in order is the newest and says where the branch stands.
-No branch file is ever replaced or removed. A deleted branch ends with a file that says so: were its files removed, a
-writer that is still under way could create a file in the gap, and its commit would be lost or the branch be back.
-The one file is created like a commit, so that of a commit and a deletion at the same time exactly one comes first.
+A branch is a folder of files with descending names. The first in order is the newest and names the tip of the branch.
+No branch file is ever replaced or removed. A branch is deleted by a last file that marks the deletion. If its files
+were removed instead, a writer in progress could create a file in the gap. Then its commit would be lost, or the branch
+would exist again. The deletion file is created like a commit, so either a commit or a concurrent deletion succeeds.
 
-A power loss may leave the newest file empty or cut short, where files are not synced. Its commit was never finished:
-the branch stands where the file before it says, and the next commit takes the number after it.
+A power loss may leave the newest file empty or truncated if files are not synced. Its commit never finished. The tip
+is then the one in the file before it, and the next commit takes the number after the damaged file.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ REFS = "refs/"
 TAG_FILE = "ref.json"
 TAG_TOMBSTONE = "ref.json.deleted"
 FRESH_SECONDS = 1.0
-"""A branch that was seen longer ago is looked at before the next of its files is created. Only a conversion in place
-removes branch files, while nobody writes. After it, a writer that waited could create a file that nobody finds."""
+"""A branch that was read longer ago is read again before its next file is created. Only a conversion in place removes
+branch files. A writer that waited during a conversion could create a file that no reader finds."""
 _SUFFIX = ".json"
 _NAME = re.compile(r"([0-9A-Z]{8}|[0-9A-Z]{13})\.json")
 
@@ -111,7 +111,7 @@ def parse_sequence(name: str) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class RefContent:
-    """What a ref file says; a deleted branch ends with one that says so."""
+    """The content of a ref file. The last file of a deleted branch marks the deletion."""
 
     snapshot_id: ObjectId
     deleted: bool = False
@@ -162,9 +162,9 @@ _LOG = logging.getLogger(__name__)
 
 CONFIG_KEY, EARLY_CONFIG_KEY = "config.json", "config.yaml"
 GENERATION_KEY, GENERATION = "generation", "repository"
-"""Kept in `config.json`, so that one request tells what is stored at a place and how it is configured."""
+"""Kept in `config.json`, so that one request returns the generation and the configuration."""
 _CONTENTION = RetryPolicy(max_tries=100, initial_backoff_ms=2, max_backoff_ms=500)
-"""In every round that is lost somebody else moved the branch, so a hundred rounds are many."""
+"""Each lost round means that another writer moved the branch, so a hundred rounds are enough."""
 _CONCURRENCY = 32
 
 
@@ -190,7 +190,7 @@ class RepositoryLedger(QuotingLedger):
 
     async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
         await self.storage.create(DOTTED.branch_key(MAIN, 0), RefContent(initial.id).encode())
-        # Only the winner of the branch file gets here, so the configuration says truly that there is a repository.
+        # Only the creator of the branch file gets here, so a stored configuration means that a repository exists.
         try:
             await self.save_config(config or {}, None)
         except ConflictError:
@@ -252,7 +252,7 @@ class RepositoryLedger(QuotingLedger):
         return None
 
     async def _find_whole(self, branch: str, style: RefStyle, sequence: int) -> RefContent | None:
-        """What the file of a number says or, where it was not written to its end, the newest one before it."""
+        """The content of the file with a number. If that file is truncated, the newest one before it."""
         torn: TornRefError | None = None
         for number in range(sequence, -1, -1):
             try:
@@ -350,7 +350,7 @@ class RepositoryLedger(QuotingLedger):
         check_name(branch, "branch")
         seen = self._seen.get(branch)
         if seen is None or monotonic_time() - self._looked.get(branch, -math.inf) > FRESH_SECONDS:
-            # After a conversion in place the files of a branch are gone, and the next one could be created again.
+            # A conversion in place removes the files of a branch. Then the next file could be created a second time.
             seen = await self._fetch_newest(branch)
             if seen is None:
                 raise _no_branch(branch)
@@ -433,9 +433,9 @@ class RepositoryLedger(QuotingLedger):
         raise _contended(branch)
 
     async def _take_next(self, branch: str, newest: _Newest, content: RefContent) -> bool:
-        """Create the file after the newest; False when somebody else did.
+        """Create the file after the newest. False if another writer did.
 
-        Two callers who want the same at the same time may both be told that they did it.
+        Two concurrent callers that write the same content may both get True.
         """
         try:
             await self._create_file(branch, newest.style, newest.sequence + 1, content)
@@ -485,7 +485,7 @@ def stored_config(found: Versioned) -> StoredConfig:
 
 
 def names_generation(found: Versioned) -> bool:
-    """Whether a `config.json` says that it belongs to a repository of this generation."""
+    """Whether a `config.json` names this generation."""
     try:
         return _parse_config(found.data).get(GENERATION_KEY) == GENERATION
     except FormatError:

@@ -7,8 +7,8 @@
 | `s/<id>.json`, `m/<id>.json` | `s/<id>.msgpack`, `m/<id>.msgpack` |
 | `c/<id>` | `c/<id>.msgpack` or `c/<id>` |
 
-As in later generations no branch file is ever replaced or removed: a deleted branch ends with a file that says so,
-created like a commit, so that of a commit and a deletion at the same time exactly one comes first.
+As in later generations, no branch file is ever replaced or removed. A branch is deleted by a last file that marks the
+deletion. It is created like a commit, so either a commit or a concurrent deletion succeeds.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ _UPDATE = "icefloe-update"
 _COLLECTION = "icefloe-collection"
 """The last garbage collection before the file was written; every later file of the branch repeats it."""
 _CONTENTION = RetryPolicy(max_tries=100, initial_backoff_ms=2, max_backoff_ms=500)
-"""In every round that is lost somebody else moved the branch, so a hundred rounds are many."""
+"""Each lost round means that another writer moved the branch, so a hundred rounds are enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,7 @@ class StoreLedger(QuotingLedger):
             return True
 
     async def _find_whole(self, branch: str, sequence: int) -> _Newest | None:
-        """The file of a number or, where it was not written to its end, what the newest one before it says."""
+        """The content of the file with a number. If that file is truncated, the newest one before it."""
         torn: TornRefError | None = None
         for number in range(sequence, -1, -1):
             try:
@@ -321,7 +321,7 @@ class StoreLedger(QuotingLedger):
     async def replace_tip(self, branch: str, tip: Tip, snapshot_id: ObjectId) -> None:
         check_name(branch, "branch")
         if monotonic_time() - self._looked.get(branch, -math.inf) > FRESH_SECONDS:
-            # After a conversion in place the files of a branch are gone, and the next one could be created again.
+            # A conversion in place removes the files of a branch. Then the next file could be created a second time.
             newest = await self._require_newest(branch)
             if newest.tip.version_token != tip.version_token:
                 self._refuse(newest.tip, tip)
@@ -358,7 +358,7 @@ class StoreLedger(QuotingLedger):
         *,
         deleted: bool = False,
     ) -> None:
-        """Take a sequence number; AlreadyExistsError when somebody else did."""
+        """Take a sequence number. Raises AlreadyExistsError if another writer took it."""
         properties: dict[str, Any] = {DELETED: True} if deleted else {}
         if collection is not None:
             properties[_COLLECTION] = collection
@@ -448,7 +448,7 @@ def _check_new_branch(branch: str) -> None:
 
 def new_reference(snapshot_id: ObjectId, properties: Mapping[str, Any]) -> Reference:
     """The content of a new ref file."""
-    # A text of its own makes every file unique, so that a lost answer can be settled by reading back.
+    # A random text makes every file unique. After a lost response, reading back shows who wrote it.
     return Reference(snapshot_id, current_time(), {**properties, _UPDATE: new_object_id()})
 
 

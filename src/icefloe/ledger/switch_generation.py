@@ -1,9 +1,10 @@
-"""Let another generation take over a repository: import its refs and history, retire the old ones.
+"""Switch a repository to another generation: import its refs and history, then remove the old ones.
 
-As long as one object marks the old generation it opens with all its refs as they were; that object goes in one step.
+One object identifies the old generation. As long as it exists, the repository opens in the old generation with all its
+refs. It is removed in one step.
 
-A repository that is converted has its files first. Refs come last, and of these `main`, or the one file that holds them
-all: until then nobody finds a repository of the new generation, from then on everybody finds all of it.
+A conversion writes all other files first and refs last. The last ref is `main`, or the file that holds all refs. Until
+then no reader finds the new generation. From then on every reader finds all of it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from icefloe.model.snapshot import SnapshotInfo
 from icefloe.storage.contract import Storage
 
 JOURNAL_KEY = "icefloe-conversion.json"
-"""The object that tells of a conversion under way."""
+"""The object that exists while a conversion is in progress."""
 _CONFIG_KEYS = {
     SpecVersion.STORE: ("config.json",),
     SpecVersion.REPOSITORY: ("config.json", "config.yaml"),
@@ -66,12 +67,12 @@ def shares_refs(first: SpecVersion, second: SpecVersion) -> bool:
 
 
 def takes_precedence(first: SpecVersion, second: SpecVersion) -> bool:
-    """Whether a place that holds both generations opens as the first one."""
+    """Whether a storage that holds both generations opens as the first one."""
     return first > second
 
 
 async def find_generations(storage: Storage) -> set[SpecVersion]:
-    """Every generation that has refs at a place; more than one while a conversion is under way."""
+    """Every generation that has refs in a storage. More than one while a conversion is in progress."""
     found = set()
     if await storage.exists(REPO_KEY):
         found.add(SpecVersion.ICECHUNK2)
@@ -88,9 +89,9 @@ async def find_generations(storage: Storage) -> set[SpecVersion]:
 
 
 async def remove_generation_name(storage: Storage, version: SpecVersion) -> None:
-    """Let a generation be found only by its refs, not by what its configuration says.
+    """Remove the name of a generation from the configuration. It is then found only by its refs.
 
-    Where the other generation comes first this is the step that lets it be found.
+    If the other generation takes precedence, it opens from this step on.
     """
     if version is not SpecVersion.REPOSITORY:
         return
@@ -108,7 +109,7 @@ async def remove_generation_name(storage: Storage, version: SpecVersion) -> None
 
 
 async def remove_generation(storage: Storage, version: SpecVersion, successor: SpecVersion) -> None:
-    """Take the refs and configuration of a generation away; its other files stay."""
+    """Remove the refs and the configuration of a generation. Its other files stay."""
     if version is SpecVersion.ICECHUNK2:
         if await storage.exists(REPO_KEY):
             backup = new_backup_name(time.time_ns() // 1000)
@@ -119,7 +120,7 @@ async def remove_generation(storage: Storage, version: SpecVersion, successor: S
     else:
         await _remove_refs(storage, _REFS[version])
         if version is not SpecVersion.ICECHUNK1:
-            # Who saw a branch a moment ago creates the next file without another look, see FRESH_SECONDS.
+            # A writer that read a branch a moment ago creates the next file without another read, see FRESH_SECONDS.
             await asyncio.sleep(FRESH_SECONDS + 0.1)
     kept = _CONFIG_KEYS.get(successor, ())
     keys = [key for key in _CONFIG_KEYS.get(version, ()) if key not in kept]
@@ -131,7 +132,7 @@ async def _remove_refs(storage: Storage, folder: str) -> None:
     keys: list[str] = []
     async for page in storage.list(folder):
         keys += [item.key for item in page]
-    # Names of branch files fall: the newest of `main`, which says where it stands, comes first and goes last.
+    # Names of branch files descend: the newest of `main`, which names its tip, is listed first and removed last.
     main = sorted((key for key in keys if key.startswith(_MAIN)), reverse=True)
     await _delete_one_by_one(storage, main)
     rest = [key for key in keys if not key.startswith(_MAIN)]
@@ -160,7 +161,7 @@ _TOLD_BY_HISTORY = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Administration:
-    """What a repository says of itself as a whole, where its generation has a place for it."""
+    """Metadata, flags, status and operations log of a repository, in generations that store them."""
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
     flags: Mapping[str, bool | None] = field(default_factory=dict)
@@ -192,7 +193,7 @@ class WholeHistory:
     config: Mapping[str, Any] | None = None
     administration: Administration | None = None
     migrated_from: int | None = None
-    """The number of the generation whose files these are, where the operations log should tell of it."""
+    """The number of the generation whose files these are, if the operations log should record it."""
 
 
 async def fetch_deleted_tags(ledger: Ledger) -> frozenset[str]:
@@ -216,7 +217,7 @@ def keeps_deleted_tags(ledger: Ledger) -> bool:
 
 
 async def fetch_administration(ledger: Ledger) -> Administration | None:
-    """What a repository says of itself as a whole; None where it has no place for that."""
+    """Metadata, flags, status and operations log of a repository. None if its generation does not store them."""
     if not isinstance(ledger, Icechunk2Ledger):
         return None
     updates = tuple([update async for update in ledger.ops_log()])
@@ -315,7 +316,7 @@ async def _put_config(ledger: Ledger, document: Mapping[str, Any]) -> None:
     if stored.document == document:
         return
     if isinstance(ledger, RepositoryLedger):
-        # Without the name of the generation, which says that there is a repository: there is none before `main`.
+        # Without the name of the generation: no repository exists before `main` does.
         await save_config_file(
             ledger.storage, CONFIG_KEY, json.dumps(document, indent=2).encode(), stored.version_token
         )
@@ -352,7 +353,7 @@ async def _find_tag(ledger: Ledger, name: str) -> ObjectId | None:
 
 
 async def _put_tombstone(ledger: Ledger, name: str) -> None:
-    """The name of a deleted tag stays taken: the file says so by being there."""
+    """The name of a deleted tag cannot be used again: its file stays."""
     assert isinstance(ledger, RepositoryLedger | Icechunk1Ledger)
     key = DOTTED.tag_folder(name) + TAG_TOMBSTONE
     try:

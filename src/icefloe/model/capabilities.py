@@ -72,7 +72,7 @@ def supported_spec_versions() -> list[SpecVersion]:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Abilities and limits the engine above the format room asks for."""
+    """Abilities and limits of a generation. Packages above `formats` ask for these instead of its name."""
 
     object_id_bytes: int = 12
     node_id_is_counter: bool = False

@@ -40,7 +40,7 @@ class ChangeSet:
     """Nodes whose document was written here, also if it is the same as before: an explicit write is a change."""
 
     def copy(self, only: NodeId | None = None) -> ChangeSet:
-        """The same changes, which nobody else changes; of chunk edits only those of one array, where one is named."""
+        """A private copy of the changes. With a node id, only the chunk edits of that array are copied."""
         if only is None:
             edits = {node_id: buffer.copy() for node_id, buffer in self.edits.items()}
         else:
@@ -144,11 +144,11 @@ class ChangeSet:
             self.origin[node.id] = node.path
 
     def clip(self, node: ArrayNode, grid: Sequence[int]) -> None:
-        """An array became smaller: chunks outside the grid are gone, whoever wrote them."""
+        """An array became smaller: all chunks outside the grid are dropped."""
         self.show_only(node, tuple((0, int(n)) for n in grid))
 
     def show_only(self, node: ArrayNode, box: Extents) -> None:
-        """Chunks of an array outside a box are gone, whoever wrote them."""
+        """Drop all chunks of an array outside a box."""
         self.buffer(node).show_only(box)
         if node.id in self.parts:
             self.parts[node.id] = tuple(part.clipped(box) for part in self.parts[node.id])
@@ -357,7 +357,7 @@ class ChunkWriter:
             self._packs.discard_node(node_id)
 
     def seal_packs(self, changes: ChangeSet) -> None:
-        """Give every waiting chunk its place in a pack, so that the change set knows all references."""
+        """Assign every waiting chunk to a pack, so that the change set has all references."""
         with self.lock:
             self._packs.seal(self._recorder(changes))
 

@@ -1,12 +1,12 @@
 """Commit: write manifests, attributes, snapshot and log of a change set, check for collected files, move the branch.
 
 A collection announces itself before it deletes anything: it puts a record into the repository, then writes the refs
-again. A commit that is under way fails its first try for that reason, so that it costs nothing while no collection
-runs. Then it looks at the records and at every chunk object that its changes refer to. An object that is gone refuses
-the commit. Objects that a collection under way may still delete (they are older than its cut-off) make the commit wait
-for its end. A collection reads refs again after it wrote them, and keeps what commits name that were faster.
+again. That makes the first attempt of a commit in progress fail. The check costs nothing while no collection runs.
+The commit then reads the records and checks every chunk object that its changes refer to. If an object is missing, the
+commit is refused. If a running collection may still delete an object (it is older than the cut-off), the commit waits
+for the end of the collection. A collection reads refs again after it wrote them, and keeps what faster commits name.
 
-Records are empty objects; their names tell all. One record of a finished collection is kept, that of the last.
+Records are empty objects. Their names hold all information. Only the record of the last finished collection is kept.
 
     icefloe/collections/<cut-off, microseconds since 1970>-<id>.running
     icefloe/collections/<cut-off, microseconds since 1970>-<id>.done
@@ -78,7 +78,7 @@ LEASE_SECONDS = 120.0
 """A collection that did not renew its record for so long is dead, and must not delete anything any more."""
 _RENEW_SECONDS = 20.0
 _LONG_SESSION_SECONDS = 1800.0
-"""Where refs tell of no collections with a longer grace period than twice this, older sessions ask for them."""
+"""If refs do not show collections with a grace period over twice this, older sessions ask for them."""
 SHORT_GRACE = dt.timedelta(seconds=2 * _LONG_SESSION_SECONDS)
 _WAIT_SECONDS = 600.0
 _FIRST_CHECK_PAUSE_SECONDS, _LONGEST_CHECK_PAUSE_SECONDS = 0.05, 5.0
@@ -91,7 +91,7 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 @dataclass(frozen=True, slots=True)
 class CollectionRecord:
-    """A garbage collection, as it tells of itself."""
+    """The record of one garbage collection."""
 
     id: ObjectId
     cutoff: dt.datetime
@@ -106,7 +106,7 @@ class CollectionRecord:
 
 
 async def list_collections(storage: Storage) -> list[CollectionRecord]:
-    """The collections that are under way, and the last that ended."""
+    """The running collections, and the last one that ended."""
     found = []
     try:
         async for page in storage.list(RECORDS):
@@ -116,12 +116,12 @@ async def list_collections(storage: Storage) -> list[CollectionRecord]:
                     cutoff = _EPOCH + dt.timedelta(microseconds=int(match[1]))
                     found.append(CollectionRecord(match[2], cutoff, match[3] == "running", item.last_modified))
     except UnsupportedError:
-        pass  # nobody collects garbage where nothing can be listed
+        pass  # no garbage collection runs in a storage that cannot be listed
     return found
 
 
 class Announcement:
-    """The record of a collection that is under way, renewed until the collection ends."""
+    """The record of a running collection, renewed until the collection ends."""
 
     def __init__(self, storage: Storage, cutoff: dt.datetime) -> None:
         self.record = CollectionRecord(new_object_id(), cutoff, running=True)
@@ -190,7 +190,7 @@ async def check_references(state: SessionState, tip: Tip) -> None:
         return
     told = ledger.announces_collections or state.is_long_open(_LONG_SESSION_SECONDS)
     if not told and not await list_collections(state.engine.storage):
-        return  # refs do not tell, but records do: nobody ever collected garbage
+        return  # refs do not show it, but records do: garbage was never collected
     await check_objects(state.engine, await referenced_objects(state))
 
 
@@ -228,7 +228,7 @@ def chunk_objects(tables: Iterable[ChunkTable]) -> list[bytes]:
 
 
 async def check_objects(engine: RepositoryParts, keys: Sequence[str]) -> None:
-    """Refuse to refer to objects that are gone; wait for collections that may still delete some of them."""
+    """Refuse references to missing objects. Wait for collections that may still delete some of them."""
     if not keys:
         return
     started = monotonic_time()
@@ -259,7 +259,7 @@ async def check_objects(engine: RepositoryParts, keys: Sequence[str]) -> None:
 
 
 async def _fetch_oldest(engine: RepositoryParts, keys: Sequence[str]) -> dt.datetime:
-    """When the oldest of some objects was written, by the store's clock; SessionStateError when one is gone."""
+    """The time of the oldest of some objects, by the store's clock. Raises SessionStateError if one is missing."""
     times = await (_list_times(engine, keys) if len(keys) > _MANY_OBJECTS else _head_times(engine, keys))
     missing = [key for key in keys if key not in times]
     if missing:
@@ -306,7 +306,7 @@ class WrittenManifests:
 
 
 def collect_edits(changes: ChangeSet, gathered: GatheredEdits, arrays: Iterable[ArrayNode]) -> BulkEdits:
-    """The chunk edits of a change set that say something, those of arrays without manifests together."""
+    """The non-empty chunk edits of a change set. Arrays without manifests share common columns."""
     bare = {node.id for node in arrays if not node.manifests}.difference(changes.parts)
     together = gathered.together
     places = [place for place, node_id in enumerate(together.nodes) if node_id in bare]
@@ -330,7 +330,7 @@ async def write_manifests(
 ) -> WrittenManifests:
     """Write what the edits of a change set ask for; untouched manifests stay linked.
 
-    The edits and the nodes of the hierarchy are given by who has listed them already.
+    Pass the edits and the nodes of the hierarchy if they are listed already.
     """
     gathered = gathered or gather_edits(state.changes.edits)
     if not state.changes.parts and not gathered.alone and not len(gathered.together):
@@ -378,7 +378,7 @@ _FIRST_PAUSE_SECONDS = 0.005
 _PAUSE_PER_TRY = 4.0
 _LONGEST_PAUSE_SECONDS = 10.0
 _STALE_TRIES = 100
-"""In every try that is lost somebody expired history or collected garbage, so a hundred tries are many."""
+"""Each lost attempt means that history was expired or garbage collected, so a hundred attempts are enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +390,7 @@ class CommitRequest:
     rebase_with: ConflictSolver | None = None
     rebase_tries: int = 1000
     only_moves_chunks: bool = False
-    """Whether the new references lead to the bytes of the old ones; where there are no logs, the metadata tells."""
+    """Whether the new references lead to the same bytes as the old ones. Without logs, the metadata shows it."""
 
 
 async def commit(state: SessionState, branch: str, request: CommitRequest) -> Snapshot:
@@ -431,7 +431,7 @@ async def _write_and_advance(state: SessionState, branch: str, request: CommitRe
 
 
 async def advance_branch(engine: RepositoryParts, branch: str, tip: Tip, snapshot: Snapshot) -> Snapshot:
-    """Make a flushed snapshot the newest of a branch that stands at `tip`, its parent; ConflictError if it moved.
+    """Make a written snapshot the tip of a branch that is at `tip`, its parent. Raises ConflictError if it moved.
 
     When history was rewritten under the writer, the snapshot gets the quotes that its parent has now, in its own file:
     nobody can have read it yet. StaleTipError when garbage was collected: then the caller looks at what it refers to.
@@ -520,7 +520,7 @@ async def amend(state: SessionState, branch: str, tip: Tip, request: CommitReque
 
 
 async def _fetch_replaced_log(engine: RepositoryParts, replaced: Snapshot, parent: Snapshot) -> TransactionLog:
-    """What the log of the new snapshot must tell of the one that it replaces.
+    """The changes of the replaced snapshot that the log of the new one must contain.
 
     Where the ledger names the logs of expired ancestors, it goes on to do so for the new snapshot. Its log must not
     tell of them again, and an expiry meanwhile may name more of them.
@@ -538,7 +538,7 @@ async def replace_newest(
     replaced: Snapshot,
     write: Callable[[Tip, Snapshot, TransactionLog], Awaitable[Snapshot]],
 ) -> tuple[Snapshot, Tip]:
-    """Put another snapshot in the place of the newest of a branch, on the parent that this one has now.
+    """Replace the newest snapshot of a branch by another one, on the present parent of the replaced one.
 
     `write` writes the snapshot, given the tip, the parent and what the replaced one changed against it. All are read
     from storage: others may have expired the parent that this process remembers.
@@ -606,7 +606,7 @@ def _base_gone(state: SessionState, tip_id: ObjectId) -> ConflictError:
 
 
 async def rebase(state: SessionState, branch: str, solver: ConflictSolver) -> None:
-    """Carry the changes over to where the branch stands now; all the way, or not at all."""
+    """Rebase the changes on the tip of the branch, completely or not at all."""
     earlier: tuple[ObjectId, list[ObjectId] | None] | None = None
     for tries in range(_STALE_TRIES):
         tip = await state.engine.ledger.fetch_tip(branch)
@@ -694,7 +694,7 @@ async def write_snapshot(
 ) -> Snapshot:
     """Write manifests, attributes, snapshot and log of the changes; no ref points at them yet.
 
-    `manifests` are given by who has written them already.
+    Pass `manifests` if they are written already.
     """
     engine = state.engine
     summary = summarise(state.base, state.changes)
@@ -783,9 +783,9 @@ async def _list_lost(state: SessionState, earlier: TransactionLog, parent: Snaps
 async def _write_attributes(
     state: SessionState, changed: Container[NodeId]
 ) -> Mapping[NodeId, tuple[bytes, AttributesRef]]:
-    """Write large attributes of changed nodes to one file; returns document and place of each such node.
+    """Write large attributes of changed nodes to one file; returns document and reference of each.
 
-    A node that was only moved keeps its document as it is: the log tells of no change of it.
+    A node that was only moved keeps its document: the log records no change of it.
     """
     threshold = state.engine.config.effective("attributes_threshold_bytes")
     if not state.engine.format.capabilities.attributes_files:

@@ -62,7 +62,7 @@ async def join_logs(
 
 
 def is_cut_off(log: TransactionLog, parent: Snapshot, snapshot: Snapshot) -> bool:
-    """Whether the log of a snapshot on the first one does not tell of all its nodes.
+    """Whether the log of a snapshot on the first one does not list all its nodes.
 
     The official package expires history by putting a kept snapshot on the first one, and leaves its log as it was: the
     log then only tells of the last of the commits in between.
@@ -74,7 +74,7 @@ def is_cut_off(log: TransactionLog, parent: Snapshot, snapshot: Snapshot) -> boo
 
 
 def merge_logs(first: TransactionLog, second: TransactionLog) -> TransactionLog:
-    """Two consecutive logs as one, as far as they tell; `join_logs` also looks for chunks that they do not mention."""
+    """Merge two consecutive logs. `join_logs` also finds chunks that neither log mentions."""
     born = first.new_arrays | first.new_groups
     gone = second.deleted_arrays | second.deleted_groups
     # A node that was deleted and came back under its id, as by a revert, is neither new nor deleted.
@@ -125,7 +125,7 @@ def _find_changed_again(logs: Iterable[TransactionLog]) -> set[NodeId]:
 
 
 async def _find_lost(was: ArrayNode, now: ArrayNode, lookup: ChunkLookup) -> npt.NDArray[np.uint32]:
-    """Chunks that an array had, that it still has room for, and that it does not have any more."""
+    """Chunks inside the grid that an array had and no longer has."""
     none = np.empty((0, len(now.grid)), dtype=np.uint32)
     if len(was.grid) != len(now.grid):
         return none
@@ -300,7 +300,7 @@ async def ancestry(engine: RepositoryParts, choice: RefChoice) -> AsyncIterator[
 
 
 def check_zone(moment: dt.datetime, name: str) -> dt.datetime:
-    """A time that says its time zone; InvalidInputError for one that does not, because it would have to be guessed."""
+    """A time with a time zone. Raises InvalidInputError for a time without one: the zone would be a guess."""
     if moment.tzinfo is None or moment.utcoffset() is None:
         raise InvalidInputError(
             f"{name}={moment.isoformat()} has no time zone, so that it may be off by hours; give one, as in "
@@ -332,7 +332,7 @@ async def snapshot_as_of(engine: RepositoryParts, snapshot_id: ObjectId, time: d
 
 
 async def fetch_branch(engine: RepositoryParts, branch: str) -> tuple[Tip, Snapshot]:
-    """Where a branch stands, and the snapshot there, for work that will commit on top of it."""
+    """The tip of a branch and its snapshot, for a commit on top of it."""
     tip = await engine.ledger.fetch_tip(branch)
     return tip, await fetch_base(engine, branch, tip)
 
@@ -392,9 +392,9 @@ async def fetch_log(
 
 
 async def diff_between(engine: RepositoryParts, old: ObjectId, new: ObjectId) -> Diff:
-    """What changed from one snapshot to another one; SnapshotNotFoundError when one of the two is gone.
+    """What changed from one snapshot to another. Raises SnapshotNotFoundError if one does not exist.
 
-    Along one history the logs in between tell; unrelated snapshots are compared. Others may expire and collect what is
+    Along one history the logs are read. Unrelated snapshots are compared. Others may expire and collect what is
     in between meanwhile: then the history is walked again.
     """
     cause: Exception = ConflictError(f"the history of {new} was expired again and again while it was read; try again")

@@ -47,7 +47,7 @@ class KeySpace:
 
     def find_chunk(self, key: str) -> Chunk | None:
         """The array and coordinates that a key names, or None when it names no chunk of an existing array."""
-        # Zarr asks for chunk after chunk of one array: what stands before the coordinates is looked up once.
+        # Zarr asks for chunk after chunk of one array: the prefix before the coordinates is looked up once.
         start, _, rest = key.partition("/c/")
         known = self._known
         if known is not None and known.start == start and known.node is self._state.tree.find(known.node.path):

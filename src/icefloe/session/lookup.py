@@ -105,7 +105,7 @@ class _Boxes:
     def asked(self, coords: npt.NDArray[np.uint32]) -> list[tuple[ObjectId, npt.NDArray[np.bool_]]]:
         """Manifests that may hold some of the chunks, each with a mask of those."""
         if len(self.refs) == 1:
-            # A lone manifest is asked whatever its extents say: they may lie in files of others.
+            # A single manifest is always searched: in files of other writers its extents may be wrong.
             return [(self.refs[0].manifest_id, np.ones(len(coords), dtype=np.bool_))]
         low, high = np.array(lowest(coords)), np.array(highest(coords))
         near = np.flatnonzero(((self.first <= high) & (low < self.end)).all(axis=1))
@@ -113,7 +113,7 @@ class _Boxes:
         return [(self.refs[i].manifest_id, mask) for i, mask in zip(near, masks, strict=True) if mask.any()]
 
     def meeting(self, box: Extents) -> list[ObjectId]:
-        """Manifests whose box meets another box."""
+        """Manifests whose box overlaps another box."""
         low = np.array([a for a, _ in box], dtype=np.int64)
         high = np.array([b for _, b in box], dtype=np.int64)
         meets = ((self.first < high) & (low < self.end)).all(axis=1)
@@ -128,7 +128,7 @@ def _boxes(node: ArrayNode) -> _Boxes:
 
 
 class ChunkLookup:
-    """Looks references up in manifests, fetching only those whose extents meet the question."""
+    """Looks up references in manifests. Fetches only manifests whose extents overlap the requested chunks."""
 
     def __init__(self, metadata_files: MetadataFiles) -> None:
         self._metadata_files = metadata_files

@@ -1,8 +1,8 @@
 """Create, find and open repositories of any generation; their stored configuration; writers of this process.
 
-A writer is as old as the clocks of its own process say. Garbage collection needs to know when the writer began by the
-clock of the store, because the store gives objects their times. It subtracts the age of the writer from the present
-time of the store, so that the two clocks are never compared with each other.
+The age of a writer is measured by the clocks of its own process. Garbage collection needs the start of the writer by
+the clock of the store, because the store sets the times of objects. It subtracts the age of the writer from the present
+time of the store. So the two clocks are never compared.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from icefloe.storage.wrappers import SplitStorage
 class WriterStart:
     """When a session or fork began to write, on both clocks of this process.
 
-    The wall clock may be set back meanwhile. The other one stands still while the machine sleeps. The age is the larger
+    The wall clock may be set back. The monotonic clock stops while the machine sleeps. The age is the larger
     of the two differences: a writer that seems too old is seen, one that seems too young might be missed.
     """
 
@@ -79,7 +79,7 @@ _WRITERS: weakref.WeakKeyDictionary[Any, tuple[str, WriterStart]] = weakref.Weak
 
 
 def register_writer(session: Any, storage: Storage, since: WriterStart | None = None) -> None:
-    """Remember that a session may write, from now on or since a time."""
+    """Register a session that may write, from now on or since a given start."""
     _WRITERS[session] = (storage.url, since or WriterStart())
 
 
@@ -93,7 +93,7 @@ def oldest_writer(storage: Storage) -> dt.timedelta | None:
 
 @dataclass(frozen=True, slots=True)
 class RepositoryParts:
-    """The parts of one opened repository, shared by its sessions; pickles as what it was built from."""
+    """The parts of one opened repository, shared by its sessions. Pickled as the arguments it was built from."""
 
     storage: Storage
     format: Format
@@ -117,15 +117,15 @@ class RepositoryParts:
         Raises
         ------
         ReadOnlyError
-            The repository itself says that it takes no writes.
+            The repository is set to read-only.
         RepositoryNotFoundError
-            Another process converted the repository since it was opened. The refs of the old generation are gone: a
-            collection by them would delete everything, and what is written to them is found by nobody.
+            Another process converted the repository since it was opened. The refs of the old generation no longer
+            exist. A collection by them would delete everything, and no reader would find what is written to them.
         """
         await self.ledger.check_writable()
         version = self.format.spec_version
         if version in (SpecVersion.DATASET, SpecVersion.ICECHUNK2):
-            return  # their refs, settings and history are in one file, which is gone after a conversion
+            return  # their refs, settings and history are in one file, which a conversion removes
         found = await detect_generation(self.storage)
         if found is not None and found is not version:
             raise RepositoryNotFoundError(
@@ -164,10 +164,10 @@ _CONFIG_TRIES = 20
 _FEW_NODES = 200
 """Up to here, looking at every node takes less time than handing the work to a thread."""
 _MOST_LEFTOVERS = 1000
-"""Files of creators that did not finish; a place with more of them is something else."""
+"""Files that unfinished creations may leave. A storage with more files holds something else."""
 _CLAIM_KEY = "creating.json"
 _CLAIM_SECONDS = 30.0
-"""A creator looks at its claim just before it decides. One that is silent for longer is taken for dead."""
+"""A creator checks its claim just before the deciding write. A claim older than this is ignored."""
 
 
 STORED_BOUNDS: Final = {
@@ -193,9 +193,9 @@ STORED_BOUNDS: Final = {
     "manifest.preload_rules.max_manifests": (0, 100),
     "manifest.preload_rules.max_manifest_size": (0, 1_000_000),
 }
-"""Of settings that a repository stores: the caller did not choose them, and whoever can write there did.
+"""Bounds of settings that a repository stores. Writers of the repository chose them, not the caller.
 
-They take memory, requests, waits or durability of whoever opens it. What the caller passes is not bounded.
+They cost the process that opens it memory, requests, waits or durability. Settings the caller passes are not bounded.
 """
 
 _UNBOUNDED_IF_UNSET = ("manifest.preload_rules.max_manifests", "manifest.preload_rules.max_manifest_size")
@@ -263,7 +263,7 @@ async def create_engine(
 
 
 class _CreationClaim:
-    """Which generation a place is to have, while repositories are being created there.
+    """The generation that is being created in a storage.
 
     Each generation decides by an object of its own who creates it, so two generations could both be created. An object
     that all of them share says which one may be. Creators of that generation need not wait for each other. Others
@@ -313,7 +313,7 @@ class _CreationClaim:
         return isinstance(document, dict) and document.get("creating") == self._version.value
 
     async def holds(self) -> bool:
-        """Whether the place is still to have this generation; asked just before the write that decides."""
+        """Whether this generation may still be created. Checked just before the deciding write."""
         found = await self._find()
         return found is not None and self._is_ours(found)
 
@@ -329,7 +329,7 @@ class _CreationClaim:
 
 
 async def _is_free(storage: Storage, generation: Format) -> bool:
-    """Whether a place holds nothing, or only what creators leave before the first ref: some of them may have died."""
+    """Whether a storage is empty, or holds only files that an unfinished creation left before the first ref."""
     folders = (generation.snapshots_folder.rstrip("/"), generation.transactions_folder.rstrip("/"))
     found = 0
     async for page in storage.list(""):
@@ -375,7 +375,7 @@ async def create_or_open_engine(
     *,
     check_clean_root: bool,
 ) -> RepositoryParts:
-    """Make a repository, or open the one that somebody else made in the meantime."""
+    """Create a repository, or open the one that another process created in the meantime."""
     try:
         return await create_engine(storage, version, config, authorized, check_clean_root=check_clean_root)
     except AlreadyExistsError as taken:
@@ -397,7 +397,7 @@ async def _fetch_config(storage: Storage, detected: Detected) -> RepositoryConfi
 
 
 def _decode_stored(document: Mapping[str, Any], url: str) -> RepositoryConfig:
-    """The configuration of a repository; its containers are marked as data of whoever wrote it."""
+    """The configuration of a repository. Its containers are flagged as stored data, not as the caller's."""
     config = decode_config(_without_costly_conditions(document, url))
     if config.virtual_chunk_containers is not None:
         config.virtual_chunk_containers = {
@@ -407,7 +407,7 @@ def _decode_stored(document: Mapping[str, Any], url: str) -> RepositoryConfig:
 
 
 def _without_costly_conditions(document: Mapping[str, Any], url: str) -> Mapping[str, Any]:
-    """The stored settings without conditions on arrays that would hold up whoever opens the repository.
+    """The stored settings without conditions on arrays that are too costly to evaluate.
 
     This is decided before they are decoded, because decoding compiles every regular expression.
     """
@@ -453,7 +453,7 @@ def _is_cheap(given: Any) -> bool:
 
 
 def _bound_stored(config: RepositoryConfig, url: str) -> None:
-    """Bring settings that a repository stores within what does no harm to whoever opens it."""
+    """Limit stored settings to bounds that do no harm to the process that opens the repository."""
     for name, (least, most) in STORED_BOUNDS.items():
         *outer, setting = name.split(".")
         owner: Any = config
@@ -521,19 +521,19 @@ def reconfigure(
 
 
 async def check_writable(engine: RepositoryParts) -> None:
-    """Refuse early where the repository says it takes no writes."""
+    """Fail early if the repository is read-only."""
     await engine.ledger.check_writable()
 
 
 def expect_tip(engine: RepositoryParts, branch: str) -> None:
     """Begin to fetch the snapshot where a branch stood when it was last seen.
 
-    Mostly it still stands there, and who asks for the branch then needs not wait for both, one after the other.
+    Usually the branch is still there. Then the ref and the snapshot are fetched at the same time.
     """
     guess = engine.ledger.recall_tip(branch)
     if guess is not None and not engine.metadata_files.has_snapshot(guess):
         fetching = asyncio.run_coroutine_threadsafe(engine.metadata_files.fetch_snapshot(guess), blocking_loop())
-        # A snapshot that is gone is no error: the branch is somewhere else by now.
+        # A missing snapshot is no error: the branch has moved.
         fetching.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
@@ -551,5 +551,5 @@ async def _preload(engine: RepositoryParts, base: Snapshot) -> None:
         try:
             await engine.metadata_files.fetch_manifest(manifest_id)
         except IcefloeError as error:
-            # Whoever needs this manifest will meet the same error where it can be handled.
+            # A read of this manifest raises the same error where it can be handled.
             _log.debug("preloading manifest %s failed: %s", manifest_id, error)

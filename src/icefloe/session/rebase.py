@@ -1,7 +1,7 @@
 """Rebase a change set over commits that were made in the meantime: conflicts, solvers, false conflicts.
 
-While history is expired, the log of a kept snapshot tells of the changes of its ancestors, too, so that it never tells
-too little. A writer that builds on one of these ancestors would meet its own changes as those of others.
+During an expiry, the log of a kept snapshot also contains the changes of its expired ancestors, so that no change is
+missing. A writer based on one of these ancestors would see its own changes as conflicts. Such conflicts are dropped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Coordinates = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class TouchedChunks:
-    """Coordinates, and boxes that may hold further ones."""
+    """Chunks that a change may have touched: known coordinates, and boxes that may hold more."""
 
     ndim: int
     known: Coordinates | None = None
@@ -44,7 +44,7 @@ class TouchedChunks:
         return corners if self.known is None else np.concatenate([self.known, corners])
 
     def common(self, other: TouchedChunks) -> Coordinates:
-        """Chunks that both may have written; of two boxes that meet, the first corner of what they share."""
+        """Chunks that both may have written. For two overlapping boxes, the first corner of the overlap."""
         found = []
         if self.known is not None and other.known is not None and self.known.shape[1] == other.known.shape[1]:
             found.append(_common_rows(self.known, other.known))
@@ -96,7 +96,7 @@ Coords = npt.NDArray[np.uint32]
 async def drop_false_conflicts(
     log: TransactionLog, base: Snapshot, changes: ChangeSet, theirs: Snapshot, metadata_files: MetadataFiles
 ) -> TransactionLog:
-    """The log without chunks that we changed and that are where they were; nothing is read unless both tell of one."""
+    """The log without chunks that we changed and whose references did not change. Reads only if both list a chunk."""
     suspects = _find_common(log, base, changes)
     if not suspects:
         return log
@@ -149,7 +149,7 @@ async def _find_unchanged(was: ArrayNode, now: ArrayNode, coords: Coords, lookup
     alike = (held.kind[before] == fresh.kind[after]) & (held.length[before] == fresh.length[after])
     kind, same = held.kind[before], np.zeros(len(coords), dtype=bool)
     if held.object_id is not None and fresh.object_id is not None:
-        # Ids are random and never used again: who writes a chunk gives it another one, whatever it holds.
+        # Ids are random and never reused: every write of a chunk gives it a new id.
         same |= (kind == ChunkKind.NATIVE) & (held.object_id[before] == fresh.object_id[after]).all(axis=1)
         same &= held.offset[before] == fresh.offset[after]
     for place in np.flatnonzero(alike & (kind == ChunkKind.INLINE)).tolist():
@@ -159,7 +159,7 @@ async def _find_unchanged(was: ArrayNode, now: ArrayNode, coords: Coords, lookup
 
 
 class ConflictType(enum.Enum):
-    """What kind of clash it is."""
+    """The kind of a conflict."""
 
     NewNodeConflictsWithExistingNode = (1,)
     NewNodeInInvalidGroup = (2,)
@@ -184,7 +184,7 @@ class VersionSelection(enum.Enum):
 
 @dataclass(frozen=True)
 class Conflict:
-    """One clash: its kind, the path it is about, and the chunks if it is about chunks."""
+    """One conflict: its kind, its path, and its chunks if it is about chunks."""
 
     conflict_type: ConflictType
     path: str
@@ -425,7 +425,7 @@ def _vacated(existing: Node, ours: ChangeSummary) -> bool:
 
 
 def _parent_is_group(path: str, ours: ChangeSummary, missed: _Missed) -> bool:
-    """Whether a node may stand at this path: its parent was not deleted in between, and no array is above it."""
+    """Whether a node may be at this path: its parent was not deleted in between, and no array is above it."""
     above = parent_path(path)
     while above is not None:
         here = missed.changes.added.get(above)
@@ -493,7 +493,7 @@ def _stays(clash: _Clash, ours: ChangeSummary, missed: _Missed) -> bool:
 
 
 def _can(conflict: Conflict, answer: VersionSelection) -> bool:
-    """Whether a solver's answer can be carried out: a parent that is gone cannot be made ours."""
+    """Whether the choice of a solver can be applied: a deleted parent cannot be restored."""
     if answer is VersionSelection.Fail:
         return False
     impossible_ours = (
@@ -555,7 +555,7 @@ def _replay(ours: ChangeSummary, missed: _Missed, dropped: _Dropped) -> ChangeSe
 
 
 def _took_all(node_id: NodeId, ours: ChangeSummary, missed: _Missed) -> bool:
-    """Whether a group was deleted with everything in it, so that what others put into it goes too."""
+    """Whether a group was deleted with all its content, so that nodes others added to it are deleted too."""
     origin = missed.changes.origin[node_id]
     first, end = subtree_bounds(origin)
     if any(first <= path < end for path in missed.changes.added):

@@ -31,7 +31,7 @@ Mapper = Callable[[Iterable[int]], Iterable[int] | None]
 
 
 async def shift_array(state: SessionState, path: str, offset: Sequence[int]) -> None:
-    """Move every chunk by an offset; free places read as fill value, what leaves the grid is dropped."""
+    """Move every chunk by an offset. Vacated chunks read as fill value. Chunks that leave the grid are dropped."""
     node = _movable(state, path)
     if len(offset) != len(node.shape):
         raise InvalidInputError(f"offset {tuple(offset)} for {node.path}, which has {len(node.shape)} dimensions")
@@ -58,7 +58,7 @@ async def reindex_array(state: SessionState, path: str, forward: Mapper, backwar
 
 
 def _vacated(table: ChunkTable, backward: Mapper) -> ChunkTable:
-    """Tombstones for places whose source has no chunk."""
+    """Tombstones for coordinates whose source has no chunk."""
     rows = []
     for index, coords in enumerate(table.coords.tolist()):
         source = backward(coords)

@@ -85,7 +85,7 @@ def give_way(base: Snapshot, changes: ChangeSet, theirs: Snapshot, fresh: Set[No
     if not clashing:
         return changes
     if not clashing.keys().isdisjoint(changes.parts):
-        # The number stands in manifests that workers wrote; only writing them again could change it.
+        # Manifests that workers wrote contain the number. Changing it would mean rewriting them.
         raise RebaseFailedError(
             f"a node of snapshot {theirs.id} took the number of an array that a distributed write of this session "
             "filled; open a new session and write again",
@@ -113,7 +113,7 @@ def _renumber(changes: ChangeSet, clashing: Mapping[NodeId, str], others: Set[No
         new = draw_node_id(used)
         used.add(new)
         result.added[path] = replace(result.added[path], id=new)
-        result.cleared.pop(old, None)  # nobody else knows a new array
+        result.cleared.pop(old, None)  # only this session has a new array
         if old in result.edits:
             result.edits[new] = result.edits.pop(old)
     return result
@@ -122,7 +122,7 @@ def _renumber(changes: ChangeSet, clashing: Mapping[NodeId, str], others: Set[No
 class Tree:
     """Nodes by path over a base and a change set.
 
-    Every question is answered as of one moment: whoever changes the change set holds the lock meanwhile.
+    Every method sees one consistent state: the change set is only changed while the lock is held.
     """
 
     def __init__(self, base: Snapshot, changes: ChangeSet, lock: threading.RLock | None = None) -> None:
@@ -202,7 +202,7 @@ class Tree:
         return ([here] if here is not None else []) + below
 
     def child_names(self, path: str) -> list[str]:
-        """Names directly below a path, whether or not a node stands at each."""
+        """Names directly below a path, with or without a node of their own."""
         with self._lock:
             return self._child_names(path)
 
@@ -264,7 +264,7 @@ _MAX_COORD = 2**32 - 1
 
 
 class SessionView:
-    """A session at one moment: nobody changes what it shows.
+    """An immutable view of a session.
 
     `inherited` are the changes of the session that this one was forked from. Its chunk edits and parts are read
     through, not committed from here.
@@ -292,7 +292,7 @@ class SessionView:
         if node is None:
             return None
         if node.attributes is None:
-            check_json(node.document, path)  # whoever asked for it parses it next
+            check_json(node.document, path)  # the caller parses it next
             return node.document
         attributes = await self.engine.metadata_files.fetch_attributes(node.attributes.object_id, node.attributes.row)
         return join_attributes(node.document, attributes)
@@ -327,7 +327,7 @@ class SessionView:
             )
 
     def _layers(self, node: ArrayNode) -> list[Layer]:
-        """What the changes, and those they were forked from, say about the chunks of an array; the newest first."""
+        """The edits of an array's chunks, in this change set and in those it was forked from, newest first."""
         found = []
         for changes in (self.changes, self.inherited):
             edits, parts = changes.edits.get(node.id), changes.parts.get(node.id)
@@ -365,7 +365,7 @@ class SessionView:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one change set says about the chunks of an array: edits lie over parts."""
+    """The edits of an array's chunks in one change set. Edits win over parts."""
 
     edits: EditBuffer | None
     parts: tuple[PartView, ...]
@@ -430,7 +430,7 @@ class SessionState(SessionView):
         reader = engine.reader.for_session(self.writer.unstored)
         super().__init__(engine, Tree(base, changes or ChangeSet(), self.lock), inherited or ChangeSet(), reader)
         self.tip = tip
-        """Where the branch stood that a commit goes to, when the base was found there."""
+        """The tip of the target branch when the base was read from it."""
         self.first_tip = tip
         """Where the branch stood when the session was opened; a rebase leaves it as it is."""
         self._opened = monotonic_time()
@@ -464,7 +464,7 @@ class SessionState(SessionView):
 
     @contextmanager
     def exclusive(self, verb: str) -> Iterator[None]:
-        """Refuse every change from elsewhere until the block ends; reading goes on."""
+        """Refuse changes from other threads and tasks until the block ends. Reads are still possible."""
         with self.lock:
             self.check_open()
             self.writer.seal_packs(self.changes)
@@ -652,7 +652,7 @@ class SessionState(SessionView):
         return now if isinstance(now, ArrayNode) and now.id == node.id else None
 
     def open_edits(self, node: ArrayNode, coords: Coords | None = None) -> EditBuffer:
-        """The chunk edits of an array, to be changed by who holds the lock; refused where nothing may change."""
+        """The chunk edits of an array. The caller must hold the lock. Raises if the session takes no changes."""
         self.check_open()
         now = self._current(node)
         if now is None:
