@@ -345,6 +345,24 @@ def test_config_shows_sets_and_unsets(run: Run, ask: Ask, place: str, tmp_path: 
     run("config", place, "a", "1", "--unset", "b", code=2)
 
 
+def test_config_shows_defaults_and_names_settings_without_effect(run: Run, ask: Ask, place: str) -> None:
+    assert ask("config", place, "caching.num_chunk_refs") == 15_000_000
+    assert ask("config", place, "chunk_packing")["by"] == "mixed"
+    assert "known settings: " in run("config", place, "caching.nothing", code=1)
+    listed = {each["setting"]: each for each in ask("config", place, "--all")}
+    assert listed["inline_chunk_threshold_bytes"]["default"] == 512
+    assert all(each["effect"] for each in listed.values() if each["setting"] != "manifest")
+    assert "storage.retries.max_tries" in run("config", place, "--all")
+
+
+def test_a_setting_without_effect_says_so_when_it_is_set(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", place, "get_partial_values_concurrency", "7"]) == 0
+    told = capsys.readouterr().err
+    assert "get_partial_values_concurrency" in told and "does not use it" in told and "max_concurrent_requests" in told
+    assert main(["config", place, "--unset", "get_partial_values_concurrency"]) == 0
+    assert "does not use it" not in capsys.readouterr().err
+
+
 def test_storage_options_reach_the_storage(run: Run, place: str) -> None:
     assert "colour" in run("info", place, "--option", "colour=blue", code=1)
     run("info", place, "--option", "colour", code=2)

@@ -13,8 +13,9 @@ import icefloe
 from icefloe.cli.app import COMMANDS
 from icefloe.errors import IcefloeError
 from icefloe.model.config import RepositoryConfig
-from icefloe.model.config_value import ConfigValue, Nested, settings_of
+from icefloe.model.config_value import all_settings, settings_table
 from icefloe.model.manifest_config import ManifestConfig
+from icefloe.session.open_repository import STORED_BOUNDS
 
 NEVER = "no-run"
 SPARK = "spark"
@@ -84,29 +85,23 @@ def test_every_page_can_be_reached_from_the_index() -> None:
     assert [name_of(page) for page in pages() if page not in seen] == []
 
 
-def settings(cls: type[ConfigValue], prefix: str = "") -> dict[str, Any]:
-    """Return every setting of a configuration class with its default, by dotted name."""
-    found: dict[str, Any] = {}
-    for name, setting in settings_of(cls).items():
-        if isinstance(setting.kind, Nested) and issubclass(setting.kind.cls, ConfigValue):
-            found |= settings(setting.kind.cls, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = setting.default
-    return found
+@pytest.mark.parametrize("unused", [False, True])
+def test_the_tables_of_settings_are_those_of_the_code(unused: bool) -> None:
+    """To update the page, print `settings_table(RepositoryConfig, unused=...)`."""
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    assert settings_table(RepositoryConfig, unused=unused) in page
 
 
-def test_every_setting_is_documented_with_its_default() -> None:
-    text = (ROOT / "docs" / "configuration.md").read_text()
-    # The first table has the defaults; a later one has the bounds of stored settings.
-    rows = dict(reversed(re.findall(r"^\| `([\w.]+)` \| ([^|]+?) \|", text, re.MULTILINE)))
-    for name, default in settings(RepositoryConfig).items():
-        if name == "manifest":
-            continue
-        assert name in rows, f"configuration.md does not describe {name}"
-        if isinstance(default, bool):
-            assert rows[name] == str(default).lower(), name
-        elif isinstance(default, int):
-            assert int(rows[name].replace(",", "").split(" ")[0]) == default, name
+def test_every_setting_says_what_it_does() -> None:
+    for name, setting in all_settings(RepositoryConfig).items():
+        assert setting.doc or setting.unused is not None or name == "manifest", name
+
+
+def test_the_table_of_bounds_is_that_of_the_code() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text().partition("\n## Stored settings have bounds\n")[2]
+    rows = re.findall(r"^\| `([\w.]+)` \| ([\d,]+) \| ([\d,]+) \|", text, re.MULTILINE)
+    found = {name: (int(low.replace(",", "")), int(high.replace(",", ""))) for name, low, high in rows}
+    assert found == dict(STORED_BOUNDS)
 
 
 def test_the_documented_default_layout_is_the_default() -> None:

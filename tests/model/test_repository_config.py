@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import pickle
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from icefloe import Repository, in_memory_storage
 from icefloe.errors import InvalidInputError
 from icefloe.formats.config_document import (
     config_from_yaml,
@@ -137,6 +139,21 @@ def test_merging_is_associative_and_the_default_changes_nothing(
     assert default.merge(one) == one == one.merge(default)
     assert one.merge(two).merge(three) == one.merge(two.merge(three))
     assert one.merge(one) == one
+
+
+def test_a_setting_without_effect_is_logged_when_a_caller_sets_it(caplog: pytest.LogCaptureFixture) -> None:
+    storage = in_memory_storage()
+    with caplog.at_level(logging.WARNING, logger="icefloe"):
+        Repository.create(storage, RepositoryConfig(get_partial_values_concurrency=7, max_concurrent_requests=7))
+        assert [record.message.partition(" is stored")[0] for record in caplog.records] == [
+            "The setting get_partial_values_concurrency"
+        ]
+        caplog.clear()
+        Repository.open(storage)  # what is stored may be meant for the official package
+        assert caplog.records == []
+        own = RepositoryConfig(repo_update_retries=RepoUpdateRetryConfig(StorageRetriesSettings(max_tries=3)))
+        Repository.open(storage, own)
+        assert "repo_update_retries.default.max_tries" in caplog.text
 
 
 def test_what_is_unset_is_none_and_has_a_default() -> None:

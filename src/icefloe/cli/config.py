@@ -13,13 +13,13 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from icefloe.blocking import run_blocking
-from icefloe.cli.console import stderr, stdout
+from icefloe.cli.console import stderr, stdout, table
 from icefloe.cli.options import Json, Repo, StorageOptions, open_repository, storage_at
 from icefloe.cli.output import print_json, write_text
 from icefloe.errors import InvalidInputError
 from icefloe.formats.config_document import config_from_yaml, decode_config, decode_yaml, encode_config, encode_yaml
 from icefloe.model.config import RepositoryConfig
-from icefloe.model.config_value import Nested, settings_of
+from icefloe.model.config_value import Nested, Setting, all_settings, settings_of, unused_remarks
 from icefloe.repository import Repository
 
 
@@ -81,21 +81,29 @@ def config(
             help="Replace the whole configuration by this YAML file. - is standard input.",
         ),
     ] = None,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Show all settings with their values, defaults and effects.")
+    ] = False,
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
     """Show or change the stored configuration.
 
     Without KEY, all settings that are set are printed as YAML, in the form that --file reads. The other settings have
-    their defaults.
+    their defaults. With KEY, the value or the default of one setting is printed.
     """
     repository = open_repository(repo, options)
     if sum((value is not None, bool(unset), file is not None)) > 1:
         raise typer.BadParameter("VALUE, --unset and --file exclude each other")
+    if show_all:
+        _show_all(repository, json=json)
+        return
     if value is None and not unset and file is None:
         _show(repository, key, json=json)
         return
     document = _changed(repository, key, value, unset or [], file)
+    for remark in unused_remarks(decode_config(document)):
+        stderr().print(remark, markup=False)
     if json:
         print_json(document)
     else:
@@ -106,15 +114,58 @@ def config(
 def _show(repository: Repository, key: str | None, *, json: bool) -> None:
     found: Any = encode_config(repository.config)
     for part in key.split(".") if key else ():
-        if not isinstance(found, Mapping) or part not in found:
-            raise InvalidInputError(f"{key!r} is not set in this repository; `icefloe config REPO` shows what is")
-        found = found[part]
+        found = found.get(part) if isinstance(found, Mapping) else None
+    if found is None and key is not None:
+        found = _default_of(key)
+        stderr().print(Text(f"{key} is not set; this is its default", style="dim"))
     if json:
         print_json(found)
     elif isinstance(found, Mapping):
         _print_yaml(found)
     else:
         stdout().print(yaml.safe_dump(found).removesuffix("...\n").rstrip(), markup=False)
+
+
+def _default_of(key: str) -> Any:
+    """The default of a setting, or the defaults of all settings below it, as in a document."""
+    settings = all_settings(RepositoryConfig)
+    if key in settings:
+        return _encoded_default(settings[key])
+    defaults: dict[str, Any] = {}
+    for name, setting in settings.items():
+        if name.startswith(f"{key}."):
+            defaults = with_setting(defaults, name.removeprefix(f"{key}."), _encoded_default(setting))
+    if not defaults:
+        where = key.rpartition(".")[0]
+        known = ", ".join(known_settings(f"{where}." if where else ""))
+        raise InvalidInputError(f"there is no setting {key!r}; known settings: {known}")
+    return defaults
+
+
+def _encoded_default(setting: Setting) -> Any:
+    if setting.default is None or isinstance(setting.kind, Nested):
+        return None
+    return setting.kind.encode(setting.default)
+
+
+def _show_all(repository: Repository, *, json: bool) -> None:
+    """Print every setting with its value, its default and its effect."""
+    document = encode_config(repository.config)
+    facts = []
+    for name, setting in all_settings(RepositoryConfig).items():
+        value: Any = document
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        effect = setting.doc if setting.unused is None else f"not used by Icefloe. {setting.unused}".rstrip(". ")
+        facts.append({"setting": name, "value": value, "default": _encoded_default(setting), "effect": effect})
+    if json:
+        print_json(facts)
+        return
+    listing = table("setting", "value", "default", "effect")
+    for fact in facts:
+        shown = ["" if fact[name] is None else str(fact[name]) for name in ("setting", "value", "default", "effect")]
+        listing.add_row(*(Text(each) for each in shown))
+    stdout().print(listing)
 
 
 def _print_yaml(document: Mapping[str, Any]) -> None:
@@ -128,7 +179,7 @@ def _print_yaml(document: Mapping[str, Any]) -> None:
 def _changed(
     repository: Repository, key: str | None, value: str | None, unset: list[str], file: Path | None
 ) -> dict[str, Any]:
-    """Change the stored configuration in one step; somebody else's change in between is a ConflictError."""
+    """Change the stored configuration in one step. A concurrent change raises ConflictError."""
     stored = run_blocking(repository.engine.ledger.fetch_config())
     before = encode_config(decode_config(stored.document))
     if file is not None:
@@ -152,7 +203,7 @@ def _parse_value(text: str) -> Any:
 
 
 def with_setting(document: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """The document with one setting changed; `key` names it with dots."""
+    """The document with one setting changed. `key` is its dotted name."""
     name, dot, rest = key.partition(".")
     if not dot:
         return {**document, name: value}
@@ -161,10 +212,10 @@ def with_setting(document: Mapping[str, Any], key: str, value: Any) -> dict[str,
 
 
 def without_setting(document: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The document without one setting; InvalidInputError when it is not set."""
+    """The document without one setting. InvalidInputError if it is not set."""
     name, dot, rest = key.partition(".")
     if name not in document or (dot and not isinstance(document[name], Mapping)):
-        raise InvalidInputError(f"{key!r} is not set, so it has its default already")
+        raise InvalidInputError(f"{key!r} is not set; it has its default already")
     if not dot:
         return {other: value for other, value in document.items() if other != name}
     inner = without_setting(document[name], rest)
@@ -172,18 +223,18 @@ def without_setting(document: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _refuse_unknown(found: Mapping[str, Any], before: Mapping[str, Any], where: str = "") -> None:
-    """A setting nobody knows is most likely misspelt; those that were there stay."""
+    """Refuse unknown settings, which are likely misspelt. Unknown settings that are stored already are kept."""
     for name, value in found.items():
         held = before.get(name)
         if isinstance(value, Mapping) and (held is None or isinstance(held, Mapping)) and value:
             _refuse_unknown(value, held or {}, f"{where}{name}.")
         elif name not in before:
             known = ", ".join(known_settings(where))
-            raise InvalidInputError(f"there is no setting {where + name!r}; known there are {known}")
+            raise InvalidInputError(f"there is no setting {where + name!r}; known settings: {known}")
 
 
 def known_settings(where: str) -> list[str]:
-    """The names of the settings below a place such as `caching.`."""
+    """The names of the settings below a prefix such as `caching.`."""
     cls: type[Any] = RepositoryConfig
     for part in filter(None, where.split(".")):
         setting = settings_of(cls).get(part)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -346,7 +345,7 @@ def _encode(value: ConfigValue) -> dict[str, Any]:
         if isinstance(setting.kind, Nested):
             document[key] = _encode(found)
         else:
-            document[key] = found.name.lower() if isinstance(found, enum.Enum) else found
+            document[key] = setting.kind.encode(found)
     return document
 
 

@@ -2,7 +2,7 @@
 
 Modules
 -------
-- `access`: Read the bytes of a source: local files directly, everything else through a storage.
+- `access`: Read the bytes of sources. Local files are read directly, other files through a storage.
 - `array_plan`: The plan of one target array, and the conversion of source values to its values.
 - `cf`: CF conventions: times in any calendar, packed numbers, missing values.
 - `chunk_grids`: Regular chunk grids in numbers: coordinates of all chunks, boxes, and tables of references built
@@ -10,10 +10,11 @@ Modules
 - `local`: Run a whole ingest in one process, without Spark.
 - `members`: The datasets of an ingest: one member per file and group, and what differs between members.
 - `placement`: Where the cells of each file lie in the combined arrays and in what the repository already holds.
-- `plan`: The plan of an ingest: a value that pickles, made before anything is written.
-- `record`: What a repository keeps about its sources: ingested files, and the containers of virtual chunks.
-- `source_model`: What a source file holds, as values, and the report of what differs between files.
-- `sources`: The options of an ingest, and the files that a person means: paths, globs, folders, URLs, lists.
+- `plan`: The plan of an ingest. It can be pickled and is made before anything is written.
+- `record`: What a repository stores about its sources: ingested files, and the containers of virtual chunks.
+- `source_model`: The content of a source file as values, and the report of the differences between files.
+- `sources`: The options of an ingest, and the expansion of paths, globs, directories, URLs and lists into source
+  files.
 - `target_arrays`: The arrays of the target: shape, chunks and type over all files, and over what the repository
   already holds.
 - `tasks`: Split an ingest into tasks that share no chunk, and run one task.

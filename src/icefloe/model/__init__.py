@@ -7,8 +7,7 @@ Modules
 - `capabilities`: What a generation of the format can do, asked instead of its name.
 - `chunk_table`: Chunk references as columns, sorted by coordinates: of one array, or of many arrays together.
 - `config`: The configuration of a repository.
-- `config_value`: What all configuration values share: fields that may be unset, checked when assigned, merged one
-  by one.
+- `config_value`: The definition of settings, and the base of the configuration classes.
 - `manifest_conditions`: Conditions on arrays and dimensions, for manifest splitting and preloading, and their
   regular expressions.
 - `manifest_config`: How chunk references are divided into manifest files: sets, rules, splitting and preloading.

@@ -47,10 +47,29 @@ class ChunkPackingConfig(ConfigValue):
     False
     """
 
-    enabled: Annotated[bool | None, Setting(Flag(), True)] = None
-    threshold_bytes: Annotated[int | None, Setting(Count(0, 2**40), 256 << 10)] = None
-    target_bytes: Annotated[int | None, Setting(Count(1, 2**40), 8 << 20)] = None
-    by: Annotated[PackBy | None, Setting(Choice(PackBy), PackBy.MIXED)] = None
+    enabled: Annotated[
+        bool | None, Setting(Flag(), True, doc="small chunks share objects; false stores one object per chunk")
+    ] = None
+    threshold_bytes: Annotated[
+        int | None, Setting(Count(0, 2**40), 256 << 10, doc="larger chunks are separate objects", stored=(0, 256 << 20))
+    ] = None
+    target_bytes: Annotated[
+        int | None,
+        Setting(
+            Count(1, 2**40),
+            8 << 20,
+            doc="a pack is closed when the next chunk would make it larger than this",
+            stored=(1, 256 << 20),
+        ),
+    ] = None
+    by: Annotated[
+        PackBy | None,
+        Setting(
+            Choice(PackBy),
+            PackBy.MIXED,
+            doc="`mixed`: chunks of several arrays share a pack; `array`: a pack contains chunks of one array only",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         self.check()
@@ -92,8 +111,18 @@ class StorageConcurrencySettings(ConfigValue):
     18
     """
 
-    max_concurrent_requests_for_object: Annotated[int | None, Setting(Count(1, 65535), 18)] = None
-    ideal_concurrent_request_size: Annotated[int | None, Setting(Count(1), 12 << 20)] = None
+    max_concurrent_requests_for_object: Annotated[
+        int | None, Setting(Count(1, 65535), 18, unused="reads are limited by `max_concurrent_requests`")
+    ] = None
+    ideal_concurrent_request_size: Annotated[
+        int | None,
+        Setting(
+            Count(1),
+            12 << 20,
+            doc="if set, large objects are fetched in ranges of this size",
+            stored=(64 << 10, 1 << 30),
+        ),
+    ] = None
 
 
 @dataclass(slots=True, repr=False)
@@ -115,9 +144,28 @@ class StorageRetriesSettings(ConfigValue):
     100
     """
 
-    max_tries: Annotated[int | None, Setting(Count(1, 65535), 10)] = None
-    initial_backoff_ms: Annotated[int | None, Setting(Count(), 100)] = None
-    max_backoff_ms: Annotated[int | None, Setting(Count(), 180_000)] = None
+    max_tries: Annotated[
+        int | None,
+        Setting(
+            Count(1, 65535),
+            10,
+            doc="maximum number of attempts of a request to an object store, including the first",
+            stored=(1, 30),
+        ),
+    ] = None
+    initial_backoff_ms: Annotated[
+        int | None,
+        Setting(Count(), 100, doc="wait before the second attempt; it doubles with each attempt", stored=(0, 10_000)),
+    ] = None
+    max_backoff_ms: Annotated[
+        int | None,
+        Setting(
+            Count(),
+            180_000,
+            doc="longest wait. If unset, 15,000, as in `s3_storage(..., retries=...)`.",
+            stored=(0, 180_000),
+        ),
+    ] = None
 
 
 @dataclass(slots=True, repr=False)
@@ -141,10 +189,15 @@ class StorageTimeoutSettings(ConfigValue):
     5000
     """
 
-    connect_timeout_ms: Annotated[int | None, Setting(Count(1))] = None
-    read_timeout_ms: Annotated[int | None, Setting(Count(1))] = None
-    operation_timeout_ms: Annotated[int | None, Setting(Count(1))] = None
-    operation_attempt_timeout_ms: Annotated[int | None, Setting(Count(1))] = None
+    connect_timeout_ms: Annotated[int | None, Setting(Count(1), unused="")] = None
+    read_timeout_ms: Annotated[
+        int | None,
+        Setting(
+            Count(1), unused="pass a timeout to the storage: `s3_storage(..., network_stream_timeout_seconds=...)`"
+        ),
+    ] = None
+    operation_timeout_ms: Annotated[int | None, Setting(Count(1), unused="")] = None
+    operation_attempt_timeout_ms: Annotated[int | None, Setting(Count(1), unused="")] = None
 
 
 @dataclass(slots=True, repr=False)
@@ -184,15 +237,28 @@ class StorageSettings(ConfigValue):
 
     concurrency: Annotated[StorageConcurrencySettings | None, Setting(Nested(StorageConcurrencySettings))] = None
     retries: Annotated[StorageRetriesSettings | None, Setting(Nested(StorageRetriesSettings))] = None
-    unsafe_use_conditional_create: Annotated[bool | None, Setting(Flag(), True)] = None
-    unsafe_use_conditional_update: Annotated[bool | None, Setting(Flag(), True)] = None
-    unsafe_use_metadata: Annotated[bool | None, Setting(Flag(), True)] = None
-    storage_class: Annotated[str | None, Setting(Text())] = None
-    metadata_storage_class: Annotated[str | None, Setting(Text())] = None
-    chunks_storage_class: Annotated[str | None, Setting(Text())] = None
-    minimum_size_for_multipart_upload: Annotated[int | None, Setting(Count(1), 100 << 20)] = None
+    unsafe_use_conditional_create: Annotated[
+        bool | None, Setting(Flag(), True, unused="the writes that decide a commit are always conditional")
+    ] = None
+    unsafe_use_conditional_update: Annotated[
+        bool | None, Setting(Flag(), True, unused="the writes that decide a commit are always conditional")
+    ] = None
+    unsafe_use_metadata: Annotated[bool | None, Setting(Flag(), True, unused="")] = None
+    storage_class: Annotated[str | None, Setting(Text(), unused="")] = None
+    metadata_storage_class: Annotated[str | None, Setting(Text(), unused="")] = None
+    chunks_storage_class: Annotated[str | None, Setting(Text(), unused="")] = None
+    minimum_size_for_multipart_upload: Annotated[int | None, Setting(Count(1), 100 << 20, unused="")] = None
     timeouts: Annotated[StorageTimeoutSettings | None, Setting(Nested(StorageTimeoutSettings))] = None
-    fsync: Annotated[bool | None, Setting(Flag(), True)] = None
+    fsync: Annotated[
+        bool | None,
+        Setting(
+            Flag(),
+            True,
+            doc="local files only: commits survive a power loss; false is faster. "
+            "`local_filesystem_storage(..., fsync=...)` takes precedence. A stored value of false"
+            " is ignored.",
+        ),
+    ] = None
 
 
 _SNAPSHOT_NODE_BYTES = 512
@@ -243,8 +309,19 @@ class CompressionConfig(ConfigValue):
     9
     """
 
-    algorithm: Annotated[CompressionAlgorithm | None, Setting(_ALGORITHMS, CompressionAlgorithm.Zstd)] = None
-    level: Annotated[int | None, Setting(Count(1, 22), 3)] = None
+    algorithm: Annotated[
+        CompressionAlgorithm | None, Setting(_ALGORITHMS, CompressionAlgorithm.Zstd, doc="the only supported algorithm")
+    ] = None
+    level: Annotated[
+        int | None,
+        Setting(
+            Count(1, 22),
+            3,
+            doc="compression level of snapshots, manifests, attributes files and transaction logs, "
+            "from 1 (fast) to 22 (small). If unset, each generation uses its own level (1 or 3).",
+            stored=(1, 19),
+        ),
+    ] = None
 
 
 @dataclass(slots=True, repr=False)
@@ -278,14 +355,38 @@ class CachingConfig(ConfigValue):
     15000000
     """
 
-    num_snapshot_nodes: Annotated[int | None, Setting(Count(), 500_000)] = None
-    num_chunk_refs: Annotated[int | None, Setting(Count(), 15_000_000)] = None
-    num_transaction_changes: Annotated[int | None, Setting(Count(), 1_000_000)] = None
-    num_bytes_attributes: Annotated[int | None, Setting(Count(), 64 << 20)] = None
-    num_bytes_chunks: Annotated[int | None, Setting(Count(), 0)] = None
-    num_bytes_snapshots: Annotated[int | None, Setting(Count())] = None
-    num_bytes_manifests: Annotated[int | None, Setting(Count())] = None
-    num_bytes_transaction_logs: Annotated[int | None, Setting(Count())] = None
+    num_snapshot_nodes: Annotated[
+        int | None, Setting(Count(), 500_000, doc="snapshot nodes kept in memory", stored=(0, 5_000_000))
+    ] = None
+    num_chunk_refs: Annotated[
+        int | None, Setting(Count(), 15_000_000, doc="manifest references kept in memory", stored=(0, 60_000_000))
+    ] = None
+    num_transaction_changes: Annotated[
+        int | None, Setting(Count(), 1_000_000, doc="transaction log changes kept in memory", stored=(0, 50_000_000))
+    ] = None
+    num_bytes_attributes: Annotated[
+        int | None, Setting(Count(), 64 << 20, doc="bytes of attributes files kept in memory", stored=(0, 1 << 30))
+    ] = None
+    num_bytes_chunks: Annotated[
+        int | None, Setting(Count(), 0, doc="bytes of chunks kept in memory; 0 disables the cache", stored=(0, 1 << 30))
+    ] = None
+    num_bytes_snapshots: Annotated[
+        int | None,
+        Setting(
+            Count(), doc="limit for snapshots in bytes; takes precedence over the number of nodes", stored=(0, 3 << 30)
+        ),
+    ] = None
+    num_bytes_manifests: Annotated[
+        int | None,
+        Setting(
+            Count(),
+            doc="limit for manifests in bytes; takes precedence over the number of references",
+            stored=(0, 3 << 30),
+        ),
+    ] = None
+    num_bytes_transaction_logs: Annotated[
+        int | None, Setting(Count(), doc="limit for transaction logs in bytes", stored=(0, 1 << 30))
+    ] = None
 
     @property
     def snapshots_limit_bytes(self) -> int:
@@ -316,7 +417,12 @@ class RepoUpdateRetryConfig(ConfigValue):
         The number of attempts and the waits between them.
     """
 
-    default: Annotated[StorageRetriesSettings | None, Setting(Nested(StorageRetriesSettings))] = None  # type: ignore[assignment]
+    default: Annotated[
+        StorageRetriesSettings | None,
+        Setting(
+            Nested(StorageRetriesSettings),
+        ),
+    ] = None  # type: ignore[assignment]
 
 
 @dataclass(slots=True, repr=False)
@@ -362,19 +468,51 @@ class RepositoryConfig(ConfigValue):
     1024
     """
 
-    inline_chunk_threshold_bytes: Annotated[int | None, Setting(Count(0, 2**31 - 1), 512)] = None
-    get_partial_values_concurrency: Annotated[int | None, Setting(Count(1, 65535), 10)] = None
+    inline_chunk_threshold_bytes: Annotated[
+        int | None,
+        Setting(
+            Count(0, 2**31 - 1), 512, doc="chunks of at most this size are stored in the manifest", stored=(0, 16 << 20)
+        ),
+    ] = None
+    get_partial_values_concurrency: Annotated[
+        int | None, Setting(Count(1, 65535), 10, unused="reads are limited by `max_concurrent_requests`")
+    ] = None
     compression: Annotated[CompressionConfig | None, Setting(Nested(CompressionConfig))] = None
-    max_concurrent_requests: Annotated[int | None, Setting(Count(1, 65535), 256)] = None
+    max_concurrent_requests: Annotated[
+        int | None,
+        Setting(Count(1, 65535), 256, doc="maximum number of concurrent requests for chunks", stored=(1, 1024)),
+    ] = None
     caching: Annotated[CachingConfig | None, Setting(Nested(CachingConfig))] = None
     storage: Annotated[StorageSettings | None, Setting(Nested(StorageSettings))] = None
-    virtual_chunk_containers: Annotated[dict[str, VirtualChunkContainer] | None, Setting(Anything())] = None
+    virtual_chunk_containers: Annotated[
+        dict[str, VirtualChunkContainer] | None,
+        Setting(Anything(), doc="locations outside the repository from which chunks may be read, see below"),
+    ] = None
     manifest: Annotated[ManifestConfig | None, Setting(Nested(ManifestConfig))] = None
-    repo_update_retries: Annotated[RepoUpdateRetryConfig | None, Setting(Nested(RepoUpdateRetryConfig))] = None
-    num_updates_per_repo_info_file: Annotated[int | None, Setting(Count(1, 65535), 1000)] = None
-    max_concurrent_decodes: Annotated[int | None, Setting(Count(1, 65535))] = None
+    repo_update_retries: Annotated[RepoUpdateRetryConfig | None, Setting(Nested(RepoUpdateRetryConfig), unused="")] = (
+        None
+    )
+    num_updates_per_repo_info_file: Annotated[
+        int | None,
+        Setting(
+            Count(1, 65535),
+            1000,
+            doc="`icechunk2` only: number of operations in the `repo` file before older ones move to another file",
+        ),
+    ] = None
+    max_concurrent_decodes: Annotated[
+        int | None, Setting(Count(1, 65535), unused="the number of decoding threads is chosen automatically")
+    ] = None
     chunk_packing: Annotated[ChunkPackingConfig | None, Setting(Nested(ChunkPackingConfig))] = None
-    attributes_threshold_bytes: Annotated[int | None, Setting(Count(), 4096)] = None
+    attributes_threshold_bytes: Annotated[
+        int | None,
+        Setting(
+            Count(),
+            4096,
+            doc="larger attributes are stored in separate files, which later snapshots reuse if they "
+            "did not change them",
+        ),
+    ] = None
     unknown: dict[str, Any] = field(default_factory=dict)
     """Keys of a stored configuration that this version does not know. They are preserved."""
 

@@ -1,4 +1,9 @@
-"""What all configuration values share: fields that may be unset, checked when assigned, merged one by one."""
+"""The definition of settings, and the base of the configuration classes.
+
+A configuration class is a dataclass. Each field is annotated with a `Setting`: type, default, bounds and description.
+Everything else follows from it: the check when a value is assigned, the JSON and YAML document, the bounds of stored
+settings, the tables in docs/configuration.md, and the `icefloe config` command.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import enum
 import inspect
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from icefloe.errors import InvalidInputError
@@ -20,6 +25,15 @@ class Count:
 
     least: int = 0
     most: int = 2**63 - 1
+
+    def describe(self) -> str:
+        """The allowed values, for a table."""
+        end = f" to {self.most:,}" if self.most != 2**63 - 1 else ""
+        return f"from {self.least:,}{end}"
+
+    def encode(self, value: int) -> Any:
+        """The value in a document."""
+        return value
 
     def parse(self, where: str, value: Any) -> int:
         try:
@@ -35,6 +49,14 @@ class Count:
 class Flag:
     """Yes or no."""
 
+    def describe(self) -> str:
+        """The allowed values, for a table."""
+        return "true, false"
+
+    def encode(self, value: bool) -> Any:
+        """The value in a document."""
+        return value
+
     def parse(self, where: str, value: Any) -> bool:
         if not isinstance(value, bool):
             raise refused(where, value, "true or false")
@@ -44,6 +66,14 @@ class Flag:
 @dataclass(frozen=True, slots=True)
 class Text:
     """A text that is not empty."""
+
+    def describe(self) -> str:
+        """The allowed values, for a table."""
+        return "text"
+
+    def encode(self, value: str) -> Any:
+        """The value in a document."""
+        return value
 
     def parse(self, where: str, value: Any) -> str:
         if not isinstance(value, str) or not value:
@@ -56,6 +86,14 @@ class Choice:
     """A member of an enumeration, or its name in any case."""
 
     members: type[enum.Enum]
+
+    def describe(self) -> str:
+        """The allowed values, for a table."""
+        return ", ".join(member.name.lower() for member in self.members)
+
+    def encode(self, value: enum.Enum) -> Any:
+        """The value in a document."""
+        return value.name.lower()
 
     def parse(self, where: str, value: Any) -> enum.Enum:
         if isinstance(value, self.members):
@@ -80,7 +118,15 @@ class Nested:
 
 @dataclass(frozen=True, slots=True)
 class Anything:
-    """A field whose owner checks it."""
+    """A field that its class checks and encodes."""
+
+    def describe(self) -> str:
+        """The allowed values, for a table."""
+        return "see below"
+
+    def encode(self, value: Any) -> Any:
+        """The value in a document."""
+        return value
 
     def parse(self, where: str, value: Any) -> Any:
         return value
@@ -91,10 +137,17 @@ Kind = Count | Flag | Text | Choice | Nested | Anything
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Marks a field: what it takes, and what the engine uses where it is unset."""
+    """The definition of a setting."""
 
     kind: Kind
     default: Any = None
+    """What the engine uses if the setting is unset."""
+    doc: str = ""
+    """What the setting does, in Markdown."""
+    stored: tuple[int, int] | None = None
+    """Bounds of a value that is stored in a repository, which another person may have written."""
+    unused: str | None = None
+    """Not None if Icefloe only stores the setting, for the official package. The text says what to use instead."""
 
 
 def refused(where: str, value: Any, allowed: str) -> InvalidInputError:
@@ -116,6 +169,58 @@ def settings_of(cls: type[Any]) -> Mapping[str, Setting]:
         marks = {name: getattr(hint, "__metadata__", (None,))[0] for name, hint in hints.items()}
         found = _SETTINGS[cls] = {name: mark for name, mark in marks.items() if isinstance(mark, Setting)}
     return found
+
+
+def all_settings(cls: type[Any]) -> dict[str, Setting]:
+    """The settings of a configuration class and of the values nested in it, by dotted name."""
+    found: dict[str, Setting] = {}
+    for name, setting in settings_of(cls).items():
+        inner = settings_of(setting.kind.cls) if isinstance(setting.kind, Nested) else {}
+        if not inner:
+            found[name] = setting
+            continue
+        assert isinstance(setting.kind, Nested)
+        for below, each in all_settings(setting.kind.cls).items():
+            # One class can be nested in several settings. Only some of them may be in use.
+            own = each if setting.unused is None else replace(each, unused=setting.unused, stored=None)
+            found[f"{name}.{below}"] = own
+    return found
+
+
+def unused_remarks(config: ConfigValue) -> list[str]:
+    """A sentence for each setting that is set and that Icefloe does not use."""
+    remarks = []
+    for name, setting in all_settings(type(config)).items():
+        if setting.unused is None:
+            continue
+        value: Any = config
+        for part in name.split("."):
+            value = getattr(value, part, None)
+        if value is not None:
+            instead = f" {setting.unused[0].upper()}{setting.unused[1:]}." if setting.unused else ""
+            remarks.append(f"The setting {name} is stored for the official package. Icefloe does not use it.{instead}")
+    return remarks
+
+
+def settings_table(cls: type[Any], *, unused: bool) -> str:
+    """The Markdown table of the settings that are in use, or of those that are not."""
+    rows = ["| setting | default | allowed | effect |", "|---|---|---|---|"]
+    if unused:
+        rows = ["| setting | default | allowed | use instead |", "|---|---|---|---|"]
+    for name, setting in all_settings(cls).items():
+        if (setting.unused is not None) == unused and not isinstance(setting.kind, Nested):
+            effect = setting.unused if setting.unused is not None else setting.doc
+            rows.append(f"| `{name}` | {default_text(setting)} | {setting.kind.describe()} | {effect} |")
+    return "\n".join(rows)
+
+
+def default_text(setting: Setting) -> str:
+    """The default of a setting for people."""
+    if setting.default is None:
+        return "unset"
+    if isinstance(setting.default, enum.Enum):
+        return setting.default.name.lower()
+    return str(setting.default).lower() if isinstance(setting.default, bool) else f"{setting.default:,}"
 
 
 class ConfigValue:

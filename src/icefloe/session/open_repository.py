@@ -43,6 +43,7 @@ from icefloe.manifests.plan import manifests_to_preload
 from icefloe.metadata_files import CacheLimits, MetadataFiles
 from icefloe.model.capabilities import Capabilities, SpecVersion
 from icefloe.model.config import CachingConfig, RepositoryConfig
+from icefloe.model.config_value import all_settings, unused_remarks
 from icefloe.model.manifest_conditions import pattern_cost
 from icefloe.model.manifest_config import PreloadRules
 from icefloe.model.snapshot import Snapshot, TransactionLog
@@ -171,23 +172,7 @@ _CLAIM_SECONDS = 30.0
 
 
 STORED_BOUNDS: Final = {
-    "inline_chunk_threshold_bytes": (0, 16 << 20),
-    "max_concurrent_requests": (1, 1024),
-    "compression.level": (1, 19),
-    "caching.num_snapshot_nodes": (0, 5_000_000),
-    "caching.num_chunk_refs": (0, 60_000_000),
-    "caching.num_transaction_changes": (0, 50_000_000),
-    "caching.num_bytes_attributes": (0, 1 << 30),
-    "caching.num_bytes_chunks": (0, 1 << 30),
-    "caching.num_bytes_snapshots": (0, 3 << 30),
-    "caching.num_bytes_manifests": (0, 3 << 30),
-    "caching.num_bytes_transaction_logs": (0, 1 << 30),
-    "chunk_packing.threshold_bytes": (0, 256 << 20),
-    "chunk_packing.target_bytes": (1, 256 << 20),
-    "storage.retries.max_tries": (1, 30),
-    "storage.retries.initial_backoff_ms": (0, 10_000),
-    "storage.retries.max_backoff_ms": (0, 180_000),
-    "storage.concurrency.ideal_concurrent_request_size": (64 << 10, 1 << 30),
+    **{name: setting.stored for name, setting in all_settings(RepositoryConfig).items() if setting.stored is not None},
     "manifest.preload.max_total_refs": (0, 1_000_000),
     "manifest.preload.max_arrays_to_scan": (0, 1_000),
     "manifest.preload_rules.max_manifests": (0, 100),
@@ -236,6 +221,7 @@ async def create_engine(
     """Make a repository; AlreadyExistsError for all callers but one, whatever generations they ask for."""
     if await find_spec_version(storage) is not None:
         raise _taken(storage)
+    _warn_of_unused(config)
     engine = build_engine(storage, version, config or RepositoryConfig.default(), authorized)
     initial = engine.format.initial_snapshot(current_time())
     document = None if config is None else encode_config(config)
@@ -360,11 +346,18 @@ async def open_engine(
     stored = await _fetch_config(storage, detected)
     if stored is not None:
         _bound_stored(stored, storage.url)
+    _warn_of_unused(config)
     effective = (stored or RepositoryConfig.default()).merge(config) if config is not None else stored
     engine = build_engine(storage, version, effective or RepositoryConfig.default(), authorized)
     if detected.identified_by is not None:
         engine.ledger.remember(detected.identified_by)
     return engine
+
+
+def _warn_of_unused(config: RepositoryConfig | None) -> None:
+    """Log a warning for each setting that the caller set and that has no effect."""
+    for remark in unused_remarks(config) if config is not None else ():
+        _log.warning("%s", remark)
 
 
 async def create_or_open_engine(

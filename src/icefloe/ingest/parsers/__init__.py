@@ -10,7 +10,7 @@ Modules
 - `hdf5`: NetCDF4 and HDF5 files, read with h5py.
 - `kerchunk`: Kerchunk reference sets: one JSON file, or a folder of Parquet files.
 - `netcdf3`: NetCDF classic files (CDF-1, CDF-2, CDF-5).
-- `registry`: Which format a source has, and its parser.
+- `registry`: Detect the format of a source and choose its parser.
 - `virtualizarr`: Any parser of the VirtualiZarr package as a source.
 - `zarr`: Zarr v2 and v3 stores in a folder or bucket.
 """
