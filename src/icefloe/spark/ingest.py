@@ -71,7 +71,34 @@ def fetch_schemas(
 
 @dataclass(frozen=True, slots=True)
 class IngestOutcome:
-    """What an ingest did; `snapshot_id` is None for a dry run or when there was nothing new."""
+    """The result of an ingest.
+
+    Attributes
+    ----------
+    job_id
+        The id of the job.
+    plan
+        The plan, or None if there was nothing new.
+    snapshot_id
+        The new snapshot. None for a dry run, or if there was nothing new.
+    already_there
+        The number of sources that earlier commits had ingested.
+    references
+        The number of chunk references written.
+    decoded_bytes
+        The bytes written by value.
+    failures
+        Sources that were skipped because they cannot be read.
+    attempts
+        The number of attempts of the commit. More than one after concurrent commits.
+    seconds
+        The duration of the job.
+
+    Examples
+    --------
+    >>> IngestOutcome("job", None, already_there=3).authorisation
+    ''
+    """
 
     job_id: str
     plan: IngestPlan | None
@@ -88,7 +115,7 @@ class IngestOutcome:
 
     @property
     def authorisation(self) -> str:
-        """How a reader opens the repository so that its virtual chunks can be read; empty when it has none."""
+        """Instructions for readers of the virtual chunks. Empty if there are none."""
         return explain_authorisation(self.plan.containers) if self.plan is not None else ""
 
 
@@ -120,61 +147,84 @@ def ingest(
     progress: bool | None = None,
     **more: Any,
 ) -> IngestOutcome:
-    """Ingest sources into a branch of a repository with one commit, the work done by Spark tasks.
+    """Ingest sources into a branch of a repository with one commit. Spark tasks do the work.
 
     Parameters
     ----------
     spark
-        Any session: `icefloe.spark.connect()`, a notebook's own, one of Spark Connect.
+        The Spark session: `icefloe.spark.connect()`, that of a notebook, or one of Spark Connect.
     sources
-        Paths, globs, folders, URLs, text files of them, or a DataFrame whose first column (or one named `path` or
-        `url`) holds them.
+        Paths, globs, directories, URLs, text files that list them, or a DataFrame. Its column `path` or `url`, or the
+        first one, has the sources.
     repo
-        A repository, or its path or URL; one that is not there is created.
+        A repository, or its path or URL. If it does not exist, it is created.
     mode
-        `native` decodes values and writes new chunks; `virtual` writes references to chunks that stay where they are;
-        `mixed` writes coordinates and small arrays natively and references the rest.
+        `native` decodes values and writes new chunks. `virtual` writes references only. `mixed` writes coordinates and
+        small arrays natively and the rest as references.
     append_dim
-        Extend the arrays of the repository along this dimension. Of several jobs that append at the same time, each
-        lands behind those that were faster.
+        Extend the arrays of the repository along this dimension. Concurrent jobs append in the order of their commits.
     region
-        Write into arrays that exist: `{dim: (first, end)}`, or `"auto"` to find the place from coordinates.
+        Write into existing arrays: `{dim: (first, end)}`, or `"auto"` to find the region from the coordinates.
+    branch
+        The target branch.
+    message
+        The commit message.
     chunks
-        Native chunk length by dimension.
+        Native mode: chunk lengths by dimension.
+    group
+        The target group.
+    variables
+        Only these variables and the coordinates they need.
     on_error
-        `fail`: a broken file is named and nothing is written; `skip`: it is left out, and its region is missing.
+        `fail`: an unreadable file is an error and nothing is written. `skip`: it is left out and its region is missing.
     dry_run
-        Only plan; nothing is written, and no repository is created.
+        Only plan. Nothing is written, and no repository is created.
     skip_ingested
-        Leave out sources that earlier commits of the branch ingested in the same state.
+        Leave out sources that earlier commits of the branch ingested and that have not changed.
+    unchecked
+        Continue if coordinates of the repository cannot be read and compared with the sources. These are virtual
+        coordinates without authorisation, outside the directories of the sources. The default is an error.
     batch
-        Land so many sources at a time on a branch of their own, and move `branch` there when all are done: if the run
-        dies, the same call goes on behind the last batch. Needs `append_dim`; the history then has a commit per batch.
+        Commit this number of sources at a time to a separate branch, and move `branch` there at the end. After an
+        interruption, the same call continues after the last batch. Needs `append_dim`. The history has one commit per
+        batch.
     rebase_with
-        Solver for conflicts with commits that came in between; by default any true conflict fails.
+        The solver for conflicts with concurrent commits. By default, every real conflict is an error.
     containers
-        How readers reach virtual chunks, where the ordinary settings of the store do not do.
+        Containers for the virtual chunks, if the default settings of the store are not sufficient.
     access
-        Storages for sources that need more than the environment's credentials.
+        Storages of sources that need other credentials than those of the environment.
     source_options
         Options of the storages of all other sources, such as `endpoint_url` and `anonymous` of `s3_storage`. A virtual
-        ingest keeps those that are no secrets in the containers of the repository.
+        ingest stores those that are not secret in the containers of the repository.
     repo_options
-        Options of the repository's storage, where `repo` is a path or URL.
+        Options of the repository's storage, if `repo` is a path or URL.
+    metadata
+        Further metadata of the commit.
     statistics
-        Keep the ranges of values of chunks, as `icefloe.spark.analyze` does: after the commit, for all chunks of the
-        groups that were written to of which none are kept. It reads them once more, so it goes with `native` only;
-        chunks elsewhere are analyzed by a repository that may read them.
-    unchecked
-        Go on where coordinates of the repository that the sources must be compared with cannot be read: virtual ones
-        outside the folders of the sources, which the repository is not authorised for. Without it they are refused.
-    more
-        Further options of `icefloe.ingest.sources.IngestOptions`: concat_dims, rename, codecs, dtypes, unpack, ...
+        Store the value ranges of chunks after the commit, as `icefloe.spark.analyze` does. It covers all chunks of the
+        written groups that have none, and reads them again. Native mode only.
+    progress
+        Whether to show a progress bar. None shows it in terminals and notebooks.
+    **more
+        Further options of `icefloe.ingest.IngestOptions`: concat_dims, rename, codecs, dtypes, unpack, ...
+
+    Returns
+    -------
+    IngestOutcome
+        The plan, the new snapshot, and the counts of the job.
+
+    Raises
+    ------
+    InvalidInputError
+        The sources or options are invalid, or the sources do not fit together.
+    ConflictError, RebaseFailedError
+        A concurrent commit changed the same arrays.
 
     Examples
     --------
     >>> from icefloe.spark import connect, ingest
-    >>> ingest(connect(), "weather/*.nc", "s3://bucket/weather", append_dim="time")  # doctest: +SKIP
+    >>> outcome = ingest(connect(), "weather/*.nc", "s3://bucket/weather", append_dim="time")  # doctest: +SKIP
     """
     started = time.monotonic()
     if statistics and mode != "native":

@@ -166,15 +166,42 @@ def collect_garbage(
     inventory: Inventory | None = None,
     inventory_prefix: str = "",
 ) -> GCSummary:
-    """`Repository.garbage_collect` with chunk objects listed, marked, compared and deleted in tasks.
+    """Collect garbage like `Repository.garbage_collect`, with Spark tasks.
+
+    Tasks list, mark, compare and delete the chunk objects.
 
     Parameters
     ----------
+    spark
+        The Spark session.
+    repo
+        A repository, or its path or URL.
+    delete_object_older_than
+        Only delete objects older than this time or age. Choose a value longer than your longest-running write.
+    dry_run
+        Only count. Nothing is deleted.
+    created_after
+        Only delete objects created after this time.
     inventory
-        The objects of the store, where an inventory of it is at hand, instead of listing: a DataFrame, an Arrow table
-        or the path of Parquet files, with `key`, `size` and `last_modified`. What it does not tell of is not deleted.
+        The objects of the store, instead of a listing: a DataFrame, an Arrow table or the path of Parquet files with
+        the columns `key`, `size` and `last_modified`. Objects that are not in it are not deleted.
     inventory_prefix
-        What keys of the inventory begin with, where they are not relative to the repository.
+        The common prefix of the keys in the inventory, if they are not relative to the repository.
+
+    Returns
+    -------
+    GCSummary
+        The number and size of the deleted objects.
+
+    Raises
+    ------
+    ReadOnlyError
+        The storage is read-only.
+
+    Examples
+    --------
+    >>> import datetime
+    >>> collect_garbage(spark, repo, datetime.timedelta(days=7), dry_run=True)  # doctest: +SKIP
     """
     engine = existing_repository(repo).engine
     run_blocking(engine.check_writable())
@@ -385,7 +412,22 @@ _PART_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """What an analysis added: chunks per array."""
+    """The result of an analysis.
+
+    Attributes
+    ----------
+    snapshot_id
+        The snapshot that was analyzed.
+    chunks
+        The number of chunks with new statistics, by array path.
+    seconds
+        The duration of the job.
+
+    Examples
+    --------
+    >>> Analysis("J0YW0WNV6JWY3RH21G7G", {"/t2m": 24}, 1.5).chunks
+    {'/t2m': 24}
+    """
 
     snapshot_id: str
     chunks: dict[str, int]
@@ -403,10 +445,30 @@ def analyze(
     snapshot_id: str | None = None,
     progress: bool | None = None,
 ) -> Analysis:
-    """Find and keep minimum, maximum, count and missing count of every chunk that has none yet.
+    """Compute and store minimum, maximum, count and missing count of every chunk without statistics.
 
-    They are kept beside the repository's files and hold for every snapshot that still has the chunk; conditions such
-    as `where="t2m > 310"` then read only chunks that can match. Nothing is committed.
+    The statistics are stored in the repository and are valid for every snapshot that has the chunk. Conditions such as
+    `where="t2m > 310"` then read only chunks that can match. Nothing is committed.
+
+    Parameters
+    ----------
+    spark
+        The Spark session.
+    repo
+        A repository, or its path or URL.
+    group
+        The group of the arrays.
+    variables
+        The names of the arrays. None is all.
+    branch, tag, snapshot_id
+        The snapshot. The default is the tip of `main`.
+    progress
+        Whether to show a progress bar. None shows it in terminals and notebooks.
+
+    Returns
+    -------
+    Analysis
+        The number of chunks with new statistics.
 
     Examples
     --------
@@ -461,7 +523,28 @@ __all__ = ["collect_garbage", "compact"]
 def compact(
     spark: SparkSession, repo: Target, request: CompactRequest | None = None, *, dry_run: bool = False
 ) -> CompactionPlan | list[CompactSummary]:
-    """`Repository.compact` with one task per array; tasks commit their batches by themselves."""
+    """Compact chunks like `Repository.compact`, with one task per array. Each task commits its own batches.
+
+    Parameters
+    ----------
+    spark
+        The Spark session.
+    repo
+        A repository, or its path or URL.
+    request
+        Which chunks are compacted. None is the default.
+    dry_run
+        Only return the plan.
+
+    Returns
+    -------
+    CompactionPlan or list of CompactSummary
+        The plan of a dry run, or the summaries of the tasks.
+
+    Examples
+    --------
+    >>> compact(spark, "s3://bucket/weather", dry_run=True)  # doctest: +SKIP
+    """
     engine = existing_repository(repo).engine
     plan = run_blocking(plan_compaction(engine, request or CompactRequest()))
     if dry_run:

@@ -348,21 +348,48 @@ def map_blocks(
 
     Parameters
     ----------
+    spark
+        The Spark session.
     source
-        A repository (the tip of `main`), its path or URL, or a read-only session on any snapshot.
+        A repository (the tip of `main`), its path or URL, or a read-only session.
     func
-        Gets an xarray dataset with coordinates and returns one. Dimensions of the source keep their length, or are
-        dropped when a block has all of them; dimensions with other names are new.
-    target, target_group, branch
-        Where the results go; the group of the source by default.
+        A function of an xarray dataset with coordinates that returns a dataset. Dimensions of the source keep their
+        length, or are dropped if a block covers them completely. Dimensions with other names are new.
+    target
+        The target repository, or its path or URL. If it does not exist, it is created.
+    group
+        The group of the source.
+    target_group
+        The target group. The default is `group`.
+    variables
+        Only these variables.
     blocks
-        Length of a block by dimension, -1 for all of it; by default whole chunks of about `task_bytes`.
+        The length of a block by dimension. -1 is the whole dimension. The default is whole chunks of about
+        `task_bytes`.
     halo
-        Cells that a block is given in addition on both sides, as far as there are any; cut off from the result.
+        The number of additional cells on both sides of a block, where they exist. They are cut from the result.
     chunks
-        Chunk length of the results by dimension; those of the source by default. Blocks are multiples of it.
+        Chunk lengths of the results by dimension. The default is those of the source. Blocks are multiples of them.
     overwrite
-        Replace arrays that are there.
+        Replace existing arrays.
+    branch
+        The target branch.
+    message, metadata
+        The message and metadata of the commit.
+    task_bytes
+        The approximate decoded bytes of a task.
+    progress
+        Whether to show a progress bar. None shows it in terminals and notebooks.
+
+    Returns
+    -------
+    JobOutcome
+        The new snapshot and the counts of the job.
+
+    Raises
+    ------
+    InvalidInputError
+        The arguments are invalid, or a result has the wrong shape.
 
     Examples
     --------

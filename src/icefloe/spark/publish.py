@@ -121,7 +121,26 @@ AUDIT_KEY = "icefloe.audit"
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """What an audit found; it is also kept in the metadata of the commit `snapshot_id`."""
+    """The result of an audit. It is also stored in the metadata of the commit `snapshot_id`.
+
+    Attributes
+    ----------
+    passed
+        Whether all checks passed.
+    published
+        Whether the target branch was moved.
+    staging
+        The name of the staging branch.
+    snapshot_id
+        The snapshot that was checked.
+    findings
+        The result of each check.
+
+    Examples
+    --------
+    >>> print(AuditReport(True, True, "staging", "J0YW0WNV6JWY3RH21G7G", ()))
+    published
+    """
 
     passed: bool
     published: bool
@@ -147,18 +166,36 @@ def write_audit_publish(
     staging: str | None = None,
     tries: int = 3,
 ) -> AuditReport:
-    """Write to a staging branch, check it, and fast-forward the branch if every check passes.
+    """Write to a staging branch, check it, and fast-forward the target branch if every check passes.
 
     Parameters
     ----------
+    spark
+        The Spark session.
+    repo
+        A repository, or its path or URL.
     write
-        Gets the name of the staging branch and commits to it, with an ingest or anything else.
+        A function that gets the name of the staging branch and commits to it.
     checks
-        Of `icefloe.spark.publish`: ValueRange, MissingShare, Monotone, ExpectedSizes, Holds, or one's own.
+        Checks of `icefloe.spark.publish` (ValueRange, MissingShare, Monotone, ExpectedSizes, Holds) or your own.
+    branch
+        The target branch.
     staging
-        Name of the staging branch, which must not exist. It is removed after publishing, and kept when a check fails.
+        The name of the staging branch. It must not exist. It is deleted after publishing and kept if a check fails.
     tries
-        How often to write and check again when the branch moved on meanwhile.
+        How often to write and check if the target branch has new commits.
+
+    Returns
+    -------
+    AuditReport
+        The findings, and whether the branch was moved.
+
+    Raises
+    ------
+    InvalidInputError
+        The staging branch exists, or `tries` is less than 1.
+    ConflictError
+        The target branch had new commits in every attempt.
 
     Examples
     --------

@@ -292,30 +292,60 @@ def reduce(
     statistics: bool = True,
     progress: bool | None = None,
 ) -> xr.Dataset | JobOutcome:
-    """Reduce the variables of a dataset over some dimensions; missing values do not count.
+    """Reduce the variables of a dataset over dimensions. Missing values are skipped.
 
     Parameters
     ----------
+    spark
+        The Spark session.
     source
-        A repository (the tip of `main`), its path or URL, or a read-only session on any snapshot.
+        A repository (the tip of `main`), its path or URL, or a read-only session.
     how
         mean, sum, min, max, count (of values that are not missing), or quantile.
     dims
-        The dimensions to reduce over; all of them by default. Variables that have none of them are left out, and so
-        are, unless `variables` names them, those whose values cannot be reduced so: a sum of times, a mean of texts.
+        The dimensions to reduce. The default is all. Variables without any of them are left out. Variables whose type
+        does not support the reduction, such as a sum of times, are left out unless `variables` names them.
     target
-        A repository that keeps the result: the tasks write it, and one commit lands it. Without a target it is
-        returned as a dataset.
-    q, exact
-        For quantile: which one, from 0 to 1, and whether it is exact (each task then holds all reduced cells of its
-        part) or from sketches of 2,048 points a cell. By default exact where that fits `task_bytes`.
+        A repository for the result. Tasks write it, and there is one commit. Without a target, the result is returned
+        as a dataset.
+    q
+        The quantile, from 0 to 1.
+    exact
+        Whether the quantile is exact. Each task then holds all reduced cells of its part. Otherwise, sketches of 2,048
+        points per cell are used. The default is exact if that fits `task_bytes`.
+    group
+        The group of the source.
+    variables
+        Only these variables.
     region
         Only the cells [first, end) by dimension.
-    target_group, branch, chunks, overwrite, message, metadata
-        For a target, as of `map_blocks`.
+    target_group
+        The target group. The default is `group`.
+    chunks
+        Chunk lengths of the result by dimension.
+    overwrite
+        Replace existing arrays.
+    branch
+        The target branch.
+    message, metadata
+        The message and metadata of the commit.
+    task_bytes
+        The approximate decoded bytes of a task.
     statistics
-        Whole arrays whose chunks were all measured (see `analyze`) are not read: mean, sum, min, max and count over all
-        dimensions come from what was kept of each chunk. False reads them.
+        Use the statistics of chunks (see `analyze`) instead of reading the values. This applies to mean, sum, min, max
+        and count over all dimensions of arrays whose chunks all have statistics.
+    progress
+        Whether to show a progress bar. None shows it in terminals and notebooks.
+
+    Returns
+    -------
+    xarray.Dataset or JobOutcome
+        The result, or the new snapshot if a target is given.
+
+    Raises
+    ------
+    InvalidInputError
+        The arguments are invalid, or no variable can be reduced.
 
     Examples
     --------

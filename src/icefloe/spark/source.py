@@ -214,9 +214,14 @@ def _options(args: tuple[AnalyzeArgument, ...], kwargs: dict[str, AnalyzeArgumen
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("icefloe")` and `icefloe_scan(...)` known to a session.
+    """Register the data source `icefloe` and the SQL table function `icefloe_scan` with a session.
 
-    The format is found without this where the package is installed on the driver; the table function is not.
+    The data source is found without this call if the package is installed on the driver. The table function is not.
+
+    Parameters
+    ----------
+    spark
+        The Spark session.
 
     Examples
     --------

@@ -47,16 +47,25 @@ class WriteBatch:
 def write_stream(
     df: DataFrame, repo: Repository | str | os.PathLike[str], *, query: str, branch: str = "main", **options: Any
 ) -> DataStreamWriter:
-    """A stream of rows into arrays, each micro-batch with one commit that is made exactly once.
-
-    Returns Spark's own writer: set `checkpointLocation` and a trigger, then `start()`.
+    """Write a stream of rows into arrays. Each micro-batch is committed exactly once.
 
     Parameters
     ----------
+    df
+        A streaming DataFrame.
+    repo
+        A repository, or its path or URL. If it does not exist, it is created.
     query
-        A name by which the commits of this stream are found again; keep it with the checkpoint.
-    options
-        As of `write`.
+        A name that identifies the commits of this stream. Keep it as long as the checkpoint.
+    branch
+        The target branch.
+    **options
+        Further arguments of `write`.
+
+    Returns
+    -------
+    DataStreamWriter
+        The writer of Spark. Set `checkpointLocation` and a trigger, then call `start()`.
 
     Examples
     --------

@@ -74,26 +74,46 @@ def table(
     statistics: bool = True,
     partition_bytes: int = 64 << 20,
 ) -> DataFrame:
-    """Arrays of one grid as a DataFrame: a column per dimension, a column per variable, a row per cell.
+    """Return arrays of one grid as a DataFrame, with a column per dimension and variable and a row per cell.
 
     Parameters
     ----------
+    spark
+        The Spark session.
     repo
-        A repository, or its path or URL. One that was opened with credentials takes them along to the tasks, outside
+        A repository, or its path or URL. The credentials of an open repository are sent to the tasks and are not part
         of query plans.
+    group
+        The group of the arrays.
     variables
-        Names of arrays of the group that have the same dimensions; all of them when there is one grid only.
+        Names of arrays with the same dimensions. Not needed if the group has one grid.
     branch, tag, snapshot_id, as_of
-        The point of history, resolved now: later commits do not change the DataFrame.
+        The snapshot. It is resolved now. Later commits do not change the DataFrame.
     where
-        Any SQL condition on the columns. What it says about coordinates, and about values where statistics are kept,
-        decides which chunks are read; Spark filters where that leaves anything to decide.
-    region, region_index
-        Ranges of coordinates (`time=2020-01-01:2020-02-01,lat=-10:10`, ends included) or of positions (ends excluded).
+        A SQL condition on the columns. Conditions on coordinates, and on values with statistics, restrict the chunks
+        that are read. Spark filters the remaining rows.
+    region
+        Ranges of coordinates with included ends, such as `time=2020-01-01:2020-02-01,lat=-10:10`.
+    region_index
+        Ranges of positions with excluded ends.
     layout
         `cells`, or `chunks` for one row per chunk with its values as bytes.
     decode
-        False leaves times, packed and missing values as they are stored.
+        False keeps times, packed and missing values as they are stored.
+    statistics
+        Whether to use the statistics of chunks.
+    partition_bytes
+        The approximate decoded bytes of a partition.
+
+    Returns
+    -------
+    pyspark.sql.DataFrame
+        The cells or chunks.
+
+    Raises
+    ------
+    InvalidInputError
+        An option is invalid, or the arrays have different dimensions.
 
     Examples
     --------
@@ -305,10 +325,36 @@ def view_name(path: str) -> str:
 def register_views(
     spark: SparkSession, repo: Target, point: Point | None = None, query: str | None = None
 ) -> Mapping[str, View]:
-    """Make the views that a query mentions, or all of them; returns those that were made, by name.
+    """Create temporary views of the arrays that a query mentions, or of all arrays.
 
-    All of them stand at one snapshot. An array that no table can show has no view; that is an error only for a query
-    that reads from it, as is a name that several arrays would share.
+    All views are of one snapshot. An array that cannot be a table has no view. This is an error only if the query reads
+    from it. The same applies to a name that several arrays share.
+
+    Parameters
+    ----------
+    spark
+        The Spark session.
+    repo
+        A repository, or its path or URL.
+    point
+        The branch, tag or snapshot. The default is the tip of `main`.
+    query
+        A SQL query. Only views that it mentions are created. None creates all.
+
+    Returns
+    -------
+    mapping
+        The created views by name.
+
+    Raises
+    ------
+    IcefloeError
+        The query reads from an array that has no view.
+
+    Examples
+    --------
+    >>> register_views(spark, "s3://bucket/weather")  # doctest: +SKIP
+    >>> spark.sql("SELECT max(t2m) FROM t2m")  # doctest: +SKIP
     """
     register(spark)
     repository = existing_repository(repo)

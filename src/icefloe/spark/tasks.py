@@ -56,17 +56,33 @@ WAVE_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class TaskFailure:
-    """An error of a task that trying again would not help."""
+    """An error of a task that is not retried, because a retry would not help."""
 
     error: IcefloeError
 
 
 @dataclass(frozen=True, slots=True)
 class SparkJob(Generic[T, R]):
-    """One function to be run over payloads, each in a task of its own; both are pickled.
+    """A function to run over payloads, one task each. The function and the payloads are pickled.
 
-    The function may run more than once for a payload (retries, speculation): it must leave nothing behind that is
-    found by accident.
+    The function can run several times for a payload, because of retries and speculation. Repeated runs must be
+    harmless.
+
+    Parameters
+    ----------
+    run
+        The function.
+    description
+        The text of the progress bar and the Spark job.
+    shown
+        Whether to show a progress bar. None shows it in terminals and notebooks.
+    bytes
+        The bytes of all tasks, for the progress bar. 0 is unknown.
+
+    Examples
+    --------
+    >>> SparkJob(len, "measure texts").run("abc")
+    3
     """
 
     run: Callable[[T], R]
@@ -78,7 +94,32 @@ class SparkJob(Generic[T, R]):
 
 
 def run_tasks(spark: SparkSession, job: SparkJob[T, R], payloads: Sequence[T]) -> list[R]:
-    """The results of a job in the order of its payloads; the first error that no retry helps is raised here."""
+    """Run a job and return its results in the order of the payloads.
+
+    Parameters
+    ----------
+    spark
+        The Spark session.
+    job
+        The function and its description.
+    payloads
+        One value per task.
+
+    Returns
+    -------
+    list
+        The result of each task.
+
+    Raises
+    ------
+    IcefloeError
+        A task failed with an error that a retry does not help.
+
+    Examples
+    --------
+    >>> run_tasks(spark, SparkJob(len, "measure texts"), ["a", "bc"])  # doctest: +SKIP
+    [1, 2]
+    """
     if not payloads:
         return []
     function = cloudpickle.dumps(job.run)

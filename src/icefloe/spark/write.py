@@ -76,7 +76,26 @@ _FRAGMENTS = "task int, block long, data binary"
 
 @dataclass(frozen=True, slots=True)
 class WriteOutcome:
-    """What a write did; `snapshot_id` is None when there was nothing to write."""
+    """The result of a write.
+
+    Attributes
+    ----------
+    snapshot_id
+        The new snapshot, or None if there was nothing to write.
+    cells
+        The number of cells written.
+    chunks
+        The number of chunks written.
+    tasks
+        The number of tasks.
+    seconds
+        The duration of the job.
+
+    Examples
+    --------
+    >>> WriteOutcome(None, cells=0, chunks=0, tasks=0, seconds=0.1).cells
+    0
+    """
 
     snapshot_id: str | None
     cells: int
@@ -103,33 +122,55 @@ def write(
     metadata: Mapping[str, Any] | None = None,
     rebase_with: ConflictSolver | None = None,
 ) -> WriteOutcome:
-    """Write rows to cells of arrays, with one commit.
+    """Write the rows of a DataFrame to cells of arrays, with one commit.
 
-    Every column is a dimension or a variable. The DataFrame is read twice: once for the coordinates, once for the
-    values; cache it if it is costly to compute.
+    Every column is a dimension or a variable. The DataFrame is read twice, for the coordinates and for the values.
+    Cache it if it is expensive to compute.
 
     Parameters
     ----------
+    df
+        The rows.
     repo
-        A repository, or its path or URL; one that is not there is created.
+        A repository, or its path or URL. If it does not exist, it is created.
+    group
+        The group of the arrays.
     dims
-        Columns that are dimensions, in order. Not needed where the arrays exist.
+        The columns that are dimensions, in order. Not needed if the arrays exist.
     mode
-        `append`: new coordinates along `append_dim` extend the arrays, other rows set cells that exist; `upsert`: rows
-        only set cells that exist; `overwrite`: the arrays and their coordinates are replaced; `error`: the arrays must
+        `append`: new coordinates along `append_dim` extend the arrays, other rows set existing cells. `upsert`: rows
+        only set existing cells. `overwrite`: the arrays and their coordinates are replaced. `error`: the arrays must
         not exist.
     append_dim
-        The dimension that grows; the first one when not given.
+        The dimension that grows. The default is the first one.
     chunks
         Chunk lengths of new arrays by dimension.
     coordinates
-        The coordinates of new arrays by dimension; those of the rows, sorted, when not given.
+        Coordinates of new arrays by dimension. The default is the sorted values of the rows.
     duplicates
-        What happens to several rows for one cell: `error`, `any` of them, `min`, `max`, `sum` or `mean`.
+        How several rows of one cell are combined: `error`, `any`, `min`, `max`, `sum` or `mean`.
     off_grid
-        What happens to rows beyond the grid: `error` or `drop`.
+        What happens with rows outside the grid: `error` or `drop`.
     any_order
-        Let new coordinates come before those that are there; they are put at the end all the same.
+        Allow new coordinates that are smaller than existing ones. They are appended at the end.
+    branch
+        The target branch.
+    message, metadata
+        The message and metadata of the commit.
+    rebase_with
+        The solver for conflicts with concurrent commits.
+
+    Returns
+    -------
+    WriteOutcome
+        The new snapshot and the counts of the job.
+
+    Raises
+    ------
+    InvalidInputError
+        A column, an option or the rows do not fit the arrays.
+    ConflictError, RebaseFailedError
+        A concurrent commit changed the same arrays.
 
     Examples
     --------
