@@ -191,3 +191,9 @@ def test_a_compaction_that_expired_leaves_no_log_that_differs(repo: icefloe.Repo
         run_blocking(repo.engine.metadata_files.write_transaction_log(each, TransactionLog()))
     report = icefloe.Repository.open(repo.storage).verify()
     assert [(damage.kind.value, damage.snapshot_id) for damage in report.damages] == [("log differs", tip)]
+
+
+def test_manifests_are_not_rewritten_with_an_unknown_commit_method(repo: icefloe.Repository) -> None:
+    with pytest.raises(icefloe.InvalidInputError, match="expected 'new_commit' or 'amend'"):
+        repo.rewrite_manifests("again", branch="main", commit_method="replace")  # type: ignore[arg-type]
+    assert messages(repo)[0] == "loose"

@@ -4,9 +4,10 @@ Modules
 -------
 - `administration`: Status, metadata, feature flags and operations log of a repository.
 - `history`: Branches, tags, commits, diffs, the ancestry graph, and the content of single files.
-- `maintenance`: Maintenance and merging of branches, as methods of a repository.
-- `metrics`: What a repository costs: requests, bytes, cache hits and durations.
-- `repository`: A repository as its user sees it: created, opened, configured, and asked for sessions.
+- `maintenance`: Expiry, garbage collection, compaction, mirrors and checks, as methods of a repository.
+- `merging`: Merges of branches, cherry-picks, reverts, fast-forwards and squashes, as methods of a repository.
+- `metrics`: Requests, bytes, cache hits and durations of a repository.
+- `repository`: The class `Repository`: create, open and configure repositories, and open sessions.
 """
 
 from icefloe.repository.repository import Repository

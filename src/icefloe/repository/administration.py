@@ -13,7 +13,10 @@ from icefloe.session.open_repository import RepositoryParts
 
 
 class AdministrationMixin:
-    """The part of `Repository` that speaks of all of it; what a generation has no place for is an UnsupportedError."""
+    """The methods of `Repository` for its status, metadata, feature flags and operations log.
+
+    Only the generation `icechunk2` has them. Other generations raise UnsupportedError.
+    """
 
     _engine: RepositoryParts
 
@@ -21,17 +24,47 @@ class AdministrationMixin:
 
     @property
     def status(self) -> RepoStatus:
-        """Whether the repository takes writes, since when, and why not."""
+        """Whether the repository accepts writes. The result of `get_status`."""
         return self.get_status()
 
     async def get_status_async(self) -> RepoStatus:
-        """Whether the repository takes writes, since when, and why not."""
+        """Return whether the repository accepts writes.
+
+        Returns
+        -------
+        RepoStatus
+            Availability, the time since when, and the reason.
+
+        Raises
+        ------
+        UnsupportedError
+            This generation has no status.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version="icechunk2")
+        >>> repo.get_status().availability.name
+        'online'
+        """
         return await self._part("repository_status", "a status").fetch_status()
 
     get_status = blocking(get_status_async)
 
     async def set_status_async(self, status: RepoStatus) -> None:
-        """Let the repository take writes, or not.
+        """Set whether the repository accepts writes.
+
+        Parameters
+        ----------
+        status
+            The new availability and the reason for it.
+
+        Raises
+        ------
+        InvalidInputError
+            `status` is not a RepoStatus.
+        UnsupportedError
+            This generation has no status.
 
         Examples
         --------
@@ -53,23 +86,92 @@ class AdministrationMixin:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The metadata of the repository as a whole."""
+        """The metadata of the repository. The result of `get_metadata`."""
         return self.get_metadata()
 
     async def get_metadata_async(self) -> dict[str, Any]:
-        """The metadata of the repository as a whole."""
+        """Return the metadata of the repository.
+
+        Returns
+        -------
+        dict
+            The metadata.
+
+        Raises
+        ------
+        UnsupportedError
+            This generation has no metadata of the repository.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version="icechunk2")
+        >>> repo.get_metadata()
+        {}
+        """
         return await self._part("repository_metadata", "metadata").fetch_metadata()
 
     get_metadata = blocking(get_metadata_async)
 
     async def set_metadata_async(self, metadata: Mapping[str, Any]) -> None:
-        """Replace the metadata of the repository as a whole."""
+        """Replace the metadata of the repository.
+
+        Parameters
+        ----------
+        metadata
+            The new metadata. Its values must be JSON values.
+
+        Raises
+        ------
+        InvalidInputError
+            A value is not a JSON value.
+        UnsupportedError
+            This generation has no metadata of the repository.
+        ReadOnlyError
+            The repository is read-only.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version="icechunk2")
+        >>> repo.set_metadata({"owner": "climate"})
+        >>> repo.metadata
+        {'owner': 'climate'}
+        """
         await self._part("repository_metadata", "metadata").set_metadata(metadata)
 
     set_metadata = blocking(set_metadata_async)
 
     async def update_metadata_async(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """Set some keys of the repository's metadata, keep the others; returns all of it."""
+        """Set some keys of the repository's metadata and keep the others.
+
+        Parameters
+        ----------
+        metadata
+            The keys to set. Their values must be JSON values.
+
+        Returns
+        -------
+        dict
+            All metadata after the change.
+
+        Raises
+        ------
+        InvalidInputError
+            A value is not a JSON value.
+        UnsupportedError
+            This generation has no metadata of the repository.
+        ReadOnlyError
+            The repository is read-only.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version="icechunk2")
+        >>> repo.set_metadata({"owner": "climate"})
+        >>> sorted(repo.update_metadata({"level": 2}))
+        ['level', 'owner']
+        """
         return await self._part("repository_metadata", "metadata").update_metadata(metadata)
 
     update_metadata = blocking(update_metadata_async)
@@ -77,25 +179,104 @@ class AdministrationMixin:
     # -- feature flags --------------------------------------------------------------------------------------------
 
     async def feature_flags_async(self) -> list[FeatureFlag]:
-        """Every feature that can be switched off, and whether it is."""
+        """Return all feature flags.
+
+        Returns
+        -------
+        list of FeatureFlag
+            Name, default and setting of each flag.
+
+        Raises
+        ------
+        UnsupportedError
+            This generation has no feature flags.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version="icechunk2")
+        >>> [flag.name for flag in repo.feature_flags()]
+        ['move_node', 'create_tag', 'delete_tag']
+        """
         return await self._part("feature_flags", "feature flags").fetch_flags()
 
     feature_flags = blocking(feature_flags_async)
 
     async def enabled_feature_flags_async(self) -> list[FeatureFlag]:
-        """The features that may be used."""
+        """Return the feature flags that are on.
+
+        Returns
+        -------
+        list of FeatureFlag
+            The flags.
+
+        Raises
+        ------
+        UnsupportedError
+            This generation has no feature flags.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version="icechunk2")
+        >>> len(repo.enabled_feature_flags())
+        3
+        """
         return [flag for flag in await self.feature_flags_async() if flag.enabled]
 
     enabled_feature_flags = blocking(enabled_feature_flags_async)
 
     async def disabled_feature_flags_async(self) -> list[FeatureFlag]:
-        """The features that are switched off."""
+        """Return the feature flags that are off.
+
+        Returns
+        -------
+        list of FeatureFlag
+            The flags.
+
+        Raises
+        ------
+        UnsupportedError
+            This generation has no feature flags.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version="icechunk2")
+        >>> repo.disabled_feature_flags()
+        []
+        """
         return [flag for flag in await self.feature_flags_async() if not flag.enabled]
 
     disabled_feature_flags = blocking(disabled_feature_flags_async)
 
     async def set_feature_flag_async(self, name: str, setting: bool | None) -> None:
-        """Switch a feature on or off for everyone, or (None) back to its default."""
+        """Switch a feature on or off for all users of the repository.
+
+        Parameters
+        ----------
+        name
+            Name of the flag.
+        setting
+            True is on, False is off, None is the default.
+
+        Raises
+        ------
+        InvalidInputError
+            There is no such flag.
+        UnsupportedError
+            This generation has no feature flags.
+        ReadOnlyError
+            The repository is read-only.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version="icechunk2")
+        >>> repo.set_feature_flag("delete_tag", False)
+        >>> [flag.name for flag in repo.disabled_feature_flags()]
+        ['delete_tag']
+        """
         await self._part("feature_flags", "feature flags").set_flag(name, setting)
 
     set_feature_flag = blocking(set_feature_flag_async)
@@ -103,14 +284,52 @@ class AdministrationMixin:
     # -- operations log -------------------------------------------------------------------------------------------
 
     async def ops_log_async(self) -> AsyncIterator[Update]:
-        """What was done to the repository, newest first, read as far as you iterate."""
+        """Iterate over the operations that changed the repository, newest first.
+
+        The log is read as far as you iterate.
+
+        Yields
+        ------
+        Update
+            Kind and time of one operation.
+
+        Raises
+        ------
+        UnsupportedError
+            This generation has no operations log.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version="icechunk2")
+        >>> [type(update.kind).__name__ for update in repo.ops_log()]
+        ['RepoInitialized']
+        """
         async for update in self._part("operations_log", "an operations log").ops_log():
             yield update
 
     ops_log = blocking(ops_log_async)
 
     async def inspect_repo_info_async(self) -> dict[str, Any]:
-        """Everything the repository's one mutable file says, as plain data."""
+        """Return the content of the file `repo` as plain data.
+
+        Returns
+        -------
+        dict
+            Branches, tags, snapshots, status, metadata, feature flags and the newest operations.
+
+        Raises
+        ------
+        UnsupportedError
+            This generation has no file `repo`.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version="icechunk2")
+        >>> list(repo.inspect_repo_info()["branches"])
+        ['main']
+        """
         return await self._part("operations_log", "a `repo` file").describe()
 
     inspect_repo_info = blocking(inspect_repo_info_async)

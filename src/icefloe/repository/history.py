@@ -463,6 +463,8 @@ class RefsMixin:
         ------
         AlreadyExistsError
             The name is used, or was used by a tag that has been deleted.
+        SessionStateError
+            The feature flag `create_tag` is off.
         SnapshotNotFoundError
             There is no such snapshot.
         InvalidInputError

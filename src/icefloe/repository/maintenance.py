@@ -1,4 +1,4 @@
-"""Maintenance and merging of branches, as methods of a repository."""
+"""Expiry, garbage collection, compaction, mirrors and checks, as methods of a repository."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, Literal
 from icefloe.blocking import blocking, current_time
 from icefloe.errors import InvalidInputError
 from icefloe.ids import ObjectId
-from icefloe.maintenance import merge as merging
 from icefloe.maintenance.collect import CollectionPlan, CollectionRequest, GCSummary, collect, plan_collection_of
 from icefloe.maintenance.compact import (
     ChunkOrder,
@@ -25,24 +24,21 @@ from icefloe.maintenance.compact import (
     rewrite_manifests,
 )
 from icefloe.maintenance.expire import ExpiryPlan, ExpiryRequest, RetentionRule, apply_expiry, expire, plan_expiry_of
-from icefloe.maintenance.inventory import Report, listening, open_uncached, own_texts, taken_back, taken_over
+from icefloe.maintenance.inventory import Report, listening, open_uncached
 from icefloe.maintenance.marking import FetchLimits
-from icefloe.maintenance.merge import FastForwardPlan, MergePlan, MergeRequest, SquashPlan
 from icefloe.maintenance.mirror import MirrorPlan, mirror, plan_mirror
 from icefloe.maintenance.verify import VerifyRequest, verify
 from icefloe.maintenance.verify import repair as repair_damage
 from icefloe.maintenance.verify_checks import VerifyReport
 from icefloe.manifests.plan import ManifestPlan
-from icefloe.model.snapshot import INGESTED_KEY
 from icefloe.session.history import check_past
 from icefloe.session.open_repository import RepositoryParts
-from icefloe.session.rebase import ConflictDetector, ConflictSolver
 from icefloe.storage.build import resolve_storage
 from icefloe.storage.contract import Storage
 
 
 class MaintenanceMixin:
-    """The part of `Repository` that cleans up."""
+    """The methods of `Repository` that remove, rewrite, copy and check data."""
 
     _engine: RepositoryParts
     _default_metadata: dict[str, Any]
@@ -58,26 +54,39 @@ class MaintenanceMixin:
         snapshots: Iterable[str] = (),
         progress: Report | None = None,
     ) -> set[ObjectId]:
-        """Take old snapshots out of history; their files stay until `garbage_collect`. Returns their ids.
+        """Remove old snapshots from history. Their files stay until `garbage_collect` deletes them.
 
-        What a branch or tag points at stays, and so does the first snapshot. History stays walkable: a kept snapshot
-        whose parent goes gets its nearest kept ancestor.
+        The newest snapshot of each branch, the snapshot of each tag and the first snapshot are kept. If the parent of a
+        kept snapshot expires, its nearest kept ancestor becomes its parent.
 
         Parameters
         ----------
         older_than
-            Snapshots written before this time, or longer ago than this, expire.
+            Expire snapshots that were written before this time, or longer ago than this.
         delete_expired_branches, delete_expired_tags
-            Refs whose own snapshot expires go, too; `main` never does.
+            Also delete branches or tags whose own snapshot expires. `main` is never deleted.
         retain_last
-            The newest so many commits of every branch and tag stay, however old.
+            Keep this many of the newest commits of every branch and tag, however old they are.
         rules
-            What is kept of some branches and tags; refs that no rule matches follow `older_than` and `retain_last`.
+            Rules for certain branches and tags. All others follow `older_than` and `retain_last`.
         snapshots
-            Expire exactly these instead.
+            Expire exactly these snapshots instead.
         progress
-            Called with a stage, how much of it is done and how much there is (0 where nobody knows). Every verb of
-            maintenance takes it.
+            Called with the name of a stage, the amount done, and the total amount (0 if it is not known).
+
+        Returns
+        -------
+        set of str
+            Ids of the expired snapshots.
+
+        Raises
+        ------
+        InvalidInputError
+            Nothing is chosen, `older_than` is in the future or has no time zone, or `retain_last` is less than 1.
+        SnapshotNotFoundError
+            One of `snapshots` is not in the history of a branch or tag.
+        ReadOnlyError
+            The repository is read-only.
 
         Examples
         --------
@@ -109,7 +118,40 @@ class MaintenanceMixin:
         rules: Sequence[RetentionRule] = (),
         snapshots: Iterable[str] = (),
     ) -> ExpiryPlan:
-        """What `expire_snapshots` would do now; nothing is changed."""
+        """Return what `expire_snapshots` would do now. Nothing is changed.
+
+        Parameters
+        ----------
+        older_than
+            Expire snapshots that were written before this time, or longer ago than this.
+        delete_expired_branches, delete_expired_tags
+            Also delete branches or tags whose own snapshot expires.
+        retain_last
+            Keep this many of the newest commits of every branch and tag.
+        rules
+            Rules for certain branches and tags.
+        snapshots
+            Expire exactly these snapshots instead.
+
+        Returns
+        -------
+        ExpiryPlan
+            The snapshots that expire and the new parents. Pass it to `apply_expiry`.
+
+        Raises
+        ------
+        InvalidInputError
+            The arguments are not valid, as in `expire_snapshots`.
+        SnapshotNotFoundError
+            One of `snapshots` is not in the history of a branch or tag.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> print(repo.plan_expiry(retain_last=1))
+        0 snapshots to expire, 1 stay
+        """
         request = _expiry_request(
             older_than, retain_last, rules, snapshots, delete_expired_branches, delete_expired_tags
         )
@@ -118,7 +160,32 @@ class MaintenanceMixin:
     plan_expiry = blocking(plan_expiry_async)
 
     async def apply_expiry_async(self, plan: ExpiryPlan, *, progress: Report | None = None) -> set[ObjectId]:
-        """Carry out what `plan_expiry` planned; what refs point at by now stays."""
+        """Expire the snapshots of a plan. Snapshots that a branch or tag points to by now are kept.
+
+        Parameters
+        ----------
+        plan
+            The result of `plan_expiry`.
+        progress
+            Called with the name of a stage, the amount done, and the total amount (0 if it is not known).
+
+        Returns
+        -------
+        set of str
+            Ids of the expired snapshots.
+
+        Raises
+        ------
+        ReadOnlyError
+            The repository is read-only.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> repo.apply_expiry(repo.plan_expiry(retain_last=1))
+        set()
+        """
         with listening(progress):
             return set((await apply_expiry(self._engine, plan)).change.expired)
 
@@ -137,23 +204,43 @@ class MaintenanceMixin:
         progress: Report | None = None,
         **_: Any,
     ) -> GCSummary:
-        """Delete what no branch or tag leads to and what is old enough.
+        """Delete old objects that no branch or tag reaches.
 
         Parameters
         ----------
         delete_object_older_than
-            Objects modified before this time, or longer ago than this, by the store's clock, are judged. Choose it so
-            that no writer has been under way for longer: chunks of a session are unreachable until it commits.
+            Only delete objects that were last modified before this time, or longer ago than this, by the clock of the
+            storage. Choose a value longer than your longest-running write: the chunks of a session are unreachable
+            until it commits.
         dry_run
-            Say what would be deleted, delete nothing; `plan_garbage_collection` tells more.
+            Delete nothing and return what would be deleted. `plan_garbage_collection` returns more details.
         created_after
-            Leave objects alone that are older than this, because an earlier run judged them.
-        incremental
-            Begin with what the last incremental run learnt (a small file in the repository), so that only new commits
-            are read and nothing is listed but snapshots. What dead writers left in between stays until the next full
-            run.
+            Keep objects that are older than this. Use it if an earlier run has examined them.
         ignore_running_sessions
-            Collect although a writable session of this process is older than the given time.
+            Also run if a writable session of this process is older than `delete_object_older_than`.
+        incremental
+            Start from the result of the last incremental run, which is stored in the repository. Only new commits are
+            read. Objects of writers that died since that run are deleted by the next full run.
+        max_compressed_manifest_mem_bytes
+            Largest total size of compressed manifests in memory.
+        max_concurrent_manifest_fetches
+            Largest number of manifests that are read at the same time.
+        progress
+            Called with the name of a stage, the amount done, and the total amount (0 if it is not known).
+        **_
+            Ignored. Accepted for compatibility with icechunk.
+
+        Returns
+        -------
+        GCSummary
+            Number and size of the deleted objects.
+
+        Raises
+        ------
+        InvalidInputError
+            The time is in the future or has no time zone, or a writable session of this process is older.
+        ReadOnlyError
+            The repository is read-only.
 
         Examples
         --------
@@ -181,7 +268,36 @@ class MaintenanceMixin:
         incremental: bool = False,
         progress: Report | None = None,
     ) -> CollectionPlan:
-        """What `garbage_collect` would delete now, object by object; nothing is changed."""
+        """Return which objects `garbage_collect` would delete now. Nothing is changed.
+
+        Parameters
+        ----------
+        delete_object_older_than
+            Only delete objects that were last modified before this time, or longer ago than this.
+        created_after
+            Keep objects that are older than this.
+        incremental
+            Start from the result of the last incremental run.
+        progress
+            Called with the name of a stage, the amount done, and the total amount (0 if it is not known).
+
+        Returns
+        -------
+        CollectionPlan
+            The objects to delete, by kind, and the number of objects that stay.
+
+        Raises
+        ------
+        InvalidInputError
+            The time is in the future or has no time zone.
+
+        Examples
+        --------
+        >>> import datetime, icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> repo.plan_garbage_collection(datetime.timedelta(days=1)).summary().bytes_deleted
+        0
+        """
         request = CollectionRequest(
             delete_object_older_than, created_after, ignore_running=True, incremental=incremental
         )
@@ -199,7 +315,48 @@ class MaintenanceMixin:
         commit_method: Literal["new_commit", "amend"] = "new_commit",
         progress: Report | None = None,
     ) -> ObjectId:
-        """Commit the same data under manifests packed anew after the configuration; returns the snapshot."""
+        """Write the manifests of a branch again, as the current configuration splits them, and commit the result.
+
+        The data does not change. If the manifests already follow the configuration, nothing is committed.
+
+        Parameters
+        ----------
+        message
+            Message of the commit.
+        branch
+            Name of the branch.
+        metadata
+            Properties of the commit.
+        commit_method
+            "new_commit" adds a commit. "amend" replaces the newest commit.
+        progress
+            Called with the name of a stage, the amount done, and the total amount (0 if it is not known).
+
+        Returns
+        -------
+        str
+            Id of the newest snapshot of the branch.
+
+        Raises
+        ------
+        RefNotFoundError
+            There is no such branch.
+        InvalidInputError
+            `commit_method` is unknown.
+        ReadOnlyError
+            The repository is read-only.
+
+        Examples
+        --------
+        >>> import icefloe, zarr
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> with repo.transaction("main", message="array") as store:
+        ...     zarr.create_array(store, name="t", shape=4, chunks=2, dtype="i4")[:] = 1
+        >>> repo.rewrite_manifests("new manifests", branch="main") == repo.lookup_branch("main")
+        True
+        """
+        if commit_method not in ("new_commit", "amend"):
+            raise InvalidInputError(f"commit_method={commit_method!r}: expected 'new_commit' or 'amend'")
         merged = {**self._default_metadata, **(metadata or {})}
         with listening(progress):
             return await rewrite_manifests(
@@ -209,7 +366,30 @@ class MaintenanceMixin:
     rewrite_manifests = blocking(rewrite_manifests_async)
 
     async def plan_rewrite_manifests_async(self, branch: str = "main") -> ManifestPlan:
-        """How `rewrite_manifests` would pack the manifests of a branch now; nothing is changed."""
+        """Return how `rewrite_manifests` would write the manifests of a branch now. Nothing is changed.
+
+        Parameters
+        ----------
+        branch
+            Name of the branch.
+
+        Returns
+        -------
+        ManifestPlan
+            The manifests to write and the manifests that stay.
+
+        Raises
+        ------
+        RefNotFoundError
+            There is no such branch.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> repo.plan_rewrite_manifests("main").outputs
+        ()
+        """
         return await plan_rewrite(self._engine, branch)
 
     plan_rewrite_manifests = blocking(plan_rewrite_manifests_async)
@@ -226,24 +406,52 @@ class MaintenanceMixin:
         progress: Report | None = None,
         **settings: Any,
     ) -> CompactSummary:
-        """Write small chunks that are alone, or in packs with dead bytes, into packs; or chunks out of packs.
+        """Write small chunks into packs, and rewrite packs that hold many unused bytes.
 
-        Nobody's data changes: writers beside it keep what they wrote, and do not clash with it. Every batch is
-        committed on its own, so that an interrupted run keeps what it did.
+        The data does not change. Concurrent writers do not conflict with it, and their chunks are kept. Each batch is
+        committed separately, so an interrupted run keeps its finished batches.
 
         Parameters
         ----------
+        branch
+            Name of the branch.
         arrays
-            Which arrays, as a pattern of paths.
+            Pattern of array paths, with `*` for any text.
         region
-            Only chunks in this box of the chunk grid, [first, end) per dimension.
+            Only chunks in this box of the chunk grid: (first, end) for each dimension. `end` is excluded.
         order
-            How chunks lie in packs: in the order of their coordinates, or along a Hilbert curve, where neighbours in
-            every dimension are near each other.
+            Order of chunks in a pack: "chunk" is the order of their coordinates. "hilbert" follows a Hilbert curve,
+            which keeps neighbours in all dimensions close to each other.
         unpack
-            Make chunks in packs objects of their own instead.
-        settings
-            `threshold_bytes`, `target_bytes`, `dead_share`, `batch_bytes`.
+            Write chunks from packs into objects of their own instead.
+        message
+            Message of the commits.
+        progress
+            Called with the name of a stage, the amount done, and the total amount (0 if it is not known).
+        **settings
+            `threshold_bytes` (chunks below this size are packed), `target_bytes` (size of a pack), `dead_share`
+            (rewrite packs with a larger share of unused bytes) and `batch_bytes` (size of a batch).
+
+        Returns
+        -------
+        CompactSummary
+            Number of chunks, objects, bytes and commits written.
+
+        Raises
+        ------
+        RefNotFoundError
+            There is no such branch.
+        InvalidInputError
+            A setting or the order is unknown or not valid.
+        ReadOnlyError
+            The repository is read-only.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> repo.compact("main").chunks
+        0
         """
         layout = Layout.UNPACK if unpack else Layout.PACK
         request = _compact_request(branch, layout, arrays, region, order, message, settings)
@@ -253,7 +461,32 @@ class MaintenanceMixin:
     compact = blocking(compact_async)
 
     async def apply_compaction_async(self, plan: CompactionPlan, *, progress: Report | None = None) -> CompactSummary:
-        """Carry out what `plan_compaction` planned; chunks that changed meanwhile are left alone."""
+        """Write the chunks of a compaction plan. Chunks that changed since the plan was made are skipped.
+
+        Parameters
+        ----------
+        plan
+            The result of `plan_compaction`.
+        progress
+            Called with the name of a stage, the amount done, and the total amount (0 if it is not known).
+
+        Returns
+        -------
+        CompactSummary
+            Number of chunks, objects, bytes and commits written.
+
+        Raises
+        ------
+        ReadOnlyError
+            The repository is read-only.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> repo.apply_compaction(repo.plan_compaction("main")).chunks
+        0
+        """
         with listening(progress):
             return await compact(self._engine, plan)
 
@@ -270,7 +503,44 @@ class MaintenanceMixin:
         materialize: bool = False,
         **settings: Any,
     ) -> CompactionPlan:
-        """What `compact` (or `materialize`) would write anew now; nothing is changed."""
+        """Return which chunks `compact` or `materialize` would write now. Nothing is changed.
+
+        Parameters
+        ----------
+        branch
+            Name of the branch.
+        arrays
+            Pattern of array paths, with `*` for any text.
+        region
+            Only chunks in this box of the chunk grid: (first, end) for each dimension.
+        order
+            Order of chunks in a pack: "chunk" or "hilbert".
+        unpack
+            Plan to write chunks from packs into objects of their own.
+        materialize
+            Plan to copy virtual chunks, as `materialize` does.
+        **settings
+            Settings of `compact`.
+
+        Returns
+        -------
+        CompactionPlan
+            The chunks to write. Pass it to `apply_compaction`.
+
+        Raises
+        ------
+        RefNotFoundError
+            There is no such branch.
+        InvalidInputError
+            A setting or the order is unknown or not valid.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> repo.plan_compaction("main").chunks
+        0
+        """
         layout = Layout.MATERIALIZE if materialize else Layout.UNPACK if unpack else Layout.PACK
         request = _compact_request(branch, layout, arrays, region, order, None, settings)
         return await plan_compaction(self._engine, request)
@@ -287,7 +557,46 @@ class MaintenanceMixin:
         progress: Report | None = None,
         **settings: Any,
     ) -> CompactSummary:
-        """Copy virtual chunks into the repository, so that it no longer needs the files they lie in."""
+        """Copy virtual chunks into the repository. Afterwards their source files are not needed.
+
+        Parameters
+        ----------
+        branch
+            Name of the branch.
+        arrays
+            Pattern of array paths, with `*` for any text.
+        region
+            Only chunks in this box of the chunk grid: (first, end) for each dimension.
+        message
+            Message of the commits.
+        progress
+            Called with the name of a stage, the amount done, and the total amount (0 if it is not known).
+        **settings
+            Settings of `compact`.
+
+        Returns
+        -------
+        CompactSummary
+            Number of chunks, objects, bytes and commits written.
+
+        Raises
+        ------
+        RefNotFoundError
+            There is no such branch.
+        VirtualChunkError
+            A source file cannot be read or has changed.
+        InvalidInputError
+            A setting is unknown or not valid.
+        ReadOnlyError
+            The repository is read-only.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> repo.materialize("main").chunks
+        0
+        """
         request = _compact_request(branch, Layout.MATERIALIZE, arrays, region, "chunk", message, settings)
         with listening(progress):
             return await compact(self._engine, await plan_compaction(self._engine, request))
@@ -295,9 +604,37 @@ class MaintenanceMixin:
     materialize = blocking(materialize_async)
 
     async def mirror_async(self, target: Storage | str | Path, *, progress: Report | None = None) -> MirrorPlan:
-        """Make another storage a copy of this repository; again, only what is new is copied.
+        """Make another storage a copy of this repository. A later call copies only what is new.
 
-        Readers of the copy see the old state or the new one. Nobody may commit to the copy.
+        Readers of the copy see the earlier state or the new one. Do not commit to the copy.
+
+        Parameters
+        ----------
+        target
+            Where to copy to: a storage, a URL or a path.
+        progress
+            Called with the name of a stage, the amount done, and the total amount (0 if it is not known).
+
+        Returns
+        -------
+        MirrorPlan
+            The objects that were copied and removed.
+
+        Raises
+        ------
+        InvalidInputError
+            The target holds other objects, or a repository of another generation.
+        StorageError
+            One of the storages cannot be read or written.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> target = icefloe.in_memory_storage()
+        >>> _ = repo.mirror(target)
+        >>> icefloe.Repository.open(target).lookup_branch("main") == repo.lookup_branch("main")
+        True
         """
         with listening(progress):
             return await mirror(self._engine, resolve_storage(target))
@@ -305,7 +642,32 @@ class MaintenanceMixin:
     mirror = blocking(mirror_async)
 
     async def plan_mirror_async(self, target: Storage | str | Path) -> MirrorPlan:
-        """What `mirror` would copy now; nothing is changed."""
+        """Return what `mirror` would copy now. Nothing is changed.
+
+        Parameters
+        ----------
+        target
+            Where to copy to: a storage, a URL or a path.
+
+        Returns
+        -------
+        MirrorPlan
+            The objects to copy and to remove.
+
+        Raises
+        ------
+        InvalidInputError
+            The target holds other objects, or a repository of another generation.
+        StorageError
+            One of the storages cannot be read.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> len(repo.plan_mirror(icefloe.in_memory_storage()).copied) > 0
+        True
+        """
         return await plan_mirror(self._engine, resolve_storage(target))
 
     plan_mirror = blocking(plan_mirror_async)
@@ -319,19 +681,32 @@ class MaintenanceMixin:
         repair: bool = False,
         progress: Report | None = None,
     ) -> VerifyReport:
-        """Check that everything branches and tags lead to is there and is what it should be.
+        """Check that all objects that branches and tags reach exist and are valid.
 
         Parameters
         ----------
         logs
-            Compare transaction logs with what their snapshots changed.
+            Compare transaction logs with the changes between snapshots.
         decode
-            Read and decode every chunk at the tips of branches and tags.
+            Read and decode every chunk of the newest snapshots of branches and tags.
         virtual
-            Look whether the files of virtual chunks are there and unchanged, with one request a file. Files in
-            containers that were not authorised are not looked at; `unchecked` of the report names them.
+            Check that the files of virtual chunks exist and are unchanged, with one request for each file. Files in
+            containers that are not authorized are not checked. The report lists them in `unchecked`.
         repair
-            Repair what needs no guess (logs, sizes, quotes of history), and report what is left.
+            Repair damage that has only one possible correction: logs, sizes, and copies of history. The report lists
+            what is left.
+        progress
+            Called with the name of a stage, the amount done, and the total amount (0 if it is not known).
+
+        Returns
+        -------
+        VerifyReport
+            Damage, number of checked objects, and objects that nothing refers to.
+
+        Raises
+        ------
+        ReadOnlyError
+            `repair` is True and the repository is read-only.
 
         Examples
         --------
@@ -383,188 +758,3 @@ def _compact_request(
         raise InvalidInputError(f"order={order!r}: expected 'chunk' or 'hilbert'") from error
     box = None if region is None else tuple((int(first), int(end)) for first, end in region)
     return CompactRequest(branch, layout, arrays, box, chosen, message=message, **settings)
-
-
-class MergingMixin:
-    """The part of `Repository` that joins histories. In conflicts, *ours* is what comes to the branch."""
-
-    _engine: RepositoryParts
-    _default_metadata: dict[str, Any]
-
-    async def merge_async(
-        self,
-        source: str,
-        into: str = "main",
-        *,
-        solver: ConflictSolver | None = None,
-        message: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        fast_forward: bool = True,
-    ) -> ObjectId:
-        """Bring the commits of a branch to another one; returns where that one stands then.
-
-        A branch without commits of its own is only moved (`fast_forward`). Otherwise one commit is made that holds the
-        changes of `source` since both parted. RebaseFailedError lists every conflict that the solver left.
-
-        Examples
-        --------
-        >>> import icefloe, zarr
-        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
-        >>> with repo.transaction("main", message="a group") as store:
-        ...     _ = zarr.create_group(store)
-        >>> repo.create_branch("dev", repo.lookup_branch("main"))
-        >>> for branch in ("dev", "main"):
-        ...     with repo.transaction(branch, message=f"on {branch}") as store:
-        ...         _ = zarr.create_array(store, name=branch, shape=3, dtype="i4")
-        >>> _ = repo.merge("dev", "main")
-        >>> sorted(zarr.open_group(repo.readonly_session("main").store, mode="r").array_keys())
-        ['dev', 'main']
-        """
-        request = await self._merge_request(source, into, solver, message, metadata, fast_forward)
-        return await merging.apply_change(self._engine, request)
-
-    merge = blocking(merge_async)
-
-    async def plan_merge_async(
-        self, source: str, into: str = "main", *, solver: ConflictSolver | None = None, fast_forward: bool = True
-    ) -> MergePlan:
-        """What `merge` would do now, with every conflict; nothing is changed."""
-        request = await self._merge_request(source, into, solver, None, None, fast_forward)
-        return await merging.plan_change(self._engine, request)
-
-    plan_merge = blocking(plan_merge_async)
-
-    async def _merge_request(
-        self,
-        source: str,
-        into: str,
-        solver: ConflictSolver | None,
-        message: str | None,
-        metadata: Mapping[str, Any] | None,
-        fast_forward: bool,
-    ) -> MergeRequest:
-        ledger = self._engine.ledger
-        ours, theirs = await ledger.fetch_tip(source), await ledger.fetch_tip(into)
-        base = await merging.find_merge_base(self._engine, ours.snapshot_id, theirs.snapshot_id)
-        told = {**self._default_metadata, "merged_branch": source, merging.MERGED: ours.snapshot_id}
-        known, tip = await ledger.fetch_info(base), await ledger.fetch_info(ours.snapshot_id)
-        told |= _ingested(taken_over(known.metadata, tip.metadata))
-        return MergeRequest(
-            into,
-            base,
-            ours.snapshot_id,
-            message or f"Merge branch {source!r}",
-            {**told, **(metadata or {})},
-            solver or ConflictDetector(),
-            fast_forward,
-        )
-
-    async def cherry_pick_async(
-        self,
-        snapshot_id: str,
-        branch: str = "main",
-        *,
-        solver: ConflictSolver | None = None,
-        message: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> ObjectId:
-        """Bring the change of one commit, from anywhere, to a branch; returns the new snapshot."""
-        request = await self._pick_request(snapshot_id, branch, solver, message, metadata)
-        return await merging.apply_change(self._engine, request)
-
-    cherry_pick = blocking(cherry_pick_async)
-
-    async def plan_cherry_pick_async(
-        self, snapshot_id: str, branch: str = "main", *, solver: ConflictSolver | None = None
-    ) -> MergePlan:
-        """What `cherry_pick` would do now; nothing is changed."""
-        request = await self._pick_request(snapshot_id, branch, solver, None, None)
-        return await merging.plan_change(self._engine, request)
-
-    plan_cherry_pick = blocking(plan_cherry_pick_async)
-
-    async def _pick_request(
-        self,
-        snapshot_id: str,
-        branch: str,
-        solver: ConflictSolver | None,
-        message: str | None,
-        metadata: Mapping[str, Any] | None,
-    ) -> MergeRequest:
-        parent = await merging.fetch_parent(self._engine, snapshot_id)
-        picked = await self._engine.ledger.fetch_info(snapshot_id)
-        told = {**self._default_metadata, "picked_snapshot": snapshot_id, **_ingested(own_texts(picked.metadata))}
-        told |= metadata or {}
-        return MergeRequest(branch, parent, snapshot_id, message or picked.message, told, solver or ConflictDetector())
-
-    async def revert_async(
-        self,
-        snapshot_id: str,
-        branch: str = "main",
-        *,
-        solver: ConflictSolver | None = None,
-        message: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> ObjectId:
-        """Undo the change of one commit by a new one; returns the new snapshot."""
-        request = await self._revert_request(snapshot_id, branch, solver, message, metadata)
-        return await merging.apply_change(self._engine, request)
-
-    revert = blocking(revert_async)
-
-    async def plan_revert_async(
-        self, snapshot_id: str, branch: str = "main", *, solver: ConflictSolver | None = None
-    ) -> MergePlan:
-        """What `revert` would do now; nothing is changed."""
-        request = await self._revert_request(snapshot_id, branch, solver, None, None)
-        return await merging.plan_change(self._engine, request)
-
-    plan_revert = blocking(plan_revert_async)
-
-    async def _revert_request(
-        self,
-        snapshot_id: str,
-        branch: str,
-        solver: ConflictSolver | None,
-        message: str | None,
-        metadata: Mapping[str, Any] | None,
-    ) -> MergeRequest:
-        parent = await merging.fetch_parent(self._engine, snapshot_id)
-        undone = await self._engine.ledger.fetch_info(snapshot_id)
-        below = await self._engine.ledger.fetch_info(parent)
-        gone = taken_back(below.metadata, undone.metadata)
-        told = {**self._default_metadata, "reverted_snapshot": snapshot_id, **_ingested(gone), **(metadata or {})}
-        return MergeRequest(
-            branch, snapshot_id, parent, message or f"Revert {undone.message!r}", told, solver or ConflictDetector()
-        )
-
-    async def fast_forward_async(self, branch: str, snapshot_id: str) -> ObjectId:
-        """Move a branch to a descendant of where it stands; ConflictError when it has commits of its own."""
-        return await merging.fast_forward(self._engine, branch, snapshot_id)
-
-    fast_forward = blocking(fast_forward_async)
-
-    async def plan_fast_forward_async(self, branch: str, snapshot_id: str) -> FastForwardPlan:
-        """What `fast_forward` would do now; nothing is changed."""
-        return await merging.plan_fast_forward(self._engine, branch, snapshot_id)
-
-    plan_fast_forward = blocking(plan_fast_forward_async)
-
-    async def squash_async(
-        self, branch: str, onto: str, *, message: str, metadata: Mapping[str, Any] | None = None
-    ) -> ObjectId:
-        """Replace all commits of a branch after the snapshot `onto` by one with the same content."""
-        plan = await merging.plan_squash(self._engine, branch, onto)
-        return await merging.squash(self._engine, plan, message, {**self._default_metadata, **(metadata or {})})
-
-    squash = blocking(squash_async)
-
-    async def plan_squash_async(self, branch: str, onto: str) -> SquashPlan:
-        """What `squash` would do now; nothing is changed."""
-        return await merging.plan_squash(self._engine, branch, onto)
-
-    plan_squash = blocking(plan_squash_async)
-
-
-def _ingested(texts: list[str]) -> dict[str, Any]:
-    return {INGESTED_KEY: texts} if texts else {}

@@ -1,4 +1,4 @@
-"""What a repository costs: requests, bytes, cache hits and durations."""
+"""Requests, bytes, cache hits and durations of a repository."""
 
 from __future__ import annotations
 

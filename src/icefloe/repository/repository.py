@@ -1,4 +1,4 @@
-"""A repository as its user sees it: created, opened, configured, and asked for sessions."""
+"""The class `Repository`: create, open and configure repositories, and open sessions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
 from icefloe.repository.administration import AdministrationMixin
 from icefloe.repository.history import HistoryMixin, InspectionMixin, RefsMixin
-from icefloe.repository.maintenance import MaintenanceMixin, MergingMixin
+from icefloe.repository.maintenance import MaintenanceMixin
+from icefloe.repository.merging import MergingMixin
 from icefloe.repository.metrics import ObservationMixin
 from icefloe.session import open_repository as opening
 from icefloe.session.history import RefChoice, fetch_branch, resolve, snapshot_as_of
@@ -588,8 +589,8 @@ class Repository(
             There is no such branch.
         ReadOnlyError
             The repository is read-only.
-        UnsupportedError
-            The repository does not allow moves.
+        SessionStateError
+            The feature flag `move_node` is off.
 
         Examples
         --------

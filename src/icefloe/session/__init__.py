@@ -13,7 +13,7 @@ Modules
   this process.
 - `rebase`: Rebase a change set over commits that were made in the meantime: conflicts, solvers, false conflicts.
 - `references`: Set virtual references and move chunks within an array, without touching their bytes.
-- `session`: A session as its user sees it: a view of one snapshot, and the changes made on top of it.
+- `session`: The classes `Session` and `ForkSession`: a view of one snapshot, and the changes made on top of it.
 - `session_chunks`: Methods of a session that work on chunks: virtual references, moves in the grid, coordinates and
   kinds.
 - `session_state`: The state of one session: nodes, references and chunks of a base snapshot with changes on top.

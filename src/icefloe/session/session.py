@@ -1,4 +1,4 @@
-"""A session as its user sees it: a view of one snapshot, and the changes made on top of it."""
+"""The classes `Session` and `ForkSession`: a view of one snapshot, and the changes made on top of it."""
 
 from __future__ import annotations
 
