@@ -22,7 +22,7 @@ from icefloe.storage.contract import Buffer as Bytes
 
 Checksum: TypeAlias = str | dt.datetime | None
 Refused: TypeAlias = list[tuple[int, ...]] | None
-"""Coordinates whose location no container covers; None when all are covered."""
+"""Coordinates of chunks whose location no container covers. None if all are covered."""
 ChunkBatch: TypeAlias = tuple[
     npt.NDArray[np.uint32],
     npt.NDArray[np.uint8],
@@ -34,7 +34,7 @@ ChunkBatch: TypeAlias = tuple[
 
 
 class Keys(Protocol):
-    """Documents and chunks by key, as a session offers them."""
+    """Access to metadata documents and chunks by key."""
 
     async def fetch(self, key: str, start: int | None = None, end: int | None = None) -> Bytes | None: ...
     async def length(self, key: str) -> int | None: ...
@@ -51,7 +51,7 @@ class Keys(Protocol):
 
 
 class StoreSession(Protocol):
-    """What the store needs of the session behind it."""
+    """The part of a session that the store uses."""
 
     @property
     def read_only(self) -> bool: ...
@@ -86,6 +86,13 @@ class IcechunkStore(Store, Described):
 
     Writes are visible in this session at once. They are visible to others after the session commits.
 
+    Parameters
+    ----------
+    session
+        The session to read and write. `Session.store` creates a store for it.
+    read_only
+        Whether the store refuses writes. None means the same as the session.
+
     Examples
     --------
     >>> import icefloe, zarr
@@ -118,7 +125,6 @@ class IcechunkStore(Store, Described):
 
     @property
     def supports_consolidated_metadata(self) -> bool:
-        # A snapshot is consolidated metadata already.
         """False: a snapshot holds the metadata of all nodes, so zarr need not consolidate it."""
         return False
 
@@ -352,7 +358,7 @@ class IcechunkStore(Store, Described):
         self._check_writable()
         if not isinstance(value, Buffer):
             raise TypeError(f"IcechunkStore.set(): `value` must be a zarr Buffer, got {type(value)}")
-        # A view: what the session keeps in memory it copies, what it stores is stored when this returns.
+        # A view is enough: the session copies what it keeps in memory, and the rest is stored when this returns.
         await self._session.keyspace.write(key, memoryview(value.as_numpy_array().data))
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:

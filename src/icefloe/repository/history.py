@@ -23,12 +23,12 @@ _REFS_AT_ONCE = 64
 
 
 async def fetch_graph(engine: RepositoryParts, choice: RefChoice, *, plain: bool, limit: int | None) -> AncestryGraph:
-    """The graph of everything that branches and tags reach, or of the history of one choice."""
+    """Return the graph of all commits that branches and tags reach, or of the history of one of them."""
     if limit is not None and limit < 1:
         raise InvalidInputError(f"limit={limit}: a graph shows at least one commit; None shows all")
     refs = await fetch_refs(engine)
     chosen = choice.branch or choice.tag or choice.snapshot_id
-    # A tag often names the tip of a branch: each snapshot is walked from once.
+    # A tag often points to the newest snapshot of a branch. Each start is walked only once.
     starts = [await resolve(engine, choice)] if chosen else list(dict.fromkeys(ref.snapshot_id for ref in refs))
     infos = await newest_commits(engine, starts, limit)
     shown = {info.id for info in infos}
@@ -37,7 +37,7 @@ async def fetch_graph(engine: RepositoryParts, choice: RefChoice, *, plain: bool
 
 
 async def fetch_refs(engine: RepositoryParts) -> list[Ref]:
-    """All branches (main first), then all tags, and where they point."""
+    """Return all branches (`main` first), then all tags, with their snapshots."""
     branches, tags = await asyncio.gather(engine.ledger.list_branches(), engine.ledger.list_tags())
     slots = asyncio.Semaphore(_REFS_AT_ONCE)
 
@@ -54,7 +54,7 @@ async def fetch_refs(engine: RepositoryParts) -> list[Ref]:
 
 
 async def newest_commits(engine: RepositoryParts, starts: list[ObjectId], limit: int | None) -> list[SnapshotInfo]:
-    """The newest commits of several histories, each once; a history is left where another one was there before."""
+    """Return the newest commits of several histories, each once. A walk ends where another one has been."""
     walks = [engine.ledger.ancestry(start) for start in starts]
     heads: list[tuple[float, int, SnapshotInfo]] = []
     await asyncio.gather(*(_advance(heads, index, walk) for index, walk in enumerate(walks)))
@@ -196,7 +196,7 @@ class HistoryMixin:
         >>> repo.lookup_snapshot(repo.lookup_branch("main")).message
         'Repository initialized'
         """
-        # The ledger knows the parent where files do not name it; the file knows the manifests.
+        # The ledger has the parent, which not every generation stores in the file. The file has the manifests.
         known = await self._engine.ledger.fetch_info(snapshot_id)
         own = await self._engine.metadata_files.fetch_snapshot(snapshot_id)
         return replace(known, manifests=own.info.manifests)
@@ -283,7 +283,7 @@ class HistoryMixin:
             try:
                 return await diff_between(self._engine, *ends)
             except SnapshotNotFoundError:
-                # A branch that moved on may have lost its earlier tip since it was asked for.
+                # The branch may have moved since, and its earlier snapshot may have been deleted.
                 earlier, ends = ends, [await resolve(self._engine, choice) for choice in choices]
                 if ends == earlier:
                     raise

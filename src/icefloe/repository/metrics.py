@@ -18,23 +18,23 @@ _log = logging.getLogger("icefloe.metrics")
 
 @dataclass(frozen=True, slots=True)
 class RepositoryMetrics:
-    """What was measured: storage by method, caches by kind of file, ranges of chunks."""
+    """Requests by storage method, cache hits by kind of file, and reads of chunks."""
 
     storage: Mapping[str, MethodMetrics] = field(default_factory=dict)
-    """Empty where the repository is not observed; see `Repository.observed`."""
+    """Empty if the repository is not observed. See `Repository.observed`."""
     caches: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Hits and misses."""
+    """Hits and misses by kind of file."""
     chunk_ranges: int = 0
     chunk_requests: int = 0
     seconds: float = 0.0
 
     @property
     def total(self) -> MethodMetrics:
-        """All methods together."""
+        """The sum over all storage methods."""
         return sum(self.storage.values(), MethodMetrics())
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain data, for JSON."""
+        """Return the metrics as plain data, for JSON."""
         return {
             "seconds": self.seconds,
             "total": asdict(self.total),
@@ -66,7 +66,7 @@ class RepositoryMetrics:
 
 @dataclass(slots=True)
 class Observation:
-    """One operation under observation; `metrics` is there when it has ended."""
+    """One measured operation. `metrics` is set when the operation ends."""
 
     name: str
     metrics: RepositoryMetrics = field(default_factory=RepositoryMetrics)

@@ -49,6 +49,13 @@ class Repository(
 
     Every method that uses storage has two forms: `name` waits for the result, `name_async` is awaited.
 
+    Parameters
+    ----------
+    engine
+        The parts of an open repository. Use `create` or `open` instead of the constructor.
+    default_commit_metadata
+        Metadata that is added to every commit of this object.
+
     Examples
     --------
     >>> import icefloe, zarr

@@ -1,4 +1,4 @@
-"""Forks and parts: what workers of a distributed write make, and how a session takes it over."""
+"""Forks and parts: the results of the workers of a distributed write, and how a session merges them."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from icefloe.session.session_state import SessionState, SessionView, Tree, renum
 
 @dataclass(frozen=True, slots=True)
 class WrittenParts:
-    """The descriptor of one worker's writes: a few dozen bytes per manifest, whatever the number of chunks in it."""
+    """A description of the writes of one worker. Its size depends on the number of manifests, not of chunks."""
 
     snapshot_id: ObjectId
     parts: tuple[PartRef, ...]
     paths: Mapping[NodeId, str]
-    """Where the arrays of the parts are."""
+    """Paths of the arrays."""
     label: str = ""
-    """Who wrote them, for messages."""
+    """Name of the worker, for error messages."""
     cleared: Mapping[NodeId, ClearedChunks] = field(default_factory=dict)
-    """Where fill values were written and no chunk was; no manifest knows of them."""
+    """Chunks that are all fill value and were therefore not stored. No manifest lists them."""
     chunks: int = 0
     attempt: str = field(default_factory=lambda: random_bytes(8).hex())
 
 
 async def write_parts(work: SessionState, label: str = "") -> WrittenParts:
-    """Store the chunks and references of a fork; returns what the driver needs to link them."""
+    """Store the chunks and references of a fork, and return the description that `link_parts` needs."""
     view = await work.stored_view()
     _refuse_nodes(view)
     fresh_id = partial(new_object_id, work.engine.capabilities.object_id_bytes)
@@ -81,14 +81,14 @@ async def write_parts(work: SessionState, label: str = "") -> WrittenParts:
 
 
 async def _any_held(view: SessionView, node: ArrayNode, coords: npt.NDArray[np.uint32]) -> bool:
-    """Whether one of the chunks was there before the fork wrote."""
+    """Return whether one of the chunks existed before the fork was written to."""
     below = SessionView(view.engine, Tree(view.base, view.changes.copy_nodes()), view.inherited, view.reader)
     held = await below.chunk_table(node, bounding_box(coords))
     return bool((find_rows(held, coords) >= 0).any())
 
 
 def _edited_array(view: SessionView, node_id: NodeId) -> ArrayNode:
-    """The array behind edits of a view."""
+    """Return the array that edits of a view belong to."""
     origin = view.changes.origin.get(node_id)
     node = view.tree.find(origin) if origin is not None else None
     if node is None or node.id != node_id:
@@ -98,7 +98,7 @@ def _edited_array(view: SessionView, node_id: NodeId) -> ArrayNode:
 
 
 def _refuse_nodes(view: SessionView) -> None:
-    """Parts hold chunks only: what a worker did to arrays and groups themselves would be lost."""
+    """Raise if a worker changed nodes. Parts hold chunks only, so these changes would be lost."""
     before, after = view.inherited, view.changes
     changed = {path for path, node in after.added.items() if before.added.get(path) != node}
     changed |= (before.added.keys() - after.added.keys()) | (after.removed ^ before.removed)
@@ -111,18 +111,18 @@ def _refuse_nodes(view: SessionView) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """Chunks of one array that a worker says it wrote."""
+    """Chunks of one array that a worker wrote."""
 
     worker: int
-    """Its place among those that are linked now; -1 for what was linked earlier."""
+    """Index of the worker in this call. -1 means that the chunks were linked by an earlier call."""
     label: str
     chunks: PartRef | ClearedChunks
 
 
 async def link_parts(work: SessionState, written: Sequence[WrittenParts]) -> None:
-    """Take over what workers left, in place of what the session held; one chunk from two of them is refused.
+    """Add the parts of workers to a session. They replace chunks that the session had.
 
-    The caller has the session for itself.
+    A chunk that two workers wrote is an error. The caller holds the session exclusively.
     """
     for each in written:
         if each.snapshot_id != work.base.id:
@@ -131,7 +131,7 @@ async def link_parts(work: SessionState, written: Sequence[WrittenParts]) -> Non
                 f"the session on {work.base.id}"
             )
     paths = {node_id: path for each in written for node_id, path in each.paths.items()}
-    # All of it or nothing: what cannot be linked leaves the session as it was.
+    # The parts are linked together or not at all: an error leaves the session unchanged.
     changes = work.changes.copy()
     for node_id, claims in _claims_by_node(written).items():
         node = _linked_array(work, node_id, paths)
@@ -172,7 +172,7 @@ def _linked_array(work: SessionState, node_id: NodeId, paths: Mapping[NodeId, st
 async def _forget_replaced(
     work: SessionState, buffer: EditBuffer | None, node: ArrayNode, parts: Sequence[PartRef]
 ) -> None:
-    """Drop edits of chunks that workers have written since: edits lie over parts."""
+    """Drop edits of chunks that workers have written since. Edits would hide the parts."""
     if buffer is None or not len(buffer):
         return
     for part in parts:
@@ -183,7 +183,7 @@ async def _forget_replaced(
 
 
 def _delete_cleared(buffer: EditBuffer | None, cleared: Sequence[ClearedChunks]) -> None:
-    """Delete chunks that the session has set since the workers left, where workers wrote fill values."""
+    """Delete chunks that the session set after the fork, where workers wrote fill values."""
     if buffer is None or not len(buffer):
         return
     for each in cleared:
@@ -195,7 +195,7 @@ def _delete_cleared(buffer: EditBuffer | None, cleared: Sequence[ClearedChunks])
 
 
 async def _refuse_doubles(work: SessionState, node: ArrayNode, claims: Sequence[_Claim]) -> None:
-    """What two workers say of the same box is read and compared; disjoint boxes, the usual case, cost nothing."""
+    """Raise if two workers wrote the same chunk. Only manifests whose boxes overlap are read."""
     boxes = box_array([claim.chunks.extents for claim in claims], len(node.shape))
     pairs = overlapping_pairs(boxes)
     workers = np.array([claim.worker for claim in claims], dtype=np.int64)
@@ -204,7 +204,7 @@ async def _refuse_doubles(work: SessionState, node: ArrayNode, claims: Sequence[
         if isinstance(first.chunks, ClearedChunks):
             first, second = second, first
         if isinstance(first.chunks, ClearedChunks):
-            continue  # Both wrote fill values: they agree.
+            continue  # Both wrote fill values, which are equal.
         table = (await work.lookup.fetch(first.chunks.manifest_id, node)).tables[node.id]
         if isinstance(second.chunks, ClearedChunks):
             others = second.chunks.coords()
@@ -224,18 +224,18 @@ async def _refuse_doubles(work: SessionState, node: ArrayNode, claims: Sequence[
 
 @dataclass
 class Fork:
-    """The base, what the session had changed when it was forked, and what the worker changes on top."""
+    """The base snapshot, the changes of the session before the fork, and the changes of the worker."""
 
     engine: RepositoryParts
     base: Snapshot
     inherited: ChangeSet
     changes: ChangeSet
     since: WriterStart = field(default_factory=WriterStart)
-    """When it was made: chunks that it wrote are younger."""
+    """When the fork was created. The chunks that it wrote are younger."""
 
     @classmethod
     def of(cls, view: SessionView) -> Fork:
-        """A fork of a session as it is now."""
+        """Return a fork of the current state of a session."""
         return cls(view.engine, view.base, view.changes.over(view.inherited), view.changes.begin_fork())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -254,10 +254,10 @@ class Fork:
 
 
 def merge_fork(base: Snapshot, ours: ChangeSet, fork: Fork, on_conflict: VersionSelection) -> ChangeSet:
-    """The changes of a session and of a fork of it, as one; `ours` stays as it is.
+    """Return the changes of a session and of a fork of it, combined. `ours` is not modified.
 
-    What a fork changed since it left is done again on top of the session. Two sides that changed one thing since then
-    cannot be merged. A chunk that both wrote is settled as told.
+    The changes of the fork are applied to the session. Changes of both sides to the same node are an error. For a chunk
+    that both sides wrote, `on_conflict` decides.
     """
     if fork.base.id != base.id:
         raise SessionStateError(
@@ -276,7 +276,7 @@ def merge_fork(base: Snapshot, ours: ChangeSet, fork: Fork, on_conflict: Version
 
 
 class _Sides:
-    """A fork, the session it came back to, and what both had in common when it left; nodes are told by their ids."""
+    """The changes of a fork, of its session, and of both before the fork. Nodes are identified by id."""
 
     def __init__(self, base: Snapshot, before: ChangeSet, forked: ChangeSet, ours: ChangeSet) -> None:
         self.base, self.before, self.forked, self.ours = base, before, forked, ours
@@ -284,7 +284,7 @@ class _Sides:
         self._added = {id(changes): {n.id: n for n in changes.added.values()} for changes in (before, forked, ours)}
 
     def find(self, changes: ChangeSet, node_id: NodeId) -> Node | None:
-        """A node as one of them has it, or None."""
+        """Return a node in the version of one side, or None."""
         node = self._added[id(changes)].get(node_id)
         if node is not None:
             return node
@@ -292,24 +292,24 @@ class _Sides:
         return None if path is None or path in changes.removed else self.base.nodes[path]
 
     def changed_nodes(self, changes: ChangeSet) -> dict[NodeId, None]:
-        """Nodes that one side wrote, moved, made or deleted since the fork left."""
+        """Return the nodes that one side wrote, moved, created or deleted since the fork."""
         known = {**self._added[id(self.before)], **self._added[id(changes)], **self._origins}
         fresh = self._written(changes)
         return {key: None for key in known if key in fresh or self.find(changes, key) != self.find(self.before, key)}
 
     def wrote(self, changes: ChangeSet, node_id: NodeId) -> bool:
-        """Whether one side wrote the document of a node since the fork left."""
+        """Return whether one side wrote the document of a node since the fork."""
         before, now = self.find(self.before, node_id), self.find(changes, node_id)
         if before is None or now is None:
             return now is not None
         return before.document != now.document or node_id in self._written(changes)
 
     def _written(self, changes: ChangeSet) -> set[NodeId]:
-        """Nodes whose document one side is known to have written since the fork left."""
+        """Return the nodes whose document one side wrote since the fork, even if it did not change."""
         return changes.updated if changes is self.forked else changes.updated - self.before.updated
 
     def changed_chunks(self, changes: ChangeSet, node_id: NodeId) -> npt.NDArray[np.uint32] | None:
-        """Chunks that one side set or deleted since the fork left; None when it has no edits of the array."""
+        """Return the chunks that one side set or deleted since the fork. None if it has no edits of the array."""
         edits = changes.edits.get(node_id)
         if edits is None:
             return None
@@ -324,13 +324,13 @@ class _Sides:
         return np.delete(table.coords, kept[same], axis=0)
 
     def clipped(self, changes: ChangeSet, node_id: NodeId) -> Extents | None:
-        """What is left of the chunks from before the fork, where one side made the array smaller since."""
+        """Return the box of chunks that remain if one side made the array smaller since the fork."""
         edits, known = changes.edits.get(node_id), self.before.edits.get(node_id)
         box = None if edits is None else edits.base_box
         return None if box is None or (known is not None and known.base_box == box) else box
 
     def touches_chunks(self, changes: ChangeSet, node_id: NodeId) -> bool:
-        """Whether one side changed chunks of an array since the fork left."""
+        """Return whether one side changed chunks of an array since the fork."""
         coords = self.changed_chunks(changes, node_id)
         if (coords is not None and len(coords)) or self.clipped(changes, node_id) is not None:
             return True
@@ -340,7 +340,7 @@ class _Sides:
         )
 
     def check(self) -> None:
-        """Refuse what both sides changed and only one of them can have."""
+        """Raise if both sides changed a node in ways that exclude each other."""
         forked, ours = self.changed_nodes(self.forked), self.changed_nodes(self.ours)
         for node_id in {**forked, **dict.fromkeys(self.forked.edits)}:
             before, theirs, mine = (self.find(each, node_id) for each in (self.before, self.forked, self.ours))
@@ -366,14 +366,14 @@ class _Sides:
             self._check_sizes(node_id, before)
 
     def _check_sizes(self, node_id: NodeId, before: Node) -> None:
-        """Refuse chunks that one side wrote where the other one made the array smaller."""
+        """Raise if one side wrote chunks that the other side removed by making the array smaller."""
         for smaller, other in ((self.forked, self.ours), (self.ours, self.forked)):
             box, coords = self.clipped(smaller, node_id), self.changed_chunks(other, node_id)
             if box is not None and coords is not None and not bool(in_box(coords, box).all()):
                 raise _refused(before.path, "was made smaller on one side and got chunks outside of that on the other")
 
     def chunk_clashes(self) -> dict[NodeId, npt.NDArray[np.uint32]]:
-        """Chunks that both sides wrote since the fork left, with other bytes."""
+        """Return the chunks that both sides wrote since the fork with different content."""
         clashes = {}
         for node_id, edits in self.forked.edits.items():
             mine = self.changed_chunks(self.ours, node_id)
@@ -396,11 +396,11 @@ def _refused(path: str, why: str) -> InvalidInputError:
 
 
 def _merge_nodes(sides: _Sides, result: ChangeSet) -> dict[NodeId, NodeId]:
-    """Take over nodes; returns the ids under which nodes of the fork are known here, where they differ."""
+    """Merge nodes, and return the ids of nodes that are known under another id here."""
     base, adopted = sides.base, {}
     arriving: list[tuple[Node, bool]] = []
     changed = sides.changed_nodes(sides.forked)
-    # All nodes that leave a path do so before others come: two may have changed places.
+    # All nodes leave their old paths before any node gets a new one, because two nodes may swap paths.
     for node_id in changed:
         before, theirs, mine = (sides.find(each, node_id) for each in (sides.before, sides.forked, sides.ours))
         if theirs is None:
@@ -422,7 +422,7 @@ def _merge_nodes(sides: _Sides, result: ChangeSet) -> dict[NodeId, NodeId]:
         if here is not None and here.id != node.id:
             if here.document != node.document or sides.find(sides.before, here.id) is not None:
                 raise _refused(node.path, "was made by a fork and is another node in the session or another fork")
-            # Two forks created the same node: the chunks of the later one belong to the node that is there.
+            # Two forks created the same node. The chunks of the later fork are added to the node of the earlier one.
             adopted[node.id] = here.id
         elif written:
             result.put_node(base, node)

@@ -50,6 +50,21 @@ class Session(ChunkMethods, Described):
     raises SessionStateError, or ReadOnlyError after a commit, and is part of neither the commit nor the session. If one
     of these methods fails, the session stays writable and keeps all its changes.
 
+    Parameters
+    ----------
+    engine
+        The parts of the repository. Use the methods of `Repository` instead of the constructor.
+    base
+        The snapshot that the session is based on.
+    mode
+        What the session may do.
+    branch
+        The branch that a commit updates.
+    tip
+        The state of the branch when the session was opened.
+    default_metadata
+        Metadata that is added to the commit.
+
     Examples
     --------
     >>> import icefloe, zarr
@@ -610,6 +625,13 @@ class ForkSession(Session):
     """A session for a worker. It can be pickled and written to, and is merged into the session it was forked from.
 
     A fork cannot commit.
+
+    Parameters
+    ----------
+    fork
+        The base and the changes of the fork. Use `Session.fork` instead of the constructor.
+    default_metadata
+        Metadata that is added to the commit.
 
     Examples
     --------
