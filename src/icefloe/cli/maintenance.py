@@ -33,7 +33,8 @@ from icefloe.display.card import format_count
 from icefloe.errors import FormatError, InvalidInputError, RepositoryNotFoundError
 from icefloe.maintenance.compact import CompactionPlan
 from icefloe.maintenance.expire import RetentionRule
-from icefloe.maintenance.verify_checks import Damage, VerifyReport
+from icefloe.maintenance.verify_checks import VerifyReport
+from icefloe.model.damage import Damage
 from icefloe.repository import Repository
 
 

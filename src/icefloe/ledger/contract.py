@@ -113,6 +113,23 @@ class HistoryChange:
         return not (self.expired or self.parents or self.branches or self.tags)
 
 
+@dataclass(frozen=True, slots=True)
+class RefTargets:
+    """Where all branches and tags point."""
+
+    branches: dict[str, ObjectId]
+    tags: dict[str, ObjectId]
+
+    def targets(self) -> set[ObjectId]:
+        """Every snapshot that a ref points at."""
+        return {*self.branches.values(), *self.tags.values()}
+
+    def names_of(self, snapshot_id: ObjectId) -> list[str]:
+        """The refs that point at a snapshot, for people."""
+        named = [f"branch {name}" for name, tip in self.branches.items() if tip == snapshot_id]
+        return named + [f"tag {name}" for name, target in self.tags.items() if target == snapshot_id]
+
+
 class RepositoryAdministration(ABC):
     """What a repository says of itself as a whole, where its generation has a place for it."""
 

@@ -10,7 +10,6 @@ Modules
 - `marking`: Everything that must stay: what branches and tags lead to, and what is too young to be judged.
 - `merge`: Apply changes of one branch to another: merge, cherry-pick, revert, fast-forward, squash.
 - `mirror`: Copying a repository to another storage, object by object, again and again at the cost of what is new.
-- `recover`: Recovering the files that decide: refs, the file that holds them all, and the stored configuration.
 - `verify`: Verify that everything that refs lead to is there and is whole, and repair what can be repaired.
 - `verify_checks`: The checks of a verification: chunks, transaction logs, and the report.
 """

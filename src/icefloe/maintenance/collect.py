@@ -33,12 +33,12 @@ from icefloe.errors import (
 from icefloe.formats.contract import Format
 from icefloe.formats.header import DecompressionLimits, decompress
 from icefloe.ids import ObjectId
+from icefloe.ledger.contract import RefTargets
 from icefloe.maintenance.inventory import (
     FOLDER,
     Cutoff,
     Ids,
     Listed,
-    RefTargets,
     UncachedRepository,
     correct_quotes,
     empty_listing,

@@ -22,7 +22,7 @@ from icefloe.blocking import current_time
 from icefloe.errors import FormatError, InvalidInputError, SnapshotNotFoundError
 from icefloe.formats.contract import Format
 from icefloe.ids import ObjectId, decode_base32_column, encode_base32_column, new_object_id, text_length
-from icefloe.ledger.contract import HistoryChange, Ledger, walk_history
+from icefloe.ledger.contract import HistoryChange, Ledger, RefTargets, walk_history
 from icefloe.ledger.generations import make_ledger
 from icefloe.metadata_files import CacheLimits, MetadataFiles
 from icefloe.model.snapshot import SnapshotInfo, ingested_texts
@@ -419,23 +419,6 @@ def reopen_uncached(uncached: UncachedRepository) -> UncachedRepository:
     ledger = make_ledger(uncached.format.spec_version, uncached.storage, metadata_files)
     ledger.learn_from(uncached.ledger)
     return UncachedRepository(uncached.storage, uncached.format, metadata_files, ledger)
-
-
-@dataclass(frozen=True, slots=True)
-class RefTargets:
-    """Where all branches and tags point."""
-
-    branches: dict[str, ObjectId]
-    tags: dict[str, ObjectId]
-
-    def targets(self) -> set[ObjectId]:
-        """Every snapshot that a ref points at."""
-        return {*self.branches.values(), *self.tags.values()}
-
-    def names_of(self, snapshot_id: ObjectId) -> list[str]:
-        """The refs that point at a snapshot, for people."""
-        named = [f"branch {name}" for name, tip in self.branches.items() if tip == snapshot_id]
-        return named + [f"tag {name}" for name, target in self.tags.items() if target == snapshot_id]
 
 
 async def fetch_all_refs(ledger: Ledger) -> RefTargets:

@@ -12,11 +12,10 @@ import numpy.typing as npt
 from icefloe.errors import FormatError, IcefloeError, ObjectNotFoundError, RefNotFoundError, SnapshotNotFoundError
 from icefloe.formats.contract import get_format
 from icefloe.ids import ObjectId
-from icefloe.ledger.contract import MAIN
+from icefloe.ledger.contract import MAIN, RefTargets
 from icefloe.ledger.switch_generation import JOURNAL_KEY, find_generations
 from icefloe.maintenance.inventory import (
     REQUESTS_AT_ONCE,
-    RefTargets,
     UncachedRepository,
     fetch_all_refs,
     id_keys,

@@ -10,10 +10,11 @@ import numpy as np
 
 from icefloe.errors import FormatError, IcefloeError, NotFoundError, ObjectNotFoundError, SnapshotNotFoundError
 from icefloe.ids import ObjectId
+from icefloe.ledger.contract import RefTargets
+from icefloe.ledger.recover import recover
 from icefloe.maintenance.collect import list_all
 from icefloe.maintenance.inventory import (
     Listed,
-    RefTargets,
     UncachedRepository,
     correct_quotes,
     fetch_all_refs,
@@ -28,11 +29,8 @@ from icefloe.maintenance.inventory import (
     telling,
     text_ids,
 )
-from icefloe.maintenance.recover import recover
 from icefloe.maintenance.verify_checks import (
     ChunkObjects,
-    Damage,
-    DamageKind,
     ManifestUse,
     Unchecked,
     VerifyReport,
@@ -43,6 +41,7 @@ from icefloe.maintenance.verify_checks import (
     true_log,
     undecodable_chunks,
 )
+from icefloe.model.damage import Damage, DamageKind
 from icefloe.model.snapshot import ArrayNode, Manifest, ManifestFileInfo, Snapshot
 from icefloe.session.open_repository import RepositoryParts
 from icefloe.storage.contract import ObjectInfo

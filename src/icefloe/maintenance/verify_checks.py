@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -21,6 +20,7 @@ from icefloe.maintenance.compact import REWRITTEN
 from icefloe.maintenance.inventory import Listed, UncachedRepository, id_keys, is_among
 from icefloe.manifests.columns import find_rows
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
+from icefloe.model.damage import Damage, DamageKind
 from icefloe.model.snapshot import ArrayNode, Extents, Manifest, Snapshot, TransactionLog
 from icefloe.session.history import compare_snapshots, is_cut_off, join_logs, merge_logs
 from icefloe.session.lookup import ChunkLookup
@@ -32,58 +32,7 @@ from icefloe.storage.contract import check_unchanged
 _SHOWN = 50
 
 
-class DamageKind(enum.Enum):
-    """What is wrong with an object."""
-
-    MISSING = "missing"
-    """Something names it, and it is not there."""
-    UNREADABLE = "unreadable"
-    """It is there, and is not what its name says."""
-    WRONG_ID = "wrong id"
-    """It says that it is another one."""
-    WRONG_SIZE = "wrong size"
-    """It has another size, or number of references, than a snapshot says."""
-    TOO_SHORT = "too short"
-    """References point behind its end."""
-    WRONG_EXTENTS = "wrong extents"
-    """A manifest holds chunks where the snapshot says it holds none: they are never found."""
-    MISQUOTED = "misquoted"
-    """Snapshots quote an ancestor that is no longer there."""
-    LOG_DIFFERS = "log differs"
-    """A transaction log does not tell what its snapshot changed."""
-    UNDECODABLE = "undecodable"
-    """The bytes of a chunk do not decode."""
-    NO_CONTAINER = "no container"
-    """Virtual chunks lie where no configured container is."""
-    CHANGED = "changed"
-    """A file of virtual chunks is no longer the one that they were made for."""
-
-
 REPAIRABLE = frozenset({DamageKind.WRONG_SIZE, DamageKind.MISQUOTED, DamageKind.LOG_DIFFERS})
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """One thing that is wrong."""
-
-    kind: DamageKind
-    what: str
-    """snapshot, manifest, attributes, transaction log, chunk, virtual file, list, ref"""
-    key: str
-    """The object in the storage, or the name of the ref."""
-    detail: str
-    snapshot_id: ObjectId | None = None
-    """A snapshot that it is part of."""
-    array: str | None = None
-    refs: tuple[str, ...] = ()
-    """Branches and tags that lead to it."""
-    repairable: bool = False
-
-    def __str__(self) -> str:
-        where = f" of {self.array}" if self.array else ""
-        which = f", snapshot {self.snapshot_id}" if self.snapshot_id and self.snapshot_id not in self.key else ""
-        refs = f" ({', '.join(self.refs)})" if self.refs else ""
-        return printable(f"{self.what} {self.kind.value}: {self.key}{where}{which}{refs}: {self.detail}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ Modules
 - `chunk_table`: Chunk references as columns, sorted by coordinates: of one array, or of many arrays together.
 - `config`: The configuration of a repository.
 - `config_value`: The definition of settings, and the base of the configuration classes.
+- `damage`: What can be wrong with the objects of a repository.
 - `manifest_conditions`: Conditions on arrays and dimensions, for manifest splitting and preloading, and their
   regular expressions.
 - `manifest_config`: How chunk references are divided into manifest files: sets, rules, splitting and preloading.

@@ -29,7 +29,7 @@ from icefloe.formats.icechunk2.repo_file import decode_repo
 from icefloe.formats.json_documents import load_object
 from icefloe.formats.store.refs import decode_reference, encode_reference, find_sequence, sequence_name
 from icefloe.ids import ObjectId, new_object_id
-from icefloe.ledger.contract import MAIN
+from icefloe.ledger.contract import MAIN, RefTargets
 from icefloe.ledger.icechunk2 import REPO_KEY
 from icefloe.ledger.repository import (
     GENERATION,
@@ -43,10 +43,9 @@ from icefloe.ledger.repository import (
 )
 from icefloe.ledger.store import DELETED, new_reference
 from icefloe.ledger.switch_generation import find_generations
-from icefloe.maintenance.inventory import RefTargets
-from icefloe.maintenance.verify_checks import Damage, DamageKind
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.capabilities import SpecVersion
+from icefloe.model.damage import Damage, DamageKind
 from icefloe.model.snapshot import Snapshot
 from icefloe.storage.contract import Storage, Versioned
 
