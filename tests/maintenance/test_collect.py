@@ -40,7 +40,7 @@ def test_everything_unreachable_and_old_is_deleted(past: Past) -> None:
     session = repo.writable_session("main")
     array = zarr.open_array(session.store, path="a", mode="r+")
     array[:] = 1
-    run_blocking(session.state.writer.flush(session.state.changes))
+    run_blocking(session.state.writer.store_all(session.state.changes))
     session.discard_changes()
     repo.expire_snapshots(retain_last=1)
     live = _reachable(repo)

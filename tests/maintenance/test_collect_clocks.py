@@ -66,7 +66,7 @@ def test_a_collection_sees_writers_of_its_process_whatever_the_store_s_clock_say
         clocks.wait(0.4)
         session = repo.writable_session("main")
         zarr.open_array(session.store, path="a", mode="r+")[:] = 7
-        run_blocking(session.state.writer.flush(session.state.changes))
+        run_blocking(session.state.writer.store_all(session.state.changes))
         clocks.wait(9)
         for cutoff in (
             dt.timedelta(0),
