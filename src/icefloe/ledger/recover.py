@@ -1,8 +1,8 @@
-"""Recovering the files that decide: refs, the file that holds them all, and the stored configuration.
+"""Recover refs, the file that holds all refs, and the stored configuration.
 
-A repository whose deciding file is empty, cut short, garbage or gone does not open. What it said is found in what is
-left: in older branch files, in the backups of the `repo` file, or in the snapshots, where only one of them can be the
-tip. Nothing is removed: an unreadable file that is replaced is kept under another name.
+A repository does not open if one of these files is empty, truncated, corrupt or missing. Its content is recovered from
+older branch files, from backups of the `repo` file, or from the snapshots, if only one of them can be the tip. Nothing
+is removed: an unreadable file that is replaced is kept under another name.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Ref:
     before: ObjectId | None = None
     """Where a branch stood according to its newest file that can be read."""
     deleted: bool = False
-    """Whether that file says that the branch was deleted."""
+    """Whether that file marks the branch as deleted."""
     next_key: str | None = None
     """The file that supersedes the unreadable one, where branch files are never replaced."""
 
@@ -77,7 +77,7 @@ class Recovery:
 
     damages: tuple[Damage, ...]
     refs: RefTargets
-    """The refs that can be read, where each has a file of its own."""
+    """The readable refs, in generations with one file per ref."""
 
 
 async def recover(
@@ -92,11 +92,11 @@ async def recover(
     Parameters
     ----------
     version
-        The generation of the repository, where it is known; otherwise it is told from what is there.
+        The generation of the repository, if known. Otherwise it is detected from the objects in the storage.
     tips
-        Where branches are to stand for which the files do not tell.
+        The tips of branches that cannot be recovered from the files.
     apply
-        Write what is missing. Otherwise only say what is damaged.
+        Write what is missing. Otherwise only report the damage.
     """
     version = version or await _guess_generation(storage)
     if version is None:
@@ -163,7 +163,7 @@ class _Recovery:
         return self._snapshots
 
     async def only_tip(self, known: Iterable[ObjectId]) -> ObjectId | None:
-        """The one snapshot that is nobody's parent and that no other ref leads to; None when there are several."""
+        """The only snapshot without children that no other ref reaches. None if there are several."""
         snapshots = await self.snapshots()
         reached: set[ObjectId] = set()
         for start in known:
@@ -213,7 +213,7 @@ class _Recovery:
         if damage is None:
             return
         kind, why = damage
-        # Names of backups fall: the newest comes first.
+        # Names of backups descend: the newest is listed first.
         for name in await self.storage.list_names(OVERWRITTEN):
             try:
                 backup = await self.storage.get(f"{OVERWRITTEN}{name}")

@@ -1,7 +1,7 @@
 """Collect garbage: list, mark, plan, check again, then delete in an order that is safe to interrupt.
 
-The file is one object beside the repository's own folders: a digest, then zstd of MessagePack with columns as bytes.
-A mark that is damaged, of another version or of another generation is as good as none.
+An incremental collection saves its mark in one object outside the repository's folders: a digest, then zstd of
+MessagePack with columns as bytes. A mark that is damaged, of another version or of another generation is ignored.
 
 Objects that were live at the last mark and are not any more are known by name; so are those that nothing named and
 that were too young to go. What dead writers left since is not: the next full collection lists and finds it.
@@ -70,7 +70,7 @@ from icefloe.session.open_repository import RepositoryParts, oldest_writer
 from icefloe.storage.contract import ObjectInfo, Storage
 
 KINDS = ("snapshots", "transaction_logs", "manifests", "attributes", "chunks")
-"""In the order in which they are deleted: what names others goes before what it names."""
+"""In the order of deletion: an object is deleted before the objects that it names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +84,16 @@ class GCSummary:
     attributes_deleted: int = 0
     transaction_logs_deleted: int = 0
     lists_deleted: int = 0
-    """Lists of ingested sources, which are objects beside the repository's own."""
+    """Lists of ingested sources. They are objects outside the repository's own folders."""
     cutoff: dt.datetime | None = field(default=None, compare=False)
-    """Objects were judged that the store last modified before this time, by its own clock."""
+    """Only objects last modified before this time, by the store's clock, could be deleted."""
     objects_in_use: int = field(default=0, compare=False)
     """Objects that branches and tags lead to; a Spark job does not count chunk objects among them."""
     objects_too_young: int = field(default=0, compare=False)
     """Objects that nothing names, but that were modified since the cut-off."""
 
     def judged(self) -> str:
-        """What the collection looked at, for people."""
+        """A summary of the collection for people."""
         before = "any age" if self.cutoff is None else f"{self.cutoff.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S} UTC"
         return f"judged by {before}: {self.objects_in_use:,} in use, {self.objects_too_young:,} too young"
 
@@ -118,9 +118,9 @@ class CollectionPlan:
     garbage: Mapping[str, Listed]
     live: Mapping[str, int]
     young: Mapping[str, int]
-    """Objects that nothing names, but that are too young to be judged."""
+    """Unreferenced objects that are too young to be deleted."""
     side_objects: tuple[ObjectInfo, ...] = ()
-    """Objects beside the repository's own that no commit names, see `side_objects`."""
+    """Objects outside the repository's own folders that no commit names, see `side_objects`."""
 
     def summary(self) -> GCSummary:
         """What the plan comes to."""
@@ -159,7 +159,7 @@ class CollectionPlan:
 
 @dataclass(frozen=True, slots=True)
 class AgeLimits:
-    """Which objects may be judged by their age, in microseconds since 1970."""
+    """The ages at which objects may be deleted, in microseconds since 1970."""
 
     before: int
     not_before: int | None = None
@@ -401,7 +401,7 @@ class CollectionRequest:
     """What is asked of a collection."""
 
     older_than: dt.datetime | dt.timedelta
-    """Objects are judged that were last modified before this time, or longer ago than this, by the store's clock."""
+    """Only objects last modified before this time, or longer ago than this, are deleted. By the store's clock."""
     created_after: dt.datetime | None = None
     limits: FetchLimits = field(default_factory=FetchLimits)
     ignore_running: bool = False
@@ -468,7 +468,7 @@ async def plan_collection_of(uncached: UncachedRepository, request: CollectionRe
 
 
 async def _list(uncached: UncachedRepository, request: CollectionRequest) -> tuple[Known, dict[str, Listed]]:
-    """What is to be judged: everything, or what a saved mark names."""
+    """The candidates for deletion: all objects, or those that a saved mark names."""
     if request.incremental:
         width = uncached.format.capabilities.object_id_bytes
         mark = await fetch_mark(uncached.storage, uncached.format.spec_version.value, width)
@@ -479,7 +479,7 @@ async def _list(uncached: UncachedRepository, request: CollectionRequest) -> tup
 
 
 def check_running(uncached: UncachedRepository, cutoff: Cutoff, request: CollectionRequest) -> None:
-    """Refuse a cut-off within the life of a writable session of this process: its chunks would be judged."""
+    """Refuse a cut-off after the start of a writable session of this process: its chunks could be deleted."""
     age = oldest_writer(uncached.storage)
     if age is None or request.ignore_running:
         return
@@ -525,7 +525,7 @@ def folders_of(uncached: UncachedRepository) -> dict[str, str]:
 
 
 async def apply_plan(engine: RepositoryParts, uncached: UncachedRepository, marking: Marking) -> CollectionPlan:
-    """Delete, unless somebody made garbage reachable since it was judged; correct what is quoted of former garbage.
+    """Delete garbage, unless it became reachable since the plan was made. Rewrite quotes of deleted snapshots.
 
     Returns what was deleted: the plan without what commits refer to that landed meanwhile.
 
@@ -569,7 +569,7 @@ async def mark_again(uncached: UncachedRepository, marking: Marking) -> Marked:
         return marking.marked
     await check_refs(uncached, marking, fresh, frozenset(marking.plan.garbage["snapshots"].texts()))
     known = Known(marking.marked.snapshots, marking.marked.manifests)
-    # A view of its own: files that the first look remembers may have been rewritten since.
+    # A separate uncached view: files that the first one cached may have been rewritten since.
     return await mark(reopen_uncached(uncached), frozenset(), frozenset(), known)
 
 

@@ -95,7 +95,7 @@ class Layout(enum.Enum):
     PACK = "pack"
     """Small chunks that are alone, or in packs with dead bytes, are packed together."""
     UNPACK = "unpack"
-    """Chunks in packs become objects of their own."""
+    """Each chunk in a pack becomes a separate object."""
     MATERIALIZE = "materialize"
     """Virtual chunks are copied into the repository."""
 
@@ -114,7 +114,7 @@ class CompactRequest:
     threshold_bytes: int = 256 << 10
     target_bytes: int = 8 << 20
     dead_share: float = 0.3
-    """Packs of which a larger part is no longer named on the branch are written anew."""
+    """Packs with a larger unreferenced part on the branch are rewritten."""
     batch_bytes: int = 128 << 20
     """So much is written before it is committed."""
     message: str | None = None
@@ -133,7 +133,7 @@ class CompactRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrayRewrite:
-    """The chunks of an array that are written anew, in that order."""
+    """The chunks of an array to rewrite, in this order."""
 
     node_id: NodeId
     path: str
@@ -148,7 +148,7 @@ class ArrayRewrite:
 
 @dataclass(frozen=True, slots=True)
 class CompactionPlan:
-    """What is written anew."""
+    """The chunks to rewrite."""
 
     request: CompactRequest
     snapshot_id: ObjectId
@@ -208,7 +208,7 @@ def object_use(tables: Mapping[NodeId, ChunkTable], listed: Listed) -> ObjectUse
 
 
 def choose_rows(table: ChunkTable, use: ObjectUse, request: CompactRequest) -> npt.NDArray[np.bool_]:
-    """The references of an array whose chunks are written anew."""
+    """The references of the chunks of an array to rewrite."""
     if request.layout is Layout.MATERIALIZE:
         virtual: npt.NDArray[np.bool_] = table.kind == ChunkKind.VIRTUAL
         return virtual
@@ -225,7 +225,7 @@ def choose_rows(table: ChunkTable, use: ObjectUse, request: CompactRequest) -> n
     small = (table.length <= request.threshold_bytes) & (use.size[rows] < request.target_bytes // 2)
     alone = small & (use.references[rows] == 1)
     chosen = native & (dead | alone)
-    # One chunk that is alone stays alone: writing it anew gains nothing.
+    # A single chunk is left as it is: rewriting it gains nothing.
     return chosen if int(np.count_nonzero(chosen)) > 1 or bool((chosen & dead).any()) else np.zeros_like(chosen)
 
 
@@ -266,7 +266,7 @@ class CompactSummary:
 
 
 async def plan_compaction(engine: RepositoryParts, request: CompactRequest) -> CompactionPlan:
-    """Which chunks would be written anew now."""
+    """Plan which chunks to rewrite."""
     tip = await engine.ledger.fetch_tip(request.branch)
     state = SessionState(engine, await engine.metadata_files.fetch_snapshot(tip.snapshot_id))
     nodes = {node.id: node for node in state.tree.nodes() if isinstance(node, ArrayNode)}
@@ -284,7 +284,7 @@ async def plan_compaction(engine: RepositoryParts, request: CompactRequest) -> C
 
 
 async def compact(engine: RepositoryParts, plan: CompactionPlan) -> CompactSummary:
-    """Carry a plan out; whoever is interrupted keeps the batches that were committed."""
+    """Apply a plan. An interrupted run keeps the batches that were committed."""
     await engine.check_writable()
     total = CompactSummary()
     tell(f"{plan.request.layout.value} chunks", 0, plan.chunks)
@@ -452,7 +452,7 @@ async def plan_rewrite(engine: RepositoryParts, branch: str) -> ManifestPlan:
 
 
 async def rewrite_manifests(engine: RepositoryParts, request: RewriteRequest) -> ObjectId:
-    """Commit the same chunks under manifests that are packed anew; returns the snapshot.
+    """Commit the same chunks in repacked manifests. Returns the snapshot.
 
     Commits that land in between are kept: the rewrite is made again on top of them.
     """

@@ -61,7 +61,7 @@ class RetentionRule:
             raise InvalidInputError(f"the rule for {self.pattern!r} keeps nothing: give keep_for, keep_last or forever")
 
     def matches(self, kind: str, name: str) -> bool:
-        """Whether the rule speaks of a branch or tag."""
+        """Whether the rule applies to a branch or tag."""
         wanted, colon, pattern = self.pattern.partition(":")
         if colon and wanted in ("branch", "tag"):
             return wanted == kind and fnmatchcase(name, pattern)
@@ -91,7 +91,7 @@ class ExpiryRequest:
 
 @dataclass(frozen=True, slots=True)
 class ExpiryPlan:
-    """What leaves history and what is put in its place."""
+    """The snapshots that leave history, and the new parents of those that stay."""
 
     change: HistoryChange
     expired: tuple[SnapshotInfo, ...]
@@ -235,7 +235,7 @@ async def apply_expiry(engine: RepositoryParts, plan: ExpiryPlan) -> ExpiryPlan:
     refs = await fetch_all_refs(open_uncached(engine).ledger)
     await _apply(engine, plan)
     for _ in range(_ROUNDS):
-        # A commit or an amendment that landed meanwhile may stand on what just expired.
+        # A commit or an amendment made in the meantime may have an expired parent.
         history = await fetch_history(open_uncached(engine))
         if history.refs == refs:
             break
@@ -252,7 +252,7 @@ async def _apply(engine: RepositoryParts, plan: ExpiryPlan) -> None:
     exact = {}
     for number, (child, skipped) in enumerate(seams.items()):
         tell("join transaction logs", number, len(seams))
-        # Until the parents change, the log tells of both: one that tells of too little would hide a conflict.
+        # Until the parents change, the log contains both: a log with missing changes would hide a conflict.
         own = await _log_since(uncached, [child], skipped[0])
         exact[child] = await _log_since(uncached, [*reversed(skipped), child], plan.change.parents[child])
         await _write_log(engine, child, _union(own, exact[child]))
@@ -281,7 +281,7 @@ async def _follow_others(engine: RepositoryParts, child: ObjectId, parent: Objec
                 skipped.append(at)
                 above = (await uncached.metadata_files.fetch_snapshot(at)).parent_id
                 if above is None:
-                    return  # the parent is none that was further up: nobody expired anything
+                    return  # the parent is not an earlier ancestor: nothing was expired
                 at = above
             log = await _log_since(uncached, [*reversed(skipped), child], begins)
         except SnapshotNotFoundError:
@@ -296,7 +296,7 @@ async def _write_log(engine: RepositoryParts, snapshot_id: ObjectId, log: Transa
 
 
 def _union(one: TransactionLog, other: TransactionLog) -> TransactionLog:
-    """Everything that either log tells; what one created and the other deleted is told twice."""
+    """The union of both logs. A node that one created and the other deleted is in both lists."""
     joined = merge_logs(one, other)
     return replace(
         joined,

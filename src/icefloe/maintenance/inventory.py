@@ -1,6 +1,6 @@
 """The refs, history and objects of a whole repository, read without caches and listed as columns.
 
-The listener belongs to the running task and everything it starts, so that no function in between has to hand it on.
+The progress listener belongs to the running task and the tasks it starts. No function in between has to pass it on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from icefloe.storage.contract import ObjectInfo, Storage
 T = TypeVar("T")
 
 Report: TypeAlias = Callable[[str, int, int], None]
-"""Called with a stage, how much of it is done, and how much there is; 0 where nobody knows."""
+"""Called with a stage, the amount done, and the total. The total is 0 if it is not known."""
 
 _listener: ContextVar[Report | None] = ContextVar("icefloe_maintenance_progress", default=None)
 
@@ -59,7 +59,7 @@ def tell(stage: str, done: int, total: int = 0) -> None:
 
 
 async def telling(stage: str, results: AsyncIterator[T], total: int) -> AsyncIterator[T]:
-    """The results as they come, each told."""
+    """Yield the results as they arrive and report each as progress."""
     done = 0
     if total:
         tell(stage, 0, total)
@@ -76,7 +76,7 @@ _RESOLUTION = dt.timedelta(seconds=2)
 
 @dataclass(frozen=True, slots=True)
 class Cutoff:
-    """Up to what time objects are judged, and what time it was when that was decided; both by the store's clock."""
+    """The cut-off for deletion, and the time at which it was computed. Both by the store's clock."""
 
     time: dt.datetime
     now: dt.datetime
@@ -84,7 +84,7 @@ class Cutoff:
     def started(self, age: dt.timedelta) -> dt.datetime:
         """The earliest time that the store may have given to an object of a writer of this age."""
         began = self.now - age
-        # A store that tells whole seconds cuts the rest off.
+        # A store that reports whole seconds truncates the rest.
         return began if self.now.microsecond else began.replace(microsecond=0)
 
 
@@ -95,7 +95,7 @@ async def fetch_cutoff(storage: Storage, older_than: dt.datetime | dt.timedelta)
         # A plan may be made where nothing can be written; nothing is deleted there either.
         now = current_time() if storage.read_only else await fetch_store_time(storage)
         check_past(older_than, _ARGUMENT, now)
-        # Some stores tell whole seconds.
+        # Some stores report whole seconds.
         return Cutoff(older_than if older_than <= now + _RESOLUTION else now, now)
     if older_than < dt.timedelta(0):
         raise InvalidInputError(f"{older_than} is in the future; garbage is older than a time span, not younger")
@@ -122,11 +122,11 @@ _VALID[np.frombuffer(b"0123456789ABCDEFGHJKMNPQRSTVWXYZ", dtype=np.uint8)] = Tru
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Listed:
-    """Objects whose name is an id; `foreign` counts the others, which nobody touches.
+    """Objects whose name is an id. `foreign` counts the others, which are never deleted.
 
     ids        uint8[n, width]
-    size       int64[n], bytes; -1 where nobody looked
-    modified   int64[n], microseconds since 1970 by the store's clock; NEVER where nobody looked
+    size       int64[n], bytes; -1 if not known
+    modified   int64[n], microseconds since 1970 by the store's clock; NEVER if not known
     """
 
     ids: Ids
@@ -218,7 +218,7 @@ async def list_folder_names(storage: Storage, folder: str, extension: str, width
 
 
 async def look_at(storage: Storage, folder: str, extension: str, listed: Listed, rows: npt.NDArray[np.bool_]) -> Listed:
-    """The same objects, with the sizes and times of some of them, but for those that are gone by now."""
+    """The same objects with the sizes and times of some, without those that no longer exist."""
     wanted = np.flatnonzero(rows & (listed.size < 0))
     if not len(wanted):
         return listed
@@ -324,7 +324,7 @@ def is_among(ids: Ids, live: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
 
 INGESTED_FOLDER = "icefloe-ingested/"
 INGEST_KEY = "icefloe.ingest"
-"""What a commit says about the ingest that made it."""
+"""The record of the ingest that made a commit."""
 INLINE, REMOVED = "=", "-"
 """How a text of the list begins that is fingerprints in base64, and one whose sources are no longer there."""
 _PIECE_BYTES = 1 << 20
@@ -351,7 +351,7 @@ def own_texts(metadata: Mapping[str, Any]) -> list[str]:
 
 
 def taken_over(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What was ingested between two commits, in the words of the list."""
+    """The sources ingested between two commits, as list entries."""
     before = set(ingested_texts(old))
     return [text for text in ingested_texts(new) if text not in before]
 
@@ -397,7 +397,7 @@ _LIMITS = CacheLimits(snapshots=64 << 20, manifests=0, transaction_logs=0, attri
 
 @dataclass(frozen=True, slots=True)
 class UncachedRepository:
-    """The parts of a repository, with caches of their own."""
+    """The parts of a repository with separate caches, so that nothing stale is read."""
 
     storage: Storage
     format: Format
@@ -406,7 +406,7 @@ class UncachedRepository:
 
 
 def open_uncached(engine: RepositoryParts) -> UncachedRepository:
-    """A view of the repository behind an engine that shares nothing with its sessions."""
+    """Open a view of a repository that shares no cache with its sessions."""
     metadata_files = MetadataFiles(engine.storage, engine.format, _LIMITS)
     ledger = make_ledger(engine.format.spec_version, engine.storage, metadata_files)
     ledger.learn_from(engine.ledger)
@@ -414,7 +414,7 @@ def open_uncached(engine: RepositoryParts) -> UncachedRepository:
 
 
 def reopen_uncached(uncached: UncachedRepository) -> UncachedRepository:
-    """Another view of the same repository, which remembers nothing of what the first one read."""
+    """Open another view of the same repository, without the caches of the first one."""
     metadata_files = MetadataFiles(uncached.storage, uncached.format, _LIMITS)
     ledger = make_ledger(uncached.format.spec_version, uncached.storage, metadata_files)
     ledger.learn_from(uncached.ledger)
@@ -472,7 +472,7 @@ async def _run(work: Callable[[T], Awaitable[R]], item: T) -> R:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Refs, and the snapshots they lead to; parents say how."""
+    """Refs, and all snapshots reachable from them by their parents."""
 
     refs: RefTargets
     snapshots: Mapping[ObjectId, SnapshotInfo]
@@ -534,7 +534,7 @@ async def fetch_history(uncached: UncachedRepository) -> History:
 
 
 async def correct_quotes(engine: RepositoryParts, uncached: UncachedRepository) -> None:
-    """Where snapshots quote ancestors that are gone, write anew who their ancestors are."""
+    """Rewrite snapshots that quote deleted ancestors."""
     misquoted = (await fetch_history(uncached)).misquoted
     if misquoted:
         await engine.ledger.change_parents(HistoryChange(frozenset(), misquoted))
@@ -543,7 +543,7 @@ async def correct_quotes(engine: RepositoryParts, uncached: UncachedRepository) 
 def _find_contradictions(
     quoted: Sequence[SnapshotInfo], found: Mapping[ObjectId, SnapshotInfo]
 ) -> dict[ObjectId, ObjectId]:
-    """Snapshots that are quoted with another parent: somebody died while changing it."""
+    """Snapshots that are quoted with another parent, because an expiry was interrupted."""
     contradicted = {}
     for entry in quoted:
         known = found[entry.id].parent_id if entry.id in found else None
@@ -568,7 +568,7 @@ def _follow_listed(
 
 
 async def _fetch_existing(uncached: UncachedRepository) -> Container[ObjectId] | None:
-    """Ids of the snapshot files, where snapshots quote each other and might quote one that is gone."""
+    """Ids of the snapshot files, in generations whose snapshots may quote a deleted snapshot."""
     if not uncached.format.capabilities.history_in_snapshot:
         return None
     names = await uncached.storage.list_names(uncached.format.snapshots_folder)

@@ -1,4 +1,4 @@
-"""Everything that must stay: what branches and tags lead to, and what is too young to be judged."""
+"""Mark everything that must be kept: what is reachable from refs, and what is too young to be deleted."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def live_keys(manifests: Mapping[ObjectId, ManifestFacts]) -> Keys:
 
 
 class _SnapshotMarker:
-    """Follows parents from snapshot to snapshot, with many fetches under way."""
+    """Follows parents from snapshot to snapshot, with many concurrent fetches."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class _SnapshotMarker:
         return set() if facts.parent_id is None else {facts.parent_id}
 
     def _ahead(self, waiting: set[ObjectId]) -> set[ObjectId]:
-        """The snapshots asked for, and their ancestors as far as the list of the repository tells."""
+        """The requested snapshots, and their ancestors as far as the repository lists them."""
         if self.parents is None:
             return waiting
         ahead: set[ObjectId] = set()
@@ -334,7 +334,7 @@ def _distinct(
 
 
 class _Budget:
-    """Lets work begin while the bytes of what is under way stay within a limit; one piece always fits."""
+    """Limits the bytes of concurrent work. A single item is always admitted."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -34,7 +34,7 @@ from icefloe.session.session_state import SessionState
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """The changes that come to a branch, and the conflicts that no solver settles.
+    """The changes to apply to a branch, and the conflicts that no solver resolves.
 
     `base` is where both sides come from; in conflicts, *ours* is what comes to the branch, *theirs* what it has.
     """
@@ -46,7 +46,7 @@ class MergePlan:
     diff: Diff
     conflicts: tuple[Conflict, ...] = ()
     fast_forward: bool = False
-    """The branch only has to be moved: it has no commits of its own."""
+    """The branch is only moved: it has no commits that the source lacks."""
     up_to_date: bool = False
     """The branch holds the changes already."""
 
@@ -104,7 +104,7 @@ async def changes_between(engine: RepositoryParts, old: Snapshot, new: Snapshot)
 
 
 def _change_nodes(changes: ChangeSet, old: Snapshot, before: dict[NodeId, Node], after: dict[NodeId, Node]) -> None:
-    # All nodes that leave a path do so before others come: two may have changed places.
+    # All moved nodes are removed before any is added: two may have swapped paths.
     for node_id, node in before.items():
         if node_id not in after or after[node_id].path != node.path:
             changes.remove_node(old, node)
@@ -144,7 +144,7 @@ def _difference(held: ChunkTable, fresh: ChunkTable) -> ChunkTable:
 
 @dataclass(frozen=True, slots=True)
 class Transplant:
-    """A change set on the tip of a branch, and the conflicts that were not settled."""
+    """A change set on the tip of a branch, and the unresolved conflicts."""
 
     target: Snapshot
     tip: Tip
@@ -155,7 +155,7 @@ class Transplant:
 async def transplant(
     engine: RepositoryParts, old: ObjectId, new: ObjectId, branch: str, solver: ConflictSolver
 ) -> Transplant:
-    """The change from `old` to `new`, on top of where a branch stands now; nothing is written."""
+    """The change from `old` to `new`, rebased on the tip of a branch. Writes nothing."""
     before = await engine.metadata_files.fetch_snapshot(old)
     after = await engine.metadata_files.fetch_snapshot(new)
     tip, target = await fetch_branch(engine, branch)
@@ -173,7 +173,7 @@ async def transplant(
 
 
 async def log_between(engine: RepositoryParts, old: Snapshot, new: Snapshot) -> TransactionLog:
-    """What changed between two snapshots: along one history the logs tell, else both are compared."""
+    """What changed between two snapshots: from the logs along one history, else by comparing both."""
     between: list[ObjectId] = []
     if engine.capabilities.transaction_logs:
         async for info in engine.ledger.ancestry(new.id):
@@ -214,7 +214,7 @@ async def plan_change(engine: RepositoryParts, request: MergeRequest) -> MergePl
 
 
 async def apply_change(engine: RepositoryParts, request: MergeRequest) -> ObjectId:
-    """Bring a change to a branch; returns where the branch stands then. RebaseFailedError lists all conflicts."""
+    """Apply a change to a branch. Returns its new tip. RebaseFailedError lists all conflicts."""
     await engine.check_writable()
     for attempt in range(_TRIES):
         shortcut = await _shortcut(engine, request)
@@ -298,7 +298,7 @@ async def fetch_parent(engine: RepositoryParts, snapshot_id: ObjectId) -> Object
 
 @dataclass(frozen=True, slots=True)
 class FastForwardPlan:
-    """A branch that moves to a descendant of where it stands."""
+    """A branch that moves to a descendant of its tip."""
 
     branch: str
     tip: ObjectId
@@ -311,7 +311,7 @@ class FastForwardPlan:
 
 
 async def fast_forward(engine: RepositoryParts, branch: str, snapshot_id: ObjectId) -> ObjectId:
-    """Move a branch to a descendant of where it stands; ConflictError when it has commits of its own."""
+    """Move a branch to a descendant of its tip. Raises ConflictError if it has other commits."""
     await engine.check_writable()
     plan = await plan_fast_forward(engine, branch, snapshot_id)
     if plan.tip != plan.target:
@@ -320,7 +320,7 @@ async def fast_forward(engine: RepositoryParts, branch: str, snapshot_id: Object
 
 
 async def plan_fast_forward(engine: RepositoryParts, branch: str, snapshot_id: ObjectId) -> FastForwardPlan:
-    """Where a branch would move; ConflictError when it has commits of its own."""
+    """The new tip of a branch. Raises ConflictError if it has other commits."""
     tip = (await engine.ledger.fetch_tip(branch)).snapshot_id
     async for info in engine.ledger.ancestry(snapshot_id):
         if info.id == tip:

@@ -1,4 +1,4 @@
-"""Copying a repository to another storage, object by object, again and again at the cost of what is new."""
+"""Copy a repository to another storage. A repeated copy transfers only new objects."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def _check_target(engine: RepositoryParts, target: Storage) -> None:
 
 
 async def mirror(engine: RepositoryParts, target: Storage) -> MirrorPlan:
-    """Make the target a copy of the repository; whoever reads there meanwhile sees the old state or the new one.
+    """Make the target a copy of the repository. Concurrent readers see the old state or the new one.
 
     Nobody else may write to the target. Objects that the source no longer has stay until garbage is collected there.
     """

@@ -1,4 +1,4 @@
-"""Verify that everything that refs lead to is there and is whole, and repair what can be repaired."""
+"""Verify that everything reachable from refs exists and is intact, and repair what can be repaired."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class _Verification:
     # -- refs -----------------------------------------------------------------------------------------------------
 
     async def _refs(self) -> None:
-        """Refs that can be read; for those that cannot, the recovery says what can be done."""
+        """The readable refs. For unreadable ones, the recovery reports what can be done."""
         recovery = await recover(self.uncached.storage, version=self.uncached.format.spec_version, apply=False)
         self.damages += recovery.damages
         try:
@@ -289,7 +289,7 @@ class _Verification:
                 self.damages += found
                 continue
             chunks = sum(use.chunks for use in self.files.uses[location].values())
-            # Reasons name the file; files of one folder that cannot be looked at are told together.
+            # Reasons name the file. Files of one folder that cannot be checked are reported together.
             reason = found.replace(location, "it")
             known = self.unchecked.get(reason, Unchecked(reason, 0, 0, location))
             self.unchecked[reason] = replace(known, files=known.files + 1, chunks=known.chunks + chunks)
@@ -368,7 +368,7 @@ class _Verification:
 
 
 def _differs(info: ManifestFileInfo, size: int | None, refs: int) -> bool:
-    """Whether a manifest is not as a snapshot says; early snapshots say nothing of some numbers."""
+    """Whether a manifest differs from its record in a snapshot. Early snapshots omit some numbers."""
     wrong_size = size is not None and info.size_bytes not in (0, size)
     return wrong_size or info.num_chunk_refs not in (0, refs)
 
@@ -418,7 +418,7 @@ async def _correct_sizes(engine: RepositoryParts, uncached: UncachedRepository, 
 
 
 async def _write_log(engine: RepositoryParts, uncached: UncachedRepository, damage: Damage) -> None:
-    """Write a log anew from what its snapshot and the parent hold."""
+    """Rewrite a log by comparing its snapshot with the parent."""
     assert damage.snapshot_id is not None
     parent_id = (await uncached.ledger.fetch_info(damage.snapshot_id)).parent_id
     if parent_id is None:

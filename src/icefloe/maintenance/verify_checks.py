@@ -37,7 +37,7 @@ REPAIRABLE = frozenset({DamageKind.WRONG_SIZE, DamageKind.MISQUOTED, DamageKind.
 
 @dataclass(frozen=True, slots=True)
 class Unchecked:
-    """Files of virtual chunks that could not be looked at, for one reason."""
+    """Files of virtual chunks that could not be checked, for one reason."""
 
     reason: str
     files: int
@@ -51,12 +51,12 @@ class Unchecked:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """Everything that was looked at, and what is wrong with it."""
+    """Everything that was checked, and the damage found."""
 
     damages: tuple[Damage, ...]
     checked: Mapping[str, int]
     orphans: Mapping[str, int] = field(default_factory=dict)
-    """Objects that nothing names, per kind: garbage, or the work of a writer that is under way."""
+    """Unreferenced objects per kind: garbage, or uncommitted objects of a running writer."""
     orphan_bytes: int = 0
     unchecked: tuple[Unchecked, ...] = ()
     """Files of virtual chunks whose containers are not authorised, or that could not be reached."""
@@ -248,7 +248,7 @@ class VirtualFiles:
 
 
 async def check_file(engine: RepositoryParts, location: str, uses: Mapping[FileState, FileUse]) -> list[Damage] | str:
-    """Damage of the references to a virtual file, found with one request; or why it cannot be looked at."""
+    """Damage of the references to a virtual file, found with one request, or why it cannot be checked."""
     try:
         source = engine.containers.resolve(location)
     except VirtualChunkError as error:
@@ -329,7 +329,7 @@ def _decode(
 
 
 _CHUNKS_READ = 64
-"""Chunks per array that are compared byte by byte where a log does not tell of them."""
+"""Chunks per array that are compared byte by byte if a log does not list them."""
 
 
 async def check_log(uncached: UncachedRepository, snapshot_id: ObjectId, parent_id: ObjectId) -> Damage | None:
@@ -431,7 +431,7 @@ async def _hold_the_same(
 
 
 async def _read(uncached: UncachedRepository, table: ChunkTable, row: int) -> bytes | None:
-    """The bytes of a chunk; None where they are somebody else's, or are not there, which is damage of its own."""
+    """The bytes of a chunk. None if it is virtual, or missing, which is reported separately."""
     start, end = int(table.offset[row]), int(table.offset[row] + table.length[row])
     if table.kind[row] == ChunkKind.INLINE:
         return bytes(table.inline[start:end])
@@ -446,7 +446,7 @@ async def _read(uncached: UncachedRepository, table: ChunkTable, row: int) -> by
 def _in_grid(
     chunks: Mapping[NodeId, npt.NDArray[np.uint32]], snapshot: Snapshot
 ) -> dict[NodeId, npt.NDArray[np.uint32]]:
-    """Without the chunks that an array lost by becoming smaller: its document tells of them."""
+    """Without the chunks that an array lost by becoming smaller: its document shows that."""
     grids = {node.id: node.grid for node in snapshot.nodes.values() if isinstance(node, ArrayNode)}
     inside = {
         node_id: coords[(coords < np.array(grids[node_id], dtype=np.int64)).all(axis=1)]
@@ -456,9 +456,9 @@ def _in_grid(
 
 
 def find_untold(told: TransactionLog, true: TransactionLog, present: frozenset[NodeId]) -> str | None:
-    """Something that changed and that the log does not tell, or that it tells and cannot be.
+    """A change that is missing in the log, or a change in the log that cannot have happened.
 
-    A log may tell more: chunks written again, or the changes of ancestors that an expiry was about to take out.
+    A log may contain more: chunks that were rewritten, or changes of ancestors that an interrupted expiry was removing.
     """
     for name in ("new_groups", "new_arrays", "deleted_groups", "deleted_arrays"):
         expected, found = getattr(true, name), getattr(told, name)

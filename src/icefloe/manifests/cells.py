@@ -40,7 +40,7 @@ def to_extents(box: npt.NDArray[np.int64]) -> Extents:
 
 
 def intersect(a: Extents, b: Extents) -> Extents:
-    """What two boxes share; first = end where they do not meet."""
+    """The overlap of two boxes; first = end if they do not overlap."""
     return tuple((max(x[0], y[0]), max(max(x[0], y[0]), min(x[1], y[1]))) for x, y in zip(a, b, strict=True))
 
 
@@ -55,7 +55,7 @@ def contains(outer: Extents, inner: Extents) -> bool:
 
 
 def overlapping_pairs(boxes: Boxes) -> npt.NDArray[np.int64]:
-    """All pairs of boxes that share a chunk, int64[m, 2]; a sweep along the axis that tells most boxes apart."""
+    """All pairs of boxes that share a chunk, int64[m, 2]. Sweeps along the axis that separates most boxes."""
     count, ndim, _ = boxes.shape
     if count < 2:
         return np.empty((0, 2), dtype=np.int64)
@@ -156,7 +156,7 @@ def split_by_cells(table: ChunkTable, cell_shape: Sequence[int]) -> dict[Coords,
 
 
 def halve(table: ChunkTable, limit: int) -> Iterator[ChunkTable]:
-    """Parts of at most `limit` rows whose boxes do not meet, cut along the longest side again and again."""
+    """Parts of at most `limit` rows whose boxes do not overlap, by repeated cuts along the longest side."""
     if len(table) <= limit:
         yield table
         return
@@ -183,7 +183,7 @@ class PartRef:
 
     @property
     def box(self) -> Extents:
-        """Where in the grid it speaks."""
+        """The box of the grid that it covers."""
         return self.extents if self.visible is None else intersect(self.extents, self.visible)
 
     def clipped(self, box: Extents) -> PartRef:
@@ -255,7 +255,7 @@ class BulkEdits(Mapping[NodeId, ArrayEdits]):
 
 @dataclass(frozen=True, slots=True)
 class ManifestSource:
-    """A manifest to read an array's references from, and the box it speaks for."""
+    """A manifest to read an array's references from, and the box that it covers."""
 
     manifest_id: ObjectId
     extents: Extents
@@ -298,7 +298,7 @@ class LinkedManifest:
 
 @dataclass(frozen=True, slots=True)
 class LinkedManifests:
-    """The manifests of an array that still matter; settled when they can all stay linked as they are."""
+    """The linked manifests of an array. They are reusable if all of them can stay linked unchanged."""
 
     items: tuple[LinkedManifest, ...]
     reusable: bool
@@ -332,7 +332,7 @@ def list_items(
             continue
         info = infos.get(ref.manifest_id)
         most = volume(box)
-        # Early generations do not say how many references a manifest holds.
+        # Early generations do not record how many references a manifest holds.
         count = min(most, info.num_chunk_refs) if info is not None and info.num_chunk_refs else most
         forced = change.base_box is not None if unknown else box != ref.extents
         items.append(LinkedManifest(-1 - index, ref, box, count, forced))
@@ -385,7 +385,7 @@ def cell_shape(grid: Sequence[int], limit: int, existing: Boxes | None = None) -
 
 
 def _smallest_shape(boxes: Boxes) -> list[int]:
-    """The least powers of two such that no box crosses a multiple of them."""
+    """The smallest powers of two for which no box crosses a multiple."""
     last = np.maximum(boxes[:, :, 1] - 1, boxes[:, :, 0])
     differing = np.bitwise_or.reduce(boxes[:, :, 0] ^ last, axis=0)
     return [1 << int(bits).bit_length() for bits in differing]
@@ -462,7 +462,7 @@ class Regions:
 
 
 def plan_regions(node: ArrayNode, change: ArrayEdits, listed: LinkedManifests, cutting: Cutting) -> Regions:
-    """Group edits with the manifests they meet, so that no two boxes of the result overlap.
+    """Group edits with the manifests they overlap, so that no two boxes of the result overlap.
 
     Edits inside one manifest's box rewrite that manifest. Edits in new territory join the manifests of their cell, so
     that a cell fills up by appends. Whatever a group's bounding box meets joins it.
@@ -500,7 +500,7 @@ def cut_rows(
 
 
 def plan_recut(node: ArrayNode, listed: LinkedManifests, cutting: Cutting, shared: frozenset[ObjectId]) -> Regions:
-    """Cut a whole array anew: a manifest that alone fills one cell stays, all others are rewritten cell by cell."""
+    """Split a whole array again. A manifest that alone fills one cell stays. Others are rewritten cell by cell."""
     shape = cutting.shape_for(node)
     meeting: dict[Coords, list[LinkedManifest]] = defaultdict(list)
     for item in listed.items:
@@ -581,7 +581,7 @@ class _Groups:
         self._parent = list(range(len(self.boxes)))
 
     def join_edits(self, shape: CellShape, limit: int | None) -> None:
-        """Each edited cell with the manifest that holds it wholly, or else with all of its cell and all it meets."""
+        """Join each edited cell with the manifest that contains it, or else with all manifests it overlaps."""
         count = len(self.items)
         met: dict[int, list[int]] = defaultdict(list)
         for a, b in overlapping_pairs(self.boxes).tolist():
@@ -609,7 +609,7 @@ class _Groups:
         return result
 
     def join_overlaps(self) -> None:
-        """Join groups whose bounding boxes meet until none do."""
+        """Join groups with overlapping bounding boxes until none overlap."""
         while True:
             roots, labels = np.unique([self._find(i) for i in range(len(self._parent))], return_inverse=True)
             pairs = overlapping_pairs(bounding_boxes(self.boxes, labels.astype(np.int64), len(roots)))

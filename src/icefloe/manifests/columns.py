@@ -59,7 +59,7 @@ def sort_keys(coords: npt.NDArray[Any], radix: Radix) -> npt.NDArray[Any]:
 
 
 def find_position(table: ChunkTable, target: list[int]) -> tuple[int, bool]:
-    """Where coordinates stand in a table, or would stand, and whether they are there."""
+    """The rows of coordinates in a table, or their insertion points, and whether they exist."""
     rows = table.coords
     low, high = 0, len(table)
     while low < high:
@@ -605,7 +605,7 @@ def _same_codes(left: Any, right: Any, texts: Sequence[str]) -> npt.NDArray[np.b
 
 
 def shift_coords(table: ChunkTable, offset: Sequence[int], grid: Sequence[int]) -> ChunkTable:
-    """Every chunk moved by an offset; those that leave the grid are gone."""
+    """Every chunk moved by an offset. Those that leave the grid are dropped."""
     moved = table.coords.astype(np.int64) + np.asarray(offset, dtype=np.int64)
     inside = rows_inside(moved, (0,) * len(grid), [min(n, _UINT32_END) for n in grid])
     rows = np.flatnonzero(inside)

@@ -28,7 +28,7 @@ FOLD_AT = 4096
 """Single edits are kept in a dict up to this many, then become a columnar run."""
 
 Shared: TypeAlias = tuple[ChunkTables, int]
-"""The rows of an array in columns of many arrays, and its place among them."""
+"""The rows of an array in the columns of many arrays, and its index among them."""
 
 DELETED = ChunkRef(ChunkKind.DELETED, 0, 0)
 _REF_BYTES = 400
@@ -87,7 +87,7 @@ class EditBuffer:
         self._hold(_pushed(self._fold(), table))
 
     def add_shared(self, tables: ChunkTables, index: int) -> None:
-        """Set the chunks of one array among many; they are cut out of the columns when somebody asks for them."""
+        """Set the chunks of one array among many. They are extracted from the columns on first use."""
         if not any(self._held):
             self._held = _Held({}, (), (tables, index))
         else:
@@ -112,7 +112,7 @@ class EditBuffer:
         return None if held.recent or held.runs or self.base_box is not None else held.shared
 
     def find(self, coords: Coords) -> ChunkRef | None:
-        """The newest edit of a chunk (DELETED ones too), or None when this change set says nothing about it."""
+        """The newest edit of a chunk, also a DELETED one. None if this change set has no edit of it."""
         held = self._held
         recent = held.recent.get(coords)
         if recent is not None:
@@ -136,13 +136,13 @@ class EditBuffer:
         return found, positions
 
     def sees_base(self, coords: Coords) -> bool:
-        """Whether a chunk this change set says nothing about is to be looked up in the base."""
+        """Whether an unedited chunk is looked up in the base."""
         if self.base_box is None:
             return True
         return all(first <= c < end for c, (first, end) in zip(coords, self.base_box, strict=True))
 
     def seeing_base(self, coords: npt.NDArray[np.uint32], positions: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """Those of the positions whose chunks, if this change set says nothing about them, the base has a say in."""
+        """The positions whose chunks, if unedited, are looked up in the base."""
         return positions if self.base_box is None else positions[in_box(coords[positions], self.base_box)]
 
     def to_table(self) -> ChunkTable:
@@ -163,12 +163,12 @@ class EditBuffer:
         self.base_box = box if self.base_box is None else _intersect(self.base_box, box)
 
     def drop_outside(self, grid: Sequence[int]) -> None:
-        """Forget edits that a grid has no place for."""
+        """Drop edits outside a grid."""
         box = tuple((0, int(n)) for n in grid)
         self._rewrite(lambda run: filter_box(run, box))
 
     def discard(self, coords: npt.NDArray[np.uint32]) -> None:
-        """Say nothing more about some chunks: what lies below the edits shows again."""
+        """Drop the edits of some chunks, so that the base is visible again."""
 
         def without(run: ChunkTable) -> ChunkTable:
             rows = find_rows(run, coords)
@@ -177,7 +177,7 @@ class EditBuffer:
         self._rewrite(without)
 
     def shift(self, offset: Sequence[int], grid: Sequence[int]) -> None:
-        """Move every edit by an offset; those that leave the grid are gone."""
+        """Move every edit by an offset. Those that leave the grid are dropped."""
         self._rewrite(lambda run: shift_coords(run, offset, grid))
 
     def map_coords(self, func: Callable[[Coords], Sequence[int] | None]) -> None:

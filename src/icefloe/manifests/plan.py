@@ -63,7 +63,7 @@ class Dragging(Protocol[A_contra, M_co]):
 
 
 def closure(modified: Iterable[A], manifests_of: Dragging[A, M], arrays_of: Mapping[M, Iterable[A]]) -> set[A]:
-    """All arrays whose manifests would be rewritten if these arrays were; a new array has none and drags nobody."""
+    """All arrays that share a rewritten manifest with these arrays. A new array has no manifest yet."""
     found = set(modified)
     waiting = list(found)
     seen: set[M] = set()
@@ -107,7 +107,7 @@ def find_target(config: ManifestConfig, path: str, metadata_chunks: int, initial
 
 
 def topological_order(sets: Sequence[ManifestSet]) -> list[ManifestSet]:
-    """Sets such that overflow always goes to a later one; ties in the order of the configuration."""
+    """Sets in an order where overflow always goes to a later one. Ties keep the order of the configuration."""
     remaining = list(sets)
     ordered: list[ManifestSet] = []
     while remaining:
@@ -152,9 +152,9 @@ def _pack_set(packages: list[Package], entry: ManifestSet) -> tuple[list[Package
 
 
 def _fit(ordered: Sequence[Package], limit: int) -> list[list[Package]]:
-    """Best fit decreasing: into the fullest bin that still has room, found by bisection."""
+    """Best fit decreasing: into the fullest bin with enough free space, found by bisection."""
     bins: list[list[Package]] = []
-    room: list[tuple[int, int]] = []  # (room left, -bin) so that among equals the first bin is the last entry
+    room: list[tuple[int, int]] = []  # (free space, -bin) so that among equals the first bin is the last entry
     for size, alike in groupby(ordered, key=_SIZE):
         waiting = list(alike)
         while waiting:
@@ -174,7 +174,7 @@ def _fit(ordered: Sequence[Package], limit: int) -> list[list[Package]]:
 
 
 def _pair(ordered: Sequence[Package], count: int) -> list[list[Package]]:
-    """`count` arrays a bin, the biggest together with the smallest, so that bins come out alike."""
+    """`count` arrays per bin, the largest with the smallest, so that bins have similar sizes."""
     left = deque(ordered)
     bins: list[list[Package]] = []
     while left:
@@ -187,7 +187,7 @@ def _pair(ordered: Sequence[Package], count: int) -> list[list[Package]]:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where an array belongs: packed by a set, or cut into cells of its own."""
+    """The target of an array: packed by a set, or split into separate cells."""
 
     target: str
     cutting: Cutting | None
@@ -216,12 +216,12 @@ def _place_by_size(target: str, size: int, config: ManifestConfig) -> Placement:
 
 
 def is_placed_by_path_and_grid(config: ManifestConfig) -> bool:
-    """Whether path and grid alone decide where an array belongs."""
+    """Whether the placement of an array depends only on its path and grid."""
     return config.splitting is None and not any(rule.initialized_chunks for rule in config.rules)
 
 
 class PlacementCache:
-    """Placements by path and grid: thousands of arrays are alike in all that matters."""
+    """Caches placements by path and grid: thousands of arrays often have the same."""
 
     def __init__(self, config: ManifestConfig) -> None:
         self._config = config
@@ -256,7 +256,7 @@ class CarriedOver:
 
 
 def visible_box(node: ArrayNode) -> Extents:
-    """Where the only manifest of an array speaks for it."""
+    """The box that the only manifest of an array covers."""
     whole = full_box(node)
     return intersect(node.manifests[0].extents or whole, whole)
 
@@ -264,7 +264,7 @@ def visible_box(node: ArrayNode) -> Extents:
 def take_carried_over(
     tables: Mapping[NodeId, ChunkTable], nodes: Sequence[ArrayNode]
 ) -> tuple[ChunkTables, list[ArrayNode]]:
-    """The references of all arrays that have some and show all of them; the others have to be looked at one by one.
+    """The references of all arrays whose references are all visible. The others are returned to be built one by one.
 
     Early writers left references of other arrays behind, and extents may be narrower than what a manifest holds.
     """
@@ -284,7 +284,7 @@ def take_carried_over(
 
 
 def _shows_all(tables: ChunkTables, nodes: Sequence[ArrayNode]) -> npt.NDArray[np.bool_]:
-    """Whether the references of every array are of its rank and inside the box where its manifest speaks."""
+    """Whether the references of every array have its rank and lie inside the box that its manifest covers."""
     width = tables.rows.coords.shape[1]
     known: dict[tuple[tuple[int, ...], Extents], list[int]] = {}
     allowed = []
@@ -315,7 +315,7 @@ class PlannedManifest:
 
     @property
     def fetch(self) -> tuple[ObjectId, ...]:
-        """The manifests that must be at hand to build it."""
+        """The manifests that are needed to build it."""
         of_slices = (source.manifest_id for slice_ in self.slices for source in slice_.sources)
         return tuple(dict.fromkeys([*of_slices, *(each.manifest_id for each in self.carried_over)]))
 
@@ -357,7 +357,7 @@ def choose_cell_shape(node: ArrayNode, config: ManifestConfig) -> CellShape:
 
 
 def cut_table(node: ArrayNode, table: ChunkTable, config: ManifestConfig) -> Iterator[ChunkTable]:
-    """The references a worker wrote, cut into tables for manifests of their own; linked, they are as the plan's."""
+    """The references a worker wrote, split into tables for separate manifests, as a plan would split them."""
     cutting = place(node, math.prod(node.grid), config).cutting
     if cutting is None:
         yield table
@@ -388,7 +388,7 @@ def plan_manifests(
 def plan_repack(
     arrays: Iterable[ArrayNode], infos: Mapping[ObjectId, ManifestFileInfo], config: ManifestConfig
 ) -> ManifestPlan:
-    """Decide how everything is packed anew after the configuration; cells that are as they should be stay."""
+    """Plan to repack everything by the configuration. Cells that already fit it stay."""
     listed = list(arrays)
     return _plan(listed, infos, {}, config, frozenset(node.id for node in listed if node.manifests))
 
@@ -561,7 +561,7 @@ def _manifests_of(node: ArrayNode) -> tuple[ObjectId, ...]:
 
 
 class _PackedManifests:
-    """The manifests by which an array drags others along; one that is cut into cells drags nobody."""
+    """The manifests that an array shares with others. An array split into cells shares none."""
 
     def __init__(self, nodes: Mapping[NodeId, ArrayNode], places: Mapping[NodeId, Placement]) -> None:
         self._nodes, self._places = nodes, places
@@ -612,7 +612,7 @@ _FEW_ARRAYS = 8
 
 @dataclass(frozen=True, slots=True)
 class BuiltManifest:
-    """A manifest ready to be written, and what each of its arrays says about it."""
+    """A manifest ready to be written, and the link to it in each of its arrays."""
 
     manifest: Manifest
     refs: Mapping[NodeId, ManifestRef]
@@ -701,7 +701,7 @@ def _built_together(tables: ChunkTables, manifest_id: ObjectId) -> BuiltManifest
 
 
 def _share_refs(manifest_id: ObjectId, tables: ChunkTables) -> list[ManifestRef]:
-    """What every array says about its manifest; arrays whose chunks fill the same box say it with the same value."""
+    """The link of every array to its manifest. Arrays whose chunks fill the same box share one value."""
     boxes = bounding_rows(tables)
     keys = boxes.view(f"V{boxes.itemsize * boxes.shape[1]}")[:, 0].tolist()
     made = {}
@@ -726,7 +726,7 @@ def link_manifests(
                 linked[key] = (*before, ref)
                 several.add(key)
                 continue
-            # Thousands of arrays say the same about one manifest: they share the tuple, too.
+            # Thousands of arrays have equal links to one manifest: they share the tuple, too.
             one = alone.get(id(ref))
             linked[key] = alone.setdefault(id(ref), (ref,)) if one is None else one
     for key in several:
@@ -785,7 +785,7 @@ def _by_condition(snapshot: Snapshot, config: ManifestPreloadConfig) -> Iterator
 
 
 def _manifests(snapshot: Snapshot, path: str) -> Iterator[tuple[ObjectId, int]]:
-    """The manifests of an array and how many references each holds, at most, where the snapshot does not say."""
+    """The manifests of an array and the maximum number of references of each, if the snapshot does not record it."""
     node = snapshot.nodes[path]
     if isinstance(node, ArrayNode):
         for ref in node.manifests:
