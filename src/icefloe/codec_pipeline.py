@@ -32,7 +32,7 @@ from icefloe.store import IcechunkStore
 
 Array: TypeAlias = npt.NDArray[Any]
 Item: TypeAlias = tuple[Any, ArraySpec, Any, Any, bool]
-"""What zarr asks for: where the bytes are, what the chunk is, which part of it, where that goes, is it all of it."""
+"""One request of zarr: byte store, chunk spec, selection in the chunk, selection in the output, is it complete."""
 
 
 def is_synchronous(codec: Codec) -> bool:
@@ -54,7 +54,7 @@ class ChunkCoder:
         """The bytes of a chunk are the bytes of an array."""
 
     def decode(self, body: Bytes, spec: ArraySpec) -> Array:
-        """The array that the bytes of a chunk stand for."""
+        """Decode the bytes of a chunk to an array."""
         stored = self._stored_dtype(spec)
         if stored is not None:
             return np.frombuffer(body, dtype=stored).reshape(spec.shape)
@@ -141,7 +141,7 @@ class ChunkDecoder:
     spec: ArraySpec
 
     def __call__(self, body: Bytes | None) -> Array:
-        """The values of a whole chunk, for reading only; None stands for one that was never written."""
+        """The read-only values of a whole chunk. None for a chunk that was never written."""
         if body is None:
             return np.broadcast_to(
                 np.asarray(fill_value(self.spec), self.spec.dtype.to_native_dtype()), self.spec.shape
@@ -210,7 +210,7 @@ _ZARRS_DEFAULT = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 _ROUND_BYTES = 8 << 20
 """Chunks are fetched and decoded in rounds of this many bytes, so that a large read holds few encoded chunks."""
 _ROUNDS = 4
-"""Rounds under way at once: some wait while others compute."""
+"""Concurrent rounds: some wait for storage while others compute."""
 _INLINE_BYTES = 1 << 20
 """Up to here, handing the work to a thread takes longer than the work."""
 _LARGE_CHUNK_BYTES = 64 << 10
@@ -236,7 +236,7 @@ class NamingPipeline(zarrs.BatchedCodecPipeline):
         )
 
     async def read(self, batch_info: Iterable[Item], out: NDBuffer, drop_axes: tuple[int, ...] = ()) -> Any:
-        """Fill `out` from chunks; says of each whether it was there."""
+        """Fill `out` from chunks. Returns for each chunk whether it exists."""
         batch = list(batch_info)
         try:
             return await super().read(batch, out, drop_axes)
@@ -279,7 +279,7 @@ class BatchedChunkPipeline(NamingPipeline):
     """
 
     async def read(self, batch_info: Iterable[Item], out: NDBuffer, drop_axes: tuple[int, ...] = ()) -> Any:
-        """Fill `out` from chunks; says of each whether it was there."""
+        """Fill `out` from chunks. Returns for each chunk whether it exists."""
         batch = list(batch_info)
         store = self._store_of(batch, out)
         located = None
@@ -412,7 +412,7 @@ register_pipeline(BatchedChunkPipeline)
 
 
 class _Choice:
-    """Whether somebody has said if the pipeline is to be used."""
+    """Whether the user has chosen a pipeline."""
 
     by_default = os.environ.get("ICEFLOE_FAST_PIPELINE", "1").strip().lower() not in ("0", "false", "no", "off")
 
@@ -436,7 +436,7 @@ def disable_fast_pipeline() -> None:
 
 
 def prefer_fast_pipeline() -> None:
-    """Use the pipeline unless somebody chose another, or zarr's own code."""
+    """Use the pipeline unless the user chose another one."""
     if zarr.config.get("codec_pipeline.path") == _ZARRS_DEFAULT:
         zarr.config.set({"codec_pipeline.path": PIPELINE if _Choice.by_default else PLAIN_PIPELINE})
 

@@ -22,7 +22,7 @@ V = TypeVar("V")
 
 
 class ByteCache(Generic[K, V]):
-    """Least recently used values up to a number of bytes; a value larger than all of it is not kept."""
+    """A cache of the most recently used values up to a number of bytes. Larger values are not kept."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -34,11 +34,11 @@ class ByteCache(Generic[K, V]):
         self._lock = fork_safe_lock()
         self._loading: dict[K, concurrent.futures.Future[V]] = {}
         self._loads: dict[K, object] = {}
-        """The load under way whose value may be kept, per key; one that began before `renew` did may not."""
+        """The load in progress whose value may be kept, per key. A load that began before `renew` is not kept."""
         tell_after_fork(self)
 
     def after_fork(self) -> None:
-        """Load again what the parent was loading: in a forked child, nobody is at it."""
+        """Drop loads in progress: no thread of a forked child continues them."""
         self._loading = {}
         self._loads = {}
         # Another thread of the parent may have been between keeping a value and counting its bytes.
@@ -54,7 +54,7 @@ class ByteCache(Generic[K, V]):
             self.misses += 1
             loading = self._loading.get(key)
             if loading is None:
-                # Loads run on this library's own loop: one that a caller blocks could keep others waiting for ever.
+                # Loads run on this library's own loop. A caller that blocks its own loop would stop them.
                 token = self._loads[key] = object()
                 loading = asyncio.run_coroutine_threadsafe(self._load(key, load, token), blocking_loop())
                 self._loading[key] = loading
@@ -86,12 +86,12 @@ class ByteCache(Generic[K, V]):
         return value
 
     def holds(self, key: K) -> bool:
-        """Whether a value is here, or on its way."""
+        """Whether a value is cached or being loaded."""
         with self._lock:
             return key in self._held or key in self._loading
 
     def put(self, key: K, value: V, size: int) -> None:
-        """Keep a value that is already here."""
+        """Cache a value that is already loaded."""
         if size > self.limit_bytes:
             return
         with self._lock:
@@ -103,7 +103,7 @@ class ByteCache(Generic[K, V]):
                 self._discard(oldest)
 
     def drop(self, key: K) -> None:
-        """Forget a value, also one that is on its way."""
+        """Remove a value, also one that is being loaded."""
         with self._lock:
             self._loads.pop(key, None)
             self._discard(key)
@@ -153,7 +153,7 @@ class MetadataFiles:
         """A snapshot by id; SnapshotNotFoundError when there is none.
 
         What a snapshot holds never changes, but expiry rewrites its parent and the history that it quotes in place.
-        Whoever decides by these reads the file `anew`, whatever is remembered.
+        Pass `anew` to read the file again if a decision depends on these.
         """
 
         async def load() -> tuple[Snapshot, int]:
@@ -176,7 +176,7 @@ class MetadataFiles:
         return await (self._snapshots.renew if anew else self._snapshots.get)(snapshot_id, load)
 
     def has_snapshot(self, snapshot_id: ObjectId) -> bool:
-        """Whether a snapshot is in memory, or on its way."""
+        """Whether a snapshot is cached or being loaded."""
         return self._snapshots.holds(snapshot_id)
 
     async def fetch_manifest(self, manifest_id: ObjectId) -> Manifest:
@@ -264,7 +264,7 @@ class MetadataFiles:
             data = await asyncio.to_thread(self.format.encode_manifest, manifest)
         size = await self._put(self.format.manifest_key(manifest.id), data, "manifest")
         if len(manifest) < _OFFLOAD_REFS:
-            # Whoever wrote a few references goes on with them; a bulk write would only fill the memory.
+            # A writer of few references usually reads them next. A bulk write would only fill the memory.
             self._manifests.put((manifest.id, _DECODED), manifest, manifest.nbytes)
         return ManifestFileInfo(manifest.id, size, len(manifest))
 
@@ -311,5 +311,5 @@ async def _decode(decode: Callable[[bytes], T], data: bytes) -> T:
             return decode(data)
         return await asyncio.to_thread(decode, data)
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, InvalidInputError) as error:
-        # Decoders name what they find wrong. What a library below them trips over is a broken file all the same.
+        # Decoders raise FormatError themselves. Errors of libraries below them also mean a broken file.
         raise FormatError(f"the file is not what it should be: {type(error).__name__}: {error}") from error

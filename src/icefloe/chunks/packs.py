@@ -28,12 +28,12 @@ class PackingPolicy:
     per_array: bool = False
 
     def takes(self, size_bytes: int) -> bool:
-        """Whether a chunk of this size goes into a pack."""
+        """Whether a chunk of this size is packed."""
         return self.inline_bytes < size_bytes <= self.threshold_bytes
 
     @property
     def buffer_bytes(self) -> int:
-        """How much is gathered before full packs are written: enough that neighbours meet before they are sealed."""
+        """The bytes gathered before full packs are written: enough to pack neighbouring chunks together."""
         return 2 * self.target_bytes
 
 
@@ -90,7 +90,7 @@ class PackBuilder:
         return self._size_bytes >= self.policy.buffer_bytes
 
     def add(self, node_id: NodeId, coords: Coords, data: Buffer) -> None:
-        """Take a chunk, in place of what was held of it."""
+        """Add a chunk. It replaces an earlier version of itself."""
         held = bytes(data)
         if not held:
             raise InvalidInputError(f"the chunk {coords} has no bytes; a pack cannot hold it")

@@ -128,7 +128,7 @@ class ReadAhead:
                 self._drop_block(self._tracks.popitem(last=False)[1])
             return 0
         self._tracks.move_to_end(source)
-        # A run: the range starts in what was read last or just behind it, and goes beyond.
+        # A sequential run: the range starts in or just behind the last read, and extends beyond it.
         follows = track.end - _NEAR_BYTES <= start <= track.end + _NEAR_BYTES and end > track.end
         track.window = min(max(2 * track.window, _FIRST_WINDOW_BYTES), self._most_bytes) if follows else 0
         track.end = end
@@ -156,7 +156,7 @@ class ReadAhead:
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """How reads are merged, and how much of them is under way at once, per event loop."""
+    """How reads are merged, and how many run at the same time, per event loop."""
 
     gap_bytes: int = 128 << 10
     """Ranges this near are one request: reading the bytes in between costs less than another request."""
@@ -190,14 +190,14 @@ class _Waiter:
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """One request to the storage and who waits for it."""
+    """One request to the storage and its waiters."""
 
     source: ObjectSource
     start: int
     end: int
     waiters: list[_Waiter]
     ahead: bool = False
-    """It reaches further than anybody asked: keep what is left over."""
+    """Whether it reads further than requested. The rest is kept for later reads."""
     charged_bytes: int = field(default=0)
 
 
@@ -252,7 +252,7 @@ class RangeScheduler:
 
 
 class _LoopState:
-    """What one event loop has asked for and not yet got; it does not hold the loop, which would keep both alive."""
+    """The pending reads of one event loop. It does not refer to the loop, which would keep both alive."""
 
     def __init__(self, limits: ReadLimits, counts: ReadCounts) -> None:
         self._limits = limits
@@ -306,7 +306,7 @@ class _LoopState:
         """Start what the limits allow."""
         while self._ready and self._active_requests < self._limits.max_requests:
             request = self._ready[0]
-            if all(waiter.future.done() for waiter in request.waiters):  # everybody gave up
+            if all(waiter.future.done() for waiter in request.waiters):  # all waiters were cancelled
                 self._ready.popleft()
                 continue
             size = request.end - request.start

@@ -37,7 +37,7 @@ def refuse_absurd(offset: int, length: int, where: str) -> None:
 
 
 def explain_failure(error: IcefloeError, ref: ChunkRef, source: ObjectSource, where: str) -> IcefloeError:
-    """The error to raise in place of what the storage said."""
+    """The error to raise instead of the storage's error."""
     wanted_by = f", wanted by {where}" if where else ""
     if ref.location is not None:
         return _explain_virtual(error, ref.location, source, wanted_by)
@@ -155,7 +155,7 @@ class ChunkReader:
         config: RepositoryConfig,
         authorized: Mapping[str, Any] | None = None,
     ) -> ChunkReader:
-        """A reader as a repository's configuration says; `authorized` maps container prefixes to credentials."""
+        """A reader for a repository's configuration. `authorized` maps container prefixes to credentials."""
         caching = config.caching or CachingConfig()
         return cls(
             storage,
@@ -182,7 +182,7 @@ class ChunkReader:
         return view
 
     def undecodable(self, ref: ChunkRef | None, where: str, error: Exception) -> IcefloeError:
-        """The error for a chunk whose bytes its codecs refuse; no reference stands for a chunk not stored yet."""
+        """The error for a chunk whose bytes cannot be decoded. `ref` is None for a chunk that is not stored yet."""
         key = self._chunk_key(ref.object_id) if ref is not None and ref.object_id is not None else ""
         return undecodable(ref, where, key, error)
 

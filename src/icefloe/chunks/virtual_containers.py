@@ -1,13 +1,13 @@
 """Virtual chunks: find the container of a location and read it if the caller authorised that container.
 
-The caller authorises a prefix, with credentials or without. Whoever writes the repository writes its containers. So a
-stored container decides nothing that the prefix and the credentials do not already say, with these exceptions, which
-move no credentials: the region and addressing style of S3, whether requests are anonymous, who pays for them, and,
-for requests without credentials, an `https` endpoint or the account of Azure.
+The caller authorises a prefix, with or without credentials. The stored containers come from the writers of the
+repository and are not trusted. A stored container may only decide what cannot move credentials: the region and
+addressing style of S3, whether requests are anonymous, who pays for them and, for requests without credentials, an
+`https` endpoint or the account of Azure.
 
-A container that a repository holds is data of a stranger. It tells that there are references below a prefix. What is
-read below an authorised prefix, and where credentials go, is decided by what the caller wrote: the prefix, the
-credentials, and the containers of the caller's own configuration.
+A stored container only states that there are references below a prefix. The caller decides what is read below an
+authorised prefix and where credentials are sent: by the prefix, the credentials, and the containers of the caller's own
+configuration.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def split_url(url: str) -> tuple[str, str]:
 
 
 def url_path(path: str) -> str:
-    """The key that the path of a URL stands for: without query and fragment, percent escapes resolved."""
+    """The object key of a URL: without query and fragment, percent escapes resolved."""
     key = re.split(r"[?#]", path, maxsplit=1)[0]
     return unquote(key) if "%" in key else key
 
@@ -328,7 +328,7 @@ def _refused(container: VirtualChunkContainer, why: str) -> VirtualChunkError:
 
 
 _REMEMBERED = 65_536
-"""Locations whose place is remembered; a few hundred bytes each."""
+"""Locations whose resolved source is cached; a few hundred bytes each."""
 
 
 class OpenStore(Protocol):
@@ -385,7 +385,7 @@ class VirtualContainers:
     def check_locations(self, locations: Any) -> StringColumn:
         """A column of distinct locations in one spelling, each covered by a container; VirtualChunkError otherwise.
 
-        Authorisation is not asked for: who writes references need not be able to read them.
+        Authorisation is not checked: a writer of references need not be able to read them.
         """
         column = normalise_locations(locations)
         if len(column) <= FEW_TEXTS:
@@ -406,7 +406,7 @@ class VirtualContainers:
         return column
 
     def absolute(self, location: str) -> str:
-        """The URL a location stands for today: `vcc://name/path` below the prefix of that container."""
+        """The present URL of a location: `vcc://name/path` is below the prefix of that container."""
         if not location.startswith(f"{RELATIVE_SCHEME}://"):
             return location
         name, _, relative = location.partition("://")[2].partition("/")
@@ -457,7 +457,7 @@ class VirtualContainers:
 
 
 def _folder_of(store: LocalFileSystemObjectStore, prefix: str) -> str:
-    """The folder that the prefix of a local container stands for.
+    """The folder of a local container's prefix.
 
     A store whose folder contains the prefix's own reads the paths as they are; any other folder takes the place of
     the prefix, so that files that moved keep working.

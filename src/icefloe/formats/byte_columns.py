@@ -38,7 +38,7 @@ def gather_ranges(
 _FEW = 200
 """Columns up to this many rows are quicker done one by one."""
 _FEW_STRINGS = 2048
-"""So many strings are told apart one by one in less time than Arrow's functions take to load."""
+"""Up to this many strings, a Python loop is faster than loading Arrow's functions."""
 
 
 def copy_rows(

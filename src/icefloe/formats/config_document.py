@@ -276,7 +276,7 @@ _CONTAINER_KEYS = frozenset({"name", "url_prefix", "store"})
 
 
 def decode_config(document: Mapping[str, Any] | None) -> RepositoryConfig:
-    """The configuration of a stored document; keys nobody here knows are kept in `unknown`.
+    """The configuration of a stored document. Unknown keys are kept in `unknown`.
 
     Variants are accepted as `{"s3": {...}}` and as `{"!s3": {...}}`.
     """
@@ -307,7 +307,7 @@ def encode_config(config: RepositoryConfig) -> dict[str, Any]:
         document |= _encode_manifest(config.manifest)
     unknown = dict(config.unknown)
     held = config.virtual_chunk_containers or {}
-    # What was unknown about a container goes with it.
+    # Unknown keys of a container are removed with it.
     unknown[_CONTAINERS] = {key: rest for key, rest in unknown.get(_CONTAINERS, {}).items() if key in held}
     return _restore(document, unknown)
 
@@ -384,7 +384,7 @@ def _decode_manifest(given: Mapping[str, Any], unknown: dict[str, Any]) -> Manif
 
 def _encode_manifest(config: ManifestConfig) -> dict[str, Any]:
     document = manifest_config_document(config)
-    # Sets, rules and preload that nobody changed are the default of whoever reads them.
+    # Sets, rules and preload that were not changed are not stored. Each reader uses its own default.
     if document.get(KEY) == manifest_config_document(ManifestConfig()).get(KEY):
         document.pop(KEY, None)
     document.setdefault(_MANIFEST, {})
@@ -430,7 +430,7 @@ def _tagged_bounds(bounds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _restore(document: Mapping[str, Any], unknown: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with the unknown keys back in their places; what is known wins."""
+    """The document with the unknown keys added again. Known keys win."""
     restored = dict(document)
     for key, value in unknown.items():
         held = restored.get(key)

@@ -74,7 +74,7 @@ def decompress(data: bytes | memoryview, limits: DecompressionLimits = DEFAULT_L
 
 
 def _decompress_stream(context: zstandard.ZstdDecompressor, data: bytes | memoryview, allowed: int) -> bytes:
-    """For frames that do not say how large their content is."""
+    """For frames without a content size."""
     stream = context.decompressobj(write_size=_BLOCK_BYTES)
     parts: list[bytes] = []
     size = 0
@@ -126,7 +126,7 @@ class Compression(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A parsed header. The numbers are as found: whoever decodes the body says which ones it takes."""
+    """A parsed header. The decoder of the body checks the numbers."""
 
     writer: str
     spec_version: int

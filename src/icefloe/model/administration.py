@@ -32,7 +32,7 @@ class RepoStatus:
 
 @dataclass(frozen=True, slots=True)
 class FeatureFlag:
-    """Something that a repository can forbid to those who write to it."""
+    """An operation that a repository can forbid to its writers."""
 
     id: int
     name: str

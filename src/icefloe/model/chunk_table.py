@@ -1,7 +1,7 @@
 """Chunk references as columns, sorted by coordinates: of one array, or of many arrays together.
 
-A matrix of coordinates has millions of rows and a few columns: numpy goes over such a matrix row by row when it reduces
-along an axis, which takes fifty times as long as going over the columns.
+A matrix of coordinates has millions of rows and few columns. A numpy reduction along an axis iterates over the rows of
+such a matrix. That takes fifty times as long as iterating over the columns.
 """
 
 from __future__ import annotations
@@ -364,7 +364,7 @@ def tombstones(coords: npt.NDArray[np.uint32]) -> ChunkTable:
 def table_from_rows(rows: Sequence[tuple[Coords, ChunkRef]], ndim: int) -> ChunkTable:
     """A table of single references; the last one of equal coordinates wins.
 
-    The per-row door for single edits; bulk work builds columns directly.
+    Use this for single edits. Bulk code builds columns directly.
     """
     latest = dict(rows)
     ordered = sorted(latest)
@@ -461,7 +461,7 @@ class ChunkTables(Mapping[NodeId, ChunkTable]):
         return len(self.nodes)
 
     def at(self, index: int) -> ChunkTable:
-        """The table of the array at a place in `nodes`."""
+        """The table of the array at an index in `nodes`."""
         table = self._cut.get(index)
         if table is None:
             if not self._bounds:
@@ -481,11 +481,11 @@ class ChunkTables(Mapping[NodeId, ChunkTable]):
         return self.rows.nbytes + 100 * len(self.nodes)
 
     def positions(self, node_ids: Sequence[NodeId]) -> Numbers:
-        """Where some arrays stand in `nodes`."""
+        """The indices of some arrays in `nodes`."""
         return np.fromiter(map(self._index().__getitem__, node_ids), dtype=np.int64, count=len(node_ids))
 
     def select(self, positions: Numbers) -> ChunkTables:
-        """The arrays at some places in `nodes`, in the order given; dictionaries and inline bytes are shared."""
+        """The arrays at some indices in `nodes`, in the given order. Dictionaries and inline bytes are shared."""
         if len(positions) == len(self.nodes) and bool((positions == np.arange(len(positions))).all()):
             return self
         counts = self.counts[positions]
@@ -502,7 +502,7 @@ class ChunkTables(Mapping[NodeId, ChunkTable]):
         return self if bool((ids[1:] > ids[:-1]).all()) else self.select(np.argsort(ids).astype(np.int64))
 
     def array_of_row(self) -> Numbers:
-        """Per row, the place of its array in `nodes`."""
+        """Per row, the index of its array in `nodes`."""
         return np.repeat(np.arange(len(self.nodes)), self.counts)
 
 

@@ -36,7 +36,7 @@ def from_microseconds(microseconds: int) -> dt.datetime:
 
 
 def later_than(previous: dt.datetime | None, now: dt.datetime | None = None) -> dt.datetime:
-    """When to say that a commit was written: now, but at least a microsecond after its parent.
+    """The recorded time of a commit: now, but at least a microsecond after its parent.
 
     Official libraries refuse to commit a snapshot that is not later than its parent.
     """
@@ -50,7 +50,7 @@ Extents: TypeAlias = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class ManifestRef:
-    """A manifest that holds chunks of an array, and the box of the grid it speaks for."""
+    """A manifest that holds chunks of an array, and the box of the grid that it covers."""
 
     manifest_id: ObjectId
     extents: Extents
@@ -153,7 +153,7 @@ def ingested_texts(metadata: Mapping[str, Any]) -> list[str]:
 
 
 def _texts(value: Any) -> list[str]:
-    # Metadata may have been written by anybody.
+    # Metadata may come from any writer.
     return [text for text in value if isinstance(text, str)] if isinstance(value, list | tuple) else []
 
 
@@ -198,7 +198,7 @@ class SnapshotInfo(Described):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything a snapshot file says. `nodes` is ordered by path (raw UTF-8 bytes)."""
+    """The content of a snapshot file. `nodes` is ordered by path (raw UTF-8 bytes)."""
 
     id: ObjectId
     parent_id: ObjectId | None

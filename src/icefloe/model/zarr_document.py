@@ -82,7 +82,7 @@ def estimate_messagepack(body: bytes | memoryview) -> int:
 
 
 def _declared(data: npt.NDArray[np.uint8], at: npt.NDArray[np.int64], width: int, least: int) -> int:
-    """How many members containers say that they have, where there are bytes for them."""
+    """The number of members that containers declare, limited by the bytes that follow."""
     at = at[at + width < len(data)]
     counts = np.zeros(len(at), dtype=np.int64)
     for byte in range(1, width + 1):
@@ -176,7 +176,7 @@ def is_node_path(path: str) -> bool:
 
 
 def find_bad_path(paths: Collection[str]) -> str | None:
-    """A path that names no node, if there is one; files of many nodes are looked at as a whole."""
+    """An invalid node path, if there is one. Files of many nodes are checked as a whole."""
     whole = "\n".join(paths) + "\n"
     ordinary = (
         "//" not in whole
@@ -290,7 +290,7 @@ def _count_rectilinear(length: int, sizes: Any) -> int:
 
 
 def find_attributes(document: str) -> tuple[int, int] | None:
-    """Where the value of the top-level key "attributes" stands in a JSON object, or None."""
+    """The position of the value of the top-level key "attributes" in a JSON object, or None."""
     position = _skip(document, document.index("{") + 1)
     while document[position] == '"':
         key, position = _DECODER.raw_decode(document, position)

@@ -161,7 +161,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def array_number(node_id: NodeId) -> int:
-    """The number that stands for a node in the file."""
+    """The number of a node in the file."""
     number = int.from_bytes(node_id, "big")
     if number > 0xFFFFFFFF:
         raise InvalidInputError(f"node ids of the generation `dataset` are numbers below 2**32, found {node_id.hex()}")

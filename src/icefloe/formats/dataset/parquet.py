@@ -1,6 +1,6 @@
 """Parquet files of the generation `dataset`: bounded reads, and the attributes file.
 
-A few kilobytes of Parquet can stand for many gigabytes: a dictionary page with one large value and a run of a million
+A few kilobytes of Parquet can decode to many gigabytes: a dictionary page with one large value and a run of a million
 indices, a run of nulls, a page that compresses well. The footer says how large columns are, but nothing holds it to
 the truth. Arrow believes the header in front of each page: it reserves `uncompressed_page_size` bytes and refuses a
 page of another size. So these headers are what is added up here. They are Thrift structs in the compact protocol:

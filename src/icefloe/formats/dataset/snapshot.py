@@ -241,7 +241,7 @@ def _array_row(parts: ArrayParts) -> Row:
 
 
 def _inventory(ref: ManifestRef) -> Row:
-    # Rows are sorted by array_id, so 0 is always a place from which a search finds the array.
+    # Rows are sorted by array_id, so a search may always start at 0.
     return {"inventory_file": ref.manifest_id + EXTENSION, "row": 0, "extent": ref.extents, "flags": None}
 
 

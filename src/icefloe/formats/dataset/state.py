@@ -73,7 +73,7 @@ class StateRef:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything a state file says; snapshots oldest first."""
+    """The content of a state file. Snapshots are ordered oldest first."""
 
     id: str
     generation: int
@@ -196,7 +196,7 @@ def _parse_ref(value: Any, where: str) -> StateRef:
 
 
 def _take(document: dict[str, Any], key: str, kind: type, where: str, *, optional: bool = False) -> Any:
-    """Remove and return a member of the right type; null stands for absent where it may be."""
+    """Remove and return a member of the right type. Null means absent if the member is optional."""
     value = document.pop(key, None)
     if value is None and optional:
         return None
@@ -207,7 +207,7 @@ def _take(document: dict[str, Any], key: str, kind: type, where: str, *, optiona
 
 
 def resolve_data_root(state: State, state_storage: Storage) -> str | None:
-    """Where the files of a dataset are: the URL its state names, or None when they are beside the state file.
+    """Where the files of a dataset are: the URL its state names, or None if they are in the folder of the state file.
 
     A `store_root` without a scheme is taken relative to the folder of the state file.
     """

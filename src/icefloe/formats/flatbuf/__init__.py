@@ -9,6 +9,6 @@ Modules
 - `reader`: Read flatbuffers: single tables field by field, or many tables of one type as columns. Bounds are
   checked.
 - `snapshot`: Snapshots of the official generations: flatbuffers to model values and back.
-- `writer`: Flatbuffers written in columns: tables of one kind share a vtable and a stride, parents stand before
+- `writer`: Flatbuffers written in columns: tables of one kind share a vtable and a stride, parents precede
   children.
 """

@@ -68,7 +68,7 @@ def _read_chunks(root: Tables) -> dict[NodeId, npt.NDArray[np.uint32]]:
             raise root.body.corrupt("an array is listed twice")
         listed.add(node_id)
         if not count:
-            # Official writers name arrays of which they changed no chunk; nothing tells their rank.
+            # Official writers list arrays without changed chunks. The rank of these is not recorded.
             continue
         coords = columns.of(array, count)
         # Official writers do not sort across the manifests of a split array.

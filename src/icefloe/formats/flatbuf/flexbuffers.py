@@ -19,7 +19,7 @@ from icefloe.model.zarr_document import check_messagepack
 
 
 class Kind(enum.IntEnum):
-    """Types of FlexBuffers values that stand alone; typed vectors are ranges between them."""
+    """Types of single FlexBuffers values. Typed vectors are ranges between them."""
 
     NULL = 0
     INT = 1
@@ -94,7 +94,7 @@ class _Reader:
             raise FormatError("a FlexBuffers value holds more items than its bytes can")
 
     def value(self, at: int, parent_width: int, packed: int, depth: int) -> Any:
-        """The value at a position whose own width and type the packed byte tells."""
+        """The value at a position. The packed byte holds its width and type."""
         self.spend(1)
         self.values.take()
         if depth > MAX_DEPTH:
@@ -177,7 +177,7 @@ class _Reader:
 
 
 _Slot = tuple[Kind, Any]
-"""What a vector holds at a place: a scalar, or where the value stands that was written before."""
+"""One item of a vector: a scalar, or the position of a value that was written before."""
 
 
 def encode_flexible(value: Any) -> bytes:
@@ -301,7 +301,7 @@ class _Writer:
         return start
 
     def map(self, value: Mapping[str, Any]) -> int:
-        """Keys as a vector of their own, in the order of their bytes, for readers search them."""
+        """Keys as a separate vector, ordered by their bytes, because readers use binary search."""
         members = sorted(((key.encode(), value[key]) for key in value), key=lambda pair: pair[0])
         slots = [self.add(member) for _, member in members]
         keys = [self.key(raw) for raw, _ in members]

@@ -409,7 +409,7 @@ Rows = slice | npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """Strings that wait for their place behind the tables that point at them."""
+    """Strings that are written after the tables that point at them."""
 
     block: TableBlock
     slot: int
@@ -451,7 +451,7 @@ def _node_ids(node_ids: Sequence[NodeId]) -> npt.NDArray[np.uint8]:
 
 
 def _write_ranks(writer: FlatWriter, tables: ChunkTables, waiting: list[_Texts]) -> Positions:
-    """Write the references of arrays of one rank together; returns where each stands."""
+    """Write the references of arrays of one rank together. Returns the position of each."""
     ranks = np.flatnonzero(np.bincount(tables.ndims)).tolist()
     if len(ranks) == 1:
         return _write_table(writer, replace(tables.rows, coords=tables.rows.coords[:, : ranks[0]]), waiting)
@@ -465,7 +465,7 @@ def _write_ranks(writer: FlatWriter, tables: ChunkTables, waiting: list[_Texts])
 
 
 def _write_table(writer: FlatWriter, table: ChunkTable, waiting: list[_Texts]) -> Positions:
-    """Write references of one rank; returns where each stands."""
+    """Write references of one rank. Returns the position of each."""
     kinds = np.bincount(table.kind, minlength=4)
     if len(kinds) > 4 or kinds[ChunkKind.DELETED]:
         raise InvalidInputError("a manifest holds native, virtual and inline references only")
@@ -504,7 +504,7 @@ def _write_inline(writer: FlatWriter, table: ChunkTable, rows: Rows, count: int)
 def _write_virtual(
     writer: FlatWriter, table: ChunkTable, rows: npt.NDArray[np.int64], positions: Positions, waiting: list[_Texts]
 ) -> None:
-    """Rows with and without each checksum are tables of their own kind: an absent checksum has no value to store."""
+    """Rows with and without each checksum have different tables: an absent checksum has no value to store."""
     assert table.location is not None
     etag = table.etag[rows] if table.etag is not None else np.full(len(rows), -1, dtype=np.int32)
     modified = table.last_modified[rows] if table.last_modified is not None else np.zeros(len(rows), dtype=np.uint32)

@@ -96,7 +96,7 @@ class Table:
             raise body.corrupt("a table reaches outside the file")
 
     def field(self, slot: int, width: int, alignment: int) -> int:
-        """Where a field stands, -1 where it is absent."""
+        """The position of a field, -1 if it is absent."""
         at = 4 + 2 * slot
         if at + 2 > self._vtable_bytes:
             return -1
@@ -137,7 +137,7 @@ class Table:
         return -1 if found < 0 else found + int(_U4.unpack_from(self.body.data, found)[0])
 
     def vector(self, slot: int, item_bytes: int, alignment: int, *, required: bool = True) -> tuple[int, int]:
-        """Where the first item of a vector stands and how many there are; (-1, 0) where the field is absent."""
+        """The position of the first item of a vector and the number of items; (-1, 0) if the field is absent."""
         at = self.target(slot, required=required)
         return (-1, 0) if at < 0 else read_vector(self.body, at, item_bytes, alignment)
 
@@ -189,7 +189,7 @@ def read_number(body: Body, kind: struct.Struct, at: int) -> int:
 
 
 def read_vector(body: Body, at: int, item_bytes: int, alignment: int) -> tuple[int, int]:
-    """Where the first item of the vector at a position stands, and how many there are."""
+    """The position of the first item of the vector at a position, and the number of items."""
     count = read_number(body, _U4, at)
     start = at + 4
     if start + count * item_bytes > body.size:
@@ -205,7 +205,7 @@ _SHAREABLE_TABLE_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """One vector per row: where its first item stands and how many there are; start -1 where it is absent."""
+    """One vector per row: the position of its first item and the number of items; start -1 if it is absent."""
 
     starts: Positions
     counts: npt.NDArray[np.int64]
@@ -256,7 +256,7 @@ class Tables:
             raise self.body.corrupt("its tables overlap")
 
     def field(self, slot: int, width: int, alignment: int) -> Positions | None:
-        """Where a field stands in each row, -1 where it is absent; None when no row has it."""
+        """The position of a field in each row, -1 if it is absent; None if no row has it."""
         if len(self) == 0 or slot >= self._slots.shape[1]:
             return None
         offsets = self._slots[:, slot]
@@ -357,7 +357,7 @@ def root_table(body: Body) -> Tables:
 
 
 def item_positions(body: Body, held: Vectors, item_bytes: int) -> Positions:
-    """Where every item of all vectors stands, end to end."""
+    """The positions of the items of all vectors, concatenated."""
     total = int(held.counts.sum())
     if total * item_bytes > body.size:
         raise body.corrupt("its vectors overlap")

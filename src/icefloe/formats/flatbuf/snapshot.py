@@ -64,7 +64,7 @@ class FlatNodes(Mapping[str, Node]):
 
 
 class NodeColumns:
-    """Everything a snapshot says of its nodes, as columns whose every offset has been checked."""
+    """The nodes of a snapshot as columns. All offsets are checked."""
 
     def __init__(self, nodes: Tables) -> None:
         body = nodes.body
@@ -160,7 +160,7 @@ def _differ(counts: npt.NDArray[np.int64], ranks: npt.NDArray[np.int64]) -> bool
 
 
 class ManifestColumns:
-    """The manifests of every array, and the box of the grid that each speaks for."""
+    """The manifests of every array, and the box of the grid that each covers."""
 
     def __init__(self, arrays: Tables, ranks: npt.NDArray[np.int64] | None, slot: int = _MANIFESTS) -> None:
         body = arrays.body
@@ -248,7 +248,7 @@ def _read_names(array: Table, rank: int) -> tuple[str | None, ...] | None:
 
 
 def _read_manifests(array: Table, rank: int) -> tuple[ManifestRef, ...]:
-    """The manifests of an array, and the box of the grid that each speaks for."""
+    """The manifests of an array, and the box of the grid that each covers."""
     body = array.body
     _, count = array.vector(_ARRAY_MANIFESTS, 4, 4)
     if count > _FEW_MANIFESTS:
@@ -424,7 +424,7 @@ def _write_nodes(writer: FlatWriter, nodes: Sequence[Node], spec: int) -> Positi
 
 
 def _write_arrays(writer: FlatWriter, arrays: Sequence[ArrayNode], spec: int) -> Positions:
-    """Array tables; those with dimension names are a kind of their own, for an absent list is not an empty one."""
+    """Array tables. Those with dimension names have another layout, because an absent list is not an empty one."""
     positions = np.empty(len(arrays), dtype=np.int64)
     named = np.array([node.dimension_names is not None for node in arrays], dtype=np.bool_)
     for has_names in (False, True):

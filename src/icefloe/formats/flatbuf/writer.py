@@ -1,4 +1,4 @@
-"""Flatbuffers written in columns: tables of one kind share a vtable and a stride, parents stand before children."""
+"""Flatbuffers written in columns: tables of one kind share a vtable and a stride, parents precede children."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class FlatWriter:
         text: bool = False,
         sources: Positions | None = None,
     ) -> Positions:
-        """One vector per row; returns where each stands.
+        """Write one vector per row. Returns the position of each.
 
         The items are taken from `data` at `sources`, or without them from its front in turn.
         """
@@ -179,7 +179,7 @@ class ReferenceBlock:
 def _plan_row(
     fields: Mapping[int, FieldType],
 ) -> tuple[list[str], list[Any], list[int], npt.NDArray[np.uint16], int, int]:
-    """Where each field of a row stands: widest scalars first, then structs, then embedded vectors."""
+    """The offset of each field in a row: widest scalars first, then structs, then embedded vectors."""
     names, formats, offsets = ["vtable"], [np.dtype("<i4")], [0]
     slots: dict[int, int] = {}
     end = 4

@@ -18,7 +18,7 @@ SPEC = 1
 class Icechunk1Format(Format):
     """What official 0.2 to 1.x reads and writes, and 2.x in repositories of spec version 1.
 
-    A move has no word of its own in the logs of 1.x. The node keeps its id and appears under its new path; the log
+    The logs of 1.x have no entry for a move. The node keeps its id and appears under its new path; the log
     carries the move in the field that 2.x introduced, which 1.x skips: its `diff` shows nothing for the move, its
     sessions see the new path.
     """

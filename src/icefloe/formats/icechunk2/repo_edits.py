@@ -43,7 +43,7 @@ def new_backup_name(now_us: int) -> str:
 
 
 def next_update_time(info: RepoInfo, now_us: int) -> int:
-    """When an update says it happened: now, but later than the newest one."""
+    """The recorded time of an update: now, but later than the newest one."""
     return max(now_us, info.updates[0].at_us + 1)
 
 
@@ -107,14 +107,14 @@ def make_record(snapshot: Snapshot, parent_id: ObjectId | None, pruned: tuple[Ob
 
 
 def branch_tip(info: RepoInfo, branch: str) -> ObjectId:
-    """Where a branch stands."""
+    """The tip of a branch."""
     if branch not in info.branches:
         raise RefNotFoundError(f"no branch {branch!r}; there are {sorted(info.branches)[:20]}", name=branch)
     return info.branches[branch]
 
 
 def add_commit(info: RepoInfo, branch: str, expected: ObjectId, snapshot: Snapshot) -> Edit:
-    """A branch goes on to a new snapshot."""
+    """Move a branch to a new snapshot."""
     _require_tip(info, branch, expected)
     after = _with_snapshot(info, make_record(snapshot, expected))
     after = dataclasses.replace(after, branches={**info.branches, branch: snapshot.id})
@@ -122,7 +122,7 @@ def add_commit(info: RepoInfo, branch: str, expected: ObjectId, snapshot: Snapsh
 
 
 def add_amendment(info: RepoInfo, branch: str, amended: ObjectId, snapshot: Snapshot) -> Edit:
-    """A branch goes on to a snapshot that replaces the one at its tip; the replaced one stays listed."""
+    """Replace the snapshot at the tip of a branch. The replaced one stays listed."""
     _require_tip(info, branch, amended)
     replaced = info.snapshots[amended]
     if replaced.parent_id is None:
@@ -174,7 +174,7 @@ def reset_branch(info: RepoInfo, branch: str, snapshot_id: ObjectId, expected: O
 
 
 def delete_branch(info: RepoInfo, branch: str) -> Edit:
-    """A branch goes; its snapshots stay until they are collected."""
+    """Delete a branch. Its snapshots stay until they are collected."""
     if branch == MAIN:
         raise InvalidInputError("the branch main cannot be deleted: it is what makes the place a repository")
     standing = branch_tip(info, branch)
@@ -186,7 +186,7 @@ def delete_branch(info: RepoInfo, branch: str) -> Edit:
 
 
 def create_tag(info: RepoInfo, tag: str, snapshot_id: ObjectId) -> Edit:
-    """A new tag; the name of a deleted one is gone for good."""
+    """Create a tag. The name of a deleted tag cannot be used again."""
     _require_flag(info, "create_tag")
     if tag in info.deleted_tags:
         raise AlreadyExistsError(f"tag {tag!r} existed and was deleted; its name cannot be used again", name=tag)
@@ -206,7 +206,7 @@ def find_tag(info: RepoInfo, tag: str) -> ObjectId:
 
 
 def delete_tag(info: RepoInfo, tag: str) -> Edit:
-    """A tag goes, and its name stays taken."""
+    """Delete a tag. Its name cannot be used again."""
     _require_flag(info, "delete_tag")
     standing = find_tag(info, tag)
     left = {name: target for name, target in info.tags.items() if name != tag}
@@ -365,9 +365,9 @@ def plan_removal(
     branches: Mapping[str, ObjectId],
     tags: Mapping[str, ObjectId],
 ) -> PlannedExpiry:
-    """Chosen snapshots go, except roots and what refs point at by now; refs go if they still stand as given.
+    """Remove chosen snapshots, except roots and targets of refs. Remove refs that did not move.
 
-    A kept snapshot whose parent goes is put on its nearest kept ancestor.
+    The new parent of a kept snapshot is its nearest kept ancestor.
     """
     gone_branches = frozenset(n for n, tip in branches.items() if n != MAIN and info.branches.get(n) == tip)
     gone_tags = frozenset(n for n, target in tags.items() if info.tags.get(n) == target)

@@ -159,7 +159,7 @@ class RepoHead:
         return StatusRecord(Availability(code), table.scalar(1, "<u8"), table.text(2, required=False))
 
     def find_branch(self, name: str) -> ObjectId | None:
-        """Where a branch stands; None when it is not found so, which the whole file has to confirm."""
+        """The tip of a branch. None if it is not found this way; the whole file must confirm that."""
         return self._find_ref(BRANCHES, name)
 
     def find_tag(self, name: str) -> ObjectId | None:

@@ -272,7 +272,7 @@ _BLOCK_ROWS = 1 << 14
 # A hint beyond these is not followed: laying out absurd classes would take longer than reading the entries.
 _MAX_NDIM = 64
 _MAX_CLASSES = 4096
-# Chosen anew by every process, so that nobody can make texts whose hashes meet.
+# Random per process, so that a file cannot contain texts with colliding hashes on purpose.
 _MULTIPLIERS = np.frombuffer(secrets.token_bytes(64 * 8), dtype=np.uint64) | np.uint64(1)
 _HINT = msgspec.msgpack.Decoder(tuple[int, str, bytes, list[tuple[int, int, int, int, int, int, int]], bytes, bytes])
 
@@ -281,7 +281,7 @@ def decode_manifest_body(body: bytes, stored_bytes: int | None = None) -> Manife
     """The manifest of a body of any sub-generation; `stored_bytes` is the size of its file, where that is another."""
     try:
         return decode_plan(body, read_plan(body))
-    except HintError:  # the hint is only a hint: what the entries say counts
+    except HintError:  # the hint may be wrong: the entries decide
         check_messagepack(body, len(body) if stored_bytes is None else stored_bytes, "manifest")
         return decode_entries(body)
 
@@ -376,7 +376,7 @@ def _is_plausible(row: RowClass, limit: int) -> bool:
 
 
 def decode_plan(body: bytes, plan: RowPlan) -> Manifest:
-    """The references of the rows that a plan is about; HintError when they are not as it says."""
+    """The references of the rows of a plan. Raises HintError if they do not match it."""
     if not len(plan):
         return Manifest(plan.manifest_id, {})
     target = _Target(body, plan)
@@ -444,7 +444,7 @@ class _Target:
         self._inline_starts = ends - sizes[codes]
 
     def take_class(self, row: RowClass, matrix: npt.NDArray[Any], rows: npt.NDArray[np.int64] | None) -> None:
-        """Check and take over the rows of one class; `rows` says where they belong, None means all in order."""
+        """Check and copy the rows of one class. `rows` are their target rows, None means all in order."""
         for first in range(0, len(matrix), _BLOCK_ROWS):
             block = matrix[first : first + _BLOCK_ROWS]
             place = slice(first, first + len(block)) if rows is None else rows[first : first + _BLOCK_ROWS]
@@ -597,7 +597,7 @@ _ARRAYS_PER_WHOLE = 16
 
 
 class RowManifest(OpenManifest):
-    """The body of a manifest file, and where the rows of every array begin if its hint says so."""
+    """The body of a manifest file, and the first row of every array if the file has a hint."""
 
     def __init__(self, body: bytes, stored_bytes: int | None = None) -> None:
         self._body = body

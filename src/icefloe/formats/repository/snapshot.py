@@ -1,7 +1,7 @@
 """Snapshots and small documents of the generation `repository`: MessagePack and JSON to values and back.
 
 The members cannot hold how a document was written. Two ways are known and cost nothing: zarr-python's own, and the
-compact one of early snapshots. A document that neither gives back is kept whole beside the members.
+compact one of early snapshots. A document that neither reproduces is stored whole in addition to the members.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueErro
 
 
 def decode_or_refuse(decoder: msgspec.msgpack.Decoder[T], data: bytes | msgspec.Raw, what: str) -> T:
-    """Decode MessagePack; FormatError says which kind of file it was not."""
+    """Decode MessagePack. The FormatError names the expected kind of file."""
     try:
         return decoder.decode(data)
     except MALFORMED as error:
@@ -132,7 +132,7 @@ def format_time(moment: dt.datetime) -> str:
 AS_ZARR, AS_EARLY = 0, 1
 """How a document is put together: like zarr-python writes it, or like readers of early snapshots did."""
 Kept: TypeAlias = int | bytes
-"""What a snapshot keeps beside the members: the way, or the document itself."""
+"""What a snapshot stores in addition to the members: the way to rebuild the document, or the document itself."""
 
 Members: TypeAlias = tuple[list[int], Any, list[int], Any, dict[str, Any], list[Any], Any, Any]
 """shape, data_type, chunk_shape, chunk_key_encoding, fill_value, codecs, storage_transformers, dimension_names."""
@@ -199,7 +199,7 @@ def decode_members(zarr: bytes | msgspec.Raw) -> Members:
 
 
 def _exact_members(parsed: Mapping[str, Any]) -> bytes | None:
-    """The members of an array document, or None when they cannot say what it says."""
+    """The members of an array document, or None if they cannot represent it."""
     grid, encoding, data_type = parsed.get("chunk_grid"), parsed.get("chunk_key_encoding"), parsed.get("data_type")
     try:
         if grid["name"] != "regular" or encoding["name"] != "default" or data_type not in _VARIANTS:  # type: ignore[index]
@@ -223,7 +223,7 @@ def _exact_members(parsed: Mapping[str, Any]) -> bytes | None:
 
 
 def _best_members(parsed: Mapping[str, Any]) -> bytes | None:
-    """Members that tell other readers as much as fits; our own reader takes the document kept beside them."""
+    """Members for other readers, as complete as possible. Our own reader uses the stored document."""
     if parsed["node_type"] == "group":
         return None
     shape = [n for n in parsed.get("shape", []) if isinstance(n, int)]
@@ -344,7 +344,7 @@ DOCUMENTS, MANIFESTS = "icefloe.documents", "icefloe.manifests"
 RESERVED = frozenset({HISTORY, PARENTS, METADATA, DOCUMENTS, MANIFESTS})
 
 MAX_HISTORY = 32
-"""Ancestors that a snapshot of ours quotes; the walk goes on in the file of the last one."""
+"""Ancestors that a snapshot quotes. The walk continues in the file of the last one."""
 _MAX_METADATA_BYTES = 1024
 
 
@@ -362,7 +362,7 @@ class MetadataElsewhere(Mapping[str, Any]):
 
 
 def encode_properties(snapshot: Snapshot) -> dict[str, Any]:
-    """The snapshot's own metadata, and what the history members cannot say."""
+    """The snapshot's own metadata, and what the history members cannot represent."""
     properties = {key: value for key, value in snapshot.metadata.items() if key not in RESERVED}
     if len(properties) < len(snapshot.metadata):
         properties[METADATA] = {key: value for key, value in snapshot.metadata.items() if key in RESERVED}
@@ -443,7 +443,7 @@ class NodeMap(Mapping[str, Node]):
     """Path to node, by path; a node is decoded at its first use, so that opening a large snapshot is quick."""
 
     def __init__(self, encoded: Mapping[str, msgspec.Raw], kept: Mapping[str, Kept] | None) -> None:
-        """`kept` is what the snapshot keeps beside the members, None in files of others."""
+        """`kept` is what the snapshot stores in addition to the members. None in files of other writers."""
         self._paths = sorted(encoded)
         bad = find_bad_path(encoded)
         if bad is not None:
@@ -481,7 +481,7 @@ def _rebuild(encoded: dict[str, bytes], kept: Mapping[str, Kept] | None) -> Node
 
 @dataclass(frozen=True, slots=True)
 class _Described:
-    """What the members of an array say."""
+    """The decoded members of an array."""
 
     document: bytes
     shape: tuple[int, ...]
@@ -490,7 +490,7 @@ class _Described:
 
 
 class _Alike:
-    """What nodes of one snapshot were found to say: thousands of arrays say the same, and share the values."""
+    """Decoded values of the nodes of one snapshot. Thousands of arrays have equal values and share them."""
 
     def __init__(self) -> None:
         self.manifests: dict[bytes, tuple[ManifestRef, ...]] = {}
@@ -789,7 +789,7 @@ def _encode_attributes(node: Node, taken: Taken) -> bytes:
 
 
 class _Links:
-    """The manifests of nodes as bytes: thousands of arrays in one manifest say the same about it."""
+    """The manifests of nodes as bytes. Thousands of arrays in one manifest have equal links to it."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[tuple[ManifestRef, ...], bytes]] = {}

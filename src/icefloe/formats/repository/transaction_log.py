@@ -46,7 +46,7 @@ def _encode_alone(chunks: Mapping[NodeId, Coordinates]) -> Iterator[bytes | memo
 
 
 def _encode_together(written: WrittenColumns) -> npt.NDArray[np.uint8]:
-    """The entries of some arrays, each put at its place by node id."""
+    """The entries of some arrays, ordered by node id."""
     nodes, counts, ndims, coords = written.nodes, written.counts, written.ndims, written.coords
     sizes = np.array([coords_record(ndim).itemsize for ndim in range(coords.shape[1] + 1)], dtype=np.int64)[ndims]
     entry_bytes = _HEAD_BYTES + counts * sizes
@@ -67,7 +67,7 @@ def _encode_together(written: WrittenColumns) -> npt.NDArray[np.uint8]:
 
 
 def _scatter(body: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], rows: npt.NDArray[np.uint8]) -> None:
-    """Put rows of bytes at their places."""
+    """Copy rows of bytes to their offsets."""
     if not len(rows):
         return
     size = rows.shape[1]
@@ -167,7 +167,7 @@ def decode_log_body(body: bytes) -> TransactionLog:
         # Early writers list new nodes here as well.
         updated_groups=sets[4] - sets[0] - sets[1],
         updated_arrays=sets[5] - sets[0] - sets[1],
-        # An array without chunks says nothing, and nothing tells its rank.
+        # An array without chunks has no entry, because its rank is not known.
         updated_chunks={node: coords for node, coords in chunks.items() if len(coords)},
         moves=() if moves is None else _decode_moves(moves),
         updated_boxes={} if boxes is None else _decode_boxes(boxes),

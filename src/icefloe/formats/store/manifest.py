@@ -50,7 +50,7 @@ def find_native_tables(data: bytes) -> tuple[bytes, dict[NodeId, ChunkTable]] | 
     start = _START.match(data, 0, 200)
     if start is None or not data.endswith(_END):
         return None
-    # One byte of the end stays, in the place of the comma after the last entry.
+    # One byte of the end stays: it replaces the comma after the last entry.
     text = np.frombuffer(data, dtype=np.uint8)[start.end() : -1]
     closings = np.flatnonzero(text == ord("}"))
     if len(closings) % 2 == 0 or len(closings) < 3:

@@ -1,6 +1,6 @@
 """Snapshots and attributes files of the generation `store`: JSON after the specification's schema.
 
-Members of our own, which the schema leaves room for: `icefloe` at the top (parent, sizes of manifests), `zarr_json` in
+Additional members, which the schema permits: `icefloe` at the top (parent, sizes of manifests), `zarr_json` in
 a node whose document the schema cannot express, `parent` and `properties` in entries of the history.
 """
 
@@ -63,7 +63,7 @@ _ENCODINGS = {"/": "Slash", ".": "Dot"}
 
 
 def dump_array_metadata(node: ArrayNode, parts: ArrayParts) -> dict[str, Json]:
-    """The object of the specification's schema; what it cannot say takes a harmless value."""
+    """The object of the specification's schema. What it cannot represent gets a harmless value."""
     data_type = parts.data_type
     bits = raw_bits(data_type)
     known = isinstance(data_type, str) and data_type in _VARIANTS
@@ -83,7 +83,7 @@ def dump_array_metadata(node: ArrayNode, parts: ArrayParts) -> dict[str, Json]:
 
 
 def load_array_metadata(metadata: Json, attributes: Json) -> ArrayParts:
-    """The members of the zarr.json that an object of the schema stands for."""
+    """The members of the zarr.json that an object of the schema represents."""
     stored = metadata["data_type"]
     data_type = f"r{int(stored['rawbits'])}" if isinstance(stored, dict) else stored
     transformers = metadata.get("storage_transformers")
@@ -282,7 +282,7 @@ def _dump_node(node: Node) -> dict[str, Json]:
 
 
 def node_number(node_id: NodeId) -> int:
-    """The number that stands for a node in the file."""
+    """The number of a node in the file."""
     number = int.from_bytes(node_id, "big")
     if number > 0xFFFFFFFF:
         raise InvalidInputError(f"node ids of the generation `store` are numbers below 2**32, found {node_id.hex()}")
