@@ -234,7 +234,7 @@ REASONS: tuple[tuple[str, Callable[[Case], bool]], ...] = (
     (r"its values may not fit|do not fit|are not exact as|which mean missing in the array", _cannot_append),
     (r"the array has no missing value", _cannot_append),
     (r"no whole|are not exact", lambda c: bool(c.before) and _other_times(c)),
-    (r"place is not known|place along", lambda c: any(f.is_broken for f in c.all)),
+    (r"position is not known|position along", lambda c: any(f.is_broken for f in c.all)),
     (r"no source can be read|cannot be read", lambda c: any(f.is_broken for f in c.all)),
     (
         r"are not a run of the repository's|the files belong elsewhere|the sources have|"

@@ -373,7 +373,7 @@ def test_a_broken_file_whose_place_is_unknown_is_refused(tmp_path: Path) -> None
     write(tmp_path / "0.h5", np.ones((4, 2, 2)), time=np.arange(4.0))
     write(tmp_path / "2.h5", np.ones((3, 2, 2)), time=np.arange(3.0) + 9)
     (tmp_path / "1.h5").write_bytes(b"\x89HDF\r\n\x1a\nbroken")
-    with pytest.raises(InvalidInputError, match=r"1\.h5.*place along time is not known"):
+    with pytest.raises(InvalidInputError, match=r"1\.h5.*position along time is not known"):
         plan_of(tmp_path, on_error="skip")
 
 

@@ -457,7 +457,7 @@ def _join_by_order(members: Sequence[Member], dim: str, missing: Sequence[tuple[
 
 def _unknown_place(url: str, dim: str, why: str) -> InvalidInputError:
     return InvalidInputError(
-        f"{url} cannot be read and its place along {dim} is not known ({why}); take it out of the sources", url=url
+        f"{url} cannot be read and its position along {dim} is not known ({why}); take it out of the sources", url=url
     )
 
 

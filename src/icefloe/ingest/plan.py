@@ -258,7 +258,7 @@ def _join(
     missing = [(order, failure.file.url) for order, failure in failures]
     if missing and len(names) > 1:
         raise InvalidInputError(
-            f"{missing[0][1]} cannot be read and its place is not known: files are joined along {', '.join(names)}; "
+            f"{missing[0][1]} cannot be read and its position is not known: files are joined along {', '.join(names)}; "
             f"take it out of the sources",
             url=missing[0][1],
         )
@@ -414,7 +414,7 @@ def _join_notes(
     for _, failure in failures:
         told = "its region stays missing"
         if failure.file.url not in held:
-            told = "it is left out: nothing tells where it belongs"
+            told = "it is left out, because its position is not known"
         notes.append(SchemaIssue("handled", failure.file.url, "", "file", "readable", failure.reason, told))
     return notes
 

@@ -303,7 +303,7 @@ class HttpObjectStore(_WithOptions):
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def _content(self) -> Any:
-        # Headers carry keys and cookies; whoever needs them gives them when opening.
+        # Headers can contain keys and cookies. They are given when a repository is opened.
         return {name: value for name, value in self.opts.items() if _SECRET.search(name) is None}
 
 
@@ -584,7 +584,7 @@ SCHEMES: dict[str, frozenset[str]] = {
     "http": frozenset({"http", "https"}),
     "in_memory": frozenset({"memory"}),
 }
-"""Schemes of the URLs that each kind of store answers for."""
+"""URL schemes of each kind of store."""
 
 
 @dataclass(frozen=True, slots=True)

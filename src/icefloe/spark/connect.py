@@ -230,7 +230,7 @@ def connect(
 
 
 def merge_settings(given: Mapping[str, Any], *, quick_start: bool) -> dict[str, Any]:
-    """The settings of a new session: ours, and over them those that were given."""
+    """Return the settings of a new session. Given settings take precedence."""
     merged = {**_SETTINGS, **given}
     options = str(merged.get("spark.driver.extraJavaOptions", _QUICK_START if quick_start else ""))
     options = _with_trusted_arrow(options)
@@ -247,7 +247,7 @@ def merge_settings(given: Mapping[str, Any], *, quick_start: bool) -> dict[str, 
 
 
 def quieten_failed_queries() -> None:
-    """Let Spark not print the context of a failed query as JSON: the error that is raised says the same."""
+    """Prevent Spark from printing the context of a failed query as JSON. The raised error has the same content."""
     PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
 
 
@@ -279,7 +279,7 @@ def _with_trusted_arrow(options: str) -> str:
 
 
 def is_classic(spark: SparkSession) -> bool:
-    """Whether the driver runs in this process, as opposed to behind Spark Connect."""
+    """Return whether the driver runs in this process and not behind Spark Connect."""
     return "connect" not in type(spark).__module__
 
 
@@ -287,7 +287,7 @@ _ENDINGS = (".py", ".pyi", ".properties", ".typed")
 
 
 def pack_package(folder: str | Path) -> Path:
-    """The package as a zip file that Spark puts on the Python path of its workers."""
+    """Return the package as a zip file for the Python path of Spark workers."""
     root = Path(icefloe.__file__).resolve().parent
     target = Path(folder) / f"icefloe-{__version__}.zip"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:

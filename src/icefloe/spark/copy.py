@@ -43,7 +43,7 @@ Box = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class CopySelection:
-    """What is copied: a group, some of its variables, a region by dimension; in other chunks where asked for."""
+    """What is copied: a group, its variables, a region by dimension, and optional new chunks."""
 
     group: str = ""
     variables: tuple[str, ...] | None = None
@@ -53,7 +53,7 @@ class CopySelection:
 
 @dataclass(frozen=True, slots=True)
 class ArrayCopy:
-    """One array on its way: stored chunks travel as they are unless the grid changes."""
+    """The copy of one array. Stored chunks are copied without decoding unless the grid changes."""
 
     source: str
     target: str
@@ -64,12 +64,12 @@ class ArrayCopy:
     as_stored: bool
 
     def cells(self, box: Box) -> tuple[slice, ...]:
-        """The cells of the target in a box."""
+        """Return the cells of the target in a box."""
         bounds = zip(box, self.chunks, self.shape, strict=True)
         return tuple(slice(first * chunk, min(end * chunk, n)) for (first, end), chunk, n in bounds)
 
     def source_cells(self, box: Box) -> tuple[slice, ...]:
-        """The cells of the source that go into a box."""
+        """Return the cells of the source for a box."""
         return tuple(slice(c.start + s, c.stop + s) for c, s in zip(self.cells(box), self.start, strict=True))
 
     @property
@@ -80,7 +80,7 @@ class ArrayCopy:
 
 @dataclass(frozen=True, slots=True)
 class CopyTask:
-    """Some chunks of one array."""
+    """Chunks of one array."""
 
     array: ArrayCopy
     box: Box
@@ -88,7 +88,7 @@ class CopyTask:
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """Documents by path below the target's root, and the work."""
+    """Documents by path below the target's root, and the tasks."""
 
     groups: Mapping[str, bytes]
     arrays: tuple[ArrayCopy, ...]
@@ -97,7 +97,7 @@ class CopyPlan:
 
 
 def plan_copy(session: Session, selection: CopySelection, target_group: str, task_bytes: int) -> CopyPlan:
-    """Read the documents and decide."""
+    """Read the documents and plan the copy."""
     root = "/" + selection.group.strip("/")
     nodes = session.state.tree.subtree(root)
     if not nodes:
@@ -133,7 +133,7 @@ def _moved(path: str, root: str, target_group: str) -> str:
 
 
 def _choose(arrays: Sequence[ArrayNode], names: Sequence[str] | None, root: str) -> list[ArrayNode]:
-    """The arrays asked for, and the coordinates of their dimensions."""
+    """Return the requested arrays and the coordinates of their dimensions."""
     if names is None:
         return list(arrays)
     inside = {node.path[len(root) :].strip("/") if root != "/" else node.path.strip("/"): node for node in arrays}
@@ -191,7 +191,7 @@ def _chunk(dim: str, stored: int, size: int, selection: CopySelection) -> int:
 
 
 def _without_shards(codecs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Shards of another grid would no longer be cut evenly; their inner codecs encode the new chunks."""
+    """Replace shards by their inner codecs, because shards do not divide the new grid evenly."""
     found: list[Mapping[str, Any]] = []
     for codec in codecs:
         found += codec["configuration"]["codecs"] if codec["name"] == "sharding_indexed" else [codec]
@@ -207,7 +207,7 @@ def _itemsize(document: Mapping[str, Any]) -> int:
 
 
 def cut_grid(grid: Sequence[int], chunks_per_box: int) -> list[Box]:
-    """Boxes of at most so many chunks that cover a grid, as long as possible along the last dimensions."""
+    """Return boxes with a limited number of chunks that cover a grid, as long as possible along the last dimensions."""
     steps = [1] * len(grid)
     room = chunks_per_box
     for axis in reversed(range(len(grid))):
@@ -246,12 +246,12 @@ class _CopyWork:
 
 
 def read_cells(source: Session, array: ArrayCopy, box: Box) -> Any:
-    """The values that go into a box of the target."""
+    """Read the values for a box of the target."""
     return zarr.open_array(source.store, path=array.source.strip("/"), mode="r")[array.source_cells(box) or ...]
 
 
 async def list_chunks(source: Session, array: ArrayCopy, box: Box) -> list[list[Coords]]:
-    """Target coordinates of the chunks of a box that exist, in batches."""
+    """Yield the target coordinates of the existing chunks of a box, in batches."""
     node = source.state.tree.array(array.source)
     shift = array.chunk_shift
     wanted = tuple((first + s, end + s) for (first, end), s in zip(box, shift, strict=True))
@@ -262,7 +262,7 @@ async def list_chunks(source: Session, array: ArrayCopy, box: Box) -> list[list[
 
 
 async def fetch_chunks(source: Session, array: ArrayCopy, batch: Sequence[Coords]) -> list[Buffer]:
-    """The stored bytes of some chunks."""
+    """Fetch the stored bytes of chunks."""
     node = source.state.tree.array(array.source)
     shift = array.chunk_shift
     places = [tuple(c + s for c, s in zip(coords, shift, strict=True)) for coords in batch]
@@ -472,7 +472,7 @@ def _create(session: Session, plan: CopyPlan, *, overwrite: bool) -> None:
 
 
 def _parents(plan: CopyPlan, fresh: Mapping[str, bytes], work: SessionState) -> dict[str, bytes]:
-    """Groups above the target group that are not there yet."""
+    """Return the groups above the target group that do not exist."""
     found: dict[str, bytes] = {}
     for path in [*plan.groups, *(array.target for array in plan.arrays)]:
         parts = path.split("/")[:-1]

@@ -36,7 +36,7 @@ _ROWS_PER_GROUP = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class CellSelection:
-    """Which cells: a group, some of its variables, a region by dimension."""
+    """The cells to export: a group, its variables, and a region by dimension."""
 
     group: str = ""
     variables: tuple[str, ...] | None = None
@@ -45,14 +45,14 @@ class CellSelection:
 
 @dataclass(frozen=True, slots=True)
 class CellTable:
-    """Writes the cells of a block as one Parquet file; a second attempt writes the same file again."""
+    """Writes the cells of a block as one Parquet file. A retry writes the same file again."""
 
     session: Session
     selection: CellSelection
     storage: Storage
 
     def dataset(self) -> xr.Dataset:
-        """The chosen variables, or all; those with fewer dimensions than the largest are repeated along the others."""
+        """Return the selected variables, or all. Variables with fewer dimensions are repeated along the others."""
         chosen = self.selection
         dataset = select_region(open_dataset(self.session, chosen.group, chosen.variables), chosen.region)
         if not dataset.data_vars:
@@ -77,7 +77,7 @@ class CellTable:
 
 
 def cells_of(block: xr.Dataset) -> pa.Table:
-    """A row for each cell, in the order of the dimensions of the first variable."""
+    """Return a row for each cell, in the order of the dimensions of the first variable."""
     dims = next(iter(block.data_vars.values())).dims
     shape = tuple(block.sizes[dim] for dim in dims)
     columns: dict[str, Any] = {}
@@ -199,7 +199,7 @@ def export(
     session = reading_session(source)
     storage = target if isinstance(target, Storage) else resolve_storage(os.fspath(target))
     if not run_blocking(storage.is_empty()):
-        raise AlreadyExistsError(f"{storage.url} is not empty; export to a new place")
+        raise AlreadyExistsError(f"{storage.url} is not empty; export to an empty directory or prefix")
     if format == "parquet":
         if chunks:
             raise InvalidInputError("chunks go with format='zarr'; a table has none")
@@ -219,7 +219,7 @@ def export(
 
 @dataclass(frozen=True, slots=True)
 class _ZarrWork:
-    """Writes the chunks of a box as objects; a second attempt writes the same bytes to the same keys."""
+    """Writes the chunks of a box as objects. A retry writes the same bytes to the same keys."""
 
     source: Session
     storage: Storage
@@ -232,7 +232,7 @@ class _ZarrWork:
         return len(chunks), sum(map(len, chunks.values()))
 
     async def _move(self, task: CopyTask) -> tuple[int, int]:
-        """Stored chunks become objects as they are."""
+        """Copy stored chunks without decoding."""
         encoding = key_encoding(task.array.document)
         count = size = 0
         for batch in await list_chunks(self.source, task.array, task.box):
@@ -243,7 +243,7 @@ class _ZarrWork:
         return count, size
 
     def _encode(self, task: CopyTask) -> dict[str, bytes]:
-        """The chunks of a box by key, encoded by zarr in memory."""
+        """Return the chunks of a box by key, encoded by zarr in memory."""
         make = default_buffer_prototype().buffer.from_bytes
         contents = {"zarr.json": make(task.array.document)}
         array = zarr.open_array(MemoryStore(contents), mode="r+")
@@ -256,7 +256,7 @@ class _ZarrWork:
 
 
 def _write_documents(storage: Storage, plan: CopyPlan) -> tuple[int, int]:
-    """Every zarr.json, the root last; it also holds the others."""
+    """Write every zarr.json, the root last. The root contains the others."""
     make = default_buffer_prototype().buffer.from_bytes
     documents = {**plan.groups, **{array.target: array.document for array in plan.arrays}}
     documents.setdefault("", b'{"zarr_format": 3, "node_type": "group", "attributes": {}}')

@@ -108,9 +108,9 @@ class IngestOutcome:
     references: int = 0
     decoded_bytes: int = 0
     failures: tuple[SourceFailure, ...] = ()
-    """Sources that were left out because they are broken."""
+    """Sources that were skipped because they cannot be read."""
     attempts: int = 0
-    """Tries it took to land the commit: more than one when others committed meanwhile."""
+    """Attempts of the commit. More than one after concurrent commits."""
     seconds: float = 0.0
 
     @property

@@ -1,6 +1,6 @@
 """From the first pass of an ingest to its commit: plan, tasks, link, commit, and retry after a conflict.
 
-The branch that the ingest is for moves once, when all batches are there: its readers see everything or nothing.
+The target branch moves once, after all batches are committed. Readers see everything or nothing.
 """
 
 from __future__ import annotations
@@ -52,9 +52,11 @@ ChunkOffsets = Mapping[str, tuple[int, ...]]
 
 
 def plan_relocation(before: IngestPlan, after: IngestPlan) -> ChunkOffsets | None:
-    """How the parts of one plan become those of another that differs in its offsets only; None when they cannot.
+    """Return how the parts of one plan become those of another with different offsets.
 
-    Parts move by whole chunks. One that shares its first chunk with cells that were there before cannot move.
+    Return None if that is impossible.
+
+    Parts move by whole chunks. A part that shares its first chunk with existing cells cannot move.
     """
     if len(before.tasks) != len(after.tasks):
         return None
@@ -73,7 +75,7 @@ def plan_relocation(before: IngestPlan, after: IngestPlan) -> ChunkOffsets | Non
 
 
 def _task_shift(old: IngestTask, new: IngestTask) -> Mapping[str, int] | None:
-    """How far a task moved along each joined dimension, in cells; None when it is another task."""
+    """Return how far a task moved along each joined dimension, in cells. Return None if it is another task."""
     if (old.kind, old.arrays) != (new.kind, new.arrays) or len(old.files) != len(new.files):
         return None
     shifts: dict[str, int] = {}
@@ -97,7 +99,7 @@ def _array_offset(old: ArrayPlan, new: ArrayPlan, shifts: Mapping[str, int]) -> 
 
 
 def _layout(array: ArrayPlan) -> tuple[Any, ...]:
-    """What must be the same for chunks of one array to be chunks of the other."""
+    """Return the properties that must be equal for chunks of one array to be chunks of the other."""
     document = json.loads(array.document)
     facets = ("data_type", "chunk_grid", "chunk_key_encoding", "codecs", "fill_value", "dimension_names")
     return array.kind, tuple(json.dumps(document.get(facet), sort_keys=True) for facet in facets)
@@ -120,7 +122,7 @@ def _starts(array: ArrayPlan, task: IngestTask) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class RelocateWork:
-    """Writes the references of earlier parts again, at their new coordinates and for the arrays of a new session."""
+    """Writes the references of earlier parts again, at new coordinates and for the arrays of a new session."""
 
     offsets: ChunkOffsets
 
@@ -144,14 +146,14 @@ _BROKEN = (IcefloeError, OSError, ValueError, RuntimeError, EOFError, zlib.error
 
 @dataclass(frozen=True, slots=True)
 class IngestReport:
-    """What a task did, and the files it had to leave out."""
+    """The result of a task, and the files it skipped."""
 
     result: TaskResult
     failures: tuple[SourceFailure, ...] = ()
 
 
 class _Nowhere:
-    """A sink that keeps nothing: to find out whether files can be read."""
+    """A sink that discards everything, to test whether files can be read."""
 
     def write_block(self, array_path: str, region: ChunkRegion, values: npt.NDArray[Any]) -> None:
         pass
@@ -162,7 +164,7 @@ class _Nowhere:
 
 @dataclass(frozen=True, slots=True)
 class IngestWork:
-    """The arrays of a plan and how its sources are reached."""
+    """The arrays of a plan, and the access to its sources."""
 
     arrays: Mapping[str, ArrayPlan]
     access: SourceAccess
@@ -190,7 +192,7 @@ class IngestWork:
         return fork, IngestReport(self._run(rest, SessionSink(fork)), failures)
 
     def _check_holes(self, task: IngestTask, failures: Sequence[SourceFailure]) -> None:
-        """Refuse to leave a file out of an array in which cells that were never written are ordinary values."""
+        """Raise an error if a skipped file would leave cells whose fill value is an ordinary value."""
         for path in task.arrays:
             if not fill_means_missing(self.arrays[path]):
                 raise FormatError(
@@ -203,7 +205,10 @@ class IngestWork:
         return run_task(task, self.arrays, sink, access=self.access, format=self.format)
 
     def _find_broken(self, task: IngestTask) -> tuple[SourceFailure, ...]:
-        """The files that fail by themselves; a store that does not answer is no fault of a file and is raised."""
+        """Return the files that fail on their own.
+
+        An unavailable storage is raised, because it is no fault of a file.
+        """
         found = []
         for placed in task.files:
             failure = self._try_file(task, placed)
@@ -231,7 +236,7 @@ _LONGEST_PAUSE_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class FirstPass:
-    """The sources and what the first pass found in them."""
+    """The sources and the results of the first pass."""
 
     files: tuple[SourceFile, ...]
     schemas: tuple[SourceSchema, ...]
@@ -243,7 +248,7 @@ class FirstPass:
 
 @dataclass(frozen=True, slots=True)
 class IngestJob:
-    """Everything that stays the same when an ingest has to be planned again."""
+    """Everything that does not change when an ingest is planned again."""
 
     id: str
     repository: Repository
@@ -265,7 +270,7 @@ class IngestJob:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """A session with everything linked, ready to be committed."""
+    """A session with all parts linked, ready to commit."""
 
     plan: IngestPlan
     session: Session
@@ -286,7 +291,7 @@ class Landed:
 
 
 def plan_first_pass(spark: SparkSession, found: FirstPass, existing: Existing, options: IngestOptions) -> IngestPlan:
-    """The plan, with tasks small enough to keep every core busy unless the caller said how large they are."""
+    """Return the plan. Unless the caller gave a task size, tasks are small enough to use every core."""
     plan = plan_ingest(found.schemas, options, failures=found.failures, existing=existing)
     wanted = parallelism(spark) * TASKS_PER_CORE
     if found.fixed_tasks or len(plan.tasks) >= wanted:
@@ -317,7 +322,7 @@ def land(spark: SparkSession, job: IngestJob) -> Landed:
 
 
 def _after_conflict(spark: SparkSession, job: IngestJob, attempt: _Attempt) -> _Attempt:
-    """The same work on top of what was committed in between."""
+    """Repeat the work on top of the concurrent commits."""
     try:
         attempt.session.rebase(job.rebase_with or ConflictDetector())
     except RebaseFailedError:
@@ -331,7 +336,7 @@ def _after_conflict(spark: SparkSession, job: IngestJob, attempt: _Attempt) -> _
 
 
 def _arrays_changed(attempt: _Attempt) -> bool:
-    """Whether arrays that the plan extends are no longer as they were when it was made."""
+    """Return whether arrays that the plan extends have changed since it was made."""
     nodes = attempt.session.state.base.nodes
     for path in attempt.plan.arrays:
         known = attempt.planned_on.arrays.get(path)
@@ -360,7 +365,7 @@ def _attempt(spark: SparkSession, job: IngestJob, options: IngestOptions, before
 
 
 def _prepare(spark: SparkSession, job: IngestJob, options: IngestOptions) -> tuple[IngestPlan, Existing, Session]:
-    """A plan, and a writable session that stands on the very snapshot that it was made for."""
+    """Return a plan, and a writable session at the snapshot of the plan."""
     repository = with_stored_containers(job.repository)
     while True:
         planned = repository.readonly_session(job.branch)
@@ -402,7 +407,7 @@ PREFIX = "ingest-"
 
 
 def check_batches(batch: int, options: IngestOptions) -> None:
-    """Refuse what cannot be done in batches."""
+    """Raise an error for options that do not work with batches."""
     if batch < 1:
         raise InvalidInputError(f"batch is {batch}; a batch has at least 1 source")
     if options.append_dim is None:
@@ -412,9 +417,9 @@ def check_batches(batch: int, options: IngestOptions) -> None:
 def staging_branch(
     repository: Repository, branch: str, files: Sequence[SourceFile], options: IngestOptions
 ) -> tuple[str, list[SourceFile]]:
-    """The branch for the batches of this very ingest, made if it is not there, and the sources that it lacks.
+    """Return the branch for the batches of this ingest, and the sources that it lacks. Create the branch if needed.
 
-    Its name stands for the sources, the options and where the target stands: the same call finds it again.
+    Its name is derived from the sources, the options and the snapshot of the target. The same call finds it again.
     """
     tip = repository.lookup_branch(branch)
     told = hashlib.blake2b(f"{branch}\0{tip}\0{options!r}\0".encode(), digest_size=6)
@@ -445,7 +450,7 @@ def land_in_batches(spark: SparkSession, job: IngestJob, staging: str, batch: in
 
 
 def publish_batches(repository: Repository, branch: str, staging: str) -> str:
-    """Move a branch to its batches; returns where it stands then."""
+    """Move a branch to its batches. Return its new snapshot."""
     tip = str(repository.lookup_branch(staging))
     try:
         repository.fast_forward(branch, tip)
@@ -461,7 +466,7 @@ def publish_batches(repository: Repository, branch: str, staging: str) -> str:
 
 
 def _cut(found: FirstPass, whole: IngestPlan, batch: int) -> list[FirstPass]:
-    """The first pass in batches along the dimension that is appended to; sources of one place stay together."""
+    """Divide the first pass into batches along the appended dimension. Sources of one position stay together."""
     dimension = str(whole.options.append_dim)
     origins: dict[str, int] = {}
     for placed in (placed for task in whole.tasks for placed in task.files):

@@ -1,6 +1,6 @@
 """Maintenance as Spark jobs: garbage collection, statistics, compaction.
 
-The driver holds snapshots, manifests, logs and attributes files by name, and of chunk objects two numbers.
+The driver holds the names of snapshots, manifests, logs and attributes files, and two numbers per chunk object.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _COLUMNS = ("key", "size", "last_modified")
 
 
 def chunk_rows(spark: SparkSession, uncached: UncachedRepository, inventory: Inventory, prefix: str) -> DataFrame:
-    """The rows of an inventory that are chunk objects: key, size and time in microseconds since 1970."""
+    """Return the rows of an inventory that are chunk objects: key, size and time in microseconds since 1970."""
     folder = folders_of(uncached)["chunks"]
     return _rows(spark, inventory, prefix, folder, "", uncached.format.capabilities.object_id_bytes)
 
@@ -84,7 +84,7 @@ def chunk_rows(spark: SparkSession, uncached: UncachedRepository, inventory: Inv
 def other_listings(
     spark: SparkSession, uncached: UncachedRepository, inventory: Inventory, prefix: str
 ) -> dict[str, Listed]:
-    """Everything but chunk objects, per kind, on the driver."""
+    """Return everything but chunk objects by kind, on the driver."""
     width, folders = uncached.format.capabilities.object_id_bytes, folders_of(uncached)
     listings = {kind: empty_listing(width) for kind in KINDS}
     extension = uncached.format.metadata_extension
@@ -98,7 +98,7 @@ def other_listings(
 
 
 def _rows(spark: SparkSession, inventory: Inventory, prefix: str, folder: str, extension: str, width: int) -> DataFrame:
-    """Rows whose key has the form of an object's in a folder; others are none of this repository's business."""
+    """Return rows whose key has the form of an object in a folder. Other keys do not belong to the repository."""
     frame = _frame(spark, inventory)
     missing = [name for name in _COLUMNS if name not in frame.columns]
     if missing:
@@ -125,14 +125,14 @@ def _frame(spark: SparkSession, inventory: Inventory) -> DataFrame:
 
 
 def batch_columns(batch: pa.RecordBatch, folder: str, extension: str, width: int) -> Listed:
-    """Rows with keys of one length as columns, without an object for each."""
+    """Return rows with keys of one length as columns, without a Python object for each."""
     length = len(folder) + text_length(width) + len(extension)
     names = _matrix(batch.column(0), length)[:, len(folder) :]
     return text_columns(names, _numbers(batch.column(1)), _numbers(batch.column(2)), extension, width)
 
 
 def _matrix(texts: pa.Array, length: int) -> npt.NDArray[np.uint8]:
-    """Texts of one length in bytes, as uint8[n, length]."""
+    """Return texts of one length as uint8[n, length]."""
     if not len(texts):
         return np.empty((0, length), dtype=np.uint8)
     plain = pc.cast(texts, pa.large_string())
@@ -230,7 +230,7 @@ def collect_garbage(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What is listed, and how it is judged."""
+    """The listed objects, and the limits that apply to them."""
 
     spark: SparkSession
     engine: RepositoryParts
@@ -272,7 +272,7 @@ def _judge(work: _Work, *, dry_run: bool) -> GCSummary:
 
 
 def _delete_garbage(work: _Work, marking: Marking, garbage: DataFrame) -> None:
-    """Delete what names chunks, with the last look at refs, then chunks in tasks."""
+    """Delete metadata objects after a last check of the refs, then chunks with tasks."""
     announcement = Announcement(work.uncached.storage, work.cutoff)
     run_blocking(announcement.begin())
     finished = False
@@ -294,7 +294,7 @@ def _old_enough(listed: DataFrame, ages: AgeLimits) -> DataFrame:
 
 
 async def _list_others(uncached: UncachedRepository) -> dict[str, Listed]:
-    """Every folder but that of chunks, which are at most a few per commit."""
+    """List every folder except that of chunks. These have at most a few objects per commit."""
     width, folders = uncached.format.capabilities.object_id_bytes, folders_of(uncached)
 
     async def one(kind: str) -> Listed:
@@ -306,7 +306,7 @@ async def _list_others(uncached: UncachedRepository) -> dict[str, Listed]:
 
 
 def _list_on_spark(spark: SparkSession, engine: RepositoryParts) -> DataFrame:
-    """Chunk objects, listed in several tasks, each from another first character on."""
+    """List chunk objects with several tasks, one per first character."""
     folder = engine.format.chunks_folder
     first = ALPHABET[:: len(ALPHABET) // _LISTING_SHARDS]
     bounds = [(f"{folder}{low}" if number else "", first[number + 1 : number + 2]) for number, low in enumerate(first)]
@@ -336,7 +336,7 @@ def _list_shard(engine: RepositoryParts, after: str, end: str | None) -> Batches
 
 
 def listed_batch(listed: Listed) -> pa.RecordBatch:
-    """Objects as rows of Spark; the key that rows are joined by is a number of 64 bits, with a sign in Spark."""
+    """Return objects as Spark rows. The join key is a signed 64-bit number."""
     width = listed.ids.shape[1]
     packed = pa.py_buffer(np.ascontiguousarray(listed.ids))
     fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(listed), [None, packed])
@@ -353,7 +353,7 @@ def _signed(keys: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> pa.Array:
 
 
 def _ids_of(engine: RepositoryParts) -> Callable[[Batches], Batches]:
-    """Rows of an inventory as rows of objects."""
+    """Convert rows of an inventory to rows of objects."""
     folder, width = engine.format.chunks_folder, engine.capabilities.object_id_bytes
 
     def work(batches: Batches) -> Batches:
@@ -366,7 +366,7 @@ def _ids_of(engine: RepositoryParts) -> Callable[[Batches], Batches]:
 def _live_on_spark(
     spark: SparkSession, engine: RepositoryParts, manifests: Sequence[ObjectId], unreferenced: frozenset[ObjectId]
 ) -> DataFrame:
-    """The keys of chunk objects that manifests name; those that no ref leads to may be gone."""
+    """Return the keys of chunk objects in manifests. Manifests that no ref reaches can be missing."""
     size = max(1, min(_MANIFESTS_PER_TASK, -(-len(manifests) // max(1, 2 * parallelism(spark)))))
     shares = [list(manifests[low : low + size]) for low in range(0, len(manifests), size)] or [[]]
 

@@ -29,13 +29,13 @@ Window = Mapping[str, slice]
 
 @dataclass(frozen=True, slots=True)
 class BlockGrid:
-    """How dimensions are cut: the length of a block by dimension."""
+    """The length of a block by dimension."""
 
     sizes: Mapping[str, int]
     lengths: Mapping[str, int]
 
     def windows(self, dims: Sequence[str] | None = None) -> list[Window]:
-        """Every block (along some of the dimensions), as slices by dimension."""
+        """Yield every block along the dimensions, as slices by dimension."""
         chosen = list(self.sizes) if dims is None else list(dims)
         ranges = [
             [slice(low, min(low + self.lengths[d], self.sizes[d])) for low in range(0, self.sizes[d], self.lengths[d])]
@@ -45,7 +45,7 @@ class BlockGrid:
 
 
 def stored_chunks(dataset: xr.Dataset) -> dict[str, int]:
-    """The chunk length along each dimension, of the largest variable that has it."""
+    """Return the chunk length along each dimension, of the largest variable that has it."""
     found: dict[str, int] = {}
     for variable in sorted(dataset.variables.values(), key=lambda v: -v.nbytes):
         chunks = variable.encoding.get("shards") or variable.encoding.get("chunks") or variable.shape
@@ -61,7 +61,10 @@ def plan_blocks(
     grow_first: Sequence[str] = (),
     task_bytes: int = TASK_BYTES,
 ) -> BlockGrid:
-    """Blocks of whole chunks, grown to about `task_bytes`; lengths that were asked for (-1: all) stay as they are."""
+    """Return blocks of whole chunks with about `task_bytes`.
+
+    Given lengths are used as they are, -1 is the whole dimension.
+    """
     sizes = {str(dim): int(n) for dim, n in dataset.sizes.items()}
     unknown = sorted(set(asked or {}) - set(sizes))
     if unknown:
@@ -83,7 +86,7 @@ def plan_blocks(
 
 
 def whole_chunks(grid: BlockGrid, chunks: Mapping[str, int], asked: Mapping[str, int]) -> BlockGrid:
-    """Blocks that are multiples of the chunks asked for."""
+    """Return blocks that are multiples of the requested chunks."""
     lengths = dict(grid.lengths)
     for dim, chunk in chunks.items():
         if dim not in lengths or lengths[dim] >= grid.sizes[dim]:
@@ -95,7 +98,7 @@ def whole_chunks(grid: BlockGrid, chunks: Mapping[str, int], asked: Mapping[str,
 
 
 def block_bytes(dataset: xr.Dataset, lengths: Mapping[str, int]) -> int:
-    """Decoded bytes of all variables in one block."""
+    """Return the decoded bytes of all variables in one block."""
     return sum(
         math.prod(min(lengths.get(str(d), n), n) for d, n in zip(v.dims, v.shape, strict=True)) * v.dtype.itemsize
         for v in dataset.variables.values()
@@ -104,7 +107,7 @@ def block_bytes(dataset: xr.Dataset, lengths: Mapping[str, int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BlockTarget:
-    """A group and the chunk lengths of its arrays by variable."""
+    """A group, and the chunk lengths of its arrays by variable."""
 
     group: str
     chunks: Mapping[str, tuple[int, ...]]
@@ -112,7 +115,7 @@ class BlockTarget:
     """Data types of the arrays; a block that has wider ones is refused."""
 
     def write(self, session: Session, block: xr.Dataset, window: Window) -> None:
-        """Write the result of one block into its place."""
+        """Write the result of one block to its region."""
         block = block.reset_coords([name for name in block.coords if name in self.chunks])
         region = {dim: part for dim, part in window.items() if dim in block.sizes}
         chosen = block[[name for name in self.chunks if name in block]].drop_vars(list(block.coords), errors="ignore")
@@ -136,7 +139,10 @@ class BlockTarget:
 def plan_target(
     source: xr.Dataset, sketch: xr.Dataset, grid: BlockGrid, chunks: Mapping[str, int], group: str
 ) -> BlockTarget:
-    """Which variables tasks write, and in which chunks; those without a dimension of the source cannot be placed."""
+    """Return the variables that tasks write, and their chunks.
+
+    Variables without a dimension of the source are an error.
+    """
     stored = stored_chunks(source)
     found: dict[str, tuple[int, ...]] = {}
     for name, variable in sketch.variables.items():
@@ -166,7 +172,7 @@ def plan_target(
 
 
 def chunk_length(dim: str, length: int, grid: BlockGrid, chunks: Mapping[str, int], stored: Mapping[str, int]) -> int:
-    """How long chunks are along a dimension: as asked, as the source's where blocks hold whole ones, else a block."""
+    """Return the chunk length along a dimension: as requested, as in the source, or the length of a block."""
     if dim not in grid.sizes:
         return max(1, min(chunks.get(dim, length), length))
     block = grid.lengths[dim]
@@ -178,7 +184,7 @@ def chunk_length(dim: str, length: int, grid: BlockGrid, chunks: Mapping[str, in
 def create_target(
     session: Session, target: BlockTarget, source: xr.Dataset, sketch: xr.Dataset, *, overwrite: bool
 ) -> None:
-    """Create the arrays, empty, with their coordinates."""
+    """Create the empty arrays, with their coordinates."""
     _make_room(session, target, overwrite=overwrite)
     template = xr.Dataset(attrs=sketch.attrs)
     for name, chunks in target.chunks.items():
@@ -209,7 +215,7 @@ def create_target(
 
 
 def _known(session: Session, target: BlockTarget, template: xr.Dataset) -> list[str]:
-    """Coordinates of dimensions that the group has already, with the same values: nothing to write, or to clash on."""
+    """Return coordinates that the group already has with the same values. They are not written again."""
     if session.state.tree.find(f"/{target.group}") is None:
         return []
     there = xr.open_zarr(session.store, group=target.group or None, consolidated=False, chunks=None)
@@ -236,7 +242,7 @@ BlockFunction = Callable[[xr.Dataset], "xr.Dataset | xr.DataArray"]
 
 @dataclass(frozen=True, slots=True)
 class BlockReader:
-    """Reads a block with its halo, applies the function, and takes the halo off again."""
+    """Reads a block with its halo, applies the function, and removes the halo."""
 
     session: Session
     group: str
@@ -265,7 +271,7 @@ class BlockReader:
 
 
 def _refuse_changed(block: xr.Dataset, result: xr.Dataset, where: str) -> None:
-    """Coordinates of the source are written once, as they are; those that a function changed would be lost."""
+    """Raise an error if a function changes coordinates of the source. They are written once, unchanged."""
     for name, coordinate in result.coords.items():
         known = block.coords.get(name)
         if known is not None and known.shape == coordinate.shape and not known.variable.equals(coordinate.variable):
@@ -305,7 +311,7 @@ def _check_names(dataset: xr.Dataset, halo: Mapping[str, int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Describe:
-    """The first block's result, cut to one cell along dimensions of the source: all that a target's arrays need."""
+    """The result of the first block, with one cell along dimensions of the source. It defines the target."""
 
     read: BlockReader
 

@@ -42,7 +42,7 @@ Axes = tuple[int, ...]
 
 
 class Reduction(Protocol):
-    """Values to a partial result; two partial results to one; a partial result to the answer."""
+    """Computes a partial result from values, merges two partial results, and computes the final result."""
 
     def partial(self, values: Values, axes: Axes) -> Any: ...
 
@@ -52,7 +52,7 @@ class Reduction(Protocol):
 
 
 def find_reduction(how: str, q: float | None = None, *, exact: bool = True) -> Reduction:
-    """The reduction of a name."""
+    """Return the reduction with a name."""
     if how == "quantile":
         if q is None or not 0 <= q <= 1:
             raise InvalidInputError(f"a quantile needs q from 0 to 1, got {q}")
@@ -67,7 +67,7 @@ def find_reduction(how: str, q: float | None = None, *, exact: bool = True) -> R
 
 
 def is_defined(how: str, dtype: np.dtype[Any]) -> bool:
-    """Whether values of a type can be reduced so; times have no sum, texts can only be counted."""
+    """Return whether values of a type can be reduced. Times have no sum, and text can only be counted."""
     if how == "count" or dtype.kind in "biufc":
         return True
     return dtype.kind in "mM" and (how in ("mean", "min", "max") or (how == "sum" and dtype.kind == "m"))
@@ -82,14 +82,14 @@ def _present(values: Values) -> npt.NDArray[np.bool_]:
 
 
 def sum_type(dtype: np.dtype[Any], how: str) -> np.dtype[Any]:
-    """What values are summed in, as numpy does it: whole totals of whole numbers, means in doubles."""
+    """Return the type of sums, as in numpy: integers for integers, doubles for means."""
     whole = how != "mean" and dtype.kind in "iub"
     return np.dtype(np.uint64 if whole and dtype.kind == "u" else np.int64 if whole else np.float64)
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Sum and count of what is there."""
+    """Sum and count of the values that are not missing."""
 
     how: str
 
@@ -123,13 +123,13 @@ class Sums:
 
 
 def _sum_halves(values: npt.NDArray[np.int64], axes: Axes) -> Values:
-    """Totals of whole numbers too large for one of 64 bits, such as nanoseconds since 1970: upper and lower halves."""
+    """Sum integers that overflow 64 bits, such as nanoseconds since 1970, as upper and lower halves."""
     upper, lower = values >> 32, values & 0xFFFFFFFF
     return np.stack([upper.sum(axis=axes, dtype=np.int64), lower.sum(axis=axes, dtype=np.int64)], axis=-1)
 
 
 def _join_halves(total: Values, divisor: Values, count: Values) -> Values:
-    """Totals divided, as whole numbers; what nothing was counted for is NaT."""
+    """Divide totals of integers. The result is NaT where the count is zero."""
     upper, lower = total[..., 0], total[..., 1]
     safe = np.maximum(divisor, 1)
     whole, rest = np.divmod(upper, safe)
@@ -139,7 +139,7 @@ def _join_halves(total: Values, divisor: Values, count: Values) -> Values:
 
 @dataclass(frozen=True, slots=True)
 class Extremes:
-    """The smallest or largest value that is there."""
+    """The smallest or largest value that is not missing."""
 
     how: str
 
@@ -162,7 +162,7 @@ class Extremes:
 
 @dataclass(frozen=True, slots=True)
 class QuantilePoints:
-    """A quantile of all values; nothing to merge, because one block has them all."""
+    """A quantile of all values. There is nothing to merge, because one block has all values."""
 
     q: float
 
@@ -178,7 +178,7 @@ class QuantilePoints:
 
 @dataclass(frozen=True, slots=True)
 class QuantileSketch:
-    """A quantile from points of equal rank: with 2,048 of them the rank is right to about 0.1 % after a few merges."""
+    """A quantile from points of equal rank. With 2,048 points, the rank error is about 0.1 % after a few merges."""
 
     q: float
     points: int = SKETCH_POINTS
@@ -194,7 +194,7 @@ class QuantileSketch:
         )
 
     def _compress(self, values: Values, weights: Values) -> tuple[Values, Values]:
-        """The same distribution by fewer points; ends stay what they are."""
+        """Return the same distribution with fewer points. The ends do not change."""
         if values.shape[-1] <= self.points:
             return values, weights
         shape = (*values.shape[:-1], self.points)
@@ -221,7 +221,7 @@ class QuantileSketch:
 
 
 def _middles(weights: Values) -> Values:
-    """The rank in the middle of each point's weight."""
+    """Return the rank in the middle of each point's weight."""
     return np.asarray(np.cumsum(weights) - weights / 2)
 
 
@@ -242,7 +242,7 @@ _SCHEMA = "place long, branch long, part binary"
 
 @dataclass(frozen=True, slots=True)
 class ReductionTree(Generic[R]):
-    """What is computed from a block, how two of those merge, and what is made of the last one at its place."""
+    """How a block is reduced, how two results are merged, and how the last result is finished."""
 
     partial: Callable[[Window], Partial]
     reduction: Reduction
@@ -251,7 +251,7 @@ class ReductionTree(Generic[R]):
     def run(
         self, spark: SparkSession, grid: BlockGrid, dims: Sequence[str], description: str, shown: bool | None
     ) -> list[tuple[Window, R]]:
-        """Reduce over some dimensions of the grid: every place along the others, and what was made of it there."""
+        """Reduce over some dimensions of the grid. Yield the finished result of each position along the others."""
         places = grid.windows([dim for dim in grid.sizes if dim not in dims])
         inner = grid.windows(dims)
         if len(inner) == 1:
@@ -269,7 +269,7 @@ class ReductionTree(Generic[R]):
     def run_flat(
         self, spark: SparkSession, grid: BlockGrid, dims: Sequence[str], description: str, shown: bool | None
     ) -> list[tuple[Window, R]]:
-        """The same for small partial results: one job without a shuffle, merged and finished here."""
+        """Do the same for small partial results, with one job without a shuffle. The driver merges and finishes."""
         places = grid.windows([dim for dim in grid.sizes if dim not in dims])
         inner = grid.windows(dims)
         windows = [(place, {**at, **part}) for place, at in enumerate(places) for part in inner]
@@ -308,7 +308,7 @@ class ReductionTree(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class _OneBlock(Generic[R]):
-    """A place of which one block holds all cells."""
+    """A position of which one block has all cells."""
 
     tree: ReductionTree[R]
     inner: Window
@@ -319,7 +319,7 @@ class _OneBlock(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class _MergedShare:
-    """The partial results of several blocks, merged by place."""
+    """The partial results of several blocks, merged by position."""
 
     partial: Callable[[Window], Partial]
     reduction: Reduction
@@ -371,14 +371,14 @@ def _merge_all(reduction: Reduction, first: Partial | None, second: Partial) -> 
 
 
 def _merge_two(reduction: Reduction, first: Any, second: Any) -> Any:
-    """Two partial results as one; None stands for a block in which the variable does not count."""
+    """Merge two partial results. None is a block without the variable."""
     if first is None or second is None:
         return second if first is None else first
     return reduction.merge(first, second)
 
 
 def _attempt(work: Callable[..., Any], *given: Any) -> bytes:
-    """What some work made; an error that no retry helps travels instead of it."""
+    """Return the result of some work, or the error if a retry would not help."""
     try:
         return pickle.dumps(work(*given))
     except FINAL_ERRORS as error:
@@ -387,13 +387,13 @@ def _attempt(work: Callable[..., Any], *given: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ChunkedArray:
-    """An array that can be reduced chunk by chunk: its values, as stored, and what they stand for."""
+    """An array that can be reduced chunk by chunk: its stored values and their decoding."""
 
     values: ChunkValues
     coding: ColumnCoding
 
     def partial(self, window: Sequence[slice], axes: Axes, reduction: Reduction) -> Any:
-        """The partial result of a box of cells."""
+        """Return the partial result of a box of cells."""
         array = self.values.array
         kept = [axis for axis in range(array.ndim) if axis not in axes]
         ranges = [range(w.start // c, -(-w.stop // c)) for w, c in zip(window, array.chunks, strict=True)]
@@ -412,7 +412,7 @@ class ChunkedArray:
 
 
 def chunk_coding(session: Session, path: str, decoded: xr.DataArray, reduction: Reduction) -> ColumnCoding | None:
-    """What the chunks of a variable stand for, where they give the partial results of xarray's values; else None."""
+    """Return the decoding of a variable's chunks if it gives the same results as xarray, otherwise None."""
     if not isinstance(reduction, Sums | Extremes) or not decoded.size or not decoded.ndim:
         return None
     values = ChunkValues(session, path)
@@ -428,7 +428,7 @@ def chunk_coding(session: Session, path: str, decoded: xr.DataArray, reduction: 
 
 
 def _assemble(parts: dict[tuple[int, ...], Any], shape: Sequence[int]) -> Any:
-    """Partial results of neighbours as one, laid where they belong."""
+    """Combine partial results of neighbours into one."""
     first = next(iter(parts.values()))
     if not shape:
         return first
@@ -447,7 +447,7 @@ def _lay(parts: dict[tuple[int, ...], Values], shape: Sequence[int]) -> Values:
 
 @dataclass(frozen=True, slots=True)
 class ReducedVariable:
-    """A variable and how a task gets at its values."""
+    """A variable, and how a task reads its values."""
 
     name: str
     dims: tuple[str, ...]
@@ -477,7 +477,7 @@ class PartialOfBlock:
         reduced: tuple[str, ...],
         reduction: Reduction,
     ) -> PartialOfBlock:
-        """The work on the variables of a dataset, which may be cut from one that begins at another origin."""
+        """Plan the work on the variables of a dataset. The dataset can be a part that starts at another origin."""
         variables = tuple(
             ReducedVariable(
                 str(name),
@@ -508,7 +508,7 @@ class PartialOfBlock:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What a task reads its blocks from."""
+    """The source from which a task reads its blocks."""
 
     chunked: Mapping[str, ChunkedArray]
     dataset: xr.Dataset | None
@@ -517,7 +517,7 @@ class _Source:
 
 @lru_cache(maxsize=1)
 def _open(work: PartialOfBlock) -> _Source:
-    """Opened once for all blocks of a task."""
+    """Open the source once for all blocks of a task."""
     chunked = {
         each.name: ChunkedArray(ChunkValues(work.session, node_path(work.group, each.name)), each.coding)
         for each in work.variables

@@ -395,7 +395,7 @@ def _frame(spark: SparkSession, place: Place, snapshot_id: str, view: View) -> D
 
 
 def run_query(spark: SparkSession, query: str, limit: int | None = None) -> tuple[list[str], list[dict[str, Any]]]:
-    """The columns and rows of a query; one that fails is told in one line."""
+    """Return the columns and rows of a query. The error of a failed query has one line."""
     quieten_failed_queries()
     try:
         frame = spark.sql(query)

@@ -45,7 +45,7 @@ FINAL_ERRORS = (
     SessionStateError,
     VirtualChunkError,
 )
-"""Errors that the next attempt of a task would meet again: they travel back as they are instead of being retried."""
+"""Errors that a retry would meet again. They are returned to the driver and not retried."""
 
 TASKS_PER_CORE = 3
 """So many that the last ones to end leave no core idle for long."""
@@ -191,7 +191,7 @@ def _worker(function: bytes, payloads: list[bytes]) -> Callable[[Iterator[pa.Rec
 
 
 def parallelism(spark: SparkSession) -> int:
-    """How many tasks run at the same time, as far as Spark tells."""
+    """Return the number of tasks that run at the same time, as reported by Spark."""
     if is_classic(spark):
         return max(1, spark.sparkContext.defaultParallelism)
     told = spark.conf.get("spark.default.parallelism", None)

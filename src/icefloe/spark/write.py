@@ -67,7 +67,7 @@ from icefloe.tables.targets import (
 )
 
 ROWS_PER_FRAGMENTS = 1 << 19
-"""Rows that are sorted into blocks together before they travel."""
+"""Rows that are sorted into blocks together before they are sent."""
 _TASK_BYTES = 64 << 20
 _TASKS_PER_CORE = 2
 _OUTCOME = "outcome binary"
@@ -378,13 +378,13 @@ def _run(frame: DataFrame) -> list[Any]:
 
 
 STAGED_BYTES = 256 << 20
-"""How much the rows may be, together, that no task can place: they are assembled by one process."""
+"""The largest size of rows that create or extend arrays. One process assembles them."""
 _ROWS = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """Everything a write through Spark's own door says."""
+    """All options of a write through the data source."""
 
     place: Place
     branch: str
@@ -403,7 +403,7 @@ class SinkOptions:
 
 
 def parse_sink_options(given: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
-    """Check the options of a write; the error names the option and what is allowed."""
+    """Check the options of a write. The error names the option and what is allowed."""
     options = normalise_options(given)
     if not options:
         raise UnsupportedError(
@@ -456,7 +456,7 @@ def _json(options: Mapping[str, str], name: str) -> dict[str, Any]:
 
 @dataclass
 class _Message(WriterCommitMessage):
-    """What a task leaves: parts it wrote, and rows that it could not place."""
+    """The result of a task: parts it wrote, and rows outside the existing grid."""
 
     parts: WrittenParts | None
     staged: bytes
@@ -464,7 +464,7 @@ class _Message(WriterCommitMessage):
 
 
 class RowsWriter(DataSourceArrowWriter):
-    """A batch of rows; the grid is planned when the writer is made, before it travels to tasks."""
+    """Writes a batch of rows. The grid is planned before the writer is sent to tasks."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self.options = options
@@ -519,11 +519,11 @@ class RowsWriter(DataSourceArrowWriter):
         commit_rows(session, self.options, self.schema, messages, self.base)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing was committed, and what tasks stored is referenced by nobody: collecting garbage removes it."""
+        """Do nothing: nothing was committed, and garbage collection removes the objects of the tasks."""
 
 
 class StreamRowsWriter(DataSourceStreamArrowWriter):
-    """Micro-batches of rows, each committed exactly once: the commit tells which query and batch it was."""
+    """Writes micro-batches of rows, each exactly once. The commit metadata has the query and the batch."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         if not options.query:
@@ -558,7 +558,7 @@ def commit_rows(
     messages: list[WriterCommitMessage | None],
     base: str = "",
 ) -> None:
-    """Link what tasks wrote, assemble what they could not place, and commit both at once."""
+    """Link the parts of tasks, assemble the remaining rows, and commit both at once."""
     found = [message for message in messages if isinstance(message, _Message)]
     parts = [message.parts for message in found if message.parts is not None]
     if parts:

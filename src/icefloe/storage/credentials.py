@@ -105,7 +105,7 @@ def _pickle_function(function: Callable[..., Any]) -> bytes:
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         if cloudpickle is None:
             raise InvalidInputError(
-                f"{function!r} cannot travel to another process: define it at the top of a module, "
+                f"{function!r} cannot be pickled for another process: define it at the top of a module, "
                 "or install cloudpickle"
             ) from error
         by_value: bytes = cloudpickle.dumps(function)

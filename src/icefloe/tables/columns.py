@@ -154,7 +154,7 @@ def coding_of(dtype: np.dtype[Any], attributes: Mapping[str, Any], *, raw: bool 
     if kind == "m":
         return ColumnCoding(dtype.str, pa.duration("us"), raw=raw)
     if kind not in "biuf":
-        raise UnsupportedError(f"arrays of type {dtype} have no place in a table")
+        raise UnsupportedError(f"arrays of type {dtype} cannot be columns of a table")
     plain = _column_type(dtype)
     if raw:
         return ColumnCoding(dtype.str, plain, raw=True)
@@ -194,7 +194,7 @@ def _column_type(dtype: np.dtype[Any]) -> pa.DataType:
     try:
         return pa.from_numpy_dtype(dtype.newbyteorder("="))
     except (pa.ArrowNotImplementedError, TypeError) as error:
-        raise UnsupportedError(f"arrays of type {dtype} have no place in a table") from error
+        raise UnsupportedError(f"arrays of type {dtype} cannot be columns of a table") from error
 
 
 _UNITS = {1_000_000: "seconds", 1: "microseconds"}

@@ -1,4 +1,4 @@
-"""Rows to fragments of blocks, and fragments to chunks."""
+"""Split rows into fragments of blocks, and write fragments as chunks."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from icefloe.tables.targets import (
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Some cells of one block: their offsets within it in C order, and a column of stored values per variable."""
+    """Cells of one block: their offsets in it in C order, and a column of stored values per variable."""
 
     block: int
     offsets: npt.NDArray[np.int64]
     values: tuple[npt.NDArray[Any], ...]
 
     def pack(self) -> bytes:
-        """As bytes, for the way to the task that assembles the block."""
+        """Serialise the fragment for the task that assembles the block."""
         return pickle.dumps((self.offsets, self.values), protocol=5)
 
 
@@ -47,7 +47,7 @@ def unpack_fragment(block: int, data: bytes) -> Fragment:
 
 
 def split_rows(target: Target, table: pa.Table, *, drop_off_grid: bool = False) -> Iterator[Fragment]:
-    """The fragments of a table's rows, in order of their blocks."""
+    """Return the fragments of a table's rows, ordered by block."""
     places = [positions(_whole(table, dimension.name), dimension.values) for dimension in target.dimensions]
     off = np.zeros(len(table), dtype=bool)
     for place in places:
@@ -86,7 +86,10 @@ def _off_grid(target: Target, table: pa.Table, off: npt.NDArray[np.bool_]) -> In
 
 
 def merge_fragments(fragments: Sequence[Fragment], duplicates: str) -> Fragment:
-    """One fragment of all cells of a block, each once; several rows for one cell are settled as told."""
+    """Merge fragments of one block so that each cell occurs once.
+
+    `duplicates` says how rows of one cell are combined.
+    """
     first = fragments[0]
     offsets = np.concatenate([each.offsets for each in fragments])
     values = [np.concatenate(columns) for columns in zip(*(each.values for each in fragments), strict=True)]
@@ -117,7 +120,7 @@ def _settle(column: npt.NDArray[Any], starts: npt.NDArray[np.int64], how: str) -
 
 
 def write_fragments(session: Session, target: Target, fragments: Iterable[Fragment], duplicates: str) -> int:
-    """Write fragments that come grouped by block; returns how many cells were set."""
+    """Write fragments that are grouped by block. Return the number of cells."""
     arrays = [_open(session, variable) for variable in target.variables]
     cells = 0
     for _, group in groupby(fragments, key=lambda fragment: fragment.block):
@@ -158,7 +161,7 @@ def _write_block(
 
 
 def write_rows(session: Session, table: pa.Table, options: WriteOptions) -> int:
-    """Write the rows of a table into a session, here and now; returns how many cells were set."""
+    """Write the rows of a table into a session, in this process. Return the number of cells."""
     dims = write_dims(session, options, table.column_names)
     incoming = {name: unique_values(table.column(name)) for name in dims}
     target = plan_target(session, options, table.schema, incoming)
@@ -168,19 +171,19 @@ def write_rows(session: Session, table: pa.Table, options: WriteOptions) -> int:
 
 
 def unique_values(column: pa.ChunkedArray) -> pa.Array:
-    """Distinct values of a column."""
+    """Return the distinct values of a column."""
     found = pc.unique(column)
     return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
 
 
 def merge_uniques(parts: Sequence[Mapping[str, pa.Array]]) -> dict[str, pa.Array]:
-    """Distinct values of several parts of a table, together."""
+    """Return the distinct values of several parts of a table."""
     names = list(parts[0]) if parts else []
     return {name: unique_values(pa.chunked_array([part[name] for part in parts])) for name in names}
 
 
 def gather_tables(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
-    """Batches put together until they have so many rows; instants in UTC, whatever the zone of the session is."""
+    """Combine batches until they have the given number of rows. Instants are in UTC for every session time zone."""
     held: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:

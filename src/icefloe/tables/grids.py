@@ -1,4 +1,4 @@
-"""Which arrays of a group form one table, and times as people write them."""
+"""Find the arrays of a group that form one table, and parse times."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def parse_instant(text: str, *, date_only: bool = False) -> dt.datetime | None:
-    """An ISO date or time, with its zone when it names one; None when it is written in another way."""
+    """Parse an ISO date or time, with its zone if there is one. Return None for other text."""
     match = _STAMP.match(text.strip())
     if match is None or (date_only and match[4] is not None):
         return None
@@ -51,7 +51,7 @@ def _zone(text: str) -> dt.tzinfo:
 
 
 def session_zone(name: str) -> dt.tzinfo | None:
-    """The zone of a session by its name; None when it is not known here."""
+    """Return the time zone with a name, or None if it is unknown."""
     if name.upper() in ("UTC", "Z", "GMT", "ETC/UTC"):
         return dt.UTC
     try:
@@ -61,14 +61,14 @@ def session_zone(name: str) -> dt.tzinfo | None:
 
 
 def to_microseconds(moment: dt.datetime, zone: dt.tzinfo) -> int:
-    """Microseconds since 1970; a time without a zone is meant in the given one."""
+    """Return microseconds since 1970. A time without a zone is in the given one."""
     aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=zone)
     return (aware - _EPOCH) // dt.timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """A dimension: its length, and the array that holds its coordinate (None: the index is the coordinate)."""
+    """A dimension: its length, and the array of its coordinate. Without an array, the index is the coordinate."""
 
     name: str
     length: int
@@ -82,7 +82,7 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """An array as a column: where it is, how it is cut into chunks, how its values are decoded."""
+    """An array as a column: its path, its chunks, and how its values are decoded."""
 
     name: str
     path: str
@@ -92,7 +92,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Variables over the same dimensions, cut into blocks that follow the chunks of the largest of them."""
+    """Variables with the same dimensions, divided into blocks that follow the chunks of the largest variable."""
 
     dimensions: tuple[Dimension, ...]
     variables: tuple[Variable, ...]
@@ -108,16 +108,16 @@ class Grid:
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """Number of blocks per dimension."""
+        """The number of blocks along each dimension."""
         return tuple(-(-n // b) for n, b in zip(self.shape, self.block, strict=True))
 
     @property
     def cell_bytes(self) -> int:
-        """Decoded size of one cell of every variable, for estimates."""
+        """The decoded size of one cell of every variable, for estimates."""
         return sum(_width(variable.coding.type) for variable in self.variables) or 8
 
     def schema(self) -> pa.Schema:
-        """Columns of the table of cells: dimensions, then variables."""
+        """Return the columns of the table of cells: dimensions, then variables."""
         fields = [pa.field(dimension.name, dimension.type) for dimension in self.dimensions]
         return pa.schema([*fields, *(pa.field(v.name, v.coding.type) for v in self.variables)])
 
@@ -147,7 +147,7 @@ class _Found:
 
 
 def find_grid(session: Session, group: str = "/", variables: Sequence[str] | None = None, *, raw: bool = False) -> Grid:
-    """The grid of the named variables of a group, or of all of them; an error says which go together."""
+    """Return the grid of the named variables of a group, or of all. The error lists the variables that form tables."""
     arrays = _arrays(session, group)
     chosen = _choose(arrays, group, variables)
     grids: dict[tuple[Any, ...], list[_Found]] = {}
@@ -166,7 +166,7 @@ def find_grid(session: Session, group: str = "/", variables: Sequence[str] | Non
 
 
 def list_grids(session: Session, group: str = "/") -> list[tuple[str, ...]]:
-    """Names of the variables of a group that form tables together."""
+    """Return the names of the variables of a group that form tables together."""
     grids: dict[tuple[Any, ...], list[str]] = {}
     for found in _arrays(session, group).values():
         if not found.is_coordinate:
@@ -214,7 +214,7 @@ def _choose(arrays: Mapping[str, _Found], group: str, variables: Sequence[str] |
 
 
 def _auxiliary(arrays: Iterable[_Found]) -> set[str]:
-    """Arrays that others name as bounds or further coordinates: part of a table only when asked for."""
+    """Return arrays that others name as bounds or further coordinates. They are in a table only if they are named."""
     aside: set[str] = set()
     for found in arrays:
         for key in ("bounds", "coordinates", "grid_mapping", "ancillary_variables"):
@@ -268,13 +268,13 @@ def _dtype(array: zarr.Array[Any]) -> np.dtype[Any]:
 
 
 def open_array(session: Session, path: str) -> zarr.Array[Any]:
-    """An array of a session, for reading."""
+    """Open an array of a session for reading."""
     mode: Any = "r" if session.read_only else "r+"
     return zarr.open_array(session.store, path=path.lstrip("/"), mode=mode, zarr_format=3)
 
 
 def read_coordinate(session: Session, dimension: Dimension) -> pa.Array:
-    """The coordinate values of a dimension, decoded; its indices where it has no coordinate."""
+    """Read the decoded coordinate of a dimension. Without a coordinate, return its indices."""
     if dimension.path is None or dimension.coding is None:
         return pa.array(np.arange(dimension.length, dtype=np.int64))
     values: npt.NDArray[Any] = np.asarray(open_array(session, dimension.path)[:])

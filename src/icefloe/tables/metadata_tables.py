@@ -90,14 +90,14 @@ _CHUNKS_PER_PART = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class MetadataPart:
-    """A share of a table of metadata; only that of chunks has more than one."""
+    """A share of a metadata table. Only the table of chunks has several."""
 
     path: str | None = None
     box: Extents = ()
 
 
 def plan_parts(table: str, session: Session) -> list[MetadataPart]:
-    """Shares of about equal size."""
+    """Divide a metadata table into shares of about equal size."""
     if table != "chunks":
         return [MetadataPart()]
     arrays = [node for node in session.state.tree.nodes() if isinstance(node, ArrayNode)]
@@ -117,7 +117,7 @@ def _slabs(grid: tuple[int, ...]) -> Iterator[Extents]:
 def metadata_batches(
     table: str, repository: Repository, session: Session, part: MetadataPart, from_snapshot_id: str | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of one table of metadata at a session's snapshot."""
+    """Yield the rows of one metadata table at the snapshot of a session."""
     if table == "chunks":
         yield from _chunks(session, part)
         return
@@ -294,15 +294,17 @@ QUERY, BATCH = "icefloe.stream.query", "icefloe.stream.batch"
 
 
 def stream_metadata(query: str, batch: int) -> dict[str, Any]:
-    """What a commit of a stream says about itself."""
+    """Return the metadata that identifies a commit of a stream."""
     return {QUERY: query, BATCH: batch}
 
 
 def find_batch(repository: Repository, snapshot_id: str, query: str, batch: int) -> ObjectId | None:
-    """The commit of a batch or of a later one of the same query up to a snapshot; None when there is none.
+    """Return the commit of a batch, or of a later batch of the same query, up to a snapshot.
 
-    Asked of the snapshot that a session stands on: a commit that lands meanwhile, of a process that was believed dead,
-    then meets the session's own as a conflict.
+    Return None if there is none.
+
+    Pass the snapshot of the writing session. A concurrent commit of another process with the same batch is then a
+    conflict.
     """
     for info in repository.ancestry(snapshot_id=snapshot_id):
         if info.metadata.get(QUERY) == query:
@@ -311,7 +313,7 @@ def find_batch(repository: Repository, snapshot_id: str, query: str, batch: int)
 
 
 def commits_since(repository: Repository, branch: str, snapshot_id: str | None) -> list[SnapshotInfo]:
-    """The commits of a branch after a snapshot, oldest first; all of them when it is None."""
+    """Return the commits of a branch after a snapshot, oldest first. For None, return all."""
     found: list[SnapshotInfo] = []
     for info in repository.ancestry(branch=branch):
         if info.id == snapshot_id:
@@ -327,7 +329,7 @@ def commits_since(repository: Repository, branch: str, snapshot_id: str | None) 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What lies between two snapshots, for the arrays of one grid."""
+    """The difference between two snapshots, for the arrays of one grid."""
 
     selection: Selection
     first_new: tuple[int, ...]
@@ -337,10 +339,10 @@ class Change:
 
 
 def changed_blocks(repository: Repository, grid: Grid, before: str | None, session: Session) -> Change:
-    """The blocks of a grid with cells that are new or not what they were at a snapshot; all of them when it is None.
+    """Return the blocks with cells that are new or changed since a snapshot. For None, return all.
 
-    Those are the blocks of chunks that were written, of cells by which arrays grew, of cells whose coordinates changed,
-    and all blocks of an array that was made anew.
+    These are blocks of written chunks, of cells by which arrays grew, of cells whose coordinates changed, and all
+    blocks of recreated arrays.
     """
     total = int(np.prod(grid.blocks, dtype=np.int64))
     everything = BlockList(tuple((0, n) for n in grid.blocks))
@@ -368,7 +370,7 @@ def changed_blocks(repository: Repository, grid: Grid, before: str | None, sessi
 
 
 def _is_anew(variable: Variable, past: Session, session: Session) -> bool:
-    """Whether an array is not the one that it was."""
+    """Return whether an array was recreated."""
     was, now = past.state.tree.find_array(variable.path), session.state.tree.find_array(variable.path)
     return was is None or now is None or was.id != now.id
 
@@ -376,7 +378,7 @@ def _is_anew(variable: Variable, past: Session, session: Session) -> bool:
 def _smallest_shape(
     repository: Repository, grid: Grid, before: str, session: Session, shape: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """How small the arrays were at any commit since: cells beyond were lost on the way, whatever is there now."""
+    """Return the smallest shape of the arrays at any commit since. Cells beyond it were lost in between."""
     lowest = np.array(shape)
     for info in repository.ancestry(snapshot_id=session.snapshot_id):
         if info.id == before:
@@ -400,7 +402,7 @@ def _shrunk(grid: Grid, shape: tuple[int, ...]) -> str:
 def _coordinate_changes(
     grid: Grid, diff: Diff, past: Session, session: Session
 ) -> tuple[list[npt.NDArray[np.int64]], str]:
-    """Per dimension the positions whose coordinate is another one now, and which values are no longer there."""
+    """Return, per dimension, the positions with a new coordinate and the values that no longer exist."""
     moved: list[npt.NDArray[np.int64]] = []
     removed = ""
     folder = grid.variables[0].path.rpartition("/")[0]
@@ -428,7 +430,7 @@ def _values(session: Session, path: str) -> npt.NDArray[Any] | None:
 
 
 def _change_slabs(grid: Grid, axis: int, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Numbers of all blocks with some positions along one axis."""
+    """Return the numbers of all blocks with given positions along one axis."""
     inside = indices[indices < grid.blocks[axis]]
     if not len(inside):
         return np.zeros(0, dtype=np.int64)
@@ -438,7 +440,7 @@ def _change_slabs(grid: Grid, axis: int, indices: npt.NDArray[np.int64]) -> npt.
 
 
 def _blocks(grid: Grid, chunks: tuple[int, ...], coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-    """Numbers of the blocks that chunks lie in."""
+    """Return the numbers of the blocks of chunks."""
     inside = coords[(coords < np.array(_count(grid.shape, chunks))).all(axis=1)].astype(np.int64)
     size, block = np.array(chunks), np.array(grid.block)
     first, last = inside * size // block, np.minimum(((inside + 1) * size - 1) // block, np.array(grid.blocks) - 1)

@@ -1,4 +1,4 @@
-"""The options of a table: repository, point of history, selection, layout; and opening it in a task."""
+"""The options of a table (repository, snapshot, selection, layout), and opening the repository in a task."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SECRETS = ("secret", "token", "password", "access_key", "account_key", "service
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What opens a repository in another process; never shows credentials."""
+    """The information that opens a repository in another process. Its credentials are never shown."""
 
     url: str
     storage_options: tuple[tuple[str, Any], ...] = ()
@@ -47,14 +47,20 @@ class Place:
 
 
 def place_of(repository: Repository | str | os.PathLike[str]) -> Place:
-    """The place of a repository: an opened one takes along everything it was opened with."""
+    """Return the information that opens a repository elsewhere.
+
+    An open repository keeps its configuration and credentials.
+    """
     if not isinstance(repository, Repository):
         return Place(absolute_address(os.fspath(repository)))
     return Place(repository.storage.url, packed=pickle.dumps(repository))
 
 
 def absolute_address(address: str) -> str:
-    """A URL as it is; a path from the root on. A relative path is one in the working directory of the driver."""
+    """Return a URL as it is, and a path as absolute path.
+
+    Relative paths start at the working directory of the driver.
+    """
     if "://" in address:
         return address
     path = os.path.expanduser(address.removeprefix("file:"))
@@ -62,9 +68,9 @@ def absolute_address(address: str) -> str:
 
 
 def _driver_folder(path: str) -> str:
-    """The working directory of the driver.
+    """Return the working directory of the driver.
 
-    Spark plans the reads and writes of a data source in a Python process that the JVM starts: its working directory is
+    Spark plans the reads and writes of a data source in a Python process that the JVM starts. Its working directory is
     the one that the driver had when the session started, or that of a server.
     """
     started_as = getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", None) or ""
@@ -81,7 +87,7 @@ def _driver_folder(path: str) -> str:
 
 @lru_cache(maxsize=8)
 def open_place(place: Place) -> Repository:
-    """The repository; opened once per process."""
+    """Open the repository once per process."""
     if place.packed is not None:
         repository: Repository = pickle.loads(place.packed)
         return repository
@@ -91,7 +97,7 @@ def open_place(place: Place) -> Repository:
 
 @lru_cache(maxsize=8)
 def session_at(place: Place, snapshot_id: str) -> Session:
-    """A read-only session at a snapshot; opened once per process."""
+    """Return a read-only session at a snapshot. It is opened once per process."""
     return open_place(place).readonly_session(snapshot_id=snapshot_id)
 
 
@@ -146,7 +152,7 @@ _YES_NO = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point of history as options name it."""
+    """A branch, tag, snapshot or time, as options name it."""
 
     branch: str | None = None
     tag: str | None = None
@@ -166,7 +172,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """Everything a read says."""
+    """All options of a read."""
 
     place: Place
     point: Point
@@ -184,25 +190,25 @@ class TableOptions:
     from_snapshot_id: str | None = None
 
     def pin(self) -> Session:
-        """A session at the point the options name."""
+        """Return a session at the snapshot of the options."""
         if self.point.snapshot_id is not None:
             return session_at(self.place, self.point.snapshot_id)
         return self.point.session(open_place(self.place))
 
 
 def normalise_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Options in lower case, without what catalogs of Spark add to them."""
+    """Return options in lower case, without those that Spark catalogs add."""
     kept = {key.lower(): value for key, value in options.items() if not key.lower().startswith("option.")}
     return {key: value for key, value in kept.items() if key not in _OF_CATALOGS}
 
 
 def is_from_catalog(options: Mapping[str, str]) -> bool:
-    """Whether these are the options of a table that a catalog of Spark is about to keep."""
+    """Return whether these are the options of a table that a Spark catalog is about to store."""
     return "provider" in {key.lower() for key in options}
 
 
 def parse_place(options: Mapping[str, str]) -> Place:
-    """Where the repository is, from normalised options."""
+    """Return the location of the repository from normalised options."""
     url = options.get("url") or options.get("path")
     if not url:
         raise InvalidInputError("the option `path` is missing: the path or URL of the repository")
@@ -217,7 +223,7 @@ def parse_place(options: Mapping[str, str]) -> Place:
 
 
 def parse_options(options: Mapping[str, str], further: Mapping[str, str] | None = None) -> TableOptions:
-    """Check normalised options; the error names the option and what is allowed."""
+    """Check normalised options. The error names the option and what is allowed."""
     check_names(options, {**READ_OPTIONS, **(further or {})})
     return TableOptions(
         place=parse_place(options),
@@ -238,7 +244,7 @@ def parse_options(options: Mapping[str, str], further: Mapping[str, str] | None 
 
 
 def parse_point(options: Mapping[str, str]) -> Point:
-    """The point of history that normalised options name."""
+    """Return the branch, tag, snapshot or time of normalised options."""
     as_of = None
     if "as_of" in options:
         moment = parse_instant(options["as_of"])
@@ -251,7 +257,7 @@ def parse_point(options: Mapping[str, str]) -> Point:
 
 
 def check_names(options: Mapping[str, str], allowed: Mapping[str, str]) -> None:
-    """Refuse options that do not exist, naming those that do."""
+    """Raise an error for unknown options. It lists the known ones."""
     for name in options:
         if name not in allowed and not name.startswith("storage."):
             listed = "; ".join(f"{key}: {text}" for key, text in allowed.items())
@@ -285,12 +291,12 @@ def parse_number(options: Mapping[str, str], name: str, default: int) -> int:
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """Names separated by commas."""
+    """Split names at commas."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def options_document(options: Mapping[str, Any]) -> dict[str, str]:
-    """Options as texts, for those who pass Python values."""
+    """Return options as text, for callers with Python values."""
     return {
         key: value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
         for key, value in options.items()

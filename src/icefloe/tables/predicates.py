@@ -1,8 +1,7 @@
 """Conditions on columns: the values of a WHERE clause, parsed from SQL.
 
-The parts of a condition that Spark's grammar joins with OR, AND and NOT are taken apart by these words alone, outside
-of parentheses; each part is understood whole or not at all. So a part that is misread cannot be, and one that is not
-understood only means that more is read.
+A condition is split at OR, AND and NOT outside of parentheses. Each part is parsed completely or not at all. A part
+that is not understood is never misread. It only means that more data is read.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ _SQL_TYPES = {
 
 
 def has_literals(type: pa.DataType) -> bool:
-    """Whether values of a type can be spelled."""
+    """Return whether values of a type have a SQL literal."""
     return type in _SQL_TYPES or pa.types.is_timestamp(type)
 
 
 def sql_name(name: str) -> str:
-    """A column's name, quoted."""
+    """Quote the name of a column."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def sql_lookup(values: pa.Array, index: str) -> str:
-    """An expression for the value at a position of a constant array.
+    """Return an expression for the value at a position of a constant array.
 
-    The array is one text that Spark's optimizer turns into a constant; a list of literals would be as many nodes of the
-    plan, which every rule of the analyzer visits.
+    The array is one text that Spark's optimizer folds into a constant. A list of literals would add a node per value to
+    the plan, and every rule of the analyzer would visit it.
     """
     if pa.types.is_timestamp(values.type):
         return f"timestamp_micros({_parsed(values.view(pa.int64()), 'BIGINT')}[{index}])"
@@ -67,7 +66,7 @@ MIRRORED: dict[Operator, Operator] = {"<": ">", "<=": ">=", ">": "<", ">=": "<="
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """A time as text or date said it; without a zone it means the session's."""
+    """A time from text or a date. Without a zone, it is in the zone of the session."""
 
     moment: dt.datetime
 
@@ -77,7 +76,7 @@ Value: TypeAlias = int | float | Decimal | str | bool | Instant
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`column operator value`; rows where the column is null do not match."""
+    """`column operator value`. Rows with a null column do not match."""
 
     column: str
     operator: Operator
@@ -112,21 +111,21 @@ class Indices:
 
 @dataclass(frozen=True, slots=True)
 class And:
-    """All of them."""
+    """All conditions hold."""
 
     parts: tuple[Predicate, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Or:
-    """Any of them."""
+    """Any condition holds."""
 
     parts: tuple[Predicate, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A condition that only an SQL engine understands: any row may match."""
+    """A condition that only a SQL engine understands. Every row can match."""
 
     text: str = ""
 
@@ -136,7 +135,7 @@ Predicate: TypeAlias = Leaf | And | Or | Unknown
 
 
 def negate(predicate: Predicate) -> Predicate:
-    """NOT of a condition, with three-valued logic: what is neither true nor false stays out on both sides."""
+    """Negate a condition with three-valued logic. Rows that are neither true nor false do not match."""
     if isinstance(predicate, Comparison):
         return replace(predicate, operator=NEGATED[predicate.operator])
     if isinstance(predicate, Membership | NullTest):
@@ -149,7 +148,7 @@ def negate(predicate: Predicate) -> Predicate:
 
 
 def find_unknown(predicate: Predicate) -> str | None:
-    """The text of a condition that was not understood, or None."""
+    """Return the text of a condition that was not understood, or None."""
     if isinstance(predicate, Unknown):
         return predicate.text or "NOT of it"
     if isinstance(predicate, And | Or):
@@ -158,7 +157,7 @@ def find_unknown(predicate: Predicate) -> str | None:
 
 
 def columns_of(predicate: Predicate) -> set[str]:
-    """Names of all columns that understood conditions speak of, in lower case."""
+    """Return the names of all columns in parsed conditions, in lower case."""
     if isinstance(predicate, And | Or):
         return set().union(*(columns_of(part) for part in predicate.parts))
     return set() if isinstance(predicate, Unknown) else {predicate.column.lower()}
@@ -195,7 +194,7 @@ class _Token:
 
 
 def parse_predicate(text: str) -> Predicate:
-    """A condition as it can be used for pruning."""
+    """Parse a condition for pruning."""
     tokens = _tokens(text)
     return Unknown(text) if tokens is None else _disjunction(tokens)
 
@@ -234,7 +233,7 @@ def _negation(tokens: Sequence[_Token]) -> Predicate:
 
 
 def _split(tokens: Sequence[_Token], word: str) -> list[Sequence[_Token]]:
-    """Tokens between the given words, outside of parentheses and CASE; the AND of a BETWEEN does not count."""
+    """Split tokens at the given words, outside of parentheses and CASE. The AND of a BETWEEN does not count."""
     parts: list[Sequence[_Token]] = []
     depth = start = open_betweens = 0
     for index, token in enumerate(tokens):
@@ -291,7 +290,7 @@ def _leaf(tokens: Sequence[_Token]) -> Predicate | None:
 
 
 def _mirrored(tokens: Sequence[_Token]) -> Predicate | None:
-    """`value operator column`."""
+    """Return the operator for `value operator column`."""
     if len(tokens) < 3 or tokens[-2].text not in _OPERATORS or tokens[-2].kind != "symbol":
         return None
     column, value = _column(tokens[-1]), _value(tokens[:-2])

@@ -31,7 +31,7 @@ _SHORTEST_LIST = 64
 
 @dataclass(frozen=True, slots=True)
 class RowsLayout:
-    """Rows of cells as lists: outer dimensions as values, the last ones folded into the lists."""
+    """Rows of cells as lists. Outer dimensions are values, the last ones are folded into the lists."""
 
     folded: int
     """How many of the last dimensions the lists run over."""
@@ -42,7 +42,10 @@ class RowsLayout:
 
 
 def plan_rows(grid: Grid, masks: Sequence[Mask | None], *, picked: bool = False) -> RowsLayout:
-    """Fold as many dimensions as make lists worth their while; a position tells a coordinate where cells are runs."""
+    """Fold dimensions until lists are long enough.
+
+    A coordinate is computed from the position where cells are contiguous.
+    """
     rank = len(grid.shape)
     folded, length = 0, 1
     while folded < rank and (folded == 0 or length < _SHORTEST_LIST):
@@ -61,7 +64,7 @@ def _is_run(mask: Mask | None) -> bool:
 
 
 def list_type(value: pa.DataType, *, nulls: bool = True) -> pa.DataType:
-    """A list as Spark names its element."""
+    """Return a list type with Spark's name of the element."""
     return pa.list_(pa.field("element", value, nullable=nulls))
 
 
@@ -69,7 +72,7 @@ PICKED_TYPE = list_type(pa.int32(), nulls=False)
 
 
 def rows_schema(grid: Grid, layout: RowsLayout | None = None) -> pa.Schema:
-    """Columns of rows of cells; without a layout: the last dimension as lists, with its coordinate."""
+    """Return the columns of rows of cells. Without a layout, the last dimension and its coordinate are lists."""
     rank = len(grid.shape)
     folded = 1 if layout is None else layout.folded
     looked_up = () if layout is None else layout.looked_up
@@ -91,15 +94,15 @@ def rows_schema(grid: Grid, layout: RowsLayout | None = None) -> pa.Schema:
 
 
 def lists_have_nulls(variable: Variable) -> bool:
-    """Whether lists that have a layout hold nulls; NaN stands for missing floats there.
+    """Return whether lists of a layout contain nulls. Missing floats are NaN there.
 
-    The JVM takes a list of which it knows that it has none apart in two thirds of the time.
+    The JVM expands a list that is known to have no nulls in two thirds of the time.
     """
     return variable.coding.has_missing and not variable.coding.missing_is_nan
 
 
 def chunks_schema(grid: Grid, tensor: str) -> pa.Schema:
-    """Columns of the layout `chunks`."""
+    """Return the columns of the layout `chunks`."""
     fields = [
         pa.field("chunk", list_type(pa.int32())),
         pa.field("start", list_type(pa.int64())),
@@ -130,7 +133,7 @@ Indices: TypeAlias = tuple[npt.NDArray[np.int64], ...]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block as it was read: where its cells are, and their stored values."""
+    """A block that was read: the position of its cells, and their stored values."""
 
     coordinates: tuple[int, ...]
     indices: Indices
@@ -147,7 +150,7 @@ class Block:
 
 
 def read_blocks(scan: Scan, part: BlockPart) -> Iterator[Block]:
-    """The blocks of a share without the cells that masks leave out, the next ones being fetched while one is in use."""
+    """Yield the blocks of a share, without cells that masks exclude. The next blocks are fetched meanwhile."""
     coordinates = part.coordinates()
     found = [tuple(_indices(scan, axis, c) for axis, c in enumerate(row)) for row in coordinates.tolist()]
     kept = [number for number, indices in enumerate(found) if all(map(len, indices))]
@@ -173,7 +176,7 @@ def _read_variable(
 
 
 def _read_windows(array: zarr.Array[Any], indices: Sequence[Indices]) -> Iterator[npt.NDArray[Any]]:
-    """Blocks that are not chunks of the array, as zarr reads them."""
+    """Read blocks that are not chunks of the array through zarr."""
 
     def read(each: Indices) -> npt.NDArray[Any]:
         window = tuple(slice(int(i[0]), int(i[-1]) + 1) for i in each)
@@ -198,7 +201,7 @@ def _indices(scan: Scan, axis: int, block: int) -> npt.NDArray[np.int64]:
 
 
 def read_cells(scan: Scan, part: BlockPart) -> Iterator[pa.RecordBatch]:
-    """One row per cell."""
+    """Yield one row per cell."""
     schema = scan.grid.schema()
     for block in read_blocks(scan, part):
         values = [v.coding.decode(stored) for v, stored in zip(scan.grid.variables, block.values, strict=True)]
@@ -225,7 +228,7 @@ def _is_beyond(block: Block, places: Sequence[npt.NDArray[np.int64]], shape: tup
 
 
 def read_rows(scan: Scan, part: BlockPart, layout: RowsLayout | None = None) -> Iterator[pa.RecordBatch]:
-    """One row per run of cells along the last dimensions, as lists."""
+    """Yield one row per run of cells along the last dimensions, as lists."""
     schema = rows_schema(scan.grid, layout)
     rank = len(scan.grid.shape)
     folded = min(rank, 1) if layout is None else layout.folded
@@ -258,7 +261,7 @@ def read_rows(scan: Scan, part: BlockPart, layout: RowsLayout | None = None) -> 
 
 
 def _leave_out(batch: pa.RecordBatch, scan: Scan, test: CellTest, length: int) -> pa.RecordBatch:
-    """The same rows without cells that cannot match, where those are many, and without rows that are empty then."""
+    """Remove cells that cannot match, if they are many, and rows that are then empty."""
     mask = test.matches({v.name: v.coding.with_nulls(batch.column(v.name).values) for v in scan.grid.variables})
     if mask is None:
         return batch
@@ -278,7 +281,7 @@ def _leave_out(batch: pa.RecordBatch, scan: Scan, test: CellTest, length: int) -
 
 
 class _OuterColumns:
-    """Coordinates of rows along the first dimensions; kept for the next block, which mostly has the same."""
+    """Coordinates of rows along the first dimensions. They are cached, because the next block mostly has the same."""
 
     def __init__(self, scan: Scan, rank: int) -> None:
         self._coordinates = [scan.coordinate(axis) for axis in range(rank)]
@@ -286,7 +289,7 @@ class _OuterColumns:
         self._last: tuple[Any, list[pa.Array]] = (None, [])
 
     def of(self, block: Block, first: int, rows: int) -> list[pa.Array]:
-        """The columns of some of a block's rows."""
+        """Return the columns of some rows of a block."""
         key = (block.coordinates[: self._rank], first, rows)
         if key != self._last[0]:
             outer = block.shape[: self._rank]
@@ -322,7 +325,7 @@ def _listed(offsets: pa.Array, values: pa.Array, *, nulls: bool = True) -> pa.Ar
 
 
 def read_chunks(scan: Scan, part: BlockPart) -> Iterator[pa.RecordBatch]:
-    """One row per block, with its values as a tensor."""
+    """Yield one row per block, with its values as a tensor."""
     schema = chunks_schema(scan.grid, scan.tensor)
     for block in read_blocks(scan, part):
         if block.cells:
@@ -345,13 +348,13 @@ def _chunk_columns(scan: Scan, block: Block, schema: pa.Schema) -> list[pa.Array
 
 
 def scan_batches(scan: Scan, part: BlockPart) -> Iterator[pa.RecordBatch]:
-    """A share in the layout of its scan."""
+    """Read a share in the layout of its scan."""
     readers = {"cells": read_cells, "rows": read_rows, "chunks": read_chunks}
     return readers[scan.layout](scan, part)
 
 
 def layout_schema(scan: Scan) -> pa.Schema:
-    """The columns that `scan_batches` yields."""
+    """Return the columns that `scan_batches` yields."""
     if scan.layout == "cells":
         return scan.grid.schema()
     return rows_schema(scan.grid) if scan.layout == "rows" else chunks_schema(scan.grid, scan.tensor)

@@ -1,4 +1,4 @@
-"""The plan of reading a table: a grid at a snapshot, the blocks that can match, and how they are shared out."""
+"""The plan of a table read: a grid at a snapshot, the blocks that can match, and their distribution over tasks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _READ_TO_ROWS = 4
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Everything a task needs to read its share of a table; pickles."""
+    """Everything that a task needs to read its share of a table. It can be pickled."""
 
     place: Place
     snapshot_id: str
@@ -66,7 +66,7 @@ class ScanPlan:
     """Whether the cells that are read are exactly those that match."""
 
     def describe(self) -> str:
-        """What is read, in one line."""
+        """Describe what is read, in one line."""
         names = ", ".join(variable.name for variable in self.scan.grid.variables)
         return (
             f"{names} at {self.scan.snapshot_id}: {self.chunks:,} of {self.total_chunks:,} chunks "
@@ -76,14 +76,14 @@ class ScanPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Spelled:
-    """A dimension that equals others of the same spelling: one whose fill value is NaN does not even equal itself."""
+    """A dimension that is compared by its text. A dimension with the fill value NaN is not equal to itself."""
 
     dimension: Dimension = field(compare=False)
     spelling: str
 
 
 def coordinate_at(place: Place, snapshot_id: str, dimension: Dimension) -> pa.Array:
-    """The coordinate of a dimension; read once per process."""
+    """Return the coordinate of a dimension. It is read once per process."""
     return _coordinate(place, snapshot_id, _Spelled(dimension, repr(dimension)))
 
 
@@ -94,17 +94,17 @@ def _coordinate(place: Place, snapshot_id: str, spelled: _Spelled) -> pa.Array:
 
 @lru_cache(maxsize=64)
 def grid_at(place: Place, snapshot_id: str, group: str, variables: tuple[str, ...] | None, raw: bool) -> Grid:
-    """The grid of a table; found once per process."""
+    """Return the grid of a table. It is determined once per process."""
     return find_grid(session_at(place, snapshot_id), group, variables, raw=raw)
 
 
 def plan_scan(
     options: TableOptions, *, zone: dt.tzinfo | None = dt.UTC, loose: Predicate | None = None, tasks: int = 1
 ) -> ScanPlan:
-    """Pin the snapshot and find what must be read.
+    """Resolve the snapshot and determine what must be read.
 
-    `where` and the regions of the options hold exactly; `loose` only leaves out what cannot match, for those who
-    filter again. There are at least `tasks` parts unless they would be tiny.
+    `where` and the regions of the options are applied exactly. `loose` only excludes what cannot match, for callers
+    that filter again. There are at least `tasks` shares, unless they would be very small.
     """
     session = options.pin()
     grid = grid_at(options.place, session.snapshot_id, options.group, options.variables, options.raw)
@@ -131,7 +131,7 @@ def plan_scan(
 
 
 def _cell_test(grid: Grid, loose: Predicate | None, zone: dt.tzinfo | None) -> CellTest | None:
-    """A condition that says something of values; what it says of coordinates is in the masks."""
+    """Return a test for the part of a condition that concerns values. Masks cover the part on coordinates."""
     if loose is None or not columns_of(loose) & {variable.name.lower() for variable in grid.variables}:
         return None
     return CellTest(loose, zone)
@@ -153,7 +153,7 @@ def _exact(grid: Grid, options: TableOptions) -> Predicate | None:
 
 
 def check_columns(grid: Grid, predicate: Predicate) -> None:
-    """Refuse conditions on columns that the table does not have."""
+    """Raise an error for conditions on unknown columns."""
     known = {name.lower() for name in grid.schema().names}
     wrong = sorted(columns_of(predicate) - known)
     if wrong:
@@ -173,7 +173,7 @@ def _ranges(
 
 
 def share_out(scan: Scan, selection: Selection, partition_bytes: int, tasks: int = 1) -> ScanPlan:
-    """Parts of about the wanted size, each of whole blocks; as many as there are tasks, unless they would be tiny."""
+    """Divide the blocks into shares of about the wanted size, at least one per task unless they would be very small."""
     count = len(selection.blocks)
     cell_bytes = scan.grid.cell_bytes
     selected = _selected_cells(scan.grid, selection) * cell_bytes
@@ -187,7 +187,7 @@ def share_out(scan: Scan, selection: Selection, partition_bytes: int, tasks: int
 
 
 def _selected_cells(grid: Grid, selection: Selection) -> int:
-    """About how many cells the selected blocks leave after cropping."""
+    """Estimate the number of cells that the selected blocks have after cropping."""
     per_block = 1.0
     for axis, (length, block) in enumerate(zip(grid.shape, grid.block, strict=True)):
         mask = selection.masks[axis]

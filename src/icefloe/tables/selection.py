@@ -1,4 +1,4 @@
-"""What a condition or a region leaves of a grid: cells per dimension, and blocks that can match."""
+"""Select the part of a grid that a condition or a region can match: cells per dimension, and blocks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _POSITIONS = re.compile(r"^(\d*)\s*:\s*(\d*)$|^(\d+)$")
 
 
 def parse_region(grid: Grid, region: str, region_index: str = "") -> Predicate | None:
-    """The condition that both options state together; None when they are empty."""
+    """Return the condition of both region options, or None if they are empty."""
     parts: list[Predicate] = []
     for name, text in _pairs(region, "region"):
         parts += _by_value(_dimension(grid, name, "region"), text)
@@ -61,7 +61,7 @@ def _by_value(dimension: Dimension, text: str) -> list[Predicate]:
 
 
 def _ends(dimension: Dimension, text: str) -> tuple[str, str]:
-    """The ends of a range; the colons of times are not those between ends."""
+    """Split a range into its ends. Colons within times do not count."""
     if ":" not in text or _is_value(dimension, text):
         return text, text
     for index in (i for i, character in enumerate(text) if character == ":"):
@@ -114,7 +114,7 @@ Box = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class BlockList:
-    """Blocks of a grid in order: a box of them, or some of a box."""
+    """Blocks of a grid in order: a box, or some blocks of a box."""
 
     box: Box
     picked: npt.NDArray[np.int64] | None = None
@@ -128,14 +128,14 @@ class BlockList:
         return len(self.picked) if self.picked is not None else int(np.prod(self.shape, dtype=np.int64))
 
     def part(self, first: int, end: int) -> BlockPart:
-        """Some of the blocks, as small as it can be said."""
+        """Return some of the blocks in compact form."""
         picked = None if self.picked is None else self.picked[first:end]
         return BlockPart(self.box, first, end, picked)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockPart:
-    """Blocks [first, end) of a list."""
+    """The blocks [first, end) of a list."""
 
     box: Box
     first: int
@@ -143,7 +143,7 @@ class BlockPart:
     picked: npt.NDArray[np.int64] | None = None
 
     def coordinates(self) -> npt.NDArray[np.int64]:
-        """Block coordinates, one row each."""
+        """Return block coordinates, one row each."""
         numbers = np.arange(self.first, self.end, dtype=np.int64) if self.picked is None else self.picked
         if not self.box:
             return np.zeros((len(numbers), 0), dtype=np.int64)
@@ -154,7 +154,7 @@ class BlockPart:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Cells per dimension that can match (None: all), and the blocks that hold them."""
+    """Cells per dimension that can match (None is all), and the blocks that contain them."""
 
     masks: tuple[Mask | None, ...]
     blocks: BlockList
@@ -165,7 +165,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class _Match:
-    """Supersets of the matching cells: per-dimension masks that hold together, and blocks (broadcastable)."""
+    """Supersets of the matching cells: a mask per dimension, and broadcastable blocks."""
 
     blocks: Mask
     masks: Mapping[int, Mask] = field(default_factory=dict)
@@ -187,7 +187,7 @@ class _Match:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What conditions are held against: coordinates, ranges of values per block, the zone of times without one."""
+    """The context of conditions: coordinates, value ranges per block, and the zone of times without one."""
 
     coordinates: Sequence[pa.Array]
     ranges: Mapping[str, ValueRanges] = field(default_factory=dict)
@@ -195,7 +195,7 @@ class Surroundings:
 
 
 def select(grid: Grid, predicate: Predicate | None, around: Surroundings) -> Selection:
-    """The part of a grid outside of which no cell matches."""
+    """Return the part of a grid outside of which no cell matches."""
     total = int(np.prod(grid.blocks, dtype=np.int64))
     everything = _Match(np.ones((1,) * len(grid.shape), dtype=bool), decided=True)
     match = everything if predicate is None else _evaluate(grid, predicate, around)
@@ -248,7 +248,7 @@ def _along(vector: Mask, axis: int, rank: int) -> Mask:
 
 
 def _list_blocks(mask: Mask, grid: tuple[int, ...]) -> BlockList:
-    """The smallest box around the blocks, and which of its blocks they are where not all."""
+    """Return the smallest box around the blocks, and which of its blocks they are."""
     if not grid:
         return BlockList(()) if mask.all() else BlockList((), np.zeros(0, dtype=np.int64))
     box = []

@@ -1,8 +1,7 @@
-"""Statistics per chunk: ranges and totals, kept beside the repository and trusted only for unchanged chunks.
+"""Statistics per chunk: ranges and totals. They are stored in the repository and valid only for unchanged chunks.
 
-A row speaks of a chunk *reference*, not of a snapshot: it holds for every branch, tag and later snapshot whose array
-still points at the same bytes, and for no other. Readers that know nothing of the folder do not look into it, and
-collecting garbage leaves it alone.
+A row describes a chunk *reference*, not a snapshot. It is valid for every branch, tag and later snapshot whose array
+refers to the same bytes. Other readers ignore the folder, and garbage collection does not delete it.
 """
 
 from __future__ import annotations
@@ -38,10 +37,9 @@ _ID = 16
 
 
 def fingerprints(table: ChunkTable) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
-    """A fingerprint per reference, and whether it can be trusted.
+    """Return a fingerprint per reference, and whether it can be trusted.
 
-    A native object never changes. A virtual chunk is trusted only if its reference says which state of the file it
-    means.
+    A native object never changes. A virtual chunk is trusted only if its reference has the version of the file.
     """
     count = len(table)
     made = np.zeros((count, WIDTH), dtype=np.uint8)
@@ -68,7 +66,7 @@ def fingerprints(table: ChunkTable) -> tuple[npt.NDArray[np.uint8], npt.NDArray[
 
 
 def _sources(table: ChunkTable, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
-    """Digests of the files of virtual chunks, made once per file and state."""
+    """Return digests of the files of virtual chunks, one per file and version."""
     assert table.location is not None
     none = np.full(len(rows), -1, dtype=np.int64)
     etag = none if table.etag is None else table.etag[rows].astype(np.int64)
@@ -105,13 +103,13 @@ The total of values is null where it is not known exactly, and in files that wer
 
 
 def has_ranges(coding: ColumnCoding) -> bool:
-    """Whether values of a column have a range that is worth keeping."""
+    """Return whether the values of a column have a useful range."""
     kind = coding.type
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind))
 
 
 def load_ranges(session: Session, variable: Variable) -> ValueRanges | None:
-    """The ranges that are known of an array's chunks; None where none are kept."""
+    """Return the stored ranges of an array's chunks, or None if there are none."""
     if not has_ranges(variable.coding):
         return None
     node = session.state.tree.array(variable.path)
@@ -123,7 +121,7 @@ def load_ranges(session: Session, variable: Variable) -> ValueRanges | None:
 
 
 def missing_chunks(session: Session, variable: Variable) -> npt.NDArray[np.int64]:
-    """Numbers of the chunks (in C order of the grid) whose range is not known yet and can be kept."""
+    """Return the numbers of the chunks (in C order of the grid) without a range that can have one."""
     node = session.state.tree.array(variable.path)
     table = run_blocking(session.state.chunk_table(node))
     numbers = _numbers(node, table)
@@ -167,7 +165,7 @@ def _join(session: Session, node: ArrayNode, variable: Variable, table: ChunkTab
 
 
 def cells_of_chunks(shape: Sequence[int], chunks: Sequence[int], grid: Sequence[int]) -> npt.NDArray[np.int64]:
-    """How many cells of the array each chunk of its grid holds."""
+    """Return the number of cells in each chunk of the grid."""
     cells = np.ones((), dtype=np.int64)
     for length, chunk, count in zip(shape, chunks, grid, strict=True):
         along = np.minimum(length - np.arange(count, dtype=np.int64) * chunk, chunk)
@@ -182,7 +180,7 @@ def _never_written(
     cells: npt.NDArray[np.int64],
     ranges: ValueRanges,
 ) -> None:
-    """Chunks that were never written hold the fill value in every cell."""
+    """Set the ranges of chunks that were never written. All their cells have the fill value."""
     if not len(chunks):
         return
     array = open_array(session, variable.path)
@@ -194,7 +192,7 @@ def _never_written(
 
 
 def _summary(values: pa.Array) -> tuple[float, float, int, float | None]:
-    """Bounds as doubles that are never tighter than the values, how many are missing, and the total of the others."""
+    """Return bounds as doubles that include all values, the number of missing values, and the total of the others."""
     present = values.drop_null()
     if not len(present):
         return np.inf, -np.inf, len(values), 0.0
@@ -213,7 +211,7 @@ def _summary(values: pa.Array) -> tuple[float, float, int, float | None]:
 
 
 def measure_chunks(variable: Variable, blocks: Iterable[tuple[int, npt.NDArray[Any]]]) -> pa.Table:
-    """Rows for chunks, given by number with their stored values; `keep_rows` adds what they refer to."""
+    """Return rows for chunks, given by number with their stored values. `keep_rows` adds their references."""
     measured = MEASURED.empty_table()
     found = []
     for number, stored in blocks:
@@ -226,7 +224,7 @@ def measure_chunks(variable: Variable, blocks: Iterable[tuple[int, npt.NDArray[A
 
 
 def fetch_rows(storage: Storage, node: ArrayNode) -> pa.Table | None:
-    """All rows kept of an array, newest files last; None where there are none."""
+    """Return all stored rows of an array, newest files last, or None if there are none."""
     return run_blocking(_fetch(storage, _folder(node)))
 
 
@@ -258,7 +256,7 @@ def _parse(data: bytes) -> pa.Table:
 
 
 def keep_rows(session: Session, variable: Variable, measured: pa.Table) -> int:
-    """Keep what was measured of chunks as this session sees them; returns how many rows that were."""
+    """Store the statistics of chunks of this session. Return the number of rows."""
     node = session.state.tree.array(variable.path)
     table = run_blocking(session.state.chunk_table(node))
     numbers = _numbers(node, table)
@@ -288,7 +286,10 @@ async def _keep(storage: Storage, folder: str, rows: pa.Table) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of the values of an array that are there; None where the statistics do not tell it exactly."""
+    """The summary of an array's values that are not missing.
+
+    A field is None if the statistics do not define it exactly.
+    """
 
     count: int
     total: float | None
@@ -298,7 +299,7 @@ class Summary:
 
 
 def summarise_array(session: Session, path: str) -> Summary | None:
-    """The summary of an array; None where the statistics of some of its chunks are not known."""
+    """Return the summary of an array, or None if some chunks have no statistics."""
     array = open_array(session, path)
     if array.dtype.kind not in "iuf" or not has_one_missing_value(array.attrs):
         return None

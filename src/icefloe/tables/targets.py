@@ -1,4 +1,4 @@
-"""Where rows go: the grid they are written to, made or extended as they need it."""
+"""The grid to which rows are written. It is created or extended as needed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TargetVariable:
 
 @dataclass(frozen=True, slots=True)
 class TargetDimension:
-    """A dimension: its coordinate values after the write, and how many of them were there before."""
+    """A dimension: its coordinate values after the write, and how many of them existed before."""
 
     name: str
     values: pa.Array
@@ -98,7 +98,7 @@ class Target:
 
 
 def write_dims(session: Session, options: WriteOptions, columns: Sequence[str]) -> tuple[str, ...]:
-    """The dimensions of a write: as told, or those of the arrays that its columns name."""
+    """Return the dimensions of a write: those given, or those of the arrays of its columns."""
     if options.dims:
         missing = [name for name in options.dims if name not in columns]
         if missing:
@@ -126,7 +126,7 @@ def write_dims(session: Session, options: WriteOptions, columns: Sequence[str]) 
 
 
 def plan_target(session: Session, options: WriteOptions, schema: pa.Schema, incoming: Mapping[str, pa.Array]) -> Target:
-    """Decide what is made, extended or replaced; `incoming` holds the distinct coordinates of the rows."""
+    """Decide what is created, extended or replaced. `incoming` has the distinct coordinates of the rows."""
     dims = write_dims(session, options, schema.names)
     base = options.group.rstrip("/") + "/"
     names = [name for name in schema.names if name not in dims]
@@ -150,7 +150,7 @@ def plan_target(session: Session, options: WriteOptions, schema: pa.Schema, inco
 def _replaced(
     session: Session, options: WriteOptions, base: str, dims: Sequence[str], names: Sequence[str]
 ) -> tuple[str, ...]:
-    """Arrays that an overwrite removes: those it writes, and all others that live on the dimensions it replaces."""
+    """Return the arrays that an overwrite removes: those it writes, and all others with a replaced dimension."""
     doomed = []
     for node in session.state.tree.subtree(options.group):
         if isinstance(node, ArrayNode) and node.path.startswith(base) and "/" not in node.path[len(base) :]:
@@ -171,7 +171,7 @@ def _dimension(
     base = options.group.rstrip("/") + "/"
     arriving = _instants(incoming[name])
     if arriving.null_count:
-        raise InvalidInputError(f"the dimension column {name} has nulls; every row needs its place on the grid")
+        raise InvalidInputError(f"the dimension column {name} has nulls; every row needs a position on the grid")
     if grid is None:
         return _new_dimension(name, options, arriving, base)
     known = next(dimension for dimension in grid.dimensions if dimension.name == name)
@@ -245,14 +245,14 @@ def _refuse_nan(name: str, values: pa.Array) -> None:
 
 
 def _instants(values: pa.Array) -> pa.Array:
-    """Times as instants in UTC; others as they are."""
+    """Return times as instants in UTC, and other values unchanged."""
     if pa.types.is_timestamp(values.type):
         return values.cast(pa.timestamp("us", tz=values.type.tz)).cast(pa.int64()).view(TIMESTAMP)
     return values
 
 
 def _in_type_of(coordinate: pa.Array, values: pa.Array, name: str = "") -> pa.Array:
-    """Values in the type of a coordinate; null where it does not hold them. Doubles are rounded to floats."""
+    """Convert values to the type of a coordinate. Values that do not fit are null. Doubles are rounded to floats."""
     wanted = coordinate.type
     if values.type == wanted:
         return values
@@ -297,13 +297,13 @@ def _variable(
 
 
 def _common_block(shape: tuple[int, ...], variables: Sequence[TargetVariable]) -> tuple[int, ...]:
-    """Whole chunks of every variable: the least common multiple of their lengths, or the whole dimension."""
+    """Return whole chunks of every variable: the least common multiple of their lengths, or the whole dimension."""
     multiples = [math.lcm(*(variable.chunks[axis] for variable in variables)) for axis in range(len(shape))]
     return tuple(min(multiple, max(length, 1)) for multiple, length in zip(multiples, shape, strict=True))
 
 
 def apply_target(session: Session, target: Target) -> None:
-    """Make, extend and remove arrays in a session, coordinates included; values come later."""
+    """Create, extend and remove arrays and coordinates in a session. Values are written later."""
     for path in target.replaces:
         session.state.delete_node(path)
     group = zarr.open_group(session.store, path=target.group.strip("/"), mode="a", zarr_format=3)
@@ -358,7 +358,7 @@ def _create(
 
 
 def _resize_all(session: Session, target: Target) -> None:
-    """Every array of the group that has an extended dimension grows with it, written or not."""
+    """Extend every array of the group that has an extended dimension."""
     lengths = {dimension.name: len(dimension.values) for dimension in target.dimensions}
     base = target.group.rstrip("/") + "/"
     for node in session.state.tree.subtree(target.group):
@@ -374,7 +374,7 @@ def _resize_all(session: Session, target: Target) -> None:
 
 
 def positions(values: pa.Array, coordinate: pa.Array) -> npt.NDArray[np.int64]:
-    """Where values are on a coordinate; -1 where they are not."""
+    """Return the positions of values on a coordinate. -1 means that a value is not on it."""
     wanted = _in_type_of(coordinate, _instants(values))
     found = pc.index_in(wanted, value_set=coordinate)
     result: npt.NDArray[np.int64] = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
