@@ -40,29 +40,30 @@ def convert(
     progress: Report | None = None,
     dry_run: bool = False,
 ) -> Conversion:
-    """Make a repository of another generation out of one, with all branches, tags, history and virtual references.
+    """Convert a repository to another generation, at another location.
 
-    The source stays as it is. Chunks are copied. A run that was interrupted is finished by the same call. Nobody finds
-    a repository at the target before all of it is there and was compared with the source.
+    Branches, tags, history and virtual references are kept. The source does not change. Chunks are copied. The same
+    call finishes an interrupted run. The target becomes a repository only after everything is written and compared
+    with the source.
 
     Parameters
     ----------
     source
-        A repository, or where it is.
+        A repository, its storage, or its path or URL.
     target
-        An empty place. For the place of the source itself, see `upgrade`.
+        An empty location. Use `upgrade` to convert a repository in place.
     to
-        The generation to make: "repository", "icechunk2", ...
+        The new generation: "repository", "icechunk2", ...
     drop
-        What may be lost where the new generation has no place for it (see `LossKind`); anything else that does not fit
-        is an UnsupportedError before anything is written.
+        What may be lost if the new generation cannot store it, see `LossKind`. Anything else that the new generation
+        cannot store raises UnsupportedError before anything is written.
     verify
-        "model" compares every snapshot, node and reference, "spot" also the bytes of some chunk objects, "all" those of
-        every one.
+        What to compare. "model" compares every snapshot, node and reference. "spot" also compares the bytes of some
+        chunk objects, "all" those of every chunk object.
     progress
-        Called with the name of a stage, how many of its steps are done, and how many there are.
+        Called with the name of a stage, the number of finished steps, and the number of all steps.
     dry_run
-        Only look, and tell what would be done.
+        Only return the plan. Do not write.
 
     Examples
     --------
@@ -88,11 +89,11 @@ def upgrade(
     progress: Report | None = None,
     dry_run: bool = False,
 ) -> Conversion:
-    """Bring a repository to another generation where it is; chunks stay where both generations can find them.
+    """Convert a repository to another generation in place.
 
-    Nobody else may write to it meanwhile. Until the very last step, which is one request, the old generation is found
-    there, whole; from then on the new one. Old refs are removed afterwards unless `keep_source` is set; old snapshots
-    and manifests stay until garbage is collected.
+    Chunks are not copied if both generations find them under the same names. Stop all writers first. The last step is
+    one request. Before it, the repository opens as the old generation, after it as the new one. Then the old refs are
+    removed, unless `keep_source` is set. Old snapshots and manifests stay until garbage collection deletes them.
     """
     options = ConversionOptions(parse_drops(drop), _parse_verify(verify), keep_source)
     return run_blocking(upgrade_async(repository, to, options, progress, dry_run=dry_run))
@@ -114,16 +115,14 @@ async def convert_async(
     *,
     dry_run: bool = False,
 ) -> Conversion:
-    """`convert`, awaited."""
+    """The async form of `convert`."""
     options = options or ConversionOptions()
-    version, place = parse_spec_version(to), resolve_storage(target)
+    version, storage = parse_spec_version(to), resolve_storage(target)
     engine = await _open(source)
-    if place == engine.storage:
-        raise InvalidInputError(
-            f"{place.url} is the source itself; upgrade(...) (on the command line: --in-place) converts it where it is"
-        )
-    await check_target(place, version)
-    request = ConversionRequest(engine, place, version, options, in_place=False)
+    if storage == engine.storage:
+        raise InvalidInputError(f"{storage.url} is the source itself; use upgrade(...) or `icefloe convert --in-place`")
+    await check_target(storage, version)
+    request = ConversionRequest(engine, storage, version, options, in_place=False)
     return await (plan(request) if dry_run else carry_out(request, Progress(progress)))
 
 
@@ -135,29 +134,29 @@ async def upgrade_async(
     *,
     dry_run: bool = False,
 ) -> Conversion:
-    """`upgrade`, awaited."""
+    """The async form of `upgrade`."""
     options = options or ConversionOptions()
     version = parse_spec_version(to)
-    place = repository.storage if isinstance(repository, Repository) else resolve_storage(repository)
+    storage = repository.storage if isinstance(repository, Repository) else resolve_storage(repository)
     engine = await _open(repository)
-    if engine.storage != place:
+    if engine.storage != storage:
         raise UnsupportedError(
-            f"the files of {place.url} are in several places or in an early form; convert it to another place"
+            f"the files of {storage.url} are in several locations or in an early form; convert it to another location"
         )
-    finished = None if dry_run else await finish_interrupted(place, engine.format.spec_version, options)
+    finished = None if dry_run else await finish_interrupted(storage, engine.format.spec_version, options)
     if engine.format.spec_version is version:
         if finished is None:
-            raise InvalidInputError(f"{place.url} is of generation {version.value!r} already")
+            raise InvalidInputError(f"{storage.url} is of generation {version.value!r} already")
         return finished
-    request = ConversionRequest(engine, place, version, options, in_place=True)
+    request = ConversionRequest(engine, storage, version, options, in_place=True)
     if dry_run:
         return await plan(request)
     losses = await check_in_place(request)
     if shares_refs(engine.format.spec_version, version):
-        # Their refs have the same names. The one file of icechunk2 stands in for them while they are exchanged.
-        bridge = ConversionRequest(engine, place, SpecVersion.ICECHUNK2, options, in_place=True)
+        # Their refs have the same names. The repository is icechunk2, which has one file, while they are replaced.
+        bridge = ConversionRequest(engine, storage, SpecVersion.ICECHUNK2, options, in_place=True)
         await carry_out(bridge, Progress(progress))
-        request = replace(request, engine=await open_engine(place, None, engine.authorized))
+        request = replace(request, engine=await open_engine(storage, None, engine.authorized))
         done = await carry_out(request, Progress(progress))
         return replace(done, losses=losses)
     return await carry_out(request, Progress(progress))
@@ -176,18 +175,18 @@ def upgrade_icechunk_repository(
     delete_unused_v1_files: bool = True,
     prefetch_concurrency: int | None = None,
 ) -> Repository:
-    """Bring a repository to the newest official generation where it is; returns the upgraded repository.
+    """Convert a repository to the newest official generation in place, and return it.
 
-    Nobody else may use it meanwhile. The given repository must not be used afterwards.
+    Stop all other users first. Do not use the given repository afterwards.
 
     Parameters
     ----------
     dry_run
-        Only check that it can be done.
+        Only check that the conversion is possible.
     delete_unused_v1_files
         Remove refs and configuration of the old generation.
     prefetch_concurrency
-        Accepted for the sake of scripts; reads are scheduled by the library.
+        Accepted for compatibility. It has no effect.
     """
     if repo.spec_version is SpecVersion.current():
         raise InvalidInputError(f"{repo.storage.url} is of generation {repo.spec_version.value!r} already")

@@ -50,7 +50,7 @@ from icefloe.storage.contract import Storage
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """Which conversion is under way, and the numbers it gave to nodes."""
+    """The record of an unfinished conversion, with the numbers that it assigned to nodes."""
 
     source: SpecVersion
     target: SpecVersion
@@ -59,10 +59,10 @@ class Journal:
     dropped: tuple[str, ...] = ()
     node_numbers: Mapping[NodeId, int] = field(default_factory=dict)
     salt: str = ""
-    """What the names of new files are derived with, where files of an earlier conversion have the plain names."""
+    """A salt for the names of new files, if an earlier conversion already used the names without a salt."""
 
     def is_same_work(self, other: Journal) -> bool:
-        """Whether another run does the same thing."""
+        """Whether another run does the same conversion."""
         return (self.source, self.target, self.root, self.dropped) == (
             other.source,
             other.target,
@@ -84,7 +84,7 @@ class Journal:
 
 
 def parse_journal(data: bytes) -> Journal:
-    """The journal of bytes."""
+    """Decode a journal."""
     try:
         document = json.loads(data)
         return Journal(
@@ -96,11 +96,11 @@ def parse_journal(data: bytes) -> Journal:
             str(document.get("salt", "")),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise FormatError(f"{JOURNAL_KEY} does not tell of a conversion: {error!r}") from error
+        raise FormatError(f"{JOURNAL_KEY} is not the journal of a conversion: {error!r}") from error
 
 
 async def find_journal(storage: Storage) -> Journal | None:
-    """The conversion that is under way at a place, if any."""
+    """The unfinished conversion in a storage, if there is one."""
     try:
         return parse_journal(await storage.get(JOURNAL_KEY))
     except ObjectNotFoundError:
@@ -108,7 +108,7 @@ async def find_journal(storage: Storage) -> Journal | None:
 
 
 async def keep_journal(storage: Storage, journal: Journal) -> None:
-    """Begin a conversion, or go on with the same one; ConflictError when another one is under way."""
+    """Start or continue a conversion. ConflictError if another conversion is unfinished."""
     try:
         await storage.create(JOURNAL_KEY, journal.encode(), unique=False)
         return
@@ -122,37 +122,37 @@ async def keep_journal(storage: Storage, journal: Journal) -> None:
 
 
 def other_conversion(storage: Storage, known: Journal) -> ConflictError:
-    """Somebody began something else here."""
+    """The error for a storage with another unfinished conversion."""
     return ConflictError(
-        f"{storage.url} holds an unfinished conversion of {known.source.value!r} (first snapshot {known.root}) to "
-        f"{known.target.value!r}; finish that one, or delete {JOURNAL_KEY} and everything it left",
+        f"{storage.url} contains an unfinished conversion of {known.source.value!r} (first snapshot {known.root}) to "
+        f"{known.target.value!r}; finish it, or delete {JOURNAL_KEY} and the files that it wrote",
         expected_parent=None,
         actual_parent=known.root,
     )
 
 
 async def end_journal(storage: Storage) -> None:
-    """The conversion is done."""
+    """Remove the journal after a conversion."""
     await storage.delete([JOURNAL_KEY])
 
 
 _ROUNDS = 10
-"""How often a source that others write to is followed before the conversion gives up."""
+"""The number of times that new commits of the source are converted before the conversion fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConversionOptions:
-    """How a conversion is done."""
+    """Options of a conversion."""
 
     drop: frozenset[LossKind] = frozenset()
     verify: Verify = Verify.SPOT
     keep_source: bool = False
-    """In place: leave the refs of the old generation where they are, if both can stand beside each other."""
+    """In place: keep the refs of the old generation, if both generations can coexist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What a conversion did, or would do when it was only planned."""
+    """The result of a conversion, or its plan."""
 
     source: str
     target: str
@@ -164,19 +164,19 @@ class Conversion:
     manifests: int
     losses: tuple[Loss, ...] = ()
     chunk_objects: int = 0
-    """Objects that hold chunks, copied or shared."""
+    """The number of chunk objects, copied or shared."""
     copied_objects: int = 0
     copied_bytes: int = 0
     repository: Repository | None = field(default=None, compare=False, repr=False)
-    """The converted repository; None when it was only planned."""
+    """The converted repository. None for a plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConversionRequest:
-    """What is to be made of what, and where."""
+    """The source, the target and the options of a conversion."""
 
     engine: RepositoryParts
-    place: Storage
+    storage: Storage
     version: SpecVersion
     options: ConversionOptions
     in_place: bool
@@ -187,22 +187,22 @@ class ConversionRequest:
 
     @property
     def shares_files(self) -> bool:
-        """Whether the new generation reads the files of the old one as they are."""
+        """Whether the new generation reads the files of the old one without changes."""
         return self.in_place and (self.present, self.version) == (SpecVersion.ICECHUNK1, SpecVersion.ICECHUNK2)
 
     def target(self, config: RepositoryConfig | None) -> RepositoryParts:
-        """The parts of the repository that is being made."""
-        return build_engine(self.place, self.version, config or RepositoryConfig.default(), self.engine.authorized)
+        """The parts of the new repository."""
+        return build_engine(self.storage, self.version, config or RepositoryConfig.default(), self.engine.authorized)
 
 
 async def plan(request: ConversionRequest) -> Conversion:
-    """What a conversion would do; nothing is written."""
+    """Plan a conversion. Nothing is written."""
     found = await survey(request.engine)
     return _describe(request, found, await _losses_on_the_way(request, found))
 
 
 async def carry_out(request: ConversionRequest, progress: Progress) -> Conversion:
-    """Convert; whoever is interrupted does it again."""
+    """Run a conversion. After an interruption, run it again."""
     for _ in range(_ROUNDS):
         found = await survey(request.engine)
         target = request.target(found.config)
@@ -211,8 +211,8 @@ async def carry_out(request: ConversionRequest, progress: Progress) -> Conversio
         if LossKind.COMMIT_WORDS in request.options.drop:
             found = replace(found, history=tuple(fitting(info, target.format) for info in found.history))
         work = await _begin(request, found, target)
-        if not request.in_place and await find_spec_version(request.place) is request.version:
-            await end_journal(request.place)
+        if not request.in_place and await find_spec_version(request.storage) is request.version:
+            await end_journal(request.storage)
             return await _finished(request, found, losses, None)
         transfer = Transfer(work, progress)
         if request.shares_files:
@@ -220,18 +220,18 @@ async def carry_out(request: ConversionRequest, progress: Progress) -> Conversio
         else:
             await transfer.run()
             await Verification(transfer, request.options.verify, progress).run()
-        # Commits that were made meanwhile are carried over in another round; what is there already is left alone.
+        # New commits are converted in another round, which skips the files that exist already.
         if await fetch_refs(request.engine) == found.standing:
             await _land(request, work, transfer)
             return await _finished(request, found, losses, transfer)
     raise ConflictError(
-        f"branches of {request.engine.storage.url} moved in each of {_ROUNDS} rounds; convert while nobody writes"
+        f"branches of {request.engine.storage.url} changed in each of {_ROUNDS} rounds; stop all writers, then retry"
     )
 
 
 async def _begin(request: ConversionRequest, found: Survey, target: RepositoryParts) -> Work:
-    """Note in the target what is being done, before the first file is written."""
-    known = await find_journal(request.place)
+    """Write the journal to the target, before the first file."""
+    known = await find_journal(request.storage)
     salt = await _choose_salt(request, target) if known is None else known.salt
     identities = plan_identities(
         request.engine.format,
@@ -243,44 +243,45 @@ async def _begin(request: ConversionRequest, found: Survey, target: RepositoryPa
     )
     words = tuple(sorted(kind.value for kind in request.options.drop))
     journal = Journal(request.present, request.version, found.root, words, identities.node_numbers, salt)
-    await keep_journal(request.place, journal)
+    await keep_journal(request.storage, journal)
     return Work(found, target, identities, request.options.drop, request.in_place)
 
 
 async def _choose_salt(request: ConversionRequest, target: RepositoryParts) -> str:
-    """Set where snapshots that the new generation left here when it was converted before are still around."""
+    """The salt. It is set if the target still contains snapshots from an earlier conversion."""
     source = request.engine.format
     if not request.in_place or request.shares_files or shares_names(source, target.format):
         return ""
-    left = await request.place.list_names(target.format.snapshots_folder)
+    left = await request.storage.list_names(target.format.snapshots_folder)
     return f"{source.spec_version.value}>{request.version.value} {new_object_id()}" if left else ""
 
 
 async def _land(request: ConversionRequest, work: Work, transfer: Transfer) -> None:
-    """Let the new generation be found, and take the refs of the old one away."""
+    """Create the refs of the new generation, then remove those of the old one."""
     history = _whole_history(work, transfer)
     try:
         await import_history(work.target.ledger, history, replace_leftovers=request.in_place)
     except AlreadyExistsError:
-        if await find_spec_version(request.place) is not request.version:
+        if await find_spec_version(request.storage) is not request.version:
             raise
     if request.in_place:
-        await remove_generation_name(request.place, request.present)
+        await remove_generation_name(request.storage, request.present)
     if request.in_place and not request.options.keep_source:
-        await remove_generation(request.place, request.present, request.version)
-    opened = await open_engine(request.place, None, request.engine.authorized)
+        await remove_generation(request.storage, request.present, request.version)
+    opened = await open_engine(request.storage, None, request.engine.authorized)
     if opened.format.spec_version is not request.version:
         raise FormatError(
-            f"{request.place.url} still opens as {opened.format.spec_version.value!r}; refs of that generation are left"
+            f"{request.storage.url} still opens as {opened.format.spec_version.value!r}, because "
+            "it has refs of that generation"
         )
     found = await fetch_refs(opened)
     if (found.branches, found.tags) != (history.branches, history.tags):
-        raise FormatError(f"the refs of {request.place.url} are not those of the source: {found!r:.200}")
-    await end_journal(request.place)
+        raise FormatError(f"the refs of {request.storage.url} differ from those of the source: {found!r:.200}")
+    await end_journal(request.storage)
 
 
 def _whole_history(work: Work, transfer: Transfer) -> WholeHistory:
-    """Refs and commits as the target keeps them."""
+    """The refs and commits of the target."""
     found, ids, ledger = work.survey, work.identities, work.target.ledger
     left_out = unspeakable_refs(found, ledger)
     administration = found.administration if work.target.capabilities.repository_metadata else None
@@ -295,50 +296,50 @@ def _whole_history(work: Work, transfer: Transfer) -> WholeHistory:
     )
 
 
-async def finish_interrupted(place: Storage, present: SpecVersion, options: ConversionOptions) -> Conversion | None:
-    """Tidy up after a run in place that ended between its last step and the tidying."""
-    journal = await find_journal(place)
+async def finish_interrupted(target: Storage, present: SpecVersion, options: ConversionOptions) -> Conversion | None:
+    """Remove old refs and the journal after a run in place that was interrupted after its last step."""
+    journal = await find_journal(target)
     if journal is None or journal.target is not present:
         return None
     if not options.keep_source:
-        await remove_generation(place, journal.source, journal.target)
-    await end_journal(place)
-    engine = await open_engine(place, None, {})
+        await remove_generation(target, journal.source, journal.target)
+    await end_journal(target)
+    engine = await open_engine(target, None, {})
     found = await survey(engine)
-    request = ConversionRequest(engine, place, present, ConversionOptions(), in_place=True)
+    request = ConversionRequest(engine, target, present, ConversionOptions(), in_place=True)
     described = _describe(request, found, ())
     return replace(described, from_version=journal.source, repository=Repository(engine))
 
 
-async def check_target(place: Storage, version: SpecVersion) -> None:
-    """A target is empty, or holds what an interrupted run left."""
-    found = await find_spec_version(place)
-    journal = await find_journal(place)
+async def check_target(target: Storage, version: SpecVersion) -> None:
+    """Check that the target is empty or contains an interrupted run of the same conversion."""
+    found = await find_spec_version(target)
+    journal = await find_journal(target)
     if journal is not None:
         if journal.target is not version or found not in (None, version):
-            raise other_conversion(place, journal)
+            raise other_conversion(target, journal)
         return
     if found is not None:
-        raise AlreadyExistsError(f"there is a repository of generation {found.value!r} at {place.url} already")
-    if not await place.is_empty():
-        raise AlreadyExistsError(f"{place.url} holds other objects; choose an empty place")
+        raise AlreadyExistsError(f"there is a repository of generation {found.value!r} at {target.url} already")
+    if not await target.is_empty():
+        raise AlreadyExistsError(f"{target.url} contains other objects; choose an empty location")
 
 
 async def check_in_place(request: ConversionRequest) -> tuple[Loss, ...]:
-    """Whether one generation can take the place of another, and what is lost by it; nothing is written."""
+    """Check that a conversion in place is possible, and return its losses. Nothing is written."""
     await request.engine.ledger.check_writable()
     if request.options.keep_source and not takes_precedence(request.version, request.present):
         raise InvalidInputError(
-            f"{request.present.value!r} cannot be kept beside {request.version.value!r}: it would be the one that is "
-            "found; convert to another place"
+            f"{request.present.value!r} cannot be kept beside {request.version.value!r}: the repository would still "
+            "open as the old generation; convert to another location"
         )
-    journal = await find_journal(request.place)
+    journal = await find_journal(request.storage)
     ours = {request.present} if journal is None else {request.present, journal.source, journal.target}
-    others = await find_generations(request.place) - ours
+    others = await find_generations(request.storage) - ours
     if others:
         listed = ", ".join(repr(version.value) for version in sorted(others))
         raise UnsupportedError(
-            f"{request.place.url} also holds refs of {listed}, left by an earlier conversion; remove them first"
+            f"{request.storage.url} also contains refs of {listed} from an earlier conversion; remove them first"
         )
     losses = await _losses_on_the_way(request, await survey(request.engine))
     check_losses(losses, request.options.drop, request.version)
@@ -346,7 +347,7 @@ async def check_in_place(request: ConversionRequest) -> tuple[Loss, ...]:
 
 
 async def _losses_on_the_way(request: ConversionRequest, found: Survey) -> tuple[Loss, ...]:
-    """What does not fit into the target, nor, where that stands in for it meanwhile, into icechunk2."""
+    """What the target cannot store, or icechunk2 if it is an intermediate step."""
     losses: tuple[Loss, ...] = ()
     bridged = request.in_place and shares_refs(request.present, request.version)
     for version in (request.version, SpecVersion.ICECHUNK2) if bridged else (request.version,):
@@ -358,7 +359,7 @@ async def _losses_on_the_way(request: ConversionRequest, found: Survey) -> tuple
 def _describe(request: ConversionRequest, found: Survey, losses: tuple[Loss, ...]) -> Conversion:
     return Conversion(
         source=request.engine.storage.url,
-        target=request.place.url,
+        target=request.storage.url,
         from_version=request.present,
         to_version=request.version,
         branches=len(found.refs.branches),
@@ -372,7 +373,7 @@ def _describe(request: ConversionRequest, found: Survey, losses: tuple[Loss, ...
 async def _finished(
     request: ConversionRequest, found: Survey, losses: tuple[Loss, ...], transfer: Transfer | None
 ) -> Conversion:
-    opened = await open_engine(request.place, None, request.engine.authorized)
+    opened = await open_engine(request.storage, None, request.engine.authorized)
     described = replace(_describe(request, found, losses), repository=Repository(opened))
     if transfer is None:
         return described

@@ -40,7 +40,7 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Refs:
-    """Where every branch and tag points."""
+    """The snapshot of every branch and tag."""
 
     branches: Mapping[str, ObjectId]
     tags: Mapping[str, ObjectId]
@@ -49,33 +49,33 @@ class Refs:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """A repository as a conversion sees it."""
+    """The content of a repository before its conversion."""
 
     engine: RepositoryParts
     standing: Refs
-    """Refs as they were found."""
+    """The refs as stored."""
     refs: Refs
-    """The same refs, by the ids that history tells."""
+    """The same refs, with the ids of the history."""
     history: tuple[SnapshotInfo, ...]
-    """Every snapshot that refs reach or the repository lists, parents first; ids are those that history tells."""
+    """Every snapshot that refs reach or the repository lists, parents first, with the ids of the history."""
     files: Mapping[ObjectId, ObjectId | None]
     """The file of each snapshot. Early repositories keep the first one under another name, or quote one that no file
     has: None."""
     config: RepositoryConfig | None
     administration: Administration | None
     manifests: Mapping[ObjectId, Mapping[NodeId, Grid]] = field(default_factory=dict)
-    """Which arrays look into each manifest, and the largest grid they do it with."""
+    """The arrays that refer to each manifest, with their largest grid."""
     nodes: tuple[NodeId, ...] = ()
-    """In the order of their first appearance."""
+    """In the order in which they were found."""
     attribute_files: tuple[ObjectId, ...] = ()
 
     @property
     def root(self) -> ObjectId:
-        """The first snapshot of the main branch: what tells one repository from another."""
+        """The first snapshot of the main branch. It identifies the repository."""
         return self.history[0].id
 
     async def fetch_snapshot(self, info: SnapshotInfo) -> Snapshot:
-        """A snapshot with the parent, message and metadata that history tells."""
+        """A snapshot with the parent, message and metadata of the history."""
         file = self.files[info.id]
         if file is None:
             return Snapshot(
@@ -98,7 +98,7 @@ class Survey:
         )
 
     async def snapshots(self) -> AsyncIterator[Snapshot]:
-        """Every snapshot, parents first; several are fetched ahead."""
+        """Iterate over all snapshots, parents first. Several are fetched ahead."""
         waiting: list[asyncio.Task[Snapshot]] = []
         remaining = iter(self.history)
         try:
@@ -116,7 +116,7 @@ class Survey:
 
 
 async def fetch_refs(engine: RepositoryParts) -> Refs:
-    """Where everything points now."""
+    """Fetch the current refs."""
     ledger = engine.ledger
     branches, tags = await asyncio.gather(ledger.list_branches(), ledger.list_tags())
     ordered = sorted(branches, key=lambda name: (name != MAIN, name))
@@ -128,7 +128,7 @@ async def fetch_refs(engine: RepositoryParts) -> Refs:
 
 
 async def survey(engine: RepositoryParts) -> Survey:
-    """Look at every snapshot once; chunks and references are left alone."""
+    """Read every snapshot once. Chunks and references are not read."""
     refs = await fetch_refs(engine)
     history, files, named = await _walk(engine, refs)
     found = Survey(
@@ -174,7 +174,7 @@ async def _walk(
     files: dict[ObjectId, ObjectId | None] = {}
     named: dict[ObjectId, ObjectId] = {}
     standing = dict.fromkeys([*refs.branches.values(), *refs.tags.values()])
-    # Without a list of snapshots, one that no ref reaches cannot be told from what failed commits leave behind.
+    # Without a list of snapshots, an unreachable snapshot looks the same as one of a failed commit.
     listed = await engine.ledger.fetch_listed() or {}
     for start in dict.fromkeys([*standing, *listed]):
         if start not in standing and (start in ordered or not await _has_file(engine, start)):
@@ -206,7 +206,7 @@ async def _has_file(engine: RepositoryParts, snapshot_id: ObjectId) -> bool:
 
 
 def unfit_words(info: SnapshotInfo, target: Format) -> list[str]:
-    """What of a commit would not come back as it is: `message`, or keys of its metadata."""
+    """What the target cannot store of a commit: `message`, or keys of its metadata."""
     if not info.metadata and info.message.isascii():
         return []
     if _comes_back(info, target):
@@ -221,7 +221,7 @@ def unfit_words(info: SnapshotInfo, target: Format) -> list[str]:
 
 
 def fitting(info: SnapshotInfo, target: Format) -> SnapshotInfo:
-    """The commit without what does not fit; a message keeps all but the characters that cannot be written."""
+    """The commit without what the target cannot store. Unsupported characters are removed from the message."""
     unfit = unfit_words(info, target)
     if not unfit:
         return info
@@ -239,7 +239,7 @@ def _comes_back(info: SnapshotInfo, target: Format) -> bool:
 
 
 def same_words(a: Any, b: Any) -> bool:
-    """Equality of JSON-like values in which NaN equals itself, and whole floats are not integers."""
+    """Equality of JSON values. NaN equals NaN, and 1.0 does not equal 1."""
     if type(a) is not type(b):
         return False
     if isinstance(a, Mapping):
@@ -254,7 +254,7 @@ _NAMED_EXAMPLES = 10
 
 
 class LossKind(enum.Enum):
-    """What can be dropped when told to, by the word that says so."""
+    """What a conversion can drop. The values are the words for `drop`."""
 
     CHUNK_GRIDS = "chunk-grids"
     """Arrays whose chunk grid is not regular are left out."""
@@ -265,40 +265,40 @@ class LossKind(enum.Enum):
     DELETED_TAGS = "deleted-tags"
     """Names of deleted tags become free again."""
     REFS = "refs"
-    """Branches and tags whose name cannot be spelled are left out."""
+    """Branches and tags with unsupported names are left out."""
     METADATA = "metadata"
     """Metadata of the repository as a whole is left out."""
     FLAGS = "feature-flags"
-    """Features that were switched off are on again."""
+    """Disabled features are enabled again."""
     STATUS = "status"
-    """A repository that took no writes takes them."""
+    """A read-only repository becomes writable."""
     OPERATIONS = "operations-log"
-    """When branches were reset or deleted, commits amended, settings changed and garbage collected is forgotten."""
+    """The records of branch resets, deletions, amended commits, changed settings and garbage collection are lost."""
     COMMIT_WORDS = "commit-metadata"
-    """Values of commit metadata, and characters of messages, that cannot be written are left out."""
+    """Unsupported values of commit metadata and characters of messages are left out."""
     LOCATIONS = "locations"
-    """Virtual references by the name of a container that nobody knows are left out."""
+    """Virtual references with the name of an unknown container are left out."""
 
 
 _LOST = {
-    LossKind.CHUNK_GRIDS: "arrays whose chunks are not all of one shape",
-    LossKind.KEY_ENCODINGS: "arrays with another chunk key encoding than the default",
-    LossKind.CHECKSUMS: "ETags and times of the files of virtual chunks, so that changed files are not noticed",
-    LossKind.DELETED_TAGS: "names of deleted tags, which can be given again",
-    LossKind.REFS: "branches and tags whose names cannot be spelled",
+    LossKind.CHUNK_GRIDS: "arrays with an irregular chunk grid",
+    LossKind.KEY_ENCODINGS: "arrays with a chunk key encoding that is not the default",
+    LossKind.CHECKSUMS: "ETags and times of the files of virtual chunks, which detect changed files",
+    LossKind.DELETED_TAGS: "names of deleted tags, which can then be created again",
+    LossKind.REFS: "branches and tags whose names are not supported",
     LossKind.METADATA: "metadata of the repository",
-    LossKind.FLAGS: "features that were switched off",
-    LossKind.STATUS: "the status that lets nobody write",
+    LossKind.FLAGS: "disabled features",
+    LossKind.STATUS: "the read-only status",
     LossKind.OPERATIONS: "entries of the operations log",
     LossKind.COMMIT_WORDS: "values of commit metadata and characters of messages",
-    LossKind.LOCATIONS: "virtual references by the name of an unknown container",
+    LossKind.LOCATIONS: "virtual references with the name of an unknown container",
 }
-"""What a loss is, in the words of who owns the repository."""
+"""Descriptions of the losses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Something that does not fit, with how often it is met and where."""
+    """Something that the target cannot store, with the number of occurrences and examples."""
 
     kind: LossKind
     count: int
@@ -310,37 +310,37 @@ class Loss:
 
 
 def parse_drops(given: Iterable[LossKind | str]) -> frozenset[LossKind]:
-    """What a caller allows to be dropped."""
+    """The losses that the caller allows."""
     if isinstance(given, str):
-        raise InvalidInputError(f"drop={given!r}: give a list of words")
+        raise InvalidInputError(f"drop={given!r}: expected a list of words")
     try:
         return frozenset(LossKind(each) for each in given)
     except ValueError as error:
         allowed = ", ".join(kind.value for kind in LossKind)
-        raise InvalidInputError(f"drop: {error}; there are {allowed}") from error
+        raise InvalidInputError(f"drop: {error}; allowed: {allowed}") from error
 
 
 def check_losses(losses: Collection[Loss], drops: Collection[LossKind], target: SpecVersion) -> None:
-    """UnsupportedError that names everything which does not fit and may not be dropped."""
+    """Raise UnsupportedError with all losses that the caller does not allow."""
     refused = [loss for loss in losses if loss.kind not in drops]
     if refused:
         listed = "; ".join(map(str, refused))
         words = ", ".join(repr(loss.kind.value) for loss in refused)
         raise UnsupportedError(
-            f"generation {target.value!r} has no place for {listed}; nothing was written. drop=[{words}] converts "
-            "without",
+            f"generation {target.value!r} cannot store {listed}; nothing was written. To convert without them, pass "
+            f"drop=[{words}]",
             losses=tuple(refused),
         )
 
 
 def join_losses(first: tuple[Loss, ...], then: tuple[Loss, ...]) -> tuple[Loss, ...]:
-    """Losses of two steps, each kind told once."""
+    """The losses of two steps, each kind once."""
     known = {loss.kind for loss in first}
     return first + tuple(loss for loss in then if loss.kind not in known)
 
 
 class _Found:
-    """Losses as they are met."""
+    """Collects losses."""
 
     def __init__(self) -> None:
         self._counts: Counter[LossKind] = Counter()
@@ -357,7 +357,7 @@ class _Found:
 
 
 async def find_losses(survey: Survey, target: Format, ledger: Ledger) -> tuple[Loss, ...]:
-    """Everything that the target cannot express; references are read only where they can hold such a thing."""
+    """Find everything that the target cannot store. References are read only if necessary."""
     found = _Found()
     _look_at_refs(survey, ledger, found)
     _look_at_administration(survey, target, found)
@@ -376,23 +376,23 @@ async def find_losses(survey: Survey, target: Format, ledger: Ledger) -> tuple[L
 
 
 def expands_locations(target: Format) -> bool:
-    """Whether references by the name of a container have to be spelled out: official 1.x does not know them."""
+    """Whether relative references must become URLs. Official 1.x does not support relative references."""
     return not target.capabilities.container_locations
 
 
 def is_regular(node: ArrayNode) -> bool:
-    """Whether the chunks of an array are all of one shape."""
+    """Whether the chunk grid of an array is regular."""
     grid = parse_document(node.document, node.path)["chunk_grid"]
     return bool(grid["name"] == "regular")
 
 
 def has_default_keys(node: ArrayNode) -> bool:
-    """Whether the chunks of an array have keys of the default encoding."""
+    """Whether an array has the default chunk key encoding."""
     return key_encoding(node.document).is_default
 
 
 def unspeakable_refs(survey: Survey, ledger: Ledger) -> frozenset[tuple[str, str]]:
-    """Kind and name of refs that the target cannot hold."""
+    """Kind and name of the refs that the target cannot store."""
     found = set()
     for kind, names in (("branch", survey.refs.branches), ("tag", survey.refs.tags)):
         for name in names:

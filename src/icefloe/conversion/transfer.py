@@ -40,17 +40,17 @@ from icefloe.session.open_repository import RepositoryParts
 from icefloe.storage.contract import Storage
 
 Report = Callable[[str, int, int], None]
-"""Called with the name of a stage, how many of its steps are done, and how many there are."""
+"""Called with the name of a stage, the number of finished steps, and the number of all steps."""
 
 
 class Progress:
-    """Counts the steps of one stage after the other."""
+    """Counts the steps of each stage."""
 
     def __init__(self, report: Report | None = None) -> None:
         self._report = report
 
     def start(self, stage: str, total: int) -> Callable[[int], None]:
-        """Begin a stage; the returned function counts its steps."""
+        """Start a stage. The returned function counts its steps."""
         done = 0
 
         def advance(count: int) -> None:
@@ -67,13 +67,13 @@ _AT_ONCE = 32
 
 
 class SeenIds:
-    """Which ids were met before, as sorted columns: few bytes for each, however many there are."""
+    """A set of ids in sorted columns, which take few bytes per id."""
 
     def __init__(self) -> None:
         self._levels: list[npt.NDArray[np.void]] = []
 
     def add_new(self, ids: Ids) -> Ids:
-        """The distinct ids that were not met before, sorted; they count as met from now on."""
+        """Add ids. Returns the new ones, distinct and sorted."""
         rows = np.unique(np.ascontiguousarray(ids).view(np.dtype((np.void, ids.shape[1]))).ravel())
         for level in self._levels:
             position = np.searchsorted(level, rows)
@@ -84,14 +84,14 @@ class SeenIds:
         return rows.view(np.uint8).reshape(len(rows), ids.shape[1])
 
     def _push(self, rows: npt.NDArray[np.void]) -> None:
-        """Levels of about equal size are joined, so that there are few of them and each row is moved seldom."""
+        """Merge columns of similar size, so that there are few columns and each id is copied rarely."""
         while self._levels and len(self._levels[-1]) <= 2 * len(rows):
             rows = np.sort(np.concatenate([self._levels.pop(), rows]))
         self._levels.append(rows)
 
 
 def native_ids(table: ChunkTable) -> Ids | None:
-    """The objects in which native chunks of a table lie, with repetitions."""
+    """The objects of the native chunks of a table, with duplicates."""
     if table.object_id is None:
         return None
     rows = table.kind == ChunkKind.NATIVE
@@ -99,7 +99,7 @@ def native_ids(table: ChunkTable) -> Ids | None:
 
 
 class ChunkCopies:
-    """Brings chunk objects from one repository to another; what lies there already under the right name stays."""
+    """Copies chunk objects from one repository to another. Objects that exist already are not copied."""
 
     def __init__(
         self,
@@ -121,14 +121,14 @@ class ChunkCopies:
 
     @property
     def shared(self) -> bool:
-        """Whether both generations find chunks under the same names in the same place."""
+        """Whether both generations find chunks under the same names in the same storage."""
         return self._same_root and (
             self._source_format.chunks_folder == self._target_format.chunks_folder
             and self._identities.source_bytes == self._identities.target_bytes
         )
 
     def new_objects(self, table: ChunkTable) -> list[bytes]:
-        """The objects of a table that were not met before."""
+        """The objects of a table that are new."""
         ids = native_ids(table)
         if ids is None or not len(ids):
             return []
@@ -137,7 +137,7 @@ class ChunkCopies:
         return found
 
     async def copy(self, chunk_ids: list[bytes], done: Callable[[int], None]) -> None:
-        """Copy objects, many at a time; those that an earlier run copied are left alone."""
+        """Copy objects concurrently. Objects that an earlier run copied are skipped."""
         if self.shared or not chunk_ids:
             done(len(chunk_ids))
             return
@@ -150,7 +150,7 @@ class ChunkCopies:
         await asyncio.gather(*(one(chunk_id) for chunk_id in chunk_ids))
 
     def keys(self, chunk_id: bytes) -> tuple[str, str]:
-        """Where a chunk object lies in the source and in the target."""
+        """The keys of a chunk object in the source and in the target."""
         return (
             self._source_format.chunk_key(chunk_id),
             self._target_format.chunk_key(self._identities.chunk(chunk_id)),
@@ -169,7 +169,7 @@ class ChunkCopies:
         self.copied += 1
 
     async def fetch_both(self, chunk_id: bytes) -> tuple[bytes, bytes]:
-        """The bytes of an object on both sides."""
+        """Fetch the bytes of an object from both sides."""
         source, target = self.keys(chunk_id)
         return await self._source.get(source), await self._target.get(target)
 
@@ -180,7 +180,7 @@ _MANIFESTS_AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A conversion that was planned."""
+    """The plan of a conversion."""
 
     survey: Survey
     target: RepositoryParts
@@ -190,7 +190,7 @@ class Work:
 
 
 class Transfer:
-    """Carries the files over; a run that was interrupted finds what it wrote and goes on."""
+    """Writes the files of the target. After an interruption, another run continues."""
 
     def __init__(self, work: Work, progress: Progress) -> None:
         self.work = work
@@ -201,24 +201,24 @@ class Transfer:
         )
         self.manifests: dict[ObjectId, ConvertedManifest | None] = {}
         self.infos: dict[ObjectId, SnapshotInfo] = {}
-        """Commits of the target, by their id there, parents first."""
+        """Commits of the target by id, parents first."""
         self._depths: dict[ObjectId, int] = {}
         self._history = {info.id: info for info in work.survey.history}
         self._root_mark = dict(target.format.initial_snapshot(work.survey.history[0].written_at).metadata)
 
     async def run(self) -> None:
-        """Write every file; no ref points at them yet."""
+        """Write all files. No ref points at them yet."""
         await self._transfer_lists()
         await self._transfer_attributes()
         await self._transfer_manifests()
         await self._transfer_snapshots()
 
     def take_over(self) -> None:
-        """The target reads the files of the source as they are: nothing is written, history stays as it is."""
+        """Use the files of the source, which the target can read. Nothing is written."""
         self.infos = {info.id: info for info in self.work.survey.history}
 
     async def _transfer_lists(self) -> None:
-        """Objects that commits name in their metadata: lists of ingested sources."""
+        """Copy the objects in commit metadata: lists of ingested sources."""
         source, target = self.work.survey.engine.storage, self.work.target.storage
         named = dict.fromkeys(key for info in self.work.survey.history for key in named_objects(info.metadata))
         for key in named:
@@ -272,7 +272,7 @@ class Transfer:
         return ConvertedManifest(await target.metadata_files.write_manifest(converted), extents)
 
     def absolute(self, location: str) -> str | None:
-        """The URL of a location by name; None when nobody knows the container."""
+        """The URL of a relative location. None if the container is unknown."""
         try:
             return self.work.survey.engine.containers.absolute(location)
         except VirtualChunkError:
@@ -316,7 +316,7 @@ class Transfer:
         return nodes
 
     def _ancestors(self, info: SnapshotInfo) -> tuple[SnapshotInfo, ...]:
-        """The newest ancestors, as many as a snapshot carries with it."""
+        """The newest ancestors that a snapshot stores."""
         found: list[SnapshotInfo] = []
         current = info.parent_id
         while current is not None and len(found) < HISTORY_LENGTH:
@@ -325,7 +325,7 @@ class Transfer:
         return tuple(found)
 
     async def _write_log(self, snapshot: Snapshot, info: SnapshotInfo) -> None:
-        """The log comes before the snapshot: a snapshot that is there has everything that belongs to it."""
+        """Write the log, then the snapshot. So a snapshot that exists is complete."""
         target = self.work.target
         if not target.capabilities.transaction_logs:
             return
@@ -342,7 +342,7 @@ class Transfer:
         await target.metadata_files.write_transaction_log(info.id, log)
 
     async def _source_log(self, snapshot: Snapshot) -> TransactionLog:
-        """What a snapshot changed: told by its log, or found by comparing with its parent."""
+        """The changes of a snapshot, from its log or from a comparison with its parent."""
         survey = self.work.survey
         if survey.engine.capabilities.transaction_logs and survey.files[snapshot.id] == snapshot.id:
             try:
@@ -356,7 +356,7 @@ class Transfer:
 
 
 def _joined(known: Mapping[NodeId, Coordinates], boxed: Mapping[NodeId, Coordinates]) -> dict[NodeId, Coordinates]:
-    """Listed coordinates and those found in boxes, as one column per array."""
+    """All changed coordinates, listed or in boxes, as one column per array."""
     joined = dict(known)
     for node_id, coords in boxed.items():
         joined[node_id] = (
@@ -370,7 +370,7 @@ _CHECKS_AT_ONCE = 16
 
 
 class Verify(enum.Enum):
-    """How closely a conversion is looked at before it takes the place of the source."""
+    """What to compare before a conversion replaces the source."""
 
     MODEL = "model"
     """Every snapshot, node and reference."""
@@ -381,7 +381,7 @@ class Verify(enum.Enum):
 
 
 class Verification:
-    """Compares what was written with what it was made from; FormatError names the first difference."""
+    """Compares the target with the source. FormatError describes the first difference."""
 
     def __init__(self, transfer: Transfer, how: Verify, progress: Progress) -> None:
         self._work = transfer.work
@@ -390,7 +390,7 @@ class Verification:
         self._how = how
         self._progress = progress
         self._source = ChunkLookup(self._work.survey.engine.metadata_files)
-        # A reader of its own: what was written is read back, not remembered.
+        # Without a shared cache, so that the files are read from storage.
         target = self._work.target
         self._metadata_files = MetadataFiles(target.storage, target.format)
         self._target = ChunkLookup(self._metadata_files)
@@ -400,7 +400,7 @@ class Verification:
         self._random = np.random.default_rng(0)
 
     async def run(self) -> None:
-        """Compare everything that was asked for."""
+        """Compare what the options ask for."""
         survey = self._work.survey
         advance = self._progress.start("verifying snapshots", len(survey.history))
         async for snapshot in survey.snapshots():
@@ -424,7 +424,7 @@ class Verification:
             ),
         }
         if found.parent_id is not None:
-            # Where parents are kept elsewhere the file names none.
+            # Some generations do not store the parent in this file.
             pairs["parent"] = (parent, found.parent_id)
         for what, (before, after) in pairs.items():
             if not same_words(before, after):
@@ -459,7 +459,7 @@ class Verification:
         self._choose_objects(mine)
 
     def _expected(self, table: ChunkTable) -> ChunkTable:
-        """The references that the target has to hold."""
+        """The references that the target must contain."""
         ids = self._work.identities
         if table.object_id is not None:
             table = replace(table, object_id=ids.chunks(table.object_id))
@@ -496,12 +496,12 @@ class Verification:
 
 
 async def compare_object(chunks: ChunkCopies, chunk_id: bytes) -> None:
-    """FormatError when an object does not hold the same bytes on both sides."""
+    """Raise FormatError if an object differs between source and target."""
     mine, theirs = await chunks.fetch_both(chunk_id)
     if mine != theirs:
         raise FormatError(
-            f"the chunk object {encode_base32(chunk_id)} has {len(mine)} bytes in the source, and {len(theirs)} other "
-            "ones in the target; nothing points at the target yet: delete it and convert again"
+            f"the chunk object {encode_base32(chunk_id)} differs: {len(mine)} bytes in the source, {len(theirs)} bytes "
+            "in the target; no ref points at the target yet; delete it and convert again"
         )
 
 
@@ -526,6 +526,6 @@ async def _document(node: Node, metadata_files: MetadataFiles) -> bytes:
 
 def _differs(snapshot: Snapshot, what: str, before: object, after: object) -> FormatError:
     return FormatError(
-        f"snapshot {snapshot.id} ({snapshot.message!r:.40}) came out with another {what}: {before!r:.120} became "
-        f"{after!r:.120}; the source is as it was"
+        f"snapshot {snapshot.id} ({snapshot.message!r:.40}) differs after the conversion: {what} was {before!r:.120}, "
+        f"is {after!r:.120}; the source did not change"
     )

@@ -1,7 +1,7 @@
 """Translate ids, manifests, snapshots and logs of one generation into those of another. Pure functions.
 
-Every answer depends on nothing but the id itself, so that an interrupted conversion finds its own files again. Only
-small numbers for nodes are handed out in turn; the journal keeps them.
+A new id depends only on the old one, so that an interrupted conversion finds its own files again. The exception is
+small numbers of nodes, which are assigned in order and stored in the journal.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ Ids = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Identities:
-    """Ids of the source and what they are in the target."""
+    """Maps ids of the source to ids of the target."""
 
     source_bytes: int
     target_bytes: int
     salt: str = ""
-    """Set where other files have the names already: files of the target then get names of their own."""
+    """A salt for file names, if other files have the names already."""
     node_numbers: Mapping[NodeId, int] = field(default_factory=dict)
-    """Set where the target keeps small numbers for nodes."""
+    """Set if the target identifies nodes by small numbers."""
 
     def file(self, object_id: ObjectId) -> ObjectId:
         """The id of a snapshot, manifest or attributes file."""
@@ -57,7 +57,7 @@ class Identities:
         return encode_base32(self.chunks(np.frombuffer(data, dtype=np.uint8).reshape(1, -1)).tobytes())
 
     def chunks(self, ids: Ids) -> Ids:
-        """A column of chunk ids; what was widened comes back as it was."""
+        """A column of chunk ids. Converting ids to a longer form and back returns the same ids."""
         if self.source_bytes == self.target_bytes:
             return ids
         if self.source_bytes < self.target_bytes:
@@ -81,7 +81,7 @@ class Identities:
 
 
 def shares_names(source: Format, target: Format) -> bool:
-    """Whether both keep files under the same names."""
+    """Whether both generations store files under the same names."""
     return source.snapshots_folder == target.snapshots_folder and source.metadata_extension == target.metadata_extension
 
 
@@ -94,7 +94,7 @@ def plan_identities(
     known: Mapping[NodeId, int],
     salt: str = "",
 ) -> Identities:
-    """How the ids of one generation are spelled in another; `known` are numbers given out by an earlier run."""
+    """The id mapping between two generations. `known` are the node numbers of an earlier run."""
     if not salt and same_root and shares_names(source, target):
         salt = f"{source.spec_version.value}>{target.spec_version.value}"
     numbers: dict[NodeId, int] = {}
@@ -114,12 +114,12 @@ def plan_identities(
 
 
 ROOT_MARKS = ("__root", "__icechunk")
-"""Keys by which official libraries mark the first snapshot; each generation has its own."""
+"""Metadata keys of the first snapshot in official libraries. Each generation has its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConvertedManifest:
-    """A manifest of the target: its file, and the box that each array of the source fills in it."""
+    """A manifest of the target, with the extents of each array in it."""
 
     file: ManifestFileInfo
     extents: Mapping[NodeId, Extents]
@@ -133,10 +133,10 @@ def convert_manifest(
     drops: frozenset[LossKind],
     absolute: Callable[[str], str | None] | None,
 ) -> tuple[Manifest, dict[NodeId, Extents]]:
-    """The references of the arrays that use a manifest, and the box each of them fills.
+    """The references of the arrays that use a manifest, with their extents.
 
-    Early writers left references of other arrays behind: those of the wrong rank or outside of the grid are not taken.
-    Nor did they write the id into the file.
+    Early writers left references of other arrays in a manifest. References with the wrong rank or outside the grid
+    are ignored. Early writers also did not write the id into the file.
     """
     tables: dict[NodeId, ChunkTable] = {}
     extents: dict[NodeId, Extents] = {}
@@ -164,7 +164,7 @@ def _convert_table(table: ChunkTable, identities: Identities, drops: frozenset[L
 
 
 def spell_out(table: ChunkTable, absolute: Callable[[str], str | None]) -> ChunkTable:
-    """Locations by name as URLs; references whose container nobody knows are left out."""
+    """Replace relative locations by URLs. References with an unknown container are left out."""
     if table.location is None or not any(text.startswith(RELATIVE) for text in table.locations):
         return table
     spelled = [absolute(text) for text in table.locations]
@@ -182,7 +182,7 @@ def convert_node(
     identities: Identities,
     manifests: Mapping[ObjectId, ConvertedManifest | None],
 ) -> Node:
-    """A node of the target; `document` is the whole document where the target keeps no attributes files."""
+    """A node of the target. `document` is the whole document if the target has no attributes files."""
     attributes = node.attributes
     if document is not None:
         attributes = None
@@ -196,7 +196,7 @@ def convert_node(
 
 
 def _convert_ref(ref: ManifestRef, node_id: NodeId, manifest: ConvertedManifest | None) -> ManifestRef | None:
-    """The reference with the box that is really filled; None where nothing is."""
+    """The reference with the actual extents. None if there are no chunks."""
     filled = None if manifest is None else manifest.extents.get(node_id)
     if manifest is None or filled is None:
         return None
@@ -208,7 +208,7 @@ def _convert_ref(ref: ManifestRef, node_id: NodeId, manifest: ConvertedManifest 
 
 
 def convert_info(info: SnapshotInfo, identities: Identities, root_mark: Mapping[str, object]) -> SnapshotInfo:
-    """A commit as the target's history tells it; a first snapshot is marked the target's way."""
+    """A commit of the target. The first snapshot has the metadata keys of the target."""
     metadata = dict(info.metadata)
     if info.parent_id is None:
         metadata = {key: value for key, value in metadata.items() if key not in ROOT_MARKS} | dict(root_mark)
@@ -246,7 +246,7 @@ def convert_snapshot(
 
 
 def is_kept(node: Node, drops: frozenset[LossKind]) -> bool:
-    """Whether a node goes into the target."""
+    """Whether the target contains a node."""
     if not isinstance(node, ArrayNode):
         return True
     if LossKind.CHUNK_GRIDS in drops and not is_regular(node):
@@ -277,7 +277,7 @@ def convert_log(log: TransactionLog, identities: Identities) -> TransactionLog:
 
 
 def without_nodes(log: TransactionLog, gone: frozenset[NodeId]) -> TransactionLog:
-    """A log that does not speak of nodes which were left out."""
+    """A log without the nodes that were left out."""
     if not gone:
         return log
     return TransactionLog(

@@ -1,4 +1,4 @@
-"""Text, HTML and SVG for people, made from plain values.
+"""Text, HTML and SVG representations of plain values.
 
 This package imports nothing of the library except `errors`, so that every class can describe itself with it.
 Terminal output with colours and tables is in `icefloe.cli`.

@@ -46,7 +46,7 @@ def format_time(moment: dt.datetime) -> str:
 
 
 def short_length(ids: Sequence[str]) -> int:
-    """How many first characters tell these ids apart."""
+    """The number of leading characters that distinguishes these ids."""
     ordered = sorted(set(ids))
     shared = (_shared(a, b) + 1 for a, b in itertools.pairwise(ordered))
     return max(_SHORTEST_ID, *shared, 0)
@@ -67,7 +67,7 @@ def first_line(message: str, width: int = 72) -> str:
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
-# Colours come from the page (inherit, currentColor) or stand in the middle, so that both kinds of page can be read.
+# Colours come from the page (inherit, currentColor) or are mid-tones, which are readable on light and dark pages.
 _CARD = (
     "display:inline-block;max-width:100%;overflow-x:auto;border:1px solid rgba(128,128,128,.4);border-radius:6px;"
     "padding:.55em .9em .7em;font-size:13px;line-height:1.5;color:inherit;background:transparent"
@@ -104,12 +104,12 @@ class Styled:
 
 Words: TypeAlias = str | Styled
 Fact: TypeAlias = tuple[str, Words]
-"""A label and what is said about it."""
+"""A label and its value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Entries below the facts, folded in a page when they are many."""
+    """Entries below the facts. HTML folds long lists."""
 
     title: str
     style: str
@@ -118,7 +118,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What an object says of itself: what kind it is, its name, facts, and lists."""
+    """The representation of an object: kind, name, facts and lists."""
 
     kind: str
     name: Words
@@ -126,7 +126,7 @@ class Card:
     listings: Sequence[Listing] = ()
 
     def html(self, picture: str = "") -> str:
-        """The card for a page; `picture` is HTML to be shown below the facts."""
+        """The card as HTML. `picture` is HTML below the facts."""
         rows = "".join(
             f'<tr style="{_ROW}"><th style="{_LABEL}">{_html(label)}</th><td style="{_VALUE}">{_html(words)}</td></tr>'
             for label, words in self.facts
@@ -140,7 +140,7 @@ class Card:
         )
 
     def markup(self) -> str:
-        """The card for a terminal, in the markup of rich."""
+        """The card as rich markup."""
         width = max((len(label) for label, _ in self.facts), default=0)
         lines = [f"[dim]{_escaped(self.kind)}[/] [bold]{_markup(self.name)}[/]"]
         lines += [f"  [dim]{label:<{width}}[/]  {_markup(words)}" for label, words in self.facts]
@@ -153,7 +153,7 @@ class Card:
 
 
 class Described:
-    """An object with a card: notebooks and rich find it by these two methods."""
+    """Base of objects with a card. Notebooks and rich call these two methods."""
 
     __slots__ = ()
 

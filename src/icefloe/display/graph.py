@@ -19,7 +19,7 @@ from icefloe.errors import printable
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A commit as a picture needs it."""
+    """A commit of the graph."""
 
     id: str
     parent_id: str | None
@@ -29,7 +29,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A name that points at a commit."""
+    """A branch or a tag."""
 
     name: str
     kind: Literal["branch", "tag"]
@@ -46,29 +46,30 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One commit and what surrounds it.
+    """One commit and the lines next to it.
 
-    Lines in `joins` come from above and end here; they are always to the right of the commit. Those in `passing` go by.
+    Lines in `joins` come from above and end here. They are always to the right of the commit. Lines in `passing`
+    continue.
     """
 
     commit: Commit
     own: Line
     from_above: bool
-    """Whether a line comes down to the commit in its own column."""
+    """Whether a line from above leads to the commit in its own column."""
     joins: tuple[Line, ...]
     passing: tuple[Line, ...]
     cut: bool
-    """Whether the parent exists and is not part of the picture."""
+    """Whether the parent exists but is not in the graph."""
 
     @property
     def goes_on(self) -> bool:
-        """Whether a line leaves downwards."""
+        """Whether a line continues below."""
         return self.commit.parent_id is not None and not self.cut
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """From a commit down to its parent, by index of their rows."""
+    """The edge from a commit to its parent, as row indexes."""
 
     child: int
     parent: int
@@ -76,7 +77,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A whole picture, newest commit first."""
+    """The layout of a graph, newest commit first."""
 
     rows: tuple[Row, ...]
     edges: tuple[Edge, ...]
@@ -93,7 +94,7 @@ class _Lane:
 
 @dataclass(slots=True)
 class _Lanes:
-    """The columns while rows are laid out from the newest to the oldest."""
+    """The state of the columns during the layout, from the newest to the oldest row."""
 
     columns: list[_Lane | None] = field(default_factory=list)
     colours: int = 0
@@ -122,7 +123,7 @@ class _Lanes:
 
 
 def newest_first(commits: Iterable[Commit]) -> list[Commit]:
-    """Commits so that no parent comes before its children, otherwise by time."""
+    """Sort commits by time, with children before parents."""
     known = {commit.id: commit for commit in commits}
     children = Counter(c.parent_id for c in known.values() if c.parent_id in known)
     ready = [_entry(commit) for commit in known.values() if not children[commit.id]]
@@ -144,18 +145,18 @@ def _entry(commit: Commit) -> tuple[float, str]:
 
 
 def plan_graph(commits: Iterable[Commit], trunk: str | None = None) -> Layout:
-    """Lay out a forest of commits; the commit `trunk` (the tip of the main branch) stands in the first column."""
+    """Lay out commits. The commit `trunk`, the tip of the main branch, is in the first column."""
     ordered = newest_first(commits)
     known = {commit.id for commit in ordered}
     lanes = _Lanes()
     if trunk in known:
         assert trunk is not None
         lanes.open(trunk, drawn=False)
-    rows = [_place(commit, lanes, known) for commit in ordered]
+    rows = [_layout_row(commit, lanes, known) for commit in ordered]
     return Layout(tuple(rows), _edges(rows), width=len(lanes.columns))
 
 
-def _place(commit: Commit, lanes: _Lanes, known: set[str]) -> Row:
+def _layout_row(commit: Commit, lanes: _Lanes, known: set[str]) -> Row:
     waiting = lanes.waiting_for(commit.id)
     column = waiting[0] if waiting else lanes.open(commit.id, drawn=False)
     own, from_above = lanes.line(column), lanes.is_drawn(column)
@@ -170,9 +171,9 @@ def _place(commit: Commit, lanes: _Lanes, known: set[str]) -> Row:
 
 
 def _edges(rows: Sequence[Row]) -> tuple[Edge, ...]:
-    place = {row.commit.id: index for index, row in enumerate(rows)}
+    position = {row.commit.id: index for index, row in enumerate(rows)}
     return tuple(
-        Edge(index, place[row.commit.parent_id])
+        Edge(index, position[row.commit.parent_id])
         for index, row in enumerate(rows)
         if row.commit.parent_id is not None and row.goes_on
     )
@@ -200,11 +201,11 @@ _ANSI: Mapping[str, str] = {
 }
 _RESET = "\x1b[0m"
 _ALIGNED_COLUMNS = 8
-"""Up to this many columns the labels stand below each other; beyond, each follows its own lines."""
+"""Up to this many columns, labels are aligned. With more columns, each label follows its lines."""
 
 
 def graph_lines(layout: Layout, refs: Iterable[Ref], *, times: bool = True) -> Iterator[list[Piece]]:
-    """The picture line by line, each a list of pieces."""
+    """The graph as lines. Each line is a list of pieces."""
     names = _by_snapshot(refs)
     length = short_length([row.commit.id for row in layout.rows]) if layout.rows else 0
     for row in layout.rows:
@@ -217,12 +218,12 @@ def graph_lines(layout: Layout, refs: Iterable[Ref], *, times: bool = True) -> I
 
 
 def plain_text(lines: Iterable[Sequence[Piece]]) -> str:
-    """The picture without colours."""
+    """The graph as text without colours."""
     return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
 
 
 def ansi_text(lines: Iterable[Sequence[Piece]]) -> str:
-    """The picture with the colours of a terminal."""
+    """The graph as text with terminal colours."""
     return "\n".join(
         "".join(f"{_ANSI[style]}{text}{_RESET}" if style and text.strip() else text for text, style in line)
         for line in lines
@@ -230,7 +231,7 @@ def ansi_text(lines: Iterable[Sequence[Piece]]) -> str:
 
 
 def rich_markup(lines: Iterable[Sequence[Piece]]) -> str:
-    """The picture in the markup of rich."""
+    """The graph as rich markup."""
     return "\n".join(
         "".join(f"[{RICH_STYLES[style]}]{_escaped(text)}[/]" if style else _escaped(text) for text, style in line)
         for line in lines
@@ -249,7 +250,7 @@ def _by_snapshot(refs: Iterable[Ref]) -> dict[str, list[Ref]]:
 
 
 def lane_style(line: Line) -> str:
-    """The style of a line; colours come round again."""
+    """The style of a line. Colours repeat."""
     return f"lane{line.colour % len(LANES)}"
 
 
@@ -281,13 +282,13 @@ def _spaced(cells: Sequence[Piece]) -> list[Piece]:
 
 
 def _joining(row: Row, width: int) -> list[Piece]:
-    """The line above a commit in which others come in from the right."""
+    """The text line above a commit that joins lines from the right."""
     cells = _passing(row, width)
     joins = {line.column: line for line in row.joins}
     last = max(joins)
     pieces: list[Piece] = []
     for column in range(width):
-        # The stroke takes the colour of the nearest line that comes in.
+        # The stroke has the colour of the nearest joining line.
         incoming = next((joins[c] for c in sorted(joins) if c >= column), row.own)
         passes = cells[column][0] == "│"
         if column == row.own.column:
@@ -321,12 +322,12 @@ def _label(row: Row, refs: Sequence[Ref], length: int, *, times: bool) -> Iterat
 _ROW_PX, _LANE_PX, _MARGIN_PX, _RADIUS_PX, _CHARACTER_PX = 24, 18, 14, 5, 7.3
 _LANE_COLOURS = ("#e5534b", "#2da44e", "#c69026", "#4184e4", "#a371f7", "#1b9ab8")
 _FONT = "font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:12px"
-# A file of its own has no page to take the colour of its text from.
+# A standalone file cannot inherit the text colour of a page.
 _STANDALONE = "<style>svg{color:#24292f}@media(prefers-color-scheme:dark){svg{color:#e6edf3}}</style>"
 
 
 def graph_svg(layout: Layout, refs: Iterable[Ref], *, plain: bool = False, standalone: bool = True) -> str:
-    """The picture as one SVG element; `plain` leaves all colours to the page."""
+    """The graph as one SVG element. `plain` uses the colours of the page."""
     names: dict[str, list[Ref]] = {}
     for ref in refs:
         names.setdefault(ref.snapshot_id, []).append(ref)
@@ -373,7 +374,7 @@ def _colour(line: Line, plain: bool) -> str:
 
 def _edge(layout: Layout, child: int, parent: int, plain: bool) -> str:
     start, end = layout.rows[child].own, layout.rows[parent].own
-    # The first commit is a ring: the line stops at its edge.
+    # The first commit is a ring. The line stops at its edge.
     into = 0 if layout.rows[parent].commit.parent_id is not None else _RADIUS_PX
     x, y, to_x, to_y = _x(start), _y(child), _x(end), _y(parent) - into
     colour = _colour(start, plain)
@@ -389,7 +390,7 @@ def _stroke(path: str, colour: str, *, dashed: bool = False) -> str:
 
 
 def _svg_label(short_id: str, refs: list[Ref], message: str, plain: bool) -> tuple[str, int]:
-    """The text of a row, and how many characters wide it is."""
+    """The text of a row, and its width in characters."""
     spans, characters = [f'<tspan fill-opacity="0.65">{escape(printable(short_id))}</tspan>'], len(short_id)
     for index, ref in enumerate(refs):
         name = ref.name if ref.kind == "branch" else f"tag: {ref.name}"
@@ -407,7 +408,7 @@ _MOST_ROWS_IN_A_PAGE = 500
 class AncestryGraph:
     """A drawing of commits, branches and tags.
 
-    `print` shows it with colours where the output is a terminal, a notebook shows it as a picture, `to_svg` saves it.
+    `print` writes it as text, with colours on a terminal. Notebooks show it as SVG. `to_svg` returns an SVG document.
 
     Examples
     --------
@@ -426,12 +427,12 @@ class AncestryGraph:
 
     @cached_property
     def layout(self) -> Layout:
-        """Where everything is drawn."""
+        """The layout of the graph."""
         trunk = next((ref.snapshot_id for ref in self.refs if ref.kind == "branch" and ref.name == "main"), None)
         return plan_graph(self.commits, trunk)
 
     def text(self, *, colour: bool = False, times: bool = True) -> str:
-        """The graph as text, with the colour codes of a terminal if asked for."""
+        """The graph as text, optionally with terminal colours."""
         lines = graph_lines(self.layout, self.refs, times=times)
         return ansi_text(lines) if colour else plain_text(lines)
 
