@@ -285,7 +285,7 @@ class ChunkReader:
             result[position] = body
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A session's unwritten packs stay behind; whoever pickles a session has written them first.
+        # Unwritten packs of a session are not pickled. They are stored before a session is pickled.
         return _rebuild, (
             self._storage,
             self._chunk_key,

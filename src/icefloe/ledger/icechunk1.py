@@ -218,7 +218,7 @@ class Icechunk1Ledger(Ledger):
     async def delete_branch(self, branch: str) -> None:
         check_name(branch, "branch")
         if branch == MAIN:
-            raise InvalidInputError("the branch main cannot be deleted: it is what makes the place a repository")
+            raise InvalidInputError("the branch main cannot be deleted: every repository has it")
         await self.fetch_tip(branch)
         await self.storage.delete([_branch_key(branch)])
 

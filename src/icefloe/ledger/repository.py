@@ -263,7 +263,7 @@ class RepositoryLedger(QuotingLedger):
             if content is None and torn is not None:
                 break  # the files before were removed by others
             if torn is not None:
-                _LOG.warning("%s; branch %r stands where it stood before", torn, branch)
+                _LOG.warning("%s; branch %r keeps its previous tip", torn, branch)
             return content
         if torn is not None:
             raise torn
@@ -422,7 +422,7 @@ class RepositoryLedger(QuotingLedger):
     async def delete_branch(self, branch: str) -> None:
         check_name(branch, "branch")
         if branch == MAIN:
-            raise InvalidInputError("the branch main cannot be deleted: it is what makes the place a repository")
+            raise InvalidInputError("the branch main cannot be deleted: every repository has it")
         for pause in _CONTENTION.pauses():
             newest = await self._fetch_newest(branch)
             if newest is None or newest.content.deleted:

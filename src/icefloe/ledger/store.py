@@ -279,7 +279,7 @@ class StoreLedger(QuotingLedger):
             if found is None:
                 break
             if torn is not None:
-                _LOG.warning("%s; branch %r stands where it stood before", torn, branch)
+                _LOG.warning("%s; branch %r keeps its previous tip", torn, branch)
             # The next commit takes the number after those of the unfinished ones, which stay.
             return _Newest(sequence, found.reference)
         if torn is not None:
@@ -396,7 +396,7 @@ class StoreLedger(QuotingLedger):
 
     async def delete_branch(self, branch: str) -> None:
         if branch == MAIN:
-            raise InvalidInputError("the branch main cannot be deleted: it is what makes the place a repository")
+            raise InvalidInputError("the branch main cannot be deleted: every repository has it")
         for pause in _CONTENTION.pauses():
             newest = await self._require_newest(branch)
             try:

@@ -285,7 +285,7 @@ async def _follow_others(engine: RepositoryParts, child: ObjectId, parent: Objec
                 at = above
             log = await _log_since(uncached, [*reversed(skipped), child], begins)
         except SnapshotNotFoundError:
-            return  # a collection took what expired; its log is that of whoever let it expire
+            return  # a collection deleted what expired; the expiry wrote the log
         await _write_log(engine, child, log)
         parent = begins
 

@@ -102,10 +102,10 @@ async def _check_target(engine: RepositoryParts, target: Storage) -> None:
     there = await detect_generation(target)
     if there is not None and there is not engine.format.spec_version:
         raise InvalidInputError(
-            f"{target.url} holds a repository of generation {there.value!r}; mirror to another place"
+            f"{target.url} holds a repository of generation {there.value!r}; mirror to another storage"
         )
     if there is None and not await target.is_empty():
-        raise InvalidInputError(f"{target.url} holds objects that are no repository; mirror to an empty place")
+        raise InvalidInputError(f"{target.url} holds objects that are no repository; mirror to an empty storage")
 
 
 async def mirror(engine: RepositoryParts, target: Storage) -> MirrorPlan:

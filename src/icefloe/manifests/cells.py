@@ -378,9 +378,9 @@ def cell_shape(grid: Sequence[int], limit: int, existing: Boxes | None = None) -
     if math.prod(shape) > budget:
         shape = [1] * len(grid)
     for axis in reversed(range(len(grid))):
-        room = budget // math.prod(shape)
+        free = budget // math.prod(shape)
         needed = _power_of_two(grid[axis])
-        shape[axis] = max(shape[axis], min(needed, shape[axis] * room))
+        shape[axis] = max(shape[axis], min(needed, shape[axis] * free))
     return tuple(min(n, WHOLE) for n in shape)
 
 

@@ -154,22 +154,22 @@ def _pack_set(packages: list[Package], entry: ManifestSet) -> tuple[list[Package
 def _fit(ordered: Sequence[Package], limit: int) -> list[list[Package]]:
     """Best fit decreasing: into the fullest bin with enough free space, found by bisection."""
     bins: list[list[Package]] = []
-    room: list[tuple[int, int]] = []  # (free space, -bin) so that among equals the first bin is the last entry
+    free: list[tuple[int, int]] = []  # (free space, -bin) so that among equals the first bin is the last entry
     for size, alike in groupby(ordered, key=_SIZE):
         waiting = list(alike)
         while waiting:
-            position = bisect.bisect_left(room, (size, -len(bins)))
-            if position == len(room):
+            position = bisect.bisect_left(free, (size, -len(bins)))
+            if position == len(free):
                 bins.append([])
                 left, index = limit, len(bins) - 1
             else:
-                left, negative = room.pop(position)
+                left, negative = free.pop(position)
                 index = -negative
             # The bin that took one of this size is the best for the next ones of it, until they do not fit.
             taken = min(left // size, len(waiting)) if size else len(waiting)
             bins[index] += waiting[:taken]
             del waiting[:taken]
-            bisect.insort(room, (left - taken * size, -index))
+            bisect.insort(free, (left - taken * size, -index))
     return sorted(bins, key=lambda group: -sum(p.size for p in group))
 
 

@@ -244,7 +244,7 @@ async def check_objects(engine: RepositoryParts, keys: Sequence[str]) -> None:
             if seen != record.renewed:
                 renewed[record.id] = (record.renewed, now)
             elif now - since > LEASE_SECONDS:
-                continue  # whoever ran it died
+                continue  # its process died
             if oldest < record.cutoff:
                 dangerous.append(record)
         if not dangerous:

@@ -231,7 +231,7 @@ async def create_engine(
         try:
             if check_clean_root and not await _is_free(storage, engine.format):
                 raise AlreadyExistsError(
-                    f"{storage.url} holds other objects; choose an empty place, or pass check_clean_root=False",
+                    f"{storage.url} holds other objects; choose an empty storage, or pass check_clean_root=False",
                     url=storage.url,
                 )
             await engine.metadata_files.write_snapshot(initial)

@@ -77,7 +77,7 @@ FLAGS: Mapping[str, int] = {"move_node": 3, "create_tag": 4, "delete_tag": 5}
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """The repository after a change, without its log entry, and the entry; its time and backup are set on landing."""
+    """The repository after a change, without its log entry, and the entry; writing sets time and backup."""
 
     info: RepoInfo
     update: UpdateRecord
@@ -176,7 +176,7 @@ def reset_branch(info: RepoInfo, branch: str, snapshot_id: ObjectId, expected: O
 def delete_branch(info: RepoInfo, branch: str) -> Edit:
     """Delete a branch. Its snapshots stay until they are collected."""
     if branch == MAIN:
-        raise InvalidInputError("the branch main cannot be deleted: it is what makes the place a repository")
+        raise InvalidInputError("the branch main cannot be deleted: every repository has it")
     standing = branch_tip(info, branch)
     left = {name: tip for name, tip in info.branches.items() if name != branch}
     return Edit(
