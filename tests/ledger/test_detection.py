@@ -11,7 +11,8 @@ from zarr.core.buffer import default_buffer_prototype
 from icefloe.errors import UnknownFormatError
 from icefloe.formats.contract import get_format
 from icefloe.formats.header import FileType, encode_header
-from icefloe.ledger.generations import detect, detect_generation
+from icefloe.ledger.generations import GENERATIONS, detect, detect_generation
+from icefloe.metadata_files import MetadataFiles
 from icefloe.model.capabilities import SpecVersion
 from icefloe.repository import Repository
 from icefloe.storage.build import in_memory_storage, local_filesystem_storage
@@ -135,3 +136,12 @@ async def test_every_fixture_is_recognised(folders: list[Path]) -> None:
 def test_every_generation_has_a_format(version: SpecVersion) -> None:
     assert get_format(version).spec_version is version
     assert get_format(version) is get_format(version)
+
+
+def test_every_generation_is_one_object_of_the_registry() -> None:
+    assert list(GENERATIONS) == list(SpecVersion)
+    for version, generation in GENERATIONS.items():
+        assert generation.format.spec_version is version
+        storage = in_memory_storage()
+        ledger = generation.make_ledger(storage, MetadataFiles(storage, generation.format))
+        assert type(ledger).__name__ == generation.ledger_class

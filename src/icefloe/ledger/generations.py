@@ -6,11 +6,13 @@ import asyncio
 import importlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import cast
 
 from icefloe.errors import FormatError, ObjectNotFoundError, UnknownFormatError, UnsupportedError
+from icefloe.formats.contract import Format, get_format
 from icefloe.formats.header import HEADER_BYTES, FileType, has_magic, parse_header
 from icefloe.ledger import icechunk1, icechunk2
 from icefloe.ledger.contract import Ledger, StoredConfig
@@ -19,36 +21,68 @@ from icefloe.metadata_files import MetadataFiles
 from icefloe.model.capabilities import SpecVersion
 from icefloe.storage.contract import Storage, Versioned
 
-_LEDGERS = {
-    SpecVersion.DATASET: ("dataset", "DatasetLedger"),
-    SpecVersion.STORE: ("store", "StoreLedger"),
-    SpecVersion.REPOSITORY: ("repository", "RepositoryLedger"),
-    SpecVersion.ICECHUNK1: ("icechunk1", "Icechunk1Ledger"),
-    SpecVersion.ICECHUNK2: ("icechunk2", "Icechunk2Ledger"),
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One generation: its format, its ledger, and what tells it from the others in a storage.
+
+    The modules of a generation are loaded when they are first used, because some bring large libraries with them.
+    """
+
+    spec_version: SpecVersion
+    ledger_class: str
+    """The class in the ledger module that has the name of the generation."""
+    refs_folder: str | None
+    """The folder of refs. None: one file holds refs, settings and history, and is gone after a conversion."""
+    config_keys: tuple[str, ...] = ()
+    """The objects that may hold the configuration."""
+    read_config: Callable[[Versioned], StoredConfig] | None = None
+    """Decodes the configuration from an object that detection read."""
+    locate: str | None = None
+    """The function of the ledger module that finds the files of a repository that may be elsewhere."""
+
+    @property
+    def format(self) -> Format:
+        """How files are named, encoded and decoded; with the capabilities."""
+        return get_format(self.spec_version)
+
+    def make_ledger(self, storage: Storage, metadata_files: MetadataFiles) -> Ledger:
+        """The ledger of a repository of this generation."""
+        make = cast(Callable[[Storage, MetadataFiles], Ledger], getattr(self._module(), self.ledger_class))
+        return make(storage, metadata_files)
+
+    async def locate_files(self, storage: Storage) -> Storage:
+        """The storage of all files of a repository, which may be elsewhere than where it is opened."""
+        if self.locate is None:
+            return storage
+        find = cast(Callable[[Storage], Awaitable[Storage]], getattr(self._module(), self.locate))
+        return await find(storage)
+
+    def _module(self) -> ModuleType:
+        return importlib.import_module(f"icefloe.ledger.{self.spec_version.value}")
+
+
+GENERATIONS: Mapping[SpecVersion, Generation] = {
+    each.spec_version: each
+    for each in (
+        Generation(SpecVersion.DATASET, "DatasetLedger", None, locate="locate_data"),
+        Generation(SpecVersion.STORE, "StoreLedger", "r/", ("config.json",), locate="locate_code_form"),
+        Generation(SpecVersion.REPOSITORY, "RepositoryLedger", "refs/", ("config.json", "config.yaml"), stored_config),
+        Generation(SpecVersion.ICECHUNK1, "Icechunk1Ledger", "refs/", ("config.yaml",), icechunk1.stored_config),
+        Generation(SpecVersion.ICECHUNK2, "Icechunk2Ledger", None, read_config=icechunk2.stored_config),
+    )
 }
-"""Module and class; only those in use are loaded, because some bring large libraries with them."""
+"""Every generation, oldest first."""
 
 
 def make_ledger(spec_version: SpecVersion, storage: Storage, metadata_files: MetadataFiles) -> Ledger:
     """The ledger of a repository of that generation."""
-    module, name = _LEDGERS[spec_version]
-    make = cast(
-        Callable[[Storage, MetadataFiles], Ledger], getattr(importlib.import_module(f"icefloe.ledger.{module}"), name)
-    )
-    return make(storage, metadata_files)
+    return GENERATIONS[spec_version].make_ledger(storage, metadata_files)
 
 
 async def locate_files(spec_version: SpecVersion, storage: Storage) -> Storage:
     """The storage of all files of a repository, which may be elsewhere than where it is opened."""
-    if spec_version is SpecVersion.DATASET:
-        from icefloe.ledger.dataset import locate_data  # noqa: PLC0415 - see _LEDGERS
-
-        return await locate_data(storage)
-    if spec_version is SpecVersion.STORE:
-        from icefloe.ledger.store import locate_code_form  # noqa: PLC0415 - see _LEDGERS
-
-        return await locate_code_form(storage)
-    return storage
+    return await GENERATIONS[spec_version].locate_files(storage)
 
 
 _NEWEST_SPEC = 2
@@ -70,14 +104,9 @@ class Detected:
         if self.found is None:
             # There it was asked for together with that object.
             return StoredConfig(None) if self.spec_version is SpecVersion.ICECHUNK1 else None
-        return _READERS[self.spec_version](self.found)
-
-
-_READERS: dict[SpecVersion, Callable[[Versioned], StoredConfig]] = {
-    SpecVersion.REPOSITORY: stored_config,
-    SpecVersion.ICECHUNK1: icechunk1.stored_config,
-    SpecVersion.ICECHUNK2: icechunk2.stored_config,
-}
+        read_config = GENERATIONS[self.spec_version].read_config
+        assert read_config is not None, "detection reads only objects that it can decode"
+        return read_config(self.found)
 
 
 async def detect(storage: Storage) -> Detected | None:

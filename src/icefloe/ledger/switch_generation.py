@@ -32,6 +32,7 @@ from icefloe.formats.icechunk2.repo_file import Availability, StatusRecord, Upda
 from icefloe.ids import ObjectId, new_object_id
 from icefloe.ledger.contract import MAIN, Ledger, save_config_file
 from icefloe.ledger.dataset import DatasetLedger
+from icefloe.ledger.generations import GENERATIONS
 from icefloe.ledger.icechunk1 import Icechunk1Ledger
 from icefloe.ledger.icechunk2 import REPO_KEY, Icechunk2Ledger
 from icefloe.ledger.repository import (
@@ -52,18 +53,13 @@ from icefloe.storage.contract import Storage
 
 JOURNAL_KEY = "icefloe-conversion.json"
 """The object that exists while a conversion is in progress."""
-_CONFIG_KEYS = {
-    SpecVersion.STORE: ("config.json",),
-    SpecVersion.REPOSITORY: ("config.json", "config.yaml"),
-    SpecVersion.ICECHUNK1: ("config.yaml",),
-}
-_REFS = {SpecVersion.STORE: "r/", SpecVersion.REPOSITORY: "refs/", SpecVersion.ICECHUNK1: "refs/"}
 _MAIN = ("r/main/", "r/branch:main/", "refs/branch.main/", "refs/branch:main/")
 
 
 def shares_refs(first: SpecVersion, second: SpecVersion) -> bool:
     """Whether two generations keep refs under the same names, so that they cannot be stored side by side."""
-    return first is not second and _REFS.get(first, first) == _REFS.get(second, second)
+    folder = GENERATIONS[first].refs_folder
+    return first is not second and folder is not None and folder == GENERATIONS[second].refs_folder
 
 
 def takes_precedence(first: SpecVersion, second: SpecVersion) -> bool:
@@ -117,13 +113,13 @@ async def remove_generation(storage: Storage, version: SpecVersion, successor: S
             await storage.delete([REPO_KEY])
     elif version is SpecVersion.DATASET:
         await storage.delete([STATE_KEY])
-    else:
-        await _remove_refs(storage, _REFS[version])
+    elif (folder := GENERATIONS[version].refs_folder) is not None:
+        await _remove_refs(storage, folder)
         if version is not SpecVersion.ICECHUNK1:
             # A writer that read a branch a moment ago creates the next file without another read, see FRESH_SECONDS.
             await asyncio.sleep(FRESH_SECONDS + 0.1)
-    kept = _CONFIG_KEYS.get(successor, ())
-    keys = [key for key in _CONFIG_KEYS.get(version, ()) if key not in kept]
+    kept = GENERATIONS[successor].config_keys
+    keys = [key for key in GENERATIONS[version].config_keys if key not in kept]
     if keys:
         await storage.delete(keys)
 

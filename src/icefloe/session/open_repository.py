@@ -38,7 +38,7 @@ from icefloe.formats.config_document import decode_config, encode_config
 from icefloe.formats.contract import Format, get_format
 from icefloe.ids import new_object_id
 from icefloe.ledger.contract import Ledger
-from icefloe.ledger.generations import Detected, detect, detect_generation, locate_files, make_ledger
+from icefloe.ledger.generations import GENERATIONS, Detected, detect, detect_generation, locate_files, make_ledger
 from icefloe.manifests.plan import manifests_to_preload
 from icefloe.metadata_files import CacheLimits, MetadataFiles
 from icefloe.model.capabilities import Capabilities, SpecVersion
@@ -125,7 +125,7 @@ class RepositoryParts:
         """
         await self.ledger.check_writable()
         version = self.format.spec_version
-        if version in (SpecVersion.DATASET, SpecVersion.ICECHUNK2):
+        if GENERATIONS[version].refs_folder is None:
             return  # their refs, settings and history are in one file, which a conversion removes
         found = await detect_generation(self.storage)
         if found is not None and found is not version:
