@@ -281,7 +281,7 @@ class _Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """A commit, and what it took."""
+    """A commit, with its plan, the reports of its tasks, and the numbers of references and attempts."""
 
     snapshot_id: str
     plan: IngestPlan
@@ -305,7 +305,7 @@ def plan_first_pass(spark: SparkSession, found: FirstPass, existing: Existing, o
 
 
 def land(spark: SparkSession, job: IngestJob) -> Landed:
-    """Write and commit; a branch that moved is dealt with until the commit lands or truly conflicts."""
+    """Write and commit. If the branch has new commits, retry until it succeeds or there is a real conflict."""
     attempt = _attempt(spark, job, job.options, None)
     for number in range(1, MOST_ATTEMPTS + 1):
         references = sum(each.parts.chunks for each in attempt.written)
@@ -433,7 +433,7 @@ def staging_branch(
 
 
 def land_in_batches(spark: SparkSession, job: IngestJob, staging: str, batch: int) -> Landed:
-    """Land every batch on the staging branch, then move the branch of the job there."""
+    """Commit every batch to the staging branch, then move the branch of the job there."""
     existing = read_existing(job.repository.readonly_session(staging), job.named)
     whole = plan_first_pass(spark, job.first_pass, existing, job.options)
     # Everything is checked before the first batch: differences between files are told all at once.

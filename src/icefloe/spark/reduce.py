@@ -63,7 +63,7 @@ Values = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class FinishPlace:
-    """The values of one place of the result, by variable, in the types that xarray gives."""
+    """Computes the final values of one position of the result, by variable, with the types of xarray."""
 
     reduction: Reduction
     how: str
@@ -91,7 +91,7 @@ def kept_dims(array: xr.DataArray, dims: Sequence[str]) -> tuple[str, ...]:
 def assemble(
     dataset: xr.Dataset, dims: Sequence[str], finish: FinishPlace, parts: Sequence[tuple[Window, Values]]
 ) -> xr.Dataset:
-    """One dataset of the values of all places, with the coordinates that are left."""
+    """Combine the values of all positions into one dataset, with the remaining coordinates."""
     result = xr.Dataset(attrs=dataset.attrs)
     for name, source in dataset.data_vars.items():
         kept = kept_dims(source, dims)
@@ -126,7 +126,7 @@ def plan_reduced(dataset: xr.Dataset, sketch: xr.Dataset, grid: BlockGrid, chunk
 
 @dataclass(frozen=True, slots=True)
 class WritePlace:
-    """Writes the values of one place into arrays that are there, through a fork of the session that made them."""
+    """Writes the values of one position into existing arrays, through a fork of the session that created them."""
 
     finish: FinishPlace
     fork: bytes
