@@ -175,6 +175,14 @@ FOUND: dict[str, tuple[Step, ...]] = {
         (2 * DAY + 0.5, "nightly", "expire", {"age": DAY / 2}),
         (2 * DAY + 0.8, "service", "transaction", transaction(("set", "b", 5), ("resize", "a", 1))),
     ),
+    **{
+        f"a service amends an array away {gap} s after a foreign expiry began": steps(
+            (0.0, "service", "transaction", transaction(("set", "a", 4))),
+            (2 * DAY, "nightly", "expire", {"age": 0.0}),
+            (2 * DAY + gap, "service", "transaction", transaction(("set", "a", 5), ("delete", "b", 2), amend=True)),
+        )
+        for gap in (0.3, 1, 3)
+    },
     "an expiry of one commit ends after one of all commits": steps(
         (0.0, "service", "transaction", transaction(("create", "c", 8), ("resize", "a", 4))),
         (2 * DAY, "nightly", "expire", {"back": 1}),

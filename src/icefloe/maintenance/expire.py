@@ -20,8 +20,8 @@ from icefloe.maintenance.inventory import (
     open_uncached,
     tell,
 )
-from icefloe.model.snapshot import Snapshot, SnapshotInfo, TransactionLog
-from icefloe.session.history import check_past, compare_snapshots, join_logs, merge_logs
+from icefloe.model.snapshot import SnapshotInfo, TransactionLog
+from icefloe.session.history import check_past, compare_snapshots, fit_log, join_logs, merge_logs
 from icefloe.session.open_repository import RepositoryParts
 
 _SHOWN = 10
@@ -316,22 +316,4 @@ async def _log_since(uncached: UncachedRepository, snapshots: list[ObjectId], pa
         logs = [await metadata_files.fetch_transaction_log(each) for each in snapshots]
     except ObjectNotFoundError:
         return await compare_snapshots(old, new, metadata_files)
-    return _known_before(await join_logs(logs, old, new, metadata_files), old)
-
-
-def _known_before(log: TransactionLog, old: Snapshot) -> TransactionLog:
-    """The log without the creation of nodes that were there before.
-
-    Another expiry may have written a log that begins further up, where these nodes were created.
-    """
-    ids = {node.id for node in old.nodes.values()}
-    arrays, groups = log.new_arrays & ids, log.new_groups & ids
-    if not arrays and not groups:
-        return log
-    return replace(
-        log,
-        new_arrays=log.new_arrays - arrays,
-        new_groups=log.new_groups - groups,
-        updated_arrays=log.updated_arrays | arrays,
-        updated_groups=log.updated_groups | groups,
-    )
+    return fit_log(await join_logs(logs, old, new, metadata_files), old, new)

@@ -67,7 +67,7 @@ from icefloe.model.snapshot import (
 )
 from icefloe.model.zarr_document import split_attributes
 from icefloe.session.change_set import ChangeSet, summarise, transaction_log
-from icefloe.session.history import GONE, fetch_base, fetch_log, merge_logs
+from icefloe.session.history import GONE, fetch_base, fetch_log, fit_log, merge_logs
 from icefloe.session.open_repository import RepositoryParts
 from icefloe.session.rebase import ConflictSolver, drop_false_conflicts, rebase_over
 from icefloe.session.session_state import SessionState
@@ -570,9 +570,10 @@ async def _follow_parent(engine: RepositoryParts, replaced_id: ObjectId, snapsho
             return
         earlier = await engine.metadata_files.fetch_transaction_log(replaced_id, anew=True)
         own = await engine.metadata_files.fetch_transaction_log(snapshot.id, anew=True)
+        parent = await engine.metadata_files.fetch_snapshot(parent_id)
     except NotFoundError:
         return  # the replaced snapshot was collected; what this one names was checked before
-    await engine.metadata_files.write_transaction_log(snapshot.id, merge_logs(earlier, own))
+    await engine.metadata_files.write_transaction_log(snapshot.id, fit_log(merge_logs(earlier, own), parent, snapshot))
     await engine.ledger.reparent_snapshot(snapshot.id, parent_id)
 
 

@@ -21,6 +21,7 @@ from icefloe.model.snapshot import (
     REWRITTEN_PARENT_KEY,
     ArrayNode,
     Diff,
+    GroupNode,
     Move,
     Node,
     Snapshot,
@@ -104,6 +105,28 @@ def merge_logs(first: TransactionLog, second: TransactionLog) -> TransactionLog:
             if node_id not in gone
         },
         moves=tuple(m for m in moves.values() if m.from_path != m.to_path and m.node_id not in born | gone),
+    )
+
+
+def fit_log(log: TransactionLog, old: Snapshot, new: Snapshot) -> TransactionLog:
+    """The log with exactly the nodes that one snapshot lacks and the other has.
+
+    Another expiry, or an amended commit, may have written a log that begins further up. Such a log names nodes as new
+    that `old` has, and does not name nodes as deleted that were created and deleted after it began.
+    """
+    was, now = {node.id: node for node in old.nodes.values()}, {node.id: node for node in new.nodes.values()}
+    added, removed = now.keys() - was.keys(), was.keys() - now.keys()
+    kept = now.keys() & was.keys()
+    return replace(
+        log,
+        new_arrays=frozenset(each for each in added if isinstance(now[each], ArrayNode)),
+        new_groups=frozenset(each for each in added if isinstance(now[each], GroupNode)),
+        deleted_arrays=frozenset(each for each in removed if isinstance(was[each], ArrayNode)),
+        deleted_groups=frozenset(each for each in removed if isinstance(was[each], GroupNode)),
+        updated_arrays=(log.updated_arrays | log.new_arrays) & kept,
+        updated_groups=(log.updated_groups | log.new_groups) & kept,
+        updated_chunks={each: coords for each, coords in log.updated_chunks.items() if each in now},
+        updated_boxes={each: boxes for each, boxes in log.updated_boxes.items() if each in now},
     )
 
 

@@ -22,6 +22,14 @@ Modules
 - `write`: Write rows of a DataFrame into arrays.
 """
 
+import sys
+
 from icefloe.lazy_exports import lazy_exports
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__)
+
+if getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", None) == "pyspark.daemon":
+    # A Spark worker imports this package before it runs anything of it.
+    from icefloe.spark.connect import end_quietly
+
+    end_quietly()
