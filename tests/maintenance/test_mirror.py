@@ -42,3 +42,16 @@ def test_a_place_with_something_else_is_refused() -> None:
     other = make_past(icefloe.in_memory_storage(), "icechunk1", commits=1)
     with pytest.raises(icefloe.InvalidInputError, match="icechunk1"):
         past.repo.mirror(other.repo.storage)
+
+
+@pytest.mark.parametrize("version", GENERATIONS)
+def test_another_repository_is_never_replaced_by_a_mirror(version: str) -> None:
+    past = make_past(icefloe.in_memory_storage(), version, commits=1)
+    other = make_past(icefloe.in_memory_storage(), version, commits=2)
+    tip = other.repo.lookup_branch("main")
+    with pytest.raises(icefloe.InvalidInputError, match="holds another repository"):
+        past.repo.mirror(other.repo.storage)
+    with pytest.raises(icefloe.InvalidInputError, match="holds another repository"):
+        past.repo.plan_mirror(other.repo.storage)
+    assert icefloe.Repository.open(other.repo.storage).lookup_branch("main") == tip
+    other.check(icefloe.Repository.open(other.repo.storage))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from icefloe.blocking import current_time
 from icefloe.display.card import format_bytes, format_count
 from icefloe.errors import InvalidInputError, ObjectNotFoundError
 from icefloe.ledger.generations import detect_generation
@@ -106,6 +107,19 @@ async def _check_target(engine: RepositoryParts, target: Storage) -> None:
         )
     if there is None and not await target.is_empty():
         raise InvalidInputError(f"{target.url} holds objects that are no repository; mirror to an empty storage")
+    if there is not None and not await _is_a_copy(engine, target):
+        raise InvalidInputError(
+            f"{target.url} holds another repository: it has no snapshot in common with {engine.storage.url}, and the "
+            "mirror would replace its branches. Mirror to an empty storage, or delete that repository first"
+        )
+
+
+async def _is_a_copy(engine: RepositoryParts, target: Storage) -> bool:
+    """Whether the target has a snapshot of the source, or none but the first one that all repositories share."""
+    folder = engine.format.snapshots_folder
+    theirs = set(await target.list_names(folder))
+    theirs.discard(engine.format.initial_snapshot(current_time()).id + engine.format.metadata_extension)
+    return not theirs or not theirs.isdisjoint(await engine.storage.list_names(folder))
 
 
 async def mirror(engine: RepositoryParts, target: Storage) -> MirrorPlan:
