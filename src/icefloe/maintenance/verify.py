@@ -11,7 +11,6 @@ import numpy as np
 from icefloe.errors import FormatError, IcefloeError, NotFoundError, ObjectNotFoundError, SnapshotNotFoundError
 from icefloe.ids import ObjectId
 from icefloe.ledger.contract import RefTargets
-from icefloe.ledger.recover import recover
 from icefloe.maintenance.collect import list_all
 from icefloe.maintenance.inventory import (
     Listed,
@@ -123,6 +122,8 @@ class _Verification:
 
     async def _refs(self) -> None:
         """The readable refs. For unreadable ones, the recovery reports what can be done."""
+        from icefloe.ledger.recover import recover  # noqa: PLC0415 - it loads every generation
+
         recovery = await recover(self.uncached.storage, version=self.uncached.format.spec_version, apply=False)
         self.damages += recovery.damages
         try:
@@ -388,6 +389,8 @@ async def repair(engine: RepositoryParts, request: VerifyRequest | None = None) 
     if any(damage.repairable for damage in found.damages):
         await engine.check_writable()
     if any(damage.repairable and damage.what in ("ref", "configuration") for damage in found.damages):
+        from icefloe.ledger.recover import recover  # noqa: PLC0415 - it loads every generation
+
         await recover(engine.storage, version=engine.format.spec_version)
         found = await verify(engine, request)
     damages = [damage for damage in found.damages if damage.repairable]

@@ -13,7 +13,6 @@ from icefloe.display.card import Card, Described, Fact, Styled
 from icefloe.errors import InvalidInputError, RepositoryNotFoundError
 from icefloe.formats.config_document import encode_config
 from icefloe.ids import ObjectId
-from icefloe.ledger.recover import recover
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.damage import Damage
@@ -253,6 +252,8 @@ class Repository(
         >>> icefloe.Repository.recover(storage)
         ()
         """
+        from icefloe.ledger.recover import recover  # noqa: PLC0415 - it loads every generation
+
         return (await recover(resolve_storage(storage), tips=tips, apply=not dry_run)).damages
 
     recover = blocking_staticmethod(recover_async)
