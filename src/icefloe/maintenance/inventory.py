@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from icefloe.blocking import current_time
+from icefloe.blocking import current_time, monotonic_time
 from icefloe.errors import FormatError, InvalidInputError, SnapshotNotFoundError
 from icefloe.formats.contract import Format
 from icefloe.ids import ObjectId, decode_base32_column, encode_base32_column, new_object_id, text_length
@@ -80,10 +80,12 @@ class Cutoff:
 
     time: dt.datetime
     now: dt.datetime
+    read_at: float
+    """When `now` was read, by the monotonic clock of this process."""
 
     def started(self, age: dt.timedelta) -> dt.datetime:
         """The earliest time that the store may have given to an object of a writer of this age."""
-        began = self.now - age
+        began = self.now - age + dt.timedelta(seconds=monotonic_time() - self.read_at)
         # A store that reports whole seconds truncates the rest.
         return began if self.now.microsecond else began.replace(microsecond=0)
 
@@ -93,22 +95,28 @@ async def fetch_cutoff(storage: Storage, older_than: dt.datetime | dt.timedelta)
     if isinstance(older_than, dt.datetime):
         check_zone(older_than, _ARGUMENT)
         # A plan may be made where nothing can be written; nothing is deleted there either.
-        now = current_time() if storage.read_only else await fetch_store_time(storage)
+        now, read_at = (current_time(), monotonic_time()) if storage.read_only else await _fetch_store_time(storage)
         check_past(older_than, _ARGUMENT, now)
         # Some stores report whole seconds.
-        return Cutoff(older_than if older_than <= now + _RESOLUTION else now, now)
+        return Cutoff(older_than if older_than <= now + _RESOLUTION else now, now, read_at)
     if older_than < dt.timedelta(0):
         raise InvalidInputError(f"{older_than} is in the future; garbage is older than a time span, not younger")
-    now = await fetch_store_time(storage)
-    return Cutoff(now - older_than, now)
+    now, read_at = await _fetch_store_time(storage)
+    return Cutoff(now - older_than, now, read_at)
 
 
 async def fetch_store_time(storage: Storage) -> dt.datetime:
     """The store's time: that of an object written for the purpose."""
+    return (await _fetch_store_time(storage))[0]
+
+
+async def _fetch_store_time(storage: Storage) -> tuple[dt.datetime, float]:
+    """The store's time, and the time by the monotonic clock of this process right after it."""
     key = f"{FOLDER}clock-{new_object_id()}"
     await storage.put(key, b"what time is it?")
+    read_at = monotonic_time()
     try:
-        return (await storage.head(key)).last_modified
+        return (await storage.head(key)).last_modified, read_at
     finally:
         await storage.delete([key])
 
