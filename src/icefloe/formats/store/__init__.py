@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from icefloe.errors import UnsupportedError
 from icefloe.formats.contract import Format
 from icefloe.formats.store import manifest as manifest_file
-from icefloe.formats.store import manifest as manifest_text
-from icefloe.formats.store import snapshot as attributes_file
 from icefloe.formats.store import snapshot as snapshot_file
 from icefloe.formats.store.refs import ID_BYTES
 from icefloe.ids import ObjectId
@@ -50,16 +48,16 @@ class StoreFormat(Format):
         return snapshot_file.decode_snapshot(data)
 
     def encode_manifest(self, manifest: Manifest) -> bytes:
-        return manifest_text.encode_manifest(manifest)
+        return manifest_file.encode_manifest(manifest)
 
     def decode_manifest(self, data: bytes) -> Manifest:
         return manifest_file.decode_manifest(data)
 
     def encode_attributes(self, attributes: Sequence[bytes]) -> bytes:
-        return attributes_file.encode_attributes(attributes)
+        return snapshot_file.encode_attributes(attributes)
 
     def decode_attributes(self, data: bytes) -> Sequence[bytes]:
-        return attributes_file.decode_attributes(data)
+        return snapshot_file.decode_attributes(data)
 
     def encode_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> bytes:
         raise UnsupportedError("the generation `store` has no transaction logs; compare snapshots instead")
