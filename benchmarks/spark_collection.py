@@ -43,11 +43,11 @@ def make_repository(count: int, folder: Path) -> icefloe.Repository:
     session = repo.writable_session("main")
     zarr.create_array(session.store, name="x", shape=(count,), chunks=(1,), dtype="f4", compressors=None)
     random = np.random.default_rng(7)
-    form = repo.engine.format.chunks_folder + "{}"
+    form = repo.context.format.chunks_folder + "{}"
     writer: pq.ParquetWriter | None = None
     for low in range(0, count, MANIFEST_CHUNKS):
         size = min(MANIFEST_CHUNKS, count - low)
-        ids = random.integers(0, 256, (size, repo.engine.capabilities.object_id_bytes), dtype=np.uint8)
+        ids = random.integers(0, 256, (size, repo.context.capabilities.object_id_bytes), dtype=np.uint8)
         coords = np.arange(low, low + size, dtype=np.uint32).reshape(-1, 1)
         length = np.full(size, 4, dtype=np.uint64)
         kind = np.full(size, ChunkKind.NATIVE, dtype=np.uint8)

@@ -318,7 +318,7 @@ def readable(repo: icefloe.Repository, kind: str, name: str) -> dict[str, Any]:
         return contents(repo, **{kind: name})
     except icefloe.VirtualChunkError:
         session = repo.readonly_session(**{kind: name})  # type: ignore[arg-type]
-        containers = repo.engine.containers
+        containers = repo.context.containers
         return {"locations": sorted(map(containers.absolute, session.all_virtual_chunk_locations()))}
 
 

@@ -73,7 +73,7 @@ def find_widened(place: Path, repo: icefloe.Repository, snapshot_id: str) -> str
     """The id of 16 bytes that a snapshot got: it starts like the one of 12 bytes, up to the last, shared character."""
     return next(
         path.name.partition(".")[0]
-        for path in (place / repo.engine.format.snapshots_folder).iterdir()
+        for path in (place / repo.context.format.snapshots_folder).iterdir()
         if path.name.startswith(snapshot_id[:19])
     )
 
@@ -84,7 +84,7 @@ def test_in_place_they_come_along_too(tmp_path: Path) -> None:
     assert done.snapshots == 4
     back = icefloe.upgrade(tmp_path / "place", "icechunk2").repository
     assert back is not None
-    listed = run_blocking(back.engine.ledger.fetch_listed())
+    listed = run_blocking(back.context.ledger.fetch_listed())
     assert listed is not None
     assert {info.message for info in listed.values()} == {"Repository initialized", "one", "flushed", "aside"}
 
@@ -149,7 +149,7 @@ def test_commit_metadata_that_cannot_be_written_is_refused_or_left_out(
 def with_everything(place: Path, version: str) -> icefloe.Repository:
     """Whatever a generation can hold that some other one cannot."""
     repo = icefloe.Repository.create(place, spec_version=version)
-    able = repo.engine.capabilities
+    able = repo.context.capabilities
     session = repo.writable_session("main")
     root = zarr.open_group(session.store, mode="a")
     root.create_array("v", shape=(8,), chunks=(4,), dtype="u1", compressors=None)

@@ -57,7 +57,7 @@ def long_history() -> tuple[MemoryStorage, int]:
     count = 100_000
     storage = in_memory_storage()
     repo = icefloe.Repository.create(storage)
-    metadata_files = repo.engine.metadata_files
+    metadata_files = repo.context.metadata_files
     ids = [repo.lookup_branch("main"), *(new_object_id() for _ in range(count))]
     infos = [
         SnapshotInfo(each, ids[n - 1] if n else None, DAY + dt.timedelta(seconds=n), f"commit {n}", {})

@@ -65,7 +65,7 @@ def _storm(storage: Storage, version: str, workers: int, commits: int) -> float:
 
 
 def _count_snapshots(repo: icefloe.Repository) -> int:
-    return sum(len(page) for page in iterate_blocking(repo.storage.list(repo.engine.format.snapshots_folder)))
+    return sum(len(page) for page in iterate_blocking(repo.storage.list(repo.context.format.snapshots_folder)))
 
 
 def test_eight_processes_make_fifty_commits_each_and_none_is_lost(

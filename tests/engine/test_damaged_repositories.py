@@ -44,7 +44,7 @@ class Place:
 
     def snapshot_file(self) -> Path:
         repo = self.repository()
-        return self.file(repo.engine.format.snapshot_key(repo.lookup_branch("main")))
+        return self.file(repo.context.format.snapshot_key(repo.lookup_branch("main")))
 
     def array(self, name: str) -> ArrayNode:
         node = self.repository().readonly_session("main").state.tree.find(f"/{name}")
@@ -52,13 +52,13 @@ class Place:
         return node
 
     def manifest_files(self, name: str) -> list[Path]:
-        key = self.repository().engine.format.manifest_key
+        key = self.repository().context.format.manifest_key
         return [self.file(key(ref.manifest_id)) for ref in self.array(name).manifests]
 
     def chunk_files(self, name: str) -> list[Path]:
         session = self.repository().readonly_session("main")
         table = run_blocking(session.state.chunk_table(self.array(name)))
-        key = session.state.engine.format.chunk_key
+        key = session.state.context.format.chunk_key
         ids = [table.row(row).object_id for row in range(len(table))]
         return [self.file(key(each)) for each in dict.fromkeys(ids) if each is not None]
 
@@ -150,13 +150,13 @@ def _broken(find: Callable[[Place], Path], how: Callable[[Path], None]) -> Calla
 def _lie_about_extents(place: Place) -> None:
     """A snapshot whose extents say that a manifest speaks for chunks far away."""
     repo = place.repository()
-    snapshot = run_blocking(repo.engine.metadata_files.fetch_snapshot(repo.lookup_branch("main")))
+    snapshot = run_blocking(repo.context.metadata_files.fetch_snapshot(repo.lookup_branch("main")))
     node = snapshot.nodes["/packed"]
     assert isinstance(node, ArrayNode)
     refs = tuple(replace(ref, extents=((7, 2**31),)) for ref in node.manifests)
     lying = replace(snapshot, nodes={**snapshot.nodes, "/packed": replace(node, manifests=refs)})
-    data = repo.engine.format.encode_snapshot(lying)
-    damage(place.file(repo.engine.format.snapshot_key(snapshot.id)), data)
+    data = repo.context.format.encode_snapshot(lying)
+    damage(place.file(repo.context.format.snapshot_key(snapshot.id)), data)
 
 
 def _config(content: bytes) -> Callable[[Place], str]:

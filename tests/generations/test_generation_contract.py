@@ -203,7 +203,7 @@ def test_branches_go_their_own_ways_and_history_is_told_from_every_ref(repo: ice
 
 
 def test_capabilities_say_what_the_generation_does(repo: icefloe.Repository) -> None:
-    capabilities = repo.engine.capabilities
+    capabilities = repo.context.capabilities
     repo.create_tag("t", repo.lookup_branch("main"))
     if capabilities.deletable_tags:
         repo.delete_tag("t")

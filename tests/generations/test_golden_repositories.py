@@ -180,7 +180,7 @@ def test_values_read_through_zarr_are_those_described(golden: Golden) -> None:
 def test_transaction_logs_say_what_is_described(golden: Golden) -> None:
     repo = golden.open()
     for name, described in (golden.expected.get("transactions") or {}).items():
-        log = run_blocking(repo.engine.metadata_files.fetch_transaction_log(name))
+        log = run_blocking(repo.context.metadata_files.fetch_transaction_log(name))
         for field in LISTS:
             assert text_ids(getattr(log, field)) == sorted(map(str, described[field]))
         updated = {
@@ -206,7 +206,7 @@ def chunks_of(log: TransactionLog) -> dict[str, list[list[int]]]:
 
 def test_configuration_and_administration_are_those_described(golden: Golden) -> None:
     repo = golden.open()
-    stored = run_blocking(repo.engine.ledger.fetch_config())
+    stored = run_blocking(repo.context.ledger.fetch_config())
     if "repo_info" not in golden.expected:
         assert as_text(stored.document) == as_text(golden.expected.get("config_yaml"))
         return

@@ -99,7 +99,7 @@ async def test_the_snapshot_of_a_branch_that_was_seen_is_fetched_beside_the_bran
     storage = CountingStorage(memory)
     repo = await Repository.open_async(storage)
     storage.counts.reset()
-    assert repo.engine.ledger.recall_tip("main") == other.lookup_branch("main")
+    assert repo.context.ledger.recall_tip("main") == other.lookup_branch("main")
     await repo.readonly_session_async("main")
     assert storage.counts.total.requests == 2
     session = await other.writable_session_async("main")

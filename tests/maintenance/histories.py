@@ -74,7 +74,7 @@ def make_past(storage: Storage, spec_version: str, commits: int = 6) -> Past:
 
 def objects(repo: icefloe.Repository) -> dict[str, Listed]:
     """Every object of a repository, by kind."""
-    return run_blocking(list_all(open_uncached(repo.engine)))
+    return run_blocking(list_all(open_uncached(repo.context)))
 
 
 def count(repo: icefloe.Repository) -> dict[str, int]:

@@ -60,7 +60,7 @@ def test_verify_exits_with_1_when_something_is_wrong(
     past: Past, place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert answer(capsys, "verify", place, "--decode")["clean"] is True
-    log = past.repo.engine.format.transaction_log_key(past.repo.lookup_branch("main"))
+    log = past.repo.context.format.transaction_log_key(past.repo.lookup_branch("main"))
     run_blocking(past.repo.storage.delete([log]))
     found = answer(capsys, "verify", place, code=1)
     assert [each["what"] for each in found["damages"]] == ["transaction log"]  # type: ignore[attr-defined, index]
@@ -165,7 +165,7 @@ def test_a_branch_is_moved_only_forward(past: Past, place: str, capsys: pytest.C
 
 
 def test_a_repair_is_shown_before_it_is_made(past: Past, place: str, capsys: pytest.CaptureFixture[str]) -> None:
-    log = past.repo.engine.format.transaction_log_key(past.repo.lookup_branch("main"))
+    log = past.repo.context.format.transaction_log_key(past.repo.lookup_branch("main"))
     run_blocking(past.repo.storage.delete([log]))
     assert main(["verify", place, "--repair", "--dry-run"]) == 1
     assert "1 damage to repair" in capsys.readouterr().out

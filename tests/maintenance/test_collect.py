@@ -55,7 +55,7 @@ def test_everything_unreachable_and_old_is_deleted(past: Past) -> None:
 
 
 def _reachable(repo: icefloe.Repository) -> dict[str, int]:
-    marked = run_blocking(plan_collection_of(open_uncached(repo.engine), CollectionRequest(now()))).marked
+    marked = run_blocking(plan_collection_of(open_uncached(repo.context), CollectionRequest(now()))).marked
     counts = {
         "snapshots": len(marked.snapshots),
         "transaction_logs": len(marked.logs),
@@ -63,10 +63,10 @@ def _reachable(repo: icefloe.Repository) -> dict[str, int]:
         "attributes": len(marked.attributes),
         "chunks": len(marked.chunks),
     }
-    capabilities = repo.engine.capabilities
+    capabilities = repo.context.capabilities
     if not capabilities.transaction_logs:
         counts["transaction_logs"] = 0
-    elif not repo.engine.format.logs_initial_snapshot:
+    elif not repo.context.format.logs_initial_snapshot:
         counts["transaction_logs"] -= 1
     return counts
 
@@ -109,9 +109,9 @@ def test_anything_unreadable_stops_it_before_it_deletes(past: Past, kind: str, d
     tip = repo.lookup_branch("main")
     info = repo.lookup_snapshot(tip)
     victim = (
-        repo.engine.format.snapshot_key(list(repo.ancestry(branch="main"))[1].id)
+        repo.context.format.snapshot_key(list(repo.ancestry(branch="main"))[1].id)
         if kind == "snapshots"
-        else repo.engine.format.manifest_key(info.manifests[0].id)
+        else repo.context.format.manifest_key(info.manifests[0].id)
     )
     run_blocking(storage.delete([victim]))
     if damage == "broken":
@@ -125,7 +125,7 @@ def test_anything_unreadable_stops_it_before_it_deletes(past: Past, kind: str, d
 def test_a_store_that_fails_while_marking_stops_it(past: Past) -> None:
     past.repo.expire_snapshots(retain_last=1)
     before = count(past.repo)
-    folder = past.repo.engine.format.manifests_folder
+    folder = past.repo.context.format.manifests_folder
     faulty = FaultyStorage(
         past.repo.storage, [Fault(FaultKind.FAIL_BEFORE, times=99, key_contains=folder, methods=("get",))]
     )
@@ -144,7 +144,7 @@ def test_a_snapshot_that_becomes_reachable_meanwhile_stops_it(past: Past, monkey
 
     async def plan_then_resurrect(*args: object, **kwargs: object) -> object:
         marking = await plan(*args, **kwargs)  # type: ignore[arg-type]
-        await repo.engine.ledger.create_branch("rescued", lost)
+        await repo.context.ledger.create_branch("rescued", lost)
         return marking
 
     monkeypatch.setattr(collecting, "plan_collection_of", plan_then_resurrect)
@@ -165,7 +165,7 @@ def test_open_sessions_of_this_process_are_seen(past: Past) -> None:
 
 
 def test_foreign_objects_are_left_alone(past: Past) -> None:
-    layout = past.repo.engine.format
+    layout = past.repo.context.format
     names = [f"{layout.chunks_folder}notes.txt", f"{layout.snapshots_folder}ünbekannt", "readme.md"]
     names.append(layout.chunks_folder + "U" * 20)
     for name in names:

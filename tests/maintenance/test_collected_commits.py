@@ -67,7 +67,7 @@ def write_in_parts(session: icefloe.Session) -> None:
 
 def write_and_rebase(session: icefloe.Session) -> None:
     write(session)
-    with open_repo(session.state.engine.storage).transaction("main", message="other") as store:
+    with open_repo(session.state.context.storage).transaction("main", message="other") as store:
         zarr.create_group(store, path="other")
     session.rebase(icefloe.ConflictDetector())
 
@@ -116,18 +116,18 @@ def test_a_collection_keeps_what_commits_refer_to_that_were_faster(storage: Stor
     session = open_repo(storage).writable_session("main")
     write(session)
     repo = open_repo(storage)
-    uncached = open_uncached(repo.engine)
+    uncached = open_uncached(repo.context)
     marking = run_blocking(plan_collection_of(uncached, CollectionRequest(NOW, ignore_running=True)))
     assert len(marking.plan.garbage["chunks"]) == 1
     session.commit("faster than the deletion")
-    assert len(run_blocking(apply_plan(repo.engine, uncached, marking)).garbage["chunks"]) == 0
+    assert len(run_blocking(apply_plan(repo.context, uncached, marking)).garbage["chunks"]) == 0
     assert read(storage) == [7, 1, 1, 1]
     assert open_repo(storage).verify().is_clean
 
 
 def test_a_commit_waits_for_a_collection_that_may_still_delete_its_chunks(storage: Storage) -> None:
     repo = open_repo(storage)
-    session, others = repo.writable_session("main"), open_repo(storage).engine.ledger
+    session, others = repo.writable_session("main"), open_repo(storage).context.ledger
     write(session)
 
     async def run() -> None:

@@ -173,7 +173,7 @@ def test_neighbours_on_the_curve_are_neighbours_in_the_grid(ndim: int, bits: int
 
 @pytest.mark.parametrize("truthful", [True, False])
 def test_a_compaction_that_expired_leaves_no_log_that_differs(repo: icefloe.Repository, truthful: bool) -> None:
-    if not repo.engine.capabilities.transaction_logs:
+    if not repo.context.capabilities.transaction_logs:
         pytest.skip("the generation has no logs")
     repo.create_tag("before", repo.lookup_branch("main"))
     assert repo.compact().chunks
@@ -186,9 +186,9 @@ def test_a_compaction_that_expired_leaves_no_log_that_differs(repo: icefloe.Repo
     if truthful:
         assert repo.verify().is_clean
         return
-    tip, pruned = repo.lookup_branch("main"), run_blocking(repo.engine.ledger.fetch_all_pruned_logs())
+    tip, pruned = repo.lookup_branch("main"), run_blocking(repo.context.ledger.fetch_all_pruned_logs())
     for each in (tip, *pruned):
-        run_blocking(repo.engine.metadata_files.write_transaction_log(each, TransactionLog()))
+        run_blocking(repo.context.metadata_files.write_transaction_log(each, TransactionLog()))
     report = icefloe.Repository.open(repo.storage).verify()
     assert [(damage.kind.value, damage.snapshot_id) for damage in report.damages] == [("log differs", tip)]
 

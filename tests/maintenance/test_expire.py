@@ -109,7 +109,7 @@ def test_expired_branches_go_when_told(past: Past) -> None:
 def test_expired_tags_go_where_tags_can(past: Past) -> None:
     repo, ids = past.repo, [info.id for info in past.repo.ancestry(branch="main")]
     repo.create_tag("old", ids[3])
-    if repo.engine.capabilities.deletable_tags:
+    if repo.context.capabilities.deletable_tags:
         repo.expire_snapshots(now(), delete_expired_tags=True)
         assert icefloe.Repository.open(repo.storage).list_tags() == set()
     else:
@@ -250,7 +250,7 @@ def test_a_writer_on_what_is_being_expired_does_not_meet_its_own_changes(
     async def die(change: HistoryChange) -> None:
         raise icefloe.StorageError("dead between logs and history")
 
-    monkeypatch.setattr(repo.engine.ledger, "change_history", die)
+    monkeypatch.setattr(repo.context.ledger, "change_history", die)
     with pytest.raises(icefloe.StorageError, match="dead"):
         repo.expire_snapshots(retain_last=1)
     theirs = icefloe.BasicConflictSolver(on_chunk_conflict=icefloe.VersionSelection.UseTheirs)

@@ -45,7 +45,7 @@ def test_it_finds_what_a_full_collection_finds(past: Past) -> None:
 
 def test_what_was_too_young_goes_later(past: Past) -> None:
     repo = past.repo
-    key = repo.engine.format.chunk_key(new_chunk_id(repo.engine.capabilities.object_id_bytes))
+    key = repo.context.format.chunk_key(new_chunk_id(repo.context.capabilities.object_id_bytes))
     run_blocking(repo.storage.put(key, b"left by a dead writer"))
     repo.expire_snapshots(retain_last=1)
     repo.garbage_collect(now() - dt.timedelta(hours=1), incremental=True)
@@ -61,7 +61,7 @@ def test_a_second_run_reads_only_what_is_new(past: Past) -> None:
     past.commit(seed=9)
     counting = CountingStorage(past.repo.storage)
     repo = icefloe.Repository.open(counting)
-    folder = repo.engine.format.manifests_folder
+    folder = repo.context.format.manifests_folder
     counting.counts.reset()
     repo.garbage_collect(now(), incremental=True)
     assert counting.counts.of("get").requests <= 12, folder

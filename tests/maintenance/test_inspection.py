@@ -19,7 +19,7 @@ def test_files_are_shown_as_plain_data(version: str) -> None:
     assert shown["id"] == tip and {node["path"] for node in shown["nodes"]} == {"/", "/a", "/b", "/c"}
     manifest = past.repo.inspect_manifest(shown["manifests"][0]["id"])
     assert manifest["total_chunk_refs"] > 0 and manifest["size_bytes"] > 0
-    if past.repo.engine.capabilities.transaction_logs:
+    if past.repo.context.capabilities.transaction_logs:
         log = past.repo.inspect_transaction_log(tip)
         assert len(log["new_arrays"]) == 1 and log["updated_chunks"][0]["num_chunks"] == 3
 

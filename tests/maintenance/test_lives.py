@@ -265,7 +265,7 @@ class Life(RuleBasedStateMachine):
         landed = self.repo.lookup_branch("main")
         if landed not in self.values:
             expected = self.merged(plan.base, tips[source], tips["main"])
-            if self.compacted and not self.repo.engine.capabilities.transaction_logs:
+            if self.compacted and not self.repo.context.capabilities.transaction_logs:
                 expected = self.settled(landed, expected, self.values[tips["main"]])
             self.values[landed] = expected
 
@@ -328,7 +328,7 @@ class Life(RuleBasedStateMachine):
         """Everything that snapshots name, found by opening each."""
         named: dict[str, set[str]] = {kind: set() for kind in objects(self.repo)}
         named["snapshots"] = set(snapshots)
-        pruned = run_blocking(self.repo.engine.ledger.fetch_all_pruned_logs())
+        pruned = run_blocking(self.repo.context.ledger.fetch_all_pruned_logs())
         named["transaction_logs"] = snapshots | pruned
         for snapshot_id in snapshots:
             work = self.repo.readonly_session(snapshot_id=snapshot_id).state
@@ -351,12 +351,12 @@ class Life(RuleBasedStateMachine):
     def closure(self, starts: set[str]) -> set[str]:
         """Snapshots and their ancestors, by the parents in their own files, or as the repository lists them."""
         found = set(starts)
-        if not self.repo.engine.capabilities.history_in_snapshot:
+        if not self.repo.context.capabilities.history_in_snapshot:
             for start in starts:
                 with suppress(icefloe.IcefloeError):  # one that no ref leads to may have lost its place in the list
                     found |= {info.id for info in self.repo.ancestry(snapshot_id=start)}
             return found
-        metadata_files = open_uncached(self.repo.engine).metadata_files
+        metadata_files = open_uncached(self.repo.context).metadata_files
         waiting = list(starts)
         while waiting:
             parent = run_blocking(metadata_files.fetch_snapshot(waiting.pop())).parent_id
@@ -367,7 +367,7 @@ class Life(RuleBasedStateMachine):
 
     def quoted(self) -> set[str]:
         """Ancestors that reachable snapshots quote, there or not."""
-        metadata_files = open_uncached(self.repo.engine).metadata_files
+        metadata_files = open_uncached(self.repo.context).metadata_files
         histories = [run_blocking(metadata_files.fetch_snapshot(each)).history for each in self.reachable()]
         return {entry.id for history in histories for entry in history}
 

@@ -164,7 +164,7 @@ def test_resized_moved_and_swapped_nodes_are_merged() -> None:
 def test_unrelated_work_merges_beside_concurrent_commits(repo: icefloe.Repository) -> None:
     write(repo, "dev", a={0: 10})
     write(repo, "main", b={0: 9})
-    ledger, advance = repo.engine.ledger, repo.engine.ledger.advance
+    ledger, advance = repo.context.ledger, repo.context.ledger.advance
     calls: list[int] = []
 
     async def contended(*args: object, **kwargs: object) -> object:

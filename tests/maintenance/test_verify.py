@@ -46,11 +46,11 @@ def put(storage: Storage, key: str, data: bytes | None) -> None:
 
 
 def tip(repo: icefloe.Repository) -> Snapshot:
-    return run_blocking(repo.engine.metadata_files.fetch_snapshot(repo.lookup_branch("main")))
+    return run_blocking(repo.context.metadata_files.fetch_snapshot(repo.lookup_branch("main")))
 
 
 def rewrite(repo: icefloe.Repository, snapshot: Snapshot) -> None:
-    run_blocking(repo.engine.metadata_files.write_snapshot(snapshot))
+    run_blocking(repo.context.metadata_files.write_snapshot(snapshot))
 
 
 def test_a_whole_repository_is_clean(past: Past) -> None:
@@ -73,7 +73,7 @@ def test_it_stays_clean_through_maintenance(past: Past) -> None:
 @pytest.mark.parametrize("damage", ["missing", "unreadable"])
 def test_snapshots(past: Past, damage: str) -> None:
     third = list(past.repo.ancestry(branch="main"))[3].id
-    put(past.repo.storage, past.repo.engine.format.snapshot_key(third), None if damage == "missing" else b"junk" * 50)
+    put(past.repo.storage, past.repo.context.format.snapshot_key(third), None if damage == "missing" else b"junk" * 50)
     found = icefloe.Repository.open(past.repo.storage).verify(logs=False).damages
     assert ("snapshot", damage) in {(each.what, each.kind.value) for each in found}
     assert any("branch main" in each.refs and "tag v1" in each.refs for each in found)
@@ -82,7 +82,9 @@ def test_snapshots(past: Past, damage: str) -> None:
 @pytest.mark.parametrize("damage", ["missing", "unreadable"])
 def test_manifests(past: Past, damage: str) -> None:
     manifest = next(iter(tip(past.repo).manifests))
-    put(past.repo.storage, past.repo.engine.format.manifest_key(manifest), None if damage == "missing" else b"junk" * 9)
+    put(
+        past.repo.storage, past.repo.context.format.manifest_key(manifest), None if damage == "missing" else b"junk" * 9
+    )
     assert ("manifest", damage) in kinds(past.repo)
 
 
@@ -91,7 +93,7 @@ def test_attributes(past: Past, damage: str) -> None:
     files = tip(past.repo).attribute_files
     if not files:
         pytest.skip("the generation keeps attributes in snapshots")
-    put(past.repo.storage, past.repo.engine.format.attributes_key(files[0]), None if damage == "missing" else b"junk")
+    put(past.repo.storage, past.repo.context.format.attributes_key(files[0]), None if damage == "missing" else b"junk")
     assert ("attributes", damage) in kinds(past.repo)
 
 
@@ -100,7 +102,7 @@ def _native(repo: icefloe.Repository, path: str = "/a") -> str:
     node = session.state.tree.array(path)
     table = run_blocking(session.state.chunk_table(node))
     assert table.object_id is not None and table.kind[0] == ChunkKind.NATIVE
-    return repo.engine.format.chunk_key(table.object_id[0].tobytes())
+    return repo.context.format.chunk_key(table.object_id[0].tobytes())
 
 
 def test_chunks_that_are_missing_or_short(past: Past) -> None:
@@ -135,7 +137,7 @@ def test_wrong_sizes_are_found_and_repaired(past: Past) -> None:
     rewrite(past.repo, dataclasses.replace(snapshot, manifests=infos))
     if (
         run_blocking(
-            icefloe.Repository.open(past.repo.storage).engine.metadata_files.fetch_snapshot(snapshot.id)
+            icefloe.Repository.open(past.repo.storage).context.metadata_files.fetch_snapshot(snapshot.id)
         ).manifests
         != infos
     ):
@@ -159,25 +161,27 @@ def test_extents_that_hide_chunks(past: Past) -> None:
 
 @pytest.mark.parametrize("damage", ["missing", "unreadable", "log differs"])
 def test_transaction_logs_are_found_and_repaired(past: Past, damage: str) -> None:
-    engine = past.repo.engine
-    if not engine.capabilities.transaction_logs:
+    context = past.repo.context
+    if not context.capabilities.transaction_logs:
         pytest.skip("the generation has no logs")
     snapshot_id = list(past.repo.ancestry(branch="main"))[3].id
     if damage == "log differs":
-        run_blocking(engine.metadata_files.write_transaction_log(snapshot_id, TransactionLog()))
+        run_blocking(context.metadata_files.write_transaction_log(snapshot_id, TransactionLog()))
     else:
         put(
-            engine.storage, engine.format.transaction_log_key(snapshot_id), None if damage == "missing" else b"junk" * 9
+            context.storage,
+            context.format.transaction_log_key(snapshot_id),
+            None if damage == "missing" else b"junk" * 9,
         )
     assert ("transaction log", damage) in kinds(past.repo)
-    assert icefloe.Repository.open(engine.storage).verify(repair=True).is_clean
+    assert icefloe.Repository.open(context.storage).verify(repair=True).is_clean
     assert kinds(past.repo) == set()
 
 
 @pytest.mark.parametrize("version", ["store", "repository"])
 def test_quotes_of_collected_ancestors_are_found_and_repaired(version: str) -> None:
     past = make_past(icefloe.in_memory_storage(), version)
-    metadata_files = past.repo.engine.metadata_files
+    metadata_files = past.repo.context.metadata_files
     quoted = run_blocking(metadata_files.fetch_snapshot(past.repo.lookup_branch("main"))).history
     past.repo.expire_snapshots(retain_last=1)
     past.repo.garbage_collect(now())
@@ -193,8 +197,8 @@ def test_quotes_of_collected_ancestors_are_found_and_repaired(version: str) -> N
 
 
 def test_orphans_are_counted(past: Past) -> None:
-    layout = past.repo.engine.format
-    key = layout.chunk_key(new_chunk_id(past.repo.engine.capabilities.object_id_bytes))
+    layout = past.repo.context.format
+    key = layout.chunk_key(new_chunk_id(past.repo.context.capabilities.object_id_bytes))
     run_blocking(past.repo.storage.put(key, b"left behind"))
     report = past.repo.verify()
     assert report.is_clean and report.orphans["chunks"] == 1 and report.orphan_bytes == 11
@@ -235,7 +239,7 @@ def test_files_of_virtual_chunks_that_are_gone_changed_or_cut_are_named(virtual:
     report = repo.verify()
     found = {damage.key.rsplit("/", 1)[-1]: damage for damage in report.damages}
     expected = {gone.name: DamageKind.MISSING, changed.name: DamageKind.CHANGED, cut.name: DamageKind.TOO_SHORT}
-    if not repo.engine.capabilities.checksums:
+    if not repo.context.capabilities.checksums:
         # Its references hold no state of the file, so that only length and existence tell.
         del expected[changed.name]
     assert {name: damage.kind for name, damage in found.items()} == expected
@@ -257,7 +261,7 @@ def test_a_file_is_asked_for_once_however_many_chunks_are_in_it(virtual: tuple[P
     _, place, prefix = virtual
     repo = icefloe.Repository.open(place, authorize_virtual_chunk_access={prefix: None})
     asked: list[str] = []
-    source = repo.engine.containers.resolve(f"{prefix}x")
+    source = repo.context.containers.resolve(f"{prefix}x")
     head = source.storage.head
 
     async def counted(key: str) -> object:

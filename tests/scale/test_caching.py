@@ -48,7 +48,7 @@ def first_chunk(session: icefloe.Session, name: str) -> int:
 
 def weights(repo: icefloe.Repository) -> tuple[int, int]:
     """Bytes held and allowed in the cache of manifests."""
-    metadata_files: MetadataFiles = repo.engine.metadata_files
+    metadata_files: MetadataFiles = repo.context.metadata_files
     return metadata_files._manifests._bytes, metadata_files._manifests.limit_bytes
 
 
@@ -126,7 +126,7 @@ def test_chunks_are_cached_only_when_asked_for(
         whole = zarr.open_array(repo.readonly_session("main").store, path="a0", mode="r")[:]
         assert whole.sum() == CHUNKS
     assert 1 <= len(filled.journal.reads("chunks/")) <= 4
-    cache = repo.engine.reader._cache
+    cache = repo.context.reader._cache
     assert cache._bytes == CHUNKS
 
 
@@ -136,7 +136,7 @@ def test_the_cache_of_chunks_keeps_to_its_limit(
     repo = reopen(settings(num_bytes_chunks=100))
     array = zarr.open_array(repo.readonly_session("main").store, path="a0", mode="r")
     assert array[:].sum() == CHUNKS
-    assert repo.engine.reader._cache._bytes <= 100
+    assert repo.context.reader._cache._bytes <= 100
     filled.journal.reset()
     assert array[CHUNKS - 50 :].sum() == 50
 

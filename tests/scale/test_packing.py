@@ -269,7 +269,7 @@ def test_neighbouring_ranges_of_a_file_elsewhere_are_read_in_few_requests(tmp_pa
     zarr.create_array(session.store, name="v", shape=(256,), chunks=(4,), dtype="f8", compressors=None, filters=None)
     session.store.set_virtual_refs_arr("v", (64,), file.as_uri(), np.arange(64) * 32, np.full(64, 32))
     session.commit("virtual")
-    counts = repo.engine.reader.counts
+    counts = repo.context.reader.counts
     array = zarr.open_array(repo.readonly_session("main").store, path="v", mode="r")
     np.testing.assert_array_equal(array[:], data)
     assert counts.requests <= 64 // 8

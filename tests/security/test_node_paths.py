@@ -33,7 +33,7 @@ def _nodes(path: str, others: int) -> dict[str, GroupNode]:
 @pytest.mark.parametrize("others", [0, 300])
 def test_a_node_path_that_leads_out_is_refused(version: SpecVersion, path: str, others: int) -> None:
     repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version=version)
-    base = run_blocking(repo.engine.metadata_files.fetch_snapshot(repo.lookup_branch("main")))
+    base = run_blocking(repo.context.metadata_files.fetch_snapshot(repo.lookup_branch("main")))
     layout = get_format(version)
     nodes = dict(sorted(_nodes(path, others).items(), key=lambda item: item[0].encode()))
     try:

@@ -61,7 +61,7 @@ def test_jobs_of_maintenance_and_ingest_tell_no_secret(  # type: ignore[no-untyp
         done = maintenance.collect_garbage(spark, repo, now())
         assert done.chunks_deleted > 0
         manifest = repo.inspect_snapshot(repo.lookup_branch("main"))["manifests"][0]["id"]
-        run_blocking(storage.put(repo.engine.format.manifest_key(manifest), b"damaged"))
+        run_blocking(storage.put(repo.context.format.manifest_key(manifest), b"damaged"))
         with pytest.raises(icefloe.StorageError) as raised:
             maintenance.collect_garbage(spark, repo, now())
     assert spark._jsparkSession.sharedState().statusStore().executionsCount() > before

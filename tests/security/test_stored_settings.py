@@ -168,7 +168,7 @@ def test_stored_conditions_on_arrays_cost_little_or_are_not_used(
 ) -> None:
     storage = icefloe.in_memory_storage()
     repo = icefloe.Repository.create(storage, spec_version=version)
-    ledger = repo._engine.ledger
+    ledger = repo.context.ledger
     run_blocking(ledger.save_config(COSTLY[name], run_blocking(ledger.fetch_config()).version_token))
     with caplog.at_level(logging.WARNING, "icefloe"):
         started = time.process_time()

@@ -52,7 +52,7 @@ def test_fill_values_alone_are_a_change_that_can_be_committed(repo: icefloe.Repo
     tip = session.commit("zeros")
     assert files(repo, "manifests/") <= manifests + 1
     assert array(repo.readonly_session("main"))[:].tolist() == [5, 5, 0, 0, 0, 0, 0, 0]
-    if repo.engine.capabilities.transaction_logs:
+    if repo.context.capabilities.transaction_logs:
         parent = list(repo.ancestry(branch="main"))[1].id
         told = repo.diff(from_snapshot_id=parent, to_snapshot_id=tip)
         assert told.chunk_coords["/a"].tolist() == [[2], [3]]
@@ -101,7 +101,7 @@ def test_explicit_writes_meet_those_of_others(
     theirs: Callable[[icefloe.Session], None],
     expected: ConflictType,
 ) -> None:
-    if theirs in (zeros_in_place, same_attribute) and not repo.engine.capabilities.transaction_logs:
+    if theirs in (zeros_in_place, same_attribute) and not repo.context.capabilities.transaction_logs:
         pytest.skip("without logs nobody can tell that others wrote what was there before")
     mine, other = repo.writable_session("main"), repo.writable_session("main")
     ours(mine)

@@ -96,7 +96,7 @@ def test_keys_of_another_encoding_are_refused_where_the_official_package_cannot_
     session = repo.writable_session("main")
     for encoding in (("default", "."), ("v2", "."), ("v2", "/")):
         asked = {"name": encoding[0], "separator": encoding[1]}
-        if repo.engine.capabilities.any_key_encoding:
+        if repo.context.capabilities.any_key_encoding:
             create(session, f"a{encoding}", chunk_key_encoding=asked)[:] = np.arange(4)
         else:
             with pytest.raises(icefloe.InvalidInputError, match="chunk key encoding"):

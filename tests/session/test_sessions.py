@@ -126,7 +126,7 @@ def test_branches_part_and_tags_stay(repo: icefloe.Repository) -> None:
 
 def test_tags_are_deleted_only_where_the_generation_can(repo: icefloe.Repository) -> None:
     repo.create_tag("v1", write(repo, 1))
-    if repo.engine.capabilities.deletable_tags:
+    if repo.context.capabilities.deletable_tags:
         repo.delete_tag("v1")
         assert repo.list_tags() == set()
         with pytest.raises(icefloe.IcefloeError):

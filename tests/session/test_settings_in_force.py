@@ -11,7 +11,7 @@ import zarr
 import icefloe
 from icefloe import CompressionConfig, RepositoryConfig, StorageRetriesSettings, StorageSettings
 from icefloe.model.capabilities import SpecVersion
-from icefloe.session.open_repository import build_engine
+from icefloe.session.open_repository import build_context
 from icefloe.storage.contract import RetryPolicy
 from icefloe.storage.remote import ObstoreStorage
 
@@ -41,9 +41,9 @@ def test_the_compression_level_is_that_of_the_files_written(generation: str) -> 
 
 def test_the_level_survives_pickling_and_default_formats_are_shared() -> None:
     config = RepositoryConfig(compression=CompressionConfig(level=7))
-    engine = build_engine(icefloe.in_memory_storage(), SpecVersion.REPOSITORY, config, {})
-    assert pickle.loads(pickle.dumps(engine)).format.compression_level == 7
-    usual = build_engine(icefloe.in_memory_storage(), SpecVersion.REPOSITORY, RepositoryConfig(), {})
+    context = build_context(icefloe.in_memory_storage(), SpecVersion.REPOSITORY, config, {})
+    assert pickle.loads(pickle.dumps(context)).format.compression_level == 7
+    usual = build_context(icefloe.in_memory_storage(), SpecVersion.REPOSITORY, RepositoryConfig(), {})
     assert usual.format.compression_level is None
     assert usual.metadata_files.format is usual.format
 
@@ -53,10 +53,10 @@ def test_retries_of_the_configuration_are_those_of_the_storage() -> None:
         bucket="b", region="us-east-1", anonymous=True, retries=RetryPolicy(max_tries=4, initial_backoff_ms=7)
     )
     settings = StorageSettings(retries=StorageRetriesSettings(max_tries=2, max_backoff_ms=900))
-    engine = build_engine(storage, SpecVersion.REPOSITORY, RepositoryConfig(storage=settings), {})
-    assert engine.storage == storage
-    for used in (engine.storage, engine.metadata_files.storage, pickle.loads(pickle.dumps(engine)).storage):
+    context = build_context(storage, SpecVersion.REPOSITORY, RepositoryConfig(storage=settings), {})
+    assert context.storage == storage
+    for used in (context.storage, context.metadata_files.storage, pickle.loads(pickle.dumps(context)).storage):
         assert isinstance(used, ObstoreStorage)
         assert used.retries == RetryPolicy(max_tries=2, initial_backoff_ms=7, max_backoff_ms=900)
-    untouched = build_engine(storage, SpecVersion.REPOSITORY, RepositoryConfig(), {})
+    untouched = build_context(storage, SpecVersion.REPOSITORY, RepositoryConfig(), {})
     assert untouched.storage is storage

@@ -76,7 +76,7 @@ def test_an_unreadable_manifest_stops_it_before_it_deletes(spark, tmp_path: Path
     past = make_past(icefloe.local_filesystem_storage(str(tmp_path)), "repository")
     manifest = next(iter(past.repo.inspect_snapshot(past.repo.lookup_branch("main"))["manifests"]))["id"]
     past.repo.expire_snapshots(retain_last=1)
-    key = past.repo.engine.format.manifest_key(manifest)
+    key = past.repo.context.format.manifest_key(manifest)
     run_blocking(past.repo.storage.put(key, b"damaged"))
     before = count(past.repo)
     with pytest.raises(icefloe.StorageError, match="nothing was deleted"):

@@ -186,7 +186,7 @@ def test_every_shape_and_key_encoding_comes_back(make_repository: Make) -> None:
     expected = {}
     for n, (shape, chunks) in enumerate(SHAPES):
         for m, (name, separator) in enumerate(ENCODINGS):
-            if m and not repository.engine.capabilities.any_key_encoding:
+            if m and not repository.context.capabilities.any_key_encoding:
                 with pytest.raises(icefloe.InvalidInputError, match="chunk key encoding"):
                     group.create_array(
                         f"g/{n}-{m}",
@@ -228,7 +228,7 @@ def test_chunks_of_different_sizes_come_back_or_are_refused(make_repository: Mak
     values = sample("int32", (10, 6))
     with zarr.config.set({"array.rectilinear_chunks": True}):
         group = zarr.create_group(session.store)
-        if not repository.engine.format.capabilities.any_chunk_grid:
+        if not repository.context.format.capabilities.any_chunk_grid:
             with pytest.raises(icefloe.InvalidInputError, match=generation):
                 group.create_array("a", shape=(10, 6), chunks=[[1, 2, 3, 4], [5, 1]], dtype="int32")
             return

@@ -180,7 +180,7 @@ def _changed(
     repository: Repository, key: str | None, value: str | None, unset: list[str], file: Path | None
 ) -> dict[str, Any]:
     """Change the stored configuration in one step. A concurrent change raises ConflictError."""
-    stored = run_blocking(repository.engine.ledger.fetch_config())
+    stored = run_blocking(repository.context.ledger.fetch_config())
     before = encode_config(decode_config(stored.document))
     if file is not None:
         text = sys.stdin.read() if str(file) == "-" else file.read_text()
@@ -194,7 +194,7 @@ def _changed(
     parsed = decode_config(wanted)
     _refuse_unknown(parsed.unknown, decode_config(stored.document).unknown)
     document = encode_config(parsed)
-    run_blocking(repository.engine.ledger.save_config(document, stored.version_token))
+    run_blocking(repository.context.ledger.save_config(document, stored.version_token))
     return document
 
 

@@ -159,7 +159,7 @@ def print_diff(console: Console, diff: Diff, *, chunks: bool) -> None:
 
 def print_refs(repository: Repository, kind: Literal["branch", "tag"], json: bool) -> None:
     """Print all branches or all tags with their commits."""
-    refs = [ref for ref in run_blocking(fetch_refs(repository.engine)) if ref.kind == kind]
+    refs = [ref for ref in run_blocking(fetch_refs(repository.context)) if ref.kind == kind]
     infos = run_blocking(_fetch_infos(repository, refs))
     if json:
         print_json(
@@ -181,4 +181,4 @@ def print_refs(repository: Repository, kind: Literal["branch", "tag"], json: boo
 
 
 async def _fetch_infos(repository: Repository, refs: Sequence[Ref]) -> list[SnapshotInfo]:
-    return await asyncio.gather(*(repository.engine.ledger.fetch_info(ref.snapshot_id) for ref in refs))
+    return await asyncio.gather(*(repository.context.ledger.fetch_info(ref.snapshot_id) for ref in refs))

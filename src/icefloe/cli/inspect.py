@@ -137,7 +137,7 @@ def _list_group(session: Session, start: str, *, json: bool) -> None:
 def _list_chunks(session: Session, node: ArrayNode, limit: int, *, json: bool) -> None:
     found = run_blocking(session.state.chunk_table(node))
     shown = take(found, np.arange(min(limit, len(found)))) if limit else found
-    encoding, generation = key_encoding(node.document), session.state.engine.format
+    encoding, generation = key_encoding(node.document), session.state.context.format
     start = "" if node.path == "/" else node.path[1:] + "/"
     entries = [
         {"key": start + encoding.suffix(list(coords)), **_reference(ref, generation)} for coords, ref in shown.rows()
@@ -304,7 +304,7 @@ def log(
 def _log(repository: Repository, start: str, limit: int, *, oneline: bool, json: bool) -> None:
     ancestry = repository.ancestry(snapshot_id=start)
     names: dict[str, list[str]] = {}
-    for ref in run_blocking(fetch_refs(repository.engine)):
+    for ref in run_blocking(fetch_refs(repository.context)):
         names.setdefault(ref.snapshot_id, []).append(ref.name if ref.kind == "branch" else f"tag: {ref.name}")
     shown = list(itertools.islice(ancestry, limit)) if limit else ancestry
     if json:

@@ -206,13 +206,13 @@ def resolve_revision(repository: Repository, text: str) -> str:
 
 def find_snapshot(repository: Repository, text: str) -> str:
     """The only snapshot id that starts with this text, among the snapshots that branches and tags reach."""
-    capabilities = repository.engine.capabilities
+    capabilities = repository.context.capabilities
     wanted = text.upper()
     if len(wanted) == text_length(capabilities.object_id_bytes):
         return repository.lookup_snapshot(wanted).id
-    refs = run_blocking(fetch_refs(repository.engine))
+    refs = run_blocking(fetch_refs(repository.context))
     starts = list(dict.fromkeys(ref.snapshot_id for ref in refs))
-    known = run_blocking(newest_commits(repository.engine, starts, None))
+    known = run_blocking(newest_commits(repository.context, starts, None))
     found = [info for info in known if info.id.startswith(wanted)] if wanted else []
     if not found:
         raise SnapshotNotFoundError(f"no snapshot id starts with {text!r}; `icefloe log` lists them", snapshot_id=text)

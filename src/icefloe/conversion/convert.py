@@ -23,7 +23,7 @@ from icefloe.errors import InvalidInputError, UnsupportedError
 from icefloe.ledger.switch_generation import shares_refs
 from icefloe.model.capabilities import SpecVersion
 from icefloe.repository import Repository
-from icefloe.session.open_repository import RepositoryParts, open_engine, parse_spec_version
+from icefloe.session.open_repository import RepositoryContext, open_context, parse_spec_version
 from icefloe.storage.build import resolve_storage
 from icefloe.storage.contract import Storage
 
@@ -118,11 +118,11 @@ async def convert_async(
     """The async form of `convert`."""
     options = options or ConversionOptions()
     version, storage = parse_spec_version(to), resolve_storage(target)
-    engine = await _open(source)
-    if storage == engine.storage:
+    context = await _open(source)
+    if storage == context.storage:
         raise InvalidInputError(f"{storage.url} is the source itself; use upgrade(...) or `icefloe convert --in-place`")
     await check_target(storage, version)
-    request = ConversionRequest(engine, storage, version, options, in_place=False)
+    request = ConversionRequest(context, storage, version, options, in_place=False)
     return await (plan(request) if dry_run else carry_out(request, Progress(progress)))
 
 
@@ -138,34 +138,34 @@ async def upgrade_async(
     options = options or ConversionOptions()
     version = parse_spec_version(to)
     storage = repository.storage if isinstance(repository, Repository) else resolve_storage(repository)
-    engine = await _open(repository)
-    if engine.storage != storage:
+    context = await _open(repository)
+    if context.storage != storage:
         raise UnsupportedError(
             f"the files of {storage.url} are in several locations or in an early form; convert it to another location"
         )
-    finished = None if dry_run else await finish_interrupted(storage, engine.format.spec_version, options)
-    if engine.format.spec_version is version:
+    finished = None if dry_run else await finish_interrupted(storage, context.format.spec_version, options)
+    if context.format.spec_version is version:
         if finished is None:
             raise InvalidInputError(f"{storage.url} is of generation {version.value!r} already")
         return finished
-    request = ConversionRequest(engine, storage, version, options, in_place=True)
+    request = ConversionRequest(context, storage, version, options, in_place=True)
     if dry_run:
         return await plan(request)
     losses = await check_in_place(request)
-    if shares_refs(engine.format.spec_version, version):
+    if shares_refs(context.format.spec_version, version):
         # Their refs have the same names. The repository is icechunk2, which has one file, while they are replaced.
-        bridge = ConversionRequest(engine, storage, SpecVersion.ICECHUNK2, options, in_place=True)
+        bridge = ConversionRequest(context, storage, SpecVersion.ICECHUNK2, options, in_place=True)
         await carry_out(bridge, Progress(progress))
-        request = replace(request, engine=await open_engine(storage, None, engine.authorized))
+        request = replace(request, context=await open_context(storage, None, context.authorized))
         done = await carry_out(request, Progress(progress))
         return replace(done, losses=losses)
     return await carry_out(request, Progress(progress))
 
 
-async def _open(source: Repository | Place) -> RepositoryParts:
+async def _open(source: Repository | Place) -> RepositoryContext:
     if isinstance(source, Repository):
-        return source.engine
-    return await open_engine(resolve_storage(source), None, {})
+        return source.context
+    return await open_context(resolve_storage(source), None, {})
 
 
 def upgrade_icechunk_repository(

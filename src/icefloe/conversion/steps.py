@@ -44,7 +44,7 @@ from icefloe.ledger.switch_generation import (
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
 from icefloe.repository import Repository
-from icefloe.session.open_repository import RepositoryParts, build_engine, find_spec_version, open_engine
+from icefloe.session.open_repository import RepositoryContext, build_context, find_spec_version, open_context
 from icefloe.storage.contract import Storage
 
 
@@ -175,7 +175,7 @@ class Conversion:
 class ConversionRequest:
     """The source, the target and the options of a conversion."""
 
-    engine: RepositoryParts
+    context: RepositoryContext
     storage: Storage
     version: SpecVersion
     options: ConversionOptions
@@ -183,28 +183,28 @@ class ConversionRequest:
 
     @property
     def present(self) -> SpecVersion:
-        return self.engine.format.spec_version
+        return self.context.format.spec_version
 
     @property
     def shares_files(self) -> bool:
         """Whether the new generation reads the files of the old one without changes."""
         return self.in_place and (self.present, self.version) == (SpecVersion.ICECHUNK1, SpecVersion.ICECHUNK2)
 
-    def target(self, config: RepositoryConfig | None) -> RepositoryParts:
-        """The parts of the new repository."""
-        return build_engine(self.storage, self.version, config or RepositoryConfig.default(), self.engine.authorized)
+    def target(self, config: RepositoryConfig | None) -> RepositoryContext:
+        """The context of the new repository."""
+        return build_context(self.storage, self.version, config or RepositoryConfig.default(), self.context.authorized)
 
 
 async def plan(request: ConversionRequest) -> Conversion:
     """Plan a conversion. Nothing is written."""
-    found = await survey(request.engine)
+    found = await survey(request.context)
     return _describe(request, found, await _losses_on_the_way(request, found))
 
 
 async def carry_out(request: ConversionRequest, progress: Progress) -> Conversion:
     """Run a conversion. After an interruption, run it again."""
     for _ in range(_ROUNDS):
-        found = await survey(request.engine)
+        found = await survey(request.context)
         target = request.target(found.config)
         losses = await find_losses(found, target.format, target.ledger)
         check_losses(losses, request.options.drop, request.version)
@@ -221,20 +221,20 @@ async def carry_out(request: ConversionRequest, progress: Progress) -> Conversio
             await transfer.run()
             await Verification(transfer, request.options.verify, progress).run()
         # New commits are converted in another round, which skips the files that exist already.
-        if await fetch_refs(request.engine) == found.standing:
+        if await fetch_refs(request.context) == found.standing:
             await _land(request, work, transfer)
             return await _finished(request, found, losses, transfer)
     raise ConflictError(
-        f"branches of {request.engine.storage.url} changed in each of {_ROUNDS} rounds; stop all writers, then retry"
+        f"branches of {request.context.storage.url} changed in each of {_ROUNDS} rounds; stop all writers, then retry"
     )
 
 
-async def _begin(request: ConversionRequest, found: Survey, target: RepositoryParts) -> Work:
+async def _begin(request: ConversionRequest, found: Survey, target: RepositoryContext) -> Work:
     """Write the journal to the target, before the first file."""
     known = await find_journal(request.storage)
     salt = await _choose_salt(request, target) if known is None else known.salt
     identities = plan_identities(
-        request.engine.format,
+        request.context.format,
         target.format,
         same_root=request.in_place and not request.shares_files,
         nodes=found.nodes,
@@ -247,9 +247,9 @@ async def _begin(request: ConversionRequest, found: Survey, target: RepositoryPa
     return Work(found, target, identities, request.options.drop, request.in_place)
 
 
-async def _choose_salt(request: ConversionRequest, target: RepositoryParts) -> str:
+async def _choose_salt(request: ConversionRequest, target: RepositoryContext) -> str:
     """The salt. It is set if the target still contains snapshots from an earlier conversion."""
-    source = request.engine.format
+    source = request.context.format
     if not request.in_place or request.shares_files or shares_names(source, target.format):
         return ""
     left = await request.storage.list_names(target.format.snapshots_folder)
@@ -268,7 +268,7 @@ async def _land(request: ConversionRequest, work: Work, transfer: Transfer) -> N
         await remove_generation_name(request.storage, request.present)
     if request.in_place and not request.options.keep_source:
         await remove_generation(request.storage, request.present, request.version)
-    opened = await open_engine(request.storage, None, request.engine.authorized)
+    opened = await open_context(request.storage, None, request.context.authorized)
     if opened.format.spec_version is not request.version:
         raise FormatError(
             f"{request.storage.url} still opens as {opened.format.spec_version.value!r}, because "
@@ -292,7 +292,7 @@ def _whole_history(work: Work, transfer: Transfer) -> WholeHistory:
         deleted_tags=found.refs.deleted_tags if keeps_deleted_tags(ledger) else frozenset(),
         config=None if found.config is None else encode_config(found.config),
         administration=administration,
-        migrated_from=found.engine.format.spec_version.number if work.same_root else None,
+        migrated_from=found.context.format.spec_version.number if work.same_root else None,
     )
 
 
@@ -304,11 +304,11 @@ async def finish_interrupted(target: Storage, present: SpecVersion, options: Con
     if not options.keep_source:
         await remove_generation(target, journal.source, journal.target)
     await end_journal(target)
-    engine = await open_engine(target, None, {})
-    found = await survey(engine)
-    request = ConversionRequest(engine, target, present, ConversionOptions(), in_place=True)
+    context = await open_context(target, None, {})
+    found = await survey(context)
+    request = ConversionRequest(context, target, present, ConversionOptions(), in_place=True)
     described = _describe(request, found, ())
-    return replace(described, from_version=journal.source, repository=Repository(engine))
+    return replace(described, from_version=journal.source, repository=Repository(context))
 
 
 async def check_target(target: Storage, version: SpecVersion) -> None:
@@ -327,7 +327,7 @@ async def check_target(target: Storage, version: SpecVersion) -> None:
 
 async def check_in_place(request: ConversionRequest) -> tuple[Loss, ...]:
     """Check that a conversion in place is possible, and return its losses. Nothing is written."""
-    await request.engine.ledger.check_writable()
+    await request.context.ledger.check_writable()
     if request.options.keep_source and not takes_precedence(request.version, request.present):
         raise InvalidInputError(
             f"{request.present.value!r} cannot be kept beside {request.version.value!r}: the repository would still "
@@ -341,7 +341,7 @@ async def check_in_place(request: ConversionRequest) -> tuple[Loss, ...]:
         raise UnsupportedError(
             f"{request.storage.url} also contains refs of {listed} from an earlier conversion; remove them first"
         )
-    losses = await _losses_on_the_way(request, await survey(request.engine))
+    losses = await _losses_on_the_way(request, await survey(request.context))
     check_losses(losses, request.options.drop, request.version)
     return losses
 
@@ -358,7 +358,7 @@ async def _losses_on_the_way(request: ConversionRequest, found: Survey) -> tuple
 
 def _describe(request: ConversionRequest, found: Survey, losses: tuple[Loss, ...]) -> Conversion:
     return Conversion(
-        source=request.engine.storage.url,
+        source=request.context.storage.url,
         target=request.storage.url,
         from_version=request.present,
         to_version=request.version,
@@ -373,7 +373,7 @@ def _describe(request: ConversionRequest, found: Survey, losses: tuple[Loss, ...
 async def _finished(
     request: ConversionRequest, found: Survey, losses: tuple[Loss, ...], transfer: Transfer | None
 ) -> Conversion:
-    opened = await open_engine(request.storage, None, request.engine.authorized)
+    opened = await open_context(request.storage, None, request.context.authorized)
     described = replace(_describe(request, found, losses), repository=Repository(opened))
     if transfer is None:
         return described

@@ -32,7 +32,7 @@ from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.snapshot import ArrayNode, Snapshot, SnapshotInfo
 from icefloe.model.zarr_document import key_encoding, parse_document
-from icefloe.session.open_repository import RepositoryParts, fetch_stored_config
+from icefloe.session.open_repository import RepositoryContext, fetch_stored_config
 
 Grid = tuple[int, ...]
 _AT_ONCE = 16
@@ -51,7 +51,7 @@ class Refs:
 class Survey:
     """The content of a repository before its conversion."""
 
-    engine: RepositoryParts
+    context: RepositoryContext
     standing: Refs
     """The refs as stored."""
     refs: Refs
@@ -87,7 +87,7 @@ class Survey:
                 {},
                 {},
             )
-        snapshot = await self.engine.metadata_files.fetch_snapshot(file)
+        snapshot = await self.context.metadata_files.fetch_snapshot(file)
         return replace(
             snapshot,
             id=info.id,
@@ -115,9 +115,9 @@ class Survey:
                 task.cancel()
 
 
-async def fetch_refs(engine: RepositoryParts) -> Refs:
+async def fetch_refs(context: RepositoryContext) -> Refs:
     """Fetch the current refs."""
-    ledger = engine.ledger
+    ledger = context.ledger
     branches, tags = await asyncio.gather(ledger.list_branches(), ledger.list_tags())
     ordered = sorted(branches, key=lambda name: (name != MAIN, name))
     return Refs(
@@ -127,12 +127,12 @@ async def fetch_refs(engine: RepositoryParts) -> Refs:
     )
 
 
-async def survey(engine: RepositoryParts) -> Survey:
+async def survey(context: RepositoryContext) -> Survey:
     """Read every snapshot once. Chunks and references are not read."""
-    refs = await fetch_refs(engine)
-    history, files, named = await _walk(engine, refs)
+    refs = await fetch_refs(context)
+    history, files, named = await _walk(context, refs)
     found = Survey(
-        engine,
+        context,
         refs,
         Refs(
             {name: named[tip] for name, tip in refs.branches.items()},
@@ -141,8 +141,8 @@ async def survey(engine: RepositoryParts) -> Survey:
         ),
         history,
         files,
-        await fetch_stored_config(engine.storage),
-        await fetch_administration(engine.ledger),
+        await fetch_stored_config(context.storage),
+        await fetch_administration(context.ledger),
     )
     manifests: dict[ObjectId, dict[NodeId, Grid]] = {}
     nodes: dict[NodeId, None] = {}
@@ -167,7 +167,7 @@ def _note(users: dict[NodeId, Grid], node: ArrayNode) -> None:
 
 
 async def _walk(
-    engine: RepositoryParts, refs: Refs
+    context: RepositoryContext, refs: Refs
 ) -> tuple[tuple[SnapshotInfo, ...], dict[ObjectId, ObjectId | None], dict[ObjectId, ObjectId]]:
     """History, parents first; the file of each snapshot; and the id that history gives to what refs name."""
     ordered: dict[ObjectId, SnapshotInfo] = {}
@@ -175,13 +175,13 @@ async def _walk(
     named: dict[ObjectId, ObjectId] = {}
     standing = dict.fromkeys([*refs.branches.values(), *refs.tags.values()])
     # Without a list of snapshots, an unreachable snapshot looks the same as one of a failed commit.
-    listed = await engine.ledger.fetch_listed() or {}
+    listed = await context.ledger.fetch_listed() or {}
     for start in dict.fromkeys([*standing, *listed]):
-        if start not in standing and (start in ordered or not await _has_file(engine, start)):
+        if start not in standing and (start in ordered or not await _has_file(context, start)):
             continue
         fresh: list[SnapshotInfo] = []
         first = True
-        async for info in engine.ledger.ancestry(start):
+        async for info in context.ledger.ancestry(start):
             if first:
                 named[start], files[info.id] = info.id, start
                 first = False
@@ -192,14 +192,14 @@ async def _walk(
             ordered[info.id] = info
             files.setdefault(info.id, info.id)
     for info in ordered.values():
-        if info.parent_id is None and files[info.id] == info.id and not await _has_file(engine, info.id):
+        if info.parent_id is None and files[info.id] == info.id and not await _has_file(context, info.id):
             files[info.id] = None
     return tuple(ordered.values()), files, named
 
 
-async def _has_file(engine: RepositoryParts, snapshot_id: ObjectId) -> bool:
+async def _has_file(context: RepositoryContext, snapshot_id: ObjectId) -> bool:
     try:
-        await engine.metadata_files.fetch_snapshot(snapshot_id)
+        await context.metadata_files.fetch_snapshot(snapshot_id)
     except SnapshotNotFoundError:
         return False
     return True
@@ -364,11 +364,11 @@ async def find_losses(survey: Survey, target: Format, ledger: Ledger) -> tuple[L
     for info in survey.history:
         for word in unfit_words(info, target):
             found.add(LossKind.COMMIT_WORDS, f"{word} of {info.id}")
-    if not target.capabilities.any_chunk_grid and survey.engine.capabilities.any_chunk_grid:
+    if not target.capabilities.any_chunk_grid and survey.context.capabilities.any_chunk_grid:
         await _look_at_arrays(survey, found, LossKind.CHUNK_GRIDS, is_regular)
-    if not target.capabilities.any_key_encoding and survey.engine.capabilities.any_key_encoding:
+    if not target.capabilities.any_key_encoding and survey.context.capabilities.any_key_encoding:
         await _look_at_arrays(survey, found, LossKind.KEY_ENCODINGS, has_default_keys)
-    checksums = survey.engine.capabilities.checksums and not target.capabilities.checksums
+    checksums = survey.context.capabilities.checksums and not target.capabilities.checksums
     locations = expands_locations(target)
     if checksums or locations:
         await _look_at_references(survey, found, checksums=checksums, locations=locations)
@@ -438,9 +438,9 @@ async def _look_at_arrays(survey: Survey, found: _Found, kind: LossKind, fits: C
 
 
 async def _look_at_references(survey: Survey, found: _Found, *, checksums: bool, locations: bool) -> None:
-    containers = survey.engine.containers
+    containers = survey.context.containers
     for manifest_id, users in survey.manifests.items():
-        manifest = await survey.engine.metadata_files.fetch_manifest(manifest_id)
+        manifest = await survey.context.metadata_files.fetch_manifest(manifest_id)
         for node_id, table in manifest.tables.items():
             if node_id not in users or table.location is None:
                 continue

@@ -36,7 +36,7 @@ from icefloe.model.zarr_document import join_attributes
 from icefloe.session.commit import HISTORY_LENGTH
 from icefloe.session.history import chunks_in_boxes, compare_snapshots, fetch_log
 from icefloe.session.lookup import ChunkLookup
-from icefloe.session.open_repository import RepositoryParts
+from icefloe.session.open_repository import RepositoryContext
 from icefloe.storage.contract import Storage
 
 Report = Callable[[str, int, int], None]
@@ -183,7 +183,7 @@ class Work:
     """The plan of a conversion."""
 
     survey: Survey
-    target: RepositoryParts
+    target: RepositoryContext
     identities: Identities
     drops: frozenset[LossKind]
     same_root: bool
@@ -195,7 +195,7 @@ class Transfer:
     def __init__(self, work: Work, progress: Progress) -> None:
         self.work = work
         self.progress = progress
-        source, target = work.survey.engine, work.target
+        source, target = work.survey.context, work.target
         self.chunks = ChunkCopies(
             (source.storage, source.format), (target.storage, target.format), work.identities, same_root=work.same_root
         )
@@ -219,7 +219,7 @@ class Transfer:
 
     async def _transfer_lists(self) -> None:
         """Copy the objects in commit metadata: lists of ingested sources."""
-        source, target = self.work.survey.engine.storage, self.work.target.storage
+        source, target = self.work.survey.context.storage, self.work.target.storage
         named = dict.fromkeys(key for info in self.work.survey.history for key in named_objects(info.metadata))
         for key in named:
             if not await target.exists(key):
@@ -231,7 +231,7 @@ class Transfer:
         target = self.work.target
         if not target.capabilities.attributes_files:
             return
-        source = self.work.survey.engine
+        source = self.work.survey.context
         for attributes_id in self.work.survey.attribute_files:
             new_id = self.work.identities.file(attributes_id)
             if not await target.storage.exists(target.format.attributes_key(new_id)):
@@ -255,7 +255,7 @@ class Transfer:
 
     async def _transfer_manifest(self, manifest_id: ObjectId, written: dict[str, int]) -> ConvertedManifest | None:
         survey, target = self.work.survey, self.work.target
-        manifest = await survey.engine.metadata_files.fetch_manifest(manifest_id)
+        manifest = await survey.context.metadata_files.fetch_manifest(manifest_id)
         users = survey.manifests[manifest_id]
         absolute = self.absolute if expands_locations(target.format) else None
         converted, extents = await asyncio.to_thread(
@@ -274,7 +274,7 @@ class Transfer:
     def absolute(self, location: str) -> str | None:
         """The URL of a relative location. None if the container is unknown."""
         try:
-            return self.work.survey.engine.containers.absolute(location)
+            return self.work.survey.context.containers.absolute(location)
         except VirtualChunkError:
             return None
 
@@ -303,7 +303,7 @@ class Transfer:
 
     async def _convert_nodes(self, snapshot: Snapshot) -> dict[str, Node]:
         keeps_files = self.work.target.capabilities.attributes_files
-        metadata_files = self.work.survey.engine.metadata_files
+        metadata_files = self.work.survey.context.metadata_files
         nodes: dict[str, Node] = {}
         for path, node in snapshot.nodes.items():
             if not is_kept(node, self.work.drops):
@@ -335,7 +335,7 @@ class Transfer:
             return
         log = await self._source_log(snapshot)
         if log.updated_boxes and not target.capabilities.boxes_in_logs:
-            boxed = await chunks_in_boxes(snapshot, [log], self.work.survey.engine.metadata_files)
+            boxed = await chunks_in_boxes(snapshot, [log], self.work.survey.context.metadata_files)
             log = replace(log, updated_chunks=_joined(log.updated_chunks, boxed), updated_boxes={})
         gone = frozenset(node.id for node in snapshot.nodes.values() if not is_kept(node, self.work.drops))
         log = convert_log(without_nodes(log, gone), self.work.identities)
@@ -344,15 +344,15 @@ class Transfer:
     async def _source_log(self, snapshot: Snapshot) -> TransactionLog:
         """The changes of a snapshot, from its log or from a comparison with its parent."""
         survey = self.work.survey
-        if survey.engine.capabilities.transaction_logs and survey.files[snapshot.id] == snapshot.id:
+        if survey.context.capabilities.transaction_logs and survey.files[snapshot.id] == snapshot.id:
             try:
-                await survey.engine.metadata_files.fetch_transaction_log(snapshot.id)
-                return await fetch_log(survey.engine, snapshot)
+                await survey.context.metadata_files.fetch_transaction_log(snapshot.id)
+                return await fetch_log(survey.context, snapshot)
             except ObjectNotFoundError:
                 pass
         assert snapshot.parent_id is not None
         parent = await survey.fetch_snapshot(self._history[snapshot.parent_id])
-        return await compare_snapshots(parent, snapshot, survey.engine.metadata_files)
+        return await compare_snapshots(parent, snapshot, survey.context.metadata_files)
 
 
 def _joined(known: Mapping[NodeId, Coordinates], boxed: Mapping[NodeId, Coordinates]) -> dict[NodeId, Coordinates]:
@@ -389,7 +389,7 @@ class Verification:
         self._absolute = transfer.absolute
         self._how = how
         self._progress = progress
-        self._source = ChunkLookup(self._work.survey.engine.metadata_files)
+        self._source = ChunkLookup(self._work.survey.context.metadata_files)
         # Without a shared cache, so that the files are read from storage.
         target = self._work.target
         self._metadata_files = MetadataFiles(target.storage, target.format)
@@ -437,7 +437,7 @@ class Verification:
             other = found.nodes[path]
             if (type(node), self._work.identities.node(node.id)) != (type(other), other.id):
                 raise _differs(wanted, f"node {path}", node.id, other.id)
-            mine = await _document(node, self._work.survey.engine.metadata_files)
+            mine = await _document(node, self._work.survey.context.metadata_files)
             theirs = await _document(other, self._metadata_files)
             if mine != theirs:
                 raise _differs(wanted, f"document of {path}", mine, theirs)

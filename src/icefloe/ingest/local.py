@@ -156,7 +156,7 @@ class SessionSink:
         >>> SessionSink(session).write_table("a", empty_table(1))
         """
         state = self._session.state
-        if not state.engine.format.capabilities.checksums:
+        if not state.context.format.capabilities.checksums:
             table = replace(table, etag=None, etags=(), last_modified=None)
         set_table(state, array_path, table)
 
@@ -215,7 +215,7 @@ class NamedSources:
 
     def url_of(self, session: Session, location: str) -> str | None:
         """Return the URL of a location, or None if it is in none of the directories."""
-        url = normalise_location(session.state.engine.containers.absolute(location))
+        url = normalise_location(session.state.context.containers.absolute(location))
         inside = ".." not in url.split("/") and any(url.startswith(folder) for folder in self.folders)
         return url if inside else None
 

@@ -299,7 +299,7 @@ def store_containers(
     config = RepositoryConfig()
     for container in (*given, *fresh):
         config.set_virtual_chunk_container(container)
-    run_blocking(extend_config(repository.engine, config))
+    run_blocking(extend_config(repository.context, config))
     return repository.reopen(config)
 
 

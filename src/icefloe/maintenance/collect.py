@@ -66,7 +66,7 @@ from icefloe.maintenance.marking import FetchLimits, Known, ManifestFacts, Marke
 from icefloe.model.zarr_document import check_messagepack
 from icefloe.session.commit import Announcement, announced
 from icefloe.session.history import check_zone
-from icefloe.session.open_repository import RepositoryParts, oldest_writer
+from icefloe.session.open_repository import RepositoryContext, oldest_writer
 from icefloe.storage.contract import ObjectInfo, Storage
 
 KINDS = ("snapshots", "transaction_logs", "manifests", "attributes", "chunks")
@@ -428,16 +428,16 @@ _LEFTOVER_AGE = dt.timedelta(minutes=5)
 """A writer may still finish a file that is younger than this."""
 
 
-async def collect(engine: RepositoryParts, request: CollectionRequest) -> GCSummary:
+async def collect(context: RepositoryContext, request: CollectionRequest) -> GCSummary:
     """Delete what no branch or tag leads to and what is old enough."""
-    await engine.check_writable()
-    uncached = open_uncached(engine)
+    await context.check_writable()
+    uncached = open_uncached(context)
     if uncached.storage.read_only:
         raise ReadOnlyError(f"{uncached.storage.url} takes no writes; garbage cannot be collected")
     marking = await plan_collection_of(uncached, request)
-    marking = replace(marking, plan=await apply_plan(engine, uncached, marking))
+    marking = replace(marking, plan=await apply_plan(context, uncached, marking))
     if not request.incremental and marking.now is not None:
-        await engine.storage.remove_leftovers(max(marking.now - marking.plan.cutoff, _LEFTOVER_AGE), marking.now)
+        await context.storage.remove_leftovers(max(marking.now - marking.plan.cutoff, _LEFTOVER_AGE), marking.now)
     if request.incremental:
         read_at = microseconds(await fetch_store_time(uncached.storage))
         mark = next_mark(uncached.format, marking.marked, marking.plan, marking.listings, read_at)
@@ -524,7 +524,7 @@ def folders_of(uncached: UncachedRepository) -> dict[str, str]:
     return folders
 
 
-async def apply_plan(engine: RepositoryParts, uncached: UncachedRepository, marking: Marking) -> CollectionPlan:
+async def apply_plan(context: RepositoryContext, uncached: UncachedRepository, marking: Marking) -> CollectionPlan:
     """Delete garbage, unless it became reachable since the plan was made. Rewrite quotes of deleted snapshots.
 
     Returns what was deleted: the plan without what commits refer to that landed meanwhile.
@@ -533,29 +533,29 @@ async def apply_plan(engine: RepositoryParts, uncached: UncachedRepository, mark
     files are gone; the next run finds the rest.
     """
     if quotes_what_is_gone(marking):
-        await correct_quotes(engine, uncached)
+        await correct_quotes(context, uncached)
     if marking.plan.is_empty():
         return marking.plan
     async with announced(uncached.storage, marking.plan.cutoff) as announcement:
-        return (await delete_garbage(engine, uncached, marking, announcement))[0]
+        return (await delete_garbage(context, uncached, marking, announcement))[0]
 
 
 async def delete_garbage(
-    engine: RepositoryParts, uncached: UncachedRepository, marking: Marking, announcement: Announcement
+    context: RepositoryContext, uncached: UncachedRepository, marking: Marking, announcement: Announcement
 ) -> tuple[CollectionPlan, Marked]:
     """Delete what a plan names, but for what commits refer to that landed since; what that was, and what is in use."""
-    await engine.ledger.announce_collection(announcement.record.id, soon=announcement.is_soon)
+    await context.ledger.announce_collection(announcement.record.id, soon=announcement.is_soon)
     marked = await mark_again(uncached, marking)
     plan = marking.plan.without(marked)
     doomed = frozenset(plan.garbage["snapshots"].texts())
-    await _forget(engine, doomed, marked.listed)
+    await _forget(context, doomed, marked.listed)
     for kind in KINDS:
         await delete_objects(uncached, kind, plan.garbage[kind], announcement)
     if plan.side_objects:
         announcement.check()
         await uncached.storage.delete([item.key for item in plan.side_objects])
     for snapshot_id in doomed:
-        engine.metadata_files.forget_snapshot(snapshot_id)
+        context.metadata_files.forget_snapshot(snapshot_id)
     return plan, marked
 
 
@@ -594,12 +594,12 @@ async def check_refs(
             raise _resurrected(start, fresh.names_of(start)) from error
 
 
-async def _forget(engine: RepositoryParts, doomed: frozenset[ObjectId], listed: frozenset[ObjectId]) -> None:
+async def _forget(context: RepositoryContext, doomed: frozenset[ObjectId], listed: frozenset[ObjectId]) -> None:
     wanted = doomed & listed if listed else doomed
     if not wanted:
         return
     try:
-        gone = await engine.ledger.forget_snapshots(wanted)
+        gone = await context.ledger.forget_snapshots(wanted)
     except InvalidInputError as error:
         raise _resurrected(min(wanted), []) from error
     if wanted - gone:

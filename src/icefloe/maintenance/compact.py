@@ -33,7 +33,7 @@ from icefloe.session.commit import (
     write_snapshot,
 )
 from icefloe.session.history import fetch_branch
-from icefloe.session.open_repository import RepositoryParts
+from icefloe.session.open_repository import RepositoryContext
 from icefloe.session.session_state import SessionState
 from icefloe.storage.contract import Buffer
 
@@ -265,13 +265,13 @@ class CompactSummary:
         )
 
 
-async def plan_compaction(engine: RepositoryParts, request: CompactRequest) -> CompactionPlan:
+async def plan_compaction(context: RepositoryContext, request: CompactRequest) -> CompactionPlan:
     """Plan which chunks to rewrite."""
-    tip = await engine.ledger.fetch_tip(request.branch)
-    state = SessionState(engine, await engine.metadata_files.fetch_snapshot(tip.snapshot_id))
+    tip = await context.ledger.fetch_tip(request.branch)
+    state = SessionState(context, await context.metadata_files.fetch_snapshot(tip.snapshot_id))
     nodes = {node.id: node for node in state.tree.nodes() if isinstance(node, ArrayNode)}
     tables = {key: await state.chunk_table(node) for key, node in nodes.items()}
-    listed = (await list_all(open_uncached(engine)))["chunks"]
+    listed = (await list_all(open_uncached(context)))["chunks"]
     use = object_use(tables, listed)
     planned = []
     for key, node in nodes.items():
@@ -283,13 +283,13 @@ async def plan_compaction(engine: RepositoryParts, request: CompactRequest) -> C
     return CompactionPlan(request, tip.snapshot_id, tuple(planned))
 
 
-async def compact(engine: RepositoryParts, plan: CompactionPlan) -> CompactSummary:
+async def compact(context: RepositoryContext, plan: CompactionPlan) -> CompactSummary:
     """Apply a plan. An interrupted run keeps the batches that were committed."""
-    await engine.check_writable()
+    await context.check_writable()
     total = CompactSummary()
     tell(f"{plan.request.layout.value} chunks", 0, plan.chunks)
     for number, batch in enumerate(_batches(plan)):
-        done = await _apply_batch(engine, plan.request, batch, number)
+        done = await _apply_batch(context, plan.request, batch, number)
         total = CompactSummary(
             total.chunks + done.chunks,
             total.bytes_written + done.bytes_written,
@@ -330,14 +330,14 @@ def _batches(plan: CompactionPlan) -> Iterator[list[_Piece]]:
 
 
 async def _apply_batch(
-    engine: RepositoryParts, request: CompactRequest, batch: list[_Piece], number: int
+    context: RepositoryContext, request: CompactRequest, batch: list[_Piece], number: int
 ) -> CompactSummary:
-    first = await engine.ledger.fetch_tip(request.branch)
+    first = await context.ledger.fetch_tip(request.branch)
     written: dict[NodeId, tuple[ChunkTable, ChunkTable]] = {}
     objects = 0
     for piece in batch:
         old = take_raw(piece.array.table, np.sort(piece.rows).astype(np.int64))
-        new, count = await _write(engine, request, piece)
+        new, count = await _write(context, request, piece)
         objects += count
         key = piece.array.node_id
         if key in written:
@@ -348,7 +348,7 @@ async def _apply_batch(
     total = sum(len(new) for _, new in written.values())
     for attempt in range(_TRIES):
         try:
-            snapshot_id, kept = await _land(engine, request.branch, first, commit, written)
+            snapshot_id, kept = await _land(context, request.branch, first, commit, written)
         except ConflictError:
             if attempt == _TRIES - 1:
                 raise
@@ -359,14 +359,14 @@ async def _apply_batch(
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-async def _write(engine: RepositoryParts, request: CompactRequest, piece: _Piece) -> tuple[ChunkTable, int]:
+async def _write(context: RepositoryContext, request: CompactRequest, piece: _Piece) -> tuple[ChunkTable, int]:
     """Store the chunks of a piece; their new references, and how many objects hold them."""
     table = piece.array.table
-    bodies = await engine.reader.fetch_many(table, piece.rows, array_path=piece.array.path)
+    bodies = await context.reader.fetch_many(table, piece.rows, array_path=piece.array.path)
     lengths = np.fromiter(map(len, bodies), dtype=np.uint64, count=len(bodies))
     limit = 0 if request.layout is Layout.UNPACK else request.target_bytes
     starts = _cut(lengths, limit, request.threshold_bytes)
-    width = engine.capabilities.object_id_bytes
+    width = context.capabilities.object_id_bytes
     ids = np.empty((len(bodies), width), dtype=np.uint8)
     offset = np.empty(len(bodies), dtype=np.uint64)
     packs: list[tuple[bytes, list[Buffer]]] = []
@@ -377,7 +377,7 @@ async def _write(engine: RepositoryParts, request: CompactRequest, piece: _Piece
         packs.append((object_id, bodies[low:high]))
 
     async def put(pack: tuple[bytes, list[Buffer]]) -> None:
-        await engine.storage.put(engine.format.chunk_key(pack[0]), b"".join(pack[1]))
+        await context.storage.put(context.format.chunk_key(pack[0]), b"".join(pack[1]))
 
     await gather_bounded(put, packs, _PUTS_AT_ONCE)
     kind = np.full(len(bodies), ChunkKind.NATIVE, dtype=np.uint8)
@@ -400,7 +400,7 @@ def _cut(lengths: npt.NDArray[np.uint64], target: int, threshold: int) -> list[i
 
 
 async def _land(
-    engine: RepositoryParts,
+    context: RepositoryContext,
     branch: str,
     first: Tip,
     commit: CommitRequest,
@@ -410,8 +410,8 @@ async def _land(
 
     `first` is where the branch stood before the chunks were written.
     """
-    tip, base = await fetch_branch(engine, branch)
-    state = SessionState(engine, base, tip=first)
+    tip, base = await fetch_branch(context, branch)
+    state = SessionState(context, base, tip=first)
     kept = 0
     for node in state.tree.nodes():
         if isinstance(node, ArrayNode) and node.id in written:
@@ -426,9 +426,9 @@ async def _land(
     if not kept:
         return None, 0
     flushed = await write_manifests(state)
-    snapshot = await write_snapshot(SessionState(engine, base), commit, manifests=flushed)
+    snapshot = await write_snapshot(SessionState(context, base), commit, manifests=flushed)
     await check_references(state, tip)
-    await advance_branch(engine, branch, tip, snapshot)
+    await advance_branch(context, branch, tip, snapshot)
     return snapshot.id, kept
 
 
@@ -446,19 +446,19 @@ class RewriteRequest:
     """Whether the newest commit is replaced, instead of one being added."""
 
 
-async def plan_rewrite(engine: RepositoryParts, branch: str) -> ManifestPlan:
+async def plan_rewrite(context: RepositoryContext, branch: str) -> ManifestPlan:
     """How the manifests of a branch would be packed now."""
-    return _plan((await _open(engine, branch))[0])
+    return _plan((await _open(context, branch))[0])
 
 
-async def rewrite_manifests(engine: RepositoryParts, request: RewriteRequest) -> ObjectId:
+async def rewrite_manifests(context: RepositoryContext, request: RewriteRequest) -> ObjectId:
     """Commit the same chunks in repacked manifests. Returns the snapshot.
 
     Commits that land in between are kept: the rewrite is made again on top of them.
     """
-    await engine.check_writable()
+    await context.check_writable()
     for attempt in range(_REWRITE_TRIES):
-        state, tip = await _open(engine, request.branch)
+        state, tip = await _open(context, request.branch)
         plan = _plan(state)
         if not plan.outputs and not plan.kept:
             return tip.snapshot_id
@@ -470,28 +470,28 @@ async def rewrite_manifests(engine: RepositoryParts, request: RewriteRequest) ->
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-async def _open(engine: RepositoryParts, branch: str) -> tuple[SessionState, Tip]:
-    tip, base = await fetch_branch(engine, branch)
-    return SessionState(engine, base), tip
+async def _open(context: RepositoryContext, branch: str) -> tuple[SessionState, Tip]:
+    tip, base = await fetch_branch(context, branch)
+    return SessionState(context, base), tip
 
 
 def _plan(state: SessionState) -> ManifestPlan:
     arrays = [node for node in state.tree.nodes() if isinstance(node, ArrayNode)]
-    return plan_repack(arrays, state.base.manifests, state.engine.config.manifest or SPECIFIED)
+    return plan_repack(arrays, state.base.manifests, state.context.config.manifest or SPECIFIED)
 
 
 async def _apply(state: SessionState, tip: Tip, plan: ManifestPlan, request: RewriteRequest) -> ObjectId:
-    engine = state.engine
+    context = state.context
     tell("write manifests", 0, len(plan.outputs))
     flushed = await apply_plan(state, plan, {})
     tell("write manifests", len(plan.outputs), len(plan.outputs))
     commit = CommitRequest(request.message, request.metadata)
     if not request.amends:
         snapshot = await write_snapshot(state, commit, manifests=flushed)
-        await advance_branch(engine, request.branch, tip, snapshot)
+        await advance_branch(context, request.branch, tip, snapshot)
         return snapshot.id
 
     async def write(tip: Tip, parent: Snapshot, earlier: TransactionLog) -> Snapshot:
         return await write_snapshot(state, commit, onto=parent, earlier=earlier, manifests=flushed)
 
-    return (await replace_newest(engine, request.branch, tip, state.base, write))[0].id
+    return (await replace_newest(context, request.branch, tip, state.base, write))[0].id

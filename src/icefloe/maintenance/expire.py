@@ -22,7 +22,7 @@ from icefloe.maintenance.inventory import (
 )
 from icefloe.model.snapshot import SnapshotInfo, TransactionLog
 from icefloe.session.history import check_past, compare_snapshots, fit_log, join_logs, merge_logs
-from icefloe.session.open_repository import RepositoryParts
+from icefloe.session.open_repository import RepositoryContext
 
 _SHOWN = 10
 
@@ -216,62 +216,62 @@ _ROUNDS = 20
 """How often the work is done again because others committed on what was being expired."""
 
 
-async def plan_expiry_of(engine: RepositoryParts, request: ExpiryRequest) -> ExpiryPlan:
+async def plan_expiry_of(context: RepositoryContext, request: ExpiryRequest) -> ExpiryPlan:
     """What would expire now."""
-    history = await fetch_history(open_uncached(engine))
-    return plan_expiry(history, request, tags_can_go=engine.capabilities.deletable_tags)
+    history = await fetch_history(open_uncached(context))
+    return plan_expiry(history, request, tags_can_go=context.capabilities.deletable_tags)
 
 
-async def expire(engine: RepositoryParts, request: ExpiryRequest) -> ExpiryPlan:
+async def expire(context: RepositoryContext, request: ExpiryRequest) -> ExpiryPlan:
     """Take old snapshots out of history; their files stay until garbage is collected."""
-    return await apply_expiry(engine, await plan_expiry_of(engine, request))
+    return await apply_expiry(context, await plan_expiry_of(context, request))
 
 
-async def apply_expiry(engine: RepositoryParts, plan: ExpiryPlan) -> ExpiryPlan:
+async def apply_expiry(context: RepositoryContext, plan: ExpiryPlan) -> ExpiryPlan:
     """Carry a plan out."""
-    await engine.check_writable()
+    await context.check_writable()
     if plan.change.is_empty():
         return plan
-    refs = await fetch_all_refs(open_uncached(engine).ledger)
-    await _apply(engine, plan)
+    refs = await fetch_all_refs(open_uncached(context).ledger)
+    await _apply(context, plan)
     for _ in range(_ROUNDS):
         # A commit or an amendment made in the meantime may have an expired parent.
-        history = await fetch_history(open_uncached(engine))
+        history = await fetch_history(open_uncached(context))
         if history.refs == refs:
             break
         refs, missed = history.refs, plan_again(history, plan.change.expired)
         if missed.change.is_empty():
             break
-        await _apply(engine, missed)
+        await _apply(context, missed)
     return plan
 
 
-async def _apply(engine: RepositoryParts, plan: ExpiryPlan) -> None:
-    seams = {} if engine.ledger.keeps_pruned_logs or not engine.capabilities.transaction_logs else plan.skipped
-    uncached = open_uncached(engine)
+async def _apply(context: RepositoryContext, plan: ExpiryPlan) -> None:
+    seams = {} if context.ledger.keeps_pruned_logs or not context.capabilities.transaction_logs else plan.skipped
+    uncached = open_uncached(context)
     exact = {}
     for number, (child, skipped) in enumerate(seams.items()):
         tell("join transaction logs", number, len(seams))
         # Until the parents change, the log contains both: a log with missing changes would hide a conflict.
         own = await _log_since(uncached, [child], skipped[0])
         exact[child] = await _log_since(uncached, [*reversed(skipped), child], plan.change.parents[child])
-        await _write_log(engine, child, _union(own, exact[child]))
+        await _write_log(context, child, _union(own, exact[child]))
     tell("change history", 0, 1)
-    await engine.ledger.change_history(plan.change)
+    await context.ledger.change_history(plan.change)
     for child, log in exact.items():
-        await _write_log(engine, child, log)
-        await _follow_others(engine, child, plan.change.parents[child])
+        await _write_log(context, child, log)
+        await _follow_others(context, child, plan.change.parents[child])
     tell("change history", 1, 1)
 
 
-async def _follow_others(engine: RepositoryParts, child: ObjectId, parent: ObjectId) -> None:
+async def _follow_others(context: RepositoryContext, child: ObjectId, parent: ObjectId) -> None:
     """Write a log again that replaced the one of another expiry, which moved the parent further meanwhile.
 
     An expiry changes the parent before it writes its last log. So whoever writes a log last sees the parent that the
     log has to begin at.
     """
     for _ in range(_ROUNDS):
-        uncached = open_uncached(engine)
+        uncached = open_uncached(context)
         try:
             begins = (await uncached.metadata_files.fetch_snapshot(child)).parent_id
             if begins is None or begins == parent:
@@ -286,13 +286,13 @@ async def _follow_others(engine: RepositoryParts, child: ObjectId, parent: Objec
             log = await _log_since(uncached, [*reversed(skipped), child], begins)
         except SnapshotNotFoundError:
             return  # a collection deleted what expired; the expiry wrote the log
-        await _write_log(engine, child, log)
+        await _write_log(context, child, log)
         parent = begins
 
 
-async def _write_log(engine: RepositoryParts, snapshot_id: ObjectId, log: TransactionLog) -> None:
-    await engine.metadata_files.write_transaction_log(snapshot_id, log)
-    engine.metadata_files.forget_transaction_log(snapshot_id)
+async def _write_log(context: RepositoryContext, snapshot_id: ObjectId, log: TransactionLog) -> None:
+    await context.metadata_files.write_transaction_log(snapshot_id, log)
+    context.metadata_files.forget_transaction_log(snapshot_id)
 
 
 def _union(one: TransactionLog, other: TransactionLog) -> TransactionLog:

@@ -16,15 +16,15 @@ from icefloe.maintenance.inventory import is_among, open_uncached, stream_bounde
 from icefloe.maintenance.marking import FetchLimits, mark
 from icefloe.model.chunk_table import ChunkKind
 from icefloe.model.snapshot import ArrayNode, Manifest, Node
-from icefloe.session.open_repository import RepositoryParts
+from icefloe.session.open_repository import RepositoryContext
 
 
-async def inspect_snapshot(engine: RepositoryParts, snapshot_id: ObjectId) -> dict[str, Any]:
+async def inspect_snapshot(context: RepositoryContext, snapshot_id: ObjectId) -> dict[str, Any]:
     """Every node of a snapshot with its id and manifests."""
-    snapshot = await open_uncached(engine).metadata_files.fetch_snapshot(snapshot_id)
+    snapshot = await open_uncached(context).metadata_files.fetch_snapshot(snapshot_id)
     return {
         "id": snapshot.id,
-        "header": await _header(engine, engine.format.snapshot_key(snapshot_id)),
+        "header": await _header(context, context.format.snapshot_key(snapshot_id)),
         "flushed_at": snapshot.written_at.isoformat(),
         "commit_message": snapshot.message,
         "metadata": dict(snapshot.metadata),
@@ -50,11 +50,11 @@ def _node(node: Node) -> dict[str, Any]:
     return told
 
 
-async def inspect_manifest(engine: RepositoryParts, manifest_id: ObjectId) -> dict[str, Any]:
+async def inspect_manifest(context: RepositoryContext, manifest_id: ObjectId) -> dict[str, Any]:
     """Chunk references of a manifest, counted by array and kind."""
-    uncached = open_uncached(engine)
+    uncached = open_uncached(context)
     manifest = await uncached.metadata_files.fetch_manifest(manifest_id)
-    key = engine.format.manifest_key(manifest_id)
+    key = context.format.manifest_key(manifest_id)
     arrays = []
     for node_id, table in manifest.tables.items():
         counts = {kind.name.lower(): int(np.count_nonzero(table.kind == kind)) for kind in list(ChunkKind)[:3]}
@@ -67,7 +67,7 @@ async def inspect_manifest(engine: RepositoryParts, manifest_id: ObjectId) -> di
         )
     return {
         "id": manifest.id,
-        "header": await _header(engine, key),
+        "header": await _header(context, key),
         "size_bytes": (await uncached.storage.head(key)).size_bytes,
         "num_arrays": len(arrays),
         "total_chunk_refs": len(manifest),
@@ -76,12 +76,12 @@ async def inspect_manifest(engine: RepositoryParts, manifest_id: ObjectId) -> di
     }
 
 
-async def inspect_transaction_log(engine: RepositoryParts, snapshot_id: ObjectId) -> dict[str, Any]:
+async def inspect_transaction_log(context: RepositoryContext, snapshot_id: ObjectId) -> dict[str, Any]:
     """What one commit changed, by node id."""
-    log = await open_uncached(engine).metadata_files.fetch_transaction_log(snapshot_id)
+    log = await open_uncached(context).metadata_files.fetch_transaction_log(snapshot_id)
     sets = ("new_groups", "new_arrays", "deleted_groups", "deleted_arrays", "updated_groups", "updated_arrays")
     return {
-        "header": await _header(engine, engine.format.transaction_log_key(snapshot_id)),
+        "header": await _header(context, context.format.transaction_log_key(snapshot_id)),
         **{name: sorted(encode_base32(each) for each in getattr(log, name)) for name in sets},
         "updated_chunks": [
             {"node_id": encode_base32(node_id), "num_chunks": len(coords), "coords": coords.tolist()}
@@ -97,9 +97,9 @@ async def inspect_transaction_log(engine: RepositoryParts, snapshot_id: ObjectId
     }
 
 
-async def _header(engine: RepositoryParts, key: str) -> dict[str, Any] | None:
+async def _header(context: RepositoryContext, key: str) -> dict[str, Any] | None:
     """The header of a file; None where the generation has none."""
-    start = await engine.storage.get_range(key, 0, HEADER_BYTES)
+    start = await context.storage.get_range(key, 0, HEADER_BYTES)
     if not has_magic(start):
         return None
     header = parse_header(start)
@@ -135,9 +135,9 @@ class ChunkStorageStats:
         return ", ".join(f"{format_bytes(size)} {name}" for name, size in parts)
 
 
-async def chunk_storage_stats(engine: RepositoryParts, limits: FetchLimits | None = None) -> ChunkStorageStats:
+async def chunk_storage_stats(context: RepositoryContext, limits: FetchLimits | None = None) -> ChunkStorageStats:
     """Count what refs lead to; a chunk object or a range of a virtual file that several snapshots share counts once."""
-    uncached = open_uncached(engine)
+    uncached = open_uncached(context)
     listings = await list_all(uncached)
     marked = await mark(uncached, frozenset(), frozenset(), limits=limits)
     chunks = listings["chunks"]

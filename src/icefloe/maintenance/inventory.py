@@ -27,7 +27,7 @@ from icefloe.ledger.generations import make_ledger
 from icefloe.metadata_files import CacheLimits, MetadataFiles
 from icefloe.model.snapshot import SnapshotInfo, ingested_texts
 from icefloe.session.history import check_past, check_zone
-from icefloe.session.open_repository import RepositoryParts
+from icefloe.session.open_repository import RepositoryContext
 from icefloe.storage.contract import ObjectInfo, Storage
 
 T = TypeVar("T")
@@ -405,7 +405,7 @@ _LIMITS = CacheLimits(snapshots=64 << 20, manifests=0, transaction_logs=0, attri
 
 @dataclass(frozen=True, slots=True)
 class UncachedRepository:
-    """The parts of a repository with separate caches, so that nothing stale is read."""
+    """The storage, format and ledger of a repository, with caches of their own. Nothing stale is read."""
 
     storage: Storage
     format: Format
@@ -413,12 +413,12 @@ class UncachedRepository:
     ledger: Ledger
 
 
-def open_uncached(engine: RepositoryParts) -> UncachedRepository:
+def open_uncached(context: RepositoryContext) -> UncachedRepository:
     """Open a view of a repository that shares no cache with its sessions."""
-    metadata_files = MetadataFiles(engine.storage, engine.format, _LIMITS)
-    ledger = make_ledger(engine.format.spec_version, engine.storage, metadata_files)
-    ledger.learn_from(engine.ledger)
-    return UncachedRepository(engine.storage, engine.format, metadata_files, ledger)
+    metadata_files = MetadataFiles(context.storage, context.format, _LIMITS)
+    ledger = make_ledger(context.format.spec_version, context.storage, metadata_files)
+    ledger.learn_from(context.ledger)
+    return UncachedRepository(context.storage, context.format, metadata_files, ledger)
 
 
 def reopen_uncached(uncached: UncachedRepository) -> UncachedRepository:
@@ -541,11 +541,11 @@ async def fetch_history(uncached: UncachedRepository) -> History:
     return History(refs, found, misquoted=misquoted)
 
 
-async def correct_quotes(engine: RepositoryParts, uncached: UncachedRepository) -> None:
+async def correct_quotes(context: RepositoryContext, uncached: UncachedRepository) -> None:
     """Rewrite snapshots that quote deleted ancestors."""
     misquoted = (await fetch_history(uncached)).misquoted
     if misquoted:
-        await engine.ledger.change_parents(HistoryChange(frozenset(), misquoted))
+        await context.ledger.change_parents(HistoryChange(frozenset(), misquoted))
 
 
 def _find_contradictions(

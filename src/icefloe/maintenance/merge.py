@@ -20,7 +20,7 @@ from icefloe.session.change_set import ChangeSet, diff_of_changes
 from icefloe.session.commit import CommitRequest, advance_branch, check_objects, with_parent, write_snapshot
 from icefloe.session.history import GONE, compare_snapshots, diff_between, fetch_branch, fetch_log, join_logs
 from icefloe.session.lookup import ChunkLookup
-from icefloe.session.open_repository import RepositoryParts
+from icefloe.session.open_repository import RepositoryContext
 from icefloe.session.rebase import (
     Conflict,
     ConflictDetector,
@@ -85,13 +85,13 @@ class CollectingSolver(ConflictSolver):
         return result
 
 
-async def changes_between(engine: RepositoryParts, old: Snapshot, new: Snapshot) -> ChangeSet:
+async def changes_between(context: RepositoryContext, old: Snapshot, new: Snapshot) -> ChangeSet:
     """What must be done to `old` so that it holds what `new` holds; no chunk is read."""
     changes = ChangeSet()
     before = {node.id: node for node in old.nodes.values()}
     after = {node.id: node for node in new.nodes.values()}
     _change_nodes(changes, old, before, after)
-    lookup = ChunkLookup(engine.metadata_files)
+    lookup = ChunkLookup(context.metadata_files)
     for node_id, node in after.items():
         if isinstance(node, ArrayNode):
             was = before.get(node_id)
@@ -153,17 +153,17 @@ class Transplant:
 
 
 async def transplant(
-    engine: RepositoryParts, old: ObjectId, new: ObjectId, branch: str, solver: ConflictSolver
+    context: RepositoryContext, old: ObjectId, new: ObjectId, branch: str, solver: ConflictSolver
 ) -> Transplant:
     """The change from `old` to `new`, rebased on the tip of a branch. Writes nothing."""
-    before = await engine.metadata_files.fetch_snapshot(old)
-    after = await engine.metadata_files.fetch_snapshot(new)
-    tip, target = await fetch_branch(engine, branch)
-    changes = await changes_between(engine, before, after)
+    before = await context.metadata_files.fetch_snapshot(old)
+    after = await context.metadata_files.fetch_snapshot(new)
+    tip, target = await fetch_branch(context, branch)
+    changes = await changes_between(context, before, after)
     if target.id == before.id:
         return Transplant(target, tip, changes, ())
-    log = await log_between(engine, before, target)
-    log = await drop_false_conflicts(log, before, changes, target, engine.metadata_files)
+    log = await log_between(context, before, target)
+    log = await drop_false_conflicts(log, before, changes, target, context.metadata_files)
     collecting = CollectingSolver(solver)
     try:
         carried = rebase_over(before, changes, target, log, collecting)
@@ -172,18 +172,18 @@ async def transplant(
     return Transplant(target, tip, carried, tuple(collecting.unsolved))
 
 
-async def log_between(engine: RepositoryParts, old: Snapshot, new: Snapshot) -> TransactionLog:
+async def log_between(context: RepositoryContext, old: Snapshot, new: Snapshot) -> TransactionLog:
     """What changed between two snapshots: from the logs along one history, else by comparing both."""
     between: list[ObjectId] = []
-    if engine.capabilities.transaction_logs:
-        async for info in engine.ledger.ancestry(new.id):
+    if context.capabilities.transaction_logs:
+        async for info in context.ledger.ancestry(new.id):
             if info.id == old.id:
-                snapshots = [await engine.metadata_files.fetch_snapshot(each) for each in reversed(between)]
+                snapshots = [await context.metadata_files.fetch_snapshot(each) for each in reversed(between)]
                 pairs = zip([old, *snapshots], snapshots, strict=False)
-                logs = [await fetch_log(engine, snapshot, parent) for parent, snapshot in pairs]
-                return await join_logs(logs, old, new, engine.metadata_files)
+                logs = [await fetch_log(context, snapshot, parent) for parent, snapshot in pairs]
+                return await join_logs(logs, old, new, context.metadata_files)
             between.append(info.id)
-    return await compare_snapshots(old, new, engine.metadata_files)
+    return await compare_snapshots(old, new, context.metadata_files)
 
 
 MERGED = "merged_snapshot"
@@ -204,41 +204,41 @@ class MergeRequest:
     may_fast_forward: bool = False
 
 
-async def plan_change(engine: RepositoryParts, request: MergeRequest) -> MergePlan:
+async def plan_change(context: RepositoryContext, request: MergeRequest) -> MergePlan:
     """What would come to the branch now."""
-    shortcut = await _shortcut(engine, request)
+    shortcut = await _shortcut(context, request)
     if shortcut is not None:
         return shortcut
-    moved = await transplant(engine, request.old, request.new, request.branch, request.solver)
+    moved = await transplant(context, request.old, request.new, request.branch, request.solver)
     return _plan(request, moved)
 
 
-async def apply_change(engine: RepositoryParts, request: MergeRequest) -> ObjectId:
+async def apply_change(context: RepositoryContext, request: MergeRequest) -> ObjectId:
     """Apply a change to a branch. Returns its new tip. RebaseFailedError lists all conflicts."""
-    await engine.check_writable()
+    await context.check_writable()
     for attempt in range(_TRIES):
-        shortcut = await _shortcut(engine, request)
+        shortcut = await _shortcut(context, request)
         try:
             if shortcut is not None:
-                return await _apply_shortcut(engine, shortcut)
-            moved = await transplant(engine, request.old, request.new, request.branch, request.solver)
-            return await _land(engine, request, moved)
+                return await _apply_shortcut(context, shortcut)
+            moved = await transplant(context, request.old, request.new, request.branch, request.solver)
+            return await _land(context, request, moved)
         except ConflictError:
             if attempt == _TRIES - 1:
                 raise
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-async def _land(engine: RepositoryParts, request: MergeRequest, moved: Transplant) -> ObjectId:
+async def _land(context: RepositoryContext, request: MergeRequest, moved: Transplant) -> ObjectId:
     if moved.conflicts:
         raise RebaseFailedError(snapshot=moved.target.id, conflicts=list(moved.conflicts))
     if moved.changes.is_empty():
         return moved.target.id
-    state = SessionState(engine, moved.target, moved.changes, moved.tip)
+    state = SessionState(context, moved.target, moved.changes, moved.tip)
     snapshot = await write_snapshot(state, CommitRequest(request.message, request.metadata))
     # Its references come from these snapshots. Garbage collection deletes a snapshot before what it refers to.
-    await check_objects(engine, [engine.format.snapshot_key(each) for each in (request.old, request.new)])
-    await advance_branch(engine, request.branch, moved.tip, snapshot)
+    await check_objects(context, [context.format.snapshot_key(each) for each in (request.old, request.new)])
+    await advance_branch(context, request.branch, moved.tip, snapshot)
     return snapshot.id
 
 
@@ -255,42 +255,42 @@ def _plan(request: MergeRequest, moved: Transplant) -> MergePlan:
     )
 
 
-async def _shortcut(engine: RepositoryParts, request: MergeRequest) -> MergePlan | None:
+async def _shortcut(context: RepositoryContext, request: MergeRequest) -> MergePlan | None:
     """A plan without a commit, where the branch may simply be moved or holds the change already."""
-    tip = (await engine.ledger.fetch_tip(request.branch)).snapshot_id
+    tip = (await context.ledger.fetch_tip(request.branch)).snapshot_id
     up_to_date = request.new == request.old
     if not up_to_date and not (request.may_fast_forward and tip == request.old):
         return None
-    diff = Diff() if up_to_date else await diff_between(engine, tip, request.new)
+    diff = Diff() if up_to_date else await diff_between(context, tip, request.new)
     return MergePlan(
         request.branch, tip, request.new, request.old, diff, fast_forward=not up_to_date, up_to_date=up_to_date
     )
 
 
-async def _apply_shortcut(engine: RepositoryParts, plan: MergePlan) -> ObjectId:
+async def _apply_shortcut(context: RepositoryContext, plan: MergePlan) -> ObjectId:
     if plan.up_to_date:
         return plan.target
-    await engine.ledger.reset_branch(plan.branch, plan.source, plan.target)
+    await context.ledger.reset_branch(plan.branch, plan.source, plan.target)
     return plan.source
 
 
-async def find_merge_base(engine: RepositoryParts, source: ObjectId, target: ObjectId) -> ObjectId:
+async def find_merge_base(context: RepositoryContext, source: ObjectId, target: ObjectId) -> ObjectId:
     """The newest snapshot of the source's history that the target has, in its own history or by an earlier merge."""
     known: set[ObjectId] = set()
-    async for info in engine.ledger.ancestry(target):
+    async for info in context.ledger.ancestry(target):
         known.add(info.id)
         merged = info.metadata.get(MERGED)
         if isinstance(merged, str):
             known.add(merged)
-    async for info in engine.ledger.ancestry(source):
+    async for info in context.ledger.ancestry(source):
         if info.id in known:
             return info.id
     raise InvalidInputError(f"the histories of {source} and {target} have nothing in common; they cannot be merged")
 
 
-async def fetch_parent(engine: RepositoryParts, snapshot_id: ObjectId) -> ObjectId:
+async def fetch_parent(context: RepositoryContext, snapshot_id: ObjectId) -> ObjectId:
     """The parent of a snapshot that has one."""
-    parent = (await engine.ledger.fetch_info(snapshot_id)).parent_id
+    parent = (await context.ledger.fetch_info(snapshot_id)).parent_id
     if parent is None:
         raise InvalidInputError(f"snapshot {snapshot_id} is the first one: it changed nothing that could be taken over")
     return parent
@@ -310,19 +310,19 @@ class FastForwardPlan:
         return f"branch {self.branch} moves from {self.tip} to {self.target}"
 
 
-async def fast_forward(engine: RepositoryParts, branch: str, snapshot_id: ObjectId) -> ObjectId:
+async def fast_forward(context: RepositoryContext, branch: str, snapshot_id: ObjectId) -> ObjectId:
     """Move a branch to a descendant of its tip. Raises ConflictError if it has other commits."""
-    await engine.check_writable()
-    plan = await plan_fast_forward(engine, branch, snapshot_id)
+    await context.check_writable()
+    plan = await plan_fast_forward(context, branch, snapshot_id)
     if plan.tip != plan.target:
-        await engine.ledger.reset_branch(branch, plan.target, plan.tip)
+        await context.ledger.reset_branch(branch, plan.target, plan.tip)
     return plan.target
 
 
-async def plan_fast_forward(engine: RepositoryParts, branch: str, snapshot_id: ObjectId) -> FastForwardPlan:
+async def plan_fast_forward(context: RepositoryContext, branch: str, snapshot_id: ObjectId) -> FastForwardPlan:
     """The new tip of a branch. Raises ConflictError if it has other commits."""
-    tip = (await engine.ledger.fetch_tip(branch)).snapshot_id
-    async for info in engine.ledger.ancestry(snapshot_id):
+    tip = (await context.ledger.fetch_tip(branch)).snapshot_id
+    async for info in context.ledger.ancestry(snapshot_id):
         if info.id == tip:
             return FastForwardPlan(branch, tip, snapshot_id)
     raise ConflictError(
@@ -346,13 +346,13 @@ class SquashPlan:
         return f"{len(self.commits)} commits of branch {self.branch}, from {self.tip} down, become one on {self.onto}"
 
 
-async def plan_squash(engine: RepositoryParts, branch: str, onto: ObjectId) -> SquashPlan:
+async def plan_squash(context: RepositoryContext, branch: str, onto: ObjectId) -> SquashPlan:
     """Which commits a squash would join."""
     for attempt in range(_TRIES):
-        tip = (await engine.ledger.fetch_tip(branch)).snapshot_id
+        tip = (await context.ledger.fetch_tip(branch)).snapshot_id
         commits: list[ObjectId] = []
         try:
-            async for info in engine.ledger.ancestry(tip):
+            async for info in context.ledger.ancestry(tip):
                 if info.id == onto:
                     return SquashPlan(branch, tip, onto, tuple(commits))
                 commits.append(info.id)
@@ -368,19 +368,19 @@ async def plan_squash(engine: RepositoryParts, branch: str, onto: ObjectId) -> S
     )
 
 
-async def squash(engine: RepositoryParts, plan: SquashPlan, message: str, metadata: Mapping[str, Any]) -> ObjectId:
+async def squash(context: RepositoryContext, plan: SquashPlan, message: str, metadata: Mapping[str, Any]) -> ObjectId:
     """Replace the commits of a plan by one; ConflictError when the branch moved since."""
-    await engine.check_writable()
+    await context.check_writable()
     if len(plan.commits) < 2:
         return plan.tip
     for attempt in range(_TRIES):
         try:
-            return await _squash(engine, plan, message, metadata)
+            return await _squash(context, plan, message, metadata)
         except (StaleTipError, *GONE) as error:
             # History was expired meanwhile: others are between the tip and the snapshot below by now.
             if attempt == _TRIES - 1:
                 raise
-            now = await plan_squash(engine, plan.branch, plan.onto)
+            now = await plan_squash(context, plan.branch, plan.onto)
             if now.tip != plan.tip:
                 raise ConflictError(expected_parent=plan.tip, actual_parent=now.tip) from None
             if now == plan and not isinstance(error, StaleTipError):
@@ -389,28 +389,28 @@ async def squash(engine: RepositoryParts, plan: SquashPlan, message: str, metada
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-async def _squash(engine: RepositoryParts, plan: SquashPlan, message: str, metadata: Mapping[str, Any]) -> ObjectId:
-    tip = await engine.ledger.fetch_tip(plan.branch)
+async def _squash(context: RepositoryContext, plan: SquashPlan, message: str, metadata: Mapping[str, Any]) -> ObjectId:
+    tip = await context.ledger.fetch_tip(plan.branch)
     if tip.snapshot_id != plan.tip:
         raise ConflictError(expected_parent=plan.tip, actual_parent=tip.snapshot_id)
-    newest = await engine.metadata_files.fetch_snapshot(plan.tip)
-    parent = await engine.metadata_files.fetch_snapshot(plan.onto, anew=True)
-    commits = [await engine.metadata_files.fetch_snapshot(each) for each in reversed(plan.commits)]
-    logs = [await fetch_log(engine, new, old) for old, new in zip([parent, *commits], commits, strict=False)]
-    snapshot = _squashed(engine, newest, parent, message, metadata)
-    await engine.metadata_files.write_snapshot(snapshot)
-    if engine.capabilities.transaction_logs:
-        log = await join_logs(logs, parent, newest, engine.metadata_files)
-        await engine.metadata_files.write_transaction_log(snapshot.id, log)
-    await engine.ledger.record_detached(snapshot)
-    await engine.ledger.replace_tip(plan.branch, tip, snapshot.id)
+    newest = await context.metadata_files.fetch_snapshot(plan.tip)
+    parent = await context.metadata_files.fetch_snapshot(plan.onto, anew=True)
+    commits = [await context.metadata_files.fetch_snapshot(each) for each in reversed(plan.commits)]
+    logs = [await fetch_log(context, new, old) for old, new in zip([parent, *commits], commits, strict=False)]
+    snapshot = _squashed(context, newest, parent, message, metadata)
+    await context.metadata_files.write_snapshot(snapshot)
+    if context.capabilities.transaction_logs:
+        log = await join_logs(logs, parent, newest, context.metadata_files)
+        await context.metadata_files.write_transaction_log(snapshot.id, log)
+    await context.ledger.record_detached(snapshot)
+    await context.ledger.replace_tip(plan.branch, tip, snapshot.id)
     return snapshot.id
 
 
 def _squashed(
-    engine: RepositoryParts, newest: Snapshot, parent: Snapshot, message: str, metadata: Mapping[str, Any]
+    context: RepositoryContext, newest: Snapshot, parent: Snapshot, message: str, metadata: Mapping[str, Any]
 ) -> Snapshot:
-    capabilities = engine.capabilities
+    capabilities = context.capabilities
     now = current_time()
     fresh = replace(
         newest,

@@ -11,7 +11,7 @@ from icefloe.errors import InvalidInputError, ObjectNotFoundError
 from icefloe.ledger.generations import detect_generation
 from icefloe.maintenance.collect import folders_of
 from icefloe.maintenance.inventory import FOLDER, UncachedRepository, open_uncached, stream_bounded, tell
-from icefloe.session.open_repository import RepositoryParts
+from icefloe.session.open_repository import RepositoryContext
 from icefloe.storage.contract import ObjectInfo, Storage
 
 _COPIES_AT_ONCE = 16
@@ -33,19 +33,19 @@ class MirrorPlan:
         )
 
 
-async def plan_mirror(engine: RepositoryParts, target: Storage) -> MirrorPlan:
+async def plan_mirror(context: RepositoryContext, target: Storage) -> MirrorPlan:
     """What a mirror would copy now."""
-    return (await _prepare(engine, target))[0]
+    return (await _prepare(context, target))[0]
 
 
-async def _prepare(engine: RepositoryParts, target: Storage) -> tuple[MirrorPlan, dict[str, bytes]]:
+async def _prepare(context: RepositoryContext, target: Storage) -> tuple[MirrorPlan, dict[str, bytes]]:
     """The plan, and the bytes of refs as they were before anything else was listed.
 
     What refs name is there by then, so that it is listed and copied. An object whose name is random is the same
     wherever it has the same size; what can change in place is compared by time, too, and copied when in doubt.
     """
-    await _check_target(engine, target)
-    uncached = open_uncached(engine)
+    await _check_target(context, target)
+    uncached = open_uncached(context)
     order = _folders(uncached)
     theirs = {item.key: item async for page in target.list("") for item in page}
     mutable = [item for item in await _list(uncached.storage) if _rank(item.key, order) > len(order)]
@@ -99,36 +99,36 @@ def _differs(ours: ObjectInfo, theirs: ObjectInfo | None, immutable: tuple[str, 
     return theirs.last_modified < ours.last_modified
 
 
-async def _check_target(engine: RepositoryParts, target: Storage) -> None:
+async def _check_target(context: RepositoryContext, target: Storage) -> None:
     there = await detect_generation(target)
-    if there is not None and there is not engine.format.spec_version:
+    if there is not None and there is not context.format.spec_version:
         raise InvalidInputError(
             f"{target.url} holds a repository of generation {there.value!r}; mirror to another storage"
         )
     if there is None and not await target.is_empty():
         raise InvalidInputError(f"{target.url} holds objects that are no repository; mirror to an empty storage")
-    if there is not None and not await _is_a_copy(engine, target):
+    if there is not None and not await _is_a_copy(context, target):
         raise InvalidInputError(
-            f"{target.url} holds another repository: it has no snapshot in common with {engine.storage.url}, and the "
+            f"{target.url} holds another repository: it has no snapshot in common with {context.storage.url}, and the "
             "mirror would replace its branches. Mirror to an empty storage, or delete that repository first"
         )
 
 
-async def _is_a_copy(engine: RepositoryParts, target: Storage) -> bool:
+async def _is_a_copy(context: RepositoryContext, target: Storage) -> bool:
     """Whether the target has a snapshot of the source, or none but the first one that all repositories share."""
-    folder = engine.format.snapshots_folder
+    folder = context.format.snapshots_folder
     theirs = set(await target.list_names(folder))
-    theirs.discard(engine.format.initial_snapshot(current_time()).id + engine.format.metadata_extension)
-    return not theirs or not theirs.isdisjoint(await engine.storage.list_names(folder))
+    theirs.discard(context.format.initial_snapshot(current_time()).id + context.format.metadata_extension)
+    return not theirs or not theirs.isdisjoint(await context.storage.list_names(folder))
 
 
-async def mirror(engine: RepositoryParts, target: Storage) -> MirrorPlan:
+async def mirror(context: RepositoryContext, target: Storage) -> MirrorPlan:
     """Make the target a copy of the repository. Concurrent readers see the old state or the new one.
 
     Nobody else may write to the target. Objects that the source no longer has stay until garbage is collected there.
     """
-    plan, captured = await _prepare(engine, target)
-    uncached = open_uncached(engine)
+    plan, captured = await _prepare(context, target)
+    uncached = open_uncached(context)
     order = _folders(uncached)
 
     async def copy(key: str) -> None:

@@ -42,7 +42,7 @@ from icefloe.maintenance.verify_checks import (
 )
 from icefloe.model.damage import Damage, DamageKind
 from icefloe.model.snapshot import ArrayNode, Manifest, ManifestFileInfo, Snapshot
-from icefloe.session.open_repository import RepositoryParts
+from icefloe.session.open_repository import RepositoryContext
 from icefloe.storage.contract import ObjectInfo
 
 
@@ -58,11 +58,11 @@ class VerifyRequest:
     """Look whether the files of virtual chunks are there and unchanged, where access to them was authorised."""
 
 
-async def verify(engine: RepositoryParts, request: VerifyRequest | None = None) -> VerifyReport:
+async def verify(context: RepositoryContext, request: VerifyRequest | None = None) -> VerifyReport:
     """Check the whole repository; objects are listed first, so that later commits do not look like damage."""
-    uncached = open_uncached(engine)
+    uncached = open_uncached(context)
     listings = await list_all(uncached)
-    work = _Verification(engine, uncached, listings, request or VerifyRequest())
+    work = _Verification(context, uncached, listings, request or VerifyRequest())
     await work.run()
     return work.report()
 
@@ -72,12 +72,12 @@ class _Verification:
 
     def __init__(
         self,
-        engine: RepositoryParts,
+        context: RepositoryContext,
         uncached: UncachedRepository,
         listings: Mapping[str, Listed],
         request: VerifyRequest,
     ) -> None:
-        self.engine, self.uncached, self.listings, self.request = engine, uncached, listings, request
+        self.context, self.uncached, self.listings, self.request = context, uncached, listings, request
         self.damages: list[Damage] = []
         self.parents: dict[ObjectId, ObjectId | None] = {}
         self.manifests: dict[ObjectId, ManifestFileInfo | None] = {}
@@ -105,14 +105,14 @@ class _Verification:
         await self._manifests()
         if self.request.virtual:
             await self._virtual_files()
-        if self.request.logs and self.engine.capabilities.transaction_logs:
+        if self.request.logs and self.context.capabilities.transaction_logs:
             await self._logs()
         if self.request.decode:
             starts = sorted(self.refs.targets() & self.parents.keys())
             for number, start in enumerate(starts):
                 tell("decode chunks of refs", number, len(starts))
                 try:
-                    self.damages += await undecodable_chunks(self.engine, start)
+                    self.damages += await undecodable_chunks(self.context, start)
                 except IcefloeError as error:
                     if not self.damages:  # else what hinders it was found already
                         key = self.uncached.format.snapshot_key(start)
@@ -248,7 +248,7 @@ class _Verification:
             key = self.uncached.format.manifest_key(manifest_id)
             if manifest.id != manifest_id:
                 self._add(DamageKind.WRONG_ID, "manifest", key, f"it says that it is {manifest.id}", snapshot_id)
-            damages, live = check_manifest(manifest, self.uses.get(manifest_id, {}), self.objects, self.engine, key)
+            damages, live = check_manifest(manifest, self.uses.get(manifest_id, {}), self.objects, self.context, key)
             self.live_chunks.append(live)
             self.damages += damages
             if self.request.virtual:
@@ -279,10 +279,10 @@ class _Verification:
         """One request for each file, however many references lead to it."""
 
         async def check(location: str) -> tuple[str, list[Damage] | str]:
-            return location, await check_file(self.engine, location, self.files.uses[location])
+            return location, await check_file(self.context, location, self.files.uses[location])
 
         locations = [
-            each for each in sorted(self.files.uses) if self.engine.containers.find_container(each) is not None
+            each for each in sorted(self.files.uses) if self.context.containers.find_container(each) is not None
         ]
         async for location, found in telling("check virtual files", stream_bounded(check, locations), len(locations)):
             if not isinstance(found, str):
@@ -343,7 +343,7 @@ class _Verification:
         return found
 
     def report(self) -> VerifyReport:
-        width = self.engine.capabilities.object_id_bytes
+        width = self.context.capabilities.object_id_bytes
         chunks = np.unique(np.concatenate(self.live_chunks)) if self.live_chunks else np.empty(0, dtype=np.uint64)
         live = {
             "snapshots": _keys(self.parents, width),
@@ -383,32 +383,32 @@ def _sizes(listed: Listed, wanted: list[ObjectId]) -> dict[ObjectId, int]:
     return dict(zip(chosen.texts(), chosen.size.tolist(), strict=True))
 
 
-async def repair(engine: RepositoryParts, request: VerifyRequest | None = None) -> tuple[VerifyReport, VerifyReport]:
+async def repair(context: RepositoryContext, request: VerifyRequest | None = None) -> tuple[VerifyReport, VerifyReport]:
     """Verify, repair what can be, verify again; both reports."""
-    before = found = await verify(engine, request)
+    before = found = await verify(context, request)
     if any(damage.repairable for damage in found.damages):
-        await engine.check_writable()
+        await context.check_writable()
     if any(damage.repairable and damage.what in ("ref", "configuration") for damage in found.damages):
         from icefloe.ledger.recover import recover  # noqa: PLC0415 - it loads every generation
 
-        await recover(engine.storage, version=engine.format.spec_version)
-        found = await verify(engine, request)
+        await recover(context.storage, version=context.format.spec_version)
+        found = await verify(context, request)
     damages = [damage for damage in found.damages if damage.repairable]
     if not damages:
         return before, found
-    uncached = open_uncached(engine)
+    uncached = open_uncached(context)
     if any(damage.kind is DamageKind.MISQUOTED for damage in damages):
-        await correct_quotes(engine, uncached)
+        await correct_quotes(context, uncached)
     for snapshot_id in dict.fromkeys(d.snapshot_id for d in damages if d.kind is DamageKind.WRONG_SIZE):
         assert snapshot_id is not None
-        await _correct_sizes(engine, uncached, snapshot_id)
+        await _correct_sizes(context, uncached, snapshot_id)
     for damage in damages:
         if damage.what == "transaction log":
-            await _write_log(engine, uncached, damage)
-    return before, await verify(engine, request)
+            await _write_log(context, uncached, damage)
+    return before, await verify(context, request)
 
 
-async def _correct_sizes(engine: RepositoryParts, uncached: UncachedRepository, snapshot_id: ObjectId) -> None:
+async def _correct_sizes(context: RepositoryContext, uncached: UncachedRepository, snapshot_id: ObjectId) -> None:
     """Write a snapshot again with the sizes that its manifests have."""
     snapshot = await uncached.metadata_files.fetch_snapshot(snapshot_id)
     infos = {}
@@ -416,11 +416,11 @@ async def _correct_sizes(engine: RepositoryParts, uncached: UncachedRepository, 
         size = (await uncached.storage.head(uncached.format.manifest_key(manifest_id))).size_bytes
         manifest = await uncached.metadata_files.fetch_manifest(manifest_id)
         infos[manifest_id] = ManifestFileInfo(manifest_id, size, len(manifest))
-    await engine.metadata_files.write_snapshot(dataclasses.replace(snapshot, manifests=infos))
-    engine.metadata_files.forget_snapshot(snapshot_id)
+    await context.metadata_files.write_snapshot(dataclasses.replace(snapshot, manifests=infos))
+    context.metadata_files.forget_snapshot(snapshot_id)
 
 
-async def _write_log(engine: RepositoryParts, uncached: UncachedRepository, damage: Damage) -> None:
+async def _write_log(context: RepositoryContext, uncached: UncachedRepository, damage: Damage) -> None:
     """Rewrite a log by comparing its snapshot with the parent."""
     assert damage.snapshot_id is not None
     parent_id = (await uncached.ledger.fetch_info(damage.snapshot_id)).parent_id
@@ -430,5 +430,5 @@ async def _write_log(engine: RepositoryParts, uncached: UncachedRepository, dama
         log = await true_log(uncached, damage.snapshot_id, parent_id)
     except (NotFoundError, FormatError):
         return
-    await engine.metadata_files.write_transaction_log(damage.snapshot_id, log)
-    engine.metadata_files.forget_transaction_log(damage.snapshot_id)
+    await context.metadata_files.write_transaction_log(damage.snapshot_id, log)
+    context.metadata_files.forget_transaction_log(damage.snapshot_id)

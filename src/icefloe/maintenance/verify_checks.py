@@ -24,7 +24,7 @@ from icefloe.model.damage import Damage, DamageKind
 from icefloe.model.snapshot import ArrayNode, Extents, Manifest, Snapshot, TransactionLog
 from icefloe.session.history import compare_snapshots, is_cut_off, join_logs, merge_logs
 from icefloe.session.lookup import ChunkLookup
-from icefloe.session.open_repository import RepositoryParts
+from icefloe.session.open_repository import RepositoryContext
 from icefloe.session.rebase import TouchedChunks
 from icefloe.session.session import Session
 from icefloe.storage.contract import check_unchanged
@@ -113,7 +113,11 @@ class ChunkObjects:
 
 
 def check_manifest(
-    manifest: Manifest, uses: Mapping[ManifestUse, ObjectId], objects: ChunkObjects, engine: RepositoryParts, key: str
+    manifest: Manifest,
+    uses: Mapping[ManifestUse, ObjectId],
+    objects: ChunkObjects,
+    context: RepositoryContext,
+    key: str,
 ) -> tuple[list[Damage], Keys]:
     """Damage of the references that arrays use, and the keys of all chunk objects the manifest names."""
     found: list[Damage] = []
@@ -129,8 +133,8 @@ def check_manifest(
         found += _check_extents(used, use, snapshot_id, key)
         if use.node_id not in seen:
             seen.add(use.node_id)
-            found += _check_native(used, use, snapshot_id, objects, engine)
-            found += _check_virtual(used, use, snapshot_id, engine)
+            found += _check_native(used, use, snapshot_id, objects, context)
+            found += _check_virtual(used, use, snapshot_id, context)
     return found, np.unique(np.concatenate(named)) if named else np.empty(0, dtype=np.uint64)
 
 
@@ -150,7 +154,7 @@ def _check_extents(table: ChunkTable, use: ManifestUse, snapshot_id: ObjectId, k
 
 
 def _check_native(
-    table: ChunkTable, use: ManifestUse, snapshot_id: ObjectId, objects: ChunkObjects, engine: RepositoryParts
+    table: ChunkTable, use: ManifestUse, snapshot_id: ObjectId, objects: ChunkObjects, context: RepositoryContext
 ) -> list[Damage]:
     if table.object_id is None:
         return []
@@ -159,14 +163,14 @@ def _check_native(
     there = is_among(ids, objects.keys)
     found = []
     for row, count in _by_object(table, rows[~there]):
-        object_key = engine.format.chunk_key(table.object_id[row].tobytes())
+        object_key = context.format.chunk_key(table.object_id[row].tobytes())
         detail = f"{count} chunks, {_coords(table, row)} among them, are in it"
         found.append(Damage(DamageKind.MISSING, "chunk", object_key, detail, snapshot_id, use.path))
     held = rows[there]
     ends = table.offset[held] + table.length[held]
     sizes = objects.sizes[np.searchsorted(objects.keys, id_keys(table.object_id[held]))].astype(np.uint64)
     for row, count in _by_object(table, held[ends > sizes]):
-        object_key = engine.format.chunk_key(table.object_id[row].tobytes())
+        object_key = context.format.chunk_key(table.object_id[row].tobytes())
         detail = f"{count} chunks, {_coords(table, row)} among them, end behind its end"
         found.append(Damage(DamageKind.TOO_SHORT, "chunk", object_key, detail, snapshot_id, use.path))
     return found
@@ -181,11 +185,13 @@ def _by_object(table: ChunkTable, rows: npt.NDArray[np.intp]) -> list[tuple[int,
     return list(zip(rows[first].tolist(), counts.tolist(), strict=True))
 
 
-def _check_virtual(table: ChunkTable, use: ManifestUse, snapshot_id: ObjectId, engine: RepositoryParts) -> list[Damage]:
+def _check_virtual(
+    table: ChunkTable, use: ManifestUse, snapshot_id: ObjectId, context: RepositoryContext
+) -> list[Damage]:
     if table.location is None:
         return []
     used = np.unique(table.location[table.kind == ChunkKind.VIRTUAL])
-    prefixes = tuple(engine.config.virtual_chunk_containers or ())
+    prefixes = tuple(context.config.virtual_chunk_containers or ())
     for code in used.tolist():
         location = table.locations[code]
         if not location.startswith("vcc://") and not location.startswith(prefixes):
@@ -247,10 +253,12 @@ class VirtualFiles:
             found.end = max(found.end, end)
 
 
-async def check_file(engine: RepositoryParts, location: str, uses: Mapping[FileState, FileUse]) -> list[Damage] | str:
+async def check_file(
+    context: RepositoryContext, location: str, uses: Mapping[FileState, FileUse]
+) -> list[Damage] | str:
     """Damage of the references to a virtual file, found with one request, or why it cannot be checked."""
     try:
-        source = engine.containers.resolve(location)
+        source = context.containers.resolve(location)
     except VirtualChunkError as error:
         return str(error).partition("\n")[0]
     first = next(iter(uses.values()))
@@ -295,9 +303,9 @@ def _coords(table: ChunkTable, which: npt.NDArray[np.bool_] | int) -> list[int]:
     return table.coords[row].tolist()  # type: ignore[no-any-return]
 
 
-async def undecodable_chunks(engine: RepositoryParts, snapshot_id: ObjectId) -> list[Damage]:
+async def undecodable_chunks(context: RepositoryContext, snapshot_id: ObjectId) -> list[Damage]:
     """Read and decode every native and inline chunk of a snapshot; those that do not."""
-    session = Session(engine, await engine.metadata_files.fetch_snapshot(snapshot_id))
+    session = Session(context, await context.metadata_files.fetch_snapshot(snapshot_id))
     found: list[Damage] = []
     for node in session.state.tree.nodes():
         if isinstance(node, ArrayNode):
@@ -305,14 +313,14 @@ async def undecodable_chunks(engine: RepositoryParts, snapshot_id: ObjectId) -> 
             rows = np.flatnonzero(table.kind != ChunkKind.VIRTUAL)
             array = await asyncio.to_thread(zarr.open_array, session.store, path=node.path.strip("/"), mode="r")
             for row in rows.tolist():
-                damage = await asyncio.to_thread(_decode, array, table, row, node.path, snapshot_id, engine)
+                damage = await asyncio.to_thread(_decode, array, table, row, node.path, snapshot_id, context)
                 if damage is not None:
                     found.append(damage)
     return found
 
 
 def _decode(
-    array: Any, table: ChunkTable, row: int, path: str, snapshot_id: ObjectId, engine: RepositoryParts
+    array: Any, table: ChunkTable, row: int, path: str, snapshot_id: ObjectId, context: RepositoryContext
 ) -> Damage | None:
     coords = tuple(table.coords[row].tolist())
     try:
@@ -324,7 +332,7 @@ def _decode(
     else:
         return None
     ref = table.row(row)
-    key = engine.format.chunk_key(ref.object_id) if ref.object_id is not None else "(inline)"
+    key = context.format.chunk_key(ref.object_id) if ref.object_id is not None else "(inline)"
     return Damage(DamageKind.UNDECODABLE, "chunk", key, f"chunk {list(coords)}: {reason}", snapshot_id, path)
 
 

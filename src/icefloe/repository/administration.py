@@ -9,7 +9,7 @@ from icefloe.blocking import blocking
 from icefloe.errors import InvalidInputError, UnsupportedError
 from icefloe.ledger.contract import RepositoryAdministration
 from icefloe.model.administration import FeatureFlag, RepoAvailability, RepoStatus, Update
-from icefloe.session.open_repository import RepositoryParts
+from icefloe.session.open_repository import RepositoryContext
 
 
 class AdministrationMixin:
@@ -18,7 +18,7 @@ class AdministrationMixin:
     Only the generation `icechunk2` has them. Other generations raise UnsupportedError.
     """
 
-    _engine: RepositoryParts
+    _context: RepositoryContext
 
     # -- status ---------------------------------------------------------------------------------------------------
 
@@ -335,12 +335,12 @@ class AdministrationMixin:
     inspect_repo_info = blocking(inspect_repo_info_async)
 
     def _part(self, capability: str, what: str) -> RepositoryAdministration:
-        engine = self._engine
-        administration = engine.ledger.administration
-        if administration is None or not getattr(engine.capabilities, capability):
+        context = self._context
+        administration = context.ledger.administration
+        if administration is None or not getattr(context.capabilities, capability):
             raise UnsupportedError(
-                f"repositories of generation {engine.format.spec_version.value!r} have no place for {what}; "
+                f"repositories of generation {context.format.spec_version.value!r} have no place for {what}; "
                 "`icefloe.convert` makes an icechunk2 repository of this one",
-                generation=engine.format.spec_version.value,
+                generation=context.format.spec_version.value,
             )
         return administration

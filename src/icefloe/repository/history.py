@@ -17,45 +17,47 @@ from icefloe.maintenance.inspect import ChunkStorageStats, chunk_storage_stats
 from icefloe.maintenance.marking import FetchLimits
 from icefloe.model.snapshot import Diff, ManifestFileInfo, SnapshotInfo
 from icefloe.session.history import RefChoice, ancestry, diff_between, resolve
-from icefloe.session.open_repository import RepositoryParts
+from icefloe.session.open_repository import RepositoryContext
 
 _REFS_AT_ONCE = 64
 
 
-async def fetch_graph(engine: RepositoryParts, choice: RefChoice, *, plain: bool, limit: int | None) -> AncestryGraph:
+async def fetch_graph(
+    context: RepositoryContext, choice: RefChoice, *, plain: bool, limit: int | None
+) -> AncestryGraph:
     """Return the graph of all commits that branches and tags reach, or of the history of one of them."""
     if limit is not None and limit < 1:
         raise InvalidInputError(f"limit={limit}: a graph shows at least one commit; None shows all")
-    refs = await fetch_refs(engine)
+    refs = await fetch_refs(context)
     chosen = choice.branch or choice.tag or choice.snapshot_id
     # A tag often points to the newest snapshot of a branch. Each start is walked only once.
-    starts = [await resolve(engine, choice)] if chosen else list(dict.fromkeys(ref.snapshot_id for ref in refs))
-    infos = await newest_commits(engine, starts, limit)
+    starts = [await resolve(context, choice)] if chosen else list(dict.fromkeys(ref.snapshot_id for ref in refs))
+    infos = await newest_commits(context, starts, limit)
     shown = {info.id for info in infos}
     commits = [Commit(info.id, info.parent_id, info.written_at, info.message) for info in infos]
     return AncestryGraph(commits, [ref for ref in refs if ref.snapshot_id in shown], plain=plain)
 
 
-async def fetch_refs(engine: RepositoryParts) -> list[Ref]:
+async def fetch_refs(context: RepositoryContext) -> list[Ref]:
     """Return all branches (`main` first), then all tags, with their snapshots."""
-    branches, tags = await asyncio.gather(engine.ledger.list_branches(), engine.ledger.list_tags())
+    branches, tags = await asyncio.gather(context.ledger.list_branches(), context.ledger.list_tags())
     slots = asyncio.Semaphore(_REFS_AT_ONCE)
 
     async def branch(name: str) -> Ref:
         async with slots:
-            return Ref(name, "branch", (await engine.ledger.fetch_tip(name)).snapshot_id)
+            return Ref(name, "branch", (await context.ledger.fetch_tip(name)).snapshot_id)
 
     async def tag(name: str) -> Ref:
         async with slots:
-            return Ref(name, "tag", await engine.ledger.fetch_tag(name))
+            return Ref(name, "tag", await context.ledger.fetch_tag(name))
 
     ordered = sorted(branches, key=lambda name: (name != "main", name))
     return await asyncio.gather(*(branch(name) for name in ordered), *(tag(name) for name in sorted(tags)))
 
 
-async def newest_commits(engine: RepositoryParts, starts: list[ObjectId], limit: int | None) -> list[SnapshotInfo]:
+async def newest_commits(context: RepositoryContext, starts: list[ObjectId], limit: int | None) -> list[SnapshotInfo]:
     """Return the newest commits of several histories, each once. A walk ends where another one has been."""
-    walks = [engine.ledger.ancestry(start) for start in starts]
+    walks = [context.ledger.ancestry(start) for start in starts]
     heads: list[tuple[float, int, SnapshotInfo]] = []
     await asyncio.gather(*(_advance(heads, index, walk) for index, walk in enumerate(walks)))
     found: dict[ObjectId, SnapshotInfo] = {}
@@ -80,7 +82,7 @@ async def _advance(heads: list[tuple[float, int, SnapshotInfo]], index: int, wal
 class HistoryMixin:
     """The methods of `Repository` that read history."""
 
-    _engine: RepositoryParts
+    _context: RepositoryContext
 
     async def async_ancestry(
         self, *, branch: str | None = None, tag: str | None = None, snapshot_id: str | None = None
@@ -119,7 +121,7 @@ class HistoryMixin:
         >>> [info.message for info in repo.ancestry(branch="main")]
         ['Repository initialized']
         """
-        async for info in ancestry(self._engine, RefChoice(branch, tag, snapshot_id)):
+        async for info in ancestry(self._context, RefChoice(branch, tag, snapshot_id)):
             yield info
 
     ancestry = blocking(async_ancestry)
@@ -167,7 +169,7 @@ class HistoryMixin:
         >>> repo.ancestry_graph()
         <icefloe.AncestryGraph 1 commit, 1 branch, 0 tags>
         """
-        return await fetch_graph(self._engine, RefChoice(branch, tag, snapshot_id), plain=plain, limit=limit)
+        return await fetch_graph(self._context, RefChoice(branch, tag, snapshot_id), plain=plain, limit=limit)
 
     ancestry_graph = blocking(ancestry_graph_async)
 
@@ -197,8 +199,8 @@ class HistoryMixin:
         'Repository initialized'
         """
         # The ledger has the parent, which not every generation stores in the file. The file has the manifests.
-        known = await self._engine.ledger.fetch_info(snapshot_id)
-        own = await self._engine.metadata_files.fetch_snapshot(snapshot_id)
+        known = await self._context.ledger.fetch_info(snapshot_id)
+        own = await self._context.metadata_files.fetch_snapshot(snapshot_id)
         return replace(known, manifests=own.info.manifests)
 
     lookup_snapshot = blocking(lookup_snapshot_async)
@@ -228,7 +230,7 @@ class HistoryMixin:
         >>> repo.list_manifest_files(repo.lookup_branch("main"))
         []
         """
-        return list((await self._engine.metadata_files.fetch_snapshot(snapshot_id)).manifests.values())
+        return list((await self._context.metadata_files.fetch_snapshot(snapshot_id)).manifests.values())
 
     list_manifest_files = blocking(list_manifest_files_async)
 
@@ -278,13 +280,13 @@ class HistoryMixin:
         ['/t']
         """
         choices = RefChoice(from_branch, from_tag, from_snapshot_id), RefChoice(to_branch, to_tag, to_snapshot_id)
-        ends = [await resolve(self._engine, choice) for choice in choices]
+        ends = [await resolve(self._context, choice) for choice in choices]
         while True:
             try:
-                return await diff_between(self._engine, *ends)
+                return await diff_between(self._context, *ends)
             except SnapshotNotFoundError:
                 # The branch may have moved since, and its earlier snapshot may have been deleted.
-                earlier, ends = ends, [await resolve(self._engine, choice) for choice in choices]
+                earlier, ends = ends, [await resolve(self._context, choice) for choice in choices]
                 if ends == earlier:
                     raise
 
@@ -294,7 +296,7 @@ class HistoryMixin:
 class RefsMixin:
     """The methods of `Repository` for branches and tags."""
 
-    _engine: RepositoryParts
+    _context: RepositoryContext
 
     async def create_branch_async(self, branch: str, snapshot_id: str) -> None:
         """Create a branch.
@@ -325,9 +327,9 @@ class RefsMixin:
         >>> sorted(repo.list_branches())
         ['dev', 'main']
         """
-        await self._engine.check_writable()
-        await self._engine.metadata_files.fetch_snapshot(snapshot_id, anew=True)
-        await self._engine.ledger.create_branch(branch, snapshot_id)
+        await self._context.check_writable()
+        await self._context.metadata_files.fetch_snapshot(snapshot_id, anew=True)
+        await self._context.ledger.create_branch(branch, snapshot_id)
 
     create_branch = blocking(create_branch_async)
 
@@ -345,7 +347,7 @@ class RefsMixin:
         >>> icefloe.Repository.create(icefloe.in_memory_storage()).list_branches()
         {'main'}
         """
-        return await self._engine.ledger.list_branches()
+        return await self._context.ledger.list_branches()
 
     list_branches = blocking(list_branches_async)
 
@@ -374,7 +376,7 @@ class RefsMixin:
         >>> repo.lookup_branch("main") == repo.readonly_session("main").snapshot_id
         True
         """
-        return (await self._engine.ledger.fetch_tip(branch)).snapshot_id
+        return (await self._context.ledger.fetch_tip(branch)).snapshot_id
 
     lookup_branch = blocking(lookup_branch_async)
 
@@ -414,8 +416,8 @@ class RefsMixin:
         >>> repo.lookup_branch("main") == first
         True
         """
-        await self._engine.metadata_files.fetch_snapshot(snapshot_id, anew=True)
-        await self._engine.ledger.reset_branch(branch, snapshot_id, from_snapshot_id)
+        await self._context.metadata_files.fetch_snapshot(snapshot_id, anew=True)
+        await self._context.ledger.reset_branch(branch, snapshot_id, from_snapshot_id)
 
     reset_branch = blocking(reset_branch_async)
 
@@ -445,7 +447,7 @@ class RefsMixin:
         >>> repo.list_branches()
         {'main'}
         """
-        await self._engine.ledger.delete_branch(branch)
+        await self._context.ledger.delete_branch(branch)
 
     delete_branch = blocking(delete_branch_async)
 
@@ -480,9 +482,9 @@ class RefsMixin:
         >>> repo.list_tags()
         {'v1'}
         """
-        await self._engine.check_writable()
-        await self._engine.metadata_files.fetch_snapshot(snapshot_id, anew=True)
-        await self._engine.ledger.create_tag(tag, snapshot_id)
+        await self._context.check_writable()
+        await self._context.metadata_files.fetch_snapshot(snapshot_id, anew=True)
+        await self._context.ledger.create_tag(tag, snapshot_id)
 
     create_tag = blocking(create_tag_async)
 
@@ -500,7 +502,7 @@ class RefsMixin:
         >>> icefloe.Repository.create(icefloe.in_memory_storage()).list_tags()
         set()
         """
-        return await self._engine.ledger.list_tags()
+        return await self._context.ledger.list_tags()
 
     list_tags = blocking(list_tags_async)
 
@@ -530,7 +532,7 @@ class RefsMixin:
         >>> repo.lookup_tag("v1") == repo.lookup_branch("main")
         True
         """
-        return await self._engine.ledger.fetch_tag(tag)
+        return await self._context.ledger.fetch_tag(tag)
 
     lookup_tag = blocking(lookup_tag_async)
 
@@ -560,7 +562,7 @@ class RefsMixin:
         >>> repo.list_tags()
         set()
         """
-        await self._engine.ledger.delete_tag(tag)
+        await self._context.ledger.delete_tag(tag)
 
     delete_tag = blocking(delete_tag_async)
 
@@ -568,7 +570,7 @@ class RefsMixin:
 class InspectionMixin:
     """The methods of `Repository` that show the content of files."""
 
-    _engine: RepositoryParts
+    _context: RepositoryContext
 
     async def chunk_storage_stats_async(
         self,
@@ -602,7 +604,7 @@ class InspectionMixin:
         0
         """
         limits = FetchLimits(max(1, min(max_concurrent_manifest_fetches, 256)), max_compressed_manifest_mem_bytes)
-        return await chunk_storage_stats(self._engine, limits)
+        return await chunk_storage_stats(self._context, limits)
 
     chunk_storage_stats = blocking(chunk_storage_stats_async)
 
@@ -654,7 +656,7 @@ class InspectionMixin:
         >>> repo.inspect_snapshot(repo.lookup_branch("main"))["commit_message"]
         'Repository initialized'
         """
-        return await inspection.inspect_snapshot(self._engine, snapshot_id)
+        return await inspection.inspect_snapshot(self._context, snapshot_id)
 
     inspect_snapshot = blocking(inspect_snapshot_async)
 
@@ -686,7 +688,7 @@ class InspectionMixin:
         >>> repo.inspect_manifest(manifest.id)["total_chunk_refs"]
         2
         """
-        return await inspection.inspect_manifest(self._engine, manifest_id)
+        return await inspection.inspect_manifest(self._context, manifest_id)
 
     inspect_manifest = blocking(inspect_manifest_async)
 
@@ -717,6 +719,6 @@ class InspectionMixin:
         >>> len(repo.inspect_transaction_log(repo.lookup_branch("main"))["new_arrays"])
         1
         """
-        return await inspection.inspect_transaction_log(self._engine, snapshot_id)
+        return await inspection.inspect_transaction_log(self._context, snapshot_id)
 
     inspect_transaction_log = blocking(inspect_transaction_log_async)

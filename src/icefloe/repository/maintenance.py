@@ -32,7 +32,7 @@ from icefloe.maintenance.verify import repair as repair_damage
 from icefloe.maintenance.verify_checks import VerifyReport
 from icefloe.manifests.plan import ManifestPlan
 from icefloe.session.history import check_past
-from icefloe.session.open_repository import RepositoryParts
+from icefloe.session.open_repository import RepositoryContext
 from icefloe.storage.build import resolve_storage
 from icefloe.storage.contract import Storage
 
@@ -40,7 +40,7 @@ from icefloe.storage.contract import Storage
 class MaintenanceMixin:
     """The methods of `Repository` that remove, rewrite, copy and check data."""
 
-    _engine: RepositoryParts
+    _context: RepositoryContext
     _default_metadata: dict[str, Any]
 
     async def expire_snapshots_async(
@@ -104,7 +104,7 @@ class MaintenanceMixin:
             older_than, retain_last, rules, snapshots, delete_expired_branches, delete_expired_tags
         )
         with listening(progress):
-            return set((await expire(self._engine, request)).change.expired)
+            return set((await expire(self._context, request)).change.expired)
 
     expire_snapshots = blocking(expire_snapshots_async)
 
@@ -155,7 +155,7 @@ class MaintenanceMixin:
         request = _expiry_request(
             older_than, retain_last, rules, snapshots, delete_expired_branches, delete_expired_tags
         )
-        return await plan_expiry_of(self._engine, request)
+        return await plan_expiry_of(self._context, request)
 
     plan_expiry = blocking(plan_expiry_async)
 
@@ -187,7 +187,7 @@ class MaintenanceMixin:
         set()
         """
         with listening(progress):
-            return set((await apply_expiry(self._engine, plan)).change.expired)
+            return set((await apply_expiry(self._context, plan)).change.expired)
 
     apply_expiry = blocking(apply_expiry_async)
 
@@ -255,8 +255,8 @@ class MaintenanceMixin:
         )
         with listening(progress):
             if dry_run:
-                return (await plan_collection_of(open_uncached(self._engine), request)).plan.summary()
-            return await collect(self._engine, request)
+                return (await plan_collection_of(open_uncached(self._context), request)).plan.summary()
+            return await collect(self._context, request)
 
     garbage_collect = blocking(garbage_collect_async)
 
@@ -302,7 +302,7 @@ class MaintenanceMixin:
             delete_object_older_than, created_after, ignore_running=True, incremental=incremental
         )
         with listening(progress):
-            return (await plan_collection_of(open_uncached(self._engine), request)).plan
+            return (await plan_collection_of(open_uncached(self._context), request)).plan
 
     plan_garbage_collection = blocking(plan_garbage_collection_async)
 
@@ -360,7 +360,7 @@ class MaintenanceMixin:
         merged = {**self._default_metadata, **(metadata or {})}
         with listening(progress):
             return await rewrite_manifests(
-                self._engine, RewriteRequest(branch, message, merged, amends=commit_method == "amend")
+                self._context, RewriteRequest(branch, message, merged, amends=commit_method == "amend")
             )
 
     rewrite_manifests = blocking(rewrite_manifests_async)
@@ -390,7 +390,7 @@ class MaintenanceMixin:
         >>> repo.plan_rewrite_manifests("main").outputs
         ()
         """
-        return await plan_rewrite(self._engine, branch)
+        return await plan_rewrite(self._context, branch)
 
     plan_rewrite_manifests = blocking(plan_rewrite_manifests_async)
 
@@ -456,7 +456,7 @@ class MaintenanceMixin:
         layout = Layout.UNPACK if unpack else Layout.PACK
         request = _compact_request(branch, layout, arrays, region, order, message, settings)
         with listening(progress):
-            return await compact(self._engine, await plan_compaction(self._engine, request))
+            return await compact(self._context, await plan_compaction(self._context, request))
 
     compact = blocking(compact_async)
 
@@ -488,7 +488,7 @@ class MaintenanceMixin:
         0
         """
         with listening(progress):
-            return await compact(self._engine, plan)
+            return await compact(self._context, plan)
 
     apply_compaction = blocking(apply_compaction_async)
 
@@ -543,7 +543,7 @@ class MaintenanceMixin:
         """
         layout = Layout.MATERIALIZE if materialize else Layout.UNPACK if unpack else Layout.PACK
         request = _compact_request(branch, layout, arrays, region, order, None, settings)
-        return await plan_compaction(self._engine, request)
+        return await plan_compaction(self._context, request)
 
     plan_compaction = blocking(plan_compaction_async)
 
@@ -599,7 +599,7 @@ class MaintenanceMixin:
         """
         request = _compact_request(branch, Layout.MATERIALIZE, arrays, region, "chunk", message, settings)
         with listening(progress):
-            return await compact(self._engine, await plan_compaction(self._engine, request))
+            return await compact(self._context, await plan_compaction(self._context, request))
 
     materialize = blocking(materialize_async)
 
@@ -637,7 +637,7 @@ class MaintenanceMixin:
         True
         """
         with listening(progress):
-            return await mirror(self._engine, resolve_storage(target))
+            return await mirror(self._context, resolve_storage(target))
 
     mirror = blocking(mirror_async)
 
@@ -668,7 +668,7 @@ class MaintenanceMixin:
         >>> len(repo.plan_mirror(icefloe.in_memory_storage()).copied) > 0
         True
         """
-        return await plan_mirror(self._engine, resolve_storage(target))
+        return await plan_mirror(self._context, resolve_storage(target))
 
     plan_mirror = blocking(plan_mirror_async)
 
@@ -718,8 +718,8 @@ class MaintenanceMixin:
         request = VerifyRequest(logs, decode, virtual)
         with listening(progress):
             if not repair:
-                return await verify(self._engine, request)
-            return (await repair_damage(self._engine, request))[1]
+                return await verify(self._context, request)
+            return (await repair_damage(self._context, request))[1]
 
     verify = blocking(verify_async)
 

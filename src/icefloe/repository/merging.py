@@ -11,14 +11,14 @@ from icefloe.maintenance import merge as merging
 from icefloe.maintenance.inventory import own_texts, taken_back, taken_over
 from icefloe.maintenance.merge import FastForwardPlan, MergePlan, MergeRequest, SquashPlan
 from icefloe.model.snapshot import INGESTED_KEY
-from icefloe.session.open_repository import RepositoryParts
+from icefloe.session.open_repository import RepositoryContext
 from icefloe.session.rebase import ConflictDetector, ConflictSolver
 
 
 class MergingMixin:
     """The methods of `Repository` that combine branches. In conflicts, *ours* is the change applied to the branch."""
 
-    _engine: RepositoryParts
+    _context: RepositoryContext
     _default_metadata: dict[str, Any]
 
     async def merge_async(
@@ -80,7 +80,7 @@ class MergingMixin:
         ['dev', 'main']
         """
         request = await self._merge_request(source, into, solver, message, metadata, fast_forward)
-        return await merging.apply_change(self._engine, request)
+        return await merging.apply_change(self._context, request)
 
     merge = blocking(merge_async)
 
@@ -119,7 +119,7 @@ class MergingMixin:
         ()
         """
         request = await self._merge_request(source, into, solver, None, None, fast_forward)
-        return await merging.plan_change(self._engine, request)
+        return await merging.plan_change(self._context, request)
 
     plan_merge = blocking(plan_merge_async)
 
@@ -132,9 +132,9 @@ class MergingMixin:
         metadata: Mapping[str, Any] | None,
         fast_forward: bool,
     ) -> MergeRequest:
-        ledger = self._engine.ledger
+        ledger = self._context.ledger
         ours, theirs = await ledger.fetch_tip(source), await ledger.fetch_tip(into)
-        base = await merging.find_merge_base(self._engine, ours.snapshot_id, theirs.snapshot_id)
+        base = await merging.find_merge_base(self._context, ours.snapshot_id, theirs.snapshot_id)
         told = {**self._default_metadata, "merged_branch": source, merging.MERGED: ours.snapshot_id}
         known, tip = await ledger.fetch_info(base), await ledger.fetch_info(ours.snapshot_id)
         told |= _ingested(taken_over(known.metadata, tip.metadata))
@@ -202,7 +202,7 @@ class MergingMixin:
         ['a group', 'Repository initialized']
         """
         request = await self._pick_request(snapshot_id, branch, solver, message, metadata)
-        return await merging.apply_change(self._engine, request)
+        return await merging.apply_change(self._context, request)
 
     cherry_pick = blocking(cherry_pick_async)
 
@@ -245,7 +245,7 @@ class MergingMixin:
         {'/'}
         """
         request = await self._pick_request(snapshot_id, branch, solver, None, None)
-        return await merging.plan_change(self._engine, request)
+        return await merging.plan_change(self._context, request)
 
     plan_cherry_pick = blocking(plan_cherry_pick_async)
 
@@ -257,8 +257,8 @@ class MergingMixin:
         message: str | None,
         metadata: Mapping[str, Any] | None,
     ) -> MergeRequest:
-        parent = await merging.fetch_parent(self._engine, snapshot_id)
-        picked = await self._engine.ledger.fetch_info(snapshot_id)
+        parent = await merging.fetch_parent(self._context, snapshot_id)
+        picked = await self._context.ledger.fetch_info(snapshot_id)
         told = {**self._default_metadata, "picked_snapshot": snapshot_id, **_ingested(own_texts(picked.metadata))}
         told |= metadata or {}
         return MergeRequest(branch, parent, snapshot_id, message or picked.message, told, solver or ConflictDetector())
@@ -316,7 +316,7 @@ class MergingMixin:
         ["Revert 'a group'", 'a group', 'Repository initialized']
         """
         request = await self._revert_request(snapshot_id, branch, solver, message, metadata)
-        return await merging.apply_change(self._engine, request)
+        return await merging.apply_change(self._context, request)
 
     revert = blocking(revert_async)
 
@@ -358,7 +358,7 @@ class MergingMixin:
         {'/'}
         """
         request = await self._revert_request(snapshot_id, branch, solver, None, None)
-        return await merging.plan_change(self._engine, request)
+        return await merging.plan_change(self._context, request)
 
     plan_revert = blocking(plan_revert_async)
 
@@ -370,9 +370,9 @@ class MergingMixin:
         message: str | None,
         metadata: Mapping[str, Any] | None,
     ) -> MergeRequest:
-        parent = await merging.fetch_parent(self._engine, snapshot_id)
-        undone = await self._engine.ledger.fetch_info(snapshot_id)
-        below = await self._engine.ledger.fetch_info(parent)
+        parent = await merging.fetch_parent(self._context, snapshot_id)
+        undone = await self._context.ledger.fetch_info(snapshot_id)
+        below = await self._context.ledger.fetch_info(parent)
         gone = taken_back(below.metadata, undone.metadata)
         told = {**self._default_metadata, "reverted_snapshot": snapshot_id, **_ingested(gone), **(metadata or {})}
         return MergeRequest(
@@ -415,7 +415,7 @@ class MergingMixin:
         >>> repo.fast_forward("main", repo.lookup_branch("dev")) == repo.lookup_branch("dev")
         True
         """
-        return await merging.fast_forward(self._engine, branch, snapshot_id)
+        return await merging.fast_forward(self._context, branch, snapshot_id)
 
     fast_forward = blocking(fast_forward_async)
 
@@ -451,7 +451,7 @@ class MergingMixin:
         >>> plan.tip == plan.target
         True
         """
-        return await merging.plan_fast_forward(self._engine, branch, snapshot_id)
+        return await merging.plan_fast_forward(self._context, branch, snapshot_id)
 
     plan_fast_forward = blocking(plan_fast_forward_async)
 
@@ -497,8 +497,8 @@ class MergingMixin:
         >>> [info.message for info in repo.ancestry(branch="main")]
         ['a and b', 'Repository initialized']
         """
-        plan = await merging.plan_squash(self._engine, branch, onto)
-        return await merging.squash(self._engine, plan, message, {**self._default_metadata, **(metadata or {})})
+        plan = await merging.plan_squash(self._context, branch, onto)
+        return await merging.squash(self._context, plan, message, {**self._default_metadata, **(metadata or {})})
 
     squash = blocking(squash_async)
 
@@ -534,7 +534,7 @@ class MergingMixin:
         >>> len(repo.plan_squash("main", first).commits)
         1
         """
-        return await merging.plan_squash(self._engine, branch, onto)
+        return await merging.plan_squash(self._context, branch, onto)
 
     plan_squash = blocking(plan_squash_async)
 

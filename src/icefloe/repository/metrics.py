@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from icefloe.display.card import format_bytes
-from icefloe.session.open_repository import RepositoryParts, build_engine
+from icefloe.session.open_repository import RepositoryContext, build_context
 from icefloe.storage.wrappers import MethodMetrics, ObservedStorage
 
 _log = logging.getLogger("icefloe.metrics")
@@ -75,7 +75,7 @@ class Observation:
 class ObservationMixin:
     """The methods of `Repository` that measure requests, bytes and time."""
 
-    _engine: RepositoryParts
+    _context: RepositoryContext
     _default_metadata: dict[str, Any]
 
     def observed(self) -> Any:
@@ -94,23 +94,23 @@ class ObservationMixin:
         >>> repo.metrics.total.requests > 0
         True
         """
-        engine = self._engine
-        if isinstance(engine.storage, ObservedStorage):
+        context = self._context
+        if isinstance(context.storage, ObservedStorage):
             return self
-        storage = ObservedStorage(engine.storage)
-        rebuilt = build_engine(storage, engine.format.spec_version, engine.config, engine.authorized)
+        storage = ObservedStorage(context.storage)
+        rebuilt = build_context(storage, context.format.spec_version, context.config, context.authorized)
         return type(self)(rebuilt, self._default_metadata)  # type: ignore[call-arg]
 
     @property
     def metrics(self) -> RepositoryMetrics:
         """The requests, cache hits and chunk reads of this object since it was opened, in this process."""
-        engine = self._engine
-        storage = engine.storage
+        context = self._context
+        storage = context.storage
         return RepositoryMetrics(
             storage.metrics.by_method() if isinstance(storage, ObservedStorage) else {},
-            engine.metadata_files.cache_counts(),
-            engine.reader.counts.ranges,
-            engine.reader.counts.requests,
+            context.metadata_files.cache_counts(),
+            context.reader.counts.ranges,
+            context.reader.counts.requests,
             time.perf_counter(),
         )
 

@@ -23,7 +23,7 @@ from icefloe.repository.merging import MergingMixin
 from icefloe.repository.metrics import ObservationMixin
 from icefloe.session import open_repository as opening
 from icefloe.session.history import RefChoice, fetch_branch, resolve, snapshot_as_of
-from icefloe.session.open_repository import RepositoryParts, register_writer
+from icefloe.session.open_repository import RepositoryContext, register_writer
 from icefloe.session.rebase import ConflictSolver
 from icefloe.session.session import Session, SessionMode
 from icefloe.storage.build import resolve_storage
@@ -50,8 +50,8 @@ class Repository(
 
     Parameters
     ----------
-    engine
-        The parts of an open repository. Use `create` or `open` instead of the constructor.
+    context
+        The storage, ledger, format and caches of an open repository. Use `create` or `open` instead of the constructor.
     default_commit_metadata
         Metadata that is added to every commit of this object.
 
@@ -65,8 +65,8 @@ class Repository(
     ['first array', 'Repository initialized']
     """
 
-    def __init__(self, engine: RepositoryParts, default_commit_metadata: Mapping[str, Any] | None = None) -> None:
-        self._engine = engine
+    def __init__(self, context: RepositoryContext, default_commit_metadata: Mapping[str, Any] | None = None) -> None:
+        self._context = context
         self._default_metadata = dict(default_commit_metadata or {})
 
     # -- create and open ------------------------------------------------------------------------------------------
@@ -116,10 +116,10 @@ class Repository(
         """
         place = resolve_storage(storage)
         version = opening.parse_spec_version(spec_version)
-        engine = await opening.create_engine(
+        context = await opening.create_context(
             place, version, config, authorize_virtual_chunk_access or {}, check_clean_root=check_clean_root
         )
-        return cls(engine)
+        return cls(context)
 
     create = blocking_classmethod(create_async)
 
@@ -162,7 +162,7 @@ class Repository(
         'repository'
         """
         place = resolve_storage(storage)
-        return cls(await opening.open_engine(place, config, authorize_virtual_chunk_access or {}))
+        return cls(await opening.open_context(place, config, authorize_virtual_chunk_access or {}))
 
     open = blocking_classmethod(open_async)
 
@@ -215,10 +215,10 @@ class Repository(
         except RepositoryNotFoundError:
             pass
         version = opening.parse_spec_version(create_version)
-        engine = await opening.create_or_open_engine(
+        context = await opening.create_or_open_context(
             place, version, config, authorize_virtual_chunk_access or {}, check_clean_root=check_clean_root
         )
-        return cls(engine)
+        return cls(context)
 
     open_or_create = blocking_classmethod(open_or_create_async)
 
@@ -370,7 +370,7 @@ class Repository(
         >>> icefloe.Repository.open(storage).config.inline_chunk_threshold_bytes
         64
         """
-        await opening.save_config(self._engine)
+        await opening.save_config(self._context)
 
     save_config = blocking(save_config_async)
 
@@ -403,35 +403,40 @@ class Repository(
         >>> repo.reopen(icefloe.RepositoryConfig(inline_chunk_threshold_bytes=64)).config.inline_chunk_threshold_bytes
         64
         """
-        engine = opening.reconfigure(self._engine, config, authorize_virtual_chunk_access)
-        return Repository(engine, self._default_metadata)
+        context = opening.reconfigure(self._context, config, authorize_virtual_chunk_access)
+        return Repository(context, self._default_metadata)
 
     reopen = blocking(reopen_async)
 
     @property
-    def engine(self) -> RepositoryParts:
-        """The parts behind this repository, for other packages of the library."""
-        return self._engine
+    def context(self) -> RepositoryContext:
+        """The storage, ledger, format and caches of this repository, for other packages of the library."""
+        return self._context
+
+    @property
+    def engine(self) -> RepositoryContext:
+        """The former name of `context`."""
+        return self._context
 
     @property
     def config(self) -> RepositoryConfig:
         """The configuration of this object. Use `reopen` to change it."""
-        return self._engine.config
+        return self._context.config
 
     @property
     def storage(self) -> Storage:
         """The storage that holds the repository."""
-        return self._engine.storage
+        return self._context.storage
 
     @property
     def spec_version(self) -> SpecVersion:
         """The generation of the on-disk format."""
-        return self._engine.format.spec_version
+        return self._context.format.spec_version
 
     @property
     def authorized_virtual_container_prefixes(self) -> set[str]:
         """The URL prefixes of the virtual chunk containers that may be read."""
-        return set(self._engine.authorized)
+        return set(self._context.authorized)
 
     def set_default_commit_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Set metadata that is added to every later commit of this object.
@@ -536,13 +541,13 @@ class Repository(
         if as_of is not None and choice.branch is None:
             raise InvalidInputError("as_of goes with a branch: a tag or snapshot id is a point in time already")
         if choice.branch is not None:
-            opening.expect_tip(self._engine, choice.branch)
-        found = await resolve(self._engine, choice)
+            opening.expect_tip(self._context, choice.branch)
+        found = await resolve(self._context, choice)
         if as_of is not None:
-            found = await snapshot_as_of(self._engine, found, as_of)
-        base = await self._engine.metadata_files.fetch_snapshot(found)
-        opening.preload(self._engine, base)
-        return Session(self._engine, base)
+            found = await snapshot_as_of(self._context, found, as_of)
+        base = await self._context.metadata_files.fetch_snapshot(found)
+        opening.preload(self._context, base)
+        return Session(self._context, base)
 
     readonly_session = blocking(readonly_session_async)
 
@@ -615,16 +620,16 @@ class Repository(
     rearrange_session = blocking(rearrange_session_async)
 
     async def _branch_session(self, branch: str, mode: SessionMode) -> Session:
-        await opening.check_writable(self._engine)
+        await opening.check_writable(self._context)
         if mode is SessionMode.REARRANGE:
-            await self._engine.ledger.check_feature("move_node")
-        opening.expect_tip(self._engine, branch)
-        tip, base = await fetch_branch(self._engine, branch)
-        opening.preload(self._engine, base)
+            await self._context.ledger.check_feature("move_node")
+        opening.expect_tip(self._context, branch)
+        tip, base = await fetch_branch(self._context, branch)
+        opening.preload(self._context, base)
         session = Session(
-            self._engine, base, mode=mode, branch=branch, tip=tip, default_metadata=self._default_metadata
+            self._context, base, mode=mode, branch=branch, tip=tip, default_metadata=self._default_metadata
         )
-        register_writer(session, self._engine.storage)
+        register_writer(session, self._context.storage)
         return session
 
     @contextmanager

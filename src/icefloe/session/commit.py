@@ -68,7 +68,7 @@ from icefloe.model.snapshot import (
 from icefloe.model.zarr_document import split_attributes
 from icefloe.session.change_set import ChangeSet, summarise, transaction_log
 from icefloe.session.history import GONE, fetch_base, fetch_log, fit_log, merge_logs
-from icefloe.session.open_repository import RepositoryParts
+from icefloe.session.open_repository import RepositoryContext
 from icefloe.session.rebase import ConflictSolver, drop_false_conflicts, rebase_over
 from icefloe.session.session_state import SessionState
 from icefloe.storage.contract import Storage
@@ -185,30 +185,30 @@ async def announced(storage: Storage, cutoff: dt.datetime) -> AsyncIterator[Anno
 
 async def check_references(state: SessionState, tip: Tip) -> None:
     """Refuse to commit changes that refer to collected objects; asks for nothing unless a collection ran meanwhile."""
-    ledger, first = state.engine.ledger, state.first_tip
+    ledger, first = state.context.ledger, state.first_tip
     if first is None or not _must_look(state, first, tip):
         return
     told = ledger.announces_collections or state.is_long_open(_LONG_SESSION_SECONDS)
-    if not told and not await list_collections(state.engine.storage):
+    if not told and not await list_collections(state.context.storage):
         return  # refs do not show it, but records do: garbage was never collected
-    await check_objects(state.engine, await referenced_objects(state))
+    await check_objects(state.context, await referenced_objects(state))
 
 
 def _must_look(state: SessionState, first: Tip, tip: Tip) -> bool:
-    if state.engine.ledger.announces_collections:
-        return state.engine.ledger.collected_since(first, tip)
+    if state.context.ledger.announces_collections:
+        return state.context.ledger.collected_since(first, tip)
     return tip != first or state.is_long_open(_LONG_SESSION_SECONDS)
 
 
 async def referenced_objects(state: SessionState) -> list[str]:
     """The keys of all objects that changes refer to: chunks, and manifests of workers with their chunks."""
-    layout = state.engine.format
+    layout = state.context.format
     tables = [buffer.to_table() for buffer in state.changes.edits.values()]
     parts = {part.manifest_id for each in state.changes.parts.values() for part in each}
     keys = [layout.manifest_key(manifest_id) for manifest_id in sorted(parts)]
     for manifest_id in sorted(parts):
         try:
-            tables += (await state.engine.metadata_files.fetch_manifest(manifest_id)).tables.values()
+            tables += (await state.context.metadata_files.fetch_manifest(manifest_id)).tables.values()
         except ObjectNotFoundError:
             continue  # its own key is among those looked for
     known = frozenset(state.base.attribute_files)
@@ -227,7 +227,7 @@ def chunk_objects(tables: Iterable[ChunkTable]) -> list[bytes]:
     return [row.tobytes() for row in np.unique(np.concatenate(columns), axis=0)]
 
 
-async def check_objects(engine: RepositoryParts, keys: Sequence[str]) -> None:
+async def check_objects(context: RepositoryContext, keys: Sequence[str]) -> None:
     """Refuse references to missing objects. Wait for collections that may still delete some of them."""
     if not keys:
         return
@@ -235,8 +235,8 @@ async def check_objects(engine: RepositoryParts, keys: Sequence[str]) -> None:
     renewed: dict[ObjectId, tuple[dt.datetime | None, float]] = {}
     pause = _FIRST_CHECK_PAUSE_SECONDS
     while True:
-        running = [each for each in await list_collections(engine.storage) if each.running]
-        oldest = await _fetch_oldest(engine, keys)
+        running = [each for each in await list_collections(context.storage) if each.running]
+        oldest = await _fetch_oldest(context, keys)
         now = monotonic_time()
         dangerous = []
         for record in running:
@@ -258,9 +258,9 @@ async def check_objects(engine: RepositoryParts, keys: Sequence[str]) -> None:
         pause = min(2 * pause, _LONGEST_CHECK_PAUSE_SECONDS)
 
 
-async def _fetch_oldest(engine: RepositoryParts, keys: Sequence[str]) -> dt.datetime:
+async def _fetch_oldest(context: RepositoryContext, keys: Sequence[str]) -> dt.datetime:
     """The time of the oldest of some objects, by the store's clock. Raises SessionStateError if one is missing."""
-    times = await (_list_times(engine, keys) if len(keys) > _MANY_OBJECTS else _head_times(engine, keys))
+    times = await (_list_times(context, keys) if len(keys) > _MANY_OBJECTS else _head_times(context, keys))
     missing = [key for key in keys if key not in times]
     if missing:
         raise SessionStateError(
@@ -272,23 +272,23 @@ async def _fetch_oldest(engine: RepositoryParts, keys: Sequence[str]) -> dt.date
     return min(times.values())
 
 
-async def _head_times(engine: RepositoryParts, keys: Sequence[str]) -> dict[str, dt.datetime]:
+async def _head_times(context: RepositoryContext, keys: Sequence[str]) -> dict[str, dt.datetime]:
     gate = asyncio.Semaphore(_REQUESTS_AT_ONCE)
 
     async def head(key: str) -> tuple[str, dt.datetime | None]:
         async with gate:
             try:
-                return key, (await engine.storage.head(key)).last_modified
+                return key, (await context.storage.head(key)).last_modified
             except ObjectNotFoundError:
                 return key, None
 
     return {key: time for key, time in await asyncio.gather(*map(head, keys)) if time is not None}
 
 
-async def _list_times(engine: RepositoryParts, keys: Sequence[str]) -> dict[str, dt.datetime]:
+async def _list_times(context: RepositoryContext, keys: Sequence[str]) -> dict[str, dt.datetime]:
     wanted = frozenset(keys)
-    times = await _head_times(engine, [key for key in keys if not key.startswith(engine.format.chunks_folder)])
-    async for page in engine.storage.list(engine.format.chunks_folder):
+    times = await _head_times(context, [key for key in keys if not key.startswith(context.format.chunks_folder)])
+    async for page in context.storage.list(context.format.chunks_folder):
         times.update((item.key, item.last_modified) for item in page if item.key in wanted)
     return times
 
@@ -339,7 +339,7 @@ async def write_manifests(
     edits = collect_edits(state.changes, gathered, arrays)
     if not edits:
         return WrittenManifests()
-    plan = plan_manifests(arrays, state.base.manifests, edits, state.engine.config.manifest or SPECIFIED)
+    plan = plan_manifests(arrays, state.base.manifests, edits, state.context.config.manifest or SPECIFIED)
     return await apply_plan(state, plan, edits)
 
 
@@ -361,12 +361,12 @@ async def _write_output(
 ) -> list[tuple[BuiltManifest, ManifestFileInfo]]:
     fetched = await asyncio.gather(*(state.lookup.fetch(manifest_id) for manifest_id in output.fetch))
     sources: dict[ObjectId, Manifest] = dict(zip(output.fetch, fetched, strict=True))
-    new_id = partial(new_object_id, state.engine.capabilities.object_id_bytes)
+    new_id = partial(new_object_id, state.context.capabilities.object_id_bytes)
     build = build_output(output, sources.__getitem__, edits, new_id)
     written = []
     for built in build:
         # The references are small: keep them, not the tables, while the next manifest is built.
-        info = await state.engine.metadata_files.write_manifest(built.manifest)
+        info = await state.context.metadata_files.write_manifest(built.manifest)
         written.append((BuiltManifest(Manifest(built.manifest.id, {}), built.refs), info))
     return written
 
@@ -422,15 +422,15 @@ async def _write_and_advance(state: SessionState, branch: str, request: CommitRe
         snapshot = await _write_during_packs(state, request)
         await check_references(state, tip)
         try:
-            return await advance_branch(state.engine, branch, tip, snapshot)
+            return await advance_branch(state.context, branch, tip, snapshot)
         except StaleTipError as stale:
             if tries == _STALE_TRIES - 1:
                 raise
-            state.rebase_to(await fetch_base(state.engine, branch, stale.tip), state.changes, stale.tip)
+            state.rebase_to(await fetch_base(state.context, branch, stale.tip), state.changes, stale.tip)
     raise AssertionError("unreachable: the last try returns or raises")
 
 
-async def advance_branch(engine: RepositoryParts, branch: str, tip: Tip, snapshot: Snapshot) -> Snapshot:
+async def advance_branch(context: RepositoryContext, branch: str, tip: Tip, snapshot: Snapshot) -> Snapshot:
     """Make a written snapshot the tip of a branch that is at `tip`, its parent. Raises ConflictError if it moved.
 
     When history was rewritten under the writer, the snapshot gets the quotes that its parent has now, in its own file:
@@ -438,23 +438,23 @@ async def advance_branch(engine: RepositoryParts, branch: str, tip: Tip, snapsho
     """
     for tries in range(_STALE_TRIES):
         try:
-            await engine.ledger.advance(branch, tip, snapshot)
+            await context.ledger.advance(branch, tip, snapshot)
             return snapshot
         except StaleTipError as stale:
-            if tries == _STALE_TRIES - 1 or _was_collected(engine, tip, stale.tip):
+            if tries == _STALE_TRIES - 1 or _was_collected(context, tip, stale.tip):
                 raise
             tip = stale.tip
-        if engine.capabilities.history_in_snapshot:
-            quoting = with_parent(snapshot, await fetch_base(engine, branch, tip))
+        if context.capabilities.history_in_snapshot:
+            quoting = with_parent(snapshot, await fetch_base(context, branch, tip))
             if quoting != snapshot:
                 snapshot = quoting
-                await engine.metadata_files.write_snapshot(snapshot)
+                await context.metadata_files.write_snapshot(snapshot)
         await asyncio.sleep(random.uniform(0, longest_pause(tries, _FIRST_PAUSE_SECONDS)))
     raise AssertionError("unreachable: the last try returns or raises")
 
 
-def _was_collected(engine: RepositoryParts, earlier: Tip, later: Tip) -> bool:
-    return not engine.ledger.announces_collections or engine.ledger.collected_since(earlier, later)
+def _was_collected(context: RepositoryContext, earlier: Tip, later: Tip) -> bool:
+    return not context.ledger.announces_collections or context.ledger.collected_since(earlier, later)
 
 
 def with_parent(snapshot: Snapshot, parent: Snapshot) -> Snapshot:
@@ -513,26 +513,26 @@ async def amend(state: SessionState, branch: str, tip: Tip, request: CommitReque
         return snapshot
 
     try:
-        return await replace_newest(state.engine, branch, tip, state.base, write)
+        return await replace_newest(state.context, branch, tip, state.base, write)
     except GONE:
         await _check_base(state, branch)
         raise
 
 
-async def _fetch_replaced_log(engine: RepositoryParts, replaced: Snapshot, parent: Snapshot) -> TransactionLog:
+async def _fetch_replaced_log(context: RepositoryContext, replaced: Snapshot, parent: Snapshot) -> TransactionLog:
     """The changes of the replaced snapshot that the log of the new one must contain.
 
     Where the ledger names the logs of expired ancestors, it goes on to do so for the new snapshot. Its log must not
     tell of them again, and an expiry meanwhile may name more of them.
     """
-    if engine.ledger.keeps_pruned_logs:
+    if context.ledger.keeps_pruned_logs:
         with contextlib.suppress(ObjectNotFoundError):
-            return await engine.metadata_files.fetch_transaction_log(replaced.id)
-    return await fetch_log(engine, replaced, parent)
+            return await context.metadata_files.fetch_transaction_log(replaced.id)
+    return await fetch_log(context, replaced, parent)
 
 
 async def replace_newest(
-    engine: RepositoryParts,
+    context: RepositoryContext,
     branch: str,
     tip: Tip,
     replaced: Snapshot,
@@ -544,42 +544,42 @@ async def replace_newest(
     from storage: others may have expired the parent that this process remembers.
     """
     for tries in range(_STALE_TRIES):
-        parent_id = (await engine.ledger.fetch_info(replaced.id)).parent_id
+        parent_id = (await context.ledger.fetch_info(replaced.id)).parent_id
         if parent_id is None:
             raise SessionStateError("the first snapshot of a repository cannot be amended; commit instead")
         try:
-            parent = await engine.metadata_files.fetch_snapshot(parent_id, anew=True)
-            snapshot = await write(tip, parent, await _fetch_replaced_log(engine, replaced, parent))
-            landed = await engine.ledger.advance(branch, tip, snapshot, amends=replaced.id)
+            parent = await context.metadata_files.fetch_snapshot(parent_id, anew=True)
+            snapshot = await write(tip, parent, await _fetch_replaced_log(context, replaced, parent))
+            landed = await context.ledger.advance(branch, tip, snapshot, amends=replaced.id)
         except (StaleTipError, SnapshotNotFoundError) as error:
             if tries == _STALE_TRIES - 1:
                 raise
             tip = error.tip if isinstance(error, StaleTipError) else tip
             continue
-        if engine.ledger.parents_change_unseen:
-            await _follow_parent(engine, replaced.id, snapshot)
+        if context.ledger.parents_change_unseen:
+            await _follow_parent(context, replaced.id, snapshot)
         return snapshot, landed
     raise AssertionError("unreachable: the last try returns or raises")
 
 
-async def _follow_parent(engine: RepositoryParts, replaced_id: ObjectId, snapshot: Snapshot) -> None:
+async def _follow_parent(context: RepositoryContext, replaced_id: ObjectId, snapshot: Snapshot) -> None:
     """Give a snapshot the parent that the replaced one has by now: others may have expired the one it had."""
     try:
-        parent_id = (await engine.ledger.fetch_info(replaced_id)).parent_id
+        parent_id = (await context.ledger.fetch_info(replaced_id)).parent_id
         if parent_id is None or parent_id == snapshot.parent_id:
             return
-        earlier = await engine.metadata_files.fetch_transaction_log(replaced_id, anew=True)
-        own = await engine.metadata_files.fetch_transaction_log(snapshot.id, anew=True)
-        parent = await engine.metadata_files.fetch_snapshot(parent_id)
+        earlier = await context.metadata_files.fetch_transaction_log(replaced_id, anew=True)
+        own = await context.metadata_files.fetch_transaction_log(snapshot.id, anew=True)
+        parent = await context.metadata_files.fetch_snapshot(parent_id)
     except NotFoundError:
         return  # the replaced snapshot was collected; what this one names was checked before
-    await engine.metadata_files.write_transaction_log(snapshot.id, fit_log(merge_logs(earlier, own), parent, snapshot))
-    await engine.ledger.reparent_snapshot(snapshot.id, parent_id)
+    await context.metadata_files.write_transaction_log(snapshot.id, fit_log(merge_logs(earlier, own), parent, snapshot))
+    await context.ledger.reparent_snapshot(snapshot.id, parent_id)
 
 
 async def write_detached(state: SessionState, branch: str, request: CommitRequest) -> Snapshot:
     """Save the changes as a snapshot that no branch points at; its parent must still be there."""
-    metadata_files, ledger = state.engine.metadata_files, state.engine.ledger
+    metadata_files, ledger = state.context.metadata_files, state.context.ledger
     await state.store_chunks()
     try:
         snapshot = await write_snapshot(state, request)
@@ -587,7 +587,7 @@ async def write_detached(state: SessionState, branch: str, request: CommitReques
         try:
             await check_references(state, await ledger.fetch_tip(branch))
         except RefNotFoundError:
-            await check_objects(state.engine, await referenced_objects(state))
+            await check_objects(state.context, await referenced_objects(state))
         await ledger.record_detached(snapshot)
     except GONE as error:
         try:
@@ -610,12 +610,12 @@ async def rebase(state: SessionState, branch: str, solver: ConflictSolver) -> No
     """Rebase the changes on the tip of the branch, completely or not at all."""
     earlier: tuple[ObjectId, list[ObjectId] | None] | None = None
     for tries in range(_STALE_TRIES):
-        tip = await state.engine.ledger.fetch_tip(branch)
+        tip = await state.context.ledger.fetch_tip(branch)
         missed: list[ObjectId] | None = None
         try:
             missed = await _missed(state, branch, tip)
             # The walk over history began with the file of the tip, as it is now.
-            state.engine.ledger.note_current(branch, tip)
+            state.context.ledger.note_current(branch, tip)
             base, changes = await _carry_over(state, tip, missed, solver)
         except GONE as error:
             # Others expired and collected a commit after history was walked: then the next walk does not meet it.
@@ -638,39 +638,39 @@ async def _carry_over(
     state: SessionState, tip: Tip, missed: list[ObjectId], solver: ConflictSolver
 ) -> tuple[Snapshot, ChangeSet]:
     """The snapshot at a tip, and the changes on top of it."""
-    engine, base, changes = state.engine, state.base, state.changes
+    context, base, changes = state.context, state.base, state.changes
     for snapshot_id in reversed(missed):
-        theirs = await engine.metadata_files.fetch_snapshot(snapshot_id)
-        log = await fetch_log(engine, theirs, base, changes.edits.keys() | changes.parts.keys(), tip)
-        log = await drop_false_conflicts(log, base, changes, theirs, engine.metadata_files)
+        theirs = await context.metadata_files.fetch_snapshot(snapshot_id)
+        log = await fetch_log(context, theirs, base, changes.edits.keys() | changes.parts.keys(), tip)
+        log = await drop_false_conflicts(log, base, changes, theirs, context.metadata_files)
         changes = rebase_over(base, changes, theirs, log, solver)
         base = theirs
     if not missed:
-        base = await engine.metadata_files.fetch_snapshot(tip.snapshot_id)
+        base = await context.metadata_files.fetch_snapshot(tip.snapshot_id)
     return base, changes
 
 
 async def _check_base(state: SessionState, branch: str) -> None:
     """ConflictError when files are missing because the base is no longer in the history of the branch."""
     for _ in range(_STALE_TRIES):
-        tip = await state.engine.ledger.fetch_tip(branch)
+        tip = await state.context.ledger.fetch_tip(branch)
         with contextlib.suppress(SnapshotNotFoundError):  # the tip itself was expired since: others were fast
             await _missed(state, branch, tip)
             return
-        if tip == await state.engine.ledger.fetch_tip(branch):
+        if tip == await state.context.ledger.fetch_tip(branch):
             return
 
 
 async def _missed(state: SessionState, branch: str, tip: Tip) -> list[ObjectId]:
     """Commits between the base and the tip, newest first; ConflictError when the base is not among its ancestors."""
     missed: list[ObjectId] = []
-    if state.engine.capabilities.history_in_snapshot and state.engine.ledger.is_current(branch, tip):
+    if state.context.capabilities.history_in_snapshot and state.context.ledger.is_current(branch, tip):
         # Another session of this process wrote the tip, so that what is remembered of its history is what it is.
-        newest = await state.engine.metadata_files.fetch_snapshot(tip.snapshot_id)
+        newest = await state.context.metadata_files.fetch_snapshot(tip.snapshot_id)
         quoted = [newest.id, *(entry.id for entry in newest.history)]
         if state.base.id in quoted:
             return quoted[: quoted.index(state.base.id)]
-    async for info in state.engine.ledger.ancestry_at(tip):
+    async for info in state.context.ledger.ancestry_at(tip):
         if info.id == state.base.id:
             return missed
         missed.append(info.id)
@@ -697,24 +697,24 @@ async def write_snapshot(
 
     Pass `manifests` if they are written already.
     """
-    engine = state.engine
+    context = state.context
     summary = summarise(state.base, state.changes)
     log = transaction_log(summary)
-    if log.updated_boxes and engine.capabilities.transaction_logs and not engine.capabilities.boxes_in_logs:
+    if log.updated_boxes and context.capabilities.transaction_logs and not context.capabilities.boxes_in_logs:
         log = await _list_boxes(state, log)
     log = await _list_cleared(state, log)
     if earlier is not None:
         log = merge_logs(earlier, log)
     if log.moves:
-        await engine.ledger.check_feature("move_node")
+        await context.ledger.check_feature("move_node")
     nodes = list(state.tree.nodes())
     if manifests is None:
         manifests = await write_manifests(state, summary.edits, nodes)
     attributes = await _write_attributes(state, summary.new.keys() | summary.updated.keys())
     snapshot = _build_snapshot(state, request, _link_nodes(nodes, manifests, attributes), manifests, onto)
-    writes: list[Coroutine[Any, Any, object]] = [engine.metadata_files.write_snapshot(snapshot)]
-    if engine.format.capabilities.transaction_logs:
-        writes.append(engine.metadata_files.write_transaction_log(snapshot.id, log))
+    writes: list[Coroutine[Any, Any, object]] = [context.metadata_files.write_snapshot(snapshot)]
+    if context.format.capabilities.transaction_logs:
+        writes.append(context.metadata_files.write_transaction_log(snapshot.id, log))
     await asyncio.gather(*writes)
     return snapshot
 
@@ -788,12 +788,12 @@ async def _write_attributes(
 
     A node that was only moved keeps its document: the log records no change of it.
     """
-    threshold = state.engine.config.effective("attributes_threshold_bytes")
-    if not state.engine.format.capabilities.attributes_files:
+    threshold = state.context.config.effective("attributes_threshold_bytes")
+    if not state.context.format.capabilities.attributes_files:
         return {}
     rows: list[bytes] = []
     result: dict[NodeId, tuple[bytes, AttributesRef]] = {}
-    attributes_id = new_object_id(state.engine.format.capabilities.object_id_bytes)
+    attributes_id = new_object_id(state.context.format.capabilities.object_id_bytes)
     for node in state.changes.added.values():
         if node.id not in changed or node.attributes is not None or len(node.document) <= threshold:
             continue
@@ -802,7 +802,7 @@ async def _write_attributes(
             result[node.id] = (parts[0], AttributesRef(attributes_id, len(rows)))
             rows.append(parts[1])
     if rows:
-        await state.engine.metadata_files.write_attributes(attributes_id, rows)
+        await state.context.metadata_files.write_attributes(attributes_id, rows)
     return result
 
 
@@ -829,7 +829,7 @@ def _build_snapshot(
     manifests: WrittenManifests,
     onto: Snapshot | None,
 ) -> Snapshot:
-    base, capabilities = state.base, state.engine.format.capabilities
+    base, capabilities = state.base, state.context.format.capabilities
     parent = onto or base
     known = {**base.manifests, **manifests.files}
     links = {id(node.manifests): node.manifests for node in nodes.values() if isinstance(node, ArrayNode)}

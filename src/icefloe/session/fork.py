@@ -29,7 +29,7 @@ from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.manifest_config import SPECIFIED
 from icefloe.model.snapshot import ArrayNode, Extents, Manifest, Node, Snapshot
 from icefloe.session.change_set import ChangeSet
-from icefloe.session.open_repository import RepositoryParts, WriterStart
+from icefloe.session.open_repository import RepositoryContext, WriterStart
 from icefloe.session.rebase import VersionSelection
 from icefloe.session.session_state import SessionState, SessionView, Tree, renumber_fork
 
@@ -54,8 +54,8 @@ async def write_parts(work: SessionState, label: str = "") -> WrittenParts:
     """Store the chunks and references of a fork, and return the description that `link_parts` needs."""
     view = await work.stored_view()
     _refuse_nodes(view)
-    fresh_id = partial(new_object_id, work.engine.capabilities.object_id_bytes)
-    config = work.engine.config.manifest or SPECIFIED
+    fresh_id = partial(new_object_id, work.context.capabilities.object_id_bytes)
+    config = work.context.config.manifest or SPECIFIED
     parts: list[PartRef] = []
     paths: dict[NodeId, str] = {}
     cleared: dict[NodeId, ClearedChunks] = {}
@@ -74,7 +74,7 @@ async def write_parts(work: SessionState, label: str = "") -> WrittenParts:
             cleared[node_id] = ClearedChunks.of(deleted)
             table = drop_tombstones(table)
         for cell in cut_table(node, table, config) if len(table) else ():
-            info = await work.engine.metadata_files.write_manifest(Manifest(fresh_id(), {node_id: cell}))
+            info = await work.context.metadata_files.write_manifest(Manifest(fresh_id(), {node_id: cell}))
             parts.append(PartRef(info.id, node_id, cell.extents(), len(cell), info.size_bytes))
     count = sum(part.count for part in parts)
     return WrittenParts(view.base.id, tuple(parts), paths, label, cleared, count)
@@ -82,7 +82,7 @@ async def write_parts(work: SessionState, label: str = "") -> WrittenParts:
 
 async def _any_held(view: SessionView, node: ArrayNode, coords: npt.NDArray[np.uint32]) -> bool:
     """Return whether one of the chunks existed before the fork was written to."""
-    below = SessionView(view.engine, Tree(view.base, view.changes.copy_nodes()), view.inherited, view.reader)
+    below = SessionView(view.context, Tree(view.base, view.changes.copy_nodes()), view.inherited, view.reader)
     held = await below.chunk_table(node, bounding_box(coords))
     return bool((find_rows(held, coords) >= 0).any())
 
@@ -226,7 +226,7 @@ async def _refuse_doubles(work: SessionState, node: ArrayNode, claims: Sequence[
 class Fork:
     """The base snapshot, the changes of the session before the fork, and the changes of the worker."""
 
-    engine: RepositoryParts
+    context: RepositoryContext
     base: Snapshot
     inherited: ChangeSet
     changes: ChangeSet
@@ -236,11 +236,11 @@ class Fork:
     @classmethod
     def of(cls, view: SessionView) -> Fork:
         """Return a fork of the current state of a session."""
-        return cls(view.engine, view.base, view.changes.over(view.inherited), view.changes.begin_fork())
+        return cls(view.context, view.base, view.changes.over(view.inherited), view.changes.begin_fork())
 
     def __getstate__(self) -> dict[str, Any]:
         return {
-            "engine": self.engine,
+            "context": self.context,
             "snapshot_id": self.base.id,
             "inherited": self.inherited,
             "changes": self.changes,
@@ -248,9 +248,9 @@ class Fork:
         }
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.engine, self.inherited, self.changes = state["engine"], state["inherited"], state["changes"]
+        self.context, self.inherited, self.changes = state["context"], state["inherited"], state["changes"]
         self.since = state["since"]
-        self.base = run_blocking(self.engine.metadata_files.fetch_snapshot(state["snapshot_id"]))
+        self.base = run_blocking(self.context.metadata_files.fetch_snapshot(state["snapshot_id"]))
 
 
 def merge_fork(base: Snapshot, ours: ChangeSet, fork: Fork, on_conflict: VersionSelection) -> ChangeSet:

@@ -29,7 +29,7 @@ from icefloe.model.snapshot import (
     TransactionLog,
 )
 from icefloe.session.lookup import ChunkLookup
-from icefloe.session.open_repository import RepositoryParts
+from icefloe.session.open_repository import RepositoryContext
 
 
 async def join_logs(
@@ -305,20 +305,20 @@ class RefChoice:
         return self if self.branch or self.tag or self.snapshot_id else RefChoice(branch="main")
 
 
-async def resolve(engine: RepositoryParts, choice: RefChoice) -> ObjectId:
+async def resolve(context: RepositoryContext, choice: RefChoice) -> ObjectId:
     """The snapshot id that a choice names."""
     if choice.branch is not None:
-        return (await engine.ledger.fetch_tip(choice.branch)).snapshot_id
+        return (await context.ledger.fetch_tip(choice.branch)).snapshot_id
     if choice.tag is not None:
-        return await engine.ledger.fetch_tag(choice.tag)
+        return await context.ledger.fetch_tag(choice.tag)
     if choice.snapshot_id is not None:
         return choice.snapshot_id
     raise InvalidInputError("give one of branch, tag and snapshot_id")
 
 
-async def ancestry(engine: RepositoryParts, choice: RefChoice) -> AsyncIterator[SnapshotInfo]:
+async def ancestry(context: RepositoryContext, choice: RefChoice) -> AsyncIterator[SnapshotInfo]:
     """A snapshot and its ancestors, newest first."""
-    async for info in engine.ledger.ancestry(await resolve(engine, choice)):
+    async for info in context.ledger.ancestry(await resolve(context, choice)):
         yield info
 
 
@@ -342,11 +342,11 @@ def check_past(moment: dt.datetime, name: str, now: dt.datetime) -> dt.datetime:
     return moment
 
 
-async def snapshot_as_of(engine: RepositoryParts, snapshot_id: ObjectId, time: dt.datetime) -> ObjectId:
+async def snapshot_as_of(context: RepositoryContext, snapshot_id: ObjectId, time: dt.datetime) -> ObjectId:
     """The newest ancestor that was written at or before a time."""
     moment = check_zone(time, "as_of")
     oldest = None
-    async for info in engine.ledger.ancestry(snapshot_id):
+    async for info in context.ledger.ancestry(snapshot_id):
         if info.written_at <= moment:
             return info.id
         oldest = info
@@ -354,27 +354,27 @@ async def snapshot_as_of(engine: RepositoryParts, snapshot_id: ObjectId, time: d
     raise SnapshotNotFoundError(f"the branch had no commit at {moment.isoformat()}{since}", as_of=moment)
 
 
-async def fetch_branch(engine: RepositoryParts, branch: str) -> tuple[Tip, Snapshot]:
+async def fetch_branch(context: RepositoryContext, branch: str) -> tuple[Tip, Snapshot]:
     """The tip of a branch and its snapshot, for a commit on top of it."""
-    tip = await engine.ledger.fetch_tip(branch)
-    return tip, await fetch_base(engine, branch, tip)
+    tip = await context.ledger.fetch_tip(branch)
+    return tip, await fetch_base(context, branch, tip)
 
 
-async def fetch_base(engine: RepositoryParts, branch: str, tip: Tip) -> Snapshot:
+async def fetch_base(context: RepositoryContext, branch: str, tip: Tip) -> Snapshot:
     """The snapshot at a tip, with the history that its file quotes now.
 
     A commit copies these quotes, and expiry rewrites them in place. A snapshot that is remembered is good if it was
     read, or written, under the very ref that the branch has now: expiry writes the ref again.
     """
-    if engine.ledger.is_current(branch, tip):
-        return await engine.metadata_files.fetch_snapshot(tip.snapshot_id)
-    snapshot = await engine.metadata_files.fetch_snapshot(tip.snapshot_id, anew=True)
-    engine.ledger.note_current(branch, tip)
+    if context.ledger.is_current(branch, tip):
+        return await context.metadata_files.fetch_snapshot(tip.snapshot_id)
+    snapshot = await context.metadata_files.fetch_snapshot(tip.snapshot_id, anew=True)
+    context.ledger.note_current(branch, tip)
     return snapshot
 
 
 async def fetch_log(
-    engine: RepositoryParts,
+    context: RepositoryContext,
     snapshot: Snapshot,
     parent: Snapshot | None = None,
     wanted: Container[NodeId] | None = None,
@@ -386,35 +386,35 @@ async def fetch_log(
     is given by who walked the history of it with `ancestry_at`: then expiry since that walk changes nothing.
     """
     logs: list[TransactionLog] = []
-    if engine.capabilities.transaction_logs:
-        pruned = await engine.ledger.fetch_pruned_logs(snapshot.id, tip)
+    if context.capabilities.transaction_logs:
+        pruned = await context.ledger.fetch_pruned_logs(snapshot.id, tip)
         try:
             # Where expiry leaves no list of the logs that belong together, it rewrites the log of a kept snapshot.
-            anew = not engine.ledger.keeps_pruned_logs
+            anew = not context.ledger.keeps_pruned_logs
             logs = [
-                await engine.metadata_files.fetch_transaction_log(each, anew=anew) for each in (*pruned, snapshot.id)
+                await context.metadata_files.fetch_transaction_log(each, anew=anew) for each in (*pruned, snapshot.id)
             ]
         except ObjectNotFoundError:
             logs = []
     if len(logs) == 1:
-        if engine.ledger.parents_change_unseen and parent is not None and is_cut_off(logs[0], parent, snapshot):
-            return await compare_snapshots(parent, snapshot, engine.metadata_files)
+        if context.ledger.parents_change_unseen and parent is not None and is_cut_off(logs[0], parent, snapshot):
+            return await compare_snapshots(parent, snapshot, context.metadata_files)
         return logs[0]
     if parent is None:
-        parent_id = (await engine.ledger.fetch_info(snapshot.id)).parent_id
-        parent = None if parent_id is None else await engine.metadata_files.fetch_snapshot(parent_id)
+        parent_id = (await context.ledger.fetch_info(snapshot.id)).parent_id
+        parent = None if parent_id is None else await context.metadata_files.fetch_snapshot(parent_id)
     if parent is None:
         return reduce(merge_logs, logs, TransactionLog())
     if not logs:
         if snapshot.metadata.get(REWRITTEN_PARENT_KEY) == parent.id:
-            log = await compare_snapshots(parent, snapshot, engine.metadata_files, chunks=False)
+            log = await compare_snapshots(parent, snapshot, context.metadata_files, chunks=False)
             if log.is_empty():
                 return log
-        return await compare_snapshots(parent, snapshot, engine.metadata_files)
-    return await join_logs(logs, parent, snapshot, engine.metadata_files, wanted)
+        return await compare_snapshots(parent, snapshot, context.metadata_files)
+    return await join_logs(logs, parent, snapshot, context.metadata_files, wanted)
 
 
-async def diff_between(engine: RepositoryParts, old: ObjectId, new: ObjectId) -> Diff:
+async def diff_between(context: RepositoryContext, old: ObjectId, new: ObjectId) -> Diff:
     """What changed from one snapshot to another. Raises SnapshotNotFoundError if one does not exist.
 
     Along one history the logs are read. Unrelated snapshots are compared. Others may expire and collect what is
@@ -422,14 +422,14 @@ async def diff_between(engine: RepositoryParts, old: ObjectId, new: ObjectId) ->
     """
     cause: Exception = ConflictError(f"the history of {new} was expired again and again while it was read; try again")
     for _ in range(_WALKS):
-        before = await engine.metadata_files.fetch_snapshot(old)
-        after = await engine.metadata_files.fetch_snapshot(new)
+        before = await context.metadata_files.fetch_snapshot(old)
+        after = await context.metadata_files.fetch_snapshot(new)
         try:
-            found = await _diff(engine, before, after)
+            found = await _diff(context, before, after)
         except GONE as error:
             # One of the two, which may still be remembered, or one in between?
             for end in (old, new):
-                await engine.metadata_files.fetch_snapshot(end, anew=True)
+                await context.metadata_files.fetch_snapshot(end, anew=True)
             cause = error
         else:
             if found is not None:
@@ -437,21 +437,23 @@ async def diff_between(engine: RepositoryParts, old: ObjectId, new: ObjectId) ->
     raise cause
 
 
-async def _diff(engine: RepositoryParts, before: Snapshot, after: Snapshot) -> Diff | None:
+async def _diff(context: RepositoryContext, before: Snapshot, after: Snapshot) -> Diff | None:
     """What changed from one snapshot to another one; None when history was expired meanwhile."""
-    between = await _snapshots_between(engine, before.id, after.id)
-    if between is None or not engine.capabilities.transaction_logs:
-        return diff_from_logs(before, after, [await compare_snapshots(before, after, engine.metadata_files)])
-    logs = [await fetch_log(engine, await engine.metadata_files.fetch_snapshot(snapshot_id)) for snapshot_id in between]
-    found = diff_from_logs(before, after, logs, await chunks_in_boxes(after, logs, engine.metadata_files))
+    between = await _snapshots_between(context, before.id, after.id)
+    if between is None or not context.capabilities.transaction_logs:
+        return diff_from_logs(before, after, [await compare_snapshots(before, after, context.metadata_files)])
+    logs = [
+        await fetch_log(context, await context.metadata_files.fetch_snapshot(snapshot_id)) for snapshot_id in between
+    ]
+    found = diff_from_logs(before, after, logs, await chunks_in_boxes(after, logs, context.metadata_files))
     # Expiry adds the logs of what it takes away to the next one that stays, also those of commits before the first.
-    return found if await _snapshots_between(engine, before.id, after.id) == between else None
+    return found if await _snapshots_between(context, before.id, after.id) == between else None
 
 
-async def _snapshots_between(engine: RepositoryParts, old: ObjectId, new: ObjectId) -> list[ObjectId] | None:
+async def _snapshots_between(context: RepositoryContext, old: ObjectId, new: ObjectId) -> list[ObjectId] | None:
     """The commits after `old` up to `new`, oldest first; None when `old` is not an ancestor."""
     found: list[ObjectId] = []
-    async for info in engine.ledger.ancestry(new):
+    async for info in context.ledger.ancestry(new):
         if info.id == old:
             return found[::-1]
         found.append(info.id)

@@ -93,8 +93,11 @@ def oldest_writer(storage: Storage) -> dt.timedelta | None:
 
 
 @dataclass(frozen=True, slots=True)
-class RepositoryParts:
-    """The parts of one opened repository, shared by its sessions. Pickled as the arguments it was built from."""
+class RepositoryContext:
+    """The storage, ledger, format and caches of an open repository. Its sessions share them.
+
+    Pickled as the arguments it was built from.
+    """
 
     storage: Storage
     format: Format
@@ -136,13 +139,13 @@ class RepositoryParts:
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return build_engine, (self.storage, self.format.spec_version, self.config, dict(self.authorized))
+        return build_context, (self.storage, self.format.spec_version, self.config, dict(self.authorized))
 
 
-def build_engine(
+def build_context(
     storage: Storage, spec_version: SpecVersion, config: RepositoryConfig, authorized: Mapping[str, Any]
-) -> RepositoryParts:
-    """The parts of a repository of a known generation; touches no storage."""
+) -> RepositoryContext:
+    """The context of a repository of a known generation. Sends no request to storage."""
     storage = configured_storage(storage, config.storage)
     level = None if config.compression is None else config.compression.level
     generation = get_format(spec_version).compressed_at(level)
@@ -156,7 +159,7 @@ def build_engine(
     metadata_files = MetadataFiles(storage, generation, limits)
     ledger = make_ledger(spec_version, storage, metadata_files)
     reader = ChunkReader.configured(storage, generation.chunk_key, config, authorized)
-    return RepositoryParts(storage, generation, metadata_files, ledger, reader, config, authorized)
+    return RepositoryContext(storage, generation, metadata_files, ledger, reader, config, authorized)
 
 
 DEFAULT_SPEC_VERSION = SpecVersion.REPOSITORY
@@ -210,40 +213,40 @@ async def find_spec_version(storage: Storage) -> SpecVersion | None:
     return await detect_generation(storage)
 
 
-async def create_engine(
+async def create_context(
     storage: Storage,
     version: SpecVersion,
     config: RepositoryConfig | None,
     authorized: Mapping[str, Any],
     *,
     check_clean_root: bool,
-) -> RepositoryParts:
+) -> RepositoryContext:
     """Make a repository; AlreadyExistsError for all callers but one, whatever generations they ask for."""
     if await find_spec_version(storage) is not None:
         raise _taken(storage)
     _warn_of_unused(config)
-    engine = build_engine(storage, version, config or RepositoryConfig.default(), authorized)
-    initial = engine.format.initial_snapshot(current_time())
+    context = build_context(storage, version, config or RepositoryConfig.default(), authorized)
+    initial = context.format.initial_snapshot(current_time())
     document = None if config is None else encode_config(config)
-    claim = _CreationClaim(engine.storage, version)
+    claim = _CreationClaim(context.storage, version)
     while True:
         await claim.take()
         try:
-            if check_clean_root and not await _is_free(storage, engine.format):
+            if check_clean_root and not await _is_free(storage, context.format):
                 raise AlreadyExistsError(
                     f"{storage.url} holds other objects; choose an empty storage, or pass check_clean_root=False",
                     url=storage.url,
                 )
-            await engine.metadata_files.write_snapshot(initial)
-            if engine.format.logs_initial_snapshot:
-                await engine.metadata_files.write_transaction_log(initial.id, TransactionLog())
+            await context.metadata_files.write_snapshot(initial)
+            if context.format.logs_initial_snapshot:
+                await context.metadata_files.write_transaction_log(initial.id, TransactionLog())
             if not await claim.holds():
                 continue
             try:
-                await engine.ledger.create(initial, document)
+                await context.ledger.create(initial, document)
             except AlreadyExistsError as error:
                 raise _taken(storage) from error
-            return engine
+            return context
         finally:
             await claim.release()
 
@@ -332,9 +335,9 @@ def _taken(storage: Storage) -> AlreadyExistsError:
     )
 
 
-async def open_engine(
+async def open_context(
     storage: Storage, config: RepositoryConfig | None, authorized: Mapping[str, Any]
-) -> RepositoryParts:
+) -> RepositoryContext:
     """Open the repository in a storage; RepositoryNotFoundError when there is none."""
     detected = await detect(storage)
     if detected is None:
@@ -348,10 +351,10 @@ async def open_engine(
         _bound_stored(stored, storage.url)
     _warn_of_unused(config)
     effective = (stored or RepositoryConfig.default()).merge(config) if config is not None else stored
-    engine = build_engine(storage, version, effective or RepositoryConfig.default(), authorized)
+    context = build_context(storage, version, effective or RepositoryConfig.default(), authorized)
     if detected.identified_by is not None:
-        engine.ledger.remember(detected.identified_by)
-    return engine
+        context.ledger.remember(detected.identified_by)
+    return context
 
 
 def _warn_of_unused(config: RepositoryConfig | None) -> None:
@@ -360,20 +363,20 @@ def _warn_of_unused(config: RepositoryConfig | None) -> None:
         _log.warning("%s", remark)
 
 
-async def create_or_open_engine(
+async def create_or_open_context(
     storage: Storage,
     version: SpecVersion,
     config: RepositoryConfig | None,
     authorized: Mapping[str, Any],
     *,
     check_clean_root: bool,
-) -> RepositoryParts:
+) -> RepositoryContext:
     """Create a repository, or open the one that another process created in the meantime."""
     try:
-        return await create_engine(storage, version, config, authorized, check_clean_root=check_clean_root)
+        return await create_context(storage, version, config, authorized, check_clean_root=check_clean_root)
     except AlreadyExistsError as taken:
         try:
-            return await open_engine(storage, config, authorized)
+            return await open_context(storage, config, authorized)
         except RepositoryNotFoundError:
             raise taken from None  # by something that is no repository
 
@@ -481,23 +484,23 @@ async def fetch_stored_config(storage: Storage) -> RepositoryConfig | None:
     return None if detected is None else await _fetch_config(storage, detected)
 
 
-async def save_config(engine: RepositoryParts) -> None:
+async def save_config(context: RepositoryContext) -> None:
     """Keep the configuration in force in the repository."""
-    await engine.check_writable()
-    stored = await engine.ledger.fetch_config()
-    await engine.ledger.save_config(encode_config(engine.config), stored.version_token)
+    await context.check_writable()
+    stored = await context.ledger.fetch_config()
+    await context.ledger.save_config(encode_config(context.config), stored.version_token)
 
 
-async def extend_config(engine: RepositoryParts, config: RepositoryConfig) -> None:
+async def extend_config(context: RepositoryContext, config: RepositoryConfig) -> None:
     """Lay settings over the stored configuration, of which others may change something else at the same time."""
-    await engine.check_writable()
+    await context.check_writable()
     for attempt in range(_CONFIG_TRIES):
-        stored = await engine.ledger.fetch_config()
-        now = engine.config
+        stored = await context.ledger.fetch_config()
+        now = context.config
         if stored.document is not None:
-            now = decode_config(_without_costly_conditions(stored.document, engine.storage.url))
+            now = decode_config(_without_costly_conditions(stored.document, context.storage.url))
         try:
-            return await engine.ledger.save_config(encode_config(now.merge(config)), stored.version_token)
+            return await context.ledger.save_config(encode_config(now.merge(config)), stored.version_token)
         except ConflictError:
             if attempt == _CONFIG_TRIES - 1:
                 raise
@@ -505,44 +508,44 @@ async def extend_config(engine: RepositoryParts, config: RepositoryConfig) -> No
 
 
 def reconfigure(
-    engine: RepositoryParts, config: RepositoryConfig | None, authorized: Mapping[str, Any] | None
-) -> RepositoryParts:
+    context: RepositoryContext, config: RepositoryConfig | None, authorized: Mapping[str, Any] | None
+) -> RepositoryContext:
     """The same repository with another configuration laid over, or other authorisations."""
-    merged = engine.config.merge(config) if config is not None else engine.config
-    allowed = engine.authorized if authorized is None else authorized
-    return build_engine(engine.storage, engine.format.spec_version, merged, allowed)
+    merged = context.config.merge(config) if config is not None else context.config
+    allowed = context.authorized if authorized is None else authorized
+    return build_context(context.storage, context.format.spec_version, merged, allowed)
 
 
-async def check_writable(engine: RepositoryParts) -> None:
+async def check_writable(context: RepositoryContext) -> None:
     """Fail early if the repository is read-only."""
-    await engine.ledger.check_writable()
+    await context.ledger.check_writable()
 
 
-def expect_tip(engine: RepositoryParts, branch: str) -> None:
+def expect_tip(context: RepositoryContext, branch: str) -> None:
     """Begin to fetch the snapshot where a branch stood when it was last seen.
 
     Usually the branch is still there. Then the ref and the snapshot are fetched at the same time.
     """
-    guess = engine.ledger.recall_tip(branch)
-    if guess is not None and not engine.metadata_files.has_snapshot(guess):
-        fetching = asyncio.run_coroutine_threadsafe(engine.metadata_files.fetch_snapshot(guess), blocking_loop())
+    guess = context.ledger.recall_tip(branch)
+    if guess is not None and not context.metadata_files.has_snapshot(guess):
+        fetching = asyncio.run_coroutine_threadsafe(context.metadata_files.fetch_snapshot(guess), blocking_loop())
         # A missing snapshot is no error: the branch has moved.
         fetching.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
-def preload(engine: RepositoryParts, base: Snapshot) -> None:
+def preload(context: RepositoryContext, base: Snapshot) -> None:
     """Fetch the manifests that the configuration names, in the background; the session does not wait."""
-    asyncio.run_coroutine_threadsafe(_preload(engine, base), blocking_loop())
+    asyncio.run_coroutine_threadsafe(_preload(context, base), blocking_loop())
 
 
-async def _preload(engine: RepositoryParts, base: Snapshot) -> None:
+async def _preload(context: RepositoryContext, base: Snapshot) -> None:
     if len(base.nodes) <= _FEW_NODES:
-        chosen = manifests_to_preload(base, engine.config.manifest)
+        chosen = manifests_to_preload(base, context.config.manifest)
     else:
-        chosen = await asyncio.to_thread(manifests_to_preload, base, engine.config.manifest)
+        chosen = await asyncio.to_thread(manifests_to_preload, base, context.config.manifest)
     for manifest_id in chosen:
         try:
-            await engine.metadata_files.fetch_manifest(manifest_id)
+            await context.metadata_files.fetch_manifest(manifest_id)
         except IcefloeError as error:
             # A read of this manifest raises the same error where it can be handled.
             _log.debug("preloading manifest %s failed: %s", manifest_id, error)

@@ -96,7 +96,7 @@ def virtual_ref(
 
 
 def _checked_location(state: SessionState, location: str) -> str:
-    checked: str = state.engine.containers.check_locations([location])[0]
+    checked: str = state.context.containers.check_locations([location])[0]
     return checked
 
 
@@ -110,9 +110,9 @@ def _check_range(offset: int, length: int) -> None:
 def _split_checksum(state: SessionState, checksum: Checksum) -> tuple[str | None, int | None]:
     if checksum is None:
         return None, None
-    if not state.engine.format.capabilities.checksums:
+    if not state.context.format.capabilities.checksums:
         raise UnsupportedError(
-            f"generation {state.engine.format.spec_version.value!r} has no place for checksums of virtual chunks"
+            f"generation {state.context.format.spec_version.value!r} has no place for checksums of virtual chunks"
         )
     if isinstance(checksum, str):
         return check_unicode(checksum, "the checksum"), None
@@ -215,7 +215,7 @@ def _virtual_table(
     if len(present) and not lengths[present].all():
         raise InvalidInputError("a virtual chunk has length 0; leave its location empty to leave the chunk alone")
     if validate_containers and len(present):
-        texts = state.engine.containers.check_locations(texts)
+        texts = state.context.containers.check_locations(texts)
     etag, modified = _split_checksum(state, checksum)
     return ChunkTable(
         coords=coords[present],
@@ -233,7 +233,7 @@ def _virtual_table(
 def set_table(state: SessionState, array_path: str, table: ChunkTable, *, validate_containers: bool = True) -> None:
     """Set references of any kind from a table of columns, in any order; the last of equal coordinates wins."""
     if validate_containers and table.location is not None and len(table.locations):
-        state.engine.containers.check_locations(table.locations)
+        state.context.containers.check_locations(table.locations)
     state.set_table(_array(state, array_path), normalise(table))
 
 

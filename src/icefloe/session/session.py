@@ -18,7 +18,7 @@ from icefloe.session import commit as committing
 from icefloe.session.change_set import diff_of_changes
 from icefloe.session.fork import Fork, WrittenParts, link_parts, merge_fork, write_parts
 from icefloe.session.keyspace import KeySpace
-from icefloe.session.open_repository import RepositoryParts, register_writer
+from icefloe.session.open_repository import RepositoryContext, register_writer
 from icefloe.session.rebase import ConflictSolver, VersionSelection
 from icefloe.session.session_chunks import ChunkMethods, ChunkType
 from icefloe.session.session_state import SessionState
@@ -52,8 +52,9 @@ class Session(ChunkMethods, Described):
 
     Parameters
     ----------
-    engine
-        The parts of the repository. Use the methods of `Repository` instead of the constructor.
+    context
+        The storage, ledger, format and caches of the repository. Use the methods of
+        `Repository` instead of the constructor.
     base
         The snapshot that the session is based on.
     mode
@@ -78,7 +79,7 @@ class Session(ChunkMethods, Described):
 
     def __init__(
         self,
-        engine: RepositoryParts,
+        context: RepositoryContext,
         base: Snapshot,
         *,
         mode: SessionMode = SessionMode.READONLY,
@@ -86,7 +87,7 @@ class Session(ChunkMethods, Described):
         tip: Tip | None = None,
         default_metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        self._state = SessionState(engine, base, tip=tip)
+        self._state = SessionState(context, base, tip=tip)
         self._mode = mode
         self._branch = branch
         self._default_metadata = dict(default_metadata or {})
@@ -123,7 +124,7 @@ class Session(ChunkMethods, Described):
     @property
     def config(self) -> RepositoryConfig:
         """The configuration of the repository."""
-        return self._state.engine.config
+        return self._state.context.config
 
     @property
     def store(self) -> IcechunkStore:
@@ -147,7 +148,7 @@ class Session(ChunkMethods, Described):
         if self is other:
             return True
         both_read = self.read_only and other.read_only
-        same_place = self._state.engine.storage == other._state.engine.storage
+        same_place = self._state.context.storage == other._state.context.storage
         return both_read and same_place and self.snapshot_id == other.snapshot_id
 
     __hash__ = object.__hash__
@@ -166,7 +167,7 @@ class Session(ChunkMethods, Described):
             ("message", first_line(base.message)),
             ("written", format_time(base.written_at)),
             ("content", content),
-            ("repository", Styled(self._state.engine.storage.url, "code")),
+            ("repository", Styled(self._state.context.storage.url, "code")),
         ]
         if not self.read_only:
             facts.append(("changes", Styled("uncommitted", "changed") if self.has_uncommitted_changes else "none"))
@@ -178,12 +179,12 @@ class Session(ChunkMethods, Described):
                 "a writable session does not pickle: give each worker `session.fork()`, and `session.merge(...)` what "
                 "comes back; to read in workers, use repo.readonly_session(...)"
             )
-        return {"engine": self._state.engine, "snapshot_id": self.snapshot_id}
+        return {"context": self._state.context, "snapshot_id": self.snapshot_id}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        engine: RepositoryParts = state["engine"]
-        base = run_blocking(engine.metadata_files.fetch_snapshot(state["snapshot_id"]))
-        self.__init__(engine, base)  # type: ignore[misc]
+        context: RepositoryContext = state["context"]
+        base = run_blocking(context.metadata_files.fetch_snapshot(state["snapshot_id"]))
+        self.__init__(context, base)  # type: ignore[misc]
 
     # -- changes --------------------------------------------------------------------------------------------------
 
@@ -645,11 +646,11 @@ class ForkSession(Session):
     """
 
     def __init__(self, fork: Fork, default_metadata: Mapping[str, Any] | None = None) -> None:
-        super().__init__(fork.engine, fork.base, mode=SessionMode.WRITABLE, default_metadata=default_metadata)
+        super().__init__(fork.context, fork.base, mode=SessionMode.WRITABLE, default_metadata=default_metadata)
         self._state.begin(fork.changes, fork.inherited)
         self._since = fork.since
         self._merged_at: int | None = None
-        register_writer(self, fork.engine.storage, fork.since)
+        register_writer(self, fork.context.storage, fork.since)
 
     @property
     def is_running(self) -> bool:
@@ -685,7 +686,7 @@ class ForkSession(Session):
         True
         """
         view = await self._state.stored_view()
-        return Fork(view.engine, view.base, view.inherited, view.changes, self._since)
+        return Fork(view.context, view.base, view.inherited, view.changes, self._since)
 
     async def write_parts_async(self, label: str = "") -> WrittenParts:
         """Store all chunks and references of this fork.

@@ -41,7 +41,7 @@ from icefloe.model.zarr_document import (
 )
 from icefloe.session.change_set import ChangeSet, ChunkWriter
 from icefloe.session.lookup import ChunkLookup, LocatedChunks, gather_located
-from icefloe.session.open_repository import RepositoryParts
+from icefloe.session.open_repository import RepositoryContext
 from icefloe.storage.contract import Buffer
 
 _SMALL, _LARGE = 2**16 - 1, 2**32 - 1
@@ -270,11 +270,11 @@ class SessionView:
     through, not committed from here.
     """
 
-    def __init__(self, engine: RepositoryParts, tree: Tree, inherited: ChangeSet, reader: ChunkReader) -> None:
-        self.engine = engine
+    def __init__(self, context: RepositoryContext, tree: Tree, inherited: ChangeSet, reader: ChunkReader) -> None:
+        self.context = context
         self.tree = tree
         self.inherited = inherited
-        self.lookup = ChunkLookup(engine.metadata_files)
+        self.lookup = ChunkLookup(context.metadata_files)
         self.reader = reader
         self._part_views: dict[NodeId, tuple[tuple[PartRef, ...], tuple[PartView, ...]]] = {}
 
@@ -294,7 +294,7 @@ class SessionView:
         if node.attributes is None:
             check_json(node.document, path)  # the caller parses it next
             return node.document
-        attributes = await self.engine.metadata_files.fetch_attributes(node.attributes.object_id, node.attributes.row)
+        attributes = await self.context.metadata_files.fetch_attributes(node.attributes.object_id, node.attributes.row)
         return join_attributes(node.document, attributes)
 
     async def chunk_table(self, node: ArrayNode, box: Extents | None = None) -> ChunkTable:
@@ -419,16 +419,16 @@ class SessionState(SessionView):
 
     def __init__(
         self,
-        engine: RepositoryParts,
+        context: RepositoryContext,
         base: Snapshot,
         changes: ChangeSet | None = None,
         tip: Tip | None = None,
         inherited: ChangeSet | None = None,
     ) -> None:
         self.lock = fork_safe_lock()
-        self.writer = ChunkWriter(engine.storage, engine.format, engine.config, self.lock)
-        reader = engine.reader.for_session(self.writer.unstored)
-        super().__init__(engine, Tree(base, changes or ChangeSet(), self.lock), inherited or ChangeSet(), reader)
+        self.writer = ChunkWriter(context.storage, context.format, context.config, self.lock)
+        reader = context.reader.for_session(self.writer.unstored)
+        super().__init__(context, Tree(base, changes or ChangeSet(), self.lock), inherited or ChangeSet(), reader)
         self.tip = tip
         """The tip of the target branch when the base was read from it."""
         self.first_tip = tip
@@ -447,7 +447,7 @@ class SessionState(SessionView):
             if only is not None and only in self.changes.edits:
                 # Who asks about one array asks again: bring its edits together once.
                 self.changes.edits[only].to_table()
-            return SessionView(self.engine, Tree(self.base, self.changes.copy(only)), self.inherited, self.reader)
+            return SessionView(self.context, Tree(self.base, self.changes.copy(only)), self.inherited, self.reader)
 
     def check_open(self) -> None:
         """Refuse a change where the session takes none; the lock is held by the caller."""
@@ -572,29 +572,29 @@ class SessionState(SessionView):
     def _check_grid(self, parsed: dict[str, object], key: str, counts: tuple[int, ...], existing: Node | None) -> None:
         grid = parsed["chunk_grid"]
         assert isinstance(grid, dict)
-        most = self.engine.format.capabilities.max_chunks_per_dimension
+        most = self.context.format.capabilities.max_chunks_per_dimension
         if max(counts, default=0) > most and not (isinstance(existing, ArrayNode) and existing.grid == counts):
             raise InvalidInputError(
                 f"{key} asks for {max(counts)} chunks in one dimension; the most is {most}. Choose larger chunks"
             )
-        if not self.engine.format.capabilities.any_chunk_grid and grid["name"] != "regular":
+        if not self.context.format.capabilities.any_chunk_grid and grid["name"] != "regular":
             raise InvalidInputError(
                 f"{key} has a {grid['name']!r} chunk grid; repositories of generation "
-                f"{self.engine.format.spec_version.value!r} hold regular grids only"
+                f"{self.context.format.spec_version.value!r} hold regular grids only"
             )
 
     def _check_key_encoding(self, document: bytes, key: str, existing: Node | None) -> None:
-        if self.engine.format.capabilities.any_key_encoding or key_encoding(document).is_default:
+        if self.context.format.capabilities.any_key_encoding or key_encoding(document).is_default:
             return
         if not isinstance(existing, ArrayNode) or key_encoding(existing.document) != key_encoding(document):
             raise InvalidInputError(
                 f"{key} has a chunk key encoding that the official package cannot read in repositories of generation "
-                f"{self.engine.format.spec_version.value!r}; use the default one: "
+                f"{self.context.format.spec_version.value!r}; use the default one: "
                 '{"name": "default", "separator": "/"}'
             )
 
     def _new_node_id(self) -> NodeId:
-        if not self.engine.format.capabilities.node_id_is_counter:
+        if not self.context.format.capabilities.node_id_is_counter:
             return new_node_id()
         return self.node_numbers.draw(self.base, self.changes)
 

@@ -135,7 +135,7 @@ class RelocateWork:
 async def _relocate(work: SessionState, written: WrittenParts, offsets: ChunkOffsets) -> None:
     for part in written.parts:
         path = written.paths[part.node_id]
-        manifest = await work.engine.metadata_files.fetch_manifest(part.manifest_id)
+        manifest = await work.context.metadata_files.fetch_manifest(part.manifest_id)
         shifted = shift_table(manifest.tables[part.node_id], offsets[path.lstrip("/")])
         work.set_table(work.tree.array(path), shifted)
 

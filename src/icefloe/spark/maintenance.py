@@ -60,7 +60,7 @@ from icefloe.maintenance.marking import ManifestFacts, fetch_manifest_facts, liv
 from icefloe.model.chunk_table import number_array
 from icefloe.repository import Repository
 from icefloe.session.commit import Announcement
-from icefloe.session.open_repository import RepositoryParts
+from icefloe.session.open_repository import RepositoryContext
 from icefloe.spark.arguments import Target, existing_repository
 from icefloe.spark.progress import JobMeter
 from icefloe.spark.tasks import TASKS_PER_CORE, SparkJob, collect, parallelism, run_tasks, watched
@@ -203,9 +203,9 @@ def collect_garbage(
     >>> import datetime
     >>> collect_garbage(spark, repo, datetime.timedelta(days=7), dry_run=True)  # doctest: +SKIP
     """
-    engine = existing_repository(repo).engine
-    run_blocking(engine.check_writable())
-    uncached = open_uncached(engine)
+    context = existing_repository(repo).context
+    run_blocking(context.check_writable())
+    uncached = open_uncached(context)
     if uncached.storage.read_only and not dry_run:
         raise ReadOnlyError(f"{uncached.storage.url} takes no writes; garbage cannot be collected")
     request = CollectionRequest(delete_object_older_than, created_after)
@@ -215,15 +215,15 @@ def collect_garbage(
     ages = AgeLimits(microseconds(cutoff), None if created_after is None else microseconds(created_after))
     with watched(spark, JobMeter("collecting garbage", 0)):
         if inventory is None:
-            listed, listings = _list_on_spark(spark, engine), run_blocking(_list_others(uncached))
+            listed, listings = _list_on_spark(spark, context), run_blocking(_list_others(uncached))
         else:
-            listed = chunk_rows(spark, uncached, inventory, inventory_prefix).mapInArrow(_ids_of(engine), _LISTED)
+            listed = chunk_rows(spark, uncached, inventory, inventory_prefix).mapInArrow(_ids_of(context), _LISTED)
             listings = other_listings(spark, uncached, inventory, inventory_prefix)
         # Kept on disk before refs are read: what a commit names that lands in between is then seen as named.
         old = _old_enough(listed, ages).persist(StorageLevel.DISK_ONLY)
         try:
             count = int(collect(old.agg(sql.count("key")), "listing chunk objects").columns[0][0].as_py())
-            return _judge(_Work(spark, engine, uncached, listings, old, count, ages, cutoff), dry_run=dry_run)
+            return _judge(_Work(spark, context, uncached, listings, old, count, ages, cutoff), dry_run=dry_run)
         finally:
             old.unpersist()
 
@@ -233,7 +233,7 @@ class _Work:
     """The listed objects, and the limits that apply to them."""
 
     spark: SparkSession
-    engine: RepositoryParts
+    context: RepositoryContext
     uncached: UncachedRepository
     listings: dict[str, Listed]
     old: DataFrame
@@ -249,7 +249,7 @@ def _judge(work: _Work, *, dry_run: bool) -> GCSummary:
     young = frozenset(files.take(files.modified >= work.ages.before).texts())
     marked = run_blocking(mark_snapshots(uncached, young, frozenset(files.texts())))
     plan = plan_collection(work.listings, marked, work.ages, work.cutoff, side_objects)
-    live = _live_on_spark(work.spark, work.engine, sorted(marked.manifests), marked.unreferenced)
+    live = _live_on_spark(work.spark, work.context, sorted(marked.manifests), marked.unreferenced)
     parts = 2 * parallelism(work.spark) + work.count // _ROWS_PER_PART
     # Both sides are cut the same way. A plan that sends all live keys to every task would pass them through the driver.
     named = live.repartition(parts, "key").hint("merge")
@@ -262,7 +262,7 @@ def _judge(work: _Work, *, dry_run: bool) -> GCSummary:
         if not dry_run:
             marking = Marking(plan, marked, work.listings)
             if quotes_what_is_gone(marking):
-                run_blocking(correct_quotes(work.engine, uncached))
+                run_blocking(correct_quotes(work.context, uncached))
             if chunks or not plan.is_empty():
                 _delete_garbage(work, marking, garbage)
     finally:
@@ -277,12 +277,12 @@ def _delete_garbage(work: _Work, marking: Marking, garbage: DataFrame) -> None:
     run_blocking(announcement.begin())
     finished = False
     try:
-        _, marked = run_blocking(delete_garbage(work.engine, work.uncached, marking, announcement))
+        _, marked = run_blocking(delete_garbage(work.context, work.uncached, marking, announcement))
         if len(marked.chunks):
             # Of the manifests that were known before only names are: these are the chunks of commits since.
             garbage = garbage.where(~sql.col("key").isin(marked.chunks.view(np.int64).tolist()))
         announcement.check()
-        collect(garbage.select("id").mapInArrow(_delete(work.engine), "deleted long"), "deleting chunk objects")
+        collect(garbage.select("id").mapInArrow(_delete(work.context), "deleted long"), "deleting chunk objects")
         finished = True
     finally:
         run_blocking(announcement.end(finished=finished))
@@ -305,9 +305,9 @@ async def _list_others(uncached: UncachedRepository) -> dict[str, Listed]:
     return dict(zip(KINDS, await asyncio.gather(*map(one, KINDS)), strict=True))
 
 
-def _list_on_spark(spark: SparkSession, engine: RepositoryParts) -> DataFrame:
+def _list_on_spark(spark: SparkSession, context: RepositoryContext) -> DataFrame:
     """List chunk objects with several tasks, one per first character."""
-    folder = engine.format.chunks_folder
+    folder = context.format.chunks_folder
     first = ALPHABET[:: len(ALPHABET) // _LISTING_SHARDS]
     bounds = [(f"{folder}{low}" if number else "", first[number + 1 : number + 2]) for number, low in enumerate(first)]
 
@@ -315,13 +315,13 @@ def _list_on_spark(spark: SparkSession, engine: RepositoryParts) -> DataFrame:
         for batch in batches:
             for task in batch.column(0).to_pylist():
                 after, until = bounds[task]
-                yield from _list_shard(engine, after, f"{folder}{until}" if until else None)
+                yield from _list_shard(context, after, f"{folder}{until}" if until else None)
 
     return spark.range(0, len(bounds), 1, len(bounds)).mapInArrow(work, _LISTED)
 
 
-def _list_shard(engine: RepositoryParts, after: str, end: str | None) -> Batches:
-    uncached = open_uncached(engine)
+def _list_shard(context: RepositoryContext, after: str, end: str | None) -> Batches:
+    uncached = open_uncached(context)
     folder, width = uncached.format.chunks_folder, uncached.format.capabilities.object_id_bytes
     pages = uncached.storage.list(folder, after=after or None)
 
@@ -352,9 +352,9 @@ def _signed(keys: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> pa.Array:
     return number_array(keys.view(np.int64))
 
 
-def _ids_of(engine: RepositoryParts) -> Callable[[Batches], Batches]:
+def _ids_of(context: RepositoryContext) -> Callable[[Batches], Batches]:
     """Convert rows of an inventory to rows of objects."""
-    folder, width = engine.format.chunks_folder, engine.capabilities.object_id_bytes
+    folder, width = context.format.chunks_folder, context.capabilities.object_id_bytes
 
     def work(batches: Batches) -> Batches:
         for batch in batches:
@@ -364,7 +364,7 @@ def _ids_of(engine: RepositoryParts) -> Callable[[Batches], Batches]:
 
 
 def _live_on_spark(
-    spark: SparkSession, engine: RepositoryParts, manifests: Sequence[ObjectId], unreferenced: frozenset[ObjectId]
+    spark: SparkSession, context: RepositoryContext, manifests: Sequence[ObjectId], unreferenced: frozenset[ObjectId]
 ) -> DataFrame:
     """Return the keys of chunk objects in manifests. Manifests that no ref reaches can be missing."""
     size = max(1, min(_MANIFESTS_PER_TASK, -(-len(manifests) // max(1, 2 * parallelism(spark)))))
@@ -373,13 +373,13 @@ def _live_on_spark(
     def work(batches: Batches) -> Batches:
         for batch in batches:
             for task in batch.column(0).to_pylist():
-                yield from _live_keys(engine, shares[task], unreferenced)
+                yield from _live_keys(context, shares[task], unreferenced)
 
     return spark.range(0, len(shares), 1, len(shares)).mapInArrow(work, _LIVE)
 
 
-def _live_keys(engine: RepositoryParts, manifests: Sequence[ObjectId], unreferenced: frozenset[ObjectId]) -> Batches:
-    uncached = open_uncached(engine)
+def _live_keys(context: RepositoryContext, manifests: Sequence[ObjectId], unreferenced: frozenset[ObjectId]) -> Batches:
+    uncached = open_uncached(context)
 
     async def fetch(manifest_id: ObjectId) -> ManifestFacts:
         return await fetch_manifest_facts(uncached, manifest_id, may_be_gone=manifest_id in unreferenced)
@@ -391,10 +391,10 @@ def _live_keys(engine: RepositoryParts, manifests: Sequence[ObjectId], unreferen
         yield pa.RecordBatch.from_arrays([_signed(keys)], names=["key"])
 
 
-def _delete(engine: RepositoryParts) -> Callable[[Batches], Batches]:
+def _delete(context: RepositoryContext) -> Callable[[Batches], Batches]:
     def work(batches: Batches) -> Batches:
-        uncached = open_uncached(engine)
-        key, width = key_builder(uncached, "chunks"), engine.capabilities.object_id_bytes
+        uncached = open_uncached(context)
+        key, width = key_builder(uncached, "chunks"), context.capabilities.object_id_bytes
         deleted = 0
         for batch in batches:
             packed = b"".join(batch.column(0).to_pylist())
@@ -545,14 +545,14 @@ def compact(
     --------
     >>> compact(spark, "s3://bucket/weather", dry_run=True)  # doctest: +SKIP
     """
-    engine = existing_repository(repo).engine
-    plan = run_blocking(plan_compaction(engine, request or CompactRequest()))
+    context = existing_repository(repo).context
+    plan = run_blocking(plan_compaction(context, request or CompactRequest()))
     if dry_run:
         return plan
-    payloads = [(engine, replace(plan, arrays=(array,))) for array in plan.arrays]
+    payloads = [(context, replace(plan, arrays=(array,))) for array in plan.arrays]
     return run_tasks(spark, SparkJob(_compact, "compact chunks", bytes=plan.size_bytes), payloads)
 
 
-def _compact(payload: tuple[RepositoryParts, CompactionPlan]) -> CompactSummary:
-    engine, plan = payload
-    return run_blocking(carry_out(engine, plan))
+def _compact(payload: tuple[RepositoryContext, CompactionPlan]) -> CompactSummary:
+    context, plan = payload
+    return run_blocking(carry_out(context, plan))

@@ -156,9 +156,9 @@ def _info_row(info: SnapshotInfo) -> list[Any]:
 
 
 def _snapshots(repository: Repository, session: Session) -> Iterator[list[Any]]:
-    refs = run_blocking(fetch_refs(repository.engine))
+    refs = run_blocking(fetch_refs(repository.context))
     starts = list(dict.fromkeys([*(ref.snapshot_id for ref in refs), session.snapshot_id]))
-    yield from (_info_row(info) for info in run_blocking(newest_commits(repository.engine, starts, None)))
+    yield from (_info_row(info) for info in run_blocking(newest_commits(repository.context, starts, None)))
 
 
 def _history(repository: Repository, session: Session) -> Iterator[list[Any]]:
@@ -261,7 +261,7 @@ def _objects(session: Session, table: ChunkTable) -> pa.Array:
     # Many chunks share an object: its key is spelled once.
     native = table.kind == ChunkKind.NATIVE
     unique, codes = np.unique(table.object_id, axis=0, return_inverse=True)
-    chunk_key = session.state.engine.format.chunk_key
+    chunk_key = session.state.context.format.chunk_key
     keys = pa.array([chunk_key(each.tobytes()) for each in unique], type=pa.string())
     return keys.take(pa.array(codes.reshape(-1), mask=~native))
 

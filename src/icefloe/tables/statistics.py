@@ -113,7 +113,7 @@ def load_ranges(session: Session, variable: Variable) -> ValueRanges | None:
     if not has_ranges(variable.coding):
         return None
     node = session.state.tree.array(variable.path)
-    kept = fetch_rows(session.state.engine.storage, node)
+    kept = fetch_rows(session.state.context.storage, node)
     if kept is None:
         return None
     table = run_blocking(session.state.chunk_table(node))
@@ -126,7 +126,7 @@ def missing_chunks(session: Session, variable: Variable) -> npt.NDArray[np.int64
     table = run_blocking(session.state.chunk_table(node))
     numbers = _numbers(node, table)
     _, sure = fingerprints(table)
-    kept = fetch_rows(session.state.engine.storage, node)
+    kept = fetch_rows(session.state.context.storage, node)
     if kept is None:
         return numbers[sure]
     known = _join(session, node, variable, table, kept).known.reshape(-1)
@@ -267,7 +267,7 @@ def keep_rows(session: Session, variable: Variable, measured: pa.Table) -> int:
     flat = pa.FixedSizeBinaryArray.from_buffers(pa.binary(WIDTH), len(prints), [None, pa.py_buffer(prints.tobytes())])
     rows = measured.filter(pa.array(here)).append_column("reference", flat).select(SCHEMA.names)
     if len(rows):
-        run_blocking(_keep(session.state.engine.storage, _folder(node), rows))
+        run_blocking(_keep(session.state.context.storage, _folder(node), rows))
     return len(rows)
 
 

@@ -391,9 +391,9 @@ class Process:
         """A fork as it arrives in a worker: another engine, and copies of everything."""
         repo = await Repository.open_async(self._storage, config=CONFIGS[self.plan.config])
         state = await fork.stored_state()
-        base = await repo.engine.metadata_files.fetch_snapshot(state.base.id)
+        base = await repo.context.metadata_files.fetch_snapshot(state.base.id)
         inherited, changes = pickle.loads(pickle.dumps((state.inherited, state.changes)))
-        return ForkSession(Fork(repo.engine, base, inherited, changes))
+        return ForkSession(Fork(repo.context, base, inherited, changes))
 
     async def _merge_fork(self, held: _Slot, fork: ForkSession, model: SessionModel, how: str, actor: str) -> None:
         before = held.model.view()

@@ -249,8 +249,8 @@ class Oracle:
         self.contents |= start.contents
         self.parents |= start.parents
         self.tags = {name: await repo.lookup_tag_async(name) for name in await repo.list_tags_async()}
-        self.generation = repo.engine.format.spec_version.value
-        self._has_logs = repo.engine.capabilities.transaction_logs
+        self.generation = repo.context.format.spec_version.value
+        self._has_logs = repo.context.capabilities.transaction_logs
         self._repo = repo
 
     async def _check_same(self, actor: str) -> None:
@@ -272,7 +272,7 @@ class Oracle:
         if self.upgrading == actor:
             await self._check_same(actor)
             return
-        ledger = self._repo.engine.ledger
+        ledger = self._repo.context.ledger
         found = {}
         for branch in await ledger.list_branches():
             found[branch] = (await ledger.fetch_tip(branch)).snapshot_id
@@ -325,7 +325,7 @@ class Oracle:
         try:
             session = await repo.readonly_session_async(snapshot_id=snapshot_id)
             self.contents[snapshot_id] = await read_content(session)
-            info = await repo.engine.ledger.fetch_info(snapshot_id)
+            info = await repo.context.ledger.fetch_info(snapshot_id)
             self.parents[snapshot_id] = info.parent_id
             if isinstance(merged := info.metadata.get(MERGED), str):
                 self.merged[snapshot_id] = merged
