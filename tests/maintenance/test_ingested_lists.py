@@ -13,8 +13,8 @@ from tests.maintenance.histories import GENERATIONS, now
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.ingest.record import METADATA_KEY, MOST_TEXTS, ingested_sources, keep_record
-from icefloe.maintenance.inventory import INGESTED_FOLDER, list_side_objects
-from icefloe.model.snapshot import INGESTED_KEY
+from icefloe.maintenance.inventory import list_side_objects
+from icefloe.model.snapshot import INGESTED_FOLDER, INGESTED_KEY
 from icefloe.session import commit
 
 WIDTH = 8

@@ -15,7 +15,7 @@ import resource, sys
 import numpy as np
 from icefloe.manifests.plan import build_manifests
 from icefloe.manifests.columns import table_from_columns
-from icefloe.manifests.edits import EditBuffer
+from icefloe.session.change_set import EditBuffer
 from icefloe.manifests.cells import ArrayEdits
 from icefloe.manifests.plan import plan_manifests
 from icefloe.model.chunk_table import ChunkKind

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from icefloe.manifests.cells import ArrayEdits, PartRef, box_array, cell_shape, overlapping_pairs
 from icefloe.manifests.columns import table_from_columns
-from icefloe.manifests.edits import EditBuffer
 from icefloe.manifests.plan import (
     ManifestPlan,
     Package,
@@ -32,6 +31,7 @@ from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords, t
 from icefloe.model.manifest_conditions import ManifestSplitCondition, ManifestSplitDimCondition
 from icefloe.model.manifest_config import ManifestConfig, ManifestRule, ManifestSet, ManifestSplittingConfig
 from icefloe.model.snapshot import ArrayNode, Extents, Manifest, ManifestFileInfo, ManifestRef
+from icefloe.session.change_set import EditBuffer
 
 Model = dict[Coords, ChunkRef]
 

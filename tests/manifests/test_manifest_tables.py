@@ -27,8 +27,8 @@ from icefloe.manifests.columns import (
     table_from_columns,
     take,
 )
-from icefloe.manifests.edits import EditBuffer
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords, table_from_rows
+from icefloe.session.change_set import EditBuffer
 
 Model = dict[Coords, ChunkRef]
 DELETED = ChunkRef(ChunkKind.DELETED, 0, 0)
@@ -176,7 +176,7 @@ steps = st.lists(
 @settings(max_examples=150)
 @given(steps)
 def test_any_edit_sequence_equals_a_dict(sequence: list[Step]) -> None:
-    import icefloe.manifests.edits as module
+    import icefloe.session.change_set as module
 
     folding, module.FOLD_AT = module.FOLD_AT, 3
     try:

@@ -17,7 +17,6 @@ from icefloe.formats.contract import get_format
 from icefloe.formats.repository import transaction_log as chunk_lists
 from icefloe.ids import NodeId
 from icefloe.manifests.cells import ArrayEdits, BulkEdits
-from icefloe.manifests.edits import EditBuffer, gather_edits
 from icefloe.manifests.plan import BuiltManifest, build_manifests, link_manifests, plan_manifests
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.chunk_table import (
@@ -33,6 +32,7 @@ from icefloe.model.chunk_table import (
 )
 from icefloe.model.manifest_config import ManifestConfig
 from icefloe.model.snapshot import ArrayNode, Manifest, ManifestRef, TransactionLog, WrittenChunks
+from icefloe.session.change_set import EditBuffer, gather_edits
 
 Model = dict[Coords, ChunkRef]
 Models = dict[NodeId, tuple[int, Model]]

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 import icefloe
 from icefloe import ConflictDetector, RepositoryConfig, SpecVersion
 from icefloe.blocking import iterate_blocking
-from icefloe.manifests import edits as edits_module
-from icefloe.manifests.edits import EditBuffer
 from icefloe.model.chunk_table import ChunkKind, ChunkRef
+from icefloe.session import change_set as edits_module
+from icefloe.session.change_set import EditBuffer
 from icefloe.storage.contract import Storage
 from icefloe.storage.wrappers import Operation, WrappedStorage
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from icefloe.chunks.reader import ChunkLookup
 from icefloe.conversion.survey import LossKind, Survey, expands_locations, same_words
 from icefloe.conversion.translate import (
     ROOT_MARKS,
@@ -28,14 +29,20 @@ from icefloe.conversion.translate import (
 from icefloe.errors import FormatError, ObjectNotFoundError, VirtualChunkError
 from icefloe.formats.contract import Format
 from icefloe.ids import NodeId, ObjectId, encode_base32
-from icefloe.maintenance.inventory import named_objects
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
-from icefloe.model.snapshot import ArrayNode, ManifestFileInfo, Node, Snapshot, SnapshotInfo, TransactionLog
+from icefloe.model.snapshot import (
+    ArrayNode,
+    ManifestFileInfo,
+    Node,
+    Snapshot,
+    SnapshotInfo,
+    TransactionLog,
+    named_objects,
+)
 from icefloe.model.zarr_document import join_attributes
 from icefloe.session.commit import HISTORY_LENGTH
 from icefloe.session.history import chunks_in_boxes, compare_snapshots, fetch_log
-from icefloe.session.lookup import ChunkLookup
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.storage.contract import Storage
 

@@ -12,6 +12,7 @@ from icefloe.errors import FormatError, UnknownFormatError
 from icefloe.version import __version__
 
 ZSTD_MAGIC = bytes.fromhex("28b52ffd")
+FLATBUFFER_IDENTIFIER = b"Ichk"
 
 _BLOCK_BYTES = 1 << 20
 _WINDOW_BYTES = 1 << 27
@@ -137,6 +138,11 @@ class Header:
 def has_magic(data: bytes | memoryview) -> bool:
     """Whether a file starts like one with a header."""
     return bytes(data[: len(MAGIC)]) == MAGIC
+
+
+def is_flatbuffer(body: bytes) -> bool:
+    """Whether a decompressed body is a flatbuffer; MessagePack bodies of spec 1 share the header with it."""
+    return body[4:8] == FLATBUFFER_IDENTIFIER
 
 
 def encode_header(file_type: FileType, spec_version: int, compression: Compression = Compression.ZSTD) -> bytes:

@@ -24,9 +24,6 @@ from icefloe.errors import FormatError
 
 Json = Any
 
-SMALL_FILE_BYTES = 4 << 20
-"""What a ref or a configuration may have: far more than any needs."""
-
 
 def dump_json(value: Json) -> bytes:
     """Compact JSON; NaN and the infinities become text, lone surrogates stay escaped."""
@@ -38,24 +35,6 @@ def dump_json(value: Json) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         return json.dumps(finite_json(value), separators=(",", ":"), allow_nan=False).encode()
-
-
-def load_json(data: bytes, what: str) -> Json:
-    """Parsed JSON; FormatError that names the file otherwise."""
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{what} is not valid JSON: {error}") from error
-
-
-def load_object(data: bytes, what: str, most_bytes: int | None = None) -> dict[str, Json]:
-    """A parsed JSON object; FormatError otherwise, and when it has more than `most_bytes`."""
-    if most_bytes is not None and len(data) > most_bytes:
-        raise FormatError(f"{what} has {len(data)} bytes; allowed: at most {most_bytes}")
-    parsed = load_json(data, what)
-    if not isinstance(parsed, dict):
-        raise FormatError(f"{what} must be a JSON object, found {type(parsed).__name__}")
-    return parsed
 
 
 def dump_time(moment: dt.datetime) -> str:

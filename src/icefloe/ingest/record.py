@@ -24,9 +24,17 @@ from icefloe.formats.header import decompress
 from icefloe.ingest.access import local_path
 from icefloe.ingest.plan import IngestPlan
 from icefloe.ingest.source_model import SourceFile
-from icefloe.maintenance.inventory import INGEST_KEY, INGESTED_FOLDER, INLINE, REMOVED, own_texts
 from icefloe.model.config import RepositoryConfig
-from icefloe.model.snapshot import INGESTED_KEY, Snapshot, ingested_texts
+from icefloe.model.snapshot import (
+    INGEST_KEY,
+    INGESTED_FOLDER,
+    INGESTED_KEY,
+    INLINE_SOURCES,
+    REMOVED_SOURCES,
+    Snapshot,
+    ingested_texts,
+    own_texts,
+)
 from icefloe.model.virtual_chunk_container import (
     ObjectStoreConfig,
     VirtualChunkContainer,
@@ -175,8 +183,8 @@ def _resolve(repository: Repository, texts: Iterable[str], snapshot_id: str) -> 
     """Return the fingerprints of a list, without those that a later text removes."""
     found: set[bytes] = set()
     for text in texts:
-        marks = _fetch(repository, text.removeprefix(REMOVED), snapshot_id)
-        if text.startswith(REMOVED):
+        marks = _fetch(repository, text.removeprefix(REMOVED_SOURCES), snapshot_id)
+        if text.startswith(REMOVED_SOURCES):
             found -= marks
         else:
             found |= marks
@@ -185,8 +193,8 @@ def _resolve(repository: Repository, texts: Iterable[str], snapshot_id: str) -> 
 
 def _fetch(repository: Repository, text: str, snapshot_id: str) -> set[bytes]:
     try:
-        if text.startswith(INLINE):
-            return parse_fingerprints(base64.b64decode(text.removeprefix(INLINE), validate=True))
+        if text.startswith(INLINE_SOURCES):
+            return parse_fingerprints(base64.b64decode(text.removeprefix(INLINE_SOURCES), validate=True))
         if not text.startswith(INGESTED_FOLDER):
             raise ValueError("it is neither fingerprints nor the name of a list")
         return parse_fingerprints(decompress(run_blocking(repository.storage.get(text))))

@@ -26,7 +26,6 @@ from icefloe.formats.dataset.state import (
 from icefloe.formats.flatbuf.files import object_metadata
 from icefloe.formats.icechunk2.repo_edits import OVERWRITTEN
 from icefloe.formats.icechunk2.repo_file import decode_repo
-from icefloe.formats.json_documents import load_object
 from icefloe.formats.store.refs import decode_reference, encode_reference, find_sequence, sequence_name
 from icefloe.ids import ObjectId, new_object_id
 from icefloe.ledger.contract import MAIN, RefTargets
@@ -47,6 +46,7 @@ from icefloe.metadata_files import MetadataFiles
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.damage import Damage, DamageKind
 from icefloe.model.snapshot import Snapshot
+from icefloe.model.zarr_document import load_object
 from icefloe.storage.contract import Storage, Versioned
 
 _ASIDE = "damaged/"

@@ -32,7 +32,6 @@ from icefloe.errors import (
     UnsupportedError,
 )
 from icefloe.formats.config_document import decode_yaml
-from icefloe.formats.json_documents import SMALL_FILE_BYTES, load_object
 from icefloe.ids import ObjectId, decode_base32, encode_base32
 from icefloe.ledger.contract import (
     MAIN,
@@ -47,6 +46,7 @@ from icefloe.ledger.contract import (
 )
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
+from icefloe.model.zarr_document import SMALL_FILE_BYTES, load_object
 from icefloe.storage.contract import RetryPolicy, Storage, Versioned
 
 REFS = "refs/"

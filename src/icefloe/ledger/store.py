@@ -31,7 +31,7 @@ from icefloe.errors import (
     StorageError,
     UnsupportedError,
 )
-from icefloe.formats.json_documents import SMALL_FILE_BYTES, dump_json, load_object
+from icefloe.formats.json_documents import dump_json
 from icefloe.formats.store.refs import (
     EXTENSION,
     Reference,
@@ -55,6 +55,7 @@ from icefloe.ledger.contract import (
 from icefloe.ledger.repository import FRESH_SECONDS, TornRefError, is_torn
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
+from icefloe.model.zarr_document import SMALL_FILE_BYTES, load_object
 from icefloe.storage.contract import ObjectInfo, RetryPolicy, Storage, Versioned
 from icefloe.storage.wrappers import WRITES, Operation, WrappedStorage
 

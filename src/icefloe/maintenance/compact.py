@@ -32,7 +32,6 @@ from icefloe.session.commit import (
     write_manifests,
     write_snapshot,
 )
-from icefloe.session.history import fetch_branch
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.session.session_state import SessionState
 from icefloe.storage.contract import Buffer
@@ -410,7 +409,7 @@ async def _land(
 
     `first` is where the branch stood before the chunks were written.
     """
-    tip, base = await fetch_branch(context, branch)
+    tip, base = await context.fetch_branch(branch)
     state = SessionState(context, base, tip=first)
     kept = 0
     for node in state.tree.nodes():
@@ -471,7 +470,7 @@ async def rewrite_manifests(context: RepositoryContext, request: RewriteRequest)
 
 
 async def _open(context: RepositoryContext, branch: str) -> tuple[SessionState, Tip]:
-    tip, base = await fetch_branch(context, branch)
+    tip, base = await context.fetch_branch(branch)
     return SessionState(context, base), tip
 
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Container, Itera
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from icefloe.ids import ObjectId, decode_base32_column, encode_base32_column, ne
 from icefloe.ledger.contract import HistoryChange, Ledger, RefTargets, walk_history
 from icefloe.ledger.generations import make_ledger
 from icefloe.metadata_files import CacheLimits, MetadataFiles
-from icefloe.model.snapshot import SnapshotInfo, ingested_texts
+from icefloe.model.snapshot import INGESTED_FOLDER, SnapshotInfo
 from icefloe.session.history import check_past, check_zone
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.storage.contract import ObjectInfo, Storage
@@ -330,45 +330,7 @@ def is_among(ids: Ids, live: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
     return found
 
 
-INGESTED_FOLDER = "icefloe-ingested/"
-INGEST_KEY = "icefloe.ingest"
-"""The record of the ingest that made a commit."""
-INLINE, REMOVED = "=", "-"
-"""How a text of the list begins that is fingerprints in base64, and one whose sources are no longer there."""
 _PIECE_BYTES = 1 << 20
-
-
-def named_objects(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """The objects that the metadata of a commit name, in an entry or inside one."""
-    texts: list[Any] = []
-    for value in metadata.values():
-        texts += value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
-    named = (text.removeprefix(REMOVED) for text in texts if isinstance(text, str))
-    return tuple(dict.fromkeys(text for text in named if text.startswith(INGESTED_FOLDER)))
-
-
-def own_texts(metadata: Mapping[str, Any]) -> list[str]:
-    """What the commit of an ingest adds to the list of ingested sources: an object, or the fingerprints themselves."""
-    entry = metadata.get(INGEST_KEY)
-    if not isinstance(entry, Mapping):
-        return []
-    key, inline = entry.get("fingerprints_object"), entry.get("fingerprints")
-    if isinstance(key, str):
-        return [key]
-    return [INLINE + inline] if isinstance(inline, str) and inline else []
-
-
-def taken_over(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The sources ingested between two commits, as list entries."""
-    before = set(ingested_texts(old))
-    return [text for text in ingested_texts(new) if text not in before]
-
-
-def taken_back(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What undoes in the list what the commit `new` on top of `old` did to it."""
-    # The commit of an ingest may also have joined the texts of others; its entry names its own sources.
-    done = own_texts(new) or taken_over(old, new)
-    return [text.removeprefix(REMOVED) if text.startswith(REMOVED) else REMOVED + text for text in done]
 
 
 async def list_side_objects(storage: Storage) -> tuple[ObjectInfo, ...]:

@@ -18,7 +18,6 @@ from icefloe.maintenance.inventory import (
     UncachedRepository,
     fetch_all_refs,
     id_keys,
-    named_objects,
     sorted_distinct,
     stream_bounded,
     tell,
@@ -26,7 +25,7 @@ from icefloe.maintenance.inventory import (
 )
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.chunk_table import ChunkKind
-from icefloe.model.snapshot import ArrayNode, Manifest, Snapshot
+from icefloe.model.snapshot import ArrayNode, Manifest, Snapshot, named_objects
 
 Keys = npt.NDArray[np.uint64]
 _MANY_OBJECTS = 50_000

@@ -8,18 +8,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from icefloe.blocking import current_time
+from icefloe.chunks.reader import ChunkLookup
 from icefloe.display.card import format_count
 from icefloe.errors import ConflictError, InvalidInputError, RebaseFailedError, SnapshotNotFoundError
 from icefloe.ids import NodeId, ObjectId, new_object_id
 from icefloe.ledger.contract import StaleTipError, Tip
 from icefloe.manifests.columns import concat, diff_tables, find_rows, take
-from icefloe.manifests.edits import EditBuffer
 from icefloe.model.chunk_table import ChunkTable, empty_table, tombstones
 from icefloe.model.snapshot import ArrayNode, Diff, Node, Snapshot, TransactionLog, inherit_metadata
-from icefloe.session.change_set import ChangeSet, diff_of_changes
+from icefloe.session.change_set import ChangeSet, EditBuffer, diff_of_changes
 from icefloe.session.commit import CommitRequest, advance_branch, check_objects, with_parent, write_snapshot
-from icefloe.session.history import GONE, compare_snapshots, diff_between, fetch_branch, fetch_log, join_logs
-from icefloe.session.lookup import ChunkLookup
+from icefloe.session.history import GONE, compare_snapshots, diff_between, fetch_log, join_logs
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.session.rebase import (
     Conflict,
@@ -158,7 +157,7 @@ async def transplant(
     """The change from `old` to `new`, rebased on the tip of a branch. Writes nothing."""
     before = await context.metadata_files.fetch_snapshot(old)
     after = await context.metadata_files.fetch_snapshot(new)
-    tip, target = await fetch_branch(context, branch)
+    tip, target = await context.fetch_branch(branch)
     changes = await changes_between(context, before, after)
     if target.id == before.id:
         return Transplant(target, tip, changes, ())

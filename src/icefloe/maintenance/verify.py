@@ -21,7 +21,6 @@ from icefloe.maintenance.inventory import (
     id_keys,
     is_among,
     list_side_objects,
-    named_objects,
     open_uncached,
     stream_bounded,
     tell,
@@ -41,7 +40,7 @@ from icefloe.maintenance.verify_checks import (
     undecodable_chunks,
 )
 from icefloe.model.damage import Damage, DamageKind
-from icefloe.model.snapshot import ArrayNode, Manifest, ManifestFileInfo, Snapshot
+from icefloe.model.snapshot import ArrayNode, Manifest, ManifestFileInfo, Snapshot, named_objects
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.storage.contract import ObjectInfo
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
+from icefloe.chunks.reader import ChunkLookup
 from icefloe.display.card import format_bytes, format_count
 from icefloe.errors import FormatError, IcefloeError, NotFoundError, ObjectNotFoundError, VirtualChunkError, printable
 from icefloe.ids import NodeId, ObjectId
@@ -23,7 +24,6 @@ from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.damage import Damage, DamageKind
 from icefloe.model.snapshot import ArrayNode, Extents, Manifest, Snapshot, TransactionLog
 from icefloe.session.history import compare_snapshots, is_cut_off, join_logs, merge_logs
-from icefloe.session.lookup import ChunkLookup
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.session.rebase import TouchedChunks
 from icefloe.session.session import Session

@@ -219,9 +219,14 @@ class PreloadRules:
         >>> list(PreloadRules().fitting(["/model/time", "/model/temperature"]))
         ['/model/time']
         """
-        if all(is_plain_pattern(pattern) for pattern in self.paths):
+        if _are_plain(self.paths):
             return (path for path in paths if self.matches(path))
         return paths_fitting(self.paths, list(paths))
+
+
+@functools.lru_cache(1 << 10)
+def _are_plain(patterns: tuple[str, ...]) -> bool:
+    return all(map(is_plain_pattern, patterns))
 
 
 @functools.lru_cache(1 << 16)

@@ -121,6 +121,15 @@ INGESTED_KEY = "icefloe.ingested"
 History may be shortened, squashed or converted: the list of what a snapshot holds is in the snapshot itself.
 """
 
+INGEST_KEY = "icefloe.ingest"
+"""The record of the ingest that made a commit."""
+
+INGESTED_FOLDER = "icefloe-ingested/"
+"""Objects that the texts of the list name."""
+
+INLINE_SOURCES, REMOVED_SOURCES = "=", "-"
+"""How a text of the list begins that is fingerprints in base64, and one whose sources are no longer there."""
+
 REWRITTEN_PARENT_KEY = "icefloe_rewritten_parent"
 """Metadata of a compaction where there are no logs: the snapshot whose chunks it holds, at other places.
 
@@ -155,6 +164,40 @@ def ingested_texts(metadata: Mapping[str, Any]) -> list[str]:
 def _texts(value: Any) -> list[str]:
     # Metadata may come from any writer.
     return [text for text in value if isinstance(text, str)] if isinstance(value, list | tuple) else []
+
+
+def named_objects(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """The objects that the metadata of a commit name, in an entry or inside one."""
+    texts: list[Any] = []
+    for value in metadata.values():
+        texts += value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
+    named = (text.removeprefix(REMOVED_SOURCES) for text in texts if isinstance(text, str))
+    return tuple(dict.fromkeys(text for text in named if text.startswith(INGESTED_FOLDER)))
+
+
+def own_texts(metadata: Mapping[str, Any]) -> list[str]:
+    """What the commit of an ingest adds to the list of ingested sources: an object, or the fingerprints themselves."""
+    entry = metadata.get(INGEST_KEY)
+    if not isinstance(entry, Mapping):
+        return []
+    key, inline = entry.get("fingerprints_object"), entry.get("fingerprints")
+    if isinstance(key, str):
+        return [key]
+    return [INLINE_SOURCES + inline] if isinstance(inline, str) and inline else []
+
+
+def taken_over(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The sources ingested between two commits, as list entries."""
+    before = set(ingested_texts(old))
+    return [text for text in ingested_texts(new) if text not in before]
+
+
+def taken_back(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What undoes in the list what the commit `new` on top of `old` did to it."""
+    # The commit of an ingest may also have joined the texts of others; its entry names its own sources.
+    done = own_texts(new) or taken_over(old, new)
+    sign = REMOVED_SOURCES
+    return [text.removeprefix(sign) if text.startswith(sign) else sign + text for text in done]
 
 
 @dataclass(frozen=True, slots=True)

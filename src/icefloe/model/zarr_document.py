@@ -23,6 +23,8 @@ FREE_BYTES: Final = 256 << 20
 RATIO: Final = 1000
 DOCUMENT_BYTES: Final = 512 << 20
 """What one JSON document inside a file may become."""
+SMALL_FILE_BYTES: Final = 4 << 20
+"""What a ref or a configuration may have: far more than any needs."""
 
 _MOST_PER_BYTE: Final = 128
 """No encoding of a value makes more of one byte; most have small maps and empty arrays."""
@@ -60,6 +62,24 @@ def check_json(document: bytes | str, what: str) -> None:
             f"{what}: JSON of {len(document)} bytes would become values of about {estimate >> 20} MiB, more than the "
             f"{DOCUMENT_BYTES >> 20} that are allowed"
         )
+
+
+def load_json(data: bytes, what: str) -> Any:
+    """Parsed JSON; FormatError that names the file otherwise."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{what} is not valid JSON: {error}") from error
+
+
+def load_object(data: bytes, what: str, most_bytes: int | None = None) -> dict[str, Any]:
+    """A parsed JSON object; FormatError otherwise, and when it has more than `most_bytes`."""
+    if most_bytes is not None and len(data) > most_bytes:
+        raise FormatError(f"{what} has {len(data)} bytes; allowed: at most {most_bytes}")
+    parsed = load_json(data, what)
+    if not isinstance(parsed, dict):
+        raise FormatError(f"{what} must be a JSON object, found {type(parsed).__name__}")
+    return parsed
 
 
 def estimate_messagepack(body: bytes | memoryview) -> int:

@@ -8,9 +8,8 @@ from typing import Any
 from icefloe.blocking import blocking
 from icefloe.ids import ObjectId
 from icefloe.maintenance import merge as merging
-from icefloe.maintenance.inventory import own_texts, taken_back, taken_over
 from icefloe.maintenance.merge import FastForwardPlan, MergePlan, MergeRequest, SquashPlan
-from icefloe.model.snapshot import INGESTED_KEY
+from icefloe.model.snapshot import INGESTED_KEY, own_texts, taken_back, taken_over
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.session.rebase import ConflictDetector, ConflictSolver
 

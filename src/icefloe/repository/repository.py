@@ -22,7 +22,7 @@ from icefloe.repository.maintenance import MaintenanceMixin
 from icefloe.repository.merging import MergingMixin
 from icefloe.repository.metrics import ObservationMixin
 from icefloe.session import open_repository as opening
-from icefloe.session.history import RefChoice, fetch_branch, resolve, snapshot_as_of
+from icefloe.session.history import RefChoice, resolve, snapshot_as_of
 from icefloe.session.open_repository import RepositoryContext, register_writer
 from icefloe.session.rebase import ConflictSolver
 from icefloe.session.session import Session, SessionMode
@@ -624,7 +624,7 @@ class Repository(
         if mode is SessionMode.REARRANGE:
             await self._context.ledger.check_feature("move_node")
         opening.expect_tip(self._context, branch)
-        tip, base = await fetch_branch(self._context, branch)
+        tip, base = await self._context.fetch_branch(branch)
         opening.preload(self._context, base)
         session = Session(
             self._context, base, mode=mode, branch=branch, tip=tip, default_metadata=self._default_metadata

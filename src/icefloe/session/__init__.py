@@ -2,13 +2,13 @@
 
 Modules
 -------
-- `change_set`: What a session has changed and not committed yet, and where the bytes of a written chunk go.
+- `change_set`: What a session has changed and not committed yet: nodes, edits of chunks, and where the bytes of a
+  chunk go.
 - `commit`: Commit: write manifests, attributes, snapshot and log of a change set, check for collected files, move
   the branch.
 - `fork`: Forks and parts: the results of the workers of a distributed write, and how a session merges them.
 - `history`: Resolve refs and times to snapshots, walk ancestry, merge logs, and compare snapshots.
 - `keyspace`: A session seen as Zarr keys: what a key names, and which keys there are.
-- `lookup`: Find chunk references of an array in the manifests of its snapshot, one or many at once.
 - `open_repository`: Create, find and open repositories of any generation; their stored configuration; writers of
   this process.
 - `rebase`: Rebase a change set over commits that were made in the meantime: conflicts, solvers, false conflicts.

@@ -40,7 +40,6 @@ from icefloe.errors import (
 from icefloe.ids import NodeId, ObjectId, new_object_id
 from icefloe.ledger.contract import StaleTipError, Tip
 from icefloe.manifests.cells import ArrayEdits, BulkEdits, contains, in_box
-from icefloe.manifests.edits import GatheredEdits, gather_edits
 from icefloe.manifests.plan import (
     BuiltManifest,
     ManifestPlan,
@@ -66,8 +65,8 @@ from icefloe.model.snapshot import (
     later_than,
 )
 from icefloe.model.zarr_document import split_attributes
-from icefloe.session.change_set import ChangeSet, summarise, transaction_log
-from icefloe.session.history import GONE, fetch_base, fetch_log, fit_log, merge_logs
+from icefloe.session.change_set import ChangeSet, GatheredEdits, gather_edits, summarise, transaction_log
+from icefloe.session.history import GONE, fetch_log, fit_log, merge_logs
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.session.rebase import ConflictSolver, drop_false_conflicts, rebase_over
 from icefloe.session.session_state import SessionState
@@ -426,7 +425,7 @@ async def _write_and_advance(state: SessionState, branch: str, request: CommitRe
         except StaleTipError as stale:
             if tries == _STALE_TRIES - 1:
                 raise
-            state.rebase_to(await fetch_base(state.context, branch, stale.tip), state.changes, stale.tip)
+            state.rebase_to(await state.context.fetch_base(branch, stale.tip), state.changes, stale.tip)
     raise AssertionError("unreachable: the last try returns or raises")
 
 
@@ -445,7 +444,7 @@ async def advance_branch(context: RepositoryContext, branch: str, tip: Tip, snap
                 raise
             tip = stale.tip
         if context.capabilities.history_in_snapshot:
-            quoting = with_parent(snapshot, await fetch_base(context, branch, tip))
+            quoting = with_parent(snapshot, await context.fetch_base(branch, tip))
             if quoting != snapshot:
                 snapshot = quoting
                 await context.metadata_files.write_snapshot(snapshot)
@@ -788,9 +787,9 @@ async def _write_attributes(
 
     A node that was only moved keeps its document: the log records no change of it.
     """
-    threshold = state.context.config.effective("attributes_threshold_bytes")
     if not state.context.format.capabilities.attributes_files:
         return {}
+    threshold = state.context.attributes_bytes
     rows: list[bytes] = []
     result: dict[NodeId, tuple[bytes, AttributesRef]] = {}
     attributes_id = new_object_id(state.context.format.capabilities.object_id_bytes)

@@ -23,12 +23,11 @@ from icefloe.manifests.cells import (
     overlapping_pairs,
 )
 from icefloe.manifests.columns import drop_tombstones, find_rows, same_references, take
-from icefloe.manifests.edits import EditBuffer
 from icefloe.manifests.plan import cut_table
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.manifest_config import SPECIFIED
 from icefloe.model.snapshot import ArrayNode, Extents, Manifest, Node, Snapshot
-from icefloe.session.change_set import ChangeSet
+from icefloe.session.change_set import ChangeSet, EditBuffer
 from icefloe.session.open_repository import RepositoryContext, WriterStart
 from icefloe.session.rebase import VersionSelection
 from icefloe.session.session_state import SessionState, SessionView, Tree, renumber_fork

@@ -12,6 +12,7 @@ from functools import reduce
 import numpy as np
 import numpy.typing as npt
 
+from icefloe.chunks.reader import ChunkLookup
 from icefloe.errors import ConflictError, FormatError, InvalidInputError, ObjectNotFoundError, SnapshotNotFoundError
 from icefloe.ids import NodeId, ObjectId
 from icefloe.ledger.contract import Tip
@@ -28,7 +29,6 @@ from icefloe.model.snapshot import (
     SnapshotInfo,
     TransactionLog,
 )
-from icefloe.session.lookup import ChunkLookup
 from icefloe.session.open_repository import RepositoryContext
 
 
@@ -352,25 +352,6 @@ async def snapshot_as_of(context: RepositoryContext, snapshot_id: ObjectId, time
         oldest = info
     since = f"; its history begins at {oldest.written_at.isoformat()}" if oldest is not None else ""
     raise SnapshotNotFoundError(f"the branch had no commit at {moment.isoformat()}{since}", as_of=moment)
-
-
-async def fetch_branch(context: RepositoryContext, branch: str) -> tuple[Tip, Snapshot]:
-    """The tip of a branch and its snapshot, for a commit on top of it."""
-    tip = await context.ledger.fetch_tip(branch)
-    return tip, await fetch_base(context, branch, tip)
-
-
-async def fetch_base(context: RepositoryContext, branch: str, tip: Tip) -> Snapshot:
-    """The snapshot at a tip, with the history that its file quotes now.
-
-    A commit copies these quotes, and expiry rewrites them in place. A snapshot that is remembered is good if it was
-    read, or written, under the very ref that the branch has now: expiry writes the ref again.
-    """
-    if context.ledger.is_current(branch, tip):
-        return await context.metadata_files.fetch_snapshot(tip.snapshot_id)
-    snapshot = await context.metadata_files.fetch_snapshot(tip.snapshot_id, anew=True)
-    context.ledger.note_current(branch, tip)
-    return snapshot
 
 
 async def fetch_log(

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from icefloe.chunks.reader import LocatedChunks
 from icefloe.errors import InvalidInputError, NodeNotFoundError
 from icefloe.model.chunk_table import ChunkRef, Coords, tombstones
 from icefloe.model.snapshot import ArrayNode, Extents, Node
@@ -21,7 +22,6 @@ from icefloe.model.zarr_document import (
     key_encoding,
     parse_key,
 )
-from icefloe.session.lookup import LocatedChunks
 from icefloe.session.session_state import SessionState, SessionView, Tree
 from icefloe.storage.contract import Buffer
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from icefloe.blocking import blocking_loop, current_time, monotonic_time
+from icefloe.chunks.packs import PackingPolicy, packing_policy
 from icefloe.chunks.reader import ChunkReader
 from icefloe.chunks.virtual_containers import VirtualContainers
 from icefloe.errors import (
@@ -37,7 +38,7 @@ from icefloe.errors import (
 from icefloe.formats.config_document import decode_config, encode_config
 from icefloe.formats.contract import Format, get_format
 from icefloe.ids import new_object_id
-from icefloe.ledger.contract import Ledger
+from icefloe.ledger.contract import Ledger, Tip
 from icefloe.ledger.generations import GENERATIONS, Detected, detect, detect_generation, locate_files, make_ledger
 from icefloe.manifests.plan import manifests_to_preload
 from icefloe.metadata_files import CacheLimits, MetadataFiles
@@ -106,6 +107,9 @@ class RepositoryContext:
     reader: ChunkReader
     config: RepositoryConfig
     authorized: Mapping[str, Any]
+    packing: PackingPolicy
+    attributes_bytes: int
+    """Attributes of a document with more bytes are written to a file of their own."""
 
     @property
     def containers(self) -> VirtualContainers:
@@ -138,6 +142,23 @@ class RepositoryContext:
                 url=self.storage.url,
             )
 
+    async def fetch_branch(self, branch: str) -> tuple[Tip, Snapshot]:
+        """The tip of a branch and its snapshot, for a commit on top of it."""
+        tip = await self.ledger.fetch_tip(branch)
+        return tip, await self.fetch_base(branch, tip)
+
+    async def fetch_base(self, branch: str, tip: Tip) -> Snapshot:
+        """The snapshot at a tip, with the history that its file quotes now.
+
+        A commit copies these quotes, and expiry rewrites them in place. A snapshot that is remembered is good if it was
+        read, or written, under the very ref that the branch has now: expiry writes the ref again.
+        """
+        if self.ledger.is_current(branch, tip):
+            return await self.metadata_files.fetch_snapshot(tip.snapshot_id)
+        snapshot = await self.metadata_files.fetch_snapshot(tip.snapshot_id, anew=True)
+        self.ledger.note_current(branch, tip)
+        return snapshot
+
     def __reduce__(self) -> tuple[Any, ...]:
         return build_context, (self.storage, self.format.spec_version, self.config, dict(self.authorized))
 
@@ -159,7 +180,17 @@ def build_context(
     metadata_files = MetadataFiles(storage, generation, limits)
     ledger = make_ledger(spec_version, storage, metadata_files)
     reader = ChunkReader.configured(storage, generation.chunk_key, config, authorized)
-    return RepositoryContext(storage, generation, metadata_files, ledger, reader, config, authorized)
+    return RepositoryContext(
+        storage,
+        generation,
+        metadata_files,
+        ledger,
+        reader,
+        config,
+        authorized,
+        packing_policy(config),
+        config.effective("attributes_threshold_bytes"),
+    )
 
 
 DEFAULT_SPEC_VERSION = SpecVersion.REPOSITORY

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from icefloe.chunks.reader import ChunkLookup
 from icefloe.errors import RebaseFailedError, printable
 from icefloe.ids import NodeId
 from icefloe.manifests.columns import find_rows
@@ -22,7 +23,6 @@ from icefloe.model.chunk_table import ChunkKind, rows_inside
 from icefloe.model.snapshot import ArrayNode, Extents, GroupNode, Node, Snapshot, TransactionLog
 from icefloe.model.zarr_document import parent_path, parse_document, subtree_bounds
 from icefloe.session.change_set import ChangeSet, ChangeSummary, summarise
-from icefloe.session.lookup import ChunkLookup
 from icefloe.session.session_state import Tree, give_way
 
 Coordinates = npt.NDArray[np.uint32]

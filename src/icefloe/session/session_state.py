@@ -18,13 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.blocking import fork_safe_lock, monotonic_time, random_bytes
-from icefloe.chunks.reader import ChunkReader
+from icefloe.chunks.reader import ChunkLookup, ChunkReader, LocatedChunks, gather_located
 from icefloe.errors import InvalidInputError, NodeNotFoundError, ReadOnlyError, RebaseFailedError, SessionStateError
 from icefloe.ids import NODE_ID_BYTES, NodeId, new_node_id
 from icefloe.ledger.contract import Tip
 from icefloe.manifests.cells import PartRef, filter_box, in_box, intersect
 from icefloe.manifests.columns import Found, merge_edits, overlay, take
-from icefloe.manifests.edits import DELETED, EditBuffer
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords, highest, rows_below
 from icefloe.model.snapshot import ArrayNode, Extents, GroupNode, ManifestRef, Node, Snapshot
 from icefloe.model.zarr_document import (
@@ -39,8 +38,7 @@ from icefloe.model.zarr_document import (
     parse_document,
     subtree_bounds,
 )
-from icefloe.session.change_set import ChangeSet, ChunkWriter
-from icefloe.session.lookup import ChunkLookup, LocatedChunks, gather_located
+from icefloe.session.change_set import DELETED, ChangeSet, ChunkWriter, EditBuffer
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.storage.contract import Buffer
 
@@ -426,7 +424,7 @@ class SessionState(SessionView):
         inherited: ChangeSet | None = None,
     ) -> None:
         self.lock = fork_safe_lock()
-        self.writer = ChunkWriter(context.storage, context.format, context.config, self.lock)
+        self.writer = ChunkWriter(context.storage, context.format, context.packing, self.lock)
         reader = context.reader.for_session(self.writer.unstored)
         super().__init__(context, Tree(base, changes or ChangeSet(), self.lock), inherited or ChangeSet(), reader)
         self.tip = tip

@@ -19,9 +19,9 @@ import pyarrow as pa
 import zarr
 
 from icefloe.blocking import blocking_loop, run_blocking
+from icefloe.chunks.reader import LocatedChunks
 from icefloe.codec_pipeline import ChunkDecoder, decoder_of
 from icefloe.model.chunk_table import batches_up_to
-from icefloe.session.lookup import LocatedChunks
 from icefloe.session.session import Session
 from icefloe.storage.contract import Buffer, Threads
 from icefloe.tables.grids import open_array

@@ -25,7 +25,7 @@ import icefloe
 from icefloe.testing.event_loop import SimulatedLoop, WaitsForEverError
 
 _PACKAGE = Path(icefloe.__file__).parent
-_WATCHED = tuple(str(_PACKAGE / name) for name in ("session", "manifests/edits.py", "chunks/packs.py", "store.py"))
+_WATCHED = tuple(str(_PACKAGE / name) for name in ("session", "chunks/packs.py", "store.py"))
 """Where threads may switch: the state of a session and everything that changes it."""
 _SWITCH_SHARE = 0.12
 _MOST_WAITS = 20_000

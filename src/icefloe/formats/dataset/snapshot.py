@@ -33,13 +33,12 @@ from icefloe.formats.json_documents import (
     encode_fill_value,
     extract_parts,
     load_document,
-    load_object,
     load_time,
     store_document,
 )
 from icefloe.ids import NODE_ID_BYTES
 from icefloe.model.snapshot import ArrayNode, AttributesRef, GroupNode, ManifestFileInfo, ManifestRef, Node, Snapshot
-from icefloe.model.zarr_document import check_path, parse_array_shape, parse_document
+from icefloe.model.zarr_document import check_path, load_object, parse_array_shape, parse_document
 
 NARROW = pa.uint16()
 WIDE = {

@@ -16,9 +16,10 @@ from typing import Any, Literal
 
 from icefloe.errors import FormatError
 from icefloe.formats.dataset.snapshot import EXTENSION
-from icefloe.formats.json_documents import dump_json, load_object
+from icefloe.formats.json_documents import dump_json
 from icefloe.ids import ObjectId
 from icefloe.model.snapshot import SnapshotInfo
+from icefloe.model.zarr_document import load_object
 from icefloe.storage.contract import Storage
 
 STATE_KEY = "state.json"

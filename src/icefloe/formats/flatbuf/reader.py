@@ -13,14 +13,8 @@ import pyarrow as pa
 from icefloe.errors import FormatError
 
 Positions = npt.NDArray[np.int64]
-IDENTIFIER = b"Ichk"
 MAX_BODY_BYTES = 2**31 - 1
 """Offsets to vtables are signed 32 bit, and official readers stop there too."""
-
-
-def is_flat(body: bytes) -> bool:
-    """Whether a decompressed body is a flatbuffer; MessagePack bodies of spec 1 share the header with it."""
-    return body[4:8] == IDENTIFIER
 
 
 class Body:

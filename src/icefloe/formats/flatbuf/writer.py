@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from icefloe.errors import InvalidInputError
 from icefloe.formats.byte_columns import copy_rows
-from icefloe.formats.flatbuf.reader import IDENTIFIER, MAX_BODY_BYTES, Positions
+from icefloe.formats.flatbuf.reader import MAX_BODY_BYTES, Positions
+from icefloe.formats.header import FLATBUFFER_IDENTIFIER
 
 OFFSET_TYPE = "<u4"
 """A field that points at a string, vector or table; filled by `link`."""
@@ -33,7 +34,7 @@ class FlatWriter:
 
     def __init__(self) -> None:
         head = np.zeros(8, dtype=np.uint8)
-        head[4:] = np.frombuffer(IDENTIFIER, dtype=np.uint8)
+        head[4:] = np.frombuffer(FLATBUFFER_IDENTIFIER, dtype=np.uint8)
         self._pieces: list[npt.NDArray[np.uint8]] = [head]
         self._end = 8
         self.apparent_bytes = 8

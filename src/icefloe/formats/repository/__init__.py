@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from icefloe.formats.contract import DecodedManifest, Format, OpenManifest
-from icefloe.formats.flatbuf.reader import is_flat
 from icefloe.formats.header import (
     WRITER,
     ZSTD_MAGIC,
@@ -32,6 +31,7 @@ from icefloe.formats.header import (
     encode_header,
     has_magic,
     is_believable,
+    is_flatbuffer,
 )
 from icefloe.formats.repository.legacy_flatbuffers import decode_flat_log, decode_flat_manifest, decode_flat_snapshot
 from icefloe.formats.repository.manifest_reader import RowManifest, decode_manifest_body
@@ -76,7 +76,7 @@ class RepositoryFormat(Format):
 
     def decode_snapshot(self, data: bytes) -> Snapshot:
         body = _decode(FileType.SNAPSHOT, data)
-        if is_flat(body):
+        if is_flatbuffer(body):
             return decode_flat_snapshot(body)
         check_messagepack(body, len(data), "snapshot")
         return decode_snapshot_body(body)
@@ -86,11 +86,11 @@ class RepositoryFormat(Format):
 
     def decode_manifest(self, data: bytes) -> Manifest:
         body = _decode(FileType.MANIFEST, data)
-        return decode_flat_manifest(body) if is_flat(body) else decode_manifest_body(body, len(data))
+        return decode_flat_manifest(body) if is_flatbuffer(body) else decode_manifest_body(body, len(data))
 
     def open_manifest(self, data: bytes) -> OpenManifest:
         body = _decode(FileType.MANIFEST, data)
-        if is_flat(body):
+        if is_flatbuffer(body):
             return DecodedManifest(decode_flat_manifest(body), len(body))
         return RowManifest(body, len(data))
 
@@ -99,7 +99,7 @@ class RepositoryFormat(Format):
 
     def decode_transaction_log(self, data: bytes) -> TransactionLog:
         body = _decode(FileType.TRANSACTION_LOG, data)
-        if is_flat(body):
+        if is_flatbuffer(body):
             return decode_flat_log(body)
         check_messagepack(body, len(data), "transaction log")
         return decode_log_body(body)

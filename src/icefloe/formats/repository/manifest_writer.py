@@ -62,10 +62,7 @@ class RowLayout:
     constants: np.dtype[Any]
     prefix_bytes: int
     """Up to the coordinates: the part that holds the node id."""
-
-    @property
-    def row_bytes(self) -> int:
-        return len(self.template)
+    row_bytes: int
 
 
 @lru_cache(maxsize=4096)
@@ -137,7 +134,7 @@ class _TemplateWriter:
                 width = next(w for w in (8, 4, 2, 1) if w <= end - start)
                 pieces.append((f"k{start}", f"u{width}", start))
                 start += width
-        return RowLayout(bytes(self.template), _record(self._fields, size), _record(pieces, size), prefix_bytes)
+        return RowLayout(bytes(self.template), _record(self._fields, size), _record(pieces, size), prefix_bytes, size)
 
 
 def _record(members: list[tuple[str, str, int]], size: int) -> np.dtype[Any]:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from icefloe.errors import FormatError, InvalidInputError
-from icefloe.formats.json_documents import SMALL_FILE_BYTES, dump_json, dump_time, load_object, load_time
+from icefloe.formats.json_documents import dump_json, dump_time, load_time
 from icefloe.ids import ObjectId, decode_base32, encode_base32, text_length
+from icefloe.model.zarr_document import SMALL_FILE_BYTES, load_object
 
 ID_BYTES = 16
 _TEXT_LENGTH = text_length(ID_BYTES)

@@ -27,7 +27,6 @@ from icefloe.formats.json_documents import (
     finite_json,
     float_json,
     load_document,
-    load_object,
     load_time,
     raw_bits,
     store_document,
@@ -46,7 +45,7 @@ from icefloe.model.snapshot import (
     Snapshot,
     SnapshotInfo,
 )
-from icefloe.model.zarr_document import check_path, parse_array_shape, parse_document
+from icefloe.model.zarr_document import check_path, load_object, parse_array_shape, parse_document
 
 Json = Any
 
