@@ -37,7 +37,16 @@ from icefloe.errors import (
     ConflictError as ConflictError,
 )
 from icefloe.errors import (
+    ContainerError as ContainerError,
+)
+from icefloe.errors import (
     ErrorKind as ErrorKind,
+)
+from icefloe.errors import (
+    FinishedSessionError as FinishedSessionError,
+)
+from icefloe.errors import (
+    ForbiddenChangeError as ForbiddenChangeError,
 )
 from icefloe.errors import (
     FormatError as FormatError,
@@ -49,7 +58,13 @@ from icefloe.errors import (
     IcefloeError as IcefloeError,
 )
 from icefloe.errors import (
+    InternalError as InternalError,
+)
+from icefloe.errors import (
     InvalidInputError as InvalidInputError,
+)
+from icefloe.errors import (
+    InvalidSnapshotIdError as InvalidSnapshotIdError,
 )
 from icefloe.errors import (
     NodeNotFoundError as NodeNotFoundError,
@@ -64,6 +79,9 @@ from icefloe.errors import (
     OutcomeUnknownError as OutcomeUnknownError,
 )
 from icefloe.errors import (
+    PathOccupiedError as PathOccupiedError,
+)
+from icefloe.errors import (
     PermissionDeniedError as PermissionDeniedError,
 )
 from icefloe.errors import (
@@ -74,6 +92,9 @@ from icefloe.errors import (
 )
 from icefloe.errors import (
     RefNotFoundError as RefNotFoundError,
+)
+from icefloe.errors import (
+    RepositoryExistsError as RepositoryExistsError,
 )
 from icefloe.errors import (
     RepositoryNotFoundError as RepositoryNotFoundError,

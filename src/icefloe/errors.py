@@ -1,7 +1,7 @@
 """All errors of the library in one tree, grouped by what the caller can do.
 
 IcefloeError (also named IcechunkError)
-├── NotFoundError            the requested object does not exist
+├── NotFoundError            the requested object does not exist (also a KeyError)
 │   ├── RepositoryNotFoundError
 │   ├── RefNotFoundError
 │   ├── SnapshotNotFoundError
@@ -9,8 +9,8 @@ IcefloeError (also named IcechunkError)
 │   └── ObjectNotFoundError
 ├── AlreadyExistsError       the name is in use
 ├── ConflictError            another commit came first: rebase and try again
-├── RebaseFailedError        the other commits changed the same nodes or chunks
-├── InvalidInputError        the request is invalid
+│   └── RebaseFailedError    the other commits changed the same nodes or chunks
+├── InvalidInputError        the request is invalid (also a ValueError)
 │   └── UnsupportedError     this generation or storage does not support the operation
 ├── ReadOnlyError            the session or repository is read-only
 ├── SessionStateError        the session is in the wrong state
@@ -20,7 +20,20 @@ IcefloeError (also named IcechunkError)
 ├── FormatError              a file is invalid: trying again does not help
 │   └── UnknownFormatError   the format is unknown, or newer than this library
 ├── VirtualChunkError        a virtual chunk cannot be read: no container, no authorisation, or the file changed
-└── OutcomeUnknownError      the operation may have succeeded: check before you try again
+├── OutcomeUnknownError      the operation may have succeeded: check before you try again
+└── InternalError            a bug of this library
+
+Some situations belong to two groups: the official package reports them in one, and the other says more. Their classes
+inherit from both.
+
+├── RepositoryExistsError    AlreadyExistsError and InvalidInputError
+├── PathOccupiedError        AlreadyExistsError and InvalidInputError
+├── InvalidSnapshotIdError   SnapshotNotFoundError and InvalidInputError
+├── ForbiddenChangeError     SessionStateError and InvalidInputError
+├── FinishedSessionError     SessionStateError and ReadOnlyError
+└── ContainerError           VirtualChunkError and InvalidInputError
+
+The codes in `ErrorKind` are those of the official package. They say precisely what happened.
 """
 
 from __future__ import annotations
@@ -62,19 +75,113 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-class ErrorKind(enum.Enum):
-    """The group of an error, for programs that branch on it."""
+class ErrorKind(enum.StrEnum):
+    """What happened, as a code for programs that branch on it. The codes are those of the official package."""
 
-    NOT_FOUND = "not_found"
-    ALREADY_EXISTS = "already_exists"
-    CONFLICT = "conflict"
-    INVALID_INPUT = "invalid_input"
-    READ_ONLY = "read_only"
-    SESSION_STATE = "session_state"
-    STORAGE = "storage"
-    FORMAT = "format"
-    OUTCOME_UNKNOWN = "outcome_unknown"
-    OTHER = "other"
+    COMMIT_CONFLICT = "commit-conflict"
+    BRANCH_UPDATE_CONFLICT = "branch-update-conflict"
+    REBASE_FAILED = "rebase-failed"
+    CONFIG_UPDATED = "config-updated"
+    REPO_INFO_UPDATED = "repo-info-updated"
+    UPDATE_ATTEMPTS_EXHAUSTED = "update-attempts-exhausted"
+    GC_DELETES_FAILING = "gc-deletes-failing"
+    NODE_NOT_FOUND = "node-not-found"
+    ANCESTOR_NODE_NOT_FOUND = "ancestor-node-not-found"
+    CHUNK_NOT_FOUND = "chunk-not-found"
+    KEY_NOT_FOUND = "key-not-found"
+    SNAPSHOT_NOT_FOUND = "snapshot-not-found"
+    NO_SNAPSHOT_AT_TIME = "no-snapshot-at-time"
+    REF_NOT_FOUND = "ref-not-found"
+    BRANCH_NOT_FOUND = "branch-not-found"
+    TAG_NOT_FOUND = "tag-not-found"
+    REPOSITORY_NOT_FOUND = "repository-not-found"
+    MANIFEST_INFO_NOT_FOUND = "manifest-info-not-found"
+    NODE_ALREADY_EXISTS = "node-already-exists"
+    BRANCH_ALREADY_EXISTS = "branch-already-exists"
+    TAG_ALREADY_EXISTS = "tag-already-exists"
+    TAG_PREVIOUSLY_DELETED = "tag-previously-deleted"
+    MOVE_WONT_OVERWRITE = "move-wont-overwrite"
+    READ_ONLY_SESSION = "read-only-session"
+    READ_ONLY_STORE = "read-only-store"
+    READ_ONLY_STORAGE = "read-only-storage"
+    READ_ONLY_REPOSITORY = "read-only-repository"
+    INVALID_KEY = "invalid-key"
+    INVALID_CHUNK_INDEX = "invalid-chunk-index"
+    ZERO_LENGTH_CHUNK = "zero-length-chunk"
+    INVALID_MANIFEST_SPLIT_INDEX = "invalid-manifest-split-index"
+    INVALID_REF_TYPE = "invalid-ref-type"
+    INVALID_REF_NAME = "invalid-ref-name"
+    INVALID_SNAPSHOT_ID = "invalid-snapshot-id"
+    INVALID_PATH = "invalid-path"
+    BAD_KEY_PREFIX = "bad-key-prefix"
+    BAD_METADATA = "bad-metadata"
+    BAD_PREFIX = "bad-prefix"
+    NOT_AN_ARRAY = "not-an-array"
+    NOT_A_GROUP = "not-a-group"
+    INVALID_BYTE_RANGE = "invalid-byte-range"
+    INVALID_COMMIT_CONFIGURATION = "invalid-commit-configuration"
+    INVALID_ARRAY_METADATA = "invalid-array-metadata"
+    INVALID_FEATURE_FLAG = "invalid-feature-flag"
+    INVALID_VIRTUAL_REF = "invalid-virtual-ref"
+    INVALID_CREDENTIALS = "invalid-credentials"
+    NO_CONTAINER_FOR_VIRTUAL_CHUNK = "no-container-for-virtual-chunk"
+    UNAUTHORIZED_VIRTUAL_CHUNK_CONTAINER = "unauthorized-virtual-chunk-container"
+    EMPTY_PREFIX_CREATION = "empty-prefix-creation"
+    PARENT_DIRECTORY_NOT_CLEAN = "parent-directory-not-clean"
+    BAD_SNAPSHOT_CHAIN_FOR_DIFF = "bad-snapshot-chain-for-diff"
+    COMMIT_NOT_ALLOWED = "commit-not-allowed"
+    MERGE_NOT_ALLOWED = "merge-not-allowed"
+    CANNOT_FORK_READ_ONLY_SESSION = "cannot-fork-read-only-session"
+    REARRANGE_SESSION_ONLY = "rearrange-session-only"
+    NON_REARRANGE_SESSION = "non-rearrange-session"
+    MOVE_INTO_SELF_OR_DESCENDANT = "move-into-self-or-descendant"
+    MOVE_DESTINATION_PARENT_MISSING = "move-destination-parent-missing"
+    MOVE_DESTINATION_PARENT_NOT_GROUP = "move-destination-parent-not-group"
+    NO_CHANGES_TO_COMMIT = "no-changes-to-commit"
+    NO_AMEND_FOR_INITIAL_COMMIT = "no-amend-for-initial-commit"
+    NOT_ON_BRANCH = "not-on-branch"
+    NO_SNAPSHOT = "no-snapshot"
+    CANNOT_DELETE_MAIN = "cannot-delete-main"
+    UNCOMMITTED_CHANGES = "uncommitted-changes"
+    MERGE_FAILED = "merge-failed"
+    NOT_ALLOWED = "not-allowed"
+    UNIMPLEMENTED = "unimplemented"
+    REBASE_TX_LOG_PRUNED = "rebase-tx-log-pruned"
+    FEATURE_FLAG_DISABLED = "feature-flag-disabled"
+    TAG_ERROR = "tag-error"
+    INVALID_REPOSITORY_MIGRATION = "invalid-repository-migration"
+    OBJECT_NOT_FOUND = "object-not-found"
+    OBJECT_STORE = "object-store"
+    IO = "io"
+    STORAGE_CONFIG = "storage-config"
+    CANNOT_PARSE_URL = "cannot-parse-url"
+    BAD_REDIRECT = "bad-redirect"
+    SEMAPHORE_ACQUIRE = "semaphore-acquire"
+    THROTTLED = "throttled"
+    STORAGE_OTHER = "storage-other"
+    VIRTUAL_CHUNK_FETCH = "virtual-chunk-fetch"
+    VIRTUAL_CHUNK_MODIFIED = "virtual-chunk-modified"
+    INVALID_OBJECT_SIZE = "invalid-object-size"
+    SERIALIZATION = "serialization"
+    DESERIALIZATION = "deserialization"
+    CONFIG_DESERIALIZATION = "config-deserialization"
+    INVALID_FILE_FORMAT = "invalid-file-format"
+    UNSUPPORTED_SPEC_VERSION = "unsupported-spec-version"
+    UNSUPPORTED_OPERATION_FOR_VERSION = "unsupported-operation-for-version"
+    SNAPSHOT_TIMESTAMP = "snapshot-timestamp"
+    DUPLICATE_SNAPSHOT_ID = "duplicate-snapshot-id"
+    CONCURRENCY = "concurrency"
+    FLUSH = "flush"
+    PARTIAL_VALUES_PANIC = "partial-values-panic"
+    CONFLICTING_PATH_NOT_FOUND = "conflicting-path-not-found"
+    INCONSISTENT_MANIFESTS = "inconsistent-manifests"
+    POISON_LOCK = "poison-lock"
+    PICKLE = "pickle"
+    UNKNOWN = "unknown"
+    INVALID_INPUT = "invalid-input"
+    """An argument that has no code of its own. The official package does not have this code."""
+    OUTCOME_UNKNOWN = "outcome-unknown"
+    """A write whose result is not known. The official package does not have this code."""
 
 
 class IcefloeError(Exception):
@@ -84,6 +191,8 @@ class IcefloeError(Exception):
     ----------
     message
         The text of the error. Control characters are escaped.
+    kind
+        What happened. None means the code of the class.
     **facts
         Details. Each becomes an attribute.
 
@@ -91,98 +200,148 @@ class IcefloeError(Exception):
     --------
     >>> error = InvalidInputError("there is no dimension 'tiem'", dim="tiem")
     >>> error.dim, error.kind
-    ('tiem', <ErrorKind.INVALID_INPUT: 'invalid_input'>)
+    ('tiem', <ErrorKind.INVALID_INPUT: 'invalid-input'>)
     """
 
-    kind: ErrorKind = ErrorKind.OTHER
+    kind: ErrorKind = ErrorKind.UNKNOWN
+    message: str
 
-    def __init__(self, message: str, **facts: Any) -> None:
+    def __init__(self, message: str, kind: str | None = None, **facts: Any) -> None:
         # Messages quote names and texts of repositories, and end in terminals.
         message = printable(message)
         super().__init__(message)
         self.message = message
         self.facts = facts
+        if kind is not None:
+            self.kind = ErrorKind(kind)
         for name, value in facts.items():
             setattr(self, name, value)
 
+    def __str__(self) -> str:
+        return self.message  # a KeyError would show its quoted form
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.facts)
+        return _rebuild, (type(self), self.message, self.kind, self.facts)
 
 
-def _rebuild(cls: type[IcefloeError], message: str, facts: dict[str, Any]) -> IcefloeError:
+def _rebuild(cls: type[IcefloeError], message: str, kind: ErrorKind, facts: dict[str, Any]) -> IcefloeError:
     error = cls.__new__(cls)
-    IcefloeError.__init__(error, message, **facts)
+    IcefloeError.__init__(error, message, kind, **facts)
     return error
 
 
 IcechunkError = IcefloeError
 
 
-class NotFoundError(IcefloeError):
+class NotFoundError(IcefloeError, KeyError):
     """The requested object does not exist."""
 
-    kind = ErrorKind.NOT_FOUND
+    kind = ErrorKind.KEY_NOT_FOUND
 
 
 class RepositoryNotFoundError(NotFoundError):
     """There is no repository at this URL."""
 
+    kind = ErrorKind.REPOSITORY_NOT_FOUND
+
 
 class RefNotFoundError(NotFoundError):
     """There is no branch or tag with this name."""
+
+    kind = ErrorKind.REF_NOT_FOUND
 
 
 class SnapshotNotFoundError(NotFoundError):
     """There is no snapshot with this id."""
 
+    kind = ErrorKind.SNAPSHOT_NOT_FOUND
+
 
 class NodeNotFoundError(NotFoundError):
     """There is no array or group at this path."""
+
+    kind = ErrorKind.NODE_NOT_FOUND
 
 
 class ObjectNotFoundError(NotFoundError):
     """There is no object with this key in the storage."""
 
+    kind = ErrorKind.OBJECT_NOT_FOUND
+
 
 class AlreadyExistsError(IcefloeError):
     """The name is already in use."""
 
-    kind = ErrorKind.ALREADY_EXISTS
+    kind = ErrorKind.NODE_ALREADY_EXISTS
 
 
 class ConflictError(IcefloeError):
-    """The branch has new commits since the session started. Rebase the session, then commit again."""
+    """The branch has new commits since the session started. Rebase the session, then commit again.
 
-    kind = ErrorKind.CONFLICT
+    Parameters
+    ----------
+    expected_parent
+        The snapshot that the session started from.
+    actual_parent
+        The newest snapshot of the branch.
+    message
+        The text of the error. None means a text with both snapshots.
+    kind
+        What happened. None means the code of the class.
+    **facts
+        Details. Each becomes an attribute.
+    """
 
-    def __init__(self, message: str | None = None, **facts: Any) -> None:
-        facts.setdefault("expected_parent", None)
-        facts.setdefault("actual_parent", None)
-        super().__init__(
-            message
-            or f"the branch is at snapshot {facts['actual_parent']}, the session started from "
-            f"{facts['expected_parent']}; call session.rebase(...) or commit(..., rebase_with=...)",
-            **facts,
-        )
-
+    kind = ErrorKind.COMMIT_CONFLICT
     expected_parent: str | None
     actual_parent: str | None
 
+    def __init__(
+        self,
+        expected_parent: str | None = None,
+        actual_parent: str | None = None,
+        message: str | None = None,
+        kind: str | None = None,
+        **facts: Any,
+    ) -> None:
+        super().__init__(
+            message
+            or f"the branch is at snapshot {actual_parent}, the session started from "
+            f"{expected_parent}; call session.rebase(...) or commit(..., rebase_with=...)",
+            kind,
+            expected_parent=expected_parent,
+            actual_parent=actual_parent,
+            **facts,
+        )
 
-class RebaseFailedError(IcefloeError):
-    """The changes of the session conflict with a commit that was made after the session started."""
 
-    kind = ErrorKind.CONFLICT
+class RebaseFailedError(ConflictError):
+    """The changes of the session conflict with a commit that was made after the session started.
+
+    Parameters
+    ----------
+    snapshot
+        The commit that the changes conflict with.
+    conflicts
+        The conflicts that the solver did not resolve.
+    message
+        The text of the error. None means a text with the conflicts.
+    **facts
+        Details. Each becomes an attribute.
+    """
+
+    kind = ErrorKind.REBASE_FAILED
     snapshot: str
     conflicts: Sequence[Any]
 
-    def __init__(self, message: str | None = None, **facts: Any) -> None:
-        facts.setdefault("snapshot", "")
-        facts.setdefault("conflicts", [])
-        listed = "; ".join(str(c) for c in list(facts["conflicts"])[:5])
+    def __init__(
+        self, snapshot: str = "", conflicts: Sequence[Any] = (), message: str | None = None, **facts: Any
+    ) -> None:
+        listed = "; ".join(str(c) for c in list(conflicts)[:5])
         super().__init__(
-            message
-            or f"cannot rebase over snapshot {facts['snapshot']}: {len(facts['conflicts'])} conflict(s): {listed}",
+            message=message or f"cannot rebase over snapshot {snapshot}: {len(conflicts)} conflict(s): {listed}",
+            snapshot=snapshot,
+            conflicts=list(conflicts),
             **facts,
         )
 
@@ -196,23 +355,25 @@ class InvalidInputError(IcefloeError, ValueError):
 class UnsupportedError(InvalidInputError):
     """This generation of the format, or this storage, does not support the operation."""
 
+    kind = ErrorKind.UNSUPPORTED_OPERATION_FOR_VERSION
+
 
 class ReadOnlyError(IcefloeError, ValueError):
     """The session, store or repository is read-only."""
 
-    kind = ErrorKind.READ_ONLY
+    kind = ErrorKind.READ_ONLY_SESSION
 
 
 class SessionStateError(IcefloeError):
-    """The session is not in a state that allows the operation."""
+    """The session or repository is not in a state that allows the operation."""
 
-    kind = ErrorKind.SESSION_STATE
+    kind = ErrorKind.NOT_ALLOWED
 
 
 class StorageError(IcefloeError):
     """The storage failed. Trying again can help."""
 
-    kind = ErrorKind.STORAGE
+    kind = ErrorKind.STORAGE_OTHER
 
 
 class VersionMismatchError(StorageError):
@@ -222,24 +383,66 @@ class VersionMismatchError(StorageError):
 class PermissionDeniedError(StorageError):
     """The storage rejected the credentials."""
 
+    kind = ErrorKind.OBJECT_STORE
+
 
 class FormatError(IcefloeError):
     """A file is invalid. Trying again does not help."""
 
-    kind = ErrorKind.FORMAT
+    kind = ErrorKind.INVALID_FILE_FORMAT
 
 
 class UnknownFormatError(FormatError):
     """The format is unknown, or newer than this library."""
 
+    kind = ErrorKind.UNSUPPORTED_SPEC_VERSION
+
 
 class VirtualChunkError(IcefloeError):
     """A virtual chunk cannot be read: no container, no authorisation, or the file has changed or is damaged."""
 
-    kind = ErrorKind.STORAGE
+    kind = ErrorKind.VIRTUAL_CHUNK_FETCH
 
 
 class OutcomeUnknownError(IcefloeError):
     """The write may have succeeded. Check the repository before you try again."""
 
     kind = ErrorKind.OUTCOME_UNKNOWN
+
+
+class InternalError(IcefloeError):
+    """A bug of this library. Please report it."""
+
+
+class RepositoryExistsError(AlreadyExistsError, InvalidInputError):
+    """There is a repository, or there are other objects, where one should be created."""
+
+    kind = ErrorKind.PARENT_DIRECTORY_NOT_CLEAN
+
+
+class PathOccupiedError(AlreadyExistsError, InvalidInputError):
+    """There is a node at the path that a node should move to."""
+
+    kind = ErrorKind.MOVE_WONT_OVERWRITE
+
+
+class InvalidSnapshotIdError(SnapshotNotFoundError, InvalidInputError):
+    """The text is not the id of a snapshot."""
+
+    kind = ErrorKind.INVALID_SNAPSHOT_ID
+
+
+class ForbiddenChangeError(SessionStateError, InvalidInputError):
+    """The repository does not allow this change, in whatever state it is."""
+
+
+class FinishedSessionError(SessionStateError, ReadOnlyError):
+    """The session is read-only, or became read-only with its commit, so that it cannot commit, fork or rebase."""
+
+    kind = ErrorKind.READ_ONLY_SESSION
+
+
+class ContainerError(VirtualChunkError, InvalidInputError):
+    """No virtual chunk container covers a location, or the container is not authorised."""
+
+    kind = ErrorKind.NO_CONTAINER_FOR_VIRTUAL_CHUNK

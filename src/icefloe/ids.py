@@ -77,6 +77,14 @@ def decode_base32(text: str, byte_count: int) -> bytes:
     return (number >> (len(text) * 5 - byte_count * 8)).to_bytes(byte_count, "big")
 
 
+def is_object_id(text: str, byte_count: int = OBJECT_ID_BYTES) -> bool:
+    """Whether a text is the base32 form of that many bytes."""
+    try:
+        return len(decode_base32(text, byte_count)) == byte_count
+    except InvalidInputError:
+        return False
+
+
 def encode_base32_column(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Base32 text of many ids at once: uint8[n, bytes] to ASCII uint8[n, characters]."""
     count, width = data.shape

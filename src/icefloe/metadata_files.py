@@ -10,9 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from icefloe.blocking import blocking_loop, fork_safe_lock, tell_after_fork
-from icefloe.errors import FormatError, InvalidInputError, ObjectNotFoundError, SnapshotNotFoundError
+from icefloe.errors import (
+    FormatError,
+    InvalidInputError,
+    InvalidSnapshotIdError,
+    ObjectNotFoundError,
+    SnapshotNotFoundError,
+)
 from icefloe.formats.contract import Format, OpenManifest
-from icefloe.ids import NodeId, ObjectId
+from icefloe.ids import NodeId, ObjectId, is_object_id
 from icefloe.model.chunk_table import ChunkRef
 from icefloe.model.snapshot import Manifest, ManifestFileInfo, Snapshot, TransactionLog
 from icefloe.storage.contract import Storage
@@ -161,6 +167,11 @@ class MetadataFiles:
                 data = await self.storage.get(self.format.snapshot_key(snapshot_id))
             except ObjectNotFoundError as error:
                 self._snapshots.drop(snapshot_id)
+                if not is_object_id(snapshot_id, self.format.capabilities.object_id_bytes):
+                    raise InvalidSnapshotIdError(
+                        f"{snapshot_id!r} is not the id of a snapshot; `icefloe log` lists those of a branch",
+                        snapshot_id=snapshot_id,
+                    ) from error
                 raise SnapshotNotFoundError(
                     f"no snapshot {snapshot_id} in {self.storage.url}: it never was there, or was expired and "
                     f"collected; `icefloe log` lists those of a branch",

@@ -78,6 +78,7 @@ def _explain_virtual(error: IcefloeError, location: str, source: ObjectSource, w
         return VirtualChunkError(
             f"{location} has changed since the reference was made (expected {expected}){wanted_by}; make the "
             "references to it anew",
+            "virtual-chunk-modified",
             location=location,
         )
     if isinstance(error, PermissionDeniedError):

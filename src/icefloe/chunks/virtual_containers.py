@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
 from icefloe.chunks.range_scheduler import ObjectSource, object_source
-from icefloe.errors import InvalidInputError, VirtualChunkError
+from icefloe.errors import ContainerError, InvalidInputError, VirtualChunkError
 from icefloe.model.chunk_table import FEW_TEXTS, StringColumn, string_column, text_array
 from icefloe.model.virtual_chunk_container import (
     SCHEMES,
@@ -158,7 +158,7 @@ def no_container(location: str, prefixes: Sequence[str], others: int) -> Virtual
         store = _STORE_CALLS.get(scheme, "icefloe.ObjectStoreConfig...")
     also = f" (and {others} more)" if others else ""
     known = ", ".join(prefixes[:5]) or "none"
-    return VirtualChunkError(
+    return ContainerError(
         f"{location}{also} is in no virtual chunk container of this repository; containers: {known}. Add one:\n"
         f"    config = repo.config\n"
         f"    config.set_virtual_chunk_container(icefloe.VirtualChunkContainer({prefix!r}, {store}))\n"
@@ -172,7 +172,7 @@ def no_container(location: str, prefixes: Sequence[str], others: int) -> Virtual
 def no_such_name(location: str, names: Sequence[str]) -> VirtualChunkError:
     """The error for a `vcc://` location whose container is not there."""
     name = location.partition("://")[2].partition("/")[0]
-    return VirtualChunkError(
+    return ContainerError(
         f"{location} needs a virtual chunk container named {name!r}; named containers: {', '.join(names) or 'none'}. "
         f"Add one:\n"
         f"    config.set_virtual_chunk_container(icefloe.VirtualChunkContainer(url_prefix, store, name={name!r}))",
@@ -184,11 +184,12 @@ def no_authorization(location: str, container: VirtualChunkContainer) -> Virtual
     """The error for a container that the caller did not authorise."""
     prefix = container.url_prefix
     call = _credentials(prefix.partition("://")[0].lower())
-    return VirtualChunkError(
+    return ContainerError(
         f"{location} is in the virtual chunk container {prefix!r}, which this repository was opened without "
         f"authorisation for. Virtual chunks are read only where you allow it:\n"
         f"    repo = icefloe.Repository.open(storage, authorize_virtual_chunk_access="
         f"icefloe.containers_credentials({{{prefix!r}: {call}}}))",
+        "unauthorized-virtual-chunk-container",
         location=location,
         url_prefix=prefix,
     )

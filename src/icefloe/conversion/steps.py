@@ -26,6 +26,7 @@ from icefloe.errors import (
     FormatError,
     InvalidInputError,
     ObjectNotFoundError,
+    RepositoryExistsError,
     UnsupportedError,
 )
 from icefloe.formats.config_document import encode_config
@@ -124,7 +125,8 @@ async def keep_journal(storage: Storage, journal: Journal) -> None:
 def other_conversion(storage: Storage, known: Journal) -> ConflictError:
     """The error for a storage with another unfinished conversion."""
     return ConflictError(
-        f"{storage.url} contains an unfinished conversion of {known.source.value!r} (first snapshot {known.root}) to "
+        message=f"{storage.url} contains an unfinished conversion of {known.source.value!r} (first snapshot "
+        f"{known.root}) to "
         f"{known.target.value!r}; finish it, or delete {JOURNAL_KEY} and the files that it wrote",
         expected_parent=None,
         actual_parent=known.root,
@@ -225,7 +227,8 @@ async def carry_out(request: ConversionRequest, progress: Progress) -> Conversio
             await _land(request, work, transfer)
             return await _finished(request, found, losses, transfer)
     raise ConflictError(
-        f"branches of {request.context.storage.url} changed in each of {_ROUNDS} rounds; stop all writers, then retry"
+        message=f"branches of {request.context.storage.url} changed in each of {_ROUNDS} rounds; stop all writers, "
+        "then retry"
     )
 
 
@@ -320,9 +323,9 @@ async def check_target(target: Storage, version: SpecVersion) -> None:
             raise other_conversion(target, journal)
         return
     if found is not None:
-        raise AlreadyExistsError(f"there is a repository of generation {found.value!r} at {target.url} already")
+        raise RepositoryExistsError(f"there is a repository of generation {found.value!r} at {target.url} already")
     if not await target.is_empty():
-        raise AlreadyExistsError(f"{target.url} contains other objects; choose an empty location")
+        raise RepositoryExistsError(f"{target.url} contains other objects; choose an empty location")
 
 
 async def check_in_place(request: ConversionRequest) -> tuple[Loss, ...]:

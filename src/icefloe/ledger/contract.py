@@ -81,7 +81,8 @@ class StaleTipError(ConflictError):
 
     def __init__(self, tip: Tip) -> None:
         super().__init__(
-            f"history was expired or garbage collected in every try to commit on {tip.snapshot_id}; commit again",
+            message=f"history was expired or garbage collected in every try to commit on {tip.snapshot_id}; commit "
+            "again",
             expected_parent=tip.snapshot_id,
             actual_parent=tip.snapshot_id,
             tip=tip,
@@ -364,7 +365,9 @@ async def save_config_file(storage: Storage, key: str, data: bytes, version_toke
         else:
             await storage.swap(key, data, version_token, unique=False)
     except (AlreadyExistsError, VersionMismatchError, ObjectNotFoundError) as error:
-        raise ConflictError("the stored configuration changed since it was read; fetch it, then save") from error
+        raise ConflictError(
+            message="the stored configuration changed since it was read; fetch it, then save"
+        ) from error
 
 
 async def walk_history(

@@ -12,9 +12,11 @@ from urllib.parse import quote, unquote
 from icefloe.errors import (
     AlreadyExistsError,
     ConflictError,
+    ForbiddenChangeError,
     InvalidInputError,
     ObjectNotFoundError,
     RefNotFoundError,
+    RepositoryExistsError,
     RepositoryNotFoundError,
     SnapshotNotFoundError,
     StorageError,
@@ -137,7 +139,7 @@ class DatasetLedger(Ledger):
         try:
             version = await self.storage.create(STATE_KEY, encode_state(state))
         except AlreadyExistsError as error:
-            raise AlreadyExistsError(f"there is a dataset at {self.storage.url} already") from error
+            raise RepositoryExistsError(f"there is a dataset at {self.storage.url} already") from error
         self._seen = SeenState(state, version)
 
     async def fetch(self) -> SeenState:
@@ -236,7 +238,9 @@ class DatasetLedger(Ledger):
 
     async def delete_branch(self, branch: str) -> None:
         if branch == MAIN:
-            raise InvalidInputError(f"the branch {MAIN!r} cannot be deleted")
+            raise ForbiddenChangeError(
+                "the branch main cannot be deleted: every repository has it", "cannot-delete-main"
+            )
 
         def plan(state: State) -> State:
             _find_ref(state, branch, "branch")
@@ -279,7 +283,9 @@ class DatasetLedger(Ledger):
     async def save_config(self, document: Mapping[str, Any], version_token: Any) -> None:
         def plan(state: State) -> State:
             if _config_version(state.extra.get(STATE_CONFIG_KEY)) != version_token:
-                raise ConflictError("the stored configuration changed since it was read; read it again and merge")
+                raise ConflictError(
+                    message="the stored configuration changed since it was read; read it again and merge"
+                )
             return state.with_extra(STATE_CONFIG_KEY, dict(document))
 
         await self._update(plan)

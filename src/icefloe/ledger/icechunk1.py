@@ -11,6 +11,7 @@ from typing import Any
 from icefloe.errors import (
     AlreadyExistsError,
     ConflictError,
+    ForbiddenChangeError,
     FormatError,
     InvalidInputError,
     ObjectNotFoundError,
@@ -185,7 +186,9 @@ class Icechunk1Ledger(Ledger):
         try:
             await self.storage.create(_branch_key(branch), _encode_ref(snapshot_id), unique=False)
         except AlreadyExistsError as error:
-            raise AlreadyExistsError(f"branch {branch!r} exists already; reset_branch moves it", name=branch) from error
+            raise AlreadyExistsError(
+                f"branch {branch!r} exists already; reset_branch moves it", "branch-already-exists", name=branch
+            ) from error
 
     async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> None:
         check_name(branch, "branch")
@@ -218,18 +221,26 @@ class Icechunk1Ledger(Ledger):
     async def delete_branch(self, branch: str) -> None:
         check_name(branch, "branch")
         if branch == MAIN:
-            raise InvalidInputError("the branch main cannot be deleted: every repository has it")
+            raise ForbiddenChangeError(
+                "the branch main cannot be deleted: every repository has it", "cannot-delete-main"
+            )
         await self.fetch_tip(branch)
         await self.storage.delete([_branch_key(branch)])
 
     async def create_tag(self, tag: str, snapshot_id: ObjectId) -> None:
         check_new_name(tag, "tag")
         if await self.storage.exists(_tombstone_key(tag)):
-            raise AlreadyExistsError(f"tag {tag!r} existed and was deleted; its name cannot be used again", name=tag)
+            raise AlreadyExistsError(
+                f"tag {tag!r} existed and was deleted; its name cannot be used again",
+                "tag-previously-deleted",
+                name=tag,
+            )
         try:
             await self.storage.create(_tag_key(tag), _encode_ref(snapshot_id), unique=False)
         except AlreadyExistsError as error:
-            raise AlreadyExistsError(f"tag {tag!r} exists already; tags never move", name=tag) from error
+            raise AlreadyExistsError(
+                f"tag {tag!r} exists already; tags never move", "tag-already-exists", name=tag
+            ) from error
 
     async def delete_tag(self, tag: str) -> None:
         await self.fetch_tag(tag)

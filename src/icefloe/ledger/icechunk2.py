@@ -15,6 +15,7 @@ from icefloe.errors import (
     FormatError,
     ObjectNotFoundError,
     ReadOnlyError,
+    RepositoryExistsError,
     RepositoryNotFoundError,
     SessionStateError,
     SnapshotNotFoundError,
@@ -113,7 +114,7 @@ class Icechunk2Ledger(Ledger):
         try:
             version = await self.storage.create(REPO_KEY, data, metadata=object_metadata("repo-info", _SPEC))
         except AlreadyExistsError as error:
-            raise AlreadyExistsError(f"there is a repository at {self.storage.url} already") from error
+            raise RepositoryExistsError(f"there is a repository at {self.storage.url} already") from error
         self._seen = SeenRepo(Versioned(data, version), info)
 
     def remember(self, found: Versioned) -> None:
@@ -264,7 +265,9 @@ class Icechunk2Ledger(Ledger):
     async def save_config(self, document: Mapping[str, Any], version_token: Any) -> None:
         def edit(info: RepoInfo, now_us: int) -> Edit:
             if info.config != version_token:
-                raise ConflictError("the stored configuration changed since it was read; fetch it and save again")
+                raise ConflictError(
+                    message="the stored configuration changed since it was read; fetch it and save again"
+                )
             return edits.set_config(info, document)
 
         await self._apply(edit)

@@ -24,6 +24,7 @@ from icefloe.blocking import monotonic_time
 from icefloe.errors import (
     AlreadyExistsError,
     ConflictError,
+    ForbiddenChangeError,
     FormatError,
     InvalidInputError,
     ObjectNotFoundError,
@@ -422,7 +423,9 @@ class RepositoryLedger(QuotingLedger):
     async def delete_branch(self, branch: str) -> None:
         check_name(branch, "branch")
         if branch == MAIN:
-            raise InvalidInputError("the branch main cannot be deleted: every repository has it")
+            raise ForbiddenChangeError(
+                "the branch main cannot be deleted: every repository has it", "cannot-delete-main"
+            )
         for pause in _CONTENTION.pauses():
             newest = await self._fetch_newest(branch)
             if newest is None or newest.content.deleted:
@@ -447,11 +450,17 @@ class RepositoryLedger(QuotingLedger):
         check_new_name(tag, "tag")
         folder = (await self._style()).tag_folder(tag)
         if await self.storage.exists(folder + TAG_TOMBSTONE):
-            raise AlreadyExistsError(f"tag {tag!r} existed and was deleted; its name cannot be used again", name=tag)
+            raise AlreadyExistsError(
+                f"tag {tag!r} existed and was deleted; its name cannot be used again",
+                "tag-previously-deleted",
+                name=tag,
+            )
         try:
             await self.storage.create(folder + TAG_FILE, RefContent(snapshot_id).encode(), unique=False)
         except AlreadyExistsError as error:
-            raise AlreadyExistsError(f"tag {tag!r} exists already; tags never move", name=tag) from error
+            raise AlreadyExistsError(
+                f"tag {tag!r} exists already; tags never move", "tag-already-exists", name=tag
+            ) from error
 
     async def delete_tag(self, tag: str) -> None:
         await self.fetch_tag(tag)
@@ -518,7 +527,9 @@ def _no_branch(branch: str) -> RefNotFoundError:
 
 
 def _branch_exists(branch: str) -> AlreadyExistsError:
-    return AlreadyExistsError(f"branch {branch!r} exists already; reset_branch moves it", name=branch)
+    return AlreadyExistsError(
+        f"branch {branch!r} exists already; reset_branch moves it", "branch-already-exists", name=branch
+    )
 
 
 def _contended(branch: str) -> StorageError:

@@ -24,10 +24,12 @@ from icefloe.blocking import current_time, monotonic_time
 from icefloe.errors import (
     AlreadyExistsError,
     ConflictError,
+    ForbiddenChangeError,
     InvalidInputError,
     ObjectNotFoundError,
     ReadOnlyError,
     RefNotFoundError,
+    RepositoryExistsError,
     StorageError,
     UnsupportedError,
 )
@@ -220,7 +222,7 @@ class StoreLedger(QuotingLedger):
         try:
             await self._create_file(MAIN, 0, initial.id)
         except AlreadyExistsError as error:
-            raise AlreadyExistsError(f"there is a store at {self.storage.url} already") from error
+            raise RepositoryExistsError(f"there is a store at {self.storage.url} already") from error
         if config is not None:
             await self.save_config(config, None)
 
@@ -379,7 +381,9 @@ class StoreLedger(QuotingLedger):
                 raise AlreadyExistsError(f"the newest file is number {newest.sequence}")
             await self._create_file(branch, 0 if newest is None else newest.sequence + 1, snapshot_id)
         except AlreadyExistsError as error:
-            raise AlreadyExistsError(f"branch {branch!r} exists already; reset_branch moves it", name=branch) from error
+            raise AlreadyExistsError(
+                f"branch {branch!r} exists already; reset_branch moves it", "branch-already-exists", name=branch
+            ) from error
 
     async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> None:
         for pause in _CONTENTION.pauses():
@@ -397,7 +401,9 @@ class StoreLedger(QuotingLedger):
 
     async def delete_branch(self, branch: str) -> None:
         if branch == MAIN:
-            raise InvalidInputError("the branch main cannot be deleted: every repository has it")
+            raise ForbiddenChangeError(
+                "the branch main cannot be deleted: every repository has it", "cannot-delete-main"
+            )
         for pause in _CONTENTION.pauses():
             newest = await self._require_newest(branch)
             try:
@@ -414,7 +420,9 @@ class StoreLedger(QuotingLedger):
         try:
             await self.storage.create(_tag_key(tag), encode_reference(new_reference(snapshot_id, {})))
         except AlreadyExistsError as error:
-            raise AlreadyExistsError(f"tag {tag!r} exists already; tags never move", name=tag) from error
+            raise AlreadyExistsError(
+                f"tag {tag!r} exists already; tags never move", "tag-already-exists", name=tag
+            ) from error
 
     async def delete_tag(self, tag: str) -> None:
         await self.fetch_tag(tag)

@@ -334,7 +334,7 @@ async def _put_tag(ledger: Ledger, name: str, target: ObjectId) -> None:
         found = await _find_tag(ledger, name)
         if found != target:
             raise ConflictError(
-                f"an earlier, interrupted run left the tag {name!r} at {found}, it has to be at {target}; "
+                message=f"an earlier, interrupted run left the tag {name!r} at {found}, it has to be at {target}; "
                 "empty the target and start again",
                 expected_parent=target,
                 actual_parent=found,

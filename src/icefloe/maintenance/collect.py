@@ -609,7 +609,8 @@ async def _forget(context: RepositoryContext, doomed: frozenset[ObjectId], liste
 def _resurrected(snapshot_id: ObjectId, refs: Sequence[str]) -> ConflictError:
     where = f" ({', '.join(refs)})" if refs else ""
     return ConflictError(
-        f"snapshot {snapshot_id} became reachable{where} while garbage was judged; nothing was deleted: collect again"
+        message=f"snapshot {snapshot_id} became reachable{where} while garbage was judged; nothing was deleted: "
+        "collect again"
     )
 
 

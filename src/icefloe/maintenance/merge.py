@@ -325,7 +325,8 @@ async def plan_fast_forward(context: RepositoryContext, branch: str, snapshot_id
         if info.id == tip:
             return FastForwardPlan(branch, tip, snapshot_id)
     raise ConflictError(
-        f"branch {branch!r} is at {tip}, which is no ancestor of {snapshot_id}: merge instead, or reset the branch",
+        message=f"branch {branch!r} is at {tip}, which is no ancestor of {snapshot_id}: merge instead, or reset the "
+        "branch",
         expected_parent=tip,
         actual_parent=snapshot_id,
     )

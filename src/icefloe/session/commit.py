@@ -599,7 +599,7 @@ async def write_detached(state: SessionState, branch: str, request: CommitReques
 
 def _base_gone(state: SessionState, tip_id: ObjectId) -> ConflictError:
     return ConflictError(
-        f"the session's base {state.base.id} was expired and collected; open a new session and write again",
+        message=f"the session's base {state.base.id} was expired and collected; open a new session and write again",
         expected_parent=state.base.id,
         actual_parent=tip_id,
     )
@@ -624,7 +624,8 @@ async def rebase(state: SessionState, branch: str, solver: ConflictSolver) -> No
             if not isinstance(error, SnapshotNotFoundError):
                 raise
             raise ConflictError(
-                f"the branch is at {tip.snapshot_id}, and a commit between that and the session's base {state.base.id} "
+                message=f"the branch is at {tip.snapshot_id}, and a commit between that and the session's base "
+                f"{state.base.id} "
                 f"is not there any more ({error}); open a new session and write again",
                 expected_parent=state.base.id,
                 actual_parent=tip.snapshot_id,
@@ -676,7 +677,8 @@ async def _missed(state: SessionState, branch: str, tip: Tip) -> list[ObjectId]:
         if info.parent_id == state.base.id:
             return missed
     raise ConflictError(
-        f"the branch is at {tip.snapshot_id}, whose history does not contain the session's base {state.base.id}: the "
+        message=f"the branch is at {tip.snapshot_id}, whose history does not contain the session's base "
+        f"{state.base.id}: the "
         "branch was reset, or the base has expired; open a new session and write again. Where history is expired "
         "while sessions are open, keep the commits of a longer time than sessions are open",
         expected_parent=state.base.id,

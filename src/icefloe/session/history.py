@@ -401,7 +401,9 @@ async def diff_between(context: RepositoryContext, old: ObjectId, new: ObjectId)
     Along one history the logs are read. Unrelated snapshots are compared. Others may expire and collect what is
     in between meanwhile: then the history is walked again.
     """
-    cause: Exception = ConflictError(f"the history of {new} was expired again and again while it was read; try again")
+    cause: Exception = ConflictError(
+        message=f"the history of {new} was expired again and again while it was read; try again"
+    )
     for _ in range(_WALKS):
         before = await context.metadata_files.fetch_snapshot(old)
         after = await context.metadata_files.fetch_snapshot(new)

@@ -31,6 +31,7 @@ from icefloe.errors import (
     IcefloeError,
     InvalidInputError,
     ObjectNotFoundError,
+    RepositoryExistsError,
     RepositoryNotFoundError,
     StorageError,
     VersionMismatchError,
@@ -264,7 +265,7 @@ async def create_context(
         await claim.take()
         try:
             if check_clean_root and not await _is_free(storage, context.format):
-                raise AlreadyExistsError(
+                raise RepositoryExistsError(
                     f"{storage.url} holds other objects; choose an empty storage, or pass check_clean_root=False",
                     url=storage.url,
                 )
@@ -361,7 +362,7 @@ async def _is_free(storage: Storage, generation: Format) -> bool:
 
 
 def _taken(storage: Storage) -> AlreadyExistsError:
-    return AlreadyExistsError(
+    return RepositoryExistsError(
         f"there is a repository at {storage.url} already; open it with Repository.open(...)", url=storage.url
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 from icefloe.blocking import awaitable, blocking, run_blocking
 from icefloe.codec_pipeline import prefer_fast_pipeline
 from icefloe.display.card import Card, Described, Fact, Styled, first_line, format_count, format_time
-from icefloe.errors import InvalidInputError, ReadOnlyError, SessionStateError
+from icefloe.errors import FinishedSessionError, InvalidInputError, ReadOnlyError, SessionStateError
 from icefloe.ids import ObjectId
 from icefloe.ledger.contract import Tip
 from icefloe.model.config import RepositoryConfig
@@ -296,7 +296,7 @@ class Session(ChunkMethods, Described):
         >>> array[:].tolist()
         [1, 1, 2, 2]
         """
-        self._check_writable(moves_only=False)
+        self._check_open(moves_only=False)
         self._has_forked = True
         view = await self._state.stored_view()
         return ForkSession(Fork.of(view), default_metadata=self._default_metadata)
@@ -454,7 +454,7 @@ class Session(ChunkMethods, Described):
         >>> repo.lookup_snapshot(snapshot_id).metadata["author"]
         'me'
         """
-        self._check_writable()
+        self._check_open()
         with self._state.exclusive("commit"):
             branch, _ = self._commit_target(allow_empty=allow_empty)
             request = committing.CommitRequest(message, self._metadata(metadata), rebase_with, rebase_tries)
@@ -503,7 +503,7 @@ class Session(ChunkMethods, Described):
         >>> [info.message for info in repo.ancestry(branch="main")]
         ['a group and an array', 'Repository initialized']
         """
-        self._check_writable()
+        self._check_open()
         with self._state.exclusive("amend"):
             branch, tip = self._commit_target(allow_empty=allow_empty)
             request = committing.CommitRequest(message, self._metadata(metadata))
@@ -546,7 +546,7 @@ class Session(ChunkMethods, Described):
         >>> repo.lookup_branch("main") == snapshot_id
         False
         """
-        self._check_writable()
+        self._check_open()
         with self._state.exclusive("flush"):
             branch, _ = self._commit_target(allow_empty=False)
             request = committing.CommitRequest(message, self._metadata(metadata))
@@ -585,7 +585,7 @@ class Session(ChunkMethods, Described):
         >>> session.rebase(icefloe.ConflictDetector())
         >>> _ = session.commit("a")
         """
-        self._check_writable()
+        self._check_open()
         branch = self._branch
         if branch is None:
             raise SessionStateError("this session has no branch to rebase to")
@@ -602,7 +602,9 @@ class Session(ChunkMethods, Described):
             raise SessionStateError("this session has no branch to commit to")
         if self._state.is_clean() and not allow_empty:
             raise SessionStateError(
-                "cannot commit: the session has no changes; write something, or pass allow_empty=True", no_changes=True
+                "cannot commit: the session has no changes; write something, or pass allow_empty=True",
+                "no-changes-to-commit",
+                no_changes=True,
             )
         return self._branch, tip
 
@@ -614,6 +616,13 @@ class Session(ChunkMethods, Described):
             self._state.close(snapshot)
             self._mode, self._branch = SessionMode.READONLY, None
         return snapshot.id
+
+    def _check_open(self, *, moves_only: bool = True) -> None:
+        if self.read_only:
+            raise FinishedSessionError(
+                "the session is read-only, or has committed; open one with repo.writable_session(branch)"
+            )
+        self._check_writable(moves_only=moves_only)
 
     def _check_writable(self, *, moves_only: bool = True) -> None:
         if self.read_only:

@@ -19,7 +19,15 @@ import numpy.typing as npt
 
 from icefloe.blocking import fork_safe_lock, monotonic_time, random_bytes
 from icefloe.chunks.reader import ChunkLookup, ChunkReader, LocatedChunks, gather_located
-from icefloe.errors import InvalidInputError, NodeNotFoundError, ReadOnlyError, RebaseFailedError, SessionStateError
+from icefloe.errors import (
+    ForbiddenChangeError,
+    InvalidInputError,
+    NodeNotFoundError,
+    PathOccupiedError,
+    ReadOnlyError,
+    RebaseFailedError,
+    SessionStateError,
+)
 from icefloe.ids import NODE_ID_BYTES, NodeId, new_node_id
 from icefloe.ledger.contract import Tip
 from icefloe.manifests.cells import PartRef, filter_box, in_box, intersect
@@ -85,7 +93,8 @@ def give_way(base: Snapshot, changes: ChangeSet, theirs: Snapshot, fresh: Set[No
     if not clashing.keys().isdisjoint(changes.parts):
         # Manifests that workers wrote contain the number. Changing it would mean rewriting them.
         raise RebaseFailedError(
-            f"a node of snapshot {theirs.id} took the number of an array that a distributed write of this session "
+            message=f"a node of snapshot {theirs.id} took the number of an array that a distributed write of this "
+            "session "
             "filled; open a new session and write again",
             snapshot=theirs.id,
             conflicts=[],
@@ -630,9 +639,9 @@ class SessionState(SessionView):
         if source == target:
             return
         if source == "/" or target.startswith(source + "/"):
-            raise InvalidInputError(f"cannot move {source} into itself ({target})")
+            raise ForbiddenChangeError(f"cannot move {source} into itself ({target})", "move-into-self-or-descendant")
         if self.tree.find(target) is not None:
-            raise InvalidInputError(f"cannot move {source} to {target}: there is a node already; delete it first")
+            raise PathOccupiedError(f"cannot move {source} to {target}: there is a node already; delete it first")
         parent = self.tree.find(target.rpartition("/")[0] or "/")
         if not isinstance(parent, GroupNode):
             raise NodeNotFoundError(f"cannot move {source} to {target}: there is no group above it; create it first")

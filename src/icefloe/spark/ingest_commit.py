@@ -456,7 +456,8 @@ def publish_batches(repository: Repository, branch: str, staging: str) -> str:
         repository.fast_forward(branch, tip)
     except ConflictError as error:
         raise ConflictError(
-            f"branch {branch} got other commits while batches were ingested; they are complete on branch {staging}: "
+            message=f"branch {branch} got other commits while batches were ingested; they are complete on branch "
+            f"{staging}: "
             "merge it, or delete it and ingest again",
             expected_parent=tip,
             actual_parent=str(repository.lookup_branch(branch)),

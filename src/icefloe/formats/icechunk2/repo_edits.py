@@ -12,6 +12,7 @@ from icefloe.blocking import random_bytes
 from icefloe.errors import (
     AlreadyExistsError,
     ConflictError,
+    ForbiddenChangeError,
     InvalidInputError,
     RefNotFoundError,
     SessionStateError,
@@ -157,7 +158,9 @@ def _with_snapshot(info: RepoInfo, record: SnapshotRecord) -> RepoInfo:
 def create_branch(info: RepoInfo, branch: str, snapshot_id: ObjectId) -> Edit:
     """A new branch."""
     if branch in info.branches:
-        raise AlreadyExistsError(f"branch {branch!r} exists already; reset_branch moves it", name=branch)
+        raise AlreadyExistsError(
+            f"branch {branch!r} exists already; reset_branch moves it", "branch-already-exists", name=branch
+        )
     _require_listed(info, snapshot_id)
     after = dataclasses.replace(info, branches={**info.branches, branch: snapshot_id})
     return Edit(after, UpdateRecord(UpdateKind.BRANCH_CREATED, 0, name=branch))
@@ -176,7 +179,7 @@ def reset_branch(info: RepoInfo, branch: str, snapshot_id: ObjectId, expected: O
 def delete_branch(info: RepoInfo, branch: str) -> Edit:
     """Delete a branch. Its snapshots stay until they are collected."""
     if branch == MAIN:
-        raise InvalidInputError("the branch main cannot be deleted: every repository has it")
+        raise ForbiddenChangeError("the branch main cannot be deleted: every repository has it", "cannot-delete-main")
     standing = branch_tip(info, branch)
     left = {name: tip for name, tip in info.branches.items() if name != branch}
     return Edit(
@@ -189,9 +192,11 @@ def create_tag(info: RepoInfo, tag: str, snapshot_id: ObjectId) -> Edit:
     """Create a tag. The name of a deleted tag cannot be used again."""
     _require_flag(info, "create_tag")
     if tag in info.deleted_tags:
-        raise AlreadyExistsError(f"tag {tag!r} existed and was deleted; its name cannot be used again", name=tag)
+        raise AlreadyExistsError(
+            f"tag {tag!r} existed and was deleted; its name cannot be used again", "tag-previously-deleted", name=tag
+        )
     if tag in info.tags:
-        raise AlreadyExistsError(f"tag {tag!r} exists already; tags never move", name=tag)
+        raise AlreadyExistsError(f"tag {tag!r} exists already; tags never move", "tag-already-exists", name=tag)
     _require_listed(info, snapshot_id)
     after = dataclasses.replace(info, tags={**info.tags, tag: snapshot_id})
     return Edit(after, UpdateRecord(UpdateKind.TAG_CREATED, 0, name=tag))
