@@ -122,6 +122,26 @@ def plan(folder: Path) -> float:
     return time.process_time() - started
 
 
+def _ingest(folder: Path, mode: str) -> float:
+    import icefloe
+    from icefloe.ingest import IngestOptions, ingest_local
+
+    repo = icefloe.Repository.create(_storage(folder))
+    started = time.process_time()
+    ingest_local(str(folder.parent.parent / "files"), repo, IngestOptions(mode=mode))  # type: ignore[arg-type]
+    return time.process_time() - started
+
+
+def ingest_values(folder: Path) -> float:
+    """1,000 NetCDF files by value, in one process."""
+    return _ingest(folder, "native")
+
+
+def ingest_references(folder: Path) -> float:
+    """1,000 NetCDF files by reference, in one process."""
+    return _ingest(folder, "virtual")
+
+
 WORKLOADS: dict[str, Measure] = {
     "200 tiny commits": tiny_commits,
     "write of 256 MiB, chunks of 1 MiB": write_large,
@@ -129,6 +149,8 @@ WORKLOADS: dict[str, Measure] = {
     "write of 20,000 chunks of 4 KiB": write_small,
     "read of 20,000 chunks of 4 KiB": read_small,
     "plan of 1,000 files": plan,
+    "native ingest of 1,000 files": ingest_values,
+    "virtual ingest of 1,000 files": ingest_references,
 }
 
 

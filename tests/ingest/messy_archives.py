@@ -61,6 +61,8 @@ class MessyFile:
     is_unlimited: bool = True
     is_transposed: bool = False
     is_broken: bool = False
+    bounds_hours: int = 1
+    """How long after its beginning a time ends, as its bounds say."""
 
     @property
     def tile(self) -> tuple[Any, ...]:
@@ -262,9 +264,12 @@ def archives(draw: st.DrawFn) -> MessyArchive:
         del files[draw(st.integers(1, len(files) - 1))]
     if draw(st.integers(0, 9)) == 0:
         files.reverse()
+    parts = 1
+    if len(base.variables) > 1 and draw(st.integers(0, 3)) == 0:
+        files, parts = [part for file in files for part in _split_by_variable(draw, file)], 2
     files = [replace(f, name=f"f{i}") for i, f in enumerate(files)]
     second = draw(st.sampled_from(["nothing", "nothing", "append", "append", "correct"]))
-    appended = draw(st.integers(0, count - 1)) * len(tiles) if second == "append" else 0
+    appended = draw(st.integers(0, count - 1)) * len(tiles) * parts if second == "append" else 0
     options = _options(draw)
     if len(files) > 1 and draw(st.integers(0, 9)) == 0:
         options["on_error"] = "skip"
@@ -275,6 +280,14 @@ def archives(draw: st.DrawFn) -> MessyArchive:
     appended = min(appended, len(files) - 1)
     corrections, region = _corrections(draw, base, files) if second == "correct" else ((), None)
     return MessyArchive(tuple(files), options, appended, corrections, region)
+
+
+def _split_by_variable(draw: st.DrawFn, file: MessyFile) -> list[MessyFile]:
+    """One file a variable. They have the same times, and bounds that are mostly the same."""
+    parts = [replace(file, variables=(variable,)) for variable in file.variables] or [file]
+    if draw(st.integers(0, 9)) == 0:
+        parts[-1] = replace(parts[-1], bounds_hours=2)
+    return parts
 
 
 def _options(draw: st.DrawFn) -> dict[str, Any]:
@@ -385,7 +398,7 @@ def _contents(file: MessyFile) -> dict[str, tuple[tuple[str, ...], np.ndarray, d
     if file.members:
         variables["member"] = (("member",), np.array(file.members, "i4"), {})
     if file.bounds != "none":
-        ends = tuple(h + 1 for h in file.hours)
+        ends = tuple(h + file.bounds_hours for h in file.hours)
         dtype = file.time_dtype
         if dtype != "f8" and not all(_is_whole(h, file.unit, file.reference, file.calendar) for h in ends):
             dtype = "f8"

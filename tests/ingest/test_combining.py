@@ -17,7 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.ingest.memory_sink import MemorySink
 
+from icefloe import Repository, in_memory_storage
 from icefloe.errors import InvalidInputError
+from icefloe.ingest.local import ingest_local
 from icefloe.ingest.parsers.registry import parse_schema, try_schema
 from icefloe.ingest.placement import Existing, ExistingArray
 from icefloe.ingest.plan import IngestPlan, plan_ingest
@@ -203,14 +205,94 @@ def test_a_gap_behind_the_end_of_the_repository_is_noted_in_dates(tmp_path: Path
         plan_of(tmp_path / "a.h5", append_dim="time", existing=existing)
 
 
-def test_the_same_cells_in_two_files_are_refused(tmp_path: Path) -> None:
-    cube = np.zeros((4, 2, 2))
-    write(tmp_path / "a.h5", cube, time=np.arange(4.0))
-    write(tmp_path / "b.h5", cube, time=np.arange(4.0))
-    with pytest.raises(InvalidInputError, match="same coordinates"):
-        plan_of(tmp_path)
-    with pytest.raises(InvalidInputError, match="also in"):
-        plan_of(tmp_path, concat_dims=("time",)).report.raise_on_errors()
+def _ingested(*sources: Path, **options: Any) -> xr.Dataset:
+    repository = Repository.create(in_memory_storage())
+    result = ingest_local(sources, repository, IngestOptions(**options))
+    assert result.plan is not None
+    authorised = Repository.open(
+        repository.storage, authorize_virtual_chunk_access=dict.fromkeys(result.plan.containers)
+    )
+    return xr.open_zarr(authorised.readonly_session("main").store, consolidated=False).load()
+
+
+@pytest.mark.parametrize("concat_dims", [None, ("time",)])
+def test_other_values_at_the_same_cells_of_two_files_are_refused(tmp_path: Path, concat_dims: Any) -> None:
+    write(tmp_path / "a.h5", np.zeros((4, 2, 2)), time=np.arange(4.0))
+    write(tmp_path / "b.h5", np.ones((4, 2, 2)), time=np.arange(4.0))
+    with pytest.raises(InvalidInputError, match=r"/v has other values in .*b.h5 than in .*a.h5, at the same coord"):
+        _ingested(tmp_path, concat_dims=concat_dims)
+
+
+def test_large_variables_at_the_same_cells_of_two_files_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("icefloe.ingest.plan.COMPARED_BYTES", 100)
+    for name in "ab":
+        write(tmp_path / f"{name}.h5", np.zeros((4, 2, 2)), time=np.arange(4.0))
+    with pytest.raises(InvalidInputError, match="expected one file, found also in"):
+        _ingested(tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["native", "virtual", "mixed"])
+@pytest.mark.parametrize("days", [1, 2])
+def test_files_of_different_variables_may_share_bounds_and_two_dimensional_coordinates(
+    tmp_path: Path, mode: str, days: int
+) -> None:
+    for day in range(days):
+        times = xr.date_range("2020-01-01", periods=3, freq="8h") + np.timedelta64(day, "D")
+        bounds = np.stack([times, times + np.timedelta64(8, "h")], 1)
+        for name in ("t", "u"):
+            data = xr.Dataset(
+                {name: (("time", "y", "x"), np.random.default_rng(day).random((3, 2, 2)))},
+                {
+                    "time": ("time", times, {"bounds": "time_bnds"}),
+                    "time_bnds": (("time", "nv"), bounds),
+                    "lat": (("y", "x"), np.array([[1.0, np.nan], [3.0, 4.0]])),
+                },
+            )
+            data.to_netcdf(tmp_path / f"{name}{day}.nc", encoding={"time": {"units": "hours since 2020-01-01"}})
+    theirs = xr.combine_by_coords([xr.open_dataset(p) for p in sorted(tmp_path.glob("*.nc"))], coords="minimal")
+    ours = _ingested(tmp_path, mode=mode)
+    xr.testing.assert_equal(ours.reset_coords().drop_encoding(), theirs.reset_coords().drop_encoding())
+
+
+@pytest.mark.parametrize("mode", ["native", "virtual"])
+def test_files_of_different_variables_with_other_bounds_are_refused_by_name(tmp_path: Path, mode: str) -> None:
+    for name, length in (("t", 1), ("u", 2)):
+        xr.Dataset(
+            {name: ("time", [0.0, 1.0]), "time_bnds": (("time", "nv"), [[0, length], [1, 1 + length]])},
+            {"time": ("time", [0, 1], {"units": "days since 2020-01-01", "bounds": "time_bnds"})},
+        ).to_netcdf(tmp_path / f"{name}.nc")
+    with pytest.raises(InvalidInputError, match=r"/time_bnds has other values in .*u.nc than in .*t.nc"):
+        _ingested(tmp_path, mode=mode)
+    assert set(_ingested(tmp_path, mode=mode, drop_variables=("time_bnds",)).data_vars) == {"t", "u"}
+
+
+def test_tiles_of_one_time_with_other_bounds_are_refused(tmp_path: Path) -> None:
+    for tile, day in itertools.product(range(2), range(2)):
+        ends = [day + 1 + 0.5 * (tile and day)]
+        xr.Dataset(
+            {"t": (("time", "x"), [[0.0]]), "time_bnds": (("time", "nv"), [[float(day), *ends]])},
+            {"time": ("time", [float(day)], {"bounds": "time_bnds"}), "x": [tile]},
+        ).to_netcdf(tmp_path / f"{tile}{day}.nc")
+    with pytest.raises(InvalidInputError, match=r"/time_bnds has other values in .*11.nc than in .*01.nc"):
+        _ingested(tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["native", "virtual"])
+@pytest.mark.parametrize("is_text", [False, True])
+def test_named_variables_without_a_joined_dimension_must_be_the_same(tmp_path: Path, mode: str, is_text: bool) -> None:
+    for day, last in enumerate((4.0, 4.0, 5.0)):
+        values = np.array([[1.0, np.nan], [3.0, last]])
+        xr.Dataset(
+            {"t": (("time", "y", "x"), np.zeros((1, 2, 2)))},
+            {"time": [day], "area": (("y", "x"), values.astype("U") if is_text else values)},
+        ).to_netcdf(tmp_path / f"{day}.nc")
+    if is_text and mode == "virtual":
+        mode = "mixed"
+    assert _ingested(tmp_path / "0.nc", tmp_path / "1.nc", mode=mode).sizes["time"] == 2
+    with pytest.raises(InvalidInputError, match=r"/area has other values in .*2.nc than in .*0.nc"):
+        _ingested(tmp_path, mode=mode)
 
 
 def test_files_with_different_variables_are_merged(tmp_path: Path) -> None:

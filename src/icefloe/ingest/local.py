@@ -429,7 +429,7 @@ def ingest_local(
         if dry_run:
             check_free(plan, existing)
             return IngestResult(plan, None, already_there=known - len(files))
-        check_plan(plan, existing)
+        check_plan(plan, existing, access)
         repository = store_containers(repository, plan.containers, containers, access.options)
         session = repository.writable_session(branch)
         if session.snapshot_id == planned.snapshot_id:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,17 +13,17 @@ from icefloe.errors import IcefloeError, InvalidInputError, suggest
 from icefloe.ingest.cf import find_time_units, is_time_units, keeps_values, packing_of
 from icefloe.ingest.source_model import (
     IDENTITY_ATTRIBUTES,
+    NAMING_ATTRIBUTES,
     Coordinate,
     SchemaIssue,
     Severity,
     SourceFile,
     SourceSchema,
     SourceVariable,
+    named_by,
 )
 from icefloe.ingest.sources import IngestOptions
 from icefloe.ingest.zarr_documents import parse_fill_attribute
-
-_NAMING_ATTRIBUTES = ("coordinates", "bounds", "grid_mapping", "ancillary_variables", "cell_measures", "formula_terms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,8 @@ class Member:
     variables: Mapping[str, SourceVariable]
     coordinates: Mapping[str, Coordinate]
     attributes: Mapping[str, Any]
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Hashes of the stored values of small bounds and auxiliary coordinates."""
 
     def sizes(self) -> dict[str, int]:
         sizes: dict[str, int] = {}
@@ -73,6 +75,12 @@ def split_datasets(schemas: Sequence[tuple[int, SourceSchema]], options: IngestO
                 renamed,
                 _coordinates(schema, group, renamed, options.rename),
                 schema.groups.get(group, {}),
+                {
+                    options.rename.get(name, name): digest
+                    for path, digest in schema.digests.items()
+                    for folder, _, name in (path.rpartition("/"),)
+                    if folder == group
+                },
             )
             datasets.setdefault(join_path(below, group), []).append(member)
     return datasets
@@ -125,17 +133,11 @@ def _select(schema: SourceSchema, group: str, options: IngestOptions) -> dict[st
         wanted = {n for n, v in here.items() if n in options.variables or v.path in options.variables}
         needed = {d for n in wanted for d in here[n].dims}
         for name in list(wanted):
-            needed.update(_named_by(here[name]))
+            needed.update(named_by(here[name]))
         for name in [n for n in needed if n in here]:
-            needed.update(_named_by(here[name]))
+            needed.update(named_by(here[name]))
         here = {n: v for n, v in here.items() if n in wanted or n in needed}
     return {n: v for n, v in here.items() if n not in options.drop_variables and v.path not in options.drop_variables}
-
-
-def _named_by(variable: SourceVariable) -> set[str]:
-    """Variables that another one's attributes refer to."""
-    texts = [str(variable.attributes[a]) for a in _NAMING_ATTRIBUTES if a in variable.attributes]
-    return {word.rstrip(":") for text in texts for word in text.split()}
 
 
 def _renamed(
@@ -159,7 +161,7 @@ def _rename(variable: SourceVariable, names: Mapping[str, str]) -> SourceVariabl
     if not names:
         return variable
     attributes = dict(variable.attributes)
-    for key in _NAMING_ATTRIBUTES:
+    for key in NAMING_ATTRIBUTES:
         if isinstance(attributes.get(key), str):
             attributes[key] = " ".join(names.get(word, word) for word in attributes[key].split())
     return replace(variable, dims=tuple(names.get(d, d) for d in variable.dims), attributes=attributes)

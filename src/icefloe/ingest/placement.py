@@ -238,22 +238,7 @@ def find_joined_dims(members: Sequence[Member], asked: Sequence[str] | None) -> 
     stacked = [name for name, digests in scalars.items() if len(digests) == len(members)]
     if len(stacked) == 1:
         return (stacked[0],)
-    _check_disjoint(members)
     return ()
-
-
-def _check_disjoint(members: Sequence[Member]) -> None:
-    owners: dict[str, str] = {}
-    for member in members:
-        for name, variable in member.variables.items():
-            if name in member.coordinates or variable.dims == ():
-                continue
-            if name in owners:
-                raise InvalidInputError(
-                    f"{owners[name]} and {member.file.url} hold {name} at the same coordinates; leave one out, or name "
-                    f"the dimension to join them along with concat_dims"
-                )
-            owners[name] = member.file.url
 
 
 def stack_member(member: Member, dim: str) -> Member:

@@ -16,8 +16,9 @@ from rich.table import Table
 
 from icefloe.display.card import format_bytes, format_count
 from icefloe.errors import InvalidInputError, suggest
+from icefloe.ingest.access import SourceAccess
 from icefloe.ingest.array_plan import ArrayPlan, convert_values
-from icefloe.ingest.cf import format_range
+from icefloe.ingest.cf import format_range, packing_of
 from icefloe.ingest.members import Member, compare_variable, join_path, missing_variables, split_datasets, target_group
 from icefloe.ingest.placement import (
     Existing,
@@ -42,7 +43,15 @@ from icefloe.ingest.source_model import (
 )
 from icefloe.ingest.sources import IngestOptions, natural_key
 from icefloe.ingest.target_arrays import TargetDimensions, extend_array, fill_means_missing, plan_array
-from icefloe.ingest.tasks import Extent, IngestTask, PlacedFile, plan_native_tasks, plan_virtual_tasks
+from icefloe.ingest.tasks import (
+    Extent,
+    IngestTask,
+    PlacedFile,
+    RepeatedVariable,
+    check_repeated,
+    plan_native_tasks,
+    plan_virtual_tasks,
+)
 from icefloe.ingest.zarr_documents import group_document
 
 
@@ -68,6 +77,11 @@ class DatasetPlan:
     report: SchemaReport
     skipped: tuple[str, ...]
     """URLs whose place was held free."""
+    repeated: tuple[RepeatedVariable, ...] = ()
+
+
+COMPARED_BYTES = 16 << 20
+"""A larger variable that two files hold at the same position is refused, not compared."""
 
 
 def plan_dataset(
@@ -89,8 +103,8 @@ def plan_dataset(
         raise InvalidInputError(f"no source has the dimension {absent[0]!r} in group /{group}")
     joined = {n: _join(group, members, n, names, failures, options, existing) for n in names}
     dims = TargetDimensions({n: find_offset(group, j, options, existing) for n, j in joined.items()}, joined)
-    contributions, duplicates = _contributions(members, joined)
-    issues = duplicates
+    contributions, again = _contributions(members, joined)
+    repeated, issues = _repeated(group, members, joined, again)
     arrays: list[ArrayPlan] = []
     for name, cells in contributions.items():
         having = _having(members, name, options)
@@ -118,6 +132,7 @@ def plan_dataset(
         Extent({n: (dims.offset[n], dims.offset[n] + j.size) for n, j in joined.items()}),
         SchemaReport(tuple(issues)),
         tuple(f.file.url for _, f in failures),
+        repeated,
     )
 
 
@@ -267,10 +282,13 @@ def _join(
 
 def _contributions(
     members: Sequence[Member], joined: Mapping[str, JoinedDimension]
-) -> tuple[dict[str, dict[Any, str]], list[SchemaIssue]]:
-    """Per variable: which file fills which place of the joined grid. The first one fills what all of them hold."""
+) -> tuple[dict[str, dict[Any, str]], list[tuple[Member, str, str]]]:
+    """Per variable: which file fills which place of the joined grid. The first one fills what several hold.
+
+    The second result has (member, variable, URL of the first file) of those that came too late.
+    """
     cells: dict[str, dict[Any, str]] = {}
-    duplicates: list[SchemaIssue] = []
+    again: list[tuple[Member, str, str]] = []
     for member in members:
         for name, variable in member.variables.items():
             own = [d for d in joined if d in variable.dims]
@@ -278,19 +296,50 @@ def _contributions(
             filled = cells.setdefault(name, {})
             if place not in filled:
                 filled[place] = member.file.url
-            elif len(own) == len(joined) and joined and variable.dims != (name,):
-                duplicates.append(
-                    SchemaIssue(
-                        "error",
-                        member.file.url,
-                        name,
-                        "place",
-                        "one file",
-                        f"also in {filled[place]}",
-                        "leave one of the files out",
-                    )
-                )
-    return cells, duplicates
+            elif variable.dims not in ((), (name,)) and 0 not in variable.shape:
+                again.append((member, name, filled[place]))
+    return cells, again
+
+
+def _same_digest(first: Member, other: Member, name: str) -> bool:
+    """Whether hashes show that two files hold the same values, which mean the same."""
+    ours, theirs = first.coordinates.get(name), other.coordinates.get(name)
+    digests = (ours.digest, theirs.digest) if ours and theirs else (first.digests.get(name), other.digests.get(name))
+    if digests[0] is None or digests[0] != digests[1]:
+        return False
+    left, right = first.variables[name], other.variables[name]
+    return left is right or (
+        all(left.attributes.get(key) == right.attributes.get(key) for key in ("units", "calendar"))
+        and packing_of(left.attributes, left.dtype) == packing_of(right.attributes, right.dtype)
+    )
+
+
+def _repeated(
+    group: str,
+    members: Sequence[Member],
+    joined: Mapping[str, JoinedDimension],
+    again: Sequence[tuple[Member, str, str]],
+) -> tuple[tuple[RepeatedVariable, ...], list[SchemaIssue]]:
+    """Variables that must be the same in two files, such as the time bounds of files with different variables.
+
+    Hashes tell most of them. A large variable without a joined dimension is not compared.
+    """
+    by_url = {m.file.url: m for m in members} if again else {}
+    repeated: list[RepeatedVariable] = []
+    issues: list[SchemaIssue] = []
+    for member, name, url in again:
+        first = by_url[url]
+        is_static = bool(joined) and not any(d in joined for d in member.variables[name].dims)
+        if _same_digest(first, member, name) or (is_static and name not in member.digests):
+            continue
+        if max(m.variables[name].nbytes for m in (first, member)) > COMPARED_BYTES:
+            told = "leave one of the files out, or the variable of one of them"
+            issues.append(SchemaIssue("error", member.file.url, name, "position", "one file", f"also in {url}", told))
+            continue
+        path = join_path(group, name)
+        kept, other = (PlacedFile(m.file, m.format, {}, {path: m.variables[name]}) for m in (first, member))
+        repeated.append(RepeatedVariable(path, kept, other))
+    return tuple(repeated), issues
 
 
 def _issues(
@@ -477,6 +526,8 @@ class IngestPlan:
         The URLs of sources that cannot be read.
     notes
         Further information.
+    repeated
+        Variables that two files hold at the same position. They are compared before anything is written.
 
     Examples
     --------
@@ -498,6 +549,7 @@ class IngestPlan:
     source_bytes: int
     skipped: tuple[str, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
+    repeated: tuple[RepeatedVariable, ...] = ()
 
     def __repr__(self) -> str:
         counts = (
@@ -589,13 +641,15 @@ def plan_ingest(
         sources=tuple(s.file.url for s in ordered),
         source_bytes=sum(s.file.size_bytes for s in ordered),
         skipped=tuple(f.file.url for f in failures),
+        repeated=tuple(r for d in datasets for r in d.repeated),
     )
 
 
-def check_plan(plan: IngestPlan, existing: Existing) -> None:
-    """Refuse what cannot be carried out, before anything is written."""
+def check_plan(plan: IngestPlan, existing: Existing, access: SourceAccess) -> None:
+    """Refuse what cannot be carried out, before anything is written. Repeated variables are read and compared."""
     plan.report.raise_on_errors()
     check_free(plan, existing)
+    check_repeated(plan.repeated, plan.arrays, access, plan.options.format)
 
 
 def check_free(plan: IngestPlan, existing: Existing) -> None:

@@ -225,6 +225,8 @@ class SourceSchema:
         Members of the file that Zarr cannot represent, and the reasons.
     referenced
         Directories of the files that it refers to, if they are not its own.
+    digests
+        Hashes of the stored values of small bounds and auxiliary coordinates, by path.
 
     Examples
     --------
@@ -243,6 +245,8 @@ class SourceSchema:
     """Members of the file that Zarr cannot hold, and why."""
     referenced: tuple[str, ...] = ()
     """Folders of the files it refers to, where those are not its own."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Hashes of the stored values of small variables that others name, by path."""
 
     def dimension_sizes(self) -> dict[str, int]:
         """Return the length of every named dimension.
@@ -332,7 +336,7 @@ def summarise_coordinate(values: npt.NDArray[Any]) -> Coordinate:
             step = mean
     return Coordinate(
         size=int(flat.size),
-        digest=_digest(flat),
+        digest=digest_values(flat),
         first=flat[0].item() if flat.size else None,
         last=flat[-1].item() if flat.size else None,
         direction=direction,
@@ -341,7 +345,25 @@ def summarise_coordinate(values: npt.NDArray[Any]) -> Coordinate:
     )
 
 
-def _digest(flat: npt.NDArray[Any]) -> str:
+NAMING_ATTRIBUTES = (
+    "coordinates",
+    "bounds",
+    "climatology",
+    "grid_mapping",
+    "ancillary_variables",
+    "cell_measures",
+    "formula_terms",
+)
+"""Attributes whose words are names of other variables."""
+
+
+def named_by(variable: SourceVariable) -> set[str]:
+    """Return the names of the variables that the attributes of another one refer to."""
+    texts = [str(variable.attributes[a]) for a in NAMING_ATTRIBUTES if a in variable.attributes]
+    return {word.rstrip(":") for text in texts for word in text.split()}
+
+
+def digest_values(flat: npt.NDArray[Any]) -> str:
     """Return a hash of values. Equal numbers have the same hash for all types and byte orders."""
     kind = "number" if flat.dtype.kind in "iuf" else flat.dtype.kind
     if kind == "number":

@@ -80,6 +80,15 @@ class IngestTask:
 
 
 @dataclass(frozen=True, slots=True)
+class RepeatedVariable:
+    """A variable that two files hold at the same position of an array. The array has the values of `kept`."""
+
+    path: str
+    kept: PlacedFile
+    other: PlacedFile
+
+
+@dataclass(frozen=True, slots=True)
 class Extent:
     """The range of each joined dimension that the ingest writes."""
 
@@ -460,6 +469,34 @@ def read_values(source: OpenSource, variable: SourceVariable, region: ChunkRegio
     if variable.is_stacked:
         return source.values(variable.in_file(), region[1:])[np.newaxis]
     return source.values(variable, region)
+
+
+def check_repeated(
+    repeated: Sequence[RepeatedVariable], arrays: Mapping[str, ArrayPlan], access: SourceAccess, format: str | None
+) -> None:
+    """Read every variable that two files hold at the same position. Different values are an error."""
+    with _opened(access, format) as files:
+        for each in repeated:
+            array = arrays.get(each.path)
+            if array is None:
+                continue
+            kept, other = (_read(_whole(placed, each.path), array, files) for placed in (each.kept, each.other))
+            if not _same_values(kept, other):
+                raise InvalidInputError(
+                    f"/{each.path} has other values in {each.other.file.url} than in {each.kept.file.url}, at the same "
+                    "coordinates; leave one of the files out, or drop the variable (drop_variables)",
+                    path=each.path,
+                    url=each.other.file.url,
+                )
+
+
+def _whole(placed: PlacedFile, path: str) -> _Piece:
+    region = tuple(slice(0, n) for n in placed.variables[path].shape)
+    return _Piece(placed, placed.variables[path], region, region)
+
+
+def _same_values(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> bool:
+    return bool(np.array_equal(left, right, equal_nan=left.dtype.kind in "fc" and right.dtype.kind in "fc"))
 
 
 def _write_references(task: IngestTask, array: ArrayPlan, sink: BlockSink, files: _OpenFiles) -> tuple[int, int, int]:

@@ -371,7 +371,7 @@ def _prepare(spark: SparkSession, job: IngestJob, options: IngestOptions) -> tup
         planned = repository.readonly_session(job.branch)
         existing = read_existing(planned, job.named)
         plan = plan_first_pass(spark, job.first_pass, existing, options)
-        check_plan(plan, existing)
+        check_plan(plan, existing, job.access)
         repository = store_containers(repository, plan.containers, job.containers, job.access.options)
         session = repository.writable_session(job.branch)
         if session.snapshot_id == planned.snapshot_id:
@@ -437,7 +437,7 @@ def land_in_batches(spark: SparkSession, job: IngestJob, staging: str, batch: in
     existing = read_existing(job.repository.readonly_session(staging), job.named)
     whole = plan_first_pass(spark, job.first_pass, existing, job.options)
     # Everything is checked before the first batch: differences between files are told all at once.
-    check_plan(whole, existing)
+    check_plan(whole, existing, job.access)
     parts = _cut(job.first_pass, whole, batch)
     landed = [land(spark, replace(job, branch=staging, first_pass=part)) for part in parts]
     return Landed(

@@ -5,11 +5,21 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
 
 from icefloe.errors import IcefloeError, ObjectNotFoundError, UnknownFormatError, UnsupportedError
 from icefloe.ingest.access import SourceAccess, local_path
 from icefloe.ingest.parsers.contract import OpenSource
-from icefloe.ingest.source_model import ParsedSource, SourceFailure, SourceFile, SourceSchema
+from icefloe.ingest.source_model import (
+    ParsedSource,
+    SourceFailure,
+    SourceFile,
+    SourceSchema,
+    digest_values,
+    named_by,
+)
 
 # Modules are loaded when a file of their format is met: each needs a library of its own.
 _PARSERS: Mapping[str, tuple[str, str, str]] = {
@@ -172,7 +182,24 @@ def parse_schema(file: SourceFile, access: SourceAccess | None = None, *, format
     {'x': 2}
     """
     with open_source(file, access, format=format) as source:
-        return source.schema()
+        schema = source.schema()
+        digests = _digest_named(source, schema)
+        return replace(schema, digests=digests) if digests else schema
+
+
+DIGESTED_BYTES = 1 << 16
+"""Larger bounds and auxiliary coordinates have no hash in the schema."""
+
+
+def _digest_named(source: OpenSource, schema: SourceSchema) -> dict[str, str]:
+    """Return hashes of the small variables that others name, such as bounds. Files that share them are compared."""
+    named = {name for variable in schema.variables.values() for name in named_by(variable)}
+    found: dict[str, str] = {}
+    for path, variable in schema.variables.items() if named else ():
+        if variable.name in named and path not in schema.coordinates and 0 < variable.nbytes <= DIGESTED_BYTES:
+            values = source.values(variable, tuple(slice(0, n) for n in variable.shape))
+            found[path] = digest_values(np.ascontiguousarray(values).reshape(-1))
+    return found
 
 
 def parse_source(
