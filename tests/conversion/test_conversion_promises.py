@@ -18,10 +18,10 @@ import icefloe
 from icefloe import SpecVersion
 from icefloe.blocking import run_blocking
 from icefloe.cli.app import main
-from icefloe.conversion.steps import JOURNAL_KEY
 from icefloe.conversion.transfer import SeenIds
 from icefloe.conversion.translate import Identities
 from icefloe.ids import new_object_id
+from icefloe.ledger.contract import JOURNAL_KEY
 from icefloe.storage.build import local_filesystem_storage
 from icefloe.testing.faulty_storage import Fault, FaultKind, FaultPlan, FaultyStorage
 

@@ -14,7 +14,7 @@ from tests.conversion.test_conversion_promises import PAIRS_TO_KILL, files, smal
 from tests.engine.forked import run_child
 
 import icefloe
-from icefloe.conversion.steps import JOURNAL_KEY
+from icefloe.ledger.contract import JOURNAL_KEY
 from icefloe.storage.build import local_filesystem_storage
 from icefloe.storage.wrappers import METHODS, WRITES
 from icefloe.testing.faulty_storage import KILLED, Fault, FaultKind, FaultPlan, FaultyStorage

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import itertools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -13,10 +15,22 @@ import zarr
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.conversion.survey import LossKind
+from icefloe.ledger import repository, store, switch_generation
+from icefloe.storage.contract import Storage
+from icefloe.storage.wrappers import WRITES, Operation, WrappedStorage
+
+T = TypeVar("T")
 
 GENERATIONS = ("dataset", "store", "repository", "icechunk1", "icechunk2")
 PAIRS = [f"{one} to {two}" for one, two in itertools.permutations(GENERATIONS, 2)]
+ORDINARY = ("icechunk1 to icechunk2", "repository to icechunk2", "store to repository", "icechunk2 to dataset")
+"""Pairs that are tried at every write in the ordinary run."""
 CONFIG = icefloe.RepositoryConfig(inline_chunk_threshold_bytes=0)
+
+
+def write_first(repo: icefloe.Repository) -> None:
+    with repo.transaction("main", message="start") as store:
+        zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i4", compressors=None)[:] = 1
 
 
 def write(repo: icefloe.Repository, value: int) -> icefloe.Session:
@@ -30,8 +44,7 @@ def test_nothing_that_was_open_before_a_conversion_in_place_loses_data_after_it(
     old, new = pair.split(" to ")
     storage = icefloe.in_memory_storage()
     repo = icefloe.Repository.create(storage, spec_version=old, config=CONFIG)
-    with repo.transaction("main", message="start") as store:
-        zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i4", compressors=None)[:] = 1
+    write_first(repo)
     tip = repo.lookup_branch("main")
     late = write(repo, 9)
     icefloe.upgrade(storage, new, drop=list(LossKind))
@@ -63,6 +76,77 @@ def test_nothing_that_was_open_before_a_conversion_in_place_loses_data_after_it(
     assert fresh.verify(repair=True).is_clean
     assert icefloe.Repository.open(storage).spec_version.value == new
     assert icefloe.Repository.recover(storage) == ()
+
+
+class _Interrupted(Exception):
+    """The process that converts has died."""
+
+
+class _CallingStorage(WrappedStorage):
+    """Calls a function before a write with a given number."""
+
+    def __init__(self, inner: Storage, number: int, call: Callable[[], None]) -> None:
+        super().__init__(inner)
+        self.left, self.call = number, call
+
+    async def _forward(self, operation: Operation, call: Callable[[], Awaitable[T]]) -> T:
+        if operation.method in WRITES:
+            self.left -= 1
+            if self.left == 0:
+                await asyncio.to_thread(self.call)
+        return await call()
+
+    def _rewrap(self, inner: Storage) -> Storage:
+        return inner
+
+
+def _commit(session: icefloe.Session | None, storage: Storage) -> bool:
+    """Whether a commit was acknowledged. Otherwise it was refused with an error that says why."""
+    try:
+        session = session or write(icefloe.Repository.open(storage, config=CONFIG), 9)
+        session.commit("late")
+    except (icefloe.NotFoundError, icefloe.ConflictError, icefloe.ReadOnlyError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["goes on", "dies"])
+@pytest.mark.parametrize("opened", ["before", "during"])
+@pytest.mark.parametrize(
+    "pair", [pytest.param(pair, marks=() if pair in ORDINARY else pytest.mark.slow) for pair in PAIRS]
+)
+def test_no_commit_is_lost_whenever_it_meets_a_conversion_in_place(
+    pair: str, opened: str, dies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = pair.split(" to ")
+    for ledger in (repository, store, switch_generation):
+        monkeypatch.setattr(ledger, "FRESH_SECONDS", -0.1)
+    acknowledged = []
+    for number in itertools.count(1):
+        storage = icefloe.in_memory_storage()
+        repo = icefloe.Repository.create(storage, spec_version=old, config=CONFIG)
+        write_first(repo)
+        late = write(repo, 9) if opened == "before" else None
+
+        def meet() -> None:
+            if dies:
+                raise _Interrupted
+            acknowledged.append(_commit(late, storage))  # noqa: B023
+
+        meeting = _CallingStorage(storage, number, meet)
+        try:
+            icefloe.upgrade(meeting, new, drop=list(LossKind))
+        except _Interrupted:
+            acknowledged.append(_commit(late, storage))
+            icefloe.upgrade(storage, new, drop=list(LossKind))
+        if meeting.left > 0:
+            break
+        found = icefloe.Repository.open(storage)
+        assert found.spec_version.value == new
+        value = zarr.open_array(found.readonly_session("main").store, path="a", mode="r")[0]
+        assert value == (9 if acknowledged[-1] else 1), f"before write {number}"
+    assert len(acknowledged) == number - 1 > 3
+    assert acknowledged[0]
 
 
 def test_a_collection_judges_nothing_by_refs_without_main() -> None:

@@ -31,8 +31,8 @@ from icefloe.errors import (
 )
 from icefloe.formats.config_document import encode_config
 from icefloe.ids import NodeId, ObjectId, new_object_id
+from icefloe.ledger.contract import JOURNAL_KEY
 from icefloe.ledger.switch_generation import (
-    JOURNAL_KEY,
     WholeHistory,
     find_generations,
     import_history,
@@ -222,6 +222,9 @@ async def carry_out(request: ConversionRequest, progress: Progress) -> Conversio
         else:
             await transfer.run()
             await Verification(transfer, request.options.verify, progress).run()
+        if request.in_place:
+            # From here on, no session commits to the old generation. What they committed before is read below.
+            await request.context.ledger.announce_conversion()
         # New commits are converted in another round, which skips the files that exist already.
         if await fetch_refs(request.context) == found.standing:
             await _land(request, work, transfer)
@@ -277,10 +280,25 @@ async def _land(request: ConversionRequest, work: Work, transfer: Transfer) -> N
             f"{request.storage.url} still opens as {opened.format.spec_version.value!r}, because "
             "it has refs of that generation"
         )
-    found = await fetch_refs(opened)
-    if (found.branches, found.tags) != (history.branches, history.tags):
-        raise FormatError(f"the refs of {request.storage.url} differ from those of the source: {found!r:.200}")
+    await _check_imported(opened, history)
     await end_journal(request.storage)
+
+
+async def _check_imported(opened: RepositoryContext, history: WholeHistory) -> None:
+    """Check that a converted repository has the refs of its source. Others may have committed to it already."""
+    found = await fetch_refs(opened)
+    for name, tip in history.branches.items():
+        now = found.branches.get(name)
+        if now == tip:
+            continue
+        if now is None or not any([info.id == tip async for info in opened.ledger.ancestry(now)]):
+            raise FormatError(
+                f"branch {name!r} of {opened.storage.url} is at {now} after the conversion, and its history does not "
+                f"contain {tip}, the tip of that branch before it"
+            )
+    missing = {name: target for name, target in history.tags.items() if found.tags.get(name) != target}
+    if missing:
+        raise FormatError(f"tags of {opened.storage.url} are missing after the conversion: {missing!r:.200}")
 
 
 def _whole_history(work: Work, transfer: Transfer) -> WholeHistory:
@@ -330,7 +348,7 @@ async def check_target(target: Storage, version: SpecVersion) -> None:
 
 async def check_in_place(request: ConversionRequest) -> tuple[Loss, ...]:
     """Check that a conversion in place is possible, and return its losses. Nothing is written."""
-    await request.context.ledger.check_writable()
+    await request.context.ledger.check_convertible()
     if request.options.keep_source and not takes_precedence(request.version, request.present):
         raise InvalidInputError(
             f"{request.present.value!r} cannot be kept beside {request.version.value!r}: the repository would still "

@@ -21,6 +21,7 @@ from icefloe.errors import (
     FormatError,
     InvalidInputError,
     ObjectNotFoundError,
+    ReadOnlyError,
     RefNotFoundError,
     SnapshotNotFoundError,
     StorageError,
@@ -36,6 +37,10 @@ from icefloe.model.zarr_document import check_unicode
 from icefloe.storage.contract import Storage, Version, Versioned
 
 MAIN = "main"
+JOURNAL_KEY = "icefloe-conversion.json"
+"""The object that exists while a conversion is in progress."""
+CONVERSION = "conversion"
+"""Stands in refs in place of a garbage collection while a conversion in place replaces them."""
 _MAX_BYTES = 200
 """Names are parts of file names, with something before and behind them."""
 
@@ -86,6 +91,20 @@ class StaleTipError(ConflictError):
             expected_parent=tip.snapshot_id,
             actual_parent=tip.snapshot_id,
             tip=tip,
+        )
+
+
+async def check_not_converting(storage: Storage, collection: object) -> None:
+    """Raise ReadOnlyError if a ref says that a conversion replaces it, and that conversion is not finished.
+
+    `collection` is what the ref tells, see `Tip.collection`. No request is made unless it names a conversion.
+    """
+    if collection == CONVERSION and await storage.exists(JOURNAL_KEY):
+        raise ReadOnlyError(
+            f"{storage.url} is being converted to another generation, or a conversion was interrupted: nothing can be "
+            "written to the old generation. If no conversion is running, convert in place to the same generation "
+            "again, which finishes it. Then open the repository again",
+            url=storage.url,
         )
 
 
@@ -206,6 +225,10 @@ class Ledger(ABC):
     async def check_writable(self) -> None:
         """Raise ReadOnlyError if the repository is set to read-only."""
 
+    async def check_convertible(self) -> None:
+        """Raise ReadOnlyError if the repository is set to read-only, except by an interrupted conversion."""
+        await self.check_writable()
+
     def remember(self, found: Versioned) -> None:
         """Take note of the object by which the repository was recognised, as it was a moment ago."""
 
@@ -261,6 +284,13 @@ class Ledger(ABC):
 
         `soon` means that objects a few minutes old may be deleted.
         """
+
+    async def announce_conversion(self) -> None:
+        """Rewrite refs, so that every commit that is not finished fails, in sessions that are open and in new ones.
+
+        A conversion in place calls it before the new generation exists. See `check_not_converting`.
+        """
+        await self.announce_collection(CONVERSION, soon=True)
 
     @abstractmethod
     async def record_detached(self, snapshot: Snapshot) -> None:

@@ -39,6 +39,7 @@ from icefloe.formats.dataset.state import (
 from icefloe.formats.json_documents import dump_json
 from icefloe.ids import ObjectId, new_object_id
 from icefloe.ledger.contract import (
+    CONVERSION,
     MAIN,
     HistoryChange,
     Ledger,
@@ -47,6 +48,7 @@ from icefloe.ledger.contract import (
     Tip,
     check_name,
     check_new_name,
+    check_not_converting,
 )
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
@@ -351,6 +353,8 @@ class DatasetLedger(Ledger):
             planned = plan(seen.state)
             if planned is None:
                 return seen
+            if planned.extra.get(COLLECTION_KEY) != CONVERSION or planned.refs != seen.state.refs:
+                await check_not_converting(self.storage, seen.state.extra.get(COLLECTION_KEY))
             # A random text makes every written state unique. After a lost response, reading back shows who wrote it.
             fresh = dataclasses.replace(planned, generation=seen.state.generation + 1).with_extra(
                 UPDATE_KEY, new_object_id()

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from icefloe.errors import (
@@ -24,6 +25,7 @@ from icefloe.formats.config_document import decode_yaml, encode_yaml
 from icefloe.formats.flatbuf.files import decode_snapshot_info
 from icefloe.ids import OBJECT_ID_BYTES, ObjectId, decode_base32
 from icefloe.ledger.contract import (
+    CONVERSION,
     MAIN,
     Ledger,
     StaleTipError,
@@ -31,6 +33,7 @@ from icefloe.ledger.contract import (
     Tip,
     check_name,
     check_new_name,
+    check_not_converting,
     save_config_file,
 )
 from icefloe.metadata_files import MetadataFiles
@@ -68,7 +71,7 @@ class Icechunk1Ledger(Ledger):
         self._tips: dict[str, ObjectId] = {}
 
     def remember(self, found: Versioned) -> None:
-        self._tips[MAIN] = _parse_ref(found.data, _branch_key(MAIN))
+        self._tips[MAIN] = _parse_ref(found.data, _branch_key(MAIN)).snapshot_id
 
     def recall_tip(self, branch: str) -> ObjectId | None:
         return self._tips.get(branch)
@@ -99,7 +102,8 @@ class Icechunk1Ledger(Ledger):
             found = await self.storage.get_versioned(key)
         except ObjectNotFoundError as error:
             raise _no_ref(kind, name, "there is none of that name") from error
-        return Tip(_parse_ref(found.data, key), found.version)
+        content = _parse_ref(found.data, key)
+        return Tip(content.snapshot_id, found.version, CONVERSION if content.converting else None)
 
     async def list_branches(self) -> set[str]:
         return {name for kind, name, _ in await self._list_refs() if kind == "branch"}
@@ -125,6 +129,7 @@ class Icechunk1Ledger(Ledger):
         key, data = _branch_key(branch), _encode_ref(snapshot.id)
         known = isinstance(tip.version_token, Version)
         current = tip if known else await self.fetch_tip(branch)
+        await check_not_converting(self.storage, current.collection)
         if current.snapshot_id != tip.snapshot_id:
             raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current.snapshot_id)
         try:
@@ -153,13 +158,23 @@ class Icechunk1Ledger(Ledger):
         Writers of the official package then meet a conflict, which is less than they would lose. Otherwise they are
         left alone: sessions of this library that are open for long ask for collections by themselves.
         """
-        if not soon:
-            return
+        if soon:
+            await self._rewrite_refs(converting=False)
+
+    async def announce_conversion(self) -> None:
+        """Write refs again with one more entry, which readers of all libraries ignore."""
+        await self._rewrite_refs(converting=True)
+
+    async def _rewrite_refs(self, *, converting: bool) -> None:
+        """Write the refs of all branches again, with other blanks at the end."""
         for branch in sorted(await self.list_branches()):
             for pause in CONTENTION.pauses():
                 try:
                     found = await self.storage.get_versioned(_branch_key(branch))
-                    data = _encode_ref(_parse_ref(found.data, _branch_key(branch)))
+                    content = _parse_ref(found.data, _branch_key(branch))
+                    if not converting and content.converting:
+                        await check_not_converting(self.storage, CONVERSION)
+                    data = _encode_ref(content.snapshot_id, converting=converting)
                     blanks = b" " * (1 + (len(found.data) - len(data)) % _BLANKS)
                     await self.storage.swap(_branch_key(branch), data + blanks, found.version, unique=False)
                 except ObjectNotFoundError:
@@ -198,6 +213,7 @@ class Icechunk1Ledger(Ledger):
                 raise ConflictError(expected_parent=expected, actual_parent=current.snapshot_id)
             if current.snapshot_id == snapshot_id:
                 return
+            await check_not_converting(self.storage, current.collection)
             try:
                 await self.storage.swap(_branch_key(branch), _encode_ref(snapshot_id), current.version_token)
                 return
@@ -207,6 +223,7 @@ class Icechunk1Ledger(Ledger):
 
     async def replace_tip(self, branch: str, tip: Tip, snapshot_id: ObjectId) -> None:
         check_name(branch, "branch")
+        await check_not_converting(self.storage, tip.collection)
         try:
             await self.storage.swap(_branch_key(branch), _encode_ref(snapshot_id), tip.version_token)
         except ObjectNotFoundError as error:
@@ -355,11 +372,23 @@ def _tombstone_key(tag: str) -> str:
     return f"{_REFS}tag.{tag}{_TOMBSTONE}"
 
 
-def _encode_ref(snapshot_id: ObjectId) -> bytes:
-    return json.dumps({"snapshot": snapshot_id}, separators=(",", ":")).encode()
+@dataclass(frozen=True, slots=True)
+class _RefContent:
+    """The content of a `ref.json`."""
+
+    snapshot_id: ObjectId
+    converting: bool = False
+    """Whether a conversion in place replaces this ref."""
 
 
-def _parse_ref(data: bytes, key: str) -> ObjectId:
+def _encode_ref(snapshot_id: ObjectId, *, converting: bool = False) -> bytes:
+    document: dict[str, str | bool] = {"snapshot": snapshot_id}
+    if converting:
+        document["converting"] = True
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _parse_ref(data: bytes, key: str) -> _RefContent:
     try:
         parsed = json.loads(data[:_MAX_REF_BYTES])
         snapshot_id = parsed["snapshot"]
@@ -371,7 +400,7 @@ def _parse_ref(data: bytes, key: str) -> ObjectId:
         decode_base32(snapshot_id, OBJECT_ID_BYTES)
     except InvalidInputError as error:
         raise FormatError(f"{key} is not a ref: {error.message}") from error
-    return snapshot_id
+    return _RefContent(snapshot_id, parsed.get("converting") is True)
 
 
 def _no_ref(kind: str, name: str, why: str) -> RefNotFoundError:

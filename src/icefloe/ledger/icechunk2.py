@@ -67,6 +67,8 @@ from icefloe.model.snapshot import Snapshot, SnapshotInfo, from_microseconds, to
 from icefloe.storage.contract import Storage, Versioned
 
 REPO_KEY = "repo"
+CONVERTING = "a conversion to another generation is in progress or was interrupted"
+"""Why a conversion in place set the repository to read-only."""
 _SPEC = 2
 
 
@@ -143,6 +145,21 @@ class Icechunk2Ledger(Ledger):
 
     async def check_writable(self) -> None:
         _require_online((await self.fetch()).head.status)
+
+    async def check_convertible(self) -> None:
+        status = (await self.fetch()).head.status
+        if status.reason != CONVERTING:
+            _require_online(status)
+
+    async def announce_conversion(self) -> None:
+        """Set the repository to read-only, which writers of the official package observe too."""
+
+        def edit(info: RepoInfo, now_us: int) -> Edit | None:
+            if info.status.reason == CONVERTING:
+                return None
+            return edits.set_status(info, Availability.READ_ONLY, CONVERTING, now_us)
+
+        await self._apply(edit, while_offline=True)
 
     async def fetch_tip(self, branch: str) -> Tip:
         check_name(branch, "branch")

@@ -35,6 +35,7 @@ from icefloe.errors import (
 from icefloe.formats.config_document import decode_yaml
 from icefloe.ids import ObjectId, decode_base32, encode_base32
 from icefloe.ledger.contract import (
+    CONVERSION,
     MAIN,
     QuotingLedger,
     StaleTipError,
@@ -42,6 +43,7 @@ from icefloe.ledger.contract import (
     Tip,
     check_name,
     check_new_name,
+    check_not_converting,
     save_config_file,
     walk_history,
 )
@@ -349,7 +351,8 @@ class RepositoryLedger(QuotingLedger):
 
     async def replace_tip(self, branch: str, tip: Tip, snapshot_id: ObjectId) -> None:
         check_name(branch, "branch")
-        seen = self._seen.get(branch)
+        await check_not_converting(self.storage, tip.collection)
+        seen = None if tip.collection == CONVERSION else self._seen.get(branch)
         if seen is None or monotonic_time() - self._looked.get(branch, -math.inf) > FRESH_SECONDS:
             # A conversion in place removes the files of a branch. Then the next file could be created a second time.
             seen = await self._fetch_newest(branch)
@@ -440,6 +443,8 @@ class RepositoryLedger(QuotingLedger):
 
         Two concurrent callers that write the same content may both get True.
         """
+        if content.collection != CONVERSION or content.snapshot_id != newest.content.snapshot_id:
+            await check_not_converting(self.storage, newest.content.collection)
         try:
             await self._create_file(branch, newest.style, newest.sequence + 1, content)
         except AlreadyExistsError:

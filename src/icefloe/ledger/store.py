@@ -44,6 +44,7 @@ from icefloe.formats.store.refs import (
 )
 from icefloe.ids import ObjectId, decode_base32, encode_base32, new_object_id
 from icefloe.ledger.contract import (
+    CONVERSION,
     MAIN,
     QuotingLedger,
     StaleTipError,
@@ -51,6 +52,7 @@ from icefloe.ledger.contract import (
     Tip,
     check_name,
     check_new_name,
+    check_not_converting,
     save_config_file,
     walk_history,
 )
@@ -323,7 +325,9 @@ class StoreLedger(QuotingLedger):
 
     async def replace_tip(self, branch: str, tip: Tip, snapshot_id: ObjectId) -> None:
         check_name(branch, "branch")
-        if monotonic_time() - self._looked.get(branch, -math.inf) > FRESH_SECONDS:
+        await check_not_converting(self.storage, tip.collection)
+        looked = -math.inf if tip.collection == CONVERSION else self._looked.get(branch, -math.inf)
+        if monotonic_time() - looked > FRESH_SECONDS:
             # A conversion in place removes the files of a branch. Then the next file could be created a second time.
             newest = await self._require_newest(branch)
             if newest.tip.version_token != tip.version_token:
@@ -345,8 +349,10 @@ class StoreLedger(QuotingLedger):
             return True
         if newest.tip != tip:
             return False
+        told = collection or newest.tip.collection
+        if told != CONVERSION:
+            await check_not_converting(self.storage, newest.tip.collection)
         try:
-            told = collection or newest.tip.collection
             await self._create_file(branch, newest.sequence + 1, newest.reference.snapshot_id, told)
         except AlreadyExistsError:
             return False
@@ -393,6 +399,7 @@ class StoreLedger(QuotingLedger):
                 raise ConflictError(expected_parent=expected, actual_parent=standing)
             if standing == snapshot_id:
                 return
+            await check_not_converting(self.storage, newest.tip.collection)
             try:
                 return await self._create_file(branch, newest.sequence + 1, snapshot_id, newest.tip.collection)
             except AlreadyExistsError:
@@ -406,6 +413,7 @@ class StoreLedger(QuotingLedger):
             )
         for pause in _CONTENTION.pauses():
             newest = await self._require_newest(branch)
+            await check_not_converting(self.storage, newest.tip.collection)
             try:
                 standing = newest.tip
                 return await self._create_file(

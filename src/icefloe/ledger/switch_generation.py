@@ -34,7 +34,7 @@ from icefloe.ledger.contract import MAIN, Ledger, save_config_file
 from icefloe.ledger.dataset import DatasetLedger
 from icefloe.ledger.generations import GENERATIONS
 from icefloe.ledger.icechunk1 import Icechunk1Ledger
-from icefloe.ledger.icechunk2 import REPO_KEY, Icechunk2Ledger
+from icefloe.ledger.icechunk2 import CONVERTING, REPO_KEY, Icechunk2Ledger
 from icefloe.ledger.repository import (
     CONFIG_KEY,
     DOTTED,
@@ -51,8 +51,6 @@ from icefloe.model.capabilities import SpecVersion
 from icefloe.model.snapshot import SnapshotInfo
 from icefloe.storage.contract import Storage
 
-JOURNAL_KEY = "icefloe-conversion.json"
-"""The object that exists while a conversion is in progress."""
 _MAIN = ("r/main/", "r/branch:main/", "refs/branch.main/", "refs/branch:main/")
 
 
@@ -114,10 +112,11 @@ async def remove_generation(storage: Storage, version: SpecVersion, successor: S
     elif version is SpecVersion.DATASET:
         await storage.delete([STATE_KEY])
     elif (folder := GENERATIONS[version].refs_folder) is not None:
-        await _remove_refs(storage, folder)
         if version is not SpecVersion.ICECHUNK1:
             # A writer that read a branch a moment ago creates the next file without another read, see FRESH_SECONDS.
+            # The announcement of the conversion has that file, until it is removed here.
             await asyncio.sleep(FRESH_SECONDS + 0.1)
+        await _remove_refs(storage, folder)
     kept = GENERATIONS[successor].config_keys
     keys = [key for key in GENERATIONS[version].config_keys if key not in kept]
     if keys:
@@ -216,10 +215,16 @@ async def fetch_administration(ledger: Ledger) -> Administration | None:
     """Metadata, flags, status and operations log of a repository. None if its generation does not store them."""
     if not isinstance(ledger, Icechunk2Ledger):
         return None
-    updates = tuple([update async for update in ledger.ops_log()])
-    return Administration(
-        await ledger.fetch_metadata(), await ledger.fetch_flags(), await ledger.fetch_status(), updates
-    )
+    updates = tuple([update async for update in ledger.ops_log() if not _is_of_conversion(update.status)])
+    status = await ledger.fetch_status()
+    if _is_of_conversion(status):
+        status = StatusRecord(Availability.ONLINE, status.set_at_us)
+    return Administration(await ledger.fetch_metadata(), await ledger.fetch_flags(), status, updates)
+
+
+def _is_of_conversion(status: StatusRecord | None) -> bool:
+    """Whether a conversion in place set this status."""
+    return status is not None and status.reason == CONVERTING
 
 
 async def import_history(ledger: Ledger, history: WholeHistory, *, replace_leftovers: bool = False) -> None:

@@ -13,8 +13,8 @@ import datetime as dt
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from icefloe.conversion.convert import convert_async
-from icefloe.conversion.steps import ConversionOptions
+from icefloe.conversion.convert import convert_async, upgrade_async
+from icefloe.conversion.steps import ConversionOptions, find_journal
 from icefloe.conversion.survey import LossKind
 from icefloe.errors import (
     FormatError,
@@ -495,6 +495,7 @@ class Oracle:
     async def check_end(self, thorough: bool) -> None:
         """Everything that refs lead to is there, and the repository can be looked after as any other."""
         try:
+            await self._finish_upgrade()
             repo = await Repository.open_async(SimulatedStorage(self.store, "oracle"))
             await self._check_refs(repo)
             read: set[ObjectId] = set()
@@ -511,6 +512,14 @@ class Oracle:
                 await self._check_care(repo)
         except (IcefloeError, ValueError, KeyError, AssertionError, TypeError, AttributeError) as error:
             self.report("the repository is whole at the end", f"{type(error).__name__}: {error}")
+
+    async def _finish_upgrade(self) -> None:
+        """An upgrade whose process died leaves the repository read-only until it is done again."""
+        storage = SimulatedStorage(self.store, "oracle")
+        journal = await find_journal(storage) if self.upgrades else None
+        if journal is not None:
+            await upgrade_async(storage, journal.target, ConversionOptions(frozenset(LossKind)))
+            await self.learn_anew()
 
     async def _check_refs(self, repo: Repository) -> None:
         tips = {name: await repo.lookup_branch_async(name) for name in await repo.list_branches_async()}
