@@ -78,7 +78,7 @@ def test_nothing_that_was_open_before_a_conversion_in_place_loses_data_after_it(
     assert icefloe.Repository.recover(storage) == ()
 
 
-class _Interrupted(Exception):
+class _InterruptedError(Exception):
     """The process that converts has died."""
 
 
@@ -130,13 +130,13 @@ def test_no_commit_is_lost_whenever_it_meets_a_conversion_in_place(
 
         def meet() -> None:
             if dies:
-                raise _Interrupted
+                raise _InterruptedError
             acknowledged.append(_commit(late, storage))  # noqa: B023
 
         meeting = _CallingStorage(storage, number, meet)
         try:
             icefloe.upgrade(meeting, new, drop=list(LossKind))
-        except _Interrupted:
+        except _InterruptedError:
             acknowledged.append(_commit(late, storage))
             icefloe.upgrade(storage, new, drop=list(LossKind))
         if meeting.left > 0:
