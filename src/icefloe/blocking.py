@@ -141,7 +141,7 @@ _fork_aware: weakref.WeakSet[Any] = weakref.WeakSet()
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def tell_after_fork(owner: _ForkAware) -> None:
+def reset_after_fork(owner: _ForkAware) -> None:
     """Call `owner.after_fork()` in every child of `os.fork()`, as long as the owner exists.
 
     A child has the memory of its parent but none of its other threads. Code that waits for one of them never returns.

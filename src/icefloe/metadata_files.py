@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from icefloe.blocking import blocking_loop, fork_safe_lock, tell_after_fork
+from icefloe.blocking import blocking_loop, fork_safe_lock, reset_after_fork
 from icefloe.errors import (
     FormatError,
     InvalidInputError,
@@ -41,7 +41,7 @@ class ByteCache(Generic[K, V]):
         self._loading: dict[K, concurrent.futures.Future[V]] = {}
         self._loads: dict[K, object] = {}
         """The load in progress whose value may be kept, per key. A load that began before `renew` is not kept."""
-        tell_after_fork(self)
+        reset_after_fork(self)
 
     def after_fork(self) -> None:
         """Drop loads in progress: no thread of a forked child continues them."""

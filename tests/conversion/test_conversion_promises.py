@@ -19,7 +19,7 @@ from icefloe import SpecVersion
 from icefloe.blocking import run_blocking
 from icefloe.cli.app import main
 from icefloe.conversion.transfer import SeenIds
-from icefloe.conversion.translate import Identities
+from icefloe.conversion.translate import IdMapping
 from icefloe.ids import new_object_id
 from icefloe.ledger.contract import JOURNAL_KEY
 from icefloe.storage.build import local_filesystem_storage
@@ -326,13 +326,13 @@ def readable(repo: icefloe.Repository, kind: str, name: str) -> dict[str, Any]:
 
 
 def test_ids_that_were_widened_come_back_and_folding_keeps_them_apart() -> None:
-    wider, narrower = Identities(12, 16), Identities(16, 12)
+    wider, narrower = IdMapping(12, 16), IdMapping(16, 12)
     ids = [new_object_id() for _ in range(50)]
     assert [narrower.file(wider.file(each)) for each in ids] == ids
     close = np.zeros((256, 16), dtype=np.uint8)
     close[:, 15] = np.arange(256)
     assert len(np.unique(narrower.chunks(close), axis=0)) == 256
-    salted = Identities(12, 12, "a>b")
+    salted = IdMapping(12, 12, "a>b")
     assert salted.file(ids[0]) == salted.file(ids[0]) != ids[0]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from icefloe.spark import SparkJob, run_tasks
-from icefloe.spark.progress import JobMeter, progress_face
+from icefloe.spark.progress import JobMeter, progress_display
 
 METER = JobMeter("reading", 4, 8_000_000)
 
@@ -20,7 +20,7 @@ def test_a_job_shows_its_tasks_and_bytes_when_asked(spark: Any, capsys: pytest.C
 
 
 def test_nothing_is_shown_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_face(METER) as show:
+    with progress_display(METER) as show:
         assert show is None
     assert capsys.readouterr().err == ""
 
@@ -30,7 +30,7 @@ def test_a_notebook_without_widgets_gets_a_line_of_text(
 ) -> None:
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with progress_face(METER) as show:
+    with progress_display(METER) as show:
         assert show is not None
         show(1)
         show(4)

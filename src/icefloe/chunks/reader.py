@@ -42,7 +42,7 @@ from icefloe.storage.contract import Buffer, Storage
 _LARGEST_OFFSET = 2**62
 
 
-def refuse_absurd(offset: int, length: int, where: str) -> None:
+def check_plausible_range(offset: int, length: int, where: str) -> None:
     """Refuse a reference no object can satisfy before anything is computed with it."""
     if offset >= _LARGEST_OFFSET or length >= _LARGEST_OFFSET:
         raise FormatError(
@@ -212,7 +212,7 @@ class ChunkReader:
             held = self._local.get(ref.object_id)
             if held is not None:
                 return bytes(memoryview(held)[ref.offset + start : ref.offset + end])
-        refuse_absurd(ref.offset, ref.length, where)
+        check_plausible_range(ref.offset, ref.length, where)
         source = self._source(ref)
         if self._cache.limit_bytes and start == 0 and end == ref.length:
 
@@ -285,7 +285,7 @@ class ChunkReader:
             for position, whole in zip(positions.tolist(), kept, strict=True):
                 result[position] = whole
             return
-        refuse_absurd(int(offsets.max()), int(lengths.max()), array_path)
+        check_plausible_range(int(offsets.max()), int(lengths.max()), array_path)
         source = self._source(first)
         starts = offsets.astype(np.int64)
         try:

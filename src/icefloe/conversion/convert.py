@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 from icefloe.blocking import run_blocking
 from icefloe.conversion.steps import (
     Conversion,
     ConversionOptions,
     ConversionRequest,
-    carry_out,
     check_in_place,
     check_target,
     finish_interrupted,
     plan,
+    run_conversion,
 )
 from icefloe.conversion.survey import LossKind, parse_drops
 from icefloe.conversion.transfer import Progress, Report, Verify
@@ -25,14 +24,12 @@ from icefloe.model.capabilities import SpecVersion
 from icefloe.repository import Repository
 from icefloe.session.open_repository import RepositoryContext, open_context, parse_spec_version
 from icefloe.storage.build import resolve_storage
-from icefloe.storage.contract import Storage
-
-Place = Storage | str | Path
+from icefloe.storage.contract import StorageLike
 
 
 def convert(
-    source: Repository | Place,
-    target: Place,
+    source: Repository | StorageLike,
+    target: StorageLike,
     to: SpecVersion | str | int,
     *,
     drop: Iterable[LossKind | str] = (),
@@ -80,7 +77,7 @@ def convert(
 
 
 def upgrade(
-    repository: Repository | Place,
+    repository: Repository | StorageLike,
     to: SpecVersion | str | int = SpecVersion.ICECHUNK2,
     *,
     drop: Iterable[LossKind | str] = (),
@@ -107,8 +104,8 @@ def _parse_verify(given: Verify | str) -> Verify:
 
 
 async def convert_async(
-    source: Repository | Place,
-    target: Place,
+    source: Repository | StorageLike,
+    target: StorageLike,
     to: SpecVersion | str | int,
     options: ConversionOptions | None = None,
     progress: Report | None = None,
@@ -123,11 +120,11 @@ async def convert_async(
         raise InvalidInputError(f"{storage.url} is the source itself; use upgrade(...) or `icefloe convert --in-place`")
     await check_target(storage, version)
     request = ConversionRequest(context, storage, version, options, in_place=False)
-    return await (plan(request) if dry_run else carry_out(request, Progress(progress)))
+    return await (plan(request) if dry_run else run_conversion(request, Progress(progress)))
 
 
 async def upgrade_async(
-    repository: Repository | Place,
+    repository: Repository | StorageLike,
     to: SpecVersion | str | int = SpecVersion.ICECHUNK2,
     options: ConversionOptions | None = None,
     progress: Report | None = None,
@@ -155,14 +152,14 @@ async def upgrade_async(
     if shares_refs(context.format.spec_version, version):
         # Their refs have the same names. The repository is icechunk2, which has one file, while they are replaced.
         bridge = ConversionRequest(context, storage, SpecVersion.ICECHUNK2, options, in_place=True)
-        await carry_out(bridge, Progress(progress))
+        await run_conversion(bridge, Progress(progress))
         request = replace(request, context=await open_context(storage, None, context.authorized))
-        done = await carry_out(request, Progress(progress))
+        done = await run_conversion(request, Progress(progress))
         return replace(done, losses=losses)
-    return await carry_out(request, Progress(progress))
+    return await run_conversion(request, Progress(progress))
 
 
-async def _open(source: Repository | Place) -> RepositoryContext:
+async def _open(source: Repository | StorageLike) -> RepositoryContext:
     if isinstance(source, Repository):
         return source.context
     return await open_context(resolve_storage(source), None, {})

@@ -13,13 +13,13 @@ from icefloe.conversion.survey import (
     check_losses,
     fetch_refs,
     find_losses,
-    fitting,
     join_losses,
     survey,
-    unspeakable_refs,
+    unrepresentable_refs,
+    without_unstorable_fields,
 )
 from icefloe.conversion.transfer import Progress, Transfer, Verification, Verify, Work
-from icefloe.conversion.translate import plan_identities, shares_names
+from icefloe.conversion.translate import plan_id_mapping, shares_names
 from icefloe.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -108,7 +108,7 @@ async def find_journal(storage: Storage) -> Journal | None:
         return None
 
 
-async def keep_journal(storage: Storage, journal: Journal) -> None:
+async def save_journal(storage: Storage, journal: Journal) -> None:
     """Start or continue a conversion. ConflictError if another conversion is unfinished."""
     try:
         await storage.create(JOURNAL_KEY, journal.encode(), unique=False)
@@ -133,7 +133,7 @@ def other_conversion(storage: Storage, known: Journal) -> ConflictError:
     )
 
 
-async def end_journal(storage: Storage) -> None:
+async def delete_journal(storage: Storage) -> None:
     """Remove the journal after a conversion."""
     await storage.delete([JOURNAL_KEY])
 
@@ -200,21 +200,23 @@ class ConversionRequest:
 async def plan(request: ConversionRequest) -> Conversion:
     """Plan a conversion. Nothing is written."""
     found = await survey(request.context)
-    return _describe(request, found, await _losses_on_the_way(request, found))
+    return _describe(request, found, await _find_all_losses(request, found))
 
 
-async def carry_out(request: ConversionRequest, progress: Progress) -> Conversion:
+async def run_conversion(request: ConversionRequest, progress: Progress) -> Conversion:
     """Run a conversion. After an interruption, run it again."""
     for _ in range(_ROUNDS):
         found = await survey(request.context)
         target = request.target(found.config)
         losses = await find_losses(found, target.format, target.ledger)
         check_losses(losses, request.options.drop, request.version)
-        if LossKind.COMMIT_WORDS in request.options.drop:
-            found = replace(found, history=tuple(fitting(info, target.format) for info in found.history))
+        if LossKind.COMMIT_METADATA in request.options.drop:
+            found = replace(
+                found, history=tuple(without_unstorable_fields(info, target.format) for info in found.history)
+            )
         work = await _begin(request, found, target)
         if not request.in_place and await find_spec_version(request.storage) is request.version:
-            await end_journal(request.storage)
+            await delete_journal(request.storage)
             return await _finished(request, found, losses, None)
         transfer = Transfer(work, progress)
         if request.shares_files:
@@ -227,7 +229,7 @@ async def carry_out(request: ConversionRequest, progress: Progress) -> Conversio
             await request.context.ledger.announce_conversion()
         # New commits are converted in another round, which skips the files that exist already.
         if await fetch_refs(request.context) == found.standing:
-            await _land(request, work, transfer)
+            await _switch_refs(request, work, transfer)
             return await _finished(request, found, losses, transfer)
     raise ConflictError(
         message=f"branches of {request.context.storage.url} changed in each of {_ROUNDS} rounds; stop all writers, "
@@ -239,7 +241,7 @@ async def _begin(request: ConversionRequest, found: Survey, target: RepositoryCo
     """Write the journal to the target, before the first file."""
     known = await find_journal(request.storage)
     salt = await _choose_salt(request, target) if known is None else known.salt
-    identities = plan_identities(
+    identities = plan_id_mapping(
         request.context.format,
         target.format,
         same_root=request.in_place and not request.shares_files,
@@ -249,7 +251,7 @@ async def _begin(request: ConversionRequest, found: Survey, target: RepositoryCo
     )
     words = tuple(sorted(kind.value for kind in request.options.drop))
     journal = Journal(request.present, request.version, found.root, words, identities.node_numbers, salt)
-    await keep_journal(request.storage, journal)
+    await save_journal(request.storage, journal)
     return Work(found, target, identities, request.options.drop, request.in_place)
 
 
@@ -262,9 +264,9 @@ async def _choose_salt(request: ConversionRequest, target: RepositoryContext) ->
     return f"{source.spec_version.value}>{request.version.value} {new_object_id()}" if left else ""
 
 
-async def _land(request: ConversionRequest, work: Work, transfer: Transfer) -> None:
+async def _switch_refs(request: ConversionRequest, work: Work, transfer: Transfer) -> None:
     """Create the refs of the new generation, then remove those of the old one."""
-    history = _whole_history(work, transfer)
+    history = _history_for_target(work, transfer)
     try:
         await import_history(work.target.ledger, history, replace_leftovers=request.in_place)
     except AlreadyExistsError:
@@ -281,7 +283,7 @@ async def _land(request: ConversionRequest, work: Work, transfer: Transfer) -> N
             "it has refs of that generation"
         )
     await _check_imported(opened, history)
-    await end_journal(request.storage)
+    await delete_journal(request.storage)
 
 
 async def _check_imported(opened: RepositoryContext, history: WholeHistory) -> None:
@@ -301,10 +303,10 @@ async def _check_imported(opened: RepositoryContext, history: WholeHistory) -> N
         raise FormatError(f"tags of {opened.storage.url} are missing after the conversion: {missing!r:.200}")
 
 
-def _whole_history(work: Work, transfer: Transfer) -> WholeHistory:
+def _history_for_target(work: Work, transfer: Transfer) -> WholeHistory:
     """The refs and commits of the target."""
     found, ids, ledger = work.survey, work.identities, work.target.ledger
-    left_out = unspeakable_refs(found, ledger)
+    left_out = unrepresentable_refs(found, ledger)
     administration = found.administration if work.target.capabilities.repository_metadata else None
     return WholeHistory(
         snapshots=tuple(transfer.infos.values()),
@@ -324,7 +326,7 @@ async def finish_interrupted(target: Storage, present: SpecVersion, options: Con
         return None
     if not options.keep_source:
         await remove_generation(target, journal.source, journal.target)
-    await end_journal(target)
+    await delete_journal(target)
     context = await open_context(target, None, {})
     found = await survey(context)
     request = ConversionRequest(context, target, present, ConversionOptions(), in_place=True)
@@ -362,12 +364,12 @@ async def check_in_place(request: ConversionRequest) -> tuple[Loss, ...]:
         raise UnsupportedError(
             f"{request.storage.url} also contains refs of {listed} from an earlier conversion; remove them first"
         )
-    losses = await _losses_on_the_way(request, await survey(request.context))
+    losses = await _find_all_losses(request, await survey(request.context))
     check_losses(losses, request.options.drop, request.version)
     return losses
 
 
-async def _losses_on_the_way(request: ConversionRequest, found: Survey) -> tuple[Loss, ...]:
+async def _find_all_losses(request: ConversionRequest, found: Survey) -> tuple[Loss, ...]:
     """What the target cannot store, or icechunk2 if it is an intermediate step."""
     losses: tuple[Loss, ...] = ()
     bridged = request.in_place and shares_refs(request.present, request.version)

@@ -205,24 +205,24 @@ async def _has_file(context: RepositoryContext, snapshot_id: ObjectId) -> bool:
     return True
 
 
-def unfit_words(info: SnapshotInfo, target: Format) -> list[str]:
+def unstorable_fields(info: SnapshotInfo, target: Format) -> list[str]:
     """What the target cannot store of a commit: `message`, or keys of its metadata."""
     if not info.metadata and info.message.isascii():
         return []
-    if _comes_back(info, target):
+    if _survives_round_trip(info, target):
         return []
-    unfit = [] if _comes_back(replace(info, metadata={}), target) else ["message"]
+    unfit = [] if _survives_round_trip(replace(info, metadata={}), target) else ["message"]
     plain = replace(info, message="")
     return unfit + [
         f"metadata {key!r}"
         for key, value in info.metadata.items()
-        if not _comes_back(replace(plain, metadata={key: value}), target)
+        if not _survives_round_trip(replace(plain, metadata={key: value}), target)
     ]
 
 
-def fitting(info: SnapshotInfo, target: Format) -> SnapshotInfo:
+def without_unstorable_fields(info: SnapshotInfo, target: Format) -> SnapshotInfo:
     """The commit without what the target cannot store. Unsupported characters are removed from the message."""
-    unfit = unfit_words(info, target)
+    unfit = unstorable_fields(info, target)
     if not unfit:
         return info
     metadata = {key: value for key, value in info.metadata.items() if f"metadata {key!r}" not in unfit}
@@ -230,22 +230,22 @@ def fitting(info: SnapshotInfo, target: Format) -> SnapshotInfo:
     return replace(info, message=message, metadata=metadata)
 
 
-def _comes_back(info: SnapshotInfo, target: Format) -> bool:
+def _survives_round_trip(info: SnapshotInfo, target: Format) -> bool:
     try:
         message, metadata = target.read_back_commit(replace(info, parent_id=None, manifests=()))
     except IcefloeError:
         return False
-    return message == info.message and same_words(dict(metadata), dict(info.metadata))
+    return message == info.message and json_equal(dict(metadata), dict(info.metadata))
 
 
-def same_words(a: Any, b: Any) -> bool:
+def json_equal(a: Any, b: Any) -> bool:
     """Equality of JSON values. NaN equals NaN, and 1.0 does not equal 1."""
     if type(a) is not type(b):
         return False
     if isinstance(a, Mapping):
-        return a.keys() == b.keys() and all(same_words(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(json_equal(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same_words, a, b))
+        return len(a) == len(b) and all(map(json_equal, a, b))
     return bool(a == b) or (a != a and b != b)
 
 
@@ -274,7 +274,7 @@ class LossKind(enum.Enum):
     """A read-only repository becomes writable."""
     OPERATIONS = "operations-log"
     """The records of branch resets, deletions, amended commits, changed settings and garbage collection are lost."""
-    COMMIT_WORDS = "commit-metadata"
+    COMMIT_METADATA = "commit-metadata"
     """Unsupported values of commit metadata and characters of messages are left out."""
     LOCATIONS = "locations"
     """Virtual references with the name of an unknown container are left out."""
@@ -290,7 +290,7 @@ _LOST = {
     LossKind.FLAGS: "disabled features",
     LossKind.STATUS: "the read-only status",
     LossKind.OPERATIONS: "entries of the operations log",
-    LossKind.COMMIT_WORDS: "values of commit metadata and characters of messages",
+    LossKind.COMMIT_METADATA: "values of commit metadata and characters of messages",
     LossKind.LOCATIONS: "virtual references with the name of an unknown container",
 }
 """Descriptions of the losses."""
@@ -362,8 +362,8 @@ async def find_losses(survey: Survey, target: Format, ledger: Ledger) -> tuple[L
     _look_at_refs(survey, ledger, found)
     _look_at_administration(survey, target, found)
     for info in survey.history:
-        for word in unfit_words(info, target):
-            found.add(LossKind.COMMIT_WORDS, f"{word} of {info.id}")
+        for word in unstorable_fields(info, target):
+            found.add(LossKind.COMMIT_METADATA, f"{word} of {info.id}")
     if not target.capabilities.any_chunk_grid and survey.context.capabilities.any_chunk_grid:
         await _look_at_arrays(survey, found, LossKind.CHUNK_GRIDS, is_regular)
     if not target.capabilities.any_key_encoding and survey.context.capabilities.any_key_encoding:
@@ -391,7 +391,7 @@ def has_default_keys(node: ArrayNode) -> bool:
     return key_encoding(node.document).is_default
 
 
-def unspeakable_refs(survey: Survey, ledger: Ledger) -> frozenset[tuple[str, str]]:
+def unrepresentable_refs(survey: Survey, ledger: Ledger) -> frozenset[tuple[str, str]]:
     """Kind and name of the refs that the target cannot store."""
     found = set()
     for kind, names in (("branch", survey.refs.branches), ("tag", survey.refs.tags)):
@@ -405,7 +405,7 @@ def unspeakable_refs(survey: Survey, ledger: Ledger) -> frozenset[tuple[str, str
 
 
 def _look_at_refs(survey: Survey, ledger: Ledger, found: _Found) -> None:
-    for kind, name in sorted(unspeakable_refs(survey, ledger)):
+    for kind, name in sorted(unrepresentable_refs(survey, ledger)):
         found.add(LossKind.REFS, f"{kind} {name!r}")
     if not keeps_deleted_tags(ledger):
         for name in sorted(survey.refs.deleted_tags):

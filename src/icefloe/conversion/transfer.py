@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.chunks.reader import ChunkLookup
-from icefloe.conversion.survey import LossKind, Survey, expands_locations, same_words
+from icefloe.conversion.survey import LossKind, Survey, expands_locations, json_equal
 from icefloe.conversion.translate import (
     ROOT_MARKS,
     ConvertedManifest,
-    Identities,
+    IdMapping,
     Ids,
     convert_info,
     convert_log,
@@ -23,7 +23,7 @@ from icefloe.conversion.translate import (
     convert_node,
     convert_snapshot,
     is_kept,
-    spell_out,
+    make_locations_absolute,
     without_nodes,
 )
 from icefloe.errors import FormatError, ObjectNotFoundError, VirtualChunkError
@@ -112,7 +112,7 @@ class ChunkCopies:
         self,
         source: tuple[Storage, Format],
         target: tuple[Storage, Format],
-        identities: Identities,
+        identities: IdMapping,
         *,
         same_root: bool,
     ) -> None:
@@ -191,7 +191,7 @@ class Work:
 
     survey: Survey
     target: RepositoryContext
-    identities: Identities
+    identities: IdMapping
     drops: frozenset[LossKind]
     same_root: bool
 
@@ -434,7 +434,7 @@ class Verification:
             # Some generations do not store the parent in this file.
             pairs["parent"] = (parent, found.parent_id)
         for what, (before, after) in pairs.items():
-            if not same_words(before, after):
+            if not json_equal(before, after):
                 raise _differs(wanted, what, before, after)
 
     async def _compare_nodes(self, wanted: Snapshot, found: Snapshot) -> None:
@@ -473,7 +473,7 @@ class Verification:
         if LossKind.CHECKSUMS in self._work.drops:
             table = replace(table, etag=None, etags=(), last_modified=None)
         if expands_locations(self._work.target.format):
-            table = spell_out(table, self._absolute)
+            table = make_locations_absolute(table, self._absolute)
         return table
 
     def _choose_objects(self, table: ChunkTable) -> None:

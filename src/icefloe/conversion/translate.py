@@ -38,7 +38,7 @@ Ids = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
-class Identities:
+class IdMapping:
     """Maps ids of the source to ids of the target."""
 
     source_bytes: int
@@ -85,7 +85,7 @@ def shares_names(source: Format, target: Format) -> bool:
     return source.snapshots_folder == target.snapshots_folder and source.metadata_extension == target.metadata_extension
 
 
-def plan_identities(
+def plan_id_mapping(
     source: Format,
     target: Format,
     *,
@@ -93,7 +93,7 @@ def plan_identities(
     nodes: Iterable[NodeId],
     known: Mapping[NodeId, int],
     salt: str = "",
-) -> Identities:
+) -> IdMapping:
     """The id mapping between two generations. `known` are the node numbers of an earlier run."""
     if not salt and same_root and shares_names(source, target):
         salt = f"{source.spec_version.value}>{target.spec_version.value}"
@@ -105,7 +105,7 @@ def plan_identities(
             if node not in numbers:
                 numbers[node] = following
                 following += 1
-    return Identities(
+    return IdMapping(
         source.capabilities.object_id_bytes,
         target.capabilities.object_id_bytes,
         salt,
@@ -129,7 +129,7 @@ def convert_manifest(
     manifest_id: ObjectId,
     manifest: Manifest,
     users: Mapping[NodeId, Grid],
-    identities: Identities,
+    identities: IdMapping,
     drops: frozenset[LossKind],
     absolute: Callable[[str], str | None] | None,
 ) -> tuple[Manifest, dict[NodeId, Extents]]:
@@ -146,7 +146,7 @@ def convert_manifest(
             continue
         table = filter_box(table, tuple((0, n) for n in grid)) if grid else table
         if absolute is not None:
-            table = spell_out(table, absolute)
+            table = make_locations_absolute(table, absolute)
         if len(table) == 0:
             continue
         extents[node_id] = table.extents()
@@ -154,7 +154,7 @@ def convert_manifest(
     return Manifest(identities.file(manifest_id), dict(sorted(tables.items()))), extents
 
 
-def _convert_table(table: ChunkTable, identities: Identities, drops: frozenset[LossKind]) -> ChunkTable:
+def _convert_table(table: ChunkTable, identities: IdMapping, drops: frozenset[LossKind]) -> ChunkTable:
     ids = None if table.object_id is None else identities.chunks(table.object_id)
     if ids is not None and ids is not table.object_id:
         ids[table.kind != ChunkKind.NATIVE] = 0
@@ -163,7 +163,7 @@ def _convert_table(table: ChunkTable, identities: Identities, drops: frozenset[L
     return replace(table, object_id=ids)
 
 
-def spell_out(table: ChunkTable, absolute: Callable[[str], str | None]) -> ChunkTable:
+def make_locations_absolute(table: ChunkTable, absolute: Callable[[str], str | None]) -> ChunkTable:
     """Replace relative locations by URLs. References with an unknown container are left out."""
     if table.location is None or not any(text.startswith(RELATIVE) for text in table.locations):
         return table
@@ -179,7 +179,7 @@ def spell_out(table: ChunkTable, absolute: Callable[[str], str | None]) -> Chunk
 def convert_node(
     node: Node,
     document: bytes | None,
-    identities: Identities,
+    identities: IdMapping,
     manifests: Mapping[ObjectId, ConvertedManifest | None],
 ) -> Node:
     """A node of the target. `document` is the whole document if the target has no attributes files."""
@@ -207,7 +207,7 @@ def _convert_ref(ref: ManifestRef, node_id: NodeId, manifest: ConvertedManifest 
     return ManifestRef(manifest.file.id, filled)
 
 
-def convert_info(info: SnapshotInfo, identities: Identities, root_mark: Mapping[str, object]) -> SnapshotInfo:
+def convert_info(info: SnapshotInfo, identities: IdMapping, root_mark: Mapping[str, object]) -> SnapshotInfo:
     """A commit of the target. The first snapshot has the metadata keys of the target."""
     metadata = dict(info.metadata)
     if info.parent_id is None:
@@ -254,7 +254,7 @@ def is_kept(node: Node, drops: frozenset[LossKind]) -> bool:
     return LossKind.KEY_ENCODINGS not in drops or has_default_keys(node)
 
 
-def convert_log(log: TransactionLog, identities: Identities) -> TransactionLog:
+def convert_log(log: TransactionLog, identities: IdMapping) -> TransactionLog:
     """A log with the node ids of the target."""
 
     def mapped(nodes: frozenset[NodeId]) -> frozenset[NodeId]:

@@ -367,7 +367,7 @@ def join_dimension(
     notes += [f"{group[0].file.name} has no cells along {dim}" for _, group in empty]
     direction = sign if start > 1 else 0
     joined = JoinedDimension(dim, tuple(blocks), start, units, calendar, index_of, tuple(notes), encoding, direction)
-    return _hold_free(joined, members, missing, sign * step if step else None) if missing else joined
+    return _reserve_missing(joined, members, missing, sign * step if step else None) if missing else joined
 
 
 def _shown_units(members: Sequence[Member], dim: str, encoding: TimeEncoding | None) -> tuple[str | None, str]:
@@ -446,7 +446,7 @@ def _unknown_place(url: str, dim: str, why: str) -> InvalidInputError:
     )
 
 
-def _hold_free(
+def _reserve_missing(
     joined: JoinedDimension, members: Sequence[Member], missing: Sequence[tuple[int, str]], step: float | None
 ) -> JoinedDimension:
     """Blocks for unreadable files between others, where order of names, equal lengths and spacing say where they are.

@@ -119,7 +119,7 @@ def plan_dataset(
     grown, found = _lacking(group, members, contributions, dims, options, existing)
     issues += [*found, *_lacked(group, members, contributions, arrays, dims, options)]
     values = [] if any(issue.severity == "error" for issue in issues) else _values(arrays, members, dims, options)
-    arrays = [_kind_settled(array, {v.path for v in values}) for array in arrays] + grown
+    arrays = [_with_values_kind(array, {v.path for v in values}) for array in arrays] + grown
     gaps = [gap for j in joined.values() if (gap := find_append_gap(group, j, options, existing)) is not None]
     issues += _join_notes(joined, failures, gaps)
     written = {a.path: a for a in arrays if a.kind != "values"}
@@ -447,7 +447,7 @@ def _joined_values(array: ArrayPlan, members: Sequence[Member], joined: JoinedDi
     return np.concatenate(parts) if parts else None
 
 
-def _kind_settled(array: ArrayPlan, with_values: set[str]) -> ArrayPlan:
+def _with_values_kind(array: ArrayPlan, with_values: set[str]) -> ArrayPlan:
     return replace(array, kind="values") if array.path in with_values else array
 
 

@@ -33,7 +33,7 @@ from icefloe.model.snapshot import (
     REMOVED_SOURCES,
     Snapshot,
     ingested_texts,
-    own_texts,
+    own_sources,
 )
 from icefloe.model.virtual_chunk_container import (
     ObjectStoreConfig,
@@ -147,7 +147,7 @@ def keep_record(repository: Repository, base: Snapshot, metadata: Mapping[str, A
         del entry["fingerprints"]
         entry["fingerprints_object"] = _store(repository, marks)
     kept = {**metadata, METADATA_KEY: entry}
-    known, added = ingested_texts(base.metadata), own_texts(kept)
+    known, added = ingested_texts(base.metadata), own_sources(kept)
     if INGESTED_KEY in base.metadata and len(known) + len(added) <= MOST_TEXTS:
         return {**kept, INGESTED_KEY: {"add": added}}
     # The list is long, or the commits below were made by somebody who does not take it over.
@@ -175,7 +175,7 @@ def ingested_at(repository: Repository, snapshot_id: str) -> frozenset[bytes]:
     for info in repository.ancestry(snapshot_id=snapshot_id):
         if INGESTED_KEY in info.metadata:
             return found | _resolve(repository, ingested_texts(info.metadata), info.id)
-        found |= _resolve(repository, own_texts(info.metadata), info.id)
+        found |= _resolve(repository, own_sources(info.metadata), info.id)
     return found
 
 

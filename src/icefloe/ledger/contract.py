@@ -358,14 +358,14 @@ class Ledger(ABC):
         """Expiry: apply a history change. An interrupted run is planned and applied again."""
         await self.change_parents(change)
         for branch, standing in change.branches.items():
-            if await self._stands(self.fetch_tip(branch), standing):
+            if await self._points_at(self.fetch_tip(branch), standing):
                 await self.delete_branch(branch)
         for tag, target in change.tags.items():
-            if await self._stands(self.fetch_tag(tag), target):
+            if await self._points_at(self.fetch_tag(tag), target):
                 await self.delete_tag(tag)
 
     @staticmethod
-    async def _stands(found: Any, expected: ObjectId) -> bool:
+    async def _points_at(found: Any, expected: ObjectId) -> bool:
         try:
             answer = await found
         except RefNotFoundError:

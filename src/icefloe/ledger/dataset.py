@@ -170,7 +170,7 @@ class DatasetLedger(Ledger):
     async def advance(self, branch: str, tip: Tip, snapshot: Snapshot, *, amends: ObjectId | None = None) -> Tip:
         def plan(state: State) -> State | None:
             standing = _find_ref(state, branch, "branch")
-            if _landed(state, standing, snapshot.id):
+            if _was_committed(state, standing, snapshot.id):
                 return None
             if standing != tip.snapshot_id:
                 raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=standing)
@@ -429,7 +429,7 @@ def _missing(snapshot_id: ObjectId) -> SnapshotNotFoundError:
     return SnapshotNotFoundError(f"no snapshot {snapshot_id} in {STATE_KEY}", snapshot_id=snapshot_id)
 
 
-def _landed(state: State, standing: ObjectId, snapshot_id: ObjectId) -> bool:
+def _was_committed(state: State, standing: ObjectId, snapshot_id: ObjectId) -> bool:
     """Whether a snapshot is already in the history of a branch tip: an earlier swap of ours whose response was lost."""
     if state.find_snapshot(snapshot_id) is None:
         return False

@@ -66,7 +66,7 @@ GENERATIONS: Mapping[SpecVersion, Generation] = {
     each.spec_version: each
     for each in (
         Generation(SpecVersion.DATASET, "DatasetLedger", None, locate="locate_data"),
-        Generation(SpecVersion.STORE, "StoreLedger", "r/", ("config.json",), locate="locate_code_form"),
+        Generation(SpecVersion.STORE, "StoreLedger", "r/", ("config.json",), locate="find_legacy_msgpack"),
         Generation(SpecVersion.REPOSITORY, "RepositoryLedger", "refs/", ("config.json", "config.yaml"), stored_config),
         Generation(SpecVersion.ICECHUNK1, "Icechunk1Ledger", "refs/", ("config.yaml",), icechunk1.stored_config),
         Generation(SpecVersion.ICECHUNK2, "Icechunk2Ledger", None, read_config=icechunk2.stored_config),

@@ -70,19 +70,19 @@ _BRANCH, _TAG, _TAG_FILE, _PACKED = "branch:", "tag:", "ref.json", ".msgpack"
 _LAST = 2**64 - 1
 
 
-async def locate_code_form(storage: Storage) -> Storage:
+async def find_legacy_msgpack(storage: Storage) -> Storage:
     """The storage itself, or a view of it when early code wrote the repository in it."""
     async for page in storage.list(MAIN_FOLDER):
         if page:
-            return CodeFormView(storage)
+            return LegacyMsgpackStorage(storage)
     return storage
 
 
-class CodeFormView(WrappedStorage):
+class LegacyMsgpackStorage(WrappedStorage):
     """Reads such a repository; writing into it is refused."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CodeFormView, (self.inner,)
+        return LegacyMsgpackStorage, (self.inner,)
 
     @property
     def read_only(self) -> bool:

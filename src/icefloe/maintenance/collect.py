@@ -44,7 +44,9 @@ from icefloe.maintenance.inventory import (
     empty_listing,
     fetch_all_refs,
     fetch_cutoff,
+    fetch_sizes,
     fetch_store_time,
+    find_unreferenced,
     first_rows,
     id_keys,
     id_texts,
@@ -53,14 +55,12 @@ from icefloe.maintenance.inventory import (
     list_folder,
     list_folder_names,
     list_side_objects,
-    look_at,
     microseconds,
     open_uncached,
     reopen_uncached,
+    report_progress,
     stream_bounded,
-    tell,
     text_ids,
-    unnamed,
 )
 from icefloe.maintenance.marking import FetchLimits, Known, ManifestFacts, Marked, SnapshotFacts, mark
 from icefloe.model.zarr_document import check_messagepack
@@ -183,7 +183,7 @@ def plan_collection(
         garbage[kind] = listed.take(~named & old)
         live[kind] = int(np.count_nonzero(named))
         young[kind] = int(np.count_nonzero(~named & (listed.modified >= ages.before)))
-    left = unnamed(side_objects, marked.side_objects, ages.before, ages.not_before)
+    left = find_unreferenced(side_objects, marked.side_objects, ages.before, ages.not_before)
     return CollectionPlan(cutoff, garbage, live, young, left)
 
 
@@ -460,8 +460,8 @@ async def plan_collection_of(uncached: UncachedRepository, request: CollectionRe
     young = frozenset(files.take(files.modified >= before).texts())
     marked = await mark(uncached, young, frozenset(files.texts()), known, request.limits)
     chunks = listings["chunks"]
-    unnamed = ~is_among(chunks.ids, marked.chunks)
-    listings["chunks"] = await look_at(uncached.storage, uncached.format.chunks_folder, "", chunks, unnamed)
+    unreferenced = ~is_among(chunks.ids, marked.chunks)
+    listings["chunks"] = await fetch_sizes(uncached.storage, uncached.format.chunks_folder, "", chunks, unreferenced)
     not_before = None if request.created_after is None else microseconds(request.created_after)
     plan = plan_collection(listings, marked, AgeLimits(before, not_before), cutoff, side_objects)
     return Marking(plan, marked, listings, decided.now)
@@ -532,7 +532,7 @@ async def apply_plan(context: RepositoryContext, uncached: UncachedRepository, m
     Snapshots go before what they name: whoever dies in between leaves files that nothing names, never a snapshot whose
     files are gone; the next run finds the rest.
     """
-    if quotes_what_is_gone(marking):
+    if has_stale_quotes(marking):
         await correct_quotes(context, uncached)
     if marking.plan.is_empty():
         return marking.plan
@@ -573,7 +573,7 @@ async def mark_again(uncached: UncachedRepository, marking: Marking) -> Marked:
     return await mark(reopen_uncached(uncached), frozenset(), frozenset(), known)
 
 
-def quotes_what_is_gone(marking: Marking) -> bool:
+def has_stale_quotes(marking: Marking) -> bool:
     """Whether a snapshot seems to quote ancestors that were collected; a session that outlived both commits such."""
     there = frozenset(marking.listings["snapshots"].texts())
     return any(not there.issuperset(facts.quoted) for facts in marking.marked.snapshots.values())
@@ -589,9 +589,9 @@ async def check_refs(
                 if info.id in marking.marked.snapshots:
                     break
                 if info.id in doomed:
-                    raise _resurrected(info.id, fresh.names_of(start))
+                    raise _became_reachable(info.id, fresh.names_of(start))
         except SnapshotNotFoundError as error:
-            raise _resurrected(start, fresh.names_of(start)) from error
+            raise _became_reachable(start, fresh.names_of(start)) from error
 
 
 async def _forget(context: RepositoryContext, doomed: frozenset[ObjectId], listed: frozenset[ObjectId]) -> None:
@@ -601,12 +601,12 @@ async def _forget(context: RepositoryContext, doomed: frozenset[ObjectId], liste
     try:
         gone = await context.ledger.forget_snapshots(wanted)
     except InvalidInputError as error:
-        raise _resurrected(min(wanted), []) from error
+        raise _became_reachable(min(wanted), []) from error
     if wanted - gone:
-        raise _resurrected(min(wanted - gone), [])
+        raise _became_reachable(min(wanted - gone), [])
 
 
-def _resurrected(snapshot_id: ObjectId, refs: Sequence[str]) -> ConflictError:
+def _became_reachable(snapshot_id: ObjectId, refs: Sequence[str]) -> ConflictError:
     where = f" ({', '.join(refs)})" if refs else ""
     return ConflictError(
         message=f"snapshot {snapshot_id} became reachable{where} while garbage was judged; nothing was deleted: "
@@ -626,7 +626,7 @@ async def delete_objects(uncached: UncachedRepository, kind: str, listed: Listed
     done = 0
     async for _ in stream_bounded(delete, batches, _DELETES_AT_ONCE):
         done = min(done + DELETE_BATCH, len(listed))
-        tell(f"delete {kind.replace('_', ' ')}", done, len(listed))
+        report_progress(f"delete {kind.replace('_', ' ')}", done, len(listed))
 
 
 def key_builder(uncached: UncachedRepository, kind: str) -> Callable[[ObjectId], str]:

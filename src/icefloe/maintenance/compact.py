@@ -16,7 +16,7 @@ from icefloe.errors import ConflictError, InvalidInputError, printable
 from icefloe.ids import NodeId, ObjectId, new_chunk_id
 from icefloe.ledger.contract import Tip
 from icefloe.maintenance.collect import list_all
-from icefloe.maintenance.inventory import Listed, gather_bounded, id_keys, open_uncached, tell
+from icefloe.maintenance.inventory import Listed, gather_bounded, id_keys, open_uncached, report_progress
 from icefloe.manifests.cells import filter_box
 from icefloe.manifests.columns import concat, find_rows, normalise, same_references, take, take_raw
 from icefloe.manifests.plan import ManifestPlan, plan_repack
@@ -286,7 +286,7 @@ async def compact(context: RepositoryContext, plan: CompactionPlan) -> CompactSu
     """Apply a plan. An interrupted run keeps the batches that were committed."""
     await context.check_writable()
     total = CompactSummary()
-    tell(f"{plan.request.layout.value} chunks", 0, plan.chunks)
+    report_progress(f"{plan.request.layout.value} chunks", 0, plan.chunks)
     for number, batch in enumerate(_batches(plan)):
         done = await _apply_batch(context, plan.request, batch, number)
         total = CompactSummary(
@@ -296,7 +296,7 @@ async def compact(context: RepositoryContext, plan: CompactionPlan) -> CompactSu
             total.commits + done.commits,
             total.skipped + done.skipped,
         )
-        tell(f"{plan.request.layout.value} chunks", total.chunks + total.skipped, plan.chunks)
+        report_progress(f"{plan.request.layout.value} chunks", total.chunks + total.skipped, plan.chunks)
     return total
 
 
@@ -481,9 +481,9 @@ def _plan(state: SessionState) -> ManifestPlan:
 
 async def _apply(state: SessionState, tip: Tip, plan: ManifestPlan, request: RewriteRequest) -> ObjectId:
     context = state.context
-    tell("write manifests", 0, len(plan.outputs))
+    report_progress("write manifests", 0, len(plan.outputs))
     flushed = await apply_plan(state, plan, {})
-    tell("write manifests", len(plan.outputs), len(plan.outputs))
+    report_progress("write manifests", len(plan.outputs), len(plan.outputs))
     commit = CommitRequest(request.message, request.metadata)
     if not request.amends:
         snapshot = await write_snapshot(state, commit, manifests=flushed)

@@ -18,7 +18,7 @@ from icefloe.maintenance.inventory import (
     fetch_all_refs,
     fetch_history,
     open_uncached,
-    tell,
+    report_progress,
 )
 from icefloe.model.snapshot import SnapshotInfo, TransactionLog
 from icefloe.session.history import check_past, compare_snapshots, fit_log, join_logs, merge_logs
@@ -251,17 +251,17 @@ async def _apply(context: RepositoryContext, plan: ExpiryPlan) -> None:
     uncached = open_uncached(context)
     exact = {}
     for number, (child, skipped) in enumerate(seams.items()):
-        tell("join transaction logs", number, len(seams))
+        report_progress("join transaction logs", number, len(seams))
         # Until the parents change, the log contains both: a log with missing changes would hide a conflict.
         own = await _log_since(uncached, [child], skipped[0])
         exact[child] = await _log_since(uncached, [*reversed(skipped), child], plan.change.parents[child])
         await _write_log(context, child, _union(own, exact[child]))
-    tell("change history", 0, 1)
+    report_progress("change history", 0, 1)
     await context.ledger.change_history(plan.change)
     for child, log in exact.items():
         await _write_log(context, child, log)
         await _follow_others(context, child, plan.change.parents[child])
-    tell("change history", 1, 1)
+    report_progress("change history", 1, 1)
 
 
 async def _follow_others(context: RepositoryContext, child: ObjectId, parent: ObjectId) -> None:

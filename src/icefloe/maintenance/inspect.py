@@ -12,7 +12,7 @@ from icefloe.display.card import format_bytes
 from icefloe.formats.header import HEADER_BYTES, Compression, FileType, has_magic, parse_header
 from icefloe.ids import ObjectId, encode_base32
 from icefloe.maintenance.collect import list_all
-from icefloe.maintenance.inventory import is_among, open_uncached, stream_bounded, telling
+from icefloe.maintenance.inventory import is_among, open_uncached, report_each, stream_bounded
 from icefloe.maintenance.marking import FetchLimits, mark
 from icefloe.model.chunk_table import ChunkKind
 from icefloe.model.snapshot import ArrayNode, Manifest, Node
@@ -150,7 +150,7 @@ async def chunk_storage_stats(context: RepositoryContext, limits: FetchLimits | 
     files: dict[str, int] = {}
     ranges: list[npt.NDArray[np.int64]] = []
     counts = stream_bounded(count, sorted(marked.manifests), 8)
-    async for inline_bytes, found in telling("count chunks", counts, len(marked.manifests)):
+    async for inline_bytes, found in report_each("count chunks", counts, len(marked.manifests)):
         inlined += inline_bytes
         for each in found:
             numbers = np.array([files.setdefault(name, len(files)) for name in each.files], dtype=np.int64)

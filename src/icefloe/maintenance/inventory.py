@@ -39,8 +39,8 @@ _listener: ContextVar[Report | None] = ContextVar("icefloe_maintenance_progress"
 
 
 @contextmanager
-def listening(report: Report | None) -> Iterator[None]:
-    """Tell this listener what is done in the block; None leaves the one that is listening already."""
+def reporting_to(report: Report | None) -> Iterator[None]:
+    """Report the progress of everything in the block to this function. None keeps the function of an outer block."""
     if report is None:
         yield
         return
@@ -51,22 +51,22 @@ def listening(report: Report | None) -> Iterator[None]:
         _listener.reset(token)
 
 
-def tell(stage: str, done: int, total: int = 0) -> None:
-    """Tell the listener, if there is one, how far a stage is."""
+def report_progress(stage: str, done: int, total: int = 0) -> None:
+    """Report how far a stage is, if a listener is set."""
     report = _listener.get()
     if report is not None:
         report(stage, done, total)
 
 
-async def telling(stage: str, results: AsyncIterator[T], total: int) -> AsyncIterator[T]:
+async def report_each(stage: str, results: AsyncIterator[T], total: int) -> AsyncIterator[T]:
     """Yield the results as they arrive and report each as progress."""
     done = 0
     if total:
-        tell(stage, 0, total)
+        report_progress(stage, 0, total)
     async for result in results:
         yield result
         done += 1
-        tell(stage, done, total)
+        report_progress(stage, done, total)
 
 
 FOLDER = "icefloe/"
@@ -203,19 +203,19 @@ async def list_folder(storage: Storage, folder: str, extension: str, width: int)
     """Everything in a folder; pages become columns as they come."""
     if storage.lists_names_faster:
         listed = await list_folder_names(storage, folder, extension, width)
-        return await look_at(storage, folder, extension, listed, np.ones(len(listed), dtype=bool))
+        return await fetch_sizes(storage, folder, extension, listed, np.ones(len(listed), dtype=bool))
     parts: list[Listed] = []
     foreign = 0
     async for page in storage.list(folder):
         part = columns_of(page, folder, extension, width)
         foreign += part.foreign
         parts.append(part)
-        tell(f"list {folder}", sum(map(len, parts)))
+        report_progress(f"list {folder}", sum(map(len, parts)))
     return join_listings(parts, width, foreign)
 
 
 async def list_folder_names(storage: Storage, folder: str, extension: str, width: int) -> Listed:
-    """Everything in a folder, without sizes and times where each costs a request; `look_at` finds them out."""
+    """Everything in a folder. Sizes and times are left out if each costs a request: see `fetch_sizes`."""
     if not storage.lists_names_faster:
         return await list_folder(storage, folder, extension, width)
     length = text_length(width) + len(extension)
@@ -225,7 +225,9 @@ async def list_folder_names(storage: Storage, folder: str, extension: str, width
     return text_columns(text, unknown, np.full(len(names), NEVER, dtype=np.int64), extension, width)
 
 
-async def look_at(storage: Storage, folder: str, extension: str, listed: Listed, rows: npt.NDArray[np.bool_]) -> Listed:
+async def fetch_sizes(
+    storage: Storage, folder: str, extension: str, listed: Listed, rows: npt.NDArray[np.bool_]
+) -> Listed:
     """The same objects with the sizes and times of some, without those that no longer exist."""
     wanted = np.flatnonzero(rows & (listed.size < 0))
     if not len(wanted):
@@ -334,27 +336,27 @@ _PIECE_BYTES = 1 << 20
 
 
 async def list_side_objects(storage: Storage) -> tuple[ObjectInfo, ...]:
-    """All of them, named or not."""
+    """All side objects, whether a commit names them or not."""
     return tuple([item async for page in storage.list(INGESTED_FOLDER) for item in page])
 
 
-def find_flaw(data: bytes) -> str | None:
-    """What is wrong with the bytes of a list, one frame of zstd; unpacked piece by piece, however much it holds."""
+def find_corruption(data: bytes) -> str | None:
+    """What is wrong with the bytes of a list, which is one zstd frame. It is decompressed in pieces of bounded size."""
     try:
-        told = zstandard.frame_content_size(data)
+        declared = zstandard.frame_content_size(data)
         found = 0
         with zstandard.ZstdDecompressor().stream_reader(data) as unpacked:
             while piece := unpacked.read(_PIECE_BYTES):
                 found += len(piece)
     except zstandard.ZstdError as error:
         return f"it does not decompress ({error})"
-    return None if found == told or (told < 0 and found) else f"{found} of {told} bytes are in it"
+    return None if found == declared or (declared < 0 and found) else f"it has {found} of {declared} bytes"
 
 
-def unnamed(
+def find_unreferenced(
     found: Sequence[ObjectInfo], named: Iterable[str], before: int, not_before: int | None
 ) -> tuple[ObjectInfo, ...]:
-    """Those that no commit names and that are old enough, times in microseconds since 1970."""
+    """The objects that no commit names and that are old enough. Times are microseconds since 1970."""
     kept, floor = frozenset(named), not_before if not_before is not None else -(1 << 62)
     return tuple(item for item in found if item.key not in kept and floor <= microseconds(item.last_modified) < before)
 

@@ -18,10 +18,10 @@ from icefloe.maintenance.inventory import (
     UncachedRepository,
     fetch_all_refs,
     id_keys,
+    report_each,
+    report_progress,
     sorted_distinct,
     stream_bounded,
-    tell,
-    telling,
 )
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.chunk_table import ChunkKind
@@ -190,7 +190,7 @@ class _SnapshotMarker:
             async for facts in stream_bounded(lambda each: self._fetch(each, must_exist), unknown, self.limits.at_once):
                 if facts is not None:
                     following |= self._keep(facts)
-                    tell("read snapshots", len(self.found), len(self.parents or ()))
+                    report_progress("read snapshots", len(self.found), len(self.parents or ()))
             waiting = following - self.found.keys()
 
     def _keep(self, facts: SnapshotFacts) -> set[ObjectId]:
@@ -279,7 +279,7 @@ async def _mark_manifests(
 
     found = {each: known.manifests[each] for each in marked.manifests if each in known.manifests}
     unknown = [each for each in marked.manifests if each not in found]
-    async for facts in telling("read manifests", stream_bounded(fetch, unknown, limits.at_once), len(unknown)):
+    async for facts in report_each("read manifests", stream_bounded(fetch, unknown, limits.at_once), len(unknown)):
         found[facts.id] = facts
     return found
 

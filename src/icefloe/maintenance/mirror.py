@@ -10,7 +10,7 @@ from icefloe.display.card import format_bytes, format_count
 from icefloe.errors import InvalidInputError, ObjectNotFoundError
 from icefloe.ledger.generations import detect_generation
 from icefloe.maintenance.collect import folders_of
-from icefloe.maintenance.inventory import FOLDER, UncachedRepository, open_uncached, stream_bounded, tell
+from icefloe.maintenance.inventory import FOLDER, UncachedRepository, open_uncached, report_progress, stream_bounded
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.storage.contract import ObjectInfo, Storage
 
@@ -145,7 +145,7 @@ async def mirror(context: RepositoryContext, target: Storage) -> MirrorPlan:
         batch = [item.key for item in plan.copied if _rank(item.key, order) == rank]
         async for _ in stream_bounded(copy, batch, _COPIES_AT_ONCE):
             done += 1
-            tell("copy objects", done, len(plan.copied))
+            report_progress("copy objects", done, len(plan.copied))
     if plan.removed:
         await target.delete(plan.removed)
     return plan

@@ -17,14 +17,14 @@ from icefloe.maintenance.inventory import (
     UncachedRepository,
     correct_quotes,
     fetch_all_refs,
-    find_flaw,
+    find_corruption,
     id_keys,
     is_among,
     list_side_objects,
     open_uncached,
+    report_each,
+    report_progress,
     stream_bounded,
-    tell,
-    telling,
     text_ids,
 )
 from icefloe.maintenance.verify_checks import (
@@ -109,7 +109,7 @@ class _Verification:
         if self.request.decode:
             starts = sorted(self.refs.targets() & self.parents.keys())
             for number, start in enumerate(starts):
-                tell("decode chunks of refs", number, len(starts))
+                report_progress("decode chunks of refs", number, len(starts))
                 try:
                     self.damages += await undecodable_chunks(self.context, start)
                 except IcefloeError as error:
@@ -145,7 +145,7 @@ class _Verification:
                 parent = snapshot.parent_id if listed is None else listed.get(snapshot_id)
                 self.parents[snapshot_id] = parent
                 self.checked["snapshots"] += 1
-                tell("check snapshots", self.checked["snapshots"], len(listed or ()))
+                report_progress("check snapshots", self.checked["snapshots"], len(listed or ()))
                 quotes[snapshot_id] = tuple(entry.id for entry in snapshot.history if entry.parent_id is not None)
                 self._note_snapshot(snapshot)
                 if parent is not None:
@@ -212,7 +212,7 @@ class _Verification:
 
     async def _check_list(self, key: str) -> tuple[str, tuple[DamageKind, str, str, str] | None]:
         try:
-            flaw = find_flaw(await self.uncached.storage.get(key))
+            flaw = find_corruption(await self.uncached.storage.get(key))
         except ObjectNotFoundError:
             return key, (DamageKind.MISSING, "list", key, "the commit of an ingest names its sources in it")
         return key, None if flaw is None else (DamageKind.UNREADABLE, "list", key, flaw)
@@ -235,7 +235,7 @@ class _Verification:
     async def _manifests(self) -> None:
         sizes = _sizes(self.listings["manifests"], list(self.manifests))
         found = stream_bounded(self._fetch_manifest, sorted(self.manifests))
-        async for manifest_id, manifest in telling("check manifests", found, len(self.manifests)):
+        async for manifest_id, manifest in report_each("check manifests", found, len(self.manifests)):
             if manifest is None:
                 continue
             self.checked["manifests"] += 1
@@ -283,7 +283,9 @@ class _Verification:
         locations = [
             each for each in sorted(self.files.uses) if self.context.containers.find_container(each) is not None
         ]
-        async for location, found in telling("check virtual files", stream_bounded(check, locations), len(locations)):
+        async for location, found in report_each(
+            "check virtual files", stream_bounded(check, locations), len(locations)
+        ):
             if not isinstance(found, str):
                 self.checked["virtual_files"] = self.checked.get("virtual_files", 0) + 1
                 self.damages += found
@@ -302,7 +304,7 @@ class _Verification:
         async def check(pair: tuple[ObjectId, ObjectId]) -> Damage | None:
             return await check_log(self.uncached, *pair)
 
-        async for damage in telling("check transaction logs", stream_bounded(check, sorted(pairs), 8), len(pairs)):
+        async for damage in report_each("check transaction logs", stream_bounded(check, sorted(pairs), 8), len(pairs)):
             self.checked["transaction_logs"] += 1
             if damage is not None:
                 self.damages.append(damage)

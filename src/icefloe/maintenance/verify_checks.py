@@ -364,7 +364,7 @@ async def check_log(uncached: UncachedRepository, snapshot_id: ObjectId, parent_
     except (NotFoundError, FormatError):
         return None
     true = await _without_moved(uncached, told, true, parent_id, snapshot)
-    missing = find_untold(told, true, frozenset(node.id for node in snapshot.nodes.values()))
+    missing = find_unlogged(told, true, frozenset(node.id for node in snapshot.nodes.values()))
     return None if missing is None else _damage(DamageKind.LOG_DIFFERS, key, missing, snapshot_id)
 
 
@@ -392,7 +392,7 @@ async def _without_moved(
     uncached: UncachedRepository, told: TransactionLog, true: TransactionLog, parent_id: ObjectId, snapshot: Snapshot
 ) -> TransactionLog:
     """Changes without chunks that are only somewhere else: the commit of a compaction between both may have expired."""
-    untold = {key: _untold_chunks(told, key, coords) for key, coords in true.updated_chunks.items()}
+    untold = {key: _unlogged_chunks(told, key, coords) for key, coords in true.updated_chunks.items()}
     untold = {key: coords for key, coords in untold.items() if len(coords)}
     if not untold:
         return true
@@ -410,7 +410,7 @@ async def _without_moved(
     return replace(true, updated_chunks=chunks)
 
 
-def _untold_chunks(told: TransactionLog, node_id: NodeId, coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+def _unlogged_chunks(told: TransactionLog, node_id: NodeId, coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     covered = TouchedChunks(coords.shape[1], told.updated_chunks.get(node_id), told.updated_boxes.get(node_id, ()))
     both = TouchedChunks(coords.shape[1], coords).common(covered)
     return coords[~np.isin(_rows(coords), _rows(both))]
@@ -463,7 +463,7 @@ def _in_grid(
     return {node_id: coords for node_id, coords in inside.items() if len(coords)}
 
 
-def find_untold(told: TransactionLog, true: TransactionLog, present: frozenset[NodeId]) -> str | None:
+def find_unlogged(told: TransactionLog, true: TransactionLog, present: frozenset[NodeId]) -> str | None:
     """A change that is missing in the log, or a change in the log that cannot have happened.
 
     A log may contain more: chunks that were rewritten, or changes of ancestors that an interrupted expiry was removing.

@@ -56,13 +56,13 @@ A_contra = TypeVar("A_contra", contravariant=True)
 M_co = TypeVar("M_co", covariant=True)
 
 
-class Dragging(Protocol[A_contra, M_co]):
-    """The manifests of arrays, asked for one array at a time."""
+class ManifestsOfArrays(Protocol[A_contra, M_co]):
+    """Looks up the manifests of one array at a time."""
 
     def get(self, key: A_contra, default: tuple[()] = (), /) -> Iterable[M_co]: ...
 
 
-def closure(modified: Iterable[A], manifests_of: Dragging[A, M], arrays_of: Mapping[M, Iterable[A]]) -> set[A]:
+def closure(modified: Iterable[A], manifests_of: ManifestsOfArrays[A, M], arrays_of: Mapping[M, Iterable[A]]) -> set[A]:
     """All arrays that share a rewritten manifest with these arrays. A new array has no manifest yet."""
     found = set(modified)
     waiting = list(found)

@@ -402,12 +402,12 @@ class ManifestConfig:
         if not hasattr(self, "max_concurrent_manifest_fetches_during_commit"):
             return  # the constructor has not set the last field yet
         try:
-            self._settle()
+            self._normalise()
         except InvalidInputError:
             object.__setattr__(self, name, before)
             raise
 
-    def _settle(self) -> None:
+    def _normalise(self) -> None:
         sets = tuple(self.sets)
         if all(s.name != DEFAULT_SET for s in sets):
             sets = (*sets, ManifestSet.default())

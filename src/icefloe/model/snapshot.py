@@ -175,7 +175,7 @@ def named_objects(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for text in named if text.startswith(INGESTED_FOLDER)))
 
 
-def own_texts(metadata: Mapping[str, Any]) -> list[str]:
+def own_sources(metadata: Mapping[str, Any]) -> list[str]:
     """What the commit of an ingest adds to the list of ingested sources: an object, or the fingerprints themselves."""
     entry = metadata.get(INGEST_KEY)
     if not isinstance(entry, Mapping):
@@ -186,16 +186,16 @@ def own_texts(metadata: Mapping[str, Any]) -> list[str]:
     return [INLINE_SOURCES + inline] if isinstance(inline, str) and inline else []
 
 
-def taken_over(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def added_sources(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """The sources ingested between two commits, as list entries."""
     before = set(ingested_texts(old))
     return [text for text in ingested_texts(new) if text not in before]
 
 
-def taken_back(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What undoes in the list what the commit `new` on top of `old` did to it."""
+def reverted_sources(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The list entries that undo what the commit `new` on top of `old` added to the list of ingested sources."""
     # The commit of an ingest may also have joined the texts of others; its entry names its own sources.
-    done = own_texts(new) or taken_over(old, new)
+    done = own_sources(new) or added_sources(old, new)
     sign = REMOVED_SOURCES
     return [text.removeprefix(sign) if text.startswith(sign) else sign + text for text in done]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from icefloe.blocking import blocking, current_time
@@ -24,7 +23,7 @@ from icefloe.maintenance.compact import (
     rewrite_manifests,
 )
 from icefloe.maintenance.expire import ExpiryPlan, ExpiryRequest, RetentionRule, apply_expiry, expire, plan_expiry_of
-from icefloe.maintenance.inventory import Report, listening, open_uncached
+from icefloe.maintenance.inventory import Report, open_uncached, reporting_to
 from icefloe.maintenance.marking import FetchLimits
 from icefloe.maintenance.mirror import MirrorPlan, mirror, plan_mirror
 from icefloe.maintenance.verify import VerifyRequest, verify
@@ -34,7 +33,7 @@ from icefloe.manifests.plan import ManifestPlan
 from icefloe.session.history import check_past
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.storage.build import resolve_storage
-from icefloe.storage.contract import Storage
+from icefloe.storage.contract import StorageLike
 
 
 class MaintenanceMixin:
@@ -103,7 +102,7 @@ class MaintenanceMixin:
         request = _expiry_request(
             older_than, retain_last, rules, snapshots, delete_expired_branches, delete_expired_tags
         )
-        with listening(progress):
+        with reporting_to(progress):
             return set((await expire(self._context, request)).change.expired)
 
     expire_snapshots = blocking(expire_snapshots_async)
@@ -186,7 +185,7 @@ class MaintenanceMixin:
         >>> repo.apply_expiry(repo.plan_expiry(retain_last=1))
         set()
         """
-        with listening(progress):
+        with reporting_to(progress):
             return set((await apply_expiry(self._context, plan)).change.expired)
 
     apply_expiry = blocking(apply_expiry_async)
@@ -253,7 +252,7 @@ class MaintenanceMixin:
         request = CollectionRequest(
             delete_object_older_than, created_after, limits, ignore_running_sessions, incremental
         )
-        with listening(progress):
+        with reporting_to(progress):
             if dry_run:
                 return (await plan_collection_of(open_uncached(self._context), request)).plan.summary()
             return await collect(self._context, request)
@@ -301,7 +300,7 @@ class MaintenanceMixin:
         request = CollectionRequest(
             delete_object_older_than, created_after, ignore_running=True, incremental=incremental
         )
-        with listening(progress):
+        with reporting_to(progress):
             return (await plan_collection_of(open_uncached(self._context), request)).plan
 
     plan_garbage_collection = blocking(plan_garbage_collection_async)
@@ -358,7 +357,7 @@ class MaintenanceMixin:
         if commit_method not in ("new_commit", "amend"):
             raise InvalidInputError(f"commit_method={commit_method!r}: expected 'new_commit' or 'amend'")
         merged = {**self._default_metadata, **(metadata or {})}
-        with listening(progress):
+        with reporting_to(progress):
             return await rewrite_manifests(
                 self._context, RewriteRequest(branch, message, merged, amends=commit_method == "amend")
             )
@@ -455,7 +454,7 @@ class MaintenanceMixin:
         """
         layout = Layout.UNPACK if unpack else Layout.PACK
         request = _compact_request(branch, layout, arrays, region, order, message, settings)
-        with listening(progress):
+        with reporting_to(progress):
             return await compact(self._context, await plan_compaction(self._context, request))
 
     compact = blocking(compact_async)
@@ -487,7 +486,7 @@ class MaintenanceMixin:
         >>> repo.apply_compaction(repo.plan_compaction("main")).chunks
         0
         """
-        with listening(progress):
+        with reporting_to(progress):
             return await compact(self._context, plan)
 
     apply_compaction = blocking(apply_compaction_async)
@@ -598,12 +597,12 @@ class MaintenanceMixin:
         0
         """
         request = _compact_request(branch, Layout.MATERIALIZE, arrays, region, "chunk", message, settings)
-        with listening(progress):
+        with reporting_to(progress):
             return await compact(self._context, await plan_compaction(self._context, request))
 
     materialize = blocking(materialize_async)
 
-    async def mirror_async(self, target: Storage | str | Path, *, progress: Report | None = None) -> MirrorPlan:
+    async def mirror_async(self, target: StorageLike, *, progress: Report | None = None) -> MirrorPlan:
         """Make another storage a copy of this repository. A later call copies only what is new.
 
         Readers of the copy see the earlier state or the new one. Do not commit to the copy.
@@ -636,12 +635,12 @@ class MaintenanceMixin:
         >>> icefloe.Repository.open(target).lookup_branch("main") == repo.lookup_branch("main")
         True
         """
-        with listening(progress):
+        with reporting_to(progress):
             return await mirror(self._context, resolve_storage(target))
 
     mirror = blocking(mirror_async)
 
-    async def plan_mirror_async(self, target: Storage | str | Path) -> MirrorPlan:
+    async def plan_mirror_async(self, target: StorageLike) -> MirrorPlan:
         """Return what `mirror` would copy now. Nothing is changed.
 
         Parameters
@@ -716,7 +715,7 @@ class MaintenanceMixin:
         True
         """
         request = VerifyRequest(logs, decode, virtual)
-        with listening(progress):
+        with reporting_to(progress):
             if not repair:
                 return await verify(self._context, request)
             return (await repair_damage(self._context, request))[1]

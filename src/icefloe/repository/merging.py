@@ -9,7 +9,7 @@ from icefloe.blocking import blocking
 from icefloe.ids import ObjectId
 from icefloe.maintenance import merge as merging
 from icefloe.maintenance.merge import FastForwardPlan, MergePlan, MergeRequest, SquashPlan
-from icefloe.model.snapshot import INGESTED_KEY, own_texts, taken_back, taken_over
+from icefloe.model.snapshot import INGESTED_KEY, added_sources, own_sources, reverted_sources
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.session.rebase import ConflictDetector, ConflictSolver
 
@@ -136,7 +136,7 @@ class MergingMixin:
         base = await merging.find_merge_base(self._context, ours.snapshot_id, theirs.snapshot_id)
         told = {**self._default_metadata, "merged_branch": source, merging.MERGED: ours.snapshot_id}
         known, tip = await ledger.fetch_info(base), await ledger.fetch_info(ours.snapshot_id)
-        told |= _ingested(taken_over(known.metadata, tip.metadata))
+        told |= _ingested(added_sources(known.metadata, tip.metadata))
         return MergeRequest(
             into,
             base,
@@ -258,7 +258,7 @@ class MergingMixin:
     ) -> MergeRequest:
         parent = await merging.fetch_parent(self._context, snapshot_id)
         picked = await self._context.ledger.fetch_info(snapshot_id)
-        told = {**self._default_metadata, "picked_snapshot": snapshot_id, **_ingested(own_texts(picked.metadata))}
+        told = {**self._default_metadata, "picked_snapshot": snapshot_id, **_ingested(own_sources(picked.metadata))}
         told |= metadata or {}
         return MergeRequest(branch, parent, snapshot_id, message or picked.message, told, solver or ConflictDetector())
 
@@ -372,7 +372,7 @@ class MergingMixin:
         parent = await merging.fetch_parent(self._context, snapshot_id)
         undone = await self._context.ledger.fetch_info(snapshot_id)
         below = await self._context.ledger.fetch_info(parent)
-        gone = taken_back(below.metadata, undone.metadata)
+        gone = reverted_sources(below.metadata, undone.metadata)
         told = {**self._default_metadata, "reverted_snapshot": snapshot_id, **_ingested(gone), **(metadata or {})}
         return MergeRequest(
             branch, snapshot_id, parent, message or f"Revert {undone.message!r}", told, solver or ConflictDetector()

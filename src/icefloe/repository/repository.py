@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from icefloe.blocking import blocking, blocking_classmethod, blocking_staticmethod
@@ -27,10 +26,9 @@ from icefloe.session.open_repository import RepositoryContext, register_writer
 from icefloe.session.rebase import ConflictSolver
 from icefloe.session.session import Session, SessionMode
 from icefloe.storage.build import resolve_storage
-from icefloe.storage.contract import Storage
+from icefloe.storage.contract import Storage, StorageLike
 from icefloe.store import IcechunkStore
 
-Place = Storage | str | Path
 Authorization = Mapping[str, Any] | None
 
 
@@ -74,7 +72,7 @@ class Repository(
     @classmethod
     async def create_async(
         cls,
-        storage: Place,
+        storage: StorageLike,
         config: RepositoryConfig | None = None,
         authorize_virtual_chunk_access: Authorization = None,
         spec_version: SpecVersion | str | int | None = None,
@@ -126,7 +124,7 @@ class Repository(
     @classmethod
     async def open_async(
         cls,
-        storage: Place,
+        storage: StorageLike,
         config: RepositoryConfig | None = None,
         authorize_virtual_chunk_access: Authorization = None,
     ) -> Repository:
@@ -169,7 +167,7 @@ class Repository(
     @classmethod
     async def open_or_create_async(
         cls,
-        storage: Place,
+        storage: StorageLike,
         config: RepositoryConfig | None = None,
         authorize_virtual_chunk_access: Authorization = None,
         create_version: SpecVersion | str | int | None = None,
@@ -224,7 +222,7 @@ class Repository(
 
     @staticmethod
     async def recover_async(
-        storage: Place, tips: Mapping[str, ObjectId] | None = None, *, dry_run: bool = False
+        storage: StorageLike, tips: Mapping[str, ObjectId] | None = None, *, dry_run: bool = False
     ) -> tuple[Damage, ...]:
         """Repair the files that name the branches, for a repository that cannot be opened.
 
@@ -259,7 +257,7 @@ class Repository(
     recover = blocking_staticmethod(recover_async)
 
     @staticmethod
-    async def exists_async(storage: Place, storage_settings: Any = None) -> bool:
+    async def exists_async(storage: StorageLike, storage_settings: Any = None) -> bool:
         """Return whether a storage holds a repository.
 
         Parameters
@@ -290,7 +288,7 @@ class Repository(
     exists = blocking_staticmethod(exists_async)
 
     @staticmethod
-    async def fetch_spec_version_async(storage: Place, storage_settings: Any = None) -> SpecVersion | None:
+    async def fetch_spec_version_async(storage: StorageLike, storage_settings: Any = None) -> SpecVersion | None:
         """Return the generation of the repository in a storage.
 
         Parameters
@@ -323,7 +321,7 @@ class Repository(
     fetch_spec_version = blocking_staticmethod(fetch_spec_version_async)
 
     @staticmethod
-    async def fetch_config_async(storage: Place) -> RepositoryConfig | None:
+    async def fetch_config_async(storage: StorageLike) -> RepositoryConfig | None:
         """Return the configuration that is saved in a repository.
 
         Parameters
@@ -541,7 +539,7 @@ class Repository(
         if as_of is not None and choice.branch is None:
             raise InvalidInputError("as_of goes with a branch: a tag or snapshot id is a point in time already")
         if choice.branch is not None:
-            opening.expect_tip(self._context, choice.branch)
+            opening.prefetch_tip(self._context, choice.branch)
         found = await resolve(self._context, choice)
         if as_of is not None:
             found = await snapshot_as_of(self._context, found, as_of)
@@ -623,7 +621,7 @@ class Repository(
         await opening.check_writable(self._context)
         if mode is SessionMode.REARRANGE:
             await self._context.ledger.check_feature("move_node")
-        opening.expect_tip(self._context, branch)
+        opening.prefetch_tip(self._context, branch)
         tip, base = await self._context.fetch_branch(branch)
         opening.preload(self._context, base)
         session = Session(

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from icefloe.chunks.packs import PackBuilder, PackingPolicy, SealedPack
 from icefloe.formats.contract import Format
 from icefloe.ids import NodeId, new_chunk_id
-from icefloe.manifests.cells import ClearedChunks, PartRef, filter_box, in_box, intersect
+from icefloe.manifests.cells import ClearedChunks, PartRef, filter_box, intersect
 from icefloe.manifests.columns import Found, find_in, find_row, find_rows, map_coords, overlay, shift_coords, take
 from icefloe.model.chunk_table import (
     ChunkKind,
@@ -141,15 +141,11 @@ class EditBuffer:
             found.append(here)
         return found, positions
 
-    def sees_base(self, coords: Coords) -> bool:
+    def shows_base(self, coords: Coords) -> bool:
         """Whether an unedited chunk is looked up in the base."""
         if self.base_box is None:
             return True
         return all(first <= c < end for c, (first, end) in zip(coords, self.base_box, strict=True))
-
-    def seeing_base(self, coords: npt.NDArray[np.uint32], positions: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """The positions whose chunks, if unedited, are looked up in the base."""
-        return positions if self.base_box is None else positions[in_box(coords[positions], self.base_box)]
 
     def to_table(self) -> ChunkTable:
         """All edits as one table, tombstones included."""

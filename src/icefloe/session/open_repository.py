@@ -553,7 +553,7 @@ async def check_writable(context: RepositoryContext) -> None:
     await context.ledger.check_writable()
 
 
-def expect_tip(context: RepositoryContext, branch: str) -> None:
+def prefetch_tip(context: RepositoryContext, branch: str) -> None:
     """Begin to fetch the snapshot where a branch stood when it was last seen.
 
     Usually the branch is still there. Then the ref and the snapshot are fetched at the same time.

@@ -23,7 +23,7 @@ from icefloe.model.chunk_table import ChunkKind, rows_inside
 from icefloe.model.snapshot import ArrayNode, Extents, GroupNode, Node, Snapshot, TransactionLog
 from icefloe.model.zarr_document import parent_path, parse_document, subtree_bounds
 from icefloe.session.change_set import ChangeSet, ChangeSummary, summarise
-from icefloe.session.session_state import Tree, give_way
+from icefloe.session.session_state import Tree, renumber_rebased
 
 Coordinates = npt.NDArray[np.uint32]
 
@@ -269,7 +269,7 @@ def rebase_over(
     base: Snapshot, changes: ChangeSet, theirs: Snapshot, log: TransactionLog, solver: ConflictSolver
 ) -> ChangeSet:
     """The same changes, on top of `theirs`, a child of `base` that made the changes in `log`."""
-    changes = give_way(base, changes, theirs, log.new_arrays | log.new_groups)
+    changes = renumber_rebased(base, changes, theirs, log.new_arrays | log.new_groups)
     missed = _Missed(base, changes, theirs, log)
     ours = summarise(base, changes)
     dropped = _solve(list(_find_clashes(ours, missed)), ours, missed, solver)

@@ -85,8 +85,11 @@ def draw_node_id(used: Collection[NodeId]) -> NodeId:
             return drawn
 
 
-def give_way(base: Snapshot, changes: ChangeSet, theirs: Snapshot, fresh: Set[NodeId]) -> ChangeSet:
-    """The changes with other ids for new nodes whose id a node of `fresh`, new in `theirs`, took in between."""
+def renumber_rebased(base: Snapshot, changes: ChangeSet, theirs: Snapshot, fresh: Set[NodeId]) -> ChangeSet:
+    """The changes, with other ids for new nodes whose id is already the id of another node.
+
+    `fresh` are the ids of the nodes that are new in `theirs`.
+    """
     clashing = {n.id: path for path, n in changes.added.items() if n.id in fresh and n.id not in changes.origin}
     if not clashing:
         return changes
@@ -357,7 +360,7 @@ class SessionView:
             if ref is not None:
                 return [*found, ref]
             found += [view.node for view in layer.parts if view.shows(coords)]
-            if layer.edits is not None and not layer.edits.sees_base(coords):
+            if layer.edits is not None and not layer.edits.shows_base(coords):
                 return found
         return [*found, node]
 

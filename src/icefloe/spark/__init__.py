@@ -30,6 +30,6 @@ __getattr__, __dir__, __all__ = lazy_exports(__name__)
 
 if getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", None) == "pyspark.daemon":
     # A Spark worker imports this package before it runs anything of it.
-    from icefloe.spark.connect import end_quietly
+    from icefloe.spark.connect import suppress_shutdown_traceback
 
-    end_quietly()
+    suppress_shutdown_traceback()

@@ -46,7 +46,7 @@ class JobOutcome:
     seconds: float
 
 
-def open_places(source: Source, target: Target, branch: str) -> tuple[Session, Callable[[], Session]]:
+def open_source_and_target(source: Source, target: Target, branch: str) -> tuple[Session, Callable[[], Session]]:
     """Return the session that a job reads, and a function that returns the session it writes.
 
     If a job reads and writes one branch, both sessions use the same snapshot. A commit that is made while the job runs
@@ -80,9 +80,9 @@ def reading_session(source: Source) -> Session:
     return existing_repository(source).readonly_session("main")
 
 
-def existing_repository(place: Target) -> Repository:
+def existing_repository(target: Target) -> Repository:
     """Return an existing repository, or open it from its path or URL."""
-    return place if isinstance(place, Repository) else Repository.open(resolve_storage(os.fspath(place)))
+    return target if isinstance(target, Repository) else Repository.open(resolve_storage(os.fspath(target)))
 
 
 def writing_repository(target: Target) -> Repository:

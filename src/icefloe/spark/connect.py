@@ -109,11 +109,11 @@ def _wrapped(java: Path) -> Path:
 
 _DAEMON = "pyspark.daemon"
 _LEAVE = 1
-"""What the loop of a worker takes as: no further task, end the process."""
+"""The return value that ends the process of a worker."""
 
 
 @cache
-def settle_worker() -> None:
+def freeze_loaded_modules() -> None:
     """Exclude the loaded modules from garbage collection.
 
     The daemon of Spark's workers collects garbage after every task, and most of the objects are modules that stay
@@ -124,7 +124,7 @@ def settle_worker() -> None:
 
 
 @cache
-def end_quietly() -> None:
+def suppress_shutdown_traceback() -> None:
     """Prevent the traceback of this worker when the session ends. Does nothing in other processes."""
     loop = sys.modules["__main__"]
     if getattr(getattr(loop, "__spec__", None), "name", None) == _DAEMON and hasattr(loop, "worker"):
@@ -151,13 +151,13 @@ class QuietWorker:
 
 
 LOCAL_MASTER = "local[*,4]"
-"""Every core; a task that fails is tried again, as on a cluster."""
+"""Use every core, and retry failed tasks as a cluster does."""
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _LOG_NAME = "icefloe-spark-{}.log"
 _LOG_AGE_SECONDS = 24 * 3600
-"""Logs of processes that have ended stay so long after their last line."""
+"""Logs of ended processes are kept this long after their last line."""
 _QUICK_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""No optimising compiler and one collecting thread: half the processor time until the first task runs."""
+"""No optimising compiler, and one garbage collection thread. The first task runs after half the processor time."""
 _TRUSTED_ARROW = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 """Spark asks for values that are there only: without a second look at each, cells become rows in half the time."""
 _SETTINGS = {

@@ -29,7 +29,7 @@ from icefloe.spark.arguments import (
     Source,
     Target,
     existing_repository,
-    open_places,
+    open_source_and_target,
     parse_bounds,
     unknown_name,
 )
@@ -328,7 +328,7 @@ def copy(
     --------
     >>> copy(spark, "s3://bucket/weather", "/data/copy", variables=["t2m"])  # doctest: +SKIP
     """
-    session, begin_writing = open_places(source, target, branch)
+    session, begin_writing = open_source_and_target(source, target, branch)
     return _copy(
         spark,
         session,
@@ -439,7 +439,7 @@ def rechunk(
         session = repository.readonly_session(snapshot_id=writer.snapshot_id)
         begin_writing: Callable[[], Session] = lambda: writer  # noqa: E731
     else:
-        session, begin_writing = open_places(source, target, branch)
+        session, begin_writing = open_source_and_target(source, target, branch)
     same = in_place and (target_group is None or target_group.strip("/") == group.strip("/"))
     return _copy(
         spark,

@@ -27,8 +27,8 @@ from icefloe.spark.ingest_commit import (
     FirstPass,
     IngestJob,
     check_batches,
-    land,
-    land_in_batches,
+    commit_in_batches,
+    commit_with_retry,
     plan_first_pass,
     publish_batches,
     staging_branch,
@@ -277,20 +277,20 @@ def ingest(
     job = IngestJob(
         job_id, repository, branch, found, access, message, tuple(containers), rebase_with, metadata, progress, allowed
     )
-    landed = land(spark, job) if batch is None else land_in_batches(spark, job, staging, batch)
+    commits = commit_with_retry(spark, job) if batch is None else commit_in_batches(spark, job, staging, batch)
     if statistics:
-        for written in sorted({path.rpartition("/")[0] for path in landed.plan.arrays}):
-            analyze(spark, repository, group=written, snapshot_id=landed.snapshot_id, progress=progress)
-    late = {f.file.url: f for report in landed.reports for f in report.failures}
+        for written in sorted({path.rpartition("/")[0] for path in commits.plan.arrays}):
+            analyze(spark, repository, group=written, snapshot_id=commits.snapshot_id, progress=progress)
+    late = {f.file.url: f for report in commits.reports for f in report.failures}
     return IngestOutcome(
         job_id=job_id,
-        plan=landed.plan,
-        snapshot_id=landed.snapshot_id,
+        plan=commits.plan,
+        snapshot_id=commits.snapshot_id,
         already_there=known - len(files),
-        references=landed.references,
-        decoded_bytes=sum(report.result.bytes for report in landed.reports),
+        references=commits.references,
+        decoded_bytes=sum(report.result.bytes for report in commits.reports),
         failures=(*failures, *late.values()),
-        attempts=landed.attempts,
+        attempts=commits.attempts,
         seconds=time.monotonic() - started,
     )
 

@@ -45,7 +45,7 @@ from icefloe.session.fork import WrittenParts
 from icefloe.session.rebase import ConflictDetector, ConflictSolver
 from icefloe.session.session import ForkSession, Session
 from icefloe.session.session_state import SessionState
-from icefloe.spark.tasks import TASKS_PER_CORE, OpenFork, WriteJob, Written, parallelism, write_with_tasks
+from icefloe.spark.tasks import TASKS_PER_CORE, OpenFork, TaskOutput, WriteJob, parallelism, write_with_tasks
 
 ChunkOffsets = Mapping[str, tuple[int, ...]]
 """By array path: how many chunks its parts move along each dimension."""
@@ -152,7 +152,7 @@ class IngestReport:
     failures: tuple[SourceFailure, ...] = ()
 
 
-class _Nowhere:
+class _DiscardingSink:
     """A sink that discards everything, to test whether files can be read."""
 
     def write_block(self, array_path: str, region: ChunkRegion, values: npt.NDArray[Any]) -> None:
@@ -218,11 +218,11 @@ class IngestWork:
 
     def _try_file(self, task: IngestTask, placed: PlacedFile) -> SourceFailure | None:
         try:
-            self._run(replace(task, files=(placed,)), _Nowhere())
+            self._run(replace(task, files=(placed,)), _DiscardingSink())
         except StorageError:
             raise
         except InvalidInputError:
-            # Its values do not fit the arrays: the file is not broken, and leaving it out is not for us to decide.
+            # The values do not fit the arrays. The file is not broken, so the caller decides whether to leave it out.
             raise
         except _BROKEN as error:
             return SourceFailure(placed.file, f"{type(error).__name__}: {error}", type(error).__name__)
@@ -243,7 +243,7 @@ class FirstPass:
     failures: tuple[SourceFailure, ...]
     options: IngestOptions
     fixed_tasks: bool = False
-    """Whether the caller said how large tasks are."""
+    """Whether the caller gave the size of tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ class IngestJob:
     metadata: Mapping[str, Any] | None = None
     shown: bool | None = None
     named: NamedSources | None = None
-    """Where virtual coordinates of the repository may be read, beside what it is authorised for."""
+    """Further locations from which virtual coordinates of the repository may be read."""
 
     @property
     def options(self) -> IngestOptions:
@@ -275,12 +275,12 @@ class _Attempt:
     plan: IngestPlan
     session: Session
     planned_on: Existing
-    written: tuple[Written[Any], ...]
+    written: tuple[TaskOutput[Any], ...]
     reports: tuple[IngestReport, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
+class IngestCommit:
     """A commit, with its plan, the reports of its tasks, and the numbers of references and attempts."""
 
     snapshot_id: str
@@ -304,7 +304,7 @@ def plan_first_pass(spark: SparkSession, found: FirstPass, existing: Existing, o
     return plan_ingest(found.schemas, finer, failures=found.failures, existing=existing)
 
 
-def land(spark: SparkSession, job: IngestJob) -> Landed:
+def commit_with_retry(spark: SparkSession, job: IngestJob) -> IngestCommit:
     """Write and commit. If the branch has new commits, retry until it succeeds or there is a real conflict."""
     attempt = _attempt(spark, job, job.options, None)
     for number in range(1, MOST_ATTEMPTS + 1):
@@ -312,7 +312,7 @@ def land(spark: SparkSession, job: IngestJob) -> Landed:
         metadata = _metadata(job, attempt, references, number)
         try:
             snapshot_id = attempt.session.commit(_message(job, attempt), metadata, allow_empty=True)
-            return Landed(str(snapshot_id), attempt.plan, attempt.reports, references, number)
+            return IngestCommit(str(snapshot_id), attempt.plan, attempt.reports, references, number)
         except ConflictError:
             if number == MOST_ATTEMPTS:
                 raise
@@ -331,7 +331,7 @@ def _after_conflict(spark: SparkSession, job: IngestJob, attempt: _Attempt) -> _
     else:
         if job.options.append_dim is None or not _arrays_changed(attempt):
             return attempt
-    # Somebody appended first: our cells begin later now.
+    # Another writer appended first. The cells of this ingest now begin later.
     return _attempt(spark, job, replace(job.options, append_order="any"), attempt)
 
 
@@ -422,30 +422,30 @@ def staging_branch(
     Its name is derived from the sources, the options and the snapshot of the target. The same call finds it again.
     """
     tip = repository.lookup_branch(branch)
-    told = hashlib.blake2b(f"{branch}\0{tip}\0{options!r}\0".encode(), digest_size=6)
-    for mark in sorted(map(fingerprint, files)):
-        told.update(mark)
-    name = f"{PREFIX}{told.hexdigest()}"
+    digest = hashlib.blake2b(f"{branch}\0{tip}\0{options!r}\0".encode(), digest_size=6)
+    for each in sorted(map(fingerprint, files)):
+        digest.update(each)
+    name = f"{PREFIX}{digest.hexdigest()}"
     if name not in repository.list_branches():
         repository.create_branch(name, tip)
         return name, list(files)
     return name, not_ingested(files, ingested_sources(repository, name))
 
 
-def land_in_batches(spark: SparkSession, job: IngestJob, staging: str, batch: int) -> Landed:
+def commit_in_batches(spark: SparkSession, job: IngestJob, staging: str, batch: int) -> IngestCommit:
     """Commit every batch to the staging branch, then move the branch of the job there."""
     existing = read_existing(job.repository.readonly_session(staging), job.named)
     whole = plan_first_pass(spark, job.first_pass, existing, job.options)
-    # Everything is checked before the first batch: differences between files are told all at once.
+    # Everything is checked before the first batch, so that all differences between files are reported at once.
     check_plan(whole, existing, job.access)
     parts = _cut(job.first_pass, whole, batch)
-    landed = [land(spark, replace(job, branch=staging, first_pass=part)) for part in parts]
-    return Landed(
+    commits = [commit_with_retry(spark, replace(job, branch=staging, first_pass=part)) for part in parts]
+    return IngestCommit(
         snapshot_id=publish_batches(job.repository, job.branch, staging),
         plan=whole,
-        reports=tuple(report for each in landed for report in each.reports),
-        references=sum(each.references for each in landed),
-        attempts=sum(each.attempts for each in landed) - len(landed) + 1,
+        reports=tuple(report for each in commits for report in each.reports),
+        references=sum(each.references for each in commits),
+        attempts=sum(each.attempts for each in commits) - len(commits) + 1,
     )
 
 

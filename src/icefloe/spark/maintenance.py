@@ -34,12 +34,12 @@ from icefloe.maintenance.collect import (
     check_running,
     delete_garbage,
     folders_of,
+    has_stale_quotes,
     key_builder,
     plan_collection,
-    quotes_what_is_gone,
 )
 from icefloe.maintenance.compact import CompactionPlan, CompactRequest, CompactSummary, plan_compaction
-from icefloe.maintenance.compact import compact as carry_out
+from icefloe.maintenance.compact import compact as apply_compaction
 from icefloe.maintenance.inventory import (
     Listed,
     UncachedRepository,
@@ -65,7 +65,7 @@ from icefloe.spark.arguments import Target, existing_repository
 from icefloe.spark.progress import JobMeter
 from icefloe.spark.tasks import TASKS_PER_CORE, SparkJob, collect, parallelism, run_tasks, watched
 from icefloe.tables.grids import Grid, find_grid, list_grids
-from icefloe.tables.options import Point, open_place, place_of
+from icefloe.tables.options import Point, address_of, open_address
 from icefloe.tables.reading import read_blocks
 from icefloe.tables.scans import Scan, share_out
 from icefloe.tables.selection import BlockList, BlockPart, Selection
@@ -261,7 +261,7 @@ def _judge(work: _Work, *, dry_run: bool) -> GCSummary:
         chunks, size = (int(column[0].as_py()) for column in found.columns)
         if not dry_run:
             marking = Marking(plan, marked, work.listings)
-            if quotes_what_is_gone(marking):
+            if has_stale_quotes(marking):
                 run_blocking(correct_quotes(work.context, uncached))
             if chunks or not plan.is_empty():
                 _delete_garbage(work, marking, garbage)
@@ -476,8 +476,8 @@ def analyze(
     >>> analyze(connect(), "s3://bucket/weather", variables=["t2m"])  # doctest: +SKIP
     """
     started = time.monotonic()
-    place = place_of(repo)
-    session = Point(branch, tag, snapshot_id).session(open_place(place))
+    address = address_of(repo)
+    session = Point(branch, tag, snapshot_id).session(open_address(address))
     path = "/" + group.strip("/")
     names = (
         list(variables) if variables is not None else [name for names in list_grids(session, path) for name in names]
@@ -489,7 +489,7 @@ def analyze(
         todo = missing_chunks(session, variable) if has_ranges(variable.coding) else np.zeros(0, dtype=np.int64)
         if not len(todo):
             continue
-        rows = _measure(spark, Scan(place, session.snapshot_id, grid, (None,) * len(grid.shape)), todo, progress)
+        rows = _measure(spark, Scan(address, session.snapshot_id, grid, (None,) * len(grid.shape)), todo, progress)
         added[variable.path] = keep_rows(session, variable, rows)
     return Analysis(session.snapshot_id, added, time.monotonic() - started)
 
@@ -555,4 +555,4 @@ def compact(
 
 def _compact(payload: tuple[RepositoryContext, CompactionPlan]) -> CompactSummary:
     context, plan = payload
-    return run_blocking(carry_out(context, plan))
+    return run_blocking(apply_compaction(context, plan))

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from icefloe.errors import AlreadyExistsError, IcefloeError, InvalidInputError
 from icefloe.session.rebase import ConflictDetector
 from icefloe.session.session import ForkSession, Session
-from icefloe.spark.arguments import JobOutcome, Source, Target, open_dataset, open_places, unknown_name
+from icefloe.spark.arguments import JobOutcome, Source, Target, open_dataset, open_source_and_target, unknown_name
 from icefloe.spark.tasks import OpenFork, SparkJob, WriteJob, link, run_tasks, write_with_tasks
 from icefloe.xarray import to_icechunk
 
@@ -185,7 +185,7 @@ def create_target(
     session: Session, target: BlockTarget, source: xr.Dataset, sketch: xr.Dataset, *, overwrite: bool
 ) -> None:
     """Create the empty arrays, with their coordinates."""
-    _make_room(session, target, overwrite=overwrite)
+    _delete_existing(session, target, overwrite=overwrite)
     template = xr.Dataset(attrs=sketch.attrs)
     for name, chunks in target.chunks.items():
         variable = sketch[name].variable
@@ -226,7 +226,7 @@ def _known(session: Session, target: BlockTarget, template: xr.Dataset) -> list[
     ]
 
 
-def _make_room(session: Session, target: BlockTarget, *, overwrite: bool) -> None:
+def _delete_existing(session: Session, target: BlockTarget, *, overwrite: bool) -> None:
     work = session.state
     for name in target.chunks:
         path = f"/{target.group}/{name}" if target.group else f"/{name}"
@@ -402,18 +402,18 @@ def map_blocks(
     >>> map_blocks(spark, repo, lambda block: block - 273.15, repo, target_group="celsius")  # doctest: +SKIP
     """
     started = time.monotonic()
-    session, begin_writing = open_places(source, target, branch)
+    session, begin_writing = open_source_and_target(source, target, branch)
     dataset = open_dataset(session, group, variables)
     _check_names(dataset, halo or {})
     grid = whole_chunks(plan_blocks(dataset, asked=blocks, task_bytes=task_bytes), chunks or {}, blocks or {})
     read = BlockReader(session, group, tuple(variables) if variables is not None else None, func, dict(halo or {}))
     windows = grid.windows()
     [sketch] = run_tasks(spark, SparkJob(_Describe(read), "trying the first block", progress), windows[:1])
-    place = plan_target(dataset, sketch, grid, chunks or {}, group if target_group is None else target_group)
+    planned = plan_target(dataset, sketch, grid, chunks or {}, group if target_group is None else target_group)
     writer = begin_writing()
-    create_target(writer, place, dataset, sketch, overwrite=overwrite)
+    create_target(writer, planned, dataset, sketch, overwrite=overwrite)
     size = block_bytes(dataset, grid.lengths) * len(windows)
-    job = WriteJob(_MapWork(read, place), f"mapping {len(windows):,} blocks", progress, size)
+    job = WriteJob(_MapWork(read, planned), f"mapping {len(windows):,} blocks", progress, size)
     written = write_with_tasks(spark, writer, job, windows)
     link(writer, written)
     facts = {"icefloe.map_blocks": {"source": str(session.snapshot_id), "blocks": len(windows)}, **(metadata or {})}

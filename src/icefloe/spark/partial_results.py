@@ -20,7 +20,7 @@ from pyspark.sql import functions as sf
 from icefloe.errors import InvalidInputError
 from icefloe.session.session import Session
 from icefloe.spark.arguments import node_path, open_dataset
-from icefloe.spark.connect import settle_worker
+from icefloe.spark.connect import freeze_loaded_modules
 from icefloe.spark.map_blocks import BlockGrid, Window
 from icefloe.spark.progress import JobMeter
 from icefloe.spark.tasks import (
@@ -199,24 +199,24 @@ class QuantileSketch:
             return values, weights
         shape = (*values.shape[:-1], self.points)
         points, kept = np.full(shape, np.nan), np.zeros(shape)
-        for place in np.ndindex(*values.shape[:-1]):
-            there = weights[place] > 0
-            total = weights[place][there].sum()
+        for position in np.ndindex(*values.shape[:-1]):
+            there = weights[position] > 0
+            total = weights[position][there].sum()
             if total:
-                points[place] = _at_ranks(values[place][there], weights[place][there], self.points)
-                kept[place] = total / self.points
+                points[position] = _at_ranks(values[position][there], weights[position][there], self.points)
+                kept[position] = total / self.points
         return points, kept
 
     def finish(self, partial: tuple[Values, Values]) -> Values:
         values, weights = partial
         result = np.full(values.shape[:-1], np.nan)
-        for place in np.ndindex(*values.shape[:-1]):
-            there = weights[place] > 0
+        for position in np.ndindex(*values.shape[:-1]):
+            there = weights[position] > 0
             if there.any():
-                order = np.argsort(values[place][there])
-                ordered, weight = values[place][there][order], weights[place][there][order]
+                order = np.argsort(values[position][there])
+                ordered, weight = values[position][there][order], weights[position][there][order]
                 ranks = _middles(weight)
-                result[place] = np.interp(ranks[0] + self.q * (ranks[-1] - ranks[0]), ranks, ordered)
+                result[position] = np.interp(ranks[0] + self.q * (ranks[-1] - ranks[0]), ranks, ordered)
         return result
 
 
@@ -237,7 +237,7 @@ Partial: TypeAlias = dict[str, Any]
 
 FAN_IN = 32
 """Partial results that one step of the tree merges."""
-_SCHEMA = "place long, branch long, part binary"
+_SCHEMA = "position long, branch long, part binary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,56 +252,56 @@ class ReductionTree(Generic[R]):
         self, spark: SparkSession, grid: BlockGrid, dims: Sequence[str], description: str, shown: bool | None
     ) -> list[tuple[Window, R]]:
         """Reduce over some dimensions of the grid. Yield the finished result of each position along the others."""
-        places = grid.windows([dim for dim in grid.sizes if dim not in dims])
+        positions = grid.windows([dim for dim in grid.sizes if dim not in dims])
         inner = grid.windows(dims)
         if len(inner) == 1:
             job = SparkJob(_OneBlock(self, inner[0]), description, shown)
-            return list(zip(places, run_tasks(spark, job, places), strict=True))
-        table = self._merge(spark, places, inner, description, shown)
-        made: list[Any] = [None] * len(places)
-        for place, part in zip(table["place"].to_pylist(), table["part"].to_pylist(), strict=True):
-            made[place] = pickle.loads(part)
+            return list(zip(positions, run_tasks(spark, job, positions), strict=True))
+        table = self._merge(spark, positions, inner, description, shown)
+        made: list[Any] = [None] * len(positions)
+        for position, part in zip(table["position"].to_pylist(), table["part"].to_pylist(), strict=True):
+            made[position] = pickle.loads(part)
         for each in made:
             if isinstance(each, TaskFailure):
                 raise each.error
-        return list(zip(places, made, strict=True))
+        return list(zip(positions, made, strict=True))
 
     def run_flat(
         self, spark: SparkSession, grid: BlockGrid, dims: Sequence[str], description: str, shown: bool | None
     ) -> list[tuple[Window, R]]:
         """Do the same for small partial results, with one job without a shuffle. The driver merges and finishes."""
-        places = grid.windows([dim for dim in grid.sizes if dim not in dims])
+        positions = grid.windows([dim for dim in grid.sizes if dim not in dims])
         inner = grid.windows(dims)
-        windows = [(place, {**at, **part}) for place, at in enumerate(places) for part in inner]
+        windows = [(position, {**at, **part}) for position, at in enumerate(positions) for part in inner]
         tasks = min(len(windows), parallelism(spark) * TASKS_PER_CORE)
         edges = [len(windows) * task // tasks for task in range(tasks + 1)]
         shares = [windows[a:b] for a, b in pairwise(edges)]
         merged: dict[int, Partial] = {}
         for part in run_tasks(spark, SparkJob(_MergedShare(self.partial, self.reduction), description, shown), shares):
-            for place, found in part.items():
-                merged[place] = _merge_all(self.reduction, merged.get(place), found)
-        return [(at, self.finish(at, merged[place])) for place, at in enumerate(places)]
+            for position, found in part.items():
+                merged[position] = _merge_all(self.reduction, merged.get(position), found)
+        return [(at, self.finish(at, merged[position])) for position, at in enumerate(positions)]
 
     def _merge(
         self,
         spark: SparkSession,
-        places: Sequence[Window],
+        positions: Sequence[Window],
         inner: Sequence[Window],
         description: str,
         shown: bool | None,
     ) -> pa.Table:
-        windows = [{**place, **part} for place in places for part in inner]
+        windows = [{**position, **part} for position in positions for part in inner]
         fan = len(inner)
         frame = spark.range(0, len(windows), 1, len(windows)).mapInArrow(
             _partials(cloudpickle.dumps(self.partial), windows, fan), _SCHEMA
         )
         while fan > 1:
             fan = -(-fan // FAN_IN)
-            finish = cloudpickle.dumps((self.finish, places)) if fan == 1 else None
+            finish = cloudpickle.dumps((self.finish, positions)) if fan == 1 else None
             merge = _merger(cloudpickle.dumps(self.reduction), finish)
             frame = frame.withColumn("branch", sf.floor(sf.col("branch") / FAN_IN))
             # A direct action on the last merge: nothing behind it could make it run again.
-            frame = frame.groupBy("place", "branch").applyInArrow(merge, _SCHEMA)
+            frame = frame.groupBy("position", "branch").applyInArrow(merge, _SCHEMA)
         with watched(spark, JobMeter(description, len(windows), shown=shown)):
             return collect(frame, description)
 
@@ -313,8 +313,8 @@ class _OneBlock(Generic[R]):
     tree: ReductionTree[R]
     inner: Window
 
-    def __call__(self, place: Window) -> R:
-        return self.tree.finish(place, self.tree.partial({**place, **self.inner}))
+    def __call__(self, position: Window) -> R:
+        return self.tree.finish(position, self.tree.partial({**position, **self.inner}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,8 +326,8 @@ class _MergedShare:
 
     def __call__(self, share: Sequence[tuple[int, Window]]) -> dict[int, Partial]:
         merged: dict[int, Partial] = {}
-        for place, window in share:
-            merged[place] = _merge_all(self.reduction, merged.get(place), self.partial(window))
+        for position, window in share:
+            merged[position] = _merge_all(self.reduction, merged.get(position), self.partial(window))
         return merged
 
 
@@ -337,8 +337,8 @@ def _partials(work: bytes, windows: Sequence[Window], fan: int) -> Any:
         for batch in batches:
             for index in batch.column(0).to_pylist():
                 part = _attempt(partial, windows[index])
-                yield pa.RecordBatch.from_pydict({"place": [index // fan], "branch": [index % fan], "part": [part]})
-        settle_worker()
+                yield pa.RecordBatch.from_pydict({"position": [index // fan], "branch": [index % fan], "part": [part]})
+        freeze_loaded_modules()
 
     return run
 
@@ -355,11 +355,11 @@ def _merger(reduction: bytes, finish: bytes | None) -> Any:
                 merged = _merge_all(merging, merged, found)
         last = pickle.dumps(merged)
         if finish is not None and isinstance(merged, dict):
-            make, places = pickle.loads(finish)
-            window = places[table["place"][0].as_py()]
+            make, positions = pickle.loads(finish)
+            window = positions[table["position"][0].as_py()]
             last = _attempt(make, window, merged)
-        settle_worker()
-        return pa.table({"place": table["place"][:1], "branch": table["branch"][:1], "part": [last]})
+        freeze_loaded_modules()
+        return pa.table({"position": table["position"][:1], "branch": table["branch"][:1], "part": [last]})
 
     return merge
 
@@ -399,8 +399,8 @@ class ChunkedArray:
         ranges = [range(w.start // c, -(-w.stop // c)) for w, c in zip(window, array.chunks, strict=True)]
         grid = np.stack(np.meshgrid(*ranges, indexing="ij"), axis=-1).reshape(-1, array.ndim)
         merged: dict[tuple[int, ...], Any] = {}
-        for place, chunk in zip(grid.tolist(), self.values.read(grid), strict=True):
-            origin = [p * c for p, c in zip(place, array.chunks, strict=True)]
+        for position, chunk in zip(grid.tolist(), self.values.read(grid), strict=True):
+            origin = [p * c for p, c in zip(position, array.chunks, strict=True)]
             cut = tuple(
                 slice(max(w.start - o, 0), min(w.stop - o, c))
                 for w, o, c in zip(window, origin, array.chunks, strict=True)

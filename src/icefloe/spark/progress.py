@@ -50,7 +50,7 @@ def job_progress(spark: SparkSession, group: str, meter: JobMeter) -> Iterator[N
     """Show the progress of the jobs of one group while the block runs."""
     # Workers load this module with the functions they run, and would load rich for nothing.
 
-    with progress_face(meter) as show:
+    with progress_display(meter) as show:
         if show is None:
             yield
             return
@@ -105,7 +105,7 @@ Show = Callable[[int], None]
 
 
 @contextmanager
-def progress_face(meter: JobMeter) -> Iterator[Show | None]:
+def progress_display(meter: JobMeter) -> Iterator[Show | None]:
     """A way to show how many tasks are done while the block runs; None where nobody looks."""
     console = Console(stderr=True)
     visible = console.is_terminal or console.is_jupyter if meter.shown is None else meter.shown

@@ -111,8 +111,8 @@ class Holds:
     group: str = ""
 
     def run(self, spark: SparkSession, session: Session) -> Finding:
-        answer = self.function(open_dataset(session, self.group))
-        passed, details = answer if isinstance(answer, tuple) else (answer, "")
+        result = self.function(open_dataset(session, self.group))
+        passed, details = result if isinstance(result, tuple) else (result, "")
         return Finding(self.name, bool(passed), details)
 
 

@@ -25,7 +25,7 @@ from icefloe.spark.arguments import (
     Target,
     node_path,
     open_dataset,
-    open_places,
+    open_source_and_target,
     parse_bounds,
     reading_session,
     unknown_name,
@@ -62,7 +62,7 @@ Values = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class FinishPlace:
+class FinishPosition:
     """Computes the final values of one position of the result, by variable, with the types of xarray."""
 
     reduction: Reduction
@@ -74,7 +74,7 @@ class FinishPlace:
         return {name: self._typed(np.asarray(self.reduction.finish(part)), name) for name, part in partial.items()}
 
     def _typed(self, values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
-        """Means and sums of small floats are computed in double precision and given back in their own."""
+        """Cast the values to the type of the result. Sums and means are computed in double precision."""
         dtype = self.dtypes[name]
         if dtype.kind in "mM" and self.how in ("mean", "sum"):
             return values.astype(np.int64).view(dtype)
@@ -89,7 +89,7 @@ def kept_dims(array: xr.DataArray, dims: Sequence[str]) -> tuple[str, ...]:
 
 
 def assemble(
-    dataset: xr.Dataset, dims: Sequence[str], finish: FinishPlace, parts: Sequence[tuple[Window, Values]]
+    dataset: xr.Dataset, dims: Sequence[str], finish: FinishPosition, parts: Sequence[tuple[Window, Values]]
 ) -> xr.Dataset:
     """Combine the values of all positions into one dataset, with the remaining coordinates."""
     result = xr.Dataset(attrs=dataset.attrs)
@@ -104,8 +104,8 @@ def assemble(
     return result.assign_coords({n: c for n, c in dataset.coords.items() if not set(c.dims) & set(dims)})
 
 
-def sketch_of(dataset: xr.Dataset, dims: Sequence[str], finish: FinishPlace) -> xr.Dataset:
-    """A result of one cell along every dimension: all that the arrays to be made are asked about."""
+def sketch_of(dataset: xr.Dataset, dims: Sequence[str], finish: FinishPosition) -> xr.Dataset:
+    """A result with one cell along every dimension. It has the variables, types and attributes of the whole result."""
     first = dataset.isel({dim: slice(0, 1) for dim in dataset.sizes})
     partial: Partial = {}
     for name, array in first.data_vars.items():
@@ -125,10 +125,10 @@ def plan_reduced(dataset: xr.Dataset, sketch: xr.Dataset, grid: BlockGrid, chunk
 
 
 @dataclass(frozen=True, slots=True)
-class WritePlace:
+class WritePosition:
     """Writes the values of one position into existing arrays, through a fork of the session that created them."""
 
-    finish: FinishPlace
+    finish: FinishPosition
     fork: bytes
     target: BlockTarget
     dims: Mapping[str, tuple[str, ...]]
@@ -138,18 +138,23 @@ class WritePlace:
         fork: ForkSession = pickle.loads(self.fork)
         for name, values in self.finish(window, partial).items():
             dims = self.dims[name]
-            # A variable without one of the cut dimensions is the same at every place along it: the first one writes it.
+            # A variable without a cut dimension is the same at every position along it. The first position writes it.
             if any(part.start for dim, part in window.items() if dim not in dims):
                 continue
             region = {dim: window[dim] for dim in dims}
             block = xr.Dataset({name: (dims, values)})
             to_icechunk(block, fork, group=self.target.group or None, region=region or None, mode="r+")
         where = ", ".join(f"{dim}={part.start}:{part.stop}" for dim, part in window.items())
-        return fork.write_parts(f"the place {where or 'of everything'}")
+        return fork.write_parts(f"the result at {where or 'the only position'}")
 
 
-def answer(session: Session, group: str, dataset: xr.Dataset, dims: Sequence[str], finish: FinishPlace) -> Values:
-    """Results by variable, of those whose cells are all reduced to one and whose chunks were all measured."""
+def reduce_from_statistics(
+    session: Session, group: str, dataset: xr.Dataset, dims: Sequence[str], finish: FinishPosition
+) -> Values:
+    """Results by variable, from the stored statistics. A variable is left out if the statistics do not suffice.
+
+    All its dimensions must be reduced, and all its chunks must be measured.
+    """
     found: Values = {}
     if isinstance(finish.reduction, Sums | Extremes):
         for name, array in dataset.data_vars.items():
@@ -164,7 +169,7 @@ def answer(session: Session, group: str, dataset: xr.Dataset, dims: Sequence[str
 def _partial(
     summary: Summary, dtype: np.dtype[np.generic], reduction: Sums | Extremes
 ) -> tuple[np.ndarray, np.ndarray] | np.ndarray | None:
-    """A summary as the partial result of all cells; None where it does not hold what is asked."""
+    """A summary as the partial result of all cells. None if the summary does not contain it."""
     if isinstance(reduction, Extremes):
         extreme = summary.low if reduction.how == "min" else summary.high
         return None if extreme is None or (np.isnan(extreme) and dtype.kind != "f") else np.asarray(extreme, dtype)
@@ -180,18 +185,18 @@ How: TypeAlias = Literal["mean", "sum", "min", "max", "count", "quantile"]
 
 _MOST_SKETCH_CELLS = 1 << 22
 _MOST_PARTIAL_BYTES = 16 << 20
-"""Partial results that are brought together here; more of them are merged by tasks."""
+"""Up to this size, the driver merges the partial results. Larger ones are merged by tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is reduced, over what, and how it is cut."""
+    """The data of a reduction, its dimensions, and its blocks."""
 
     session: Session
     dataset: xr.Dataset
     dims: tuple[str, ...]
     grid: BlockGrid
-    finish: FinishPlace
+    finish: FinishPosition
     work: PartialOfBlock
 
     @property
@@ -353,7 +358,9 @@ def reduce(
     >>> reduce(spark, repo, "max", "time", repo, target_group="records")  # doctest: +SKIP
     """
     started = time.monotonic()
-    session, begin_writing = (reading_session(source), None) if target is None else open_places(source, target, branch)
+    session, begin_writing = (
+        (reading_session(source), None) if target is None else open_source_and_target(source, target, branch)
+    )
     whole = open_dataset(session, group, variables)
     bounds = parse_bounds(region or {}, {str(dim): n for dim, n in whole.sizes.items()})
     dataset = whole.isel(bounds)
@@ -375,9 +382,9 @@ def reduce(
     grid = plan_blocks(dataset, asked=asked, grow_first=chosen, task_bytes=task_bytes)
     if target is not None:
         grid = whole_chunks(grid, {dim: n for dim, n in (chunks or {}).items() if dim not in chosen}, {})
-    finish = FinishPlace(reduction, how, {name: dataset[name].dtype for name in names})
+    finish = FinishPosition(reduction, how, {name: dataset[name].dtype for name in names})
     asks = target is None and statistics and not region
-    known = answer(session, group, dataset, chosen, finish) if asks else {}
+    known = reduce_from_statistics(session, group, dataset, chosen, finish) if asks else {}
     origin = {dim: part.start for dim, part in bounds.items()}
     unknown = dataset[[name for name in names if name not in known]]
     work = PartialOfBlock.plan(session, group, unknown, origin, chosen, reduction)
@@ -385,8 +392,8 @@ def reduce(
     if begin_writing is None:
         return plan.collect(spark, known, progress)
     writer = begin_writing()
-    place = group if target_group is None else target_group
-    tasks, references = _write(spark, plan, writer, place, chunks or {}, overwrite=overwrite, progress=progress)
+    result_group = group if target_group is None else target_group
+    tasks, references = _write(spark, plan, writer, result_group, chunks or {}, overwrite=overwrite, progress=progress)
     facts = {"source": str(session.snapshot_id), "how": how, "dims": list(chosen), **({} if q is None else {"q": q})}
     text = message or plan.description.capitalize()
     snapshot = writer.commit(text, {"icefloe.reduce": facts, **(metadata or {})}, rebase_with=ConflictDetector())
@@ -408,7 +415,7 @@ def _write(
     target = BlockTarget(group.strip("/"), plan_reduced(plan.dataset, sketch, plan.grid, chunks))
     create_target(writer, target, plan.dataset, sketch, overwrite=overwrite)
     dims = {str(name): kept_dims(array, plan.dims) for name, array in plan.dataset.data_vars.items()}
-    write = WritePlace(plan.finish, pickle.dumps(writer.fork()), target, dims)
+    write = WritePosition(plan.finish, pickle.dumps(writer.fork()), target, dims)
     tree = ReductionTree(plan.work, plan.finish.reduction, write)
     written = [parts for _, parts in tree.run(spark, plan.grid, plan.dims, plan.description, progress)]
     writer.link_parts(written)

@@ -26,7 +26,7 @@ from icefloe.tables.options import (
     TableOptions,
     is_from_catalog,
     normalise_options,
-    open_place,
+    open_address,
     options_document,
     parse_options,
     session_at,
@@ -55,7 +55,7 @@ class IcefloeDataSource(DataSource):
         options = normalise_options(self.options)
         parsed = parse_options(options, STREAM_OPTIONS)
         # A catalog's table may be read from another working directory than it was made in.
-        options["url"] = parsed.place.url
+        options["url"] = parsed.address.url
         session = parsed.pin()
         if not is_from_catalog(self.options):
             options[PINNED] = session.snapshot_id
@@ -144,8 +144,10 @@ class TableReader(DataSourceReader):
         if isinstance(part, BlockPart) and self._scan is not None:
             return scan_batches(self._scan, part)
         if isinstance(part, MetadataPart) and options.table is not None:
-            session = session_at(options.place, self._snapshot_id)
-            return metadata_batches(options.table, open_place(options.place), session, part, options.from_snapshot_id)
+            session = session_at(options.address, self._snapshot_id)
+            return metadata_batches(
+                options.table, open_address(options.address), session, part, options.from_snapshot_id
+            )
         # Spark asks for one partition where there are none.
         return iter(())
 
@@ -192,8 +194,8 @@ class IcefloeScan:
             for part in plan.parts:
                 yield from scan_batches(plan.scan, part)
         elif options is not None and options.table is not None:
-            session = session_at(options.place, self._planned.snapshot_id)
-            repository = open_place(options.place)
+            session = session_at(options.address, self._planned.snapshot_id)
+            repository = open_address(options.address)
             for share in plan_parts(options.table, session):
                 yield from metadata_batches(options.table, repository, session, share, options.from_snapshot_id)
 

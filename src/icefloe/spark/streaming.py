@@ -17,7 +17,7 @@ from icefloe.repository import Repository
 from icefloe.spark.arguments import writing_repository
 from icefloe.spark.write import CommitText, write_and_commit, write_options
 from icefloe.tables.metadata_tables import changed_blocks, commits_since, find_batch, stream_metadata
-from icefloe.tables.options import Point, TableOptions, choose, open_place, parse_number
+from icefloe.tables.options import Point, TableOptions, choose, open_address, parse_number
 from icefloe.tables.reading import scan_batches
 from icefloe.tables.scans import Scan, plan_scan, share_out
 from icefloe.tables.selection import BlockPart
@@ -122,7 +122,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, str]:  # noqa: N802 - Spark's name
         if self._start == "earliest":
             return {_SNAPSHOT: ""}
-        repository = open_place(self._options.place)
+        repository = open_address(self._options.address)
         if self._start == "latest":
             return {_SNAPSHOT: repository.lookup_branch(self._branch)}
         return {_SNAPSHOT: repository.lookup_snapshot(self._start).id}
@@ -132,7 +132,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxFiles(min(self._commits, 1 << 30)) if limited else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, str], limit: ReadLimit) -> dict[str, str]:  # noqa: N802 - Spark's name
-        repository = open_place(self._options.place)
+        repository = open_address(self._options.address)
         commits = commits_since(repository, self._branch, start[_SNAPSHOT] or None)
         if self._until is not None:
             ids = [info.id for info in commits]
@@ -150,7 +150,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {_SNAPSHOT: taken[-1].id}
 
     def _within_chunks(self, start: str, ids: list[str], commits: list[Any]) -> list[Any]:
-        repository = open_place(self._options.place)
+        repository = open_address(self._options.address)
         count, before = 0, start
         for number, snapshot_id in enumerate(ids):
             diff = repository.diff(from_snapshot_id=before, to_snapshot_id=snapshot_id)
@@ -161,10 +161,10 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return commits
 
     def reportLatestOffset(self) -> dict[str, str] | None:  # noqa: N802 - Spark's name
-        return {_SNAPSHOT: open_place(self._options.place).lookup_branch(self._branch)}
+        return {_SNAPSHOT: open_address(self._options.address).lookup_branch(self._branch)}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        self._until = open_place(self._options.place).lookup_branch(self._branch)
+        self._until = open_address(self._options.address).lookup_branch(self._branch)
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> list[InputPartition]:
         if start[_SNAPSHOT] == end[_SNAPSHOT]:
@@ -172,7 +172,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = replace(self._options, point=Point(snapshot_id=end[_SNAPSHOT]))
         scan = plan_scan(options).scan
         before = start[_SNAPSHOT] or None
-        change = changed_blocks(open_place(options.place), scan.grid, before, options.pin())
+        change = changed_blocks(open_address(options.address), scan.grid, before, options.pin())
         if change.removed and self._deletions == "error":
             raise InvalidInputError(
                 f"cells were removed between {before} and {end[_SNAPSHOT]}: {change.removed}. Rows cannot say "

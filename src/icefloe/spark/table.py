@@ -20,20 +20,20 @@ from icefloe.model.snapshot import ArrayNode, GroupNode
 from icefloe.repository import Repository
 from icefloe.session.session import Session
 from icefloe.spark.arguments import Target, existing_repository
-from icefloe.spark.connect import quieten_failed_queries, settle_worker
+from icefloe.spark.connect import freeze_loaded_modules, quieten_failed_queries
 from icefloe.spark.source import register
 from icefloe.spark.tasks import TASKS_PER_CORE, parallelism, reason_of
 from icefloe.tables.grids import Variable, list_grids, session_zone
 from icefloe.tables.metadata_tables import SCHEMAS, MetadataPart, metadata_batches, plan_parts
 from icefloe.tables.options import (
     METADATA_TABLES,
-    Place,
     Point,
+    RepositoryAddress,
     TableOptions,
+    address_of,
     choose,
-    open_place,
+    open_address,
     parse_point,
-    place_of,
     session_at,
 )
 from icefloe.tables.predicates import parse_predicate, sql_lookup, sql_name
@@ -120,11 +120,11 @@ def table(
     >>> from icefloe.spark import connect, table
     >>> df = table(connect(), "s3://bucket/weather", variables="t2m", where="lat > 60")  # doctest: +SKIP
     """
-    place = place_of(repo)
+    address = address_of(repo)
     names = variables.split(",") if isinstance(variables, str) else variables
     point = {"branch": branch, "tag": tag, "snapshot_id": snapshot_id, "as_of": as_of}
     options = TableOptions(
-        place,
+        address,
         parse_point({key: value for key, value in point.items() if value is not None}),
         "/" + group.strip("/"),
         None if names is None else tuple(name.strip() for name in names),
@@ -188,7 +188,7 @@ class _ReadShares:
             for number in batch.column(0).to_pylist():
                 if number < len(self.parts):
                     yield from self._read(self.parts[number])
-        settle_worker()
+        freeze_loaded_modules()
 
     def _read(self, part: BlockPart) -> Iterator[pa.RecordBatch]:
         return read_chunks(self.scan, part) if self.layout is None else read_rows(self.scan, part, self.layout)
@@ -211,13 +211,13 @@ class _ReadMetadata:
     parts: tuple[MetadataPart, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        table, place = self.options.table, self.options.place
+        table, address = self.options.table, self.options.address
         assert table is not None
-        session = session_at(place, self.snapshot_id)
+        session = session_at(address, self.snapshot_id)
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 part = self.parts[number]
-                yield from metadata_batches(table, open_place(place), session, part, self.options.from_snapshot_id)
+                yield from metadata_batches(table, open_address(address), session, part, self.options.from_snapshot_id)
 
 
 def _expand(rows: DataFrame, scan: Scan, layout: RowsLayout) -> DataFrame:
@@ -236,8 +236,8 @@ def _expand(rows: DataFrame, scan: Scan, layout: RowsLayout) -> DataFrame:
         if axis in layout.looked_up:
             index = f"({position} div ({' * '.join(strides)}))" if strides else position
             index = index if axis == rank - layout.folded else f"({index} % {length})"
-            place = f"CAST({sql_name(START + name)} + {index} AS INT)"
-            folded.append(f"{sql_lookup(scan.coordinate(axis), place)} AS {sql_name(name)}")
+            position = f"CAST({sql_name(START + name)} + {index} AS INT)"
+            folded.append(f"{sql_lookup(scan.coordinate(axis), position)} AS {sql_name(name)}")
         else:
             folded.append(f"{sql_name(name)}[{_POSITION}] AS {sql_name(name)}")
         strides.append(length)
@@ -294,14 +294,14 @@ def list_views(session: Session) -> list[View]:
             for view in _grids(session, node.path):
                 name = view.name if view.name != ROOT_VIEW or ROOT_VIEW not in found else f"icefloe_{ROOT_VIEW}"
                 found.setdefault(name.lower(), []).append(replace(view, name=name))
-    views = {view.name.lower(): view for alike in found.values() for view in _told_apart(alike)}
+    views = {view.name.lower(): view for alike in found.values() for view in _with_distinct_names(alike)}
     for table in METADATA_TABLES:
         name = table if table not in found else f"icefloe_{table}"
         views.setdefault(name, View(name, table=table))
     return list(views.values())
 
 
-def _told_apart(alike: Sequence[View]) -> list[View]:
+def _with_distinct_names(alike: Sequence[View]) -> list[View]:
     if len(alike) == 1:
         return list(alike)
     return [replace(view, name=f"{view.name}_{_digits(view)}", shares=view.name) for view in alike]
@@ -361,14 +361,14 @@ def register_views(
     session = (point or Point()).session(repository)
     wanted = None if query is None else {word.lower() for word in re.findall(r"\w+", query)}
     read = {word.lower() for word in _READ_FROM.findall(query or "")}
-    place = place_of(repository)
+    address = address_of(repository)
     made: dict[str, View] = {}
     views = list_views(session)
     _refuse_shared(views, read)
     for view in views:
         if wanted is None or view.name.lower() in wanted:
             try:
-                _frame(spark, place, session.snapshot_id, view).createOrReplaceTempView(view.name)
+                _frame(spark, address, session.snapshot_id, view).createOrReplaceTempView(view.name)
             except (IcefloeError, PySparkException) as error:
                 if view.name.lower() in read:
                     raise
@@ -387,8 +387,8 @@ def _refuse_shared(views: Sequence[View], read: Set[str]) -> None:
             raise InvalidInputError(f"the name {name} could mean {len(alike)} arrays; write {told}")
 
 
-def _frame(spark: SparkSession, place: Place, snapshot_id: str, view: View) -> DataFrame:
-    options = TableOptions(place, Point(snapshot_id=snapshot_id), view.group, view.variables or None)
+def _frame(spark: SparkSession, address: RepositoryAddress, snapshot_id: str, view: View) -> DataFrame:
+    options = TableOptions(address, Point(snapshot_id=snapshot_id), view.group, view.variables or None)
     if view.table is not None:
         return metadata_frame(spark, replace(options, table=view.table))
     return scan_frame(spark, plan_table(spark, options, None))

@@ -29,7 +29,7 @@ from icefloe.errors import (
 )
 from icefloe.session.fork import WrittenParts
 from icefloe.session.session import ForkSession, Session
-from icefloe.spark.connect import is_classic, settle_worker
+from icefloe.spark.connect import freeze_loaded_modules, is_classic
 from icefloe.spark.progress import JobMeter, job_progress
 
 T = TypeVar("T")
@@ -185,7 +185,7 @@ def _worker(function: bytes, payloads: list[bytes]) -> Callable[[Iterator[pa.Rec
                 except FINAL_ERRORS as error:
                     outcome = TaskFailure(error)
                 yield pa.RecordBatch.from_pydict({"task": [task], "outcome": [cloudpickle.dumps(outcome)]})
-        settle_worker()
+        freeze_loaded_modules()
 
     return work
 
@@ -252,7 +252,7 @@ class WriteJob(Generic[T, R]):
 
 
 @dataclass(frozen=True, slots=True)
-class Written(Generic[R]):
+class TaskOutput(Generic[R]):
     """What a task left in storage, and what it says about it."""
 
     parts: WrittenParts
@@ -265,10 +265,10 @@ class _WriteTask(Generic[T, R]):
     work: Callable[[OpenFork, T], tuple[ForkSession, R]]
     description: str
 
-    def __call__(self, numbered: tuple[int, T]) -> Written[R]:
+    def __call__(self, numbered: tuple[int, T]) -> TaskOutput[R]:
         number, payload = numbered
         fork, result = self.work(self._open, payload)
-        return Written(fork.write_parts(f"task {number} of {self.description}"), result)
+        return TaskOutput(fork.write_parts(f"task {number} of {self.description}"), result)
 
     def _open(self) -> ForkSession:
         fork: ForkSession = pickle.loads(self.fork)
@@ -277,14 +277,14 @@ class _WriteTask(Generic[T, R]):
 
 def write_with_tasks(
     spark: SparkSession, session: Session, job: WriteJob[T, R], payloads: Sequence[T]
-) -> list[Written[R]]:
+) -> list[TaskOutput[R]]:
     """Run writing tasks; nothing they wrote is referenced until `link` takes it over."""
     task = _WriteTask(pickle.dumps(session.fork()), job.work, job.description)
     plain = SparkJob(task, job.description, job.shown, job.bytes)
     return run_tasks(spark, plain, list(enumerate(payloads)))
 
 
-def link(session: Session, written: Sequence[Written[R]]) -> list[R]:
+def link(session: Session, written: Sequence[TaskOutput[R]]) -> list[R]:
     """Make what tasks wrote part of a session; returns their results."""
     session.link_parts([each.parts for each in written])
     return [each.result for each in written]

@@ -47,12 +47,12 @@ from icefloe.tables.metadata_tables import find_batch, stream_metadata
 from icefloe.tables.options import (
     READ_OPTIONS,
     WRITE_OPTIONS,
-    Place,
+    RepositoryAddress,
     check_names,
     choose,
     normalise_options,
+    parse_address,
     parse_flag,
-    parse_place,
     split_names,
 )
 from icefloe.tables.targets import (
@@ -296,9 +296,9 @@ def plan_routing(target: Target, incoming: Mapping[str, pa.Array], cores: int) -
     """Share the blocks that rows can touch among tasks."""
     ranks, touched = [], []
     for dimension, length, count in zip(target.dimensions, target.block, target.blocks, strict=True):
-        place = positions(incoming[dimension.name], dimension.values)
+        index = positions(incoming[dimension.name], dimension.values)
         hit = np.zeros(count, dtype=bool)
-        hit[place[place >= 0] // length] = True
+        hit[index[index >= 0] // length] = True
         ranks.append(np.maximum(np.cumsum(hit) - 1, 0))
         touched.append(max(1, int(hit.sum())))
     blocks = int(np.prod(touched, dtype=np.int64))
@@ -386,7 +386,7 @@ _ROWS = 1 << 19
 class SinkOptions:
     """All options of a write through the data source."""
 
-    place: Place
+    address: RepositoryAddress
     branch: str
     message: str | None
     metadata: Mapping[str, Any]
@@ -395,8 +395,8 @@ class SinkOptions:
     query: str
 
     def repository(self) -> Repository:
-        storage = storage_from_url(self.place.url, **dict(self.place.storage_options))
-        authorize = dict.fromkeys(self.place.authorize)
+        storage = storage_from_url(self.address.url, **dict(self.address.storage_options))
+        authorize = dict.fromkeys(self.address.authorize)
         if self.create:
             return Repository.open_or_create(storage, authorize_virtual_chunk_access=authorize)
         return Repository.open(storage, authorize_virtual_chunk_access=authorize)
@@ -424,7 +424,7 @@ def parse_sink_options(given: Mapping[str, str], *, overwrite: bool) -> SinkOpti
         any_order=parse_flag(options, "any_order", False),
     )
     return SinkOptions(
-        parse_place(options),
+        parse_address(options),
         options.get("branch", "main"),
         options.get("message"),
         _json(options, "metadata"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -13,7 +12,7 @@ from icefloe.errors import InvalidInputError
 from icefloe.model.config import StorageRetriesSettings, StorageSettings
 from icefloe.model.virtual_chunk_container import S3Options
 from icefloe.storage.aws_profile import read_profile_settings, read_settings
-from icefloe.storage.contract import RetryPolicy, Storage, has_userinfo, without_userinfo
+from icefloe.storage.contract import RetryPolicy, Storage, StorageLike, has_userinfo, without_userinfo
 from icefloe.storage.credentials import (
     AzureStaticCredentials,
     GcsBearerCredential,
@@ -22,7 +21,7 @@ from icefloe.storage.credentials import (
     gcs_credentials,
     s3_credentials,
 )
-from icefloe.storage.endpoints import AzurePlace, GcsPlace, HttpPlace, S3Place
+from icefloe.storage.endpoints import AzureEndpoint, GcsEndpoint, HttpEndpoint, S3Endpoint
 from icefloe.storage.local import LocalStorage
 from icefloe.storage.memory import MemoryStorage
 from icefloe.storage.remote import ObstoreStorage
@@ -173,8 +172,8 @@ def s3_storage(
         checksum_algorithm,
     )
     sorts = sorted_listing if sorted_listing is not None else known_to_sort(options.endpoint_url, bucket)
-    place = S3Place(_name("bucket", bucket), options, credentials, dict(headers or {}), sorts)
-    return ObstoreStorage(place, prefix or "", retries=retries)
+    endpoint = S3Endpoint(_name("bucket", bucket), options, credentials, dict(headers or {}), sorts)
+    return ObstoreStorage(endpoint, prefix or "", retries=retries)
 
 
 def known_to_sort(endpoint_url: str | None, bucket: str) -> bool | None:
@@ -391,8 +390,8 @@ def gcs_storage(
         get_credentials=get_credentials,
         scatter_initial_credentials=scatter_initial_credentials,
     )
-    place = GcsPlace(_name("bucket", bucket), credentials, dict(config or {}), dict(headers or {}))
-    return ObstoreStorage(place, prefix or "", retries=retries)
+    endpoint = GcsEndpoint(_name("bucket", bucket), credentials, dict(config or {}), dict(headers or {}))
+    return ObstoreStorage(endpoint, prefix or "", retries=retries)
 
 
 def azure_storage(
@@ -459,8 +458,8 @@ def azure_storage(
         get_credentials=get_credentials,
         scatter_initial_credentials=scatter_initial_credentials,
     )
-    place = AzurePlace(_name("account", account), _name("container", container), credentials, dict(config or {}))
-    return ObstoreStorage(place, prefix or "", retries=retries)
+    endpoint = AzureEndpoint(_name("account", account), _name("container", container), credentials, dict(config or {}))
+    return ObstoreStorage(endpoint, prefix or "", retries=retries)
 
 
 def http_storage(
@@ -500,7 +499,7 @@ def http_storage(
     """
     if urlsplit(base_url).scheme not in ("http", "https"):
         raise InvalidInputError(f"{without_userinfo(base_url)!r} is not an http or https address")
-    return ObstoreStorage(HttpPlace(base_url, dict(opts or {}), dict(headers or {})), retries=retries)
+    return ObstoreStorage(HttpEndpoint(base_url, dict(opts or {}), dict(headers or {})), retries=retries)
 
 
 def _name(what: str, value: str) -> str:
@@ -610,7 +609,7 @@ def storage_from_url(url: str, **options: Any) -> Storage:
         raise InvalidInputError(f"cannot make a storage for {scheme}://: {error}") from error
 
 
-def resolve_storage(given: Storage | str | Path) -> Storage:
+def resolve_storage(given: StorageLike) -> Storage:
     """Return a storage as it is, or create it from a URL or a path.
 
     Parameters

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import unquote
@@ -414,6 +415,10 @@ class Storage(ABC):
     @abstractmethod
     def child(self, prefix: str) -> Storage:
         """The same storage, one folder deeper."""
+
+
+StorageLike: TypeAlias = Storage | str | Path
+"""A storage, or the URL or path of one."""
 
 
 class SourceStorage(Storage):

@@ -40,20 +40,23 @@ _CHECKSUMS = {"sha256": "SHA256", "crc64nvme": "CRC64NVME"}
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """In what a kind of service differs from the others."""
+    """How a kind of service differs from the others."""
 
     encodes_keys: bool = False
-    """Other users of the service percent-encode keys, so that we must too."""
+    """Other users of the service percent-encode keys, so Icefloe does, too."""
     quotes_etags: bool = False
-    """Conditions take ETags with the quotes they came with; S3 services agree on those without."""
+    """Conditional requests need the ETag with its quotes. S3 services all accept it without."""
     sorts: bool | None = True
-    """Whether listings come by key; None when it must be found out."""
+    """Whether listings are sorted by key. None: unknown, look at the first listing."""
     writable: bool = True
     lists: bool = True
 
 
-class Place(ABC):
-    """A remote place; a value that pickles and connects anew in each process."""
+class Endpoint(ABC):
+    """The address of a remote service, with what a connection to it needs.
+
+    It can be pickled. Each process opens its own connection.
+    """
 
     __slots__ = ()
 
@@ -65,15 +68,15 @@ class Place(ABC):
     @property
     @abstractmethod
     def traits(self) -> Traits:
-        """In what it differs."""
+        """How the service differs from the others."""
 
     @abstractmethod
     def connect(self, retries: RetryPolicy) -> ObjectStore:
-        """A client for it."""
+        """Connect a client."""
 
 
 def retry_config(retries: RetryPolicy) -> Any:
-    """The policy in obstore's words."""
+    """The policy as the arguments that obstore takes."""
     return {
         "max_retries": retries.max_tries - 1,
         "backoff": {
@@ -87,7 +90,7 @@ def retry_config(retries: RetryPolicy) -> Any:
 def client_options(
     *, allow_http: bool, stream_timeout_seconds: int | None, headers: Mapping[str, str] | None = None
 ) -> Any:
-    """What the HTTP client keeps to: a stream may take long, but must not stand still."""
+    """Options of the HTTP client. A stream may take long, but it times out if no data arrives."""
     options: dict[str, Any] = {"allow_http": allow_http, "timeout": dt.timedelta(days=1)}
     options["connect_timeout"] = dt.timedelta(seconds=10)
     seconds = 60 if stream_timeout_seconds is None else stream_timeout_seconds
@@ -100,7 +103,7 @@ def client_options(
 
 @dataclass(frozen=True, slots=True)
 class S3Provider:
-    """Gives obstore the S3 credentials of the moment."""
+    """Passes the current S3 credentials to obstore."""
 
     source: S3StaticCredentials | S3RefreshableCredentials
 
@@ -115,8 +118,8 @@ class S3Provider:
 
 
 @dataclass(frozen=True, slots=True)
-class S3Place(Place):
-    """A bucket of a service that speaks S3."""
+class S3Endpoint(Endpoint):
+    """A bucket of a service with the S3 protocol."""
 
     bucket: str
     options: S3Options = field(default_factory=S3Options)
@@ -198,7 +201,7 @@ def _checksum(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GcsProvider:
-    """Gives obstore the GCS token of the moment."""
+    """Passes the current GCS token to obstore."""
 
     source: GcsBearerCredential | GcsRefreshableCredentials
 
@@ -208,7 +211,7 @@ class GcsProvider:
 
 
 @dataclass(frozen=True, slots=True)
-class GcsPlace(Place):
+class GcsEndpoint(Endpoint):
     """A bucket of Google Cloud Storage."""
 
     bucket: str
@@ -254,7 +257,7 @@ class GcsPlace(Place):
 
 @dataclass(frozen=True, slots=True)
 class AzureProvider:
-    """Gives obstore the Azure credentials of the moment."""
+    """Passes the current Azure credentials to obstore."""
 
     source: AzureStaticCredentials | AzureRefreshableCredentials
 
@@ -271,7 +274,7 @@ class AzureProvider:
 
 
 @dataclass(frozen=True, slots=True)
-class AzurePlace(Place):
+class AzureEndpoint(Endpoint):
     """A container of Azure Blob Storage."""
 
     account: str
@@ -332,7 +335,7 @@ def _split_client_options(given: Mapping[str, str]) -> tuple[dict[str, Any], dic
 
 
 @dataclass(frozen=True, slots=True)
-class HttpPlace(Place):
+class HttpEndpoint(Endpoint):
     """A folder of a web server; read only.
 
     A user and a password in the address are taken out of it and sent as a header, so that they are in no message.

@@ -58,7 +58,7 @@ class ChangedError(Exception):
     """The file is not the version that was expected."""
 
 
-class LeadsOutError(PermissionError):
+class OutsideFolderError(PermissionError):
     """A symbolic link leads out of the folder of a storage."""
 
     def __init__(self, path: str) -> None:
@@ -79,7 +79,7 @@ class Bounds:
         self._real = self._inside = "\0"  # no path has this character
 
     def check(self, fd: int, path: str) -> None:
-        """Refuse an open file or folder that is not inside; LeadsOutError."""
+        """Refuse an open file or folder that is not inside; OutsideFolderError."""
         # Every read and write of a local storage comes here, so nothing is called that need not be.
         try:
             found = os.readlink(f"/proc/self/fd/{fd}")
@@ -91,7 +91,7 @@ class Bounds:
         self._real = real = os.path.realpath(self.root)
         self._inside = inside = real if real == "/" else real + "/"
         if not found.startswith(inside) and found != real:
-            raise LeadsOutError(path)
+            raise OutsideFolderError(path)
 
 
 def _real_path(fd: int, path: str) -> str:
@@ -101,7 +101,7 @@ def _real_path(fd: int, path: str) -> str:
     # Nothing tells where it is: what the path leads to now has to be the same file.
     real = os.path.realpath(path)
     if not os.path.samestat(os.stat(real, follow_symlinks=False), os.fstat(fd)):
-        raise LeadsOutError(path)
+        raise OutsideFolderError(path)
     return real
 
 
@@ -572,8 +572,8 @@ _DELETED_AT_ONCE = 64
 """Files that one thread deletes before it looks for other work."""
 
 
-class _Pace:
-    """How fast the file system answers lately: a slow one is asked from threads only."""
+class _ResponseTime:
+    """The recent response time of the file system. A slow file system is only used from threads."""
 
     __slots__ = ("_average_seconds",)
 
@@ -581,10 +581,10 @@ class _Pace:
         self._average_seconds = 0.0
 
     @property
-    def quick(self) -> bool:
+    def is_fast(self) -> bool:
         return self._average_seconds < _SLOW_SECONDS
 
-    def timed(self, call: Callable[[], T]) -> T:
+    def measure(self, call: Callable[[], T]) -> T:
         started = time.perf_counter()
         try:
             return call()
@@ -610,8 +610,8 @@ class LocalStorage(SourceStorage):
         self._unsynced = unsynced_below(self._root) if fsync is not False else None
         self._home = os.getpid()
         self._encoded = encoded
-        self._pace = _Pace()
-        self._list_pace = _Pace()
+        self._pace = _ResponseTime()
+        self._list_pace = _ResponseTime()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Whoever takes the storage over may refer to what was written here.
@@ -663,10 +663,10 @@ class LocalStorage(SourceStorage):
         """Whether a put waits for the disk: somebody else decides, and does not know of it."""
         return self._unsynced is not None and os.getpid() != self._home
 
-    async def _run(self, pace: _Pace, call: Callable[[], T], size: int = 0) -> T:
-        if size <= INLINE_BYTES and pace.quick:
-            return pace.timed(call)
-        return await FILES.run(lambda: pace.timed(call))
+    async def _run(self, pace: _ResponseTime, call: Callable[[], T], size: int = 0) -> T:
+        if size <= INLINE_BYTES and pace.is_fast:
+            return pace.measure(call)
+        return await FILES.run(lambda: pace.measure(call))
 
     async def _put(self, call: Callable[[], T], size: int) -> T:
         return await (FILES.run(call) if self._at_once else self._run(self._pace, call, size))
@@ -690,7 +690,7 @@ class LocalStorage(SourceStorage):
 
     def _size_of(self, path: str) -> int:
         """How large a file is, where asking is cheap and the answer decides who reads it."""
-        return os.stat(path).st_size if self._pace.quick else 0
+        return os.stat(path).st_size if self._pace.is_fast else 0
 
     async def get_versioned(self, key: str) -> Versioned:
         path = self.path_of(key)
@@ -810,9 +810,9 @@ class LocalStorage(SourceStorage):
         paths = [self.path_of(key) for key in keys]
         with Translating(f"delete {len(keys)} objects, among them", keys[0] if keys else "", self._root):
             unsynced = self._unsynced
-            if len(paths) <= _FEW_FILES and self._pace.quick and not (unsynced and unsynced.has_writes):
+            if len(paths) <= _FEW_FILES and self._pace.is_fast and not (unsynced and unsynced.has_writes):
                 try:
-                    return self._pace.timed(lambda: delete_files(paths, unsynced, self._bounds, wait=False))
+                    return self._pace.measure(lambda: delete_files(paths, unsynced, self._bounds, wait=False))
                 except BlockingIOError:
                     pass  # another process swaps in this folder: wait where it holds nobody up
             parts = [paths[low : low + _DELETED_AT_ONCE] for low in range(0, len(paths), _DELETED_AT_ONCE)]

@@ -43,7 +43,7 @@ from icefloe.storage.contract import (
     normal_etag,
     write,
 )
-from icefloe.storage.endpoints import Place
+from icefloe.storage.endpoints import Endpoint
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -52,43 +52,43 @@ _used_in_process = 0
 
 
 class Client:
-    """The connections to a place; made when first used, in each process anew."""
+    """The connections to an endpoint. They are made at the first use, in each process anew."""
 
-    def __init__(self, place: Place, retries: RetryPolicy) -> None:
-        self.place = place
+    def __init__(self, endpoint: Endpoint, retries: RetryPolicy) -> None:
+        self.endpoint = endpoint
         self.retries = retries
         self._lock = fork_safe_lock()
-        self._patient: ObjectStore | None = None
-        self._once: ObjectStore | None = None
-        self.unsorted = place.traits.sorts is False
+        self._with_retries: ObjectStore | None = None
+        self._without_retries: ObjectStore | None = None
+        self.unsorted = endpoint.traits.sorts is False
 
-    def patient(self) -> ObjectStore:
-        """Repeats what failed for a moment."""
-        if self._patient is None or _used_in_process != os.getpid():
+    def with_retries(self) -> ObjectStore:
+        """The client that repeats requests after a temporary failure."""
+        if self._with_retries is None or _used_in_process != os.getpid():
             self._connect()
-        assert self._patient is not None
-        return self._patient
+        assert self._with_retries is not None
+        return self._with_retries
 
-    def once(self) -> ObjectStore:
-        """Repeats nothing: a conditional write must know about each of its tries."""
-        if self._once is None or _used_in_process != os.getpid():
+    def without_retries(self) -> ObjectStore:
+        """The client that repeats nothing. A conditional write must know the result of every attempt."""
+        if self._without_retries is None or _used_in_process != os.getpid():
             self._connect()
-        assert self._once is not None
-        return self._once
+        assert self._without_retries is not None
+        return self._without_retries
 
     def _connect(self) -> None:
         global _used_in_process
         with self._lock:
             if _used_in_process not in (0, os.getpid()):
-                # The threads that carry requests are not there in a forked child, which would wait for ever.
+                # A forked child does not have the threads that carry the requests. It would wait for ever.
                 raise UnsupportedError(
-                    f"{self.place.url} cannot be used in a process that was forked after its parent had used an object "
-                    "store; start workers with the 'spawn' or 'forkserver' method"
+                    f"{self.endpoint.url} cannot be used in this process, because it was forked after its parent had "
+                    "used an object store. Start workers with the 'spawn' or 'forkserver' method"
                 )
             _used_in_process = os.getpid()
-            with Translating("connect", "", self.place.url):
-                self._patient = self.place.connect(self.retries)
-                self._once = self.place.connect(NO_RETRIES)
+            with Translating("connect", "", self.endpoint.url):
+                self._with_retries = self.endpoint.connect(self.retries)
+                self._without_retries = self.endpoint.connect(NO_RETRIES)
 
 
 _LOG = logging.getLogger(__name__)
@@ -103,14 +103,14 @@ _Page: TypeAlias = list[ObjectInfo]
 
 
 class ObstoreStorage(SourceStorage):
-    """Objects below a prefix of a remote place.
+    """Objects below a prefix of a remote endpoint.
 
-    `foreign` ones were written by others, who spell keys as they are.
+    If `foreign`, other programs wrote the objects, and keys are used as they are, without percent-encoding.
     """
 
     def __init__(
         self,
-        place: Place,
+        endpoint: Endpoint,
         prefix: str = "",
         *,
         retries: RetryPolicy | None = None,
@@ -118,29 +118,29 @@ class ObstoreStorage(SourceStorage):
         read_only: bool = False,
         foreign: bool = False,
     ) -> None:
-        self._place = place
-        self._traits = place.traits
+        self._endpoint = endpoint
+        self._traits = endpoint.traits
         self._prefix = join_prefix("", prefix)
-        self._client = client or Client(place, retries or RetryPolicy())
+        self._client = client or Client(endpoint, retries or RetryPolicy())
         self._read_only = read_only or not self._traits.writable
         self._foreign = foreign
         self._encodes = self._traits.encodes_keys and not foreign
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._place, self._prefix, self._client.retries, self._read_only, self._foreign)
+        return _rebuild, (self._endpoint, self._prefix, self._client.retries, self._read_only, self._foreign)
 
     def __repr__(self) -> str:
         return f"ObstoreStorage({self.url!r})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ObstoreStorage) and (self._place, self._prefix) == (other._place, other._prefix)
+        return isinstance(other, ObstoreStorage) and (self._endpoint, self._prefix) == (other._endpoint, other._prefix)
 
     def __hash__(self) -> int:
         return hash(self.url)
 
     @property
     def url(self) -> str:
-        return self._place.url + self._prefix
+        return self._endpoint.url + self._prefix
 
     @property
     def read_only(self) -> bool:
@@ -182,7 +182,7 @@ class ObstoreStorage(SourceStorage):
         return Versioned(found.data, _version(found.meta), found.meta["last_modified"])
 
     async def _fetch(self, path: str, options: Any = None) -> Fetched:
-        store = self._client.patient()
+        store = self._client.with_retries()
         return await REQUESTS.run(lambda: fetch(store, path, options))
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
@@ -191,7 +191,7 @@ class ObstoreStorage(SourceStorage):
         if start == end:
             return b""
         with Translating("read", key, self.url):
-            store = self._client.patient()
+            store = self._client.with_retries()
             try:
                 return await REQUESTS.run(lambda: obstore.get_range(store, path, start=start, end=end).to_bytes())
             except NotSupportedError:
@@ -240,7 +240,7 @@ class ObstoreStorage(SourceStorage):
     async def head(self, key: str) -> ObjectInfo:
         path = self._path(key)
         with Translating("look at", key, self.url):
-            store = self._client.patient()
+            store = self._client.with_retries()
             meta = await REQUESTS.run(lambda: obstore.head(store, path))
         return ObjectInfo(key, meta["size"], meta["last_modified"], _version(meta))
 
@@ -253,7 +253,7 @@ class ObstoreStorage(SourceStorage):
         path = self._writing(key)
         flat = flat_bytes(data)
         with Translating("write", key, self.url):
-            store = self._client.patient()
+            store = self._client.with_retries()
             await REQUESTS.run(lambda: write(store, path, flat, dict(metadata or {})))
 
     async def write_if(
@@ -275,7 +275,7 @@ class ObstoreStorage(SourceStorage):
 
         async def attempt() -> Version:
             with Translating(action, key, self.url):
-                store = self._client.once()
+                store = self._client.without_retries()
                 try:
                     put = await REQUESTS.run(lambda: write(store, path, flat, attributes, mode))
                 except MISSING as error:
@@ -321,7 +321,7 @@ class ObstoreStorage(SourceStorage):
         folder = self._folder(prefix)
         self._check_lists()
         with Translating("list", prefix, self.url):
-            store = self._client.patient()
+            store = self._client.with_retries()
             found = await REQUESTS.run(lambda: obstore.list_with_delimiter(store, folder or None))
         start = len(prefix)
         names = {self._key(meta["path"])[start:] for meta in found["objects"]}
@@ -376,7 +376,7 @@ class ObstoreStorage(SourceStorage):
         if after and after.startswith(prefix) and (known or (prefix and "/" not in after[len(prefix) :])):
             offset = encode_key(self._prefix + after) if self._encodes else self._prefix + after
         with Translating("list", prefix, self.url):
-            stream = obstore.list(self._client.patient(), folder or None, offset=offset, chunk_size=_PAGE)
+            stream = obstore.list(self._client.with_retries(), folder or None, offset=offset, chunk_size=_PAGE)
             while (metas := await REQUESTS.run(lambda: next(stream, None))) is not None:
                 page = [
                     ObjectInfo(key, meta["size"], meta["last_modified"], _version(meta))
@@ -403,13 +403,13 @@ class ObstoreStorage(SourceStorage):
 
     async def _delete_batch(self, paths: Sequence[str]) -> None:
         with Translating(f"delete {len(paths)} objects, among them", paths[0], self.url):
-            store = self._client.patient()
+            store = self._client.with_retries()
             await REQUESTS.run(lambda: delete_all(store, paths))
 
     async def copy(self, source: str, target: str, *, version: Version | None = None) -> None:
         old, new = self._path(source), self._writing(target)
         with Translating("copy", source, self.url):
-            store = self._client.patient()
+            store = self._client.with_retries()
             if version is None:
                 await REQUESTS.run(lambda: obstore.copy(store, old, new))
                 return
@@ -424,17 +424,17 @@ class ObstoreStorage(SourceStorage):
 
     def with_retries(self, retries: RetryPolicy) -> ObstoreStorage:
         """The same storage, which tries failed requests again as another policy says."""
-        return _rebuild(self._place, self._prefix, retries, self._read_only, self._foreign)
+        return _rebuild(self._endpoint, self._prefix, retries, self._read_only, self._foreign)
 
     def child(self, prefix: str) -> ObstoreStorage:
         return self._twin(join_prefix(self._prefix, prefix), read_only=self._read_only)
 
     def _twin(self, prefix: str, *, read_only: bool) -> ObstoreStorage:
-        return ObstoreStorage(self._place, prefix, client=self._client, read_only=read_only, foreign=self._foreign)
+        return ObstoreStorage(self._endpoint, prefix, client=self._client, read_only=read_only, foreign=self._foreign)
 
 
-def _rebuild(place: Place, prefix: str, retries: RetryPolicy, read_only: bool, foreign: bool) -> ObstoreStorage:
-    return ObstoreStorage(place, prefix, retries=retries, read_only=read_only, foreign=foreign)
+def _rebuild(endpoint: Endpoint, prefix: str, retries: RetryPolicy, read_only: bool, foreign: bool) -> ObstoreStorage:
+    return ObstoreStorage(endpoint, prefix, retries=retries, read_only=read_only, foreign=foreign)
 
 
 def _version(meta: Any) -> Version:

@@ -33,7 +33,7 @@ from icefloe.storage.credentials import (
     S3RefreshableCredentials,
     S3StaticCredentials,
 )
-from icefloe.storage.endpoints import AzurePlace, GcsPlace, HttpPlace, S3Place
+from icefloe.storage.endpoints import AzureEndpoint, GcsEndpoint, HttpEndpoint, S3Endpoint
 from icefloe.storage.local import LocalStorage
 from icefloe.storage.memory import MemoryStorage
 from icefloe.storage.remote import ObstoreStorage
@@ -58,25 +58,25 @@ def open_object_store(
         return MemoryStorage.named(urlsplit(prefix).netloc)
     if isinstance(config, HttpObjectStore):
         _accept(config, credentials, HttpAccess)
-        return ObstoreStorage(HttpPlace(prefix, dict(config.opts), dict(config.headers)), retries=retries)
+        return ObstoreStorage(HttpEndpoint(prefix, dict(config.opts), dict(config.headers)), retries=retries)
     parts = urlsplit(prefix, allow_fragments=False)
     if not parts.netloc:
         raise InvalidInputError(f"{prefix!r} names no bucket or container")
     folder = parts.path.strip("/")
     if isinstance(config, S3ObjectStore | S3CompatibleObjectStore | TigrisObjectStore):
-        place = _s3_place(config, credentials, parts.netloc)
+        endpoint = _s3_endpoint(config, credentials, parts.netloc)
     elif isinstance(config, GcsObjectStore):
-        place = _gcs_place(config, credentials, parts.netloc)
+        endpoint = _gcs_endpoint(config, credentials, parts.netloc)
     elif isinstance(config, AzureObjectStore):
-        place, folder = _azure_place(config, credentials, parts.netloc, folder)
+        endpoint, folder = _azure_endpoint(config, credentials, parts.netloc, folder)
     else:
         raise InvalidInputError(f"{type(config).__name__} is no object store for virtual files")
-    return ObstoreStorage(place, folder, retries=retries, read_only=True, foreign=True)
+    return ObstoreStorage(endpoint, folder, retries=retries, read_only=True, foreign=True)
 
 
-def _s3_place(
+def _s3_endpoint(
     config: S3ObjectStore | S3CompatibleObjectStore | TigrisObjectStore, given: AnyCredential | None, bucket: str
-) -> S3Place | GcsPlace | AzurePlace:
+) -> S3Endpoint | GcsEndpoint | AzureEndpoint:
     options = config.options
     if isinstance(config, TigrisObjectStore) and options.endpoint_url is None:
         options = S3Options(
@@ -95,10 +95,10 @@ def _s3_place(
         given, S3StaticCredentials | S3RefreshableCredentials | AnonymousCredentials | FromEnvCredentials
     ):
         raise _wrong_credentials(config, given)
-    return S3Place(bucket, options, given, {}, known_to_sort(options.endpoint_url, bucket))
+    return S3Endpoint(bucket, options, given, {}, known_to_sort(options.endpoint_url, bucket))
 
 
-def _gcs_place(config: GcsObjectStore, given: AnyCredential | None, bucket: str) -> GcsPlace:
+def _gcs_endpoint(config: GcsObjectStore, given: AnyCredential | None, bucket: str) -> GcsEndpoint:
     if given is None:
         given = AnonymousCredentials()
     if not isinstance(
@@ -110,12 +110,12 @@ def _gcs_place(config: GcsObjectStore, given: AnyCredential | None, bucket: str)
         | FromEnvCredentials,
     ):
         raise _wrong_credentials(config, given)
-    return GcsPlace(bucket, given, dict(config.opts))
+    return GcsEndpoint(bucket, given, dict(config.opts))
 
 
-def _azure_place(
+def _azure_endpoint(
     config: AzureObjectStore, given: AnyCredential | None, netloc: str, folder: str
-) -> tuple[AzurePlace, str]:
+) -> tuple[AzureEndpoint, str]:
     if given is None:
         given = AnonymousCredentials()
     if not isinstance(
@@ -127,11 +127,11 @@ def _azure_place(
     named = opts.pop("account", None) or opts.pop("account_name", None)
     if "@" in netloc:  # abfss://container@account.dfs.core.windows.net/folder
         container, _, host = netloc.partition("@")
-        return AzurePlace(named or host.partition(".")[0], container, given, opts), folder
+        return AzureEndpoint(named or host.partition(".")[0], container, given, opts), folder
     if named is not None:  # az://container/folder
-        return AzurePlace(named, netloc, given, opts), folder
+        return AzureEndpoint(named, netloc, given, opts), folder
     container, _, folder = folder.partition("/")  # az://account/container/folder
-    return AzurePlace(netloc, container, given, opts), folder
+    return AzureEndpoint(netloc, container, given, opts), folder
 
 
 def _local_path(prefix: str) -> str:

@@ -25,7 +25,7 @@ from icefloe.model.chunk_table import batches_up_to
 from icefloe.session.session import Session
 from icefloe.storage.contract import Buffer, Threads
 from icefloe.tables.grids import open_array
-from icefloe.tables.options import Place, session_at
+from icefloe.tables.options import RepositoryAddress, session_at
 
 _SAVED_BYTES = 1 << 19
 """From here on, decoding only a part of a chunk is faster than having the codec decode all of it."""
@@ -223,6 +223,6 @@ def _rounds(ends: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 
 
 @lru_cache(maxsize=64)
-def chunk_values_at(place: Place, snapshot_id: str, path: str) -> ChunkValues:
+def chunk_values_at(address: RepositoryAddress, snapshot_id: str, path: str) -> ChunkValues:
     """The chunks of an array at a snapshot; opened once per process."""
-    return ChunkValues(session_at(place, snapshot_id), path)
+    return ChunkValues(session_at(address, snapshot_id), path)

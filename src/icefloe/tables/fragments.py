@@ -48,22 +48,22 @@ def unpack_fragment(block: int, data: bytes) -> Fragment:
 
 def split_rows(target: Target, table: pa.Table, *, drop_off_grid: bool = False) -> Iterator[Fragment]:
     """Return the fragments of a table's rows, ordered by block."""
-    places = [positions(_whole(table, dimension.name), dimension.values) for dimension in target.dimensions]
+    indices = [positions(_whole(table, dimension.name), dimension.values) for dimension in target.dimensions]
     off = np.zeros(len(table), dtype=bool)
-    for place in places:
-        off |= place < 0
+    for index in indices:
+        off |= index < 0
     if off.any():
         if not drop_off_grid:
             raise _off_grid(target, table, off)
         kept = np.flatnonzero(~off)
-        table, places = table.take(pa.array(kept)), [place[kept] for place in places]
+        table, indices = table.take(pa.array(kept)), [index[kept] for index in indices]
     if not len(table):
         return
     blocks = np.zeros(len(table), dtype=np.int64)
     offsets = np.zeros(len(table), dtype=np.int64)
-    for place, length, count in zip(places, target.block, target.blocks, strict=True):
-        blocks = blocks * count + place // length
-        offsets = offsets * length + place % length
+    for index, length, count in zip(indices, target.block, target.blocks, strict=True):
+        blocks = blocks * count + index // length
+        offsets = offsets * length + index % length
     order = np.argsort(blocks, kind="stable")
     blocks, offsets = blocks[order], offsets[order]
     columns = [encode_column(v.name, v.coding, _whole(table, v.name), v.fill_value)[order] for v in target.variables]
@@ -79,9 +79,10 @@ def _whole(table: pa.Table, name: str) -> pa.Array:
 
 def _off_grid(target: Target, table: pa.Table, off: npt.NDArray[np.bool_]) -> InvalidInputError:
     row = table.slice(int(np.flatnonzero(off)[0]), 1).to_pylist()[0]
-    place = {name: row[name] for name in target.dims}
+    coordinates = {name: row[name] for name in target.dims}
     return InvalidInputError(
-        f"{int(off.sum())} row(s) lie off the grid, such as {place}; drop them with off_grid='drop', or extend the grid"
+        f"{int(off.sum())} row(s) are not on the grid, for example {coordinates}. Pass off_grid='drop' to leave them "
+        "out, or extend the grid"
     )
 
 
@@ -103,11 +104,11 @@ def merge_fragments(fragments: Sequence[Fragment], duplicates: str) -> Fragment:
             f"{len(offsets) - len(starts)} cell(s) have several rows; make rows unique, or say what happens with "
             "duplicates='any', 'min', 'max', 'sum' or 'mean'"
         )
-    settled = tuple(_settle(column[order], starts, duplicates) for column in values)
-    return Fragment(first.block, offsets[starts], settled)
+    merged = tuple(_merge_duplicates(column[order], starts, duplicates) for column in values)
+    return Fragment(first.block, offsets[starts], merged)
 
 
-def _settle(column: npt.NDArray[Any], starts: npt.NDArray[np.int64], how: str) -> npt.NDArray[Any]:
+def _merge_duplicates(column: npt.NDArray[Any], starts: npt.NDArray[np.int64], how: str) -> npt.NDArray[Any]:
     if how == "any":
         return column[starts]
     if column.dtype.kind not in "iufb":

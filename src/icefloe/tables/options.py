@@ -25,8 +25,8 @@ _SECRETS = ("secret", "token", "password", "access_key", "account_key", "service
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The information that opens a repository in another process. Its credentials are never shown."""
+class RepositoryAddress:
+    """What another process needs to open a repository. Credentials are never shown."""
 
     url: str
     storage_options: tuple[tuple[str, Any], ...] = ()
@@ -35,7 +35,7 @@ class Place:
     """A pickled repository, whose credentials travel with it."""
 
     def __repr__(self) -> str:
-        return f"Place({self.url!r})"
+        return f"RepositoryAddress({self.url!r})"
 
     def __post_init__(self) -> None:
         for name, _ in self.storage_options:
@@ -46,14 +46,14 @@ class Place:
                 )
 
 
-def place_of(repository: Repository | str | os.PathLike[str]) -> Place:
-    """Return the information that opens a repository elsewhere.
+def address_of(repository: Repository | str | os.PathLike[str]) -> RepositoryAddress:
+    """Return the address with which another process opens a repository.
 
-    An open repository keeps its configuration and credentials.
+    The address of an open repository includes its configuration and credentials.
     """
     if not isinstance(repository, Repository):
-        return Place(absolute_address(os.fspath(repository)))
-    return Place(repository.storage.url, packed=pickle.dumps(repository))
+        return RepositoryAddress(absolute_address(os.fspath(repository)))
+    return RepositoryAddress(repository.storage.url, packed=pickle.dumps(repository))
 
 
 def absolute_address(address: str) -> str:
@@ -86,19 +86,19 @@ def _driver_folder(path: str) -> str:
 
 
 @lru_cache(maxsize=8)
-def open_place(place: Place) -> Repository:
+def open_address(address: RepositoryAddress) -> Repository:
     """Open the repository once per process."""
-    if place.packed is not None:
-        repository: Repository = pickle.loads(place.packed)
+    if address.packed is not None:
+        repository: Repository = pickle.loads(address.packed)
         return repository
-    storage = storage_from_url(place.url, **dict(place.storage_options))
-    return Repository.open(storage, authorize_virtual_chunk_access=dict.fromkeys(place.authorize))
+    storage = storage_from_url(address.url, **dict(address.storage_options))
+    return Repository.open(storage, authorize_virtual_chunk_access=dict.fromkeys(address.authorize))
 
 
 @lru_cache(maxsize=8)
-def session_at(place: Place, snapshot_id: str) -> Session:
+def session_at(address: RepositoryAddress, snapshot_id: str) -> Session:
     """Return a read-only session at a snapshot. It is opened once per process."""
-    return open_place(place).readonly_session(snapshot_id=snapshot_id)
+    return open_address(address).readonly_session(snapshot_id=snapshot_id)
 
 
 LAYOUTS = ("cells", "rows", "chunks")
@@ -174,7 +174,7 @@ class Point:
 class TableOptions:
     """All options of a read."""
 
-    place: Place
+    address: RepositoryAddress
     point: Point
     group: str = "/"
     variables: tuple[str, ...] | None = None
@@ -192,8 +192,8 @@ class TableOptions:
     def pin(self) -> Session:
         """Return a session at the snapshot of the options."""
         if self.point.snapshot_id is not None:
-            return session_at(self.place, self.point.snapshot_id)
-        return self.point.session(open_place(self.place))
+            return session_at(self.address, self.point.snapshot_id)
+        return self.point.session(open_address(self.address))
 
 
 def normalise_options(options: Mapping[str, str]) -> dict[str, str]:
@@ -207,8 +207,8 @@ def is_from_catalog(options: Mapping[str, str]) -> bool:
     return "provider" in {key.lower() for key in options}
 
 
-def parse_place(options: Mapping[str, str]) -> Place:
-    """Return the location of the repository from normalised options."""
+def parse_address(options: Mapping[str, str]) -> RepositoryAddress:
+    """Return the address of the repository from normalised options."""
     url = options.get("url") or options.get("path")
     if not url:
         raise InvalidInputError("the option `path` is missing: the path or URL of the repository")
@@ -219,14 +219,14 @@ def parse_place(options: Mapping[str, str]) -> Place:
             if key.startswith("storage.")
         )
     )
-    return Place(absolute_address(url), storage, split_names(options.get("authorize", "")))
+    return RepositoryAddress(absolute_address(url), storage, split_names(options.get("authorize", "")))
 
 
 def parse_options(options: Mapping[str, str], further: Mapping[str, str] | None = None) -> TableOptions:
     """Check normalised options. The error names the option and what is allowed."""
     check_names(options, {**READ_OPTIONS, **(further or {})})
     return TableOptions(
-        place=parse_place(options),
+        address=parse_address(options),
         point=parse_point(options),
         group="/" + options.get("group", "/").strip("/"),
         variables=split_names(options["variables"]) if "variables" in options else None,

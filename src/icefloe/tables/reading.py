@@ -163,7 +163,7 @@ def read_blocks(scan: Scan, part: BlockPart) -> Iterator[Block]:
 def _read_variable(
     scan: Scan, variable: Variable, coordinates: npt.NDArray[np.int64], indices: Sequence[Indices]
 ) -> Iterator[npt.NDArray[Any]]:
-    chunks = chunk_values_at(scan.place, scan.snapshot_id, variable.path)
+    chunks = chunk_values_at(scan.address, scan.snapshot_id, variable.path)
     if not chunks.is_direct or variable.chunks != scan.grid.block:
         yield from _read_windows(chunks.array, indices)
         return
@@ -207,22 +207,28 @@ def read_cells(scan: Scan, part: BlockPart) -> Iterator[pa.RecordBatch]:
         values = [v.coding.decode(stored) for v, stored in zip(scan.grid.variables, block.values, strict=True)]
         for first in range(0, block.cells, CELLS_PER_BATCH):
             end = min(first + CELLS_PER_BATCH, block.cells)
-            places = np.unravel_index(np.arange(first, end), block.shape) if block.shape else ()
+            positions = np.unravel_index(np.arange(first, end), block.shape) if block.shape else ()
             columns = [
-                scan.coordinate(axis).take(pa.array(block.indices[axis][place])) for axis, place in enumerate(places)
+                scan.coordinate(axis).take(pa.array(block.indices[axis][position]))
+                for axis, position in enumerate(positions)
             ]
             columns += [each.slice(first, end - first) for each in values]
             batch = pa.RecordBatch.from_arrays(columns, schema=schema)
             if scan.beyond is not None:
-                batch = batch.filter(pa.array(_is_beyond(block, places, scan.beyond)))
+                batch = batch.filter(pa.array(_is_beyond(block, positions, scan.beyond)))
             kept = exact_rows(batch, scan.exact)
             if len(kept):
                 yield kept
 
 
-def _is_beyond(block: Block, places: Sequence[npt.NDArray[np.int64]], shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+def _is_beyond(
+    block: Block, positions: Sequence[npt.NDArray[np.int64]], shape: tuple[int, ...]
+) -> npt.NDArray[np.bool_]:
     outside: npt.NDArray[np.bool_] = np.logical_or.reduce(
-        [block.indices[axis][place] >= length for axis, (place, length) in enumerate(zip(places, shape, strict=True))]
+        [
+            block.indices[axis][position] >= length
+            for axis, (position, length) in enumerate(zip(positions, shape, strict=True))
+        ]
     )
     return outside
 
@@ -293,9 +299,9 @@ class _OuterColumns:
         key = (block.coordinates[: self._rank], first, rows)
         if key != self._last[0]:
             outer = block.shape[: self._rank]
-            places = np.unravel_index(np.arange(first, first + rows), outer) if outer else ()
-            taken = zip(self._coordinates, block.indices, places, strict=False)
-            self._last = key, [values.take(pa.array(indices[place])) for values, indices, place in taken]
+            positions = np.unravel_index(np.arange(first, first + rows), outer) if outer else ()
+            taken = zip(self._coordinates, block.indices, positions, strict=False)
+            self._last = key, [values.take(pa.array(indices[position])) for values, indices, position in taken]
         return list(self._last[1])
 
 

@@ -16,7 +16,7 @@ from icefloe.errors import InvalidInputError, suggest
 from icefloe.session.session import Session
 from icefloe.tables.evaluate import CellTest, Mask, ValueRanges, check_decidable
 from icefloe.tables.grids import Dimension, Grid, find_grid, read_coordinate
-from icefloe.tables.options import Place, TableOptions, session_at
+from icefloe.tables.options import RepositoryAddress, TableOptions, session_at
 from icefloe.tables.predicates import And, Predicate, columns_of, find_unknown, parse_predicate
 from icefloe.tables.selection import BlockPart, Selection, Surroundings, parse_region, select
 from icefloe.tables.statistics import load_ranges
@@ -32,7 +32,7 @@ _READ_TO_ROWS = 4
 class Scan:
     """Everything that a task needs to read its share of a table. It can be pickled."""
 
-    place: Place
+    address: RepositoryAddress
     snapshot_id: str
     grid: Grid
     masks: tuple[Mask | None, ...]
@@ -48,10 +48,10 @@ class Scan:
     """Whether threads decode the chunks of a share, as where there are fewer shares than cores."""
 
     def session(self) -> Session:
-        return session_at(self.place, self.snapshot_id)
+        return session_at(self.address, self.snapshot_id)
 
     def coordinate(self, axis: int) -> pa.Array:
-        return coordinate_at(self.place, self.snapshot_id, self.grid.dimensions[axis])
+        return coordinate_at(self.address, self.snapshot_id, self.grid.dimensions[axis])
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +82,22 @@ class _Spelled:
     spelling: str
 
 
-def coordinate_at(place: Place, snapshot_id: str, dimension: Dimension) -> pa.Array:
+def coordinate_at(address: RepositoryAddress, snapshot_id: str, dimension: Dimension) -> pa.Array:
     """Return the coordinate of a dimension. It is read once per process."""
-    return _coordinate(place, snapshot_id, _Spelled(dimension, repr(dimension)))
+    return _coordinate(address, snapshot_id, _Spelled(dimension, repr(dimension)))
 
 
 @lru_cache(maxsize=64)
-def _coordinate(place: Place, snapshot_id: str, spelled: _Spelled) -> pa.Array:
-    return read_coordinate(session_at(place, snapshot_id), spelled.dimension)
+def _coordinate(address: RepositoryAddress, snapshot_id: str, spelled: _Spelled) -> pa.Array:
+    return read_coordinate(session_at(address, snapshot_id), spelled.dimension)
 
 
 @lru_cache(maxsize=64)
-def grid_at(place: Place, snapshot_id: str, group: str, variables: tuple[str, ...] | None, raw: bool) -> Grid:
+def grid_at(
+    address: RepositoryAddress, snapshot_id: str, group: str, variables: tuple[str, ...] | None, raw: bool
+) -> Grid:
     """Return the grid of a table. It is determined once per process."""
-    return find_grid(session_at(place, snapshot_id), group, variables, raw=raw)
+    return find_grid(session_at(address, snapshot_id), group, variables, raw=raw)
 
 
 def plan_scan(
@@ -107,8 +109,8 @@ def plan_scan(
     that filter again. There are at least `tasks` shares, unless they would be very small.
     """
     session = options.pin()
-    grid = grid_at(options.place, session.snapshot_id, options.group, options.variables, options.raw)
-    coordinates = [coordinate_at(options.place, session.snapshot_id, dimension) for dimension in grid.dimensions]
+    grid = grid_at(options.address, session.snapshot_id, options.group, options.variables, options.raw)
+    coordinates = [coordinate_at(options.address, session.snapshot_id, dimension) for dimension in grid.dimensions]
     region = parse_region(grid, options.region, options.region_index)
     exact = _exact(grid, options)
     given = [part for part in (region, exact, loose) if part is not None]
@@ -116,7 +118,7 @@ def plan_scan(
     ranges = _ranges(session, grid, predicate, options)
     selection = select(grid, predicate, Surroundings(coordinates, ranges, zone))
     scan = Scan(
-        options.place,
+        options.address,
         session.snapshot_id,
         grid,
         selection.masks,

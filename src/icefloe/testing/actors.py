@@ -314,7 +314,7 @@ class Process:
         except IcefloeError as error:
             self._oracle.check_refused(intent, error)
             raise
-        self._oracle.check_landed(intent, snapshot_id)
+        self._oracle.check_committed(intent, snapshot_id)
         if self._oracle.violations:
             return
         model.landed = snapshot_id
@@ -575,7 +575,7 @@ class Process:
     async def _merge(self, actor: str, label: str, source: str, into: str, solver: str) -> None:
         chosen = SOLVERS[solver]()
         intent = self._intent(actor, "merge", into, solver=chosen, target=self._oracle.tips.get(into))
-        self._oracle.check_landed(intent, await self.repo.merge_async(source, into, solver=chosen))
+        self._oracle.check_committed(intent, await self.repo.merge_async(source, into, solver=chosen))
 
     async def _revert(self, actor: str, label: str, branch: str, back: int) -> None:
         target = await self._ancestor(branch, back)

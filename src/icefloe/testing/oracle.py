@@ -437,7 +437,7 @@ class Oracle:
 
     # -- answers --------------------------------------------------------------------------------------------------
 
-    def check_landed(self, intent: Intent, snapshot_id: ObjectId) -> None:
+    def check_committed(self, intent: Intent, snapshot_id: ObjectId) -> None:
         """An answer said that this snapshot is on the branch."""
         if snapshot_id not in intent.landed and intent.verb != "merge":
             self.report("what is acknowledged is there", f"{intent.verb} returned {snapshot_id}, which never landed")
@@ -509,7 +509,7 @@ class Oracle:
                 self.report("verify is clean", "; ".join(str(report).splitlines()[:4]))
                 return
             if thorough:
-                await self._check_care(repo)
+                await self._check_maintenance(repo)
         except (IcefloeError, ValueError, KeyError, AssertionError, TypeError, AttributeError) as error:
             self.report("the repository is whole at the end", f"{type(error).__name__}: {error}")
 
@@ -573,7 +573,7 @@ class Oracle:
             at = self.parents.get(at)
         return found
 
-    async def _check_care(self, repo: Repository) -> None:
+    async def _check_maintenance(self, repo: Repository) -> None:
         """Expire, collect, convert: what the repository must still be able to do."""
         await repo.expire_snapshots_async(dt.timedelta(0))
         await repo.garbage_collect_async(dt.timedelta(0), ignore_running_sessions=True)

@@ -124,7 +124,7 @@ def _service(draw: _Drawing) -> None:
         draw.days(0.7)
         for verb, share in (("compact", 0.3), ("rewrite", 0.2), ("expire", 0.7), ("collect", 0.7)):
             if draw.chance(share):
-                _care(draw, "nightly", verb)
+                _maintenance(draw, "nightly", verb)
                 draw.wait(0.2 if draw.chance(0.3) else 5)
         draw.days(0.3)
     for _ in range(draw.random.randint(1, 2)):
@@ -148,7 +148,7 @@ def _serve(draw: _Drawing, process: str, verb: str) -> None:
         draw.add(process, verb, slot="reader", branch="main")
 
 
-def _care(draw: _Drawing, process: str, verb: str) -> None:
+def _maintenance(draw: _Drawing, process: str, verb: str) -> None:
     if verb in ("compact", "rewrite"):
         draw.add(process, verb, branch="main")
     elif verb == "expire":
@@ -193,7 +193,7 @@ def _late(draw: _Drawing) -> None:
             draw.wait(1)
             draw.add("others", "transaction", branch="main", edits=[("resize", path, 6)], solver="detector")
         elif verb in ("compact", "expire", "collect", "squash"):
-            _care(draw, "nightly", verb)
+            _maintenance(draw, "nightly", verb)
         draw.wait(1)
     draw.wait(2)
     for slot in slots:
@@ -365,14 +365,14 @@ def _branches(draw: _Drawing) -> None:
         elif verb == "create_branch":
             draw.add(process, verb, branch="dev", source="main")
         elif verb in ("expire", "collect"):
-            _care(draw, process, verb)
+            _maintenance(draw, process, verb)
         else:
             draw.add(process, verb, slot="reader", branch=branch)
         draw.wait(0.4)
         draw.days(0.1)
 
 
-def _care_profile(draw: _Drawing) -> None:
+def _maintenance_profile(draw: _Drawing) -> None:
     """Every kind of maintenance, several at the same time, beside writers and readers that hold old sessions."""
     for _ in range(draw.random.randint(5, 10)):
         process = draw.random.choice(("writer", "nightly", "hourly"))
@@ -381,7 +381,7 @@ def _care_profile(draw: _Drawing) -> None:
             _serve(draw, process, verb)
         else:
             verb = draw.pick({"compact": 2, "rewrite": 2, "expire": 3, "collect": 3, "mirror": 1, "verify": 0.5})
-            _care(draw, process, verb)
+            _maintenance(draw, process, verb)
         draw.wait(0.5)
         draw.days(0.25)
     draw.add("writer", "read", slot="reader", branch="main")
@@ -398,7 +398,7 @@ def _conversions(draw: _Drawing) -> None:
         if verb == "convert":
             draw.add("operator", "convert", to=draw.random.choice(_GENERATIONS))
         elif verb == "expire":
-            _care(draw, "operator", verb)
+            _maintenance(draw, "operator", verb)
         else:
             _serve(draw, "service", verb)
         draw.wait()
@@ -419,7 +419,7 @@ def _conversions(draw: _Drawing) -> None:
         if verb == "late":
             draw.add("service", "commit", slot="late", solver="detector")
         elif verb in ("expire", "collect"):
-            _care(draw, "operator", verb)
+            _maintenance(draw, "operator", verb)
         else:
             process = "others" if verb == "fresh" else "service"
             _serve(draw, process, "read" if verb == "read" else "transaction")
@@ -434,7 +434,7 @@ PROFILES: Mapping[str, Callable[[_Drawing], None]] = {
     "threads": _threads,
     "preempted": _preempted,
     "branches": _branches,
-    "care": _care_profile,
+    "care": _maintenance_profile,
     "moves": _moves,
     "conversions": _conversions,
 }

@@ -14,7 +14,7 @@ from icefloe.formats.flatbuf.flexbuffers import decode_metadata, read_items
 from icefloe.formats.flatbuf.manifest import decode_manifest_body
 from icefloe.formats.flatbuf.reader import Body, Tables, root_table
 from icefloe.formats.flatbuf.snapshot import ARRAY, GROUP, ManifestColumns, decode_snapshot_body, read_manifest_files
-from icefloe.formats.repository.snapshot import AS_EARLY, MALFORMED, decode_members, put_together
+from icefloe.formats.repository.snapshot import AS_EARLY, MALFORMED, decode_members, join_document
 from icefloe.ids import encode_base32
 from icefloe.model.snapshot import ArrayNode, GroupNode, Manifest, Node, Snapshot, TransactionLog, from_microseconds
 from icefloe.model.zarr_document import ArrayShape, is_node_path, parse_array_shape, parse_document
@@ -111,11 +111,11 @@ class _Documents:
     """zarr.json from the members of that time."""
 
     def build_group(self, attributes: bytes | None) -> bytes:
-        return put_together(_unpack(attributes), None, AS_EARLY)
+        return join_document(_unpack(attributes), None, AS_EARLY)
 
     def build_array(self, members: bytes, attributes: bytes | None) -> tuple[bytes, ArrayShape]:
         try:
-            document = put_together(_unpack(attributes), decode_members(members), AS_EARLY)
+            document = join_document(_unpack(attributes), decode_members(members), AS_EARLY)
             return document, parse_array_shape(parse_document(document))
         except (*MALFORMED, ValueError, KeyError, TypeError) as error:
             raise FormatError(f"the Zarr metadata of an early snapshot cannot be read: {error}") from error

@@ -71,7 +71,7 @@ def layout_of(row: RowClass) -> RowLayout:
     writer = _TemplateWriter()
     writer.constant(b"\x92" + bytes([0xA0 | NODE_TEXT_BYTES]))
     writer.field("node", f"V{NODE_TEXT_BYTES}", NODE_TEXT_BYTES)
-    writer.constant(_array_mark(row.ndim))
+    writer.constant(_array_header(row.ndim))
     prefix_bytes = len(writer.template)
     for dimension in range(row.ndim):
         writer.integer(f"c{dimension}", 4)
@@ -81,7 +81,7 @@ def layout_of(row: RowClass) -> RowLayout:
         writer.integer("offset", row.offset_bytes)
         writer.integer("length", row.length_bytes)
     elif row.kind is ChunkKind.INLINE:
-        writer.constant(b"\x81\xa6Inline" + _bytes_mark(row.text_bytes))
+        writer.constant(b"\x81\xa6Inline" + _bytes_header(row.text_bytes))
         writer.field("text", f"V{row.text_bytes}", row.text_bytes)
     else:
         writer.constant(b"\x81\xa7Virtual\x94" + text_header(row.text_bytes))
@@ -148,7 +148,7 @@ def _record(members: list[tuple[str, str, int]], size: int) -> np.dtype[Any]:
     )
 
 
-def _array_mark(count: int) -> bytes:
+def _array_header(count: int) -> bytes:
     return bytes([0x90 | count]) if count < 16 else b"\xdc" + count.to_bytes(2, "big")
 
 
@@ -171,7 +171,7 @@ def text_header(size: int) -> bytes:
     return b"\xdb" + size.to_bytes(4, "big")
 
 
-def _bytes_mark(size: int) -> bytes:
+def _bytes_header(size: int) -> bytes:
     if size < 1 << 8:
         return b"\xc4" + size.to_bytes(1, "big")
     if size < 1 << 16:

@@ -161,7 +161,7 @@ _UNPACKABLE = (OverflowError, UnicodeEncodeError, RecursionError, TypeError, Val
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class SplitDocument:
     """A document taken apart."""
 
     attributes: bytes
@@ -172,21 +172,21 @@ class Taken:
     """What to keep beside them; AS_ZARR needs no keeping."""
 
 
-def take_apart(document: bytes) -> Taken:
-    """The members of a document, and what has to be kept so that `put_together` gives it back."""
+def split_document(document: bytes) -> SplitDocument:
+    """The members of a document, and what has to be kept so that `join_document` gives it back."""
     parsed = parse_document(document)
     attributes = parsed.get("attributes")
     try:
         packed = msgspec.msgpack.encode(attributes)
     except _UNPACKABLE:
-        return Taken(b"\xc0", _best_members(parsed), document)
+        return SplitDocument(b"\xc0", _best_members(parsed), document)
     zarr = None if parsed["node_type"] == "group" else _exact_members(parsed)
     if parsed["node_type"] == "array" and zarr is None:
-        return Taken(packed, _best_members(parsed), document)
+        return SplitDocument(packed, _best_members(parsed), document)
     for way in (AS_ZARR, AS_EARLY):
-        if put_together(attributes, None if zarr is None else decode_members(zarr), way) == document:
-            return Taken(packed, zarr, way)
-    return Taken(packed, zarr, document)
+        if join_document(attributes, None if zarr is None else decode_members(zarr), way) == document:
+            return SplitDocument(packed, zarr, way)
+    return SplitDocument(packed, zarr, document)
 
 
 _MEMBERS = msgspec.msgpack.Decoder(Members)
@@ -272,7 +272,7 @@ def _decode_fill(value: Any) -> Any:
     return value
 
 
-def put_together(attributes: Any, members: Members | None, way: int) -> bytes:
+def join_document(attributes: Any, members: Members | None, way: int) -> bytes:
     """The document of a node from its attributes (None: it has none) and members (None: it is a group)."""
     if way == AS_ZARR:
         return _indent(_zarr_order(attributes, members))
@@ -451,7 +451,7 @@ class NodeMap(Mapping[str, Node]):
         self._encoded = dict(encoded)
         self._kept = kept
         self._decoded: dict[str, Node] = {}
-        self._alike = _Alike()
+        self._shared = _SharedValues()
 
     def __getitem__(self, path: str) -> Node:
         node = self._decoded.get(path)
@@ -459,7 +459,7 @@ class NodeMap(Mapping[str, Node]):
             encoded = self._encoded[path]
             default = AS_EARLY if self._kept is None else AS_ZARR
             kept = default if self._kept is None else self._kept.get(path, default)
-            node = self._decoded[path] = _decode_node(path, encoded, kept, self._alike)
+            node = self._decoded[path] = _decode_node(path, encoded, kept, self._shared)
         return node
 
     def __contains__(self, path: object) -> bool:
@@ -489,7 +489,7 @@ class _Described:
     dimension_names: tuple[str | None, ...] | None
 
 
-class _Alike:
+class _SharedValues:
     """Decoded values of the nodes of one snapshot. Thousands of arrays have equal values and share them."""
 
     def __init__(self) -> None:
@@ -497,7 +497,7 @@ class _Alike:
         self.described: dict[tuple[bytes, bytes, int], _Described] = {}
 
 
-def _decode_node(path: str, encoded: msgspec.Raw, kept: Kept, alike: _Alike) -> Node:
+def _decode_node(path: str, encoded: msgspec.Raw, kept: Kept, shared: _SharedValues) -> Node:
     wire_id, own_path, wire_attributes, data = decode_or_refuse(_NODE, encoded, "snapshot")
     if own_path != path or not path.startswith("/"):
         raise FormatError(f"a snapshot holds the node {own_path!r:.80} under the path {path!r:.80}")
@@ -507,18 +507,18 @@ def _decode_node(path: str, encoded: msgspec.Raw, kept: Kept, alike: _Alike) -> 
         if isinstance(data, str):
             if data != "Group":
                 raise FormatError(f"the node {path!r:.80} is of the unknown kind {data!r:.40}")
-            document = kept if isinstance(kept, bytes) else put_together(_value(attributes), None, kept)
+            document = kept if isinstance(kept, bytes) else join_document(_value(attributes), None, kept)
             return GroupNode(node_id, path, document, reference)
         (name, (zarr, wire_manifests)) = _only_item(data)
         if name != "Array":
             raise FormatError(f"the node {path!r:.80} is of the unknown kind {name!r:.40}")
-        manifests = _decode_manifests(wire_manifests, alike)
+        manifests = _decode_manifests(wire_manifests, shared)
         if isinstance(kept, bytes):
             parsed = parse_array_shape(parse_document(kept), path)
             return ArrayNode(
                 node_id, path, kept, parsed.shape, parsed.grid, parsed.dimension_names, manifests, reference
             )
-        found = _describe(path, attributes, bytes(zarr), kept, alike)
+        found = _describe(path, attributes, bytes(zarr), kept, shared)
         if any(ref.extents and len(ref.extents) != len(found.shape) for ref in manifests):
             raise FormatError(
                 f"the array {path!r:.80} of rank {len(found.shape)} has manifests with extents of another rank"
@@ -530,19 +530,19 @@ def _decode_node(path: str, encoded: msgspec.Raw, kept: Kept, alike: _Alike) -> 
         raise FormatError(f"the node {path!r:.80} of a snapshot cannot be read: {error}") from error
 
 
-def _decode_manifests(wire: msgspec.Raw, alike: _Alike) -> tuple[ManifestRef, ...]:
+def _decode_manifests(wire: msgspec.Raw, shared: _SharedValues) -> tuple[ManifestRef, ...]:
     key = bytes(wire)
-    known = alike.manifests.get(key)
+    known = shared.manifests.get(key)
     if known is None:
         known = tuple(ManifestRef(parse_object_id(m), _parse_extents(e)) for m, e in _MANIFESTS.decode(wire))
-        if len(alike.manifests) < _MOST_KNOWN:
-            alike.manifests[key] = known
+        if len(shared.manifests) < _MOST_KNOWN:
+            shared.manifests[key] = known
     return known
 
 
-def _describe(path: str, attributes: bytes, zarr: bytes, kept: int, alike: _Alike) -> _Described:
+def _describe(path: str, attributes: bytes, zarr: bytes, kept: int, shared: _SharedValues) -> _Described:
     key = attributes, zarr, kept
-    known = alike.described.get(key)
+    known = shared.described.get(key)
     if known is not None:
         return known
     members = decode_members(zarr)
@@ -551,10 +551,10 @@ def _describe(path: str, attributes: bytes, zarr: bytes, kept: int, alike: _Alik
         raise FormatError(f"the array {path!r:.80} has shape {lengths!s:.80} and chunks {chunks!s:.80}")
     grid = tuple(-(-n // c) if n else 0 for n, c in zip(lengths, chunks, strict=True))
     found = _Described(
-        put_together(_value(attributes), members, kept), tuple(lengths), grid, None if names is None else tuple(names)
+        join_document(_value(attributes), members, kept), tuple(lengths), grid, None if names is None else tuple(names)
     )
-    if len(alike.described) < _MOST_KNOWN:
-        alike.described[key] = found
+    if len(shared.described) < _MOST_KNOWN:
+        shared.described[key] = found
     return found
 
 
@@ -760,32 +760,32 @@ def encode_snapshot_body(snapshot: Snapshot) -> bytes:
 def _encode_nodes(nodes: Mapping[str, Node], kept: dict[str, Kept]) -> msgspec.Raw:
     """The map of nodes by path, put together from pieces that most nodes share with others."""
     ids = encode_base32_all([node.id for node in nodes.values()])
-    documents: dict[bytes, Taken] = {}
+    documents: dict[bytes, SplitDocument] = {}
     links = _Links()
     parts = [map_header(len(nodes))]
     for node_id, (path, node) in zip(ids, nodes.items(), strict=True):
-        taken = documents.get(node.document)
-        if taken is None:
-            taken = documents[node.document] = _DOCUMENTS.take_apart(node.document)
-        if taken.kept != AS_ZARR:
-            kept[path] = taken.kept
+        split = documents.get(node.document)
+        if split is None:
+            split = documents[node.document] = _DOCUMENTS.split_document(node.document)
+        if split.kept != AS_ZARR:
+            kept[path] = split.kept
         encoded = path.encode()
         text = text_header(len(encoded)) + encoded
         # Key, and a list of four: id, path, attributes, and what is a group's or an array's own.
-        parts += (text, _NODE_HEAD, node_id.encode(), text, _encode_attributes(node, taken))
+        parts += (text, _NODE_HEAD, node_id.encode(), text, _encode_attributes(node, split))
         if not isinstance(node, ArrayNode):
             parts.append(_GROUP)
-        elif taken.zarr is None:
+        elif split.zarr is None:
             raise InvalidInputError(f"the document of array {path} is that of a group")
         else:
-            parts += (_ARRAY, taken.zarr, links.encode(node.manifests))
+            parts += (_ARRAY, split.zarr, links.encode(node.manifests))
     return msgspec.Raw(b"".join(parts))
 
 
-def _encode_attributes(node: Node, taken: Taken) -> bytes:
+def _encode_attributes(node: Node, split: SplitDocument) -> bytes:
     if node.attributes is not None:
         return _ENCODER.encode({"Ref": [node.attributes.object_id, node.attributes.row]})
-    return _NIL if taken.attributes == _NIL else _INLINE + taken.attributes
+    return _NIL if split.attributes == _NIL else _INLINE + split.attributes
 
 
 class _Links:
@@ -807,29 +807,29 @@ def _encode_extents(extents: Extents) -> list[list[int]]:
     return [[first for first, _ in extents], [end for _, end in extents]] if extents else []
 
 
-class _TakenDocuments:
+class _SplitDocuments:
     """Documents taken apart before: most of a snapshot's are those of the one before it."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._bytes = 0
-        self._held: OrderedDict[bytes, Taken] = OrderedDict()
+        self._held: OrderedDict[bytes, SplitDocument] = OrderedDict()
         self._lock = fork_safe_lock()
 
-    def take_apart(self, document: bytes) -> Taken:
+    def split_document(self, document: bytes) -> SplitDocument:
         with self._lock:
-            taken = self._held.get(document)
-            if taken is not None:
+            split = self._held.get(document)
+            if split is not None:
                 self._held.move_to_end(document)
-                return taken
-        taken = take_apart(document)
+                return split
+        split = split_document(document)
         with self._lock:
             if document not in self._held:
-                self._held[document] = taken
+                self._held[document] = split
                 self._bytes += 2 * len(document)
                 while self._bytes > self._limit_bytes:
                     self._bytes -= 2 * len(self._held.popitem(last=False)[0])
-        return taken
+        return split
 
 
-_DOCUMENTS = _TakenDocuments(64 << 20)
+_DOCUMENTS = _SplitDocuments(64 << 20)

@@ -43,7 +43,7 @@ _MANIFEST_REF = ("object_id", "flags", "extents")
 _ATTRIBUTES_REF = ("object_id", "location", "flags")
 
 
-def is_code_form(data: bytes) -> bool:
+def is_legacy_msgpack(data: bytes) -> bool:
     """Whether a file is MessagePack: it then starts with a short array, which no JSON text does."""
     return 0x90 <= data[0] <= 0x9F if data else False
 

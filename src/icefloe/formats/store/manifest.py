@@ -31,7 +31,7 @@ from icefloe.formats.byte_columns import (
     read_integers,
 )
 from icefloe.formats.json_documents import dump_json
-from icefloe.formats.store.legacy_msgpack import is_code_form, read_manifest
+from icefloe.formats.store.legacy_msgpack import is_legacy_msgpack, read_manifest
 from icefloe.formats.store.refs import ID_BYTES, dump_object_id, load_id_bytes, load_object_id
 from icefloe.formats.store.snapshot import node_number
 from icefloe.ids import NODE_ID_BYTES, NodeId, encode_base32
@@ -315,7 +315,7 @@ def decode_manifest(data: bytes) -> Manifest:
 
     Node ids are the node numbers as 8 big-endian bytes.
     """
-    if is_code_form(data):
+    if is_legacy_msgpack(data):
         return Manifest("", read_manifest(data))
     native = find_native_tables(data)
     if native is not None:

@@ -31,7 +31,7 @@ from icefloe.formats.json_documents import (
     raw_bits,
     store_document,
 )
-from icefloe.formats.store.legacy_msgpack import is_code_form, read_snapshot
+from icefloe.formats.store.legacy_msgpack import is_legacy_msgpack, read_snapshot
 from icefloe.formats.store.refs import dump_object_id, load_object_id
 from icefloe.ids import NODE_ID_BYTES, NodeId
 from icefloe.model.snapshot import (
@@ -177,7 +177,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 
 def decode_snapshot(data: bytes) -> Snapshot:
     """The snapshot of a JSON file, or of a MessagePack file of early code."""
-    document = read_snapshot(data) if is_code_form(data) else load_object(data, _WHAT)
+    document = read_snapshot(data) if is_legacy_msgpack(data) else load_object(data, _WHAT)
     try:
         nodes = [_load_node(path, node) for path, node in document["nodes"].items()]
         return _build_snapshot(document, {node.path: node for node in sorted(nodes, key=lambda n: n.path.encode())})

@@ -326,7 +326,7 @@ def _find_scale(path: str, dim: str, growing: Mapping[str, Any]) -> str | None:
 
 
 def _is_only_dimension(dataset: Any) -> bool:
-    """NetCDF4 writes a dimension without coordinate variable as a dataset with a telling name."""
+    """NetCDF4 writes a dimension without coordinate variable as a dataset with a report_each name."""
     name = dataset.attrs.get("NAME", b"")
     return isinstance(name, bytes) and name.startswith(NOT_A_VARIABLE)
 

@@ -26,7 +26,7 @@ from icefloe.storage import credentials as creds
 from icefloe.storage.aws_profile import AwsProfile, AwsSettings, read_profile, read_settings
 from icefloe.storage.build import resolve_storage, storage_from_url
 from icefloe.storage.contract import OBSTORE_ERRORS, RetryPolicy, Storage, Translating, translate_obstore
-from icefloe.storage.endpoints import AzurePlace, GcsPlace, HttpPlace, Place, S3Place
+from icefloe.storage.endpoints import AzureEndpoint, Endpoint, GcsEndpoint, HttpEndpoint, S3Endpoint
 from icefloe.storage.memory import MemoryStorage
 from icefloe.storage.remote import ObstoreStorage
 
@@ -139,12 +139,12 @@ def test_credentials_pickle_and_show_no_secret(credential: creds.AnyCredential) 
 
 
 def test_no_secret_shows_in_a_storage() -> None:
-    for place in (
-        S3Place("b", credentials=creds.S3StaticCredentials("id", "hush"), headers={"x": "hush"}),
-        GcsPlace("b", creds.gcs_credentials(bearer_token="hush")),
-        AzurePlace("a", "c", creds.azure_credentials(access_key="hush")),
+    for endpoint in (
+        S3Endpoint("b", credentials=creds.S3StaticCredentials("id", "hush"), headers={"x": "hush"}),
+        GcsEndpoint("b", creds.gcs_credentials(bearer_token="hush")),
+        AzureEndpoint("a", "c", creds.azure_credentials(access_key="hush")),
     ):
-        assert "hush" not in repr(place)
+        assert "hush" not in repr(endpoint)
     storage = build.s3_storage(bucket="b", access_key_id="id", secret_access_key="hush")
     assert "hush" not in repr(storage) + storage.url
 
@@ -229,54 +229,54 @@ def test_ranges_of_an_object_share_requests_and_all_are_served(spread: int) -> N
 
 
 @pytest.mark.parametrize(
-    "place",
+    "endpoint",
     [
-        S3Place("b", S3Options(region="eu-west-1", requester_pays=True, checksum_algorithm="sha256")),
-        S3Place("b.with.dots", S3Options(endpoint_url="http://127.0.0.1:1", allow_http=True), headers={"x-a": "b"}),
-        S3Place("b", credentials=creds.S3StaticCredentials("id", "hush", "token")),
-        S3Place("b", credentials=creds.s3_refreshable_credentials(renew)),
-        GcsPlace("b"),
-        GcsPlace(
+        S3Endpoint("b", S3Options(region="eu-west-1", requester_pays=True, checksum_algorithm="sha256")),
+        S3Endpoint("b.with.dots", S3Options(endpoint_url="http://127.0.0.1:1", allow_http=True), headers={"x-a": "b"}),
+        S3Endpoint("b", credentials=creds.S3StaticCredentials("id", "hush", "token")),
+        S3Endpoint("b", credentials=creds.s3_refreshable_credentials(renew)),
+        GcsEndpoint("b"),
+        GcsEndpoint(
             "b", creds.gcs_credentials(bearer_token="t"), {"allow_http": "true", "base_url": "http://127.0.0.1:1"}
         ),
-        GcsPlace("b", creds.gcs_refreshable_credentials(lambda: creds.GcsBearerCredential("t"))),
-        AzurePlace("acc", "c", creds.azure_credentials(access_key="a2V5")),
-        AzurePlace("acc", "c", creds.azure_credentials(sas_token="sig=x")),
-        AzurePlace("acc", "c", creds.azure_credentials(bearer_token="t"), {"timeout": "30s"}),
-        AzurePlace("acc", "c", config={"endpoint": "http://127.0.0.1:1", "allow_http": "true"}),
-        HttpPlace("https://example.org/x/", {"timeout": "10s"}, {"authorization": "hush"}),
+        GcsEndpoint("b", creds.gcs_refreshable_credentials(lambda: creds.GcsBearerCredential("t"))),
+        AzureEndpoint("acc", "c", creds.azure_credentials(access_key="a2V5")),
+        AzureEndpoint("acc", "c", creds.azure_credentials(sas_token="sig=x")),
+        AzureEndpoint("acc", "c", creds.azure_credentials(bearer_token="t"), {"timeout": "30s"}),
+        AzureEndpoint("acc", "c", config={"endpoint": "http://127.0.0.1:1", "allow_http": "true"}),
+        HttpEndpoint("https://example.org/x/", {"timeout": "10s"}, {"authorization": "hush"}),
     ],
     ids=repr,
 )
-def test_every_place_makes_a_client(place: Place) -> None:
-    place.connect(RetryPolicy())
-    assert place.url.endswith("/") and "hush" not in repr(place)
+def test_every_endpoint_makes_a_client(endpoint: Endpoint) -> None:
+    endpoint.connect(RetryPolicy())
+    assert endpoint.url.endswith("/") and "hush" not in repr(endpoint)
 
 
-def test_wrong_options_of_a_place_are_refused() -> None:
+def test_wrong_options_of_an_endpoint_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="nonsense"):
-        HttpPlace("https://example.org", {"nonsense": "1"}).connect(RetryPolicy())
+        HttpEndpoint("https://example.org", {"nonsense": "1"}).connect(RetryPolicy())
     with pytest.raises(UnsupportedError, match="crc32"):
-        S3Place("b", S3Options(checksum_algorithm="crc32")).connect(RetryPolicy())
+        S3Endpoint("b", S3Options(checksum_algorithm="crc32")).connect(RetryPolicy())
 
 
-def _one_request(place: S3Place) -> None:
+def _one_request(endpoint: S3Endpoint) -> None:
     import asyncio
 
-    asyncio.run(ObstoreStorage(place).put("k", b"x"))
+    asyncio.run(ObstoreStorage(endpoint).put("k", b"x"))
 
 
 @pytest.mark.s3
 def test_a_process_may_exit_right_after_its_last_request(s3_server) -> None:
     """Threads of the request library must not meet an interpreter that is going away."""
     options = s3_server.storage_options(s3_server.make_bucket())
-    place = S3Place(
+    endpoint = S3Endpoint(
         options["bucket"],
         S3Options(region="us-east-1", endpoint_url=options["endpoint_url"], allow_http=True),
         creds.S3StaticCredentials(options["access_key_id"], options["secret_access_key"]),
     )
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_one_request, args=(place,)) for _ in range(12)]
+    workers = [context.Process(target=_one_request, args=(endpoint,)) for _ in range(12)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -333,6 +333,6 @@ def test_an_ignored_endpoint_of_the_environment_is_not_asked(
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://localhost:9")
     monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
-    place = S3Place("b", S3Options(region=region))
-    store = place.connect(RetryPolicy())
+    endpoint = S3Endpoint("b", S3Options(region=region))
+    store = endpoint.connect(RetryPolicy())
     assert store.config["endpoint"] == wanted
