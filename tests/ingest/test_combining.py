@@ -562,3 +562,28 @@ def test_plans_of_many_alike_files_stay_small(tmp_path: Path) -> None:
     template = parse_schema(expand_sources(tmp_path / "a.h5")[0])
     schemas = pickle.loads(pickle.dumps([template] * 2))
     assert len(pickle.dumps(plan_ingest(schemas[:1], IngestOptions()))) < 20_000
+
+
+@pytest.mark.parametrize("mode", ["native", "virtual", "mixed"])
+@pytest.mark.parametrize("texts", [(["a", "b"], ["ä", "ö"]), (["d"], ["c"]), (["d", "c"], ["b", "a"])])
+def test_files_are_joined_along_text(tmp_path: Path, mode: str, texts: tuple[list[str], list[str]]) -> None:
+    for number, own in enumerate(texts):
+        data = xr.Dataset({"v": ("x", np.arange(len(own)) + 10.0 * number)}, {"x": np.array(own, object)})
+        data.to_netcdf(tmp_path / f"{number}.nc", encoding={"v": {"chunksizes": (1,)}})
+    theirs = xr.combine_by_coords([xr.open_dataset(p) for p in sorted(tmp_path.glob("*.nc"))])
+    ours = _ingested(tmp_path, mode=mode)
+    assert ours.x.values.tolist() == theirs.x.values.tolist()
+    assert ours.v.values.tolist() == theirs.v.values.tolist()
+
+
+def test_files_that_repeat_or_mix_texts_are_refused(tmp_path: Path) -> None:
+    def write_texts(name: str, texts: list[str]) -> None:
+        xr.Dataset({"v": ("x", np.zeros(len(texts)))}, {"x": np.array(texts, object)}).to_netcdf(tmp_path / name)
+
+    write_texts("a.nc", ["a", "b"])
+    write_texts("b.nc", ["b", "c"])
+    with pytest.raises(InvalidInputError, match=r"overlap along x: a.nc ends at b, b.nc starts at b"):
+        _ingested(tmp_path)
+    write_texts("b.nc", ["d", "c", "e"])
+    with pytest.raises(InvalidInputError, match="the coordinate x is not monotone"):
+        _ingested(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import operator
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
@@ -334,11 +335,16 @@ def summarise_coordinate(values: npt.NDArray[Any]) -> Coordinate:
         mean = float(wide[-1] - wide[0]) / (flat.size - 1)
         if direction and bool((np.abs(np.diff(wide) - mean) <= 1e-3 * abs(mean)).all()):
             step = mean
+    elif flat.size > 1 and flat.dtype.kind in "OUST":
+        texts = flat.tolist()
+        pairs = list(itertools.pairwise(texts))
+        direction = 1 if all(a < b for a, b in pairs) else -1 if all(a > b for a, b in pairs) else 0
+    ends = flat[[0, -1]].tolist() if flat.size else [None, None]
     return Coordinate(
         size=int(flat.size),
         digest=digest_values(flat),
-        first=flat[0].item() if flat.size else None,
-        last=flat[-1].item() if flat.size else None,
+        first=ends[0],
+        last=ends[1],
         direction=direction,
         step=step,
         values=flat if flat.size <= KEPT_COORDINATE_CELLS else None,
