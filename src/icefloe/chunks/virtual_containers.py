@@ -432,7 +432,7 @@ class VirtualContainers:
         config = plan_store(container, prefix, credentials)
         if isinstance(config, LocalFileSystemObjectStore):
             folder = _folder_of(config, prefix)
-            config, root, key = replace(config, path=folder), f"file://{folder}", url_path(url[len(prefix) :])
+            config, root, key = replace(config, path=folder), f"file://{quote(folder)}", url_path(url[len(prefix) :])
             _refuse_escape(location, folder, key)
         else:
             root, key = split_url(url)
