@@ -422,3 +422,14 @@ def test_a_missing_value_is_spelled_by_the_type_that_holds_all_files(tmp_path: P
     write(tmp_path / "b.nc", 4, dtype="f8", _FillValue=np.float64(3.0))
     run(repository, tmp_path / "a.nc", tmp_path / "b.nc")
     assert np.isnan(opened(repository).v.values).sum() == 1
+
+
+def test_a_variable_with_a_name_that_zarr_reserves_is_refused_or_renamed(
+    tmp_path: Path, repository: Repository
+) -> None:
+    with netCDF4.Dataset(write(tmp_path / "a.nc", 0), "a") as file:
+        file.createVariable("zarr.json", "f4", ("lat",))[:] = [1.0, 2.0]
+    with pytest.raises(InvalidInputError, match=r"a.nc has a variable 'zarr.json', .* use rename"):
+        run(repository, tmp_path / "a.nc")
+    run(repository, tmp_path / "a.nc", rename={"zarr.json": "document"})
+    assert opened(repository).document.values.tolist() == [1.0, 2.0]

@@ -140,6 +140,10 @@ def _select(schema: SourceSchema, group: str, options: IngestOptions) -> dict[st
     return {n: v for n, v in here.items() if n not in options.drop_variables and v.path not in options.drop_variables}
 
 
+_RESERVED_NAMES = frozenset({"zarr.json", ".", ".."})
+"""Names that Zarr gives a meaning of its own."""
+
+
 def _renamed(
     file: SourceFile, chosen: Mapping[str, SourceVariable], names: Mapping[str, str]
 ) -> dict[str, SourceVariable]:
@@ -147,6 +151,11 @@ def _renamed(
     renamed: dict[str, SourceVariable] = {}
     for name, variable in chosen.items():
         new = names.get(name, name)
+        if new in _RESERVED_NAMES:
+            raise InvalidInputError(
+                f"{file.url} has a variable {new!r}, which cannot name an array; use rename or drop_variables",
+                url=file.url,
+            )
         if new in renamed:
             raise InvalidInputError(
                 f"two variables of {file.url} would be named {new!r}: {renamed[new].path} and {variable.path}; "
