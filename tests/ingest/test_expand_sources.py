@@ -93,3 +93,11 @@ def test_paths_with_odd_characters_come_back_from_their_url(tmp_path: Path) -> N
 @given(st.lists(st.integers(0, 10**6), unique=True, max_size=20))
 def test_numbers_in_names_sort_as_numbers(numbers: list[int]) -> None:
     assert sorted((f"f{n}.nc" for n in numbers), key=natural_key) == [f"f{n}.nc" for n in sorted(numbers)]
+
+
+def test_an_empty_folder_is_told_from_one_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "a.nc").mkdir()
+    with pytest.raises(ObjectNotFoundError, match=r"the folder .*a.nc is empty"):
+        expand_sources(tmp_path / "a.nc")
+    with pytest.raises(ObjectNotFoundError, match="there is no file"):
+        expand_sources(tmp_path / "b.nc")

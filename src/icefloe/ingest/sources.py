@@ -272,6 +272,8 @@ def _expand_plain(url: str, access: SourceAccess) -> Sequence[SourceFile]:
         except ObjectNotFoundError:
             pass
     below = access.list_files(url)
+    if not below and path is not None:
+        raise ObjectNotFoundError(f"the folder {url} is empty", url=url)
     if not below:
         raise ObjectNotFoundError(f"there is no file and no folder {url}", url=url)
     root = url.rstrip("/") + "/"
