@@ -102,3 +102,36 @@ def test_a_commit_while_an_ingest_is_planned_is_planned_for(tmp_path: Path, monk
     monkeypatch.setattr(local, "check_plan", check_and_be_late)
     with pytest.raises(InvalidInputError, match="cannot append along time"):
         ingest_local(tmp_path / "b", Repository.open(place), _append("native"))
+
+
+@pytest.mark.parametrize("mode", ["native", "virtual", "mixed"])
+def test_a_file_that_is_replaced_while_it_is_ingested_is_refused(
+    tmp_path: Path, mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_month(tmp_path / "in", days=3, **GRID)
+    other = write_month(tmp_path / "other", start=dt.date(2020, 3, 1), days=1, **GRID)[0]
+    os.utime(other, (0, 1_900_000_000))
+    repository = Repository.create(str(tmp_path / "repo"))
+    check, before = local.check_plan, repository.lookup_branch("main")
+
+    def check_and_replace(*given: Any) -> None:
+        check(*given)
+        os.replace(other, sorted((tmp_path / "in").rglob("*.nc"))[1])
+
+    monkeypatch.setattr(local, "check_plan", check_and_replace)
+    with pytest.raises(InvalidInputError, match="changed while it was ingested; nothing was committed"):
+        ingest_local(tmp_path / "in", repository, IngestOptions(mode=mode))
+    assert repository.lookup_branch("main") == before
+
+
+@pytest.mark.parametrize("name", ["with space", "ä ö", "50%25", "a%20b?c", "x#y", "[1]*"])
+def test_references_to_files_in_folders_with_odd_names_are_read(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    write_month(folder, days=2, **GRID)
+    repository = Repository.create(str(tmp_path / "repo"))
+    plan = ingest_local(folder, repository, IngestOptions(mode="virtual")).plan
+    assert plan is not None
+    authorised = Repository.open(str(tmp_path / "repo"), authorize_virtual_chunk_access=dict.fromkeys(plan.containers))
+    ours = xr.open_zarr(authorised.readonly_session("main").store, consolidated=False).load()
+    theirs = xr.open_mfdataset(sorted(folder.rglob("*.nc")), data_vars="minimal")
+    xr.testing.assert_equal(ours.t2m, theirs.t2m.load())

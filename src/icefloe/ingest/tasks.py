@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.errors import InvalidInputError
-from icefloe.ingest.access import SourceAccess
+from icefloe.ingest.access import SourceAccess, local_path
 from icefloe.ingest.array_plan import ArrayPlan, convert_values, parse_fill_document
 from icefloe.ingest.chunk_grids import (
     ChunkRegion,
@@ -29,6 +30,7 @@ from icefloe.ingest.parsers.contract import OpenSource
 from icefloe.ingest.parsers.registry import open_source
 from icefloe.ingest.source_model import SourceFile, SourceVariable
 from icefloe.model.chunk_table import ChunkTable
+from icefloe.storage.contract import normal_etag
 
 Window = Mapping[str, tuple[int, int]]
 """[first, end) by dimension; a dimension that is not named is meant whole."""
@@ -318,6 +320,7 @@ class _OpenFiles:
         self._access = access
         self._format = format
         self._open: OrderedDict[str, OpenSource] = OrderedDict()
+        self._opened: dict[str, SourceFile] = {}
 
     def get(self, file: SourceFile, format: str) -> OpenSource:
         if file.url in self._open:
@@ -325,13 +328,45 @@ class _OpenFiles:
             return self._open[file.url]
         source = open_source(file, self._access, format=self._format or format)
         self._open[file.url] = source
+        self._opened[file.url] = file
         if len(self._open) > OPEN_FILES:
             self._open.popitem(last=False)[1].close()
         return source
 
+    def check_unchanged(self, *, remote: bool) -> None:
+        """Refuse files that were replaced after they were listed. Their values may not belong to the coordinates.
+
+        It is called after everything is read. Remote files need a request each. Only values need it: references hold
+        the version of the file. A Zarr store is a directory, which has no size and no version.
+        """
+        listed = [f for f in self._opened.values() if f.last_modified and f.size_bytes]
+        for file in listed:
+            if local_path(file.url) is not None:
+                _check_version(file, self._access.describe(file.url))
+        far = [f for f in listed if local_path(f.url) is None] if remote else []
+        if far:
+            with ThreadPoolExecutor(_CHECKING_THREADS) as pool:
+                for file, now in zip(far, pool.map(lambda f: self._access.describe(f.url), far), strict=True):
+                    _check_version(file, now)
+
     def close(self) -> None:
         while self._open:
             self._open.popitem()[1].close()
+
+
+_CHECKING_THREADS = 16
+
+
+def _check_version(listed: SourceFile, now: SourceFile) -> None:
+    is_same = (listed.size_bytes, listed.last_modified) == (now.size_bytes, now.last_modified)
+    if listed.etag is not None and now.etag is not None:
+        is_same = normal_etag(listed.etag) == normal_etag(now.etag)
+    if not is_same:
+        raise InvalidInputError(
+            f"{listed.url} changed while it was ingested; nothing was committed. Run the ingest again when the file is "
+            "complete",
+            url=listed.url,
+        )
 
 
 @contextmanager
@@ -384,11 +419,15 @@ def run_task(
     [1]
     """
     with _opened(access or SourceAccess(), format) as files:
-        if task.kind == "native":
-            counts = [_write_values(task, arrays[path], sink, files) for path in task.arrays]
-        else:
-            counts = [_write_references(task, arrays[path], sink, files) for path in task.arrays]
-    blocks, references, size = (sum(c[i] for c in counts) for i in range(3))
+        write = _write_values if task.kind == "native" else _write_references
+        try:
+            counts = [write(task, arrays[path], sink, files) for path in task.arrays]
+        except Exception:
+            # A file that was replaced may look broken.
+            files.check_unchanged(remote=True)
+            raise
+        blocks, references, size = (sum(c[i] for c in counts) for i in range(3))
+        files.check_unchanged(remote=blocks > 0)
     return TaskResult(task.id, len(task.files), blocks, references, size)
 
 
