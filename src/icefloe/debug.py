@@ -6,7 +6,6 @@ import logging
 import os
 import platform
 import sys
-from importlib import metadata
 
 from icefloe.errors import InvalidInputError
 from icefloe.version import __version__
@@ -48,6 +47,8 @@ _ALIASES = {"icechunk": "icefloe"}
 
 def debug_info() -> dict[str, str]:
     """Return the versions of the platform, Python, this library and the installed packages that it works with."""
+    from importlib import metadata  # noqa: PLC0415 - slow to import, and no command but this one needs it
+
     found = {"platform": platform.platform(), "python": platform.python_version(), "icefloe": __version__}
     for package in _PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""Public names of a package that load when they are first used.
+"""Names and modules that load when they are first used.
 
 A package lists its public names once, as re-exports in the stub `__init__.pyi` beside its `__init__.py`. Type checkers
 read the stub. At run time, the module of a name is imported when the name is first asked for.
@@ -27,6 +27,46 @@ class _LazyPackage(ModuleType):
         if isinstance(value, ModuleType) and name in self.__dict__.get("__all__", ()):
             return
         super().__setattr__(name, value)
+
+
+class _LazyModule:
+    """A module that is imported when one of its names is first used."""
+
+    __slots__ = ("_module", "_name")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._module: ModuleType | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        module = self._module
+        if module is None:
+            module = self._module = importlib.import_module(self._name)
+        return getattr(module, name)
+
+
+def lazy_module(name: str) -> Any:
+    """A module for use inside functions. It is imported when one of its names is first used.
+
+    The caller imports the same module in a block of `if TYPE_CHECKING`: type checkers and the checks of imports see an
+    ordinary import there.
+
+    Parameters
+    ----------
+    name
+        The full name of the module.
+
+    Returns
+    -------
+    object
+        It has the attributes of the module.
+
+    Examples
+    --------
+    >>> lazy_module("json").dumps([1])
+    '[1]'
+    """
+    return _LazyModule(name)
 
 
 def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.buffer.core import default_buffer_prototype
@@ -16,21 +13,13 @@ from zarr.core.buffer.core import default_buffer_prototype
 from icefloe.blocking import awaitable, blocking
 from icefloe.display.card import Card, Described
 from icefloe.errors import ReadOnlyError
-from icefloe.model.virtual_chunk_container import VirtualChunkSpec
+from icefloe.model.chunk_table import ChunkBatch
+from icefloe.model.virtual_chunk_container import Checksum, VirtualChunkSpec
 from icefloe.model.zarr_document import is_v2_key
 from icefloe.storage.contract import Buffer as Bytes
 
-Checksum: TypeAlias = str | dt.datetime | None
 Refused: TypeAlias = list[tuple[int, ...]] | None
 """Coordinates of chunks whose location no container covers. None if all are covered."""
-ChunkBatch: TypeAlias = tuple[
-    npt.NDArray[np.uint32],
-    npt.NDArray[np.uint8],
-    list[str],
-    npt.NDArray[np.uint64],
-    npt.NDArray[np.uint64],
-    dict[int, bytes],
-]
 
 
 class Keys(Protocol):

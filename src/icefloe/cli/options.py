@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 
 from icefloe.blocking import run_blocking
 from icefloe.errors import InvalidInputError, RefNotFoundError, SnapshotNotFoundError, UnsupportedError
@@ -224,6 +223,8 @@ def find_snapshot(repository: Repository, text: str) -> str:
 
 def parse_options(options: Sequence[str]) -> Mapping[str, Any]:
     """NAME=VALUE options of a storage. Values are parsed as YAML, so `true` is a boolean and `8` is a number."""
+    import yaml  # noqa: PLC0415 - slow to import, and few commands get options
+
     parsed = {}
     for option in options:
         name, equals, value = option.partition("=")

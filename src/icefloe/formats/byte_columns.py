@@ -5,14 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from icefloe.errors import FormatError, InvalidInputError
 from icefloe.formats.flatbuf.reader import Body, Positions, Vectors, distinct_values
+from icefloe.lazy_exports import lazy_module
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    pa = lazy_module("pyarrow")
 
 
 def gather_ranges(

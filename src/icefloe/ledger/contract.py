@@ -13,7 +13,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Container, Iterable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from icefloe.errors import (
     AlreadyExistsError,
@@ -31,10 +31,12 @@ from icefloe.errors import (
 from icefloe.formats.repository.snapshot import MAX_HISTORY, MetadataElsewhere
 from icefloe.ids import ObjectId
 from icefloe.metadata_files import MetadataFiles
-from icefloe.model.administration import FeatureFlag, RepoAvailability, RepoStatus, Update
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.model.zarr_document import check_unicode
 from icefloe.storage.contract import Storage, Version, Versioned
+
+if TYPE_CHECKING:
+    from icefloe.model.administration import FeatureFlag, RepoAvailability, RepoStatus, Update
 
 MAIN = "main"
 JOURNAL_KEY = "icefloe-conversion.json"

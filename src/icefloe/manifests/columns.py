@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from icefloe.errors import InvalidInputError
+from icefloe.lazy_exports import lazy_module
 from icefloe.model.chunk_table import (
     ChunkKind,
     ChunkTable,
@@ -26,6 +26,11 @@ from icefloe.model.chunk_table import (
     rows_inside,
     string_column,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    pa = lazy_module("pyarrow")
 
 Radix = tuple[int, ...] | None
 """The number of values per dimension, or None when their product does not fit 64 bits."""

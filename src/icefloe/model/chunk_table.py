@@ -9,14 +9,19 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from icefloe.errors import InvalidInputError
 from icefloe.ids import NodeId
+from icefloe.lazy_exports import lazy_module
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    pa = lazy_module("pyarrow")
 
 
 def batches_up_to(most: int, ends: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
@@ -172,6 +177,15 @@ def _validity(missing: npt.NDArray[np.bool_] | None) -> pa.Buffer | None:
 
 
 Coords = tuple[int, ...]
+ChunkBatch: TypeAlias = tuple[
+    npt.NDArray[np.uint32],
+    npt.NDArray[np.uint8],
+    list[str],
+    npt.NDArray[np.uint64],
+    npt.NDArray[np.uint64],
+    dict[int, bytes],
+]
+"""References as the official package gives them: coordinates, kinds, locations, offsets, lengths and inline bytes."""
 
 
 class ChunkKind(enum.IntEnum):

@@ -6,9 +6,12 @@ import datetime as dt
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from icefloe.errors import InvalidInputError
+
+Checksum: TypeAlias = str | dt.datetime | None
+"""What a file of virtual chunks must still have: an ETag, or a time after which it was not modified."""
 
 _SECRET = re.compile("key|token|secret|password|credential|service_account|sas|certificate_path", re.IGNORECASE)
 """Options of a client that hold credentials or say where they lie; these are never stored."""

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from icefloe.blocking import blocking
 from icefloe.errors import InvalidInputError, UnsupportedError
+from icefloe.lazy_exports import lazy_module
 from icefloe.ledger.contract import RepositoryAdministration
-from icefloe.model.administration import FeatureFlag, RepoAvailability, RepoStatus, Update
 from icefloe.session.open_repository import RepositoryContext
+
+if TYPE_CHECKING:
+    from icefloe.model import administration
+    from icefloe.model.administration import FeatureFlag, RepoStatus, Update
+else:
+    administration = lazy_module("icefloe.model.administration")
 
 
 class AdministrationMixin:
@@ -76,7 +82,8 @@ class AdministrationMixin:
         >>> repo.set_status(icefloe.RepoStatus(icefloe.RepoAvailability.online))
         """
         part = self._part("repository_status", "a status")
-        if not isinstance(status, RepoStatus) or not isinstance(status.availability, RepoAvailability):
+        is_status = isinstance(status, administration.RepoStatus)
+        if not is_status or not isinstance(status.availability, administration.RepoAvailability):
             raise InvalidInputError(f"set_status takes a RepoStatus, not {status!r:.80}")
         await part.set_status(status.availability, status.limited_availability_reason)
 
@@ -336,11 +343,11 @@ class AdministrationMixin:
 
     def _part(self, capability: str, what: str) -> RepositoryAdministration:
         context = self._context
-        administration = context.ledger.administration
-        if administration is None or not getattr(context.capabilities, capability):
+        found = context.ledger.administration
+        if found is None or not getattr(context.capabilities, capability):
             raise UnsupportedError(
                 f"repositories of generation {context.format.spec_version.value!r} have no place for {what}; "
                 "`icefloe.convert` makes an icechunk2 repository of this one",
                 generation=context.format.spec_version.value,
             )
-        return administration
+        return found

@@ -6,18 +6,26 @@ import asyncio
 import heapq
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from icefloe.blocking import blocking
-from icefloe.display.graph import AncestryGraph, Commit, Ref
 from icefloe.errors import InvalidInputError, SnapshotNotFoundError
 from icefloe.ids import ObjectId
-from icefloe.maintenance import inspect as inspection
-from icefloe.maintenance.inspect import ChunkStorageStats, chunk_storage_stats
-from icefloe.maintenance.marking import FetchLimits
+from icefloe.lazy_exports import lazy_module
 from icefloe.model.snapshot import Diff, ManifestFileInfo, SnapshotInfo
 from icefloe.session.history import RefChoice, ancestry, diff_between, resolve
 from icefloe.session.open_repository import RepositoryContext
+
+if TYPE_CHECKING:
+    from icefloe.display import graph as display
+    from icefloe.display.graph import AncestryGraph, Ref
+    from icefloe.maintenance import inspect as inspection
+    from icefloe.maintenance import marking
+    from icefloe.maintenance.inspect import ChunkStorageStats
+else:
+    display = lazy_module("icefloe.display.graph")
+    inspection = lazy_module("icefloe.maintenance.inspect")
+    marking = lazy_module("icefloe.maintenance.marking")
 
 _REFS_AT_ONCE = 64
 
@@ -34,8 +42,8 @@ async def fetch_graph(
     starts = [await resolve(context, choice)] if chosen else list(dict.fromkeys(ref.snapshot_id for ref in refs))
     infos = await newest_commits(context, starts, limit)
     shown = {info.id for info in infos}
-    commits = [Commit(info.id, info.parent_id, info.written_at, info.message) for info in infos]
-    return AncestryGraph(commits, [ref for ref in refs if ref.snapshot_id in shown], plain=plain)
+    commits = [display.Commit(info.id, info.parent_id, info.written_at, info.message) for info in infos]
+    return display.AncestryGraph(commits, [ref for ref in refs if ref.snapshot_id in shown], plain=plain)
 
 
 async def fetch_refs(context: RepositoryContext) -> list[Ref]:
@@ -45,11 +53,11 @@ async def fetch_refs(context: RepositoryContext) -> list[Ref]:
 
     async def branch(name: str) -> Ref:
         async with slots:
-            return Ref(name, "branch", (await context.ledger.fetch_tip(name)).snapshot_id)
+            return display.Ref(name, "branch", (await context.ledger.fetch_tip(name)).snapshot_id)
 
     async def tag(name: str) -> Ref:
         async with slots:
-            return Ref(name, "tag", await context.ledger.fetch_tag(name))
+            return display.Ref(name, "tag", await context.ledger.fetch_tag(name))
 
     ordered = sorted(branches, key=lambda name: (name != "main", name))
     return await asyncio.gather(*(branch(name) for name in ordered), *(tag(name) for name in sorted(tags)))
@@ -603,8 +611,10 @@ class InspectionMixin:
         >>> icefloe.Repository.create(icefloe.in_memory_storage()).chunk_storage_stats().native_bytes
         0
         """
-        limits = FetchLimits(max(1, min(max_concurrent_manifest_fetches, 256)), max_compressed_manifest_mem_bytes)
-        return await chunk_storage_stats(self._context, limits)
+        limits = marking.FetchLimits(
+            max(1, min(max_concurrent_manifest_fetches, 256)), max_compressed_manifest_mem_bytes
+        )
+        return await inspection.chunk_storage_stats(self._context, limits)
 
     chunk_storage_stats = blocking(chunk_storage_stats_async)
 

@@ -4,36 +4,40 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from icefloe.blocking import blocking, current_time
 from icefloe.errors import InvalidInputError
 from icefloe.ids import ObjectId
-from icefloe.maintenance.collect import CollectionPlan, CollectionRequest, GCSummary, collect, plan_collection_of
-from icefloe.maintenance.compact import (
-    ChunkOrder,
-    CompactionPlan,
-    CompactRequest,
-    CompactSummary,
-    Layout,
-    RewriteRequest,
-    compact,
-    plan_compaction,
-    plan_rewrite,
-    rewrite_manifests,
-)
-from icefloe.maintenance.expire import ExpiryPlan, ExpiryRequest, RetentionRule, apply_expiry, expire, plan_expiry_of
-from icefloe.maintenance.inventory import Report, open_uncached, reporting_to
-from icefloe.maintenance.marking import FetchLimits
-from icefloe.maintenance.mirror import MirrorPlan, mirror, plan_mirror
-from icefloe.maintenance.verify import VerifyRequest, verify
-from icefloe.maintenance.verify import repair as repair_damage
-from icefloe.maintenance.verify_checks import VerifyReport
-from icefloe.manifests.plan import ManifestPlan
+from icefloe.lazy_exports import lazy_module
 from icefloe.session.history import check_past
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.storage.build import resolve_storage
 from icefloe.storage.contract import StorageLike
+
+if TYPE_CHECKING:
+    from icefloe.maintenance import collect as collection
+    from icefloe.maintenance import compact as compaction
+    from icefloe.maintenance import expire as expiry
+    from icefloe.maintenance import inventory, marking
+    from icefloe.maintenance import mirror as mirroring
+    from icefloe.maintenance import verify as verification
+    from icefloe.maintenance.collect import CollectionPlan, GCSummary
+    from icefloe.maintenance.compact import CompactionPlan, CompactRequest, CompactSummary, Layout
+    from icefloe.maintenance.expire import ExpiryPlan, ExpiryRequest, RetentionRule
+    from icefloe.maintenance.inventory import Report
+    from icefloe.maintenance.mirror import MirrorPlan
+    from icefloe.maintenance.verify_checks import VerifyReport
+    from icefloe.manifests.plan import ManifestPlan
+else:
+    # Most programs never maintain a repository.
+    collection = lazy_module("icefloe.maintenance.collect")
+    compaction = lazy_module("icefloe.maintenance.compact")
+    expiry = lazy_module("icefloe.maintenance.expire")
+    inventory = lazy_module("icefloe.maintenance.inventory")
+    marking = lazy_module("icefloe.maintenance.marking")
+    mirroring = lazy_module("icefloe.maintenance.mirror")
+    verification = lazy_module("icefloe.maintenance.verify")
 
 
 class MaintenanceMixin:
@@ -102,8 +106,8 @@ class MaintenanceMixin:
         request = _expiry_request(
             older_than, retain_last, rules, snapshots, delete_expired_branches, delete_expired_tags
         )
-        with reporting_to(progress):
-            return set((await expire(self._context, request)).change.expired)
+        with inventory.reporting_to(progress):
+            return set((await expiry.expire(self._context, request)).change.expired)
 
     expire_snapshots = blocking(expire_snapshots_async)
 
@@ -154,7 +158,7 @@ class MaintenanceMixin:
         request = _expiry_request(
             older_than, retain_last, rules, snapshots, delete_expired_branches, delete_expired_tags
         )
-        return await plan_expiry_of(self._context, request)
+        return await expiry.plan_expiry_of(self._context, request)
 
     plan_expiry = blocking(plan_expiry_async)
 
@@ -185,8 +189,8 @@ class MaintenanceMixin:
         >>> repo.apply_expiry(repo.plan_expiry(retain_last=1))
         set()
         """
-        with reporting_to(progress):
-            return set((await apply_expiry(self._context, plan)).change.expired)
+        with inventory.reporting_to(progress):
+            return set((await expiry.apply_expiry(self._context, plan)).change.expired)
 
     apply_expiry = blocking(apply_expiry_async)
 
@@ -248,14 +252,18 @@ class MaintenanceMixin:
         >>> repo.garbage_collect(datetime.timedelta(days=1)).chunks_deleted
         0
         """
-        limits = FetchLimits(max(1, min(max_concurrent_manifest_fetches, 256)), max_compressed_manifest_mem_bytes)
-        request = CollectionRequest(
+        limits = marking.FetchLimits(
+            max(1, min(max_concurrent_manifest_fetches, 256)), max_compressed_manifest_mem_bytes
+        )
+        request = collection.CollectionRequest(
             delete_object_older_than, created_after, limits, ignore_running_sessions, incremental
         )
-        with reporting_to(progress):
+        with inventory.reporting_to(progress):
             if dry_run:
-                return (await plan_collection_of(open_uncached(self._context), request)).plan.summary()
-            return await collect(self._context, request)
+                return (
+                    await collection.plan_collection_of(inventory.open_uncached(self._context), request)
+                ).plan.summary()
+            return await collection.collect(self._context, request)
 
     garbage_collect = blocking(garbage_collect_async)
 
@@ -297,11 +305,11 @@ class MaintenanceMixin:
         >>> repo.plan_garbage_collection(datetime.timedelta(days=1)).summary().bytes_deleted
         0
         """
-        request = CollectionRequest(
+        request = collection.CollectionRequest(
             delete_object_older_than, created_after, ignore_running=True, incremental=incremental
         )
-        with reporting_to(progress):
-            return (await plan_collection_of(open_uncached(self._context), request)).plan
+        with inventory.reporting_to(progress):
+            return (await collection.plan_collection_of(inventory.open_uncached(self._context), request)).plan
 
     plan_garbage_collection = blocking(plan_garbage_collection_async)
 
@@ -357,9 +365,9 @@ class MaintenanceMixin:
         if commit_method not in ("new_commit", "amend"):
             raise InvalidInputError(f"commit_method={commit_method!r}: expected 'new_commit' or 'amend'")
         merged = {**self._default_metadata, **(metadata or {})}
-        with reporting_to(progress):
-            return await rewrite_manifests(
-                self._context, RewriteRequest(branch, message, merged, amends=commit_method == "amend")
+        with inventory.reporting_to(progress):
+            return await compaction.rewrite_manifests(
+                self._context, compaction.RewriteRequest(branch, message, merged, amends=commit_method == "amend")
             )
 
     rewrite_manifests = blocking(rewrite_manifests_async)
@@ -389,7 +397,7 @@ class MaintenanceMixin:
         >>> repo.plan_rewrite_manifests("main").outputs
         ()
         """
-        return await plan_rewrite(self._context, branch)
+        return await compaction.plan_rewrite(self._context, branch)
 
     plan_rewrite_manifests = blocking(plan_rewrite_manifests_async)
 
@@ -452,10 +460,10 @@ class MaintenanceMixin:
         >>> repo.compact("main").chunks
         0
         """
-        layout = Layout.UNPACK if unpack else Layout.PACK
+        layout = compaction.Layout.UNPACK if unpack else compaction.Layout.PACK
         request = _compact_request(branch, layout, arrays, region, order, message, settings)
-        with reporting_to(progress):
-            return await compact(self._context, await plan_compaction(self._context, request))
+        with inventory.reporting_to(progress):
+            return await compaction.compact(self._context, await compaction.plan_compaction(self._context, request))
 
     compact = blocking(compact_async)
 
@@ -486,8 +494,8 @@ class MaintenanceMixin:
         >>> repo.apply_compaction(repo.plan_compaction("main")).chunks
         0
         """
-        with reporting_to(progress):
-            return await compact(self._context, plan)
+        with inventory.reporting_to(progress):
+            return await compaction.compact(self._context, plan)
 
     apply_compaction = blocking(apply_compaction_async)
 
@@ -540,9 +548,15 @@ class MaintenanceMixin:
         >>> repo.plan_compaction("main").chunks
         0
         """
-        layout = Layout.MATERIALIZE if materialize else Layout.UNPACK if unpack else Layout.PACK
+        layout = (
+            compaction.Layout.MATERIALIZE
+            if materialize
+            else compaction.Layout.UNPACK
+            if unpack
+            else compaction.Layout.PACK
+        )
         request = _compact_request(branch, layout, arrays, region, order, None, settings)
-        return await plan_compaction(self._context, request)
+        return await compaction.plan_compaction(self._context, request)
 
     plan_compaction = blocking(plan_compaction_async)
 
@@ -596,9 +610,9 @@ class MaintenanceMixin:
         >>> repo.materialize("main").chunks
         0
         """
-        request = _compact_request(branch, Layout.MATERIALIZE, arrays, region, "chunk", message, settings)
-        with reporting_to(progress):
-            return await compact(self._context, await plan_compaction(self._context, request))
+        request = _compact_request(branch, compaction.Layout.MATERIALIZE, arrays, region, "chunk", message, settings)
+        with inventory.reporting_to(progress):
+            return await compaction.compact(self._context, await compaction.plan_compaction(self._context, request))
 
     materialize = blocking(materialize_async)
 
@@ -635,8 +649,8 @@ class MaintenanceMixin:
         >>> icefloe.Repository.open(target).lookup_branch("main") == repo.lookup_branch("main")
         True
         """
-        with reporting_to(progress):
-            return await mirror(self._context, resolve_storage(target))
+        with inventory.reporting_to(progress):
+            return await mirroring.mirror(self._context, resolve_storage(target))
 
     mirror = blocking(mirror_async)
 
@@ -667,7 +681,7 @@ class MaintenanceMixin:
         >>> len(repo.plan_mirror(icefloe.in_memory_storage()).copied) > 0
         True
         """
-        return await plan_mirror(self._context, resolve_storage(target))
+        return await mirroring.plan_mirror(self._context, resolve_storage(target))
 
     plan_mirror = blocking(plan_mirror_async)
 
@@ -714,11 +728,11 @@ class MaintenanceMixin:
         >>> repo.verify().is_clean
         True
         """
-        request = VerifyRequest(logs, decode, virtual)
-        with reporting_to(progress):
+        request = verification.VerifyRequest(logs, decode, virtual)
+        with inventory.reporting_to(progress):
             if not repair:
-                return await verify(self._context, request)
-            return (await repair_damage(self._context, request))[1]
+                return await verification.verify(self._context, request)
+            return (await verification.repair(self._context, request))[1]
 
     verify = blocking(verify_async)
 
@@ -735,7 +749,9 @@ def _expiry_request(
     moment = now - older_than if isinstance(older_than, dt.timedelta) else older_than
     if moment is not None:
         check_past(moment, "older_than", now)
-    return ExpiryRequest(moment, retain_last, tuple(rules), frozenset(snapshots), delete_branches, delete_tags, now)
+    return expiry.ExpiryRequest(
+        moment, retain_last, tuple(rules), frozenset(snapshots), delete_branches, delete_tags, now
+    )
 
 
 def _compact_request(
@@ -752,8 +768,8 @@ def _compact_request(
     if unknown:
         raise InvalidInputError(f"unknown settings {', '.join(sorted(unknown))}; there are: {', '.join(allowed)}")
     try:
-        chosen = ChunkOrder(order)
+        chosen = compaction.ChunkOrder(order)
     except ValueError as error:
         raise InvalidInputError(f"order={order!r}: expected 'chunk' or 'hilbert'") from error
     box = None if region is None else tuple((int(first), int(end)) for first, end in region)
-    return CompactRequest(branch, layout, arrays, box, chosen, message=message, **settings)
+    return compaction.CompactRequest(branch, layout, arrays, box, chosen, message=message, **settings)

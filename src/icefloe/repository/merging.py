@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from icefloe.blocking import blocking
 from icefloe.ids import ObjectId
-from icefloe.maintenance import merge as merging
-from icefloe.maintenance.merge import FastForwardPlan, MergePlan, MergeRequest, SquashPlan
+from icefloe.lazy_exports import lazy_module
 from icefloe.model.snapshot import INGESTED_KEY, added_sources, own_sources, reverted_sources
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.session.rebase import ConflictDetector, ConflictSolver
+
+if TYPE_CHECKING:
+    from icefloe.maintenance import merge as merging
+    from icefloe.maintenance.merge import FastForwardPlan, MergePlan, MergeRequest, SquashPlan
+else:
+    merging = lazy_module("icefloe.maintenance.merge")
 
 
 class MergingMixin:
@@ -137,7 +142,7 @@ class MergingMixin:
         told = {**self._default_metadata, "merged_branch": source, merging.MERGED: ours.snapshot_id}
         known, tip = await ledger.fetch_info(base), await ledger.fetch_info(ours.snapshot_id)
         told |= _ingested(added_sources(known.metadata, tip.metadata))
-        return MergeRequest(
+        return merging.MergeRequest(
             into,
             base,
             ours.snapshot_id,
@@ -260,7 +265,9 @@ class MergingMixin:
         picked = await self._context.ledger.fetch_info(snapshot_id)
         told = {**self._default_metadata, "picked_snapshot": snapshot_id, **_ingested(own_sources(picked.metadata))}
         told |= metadata or {}
-        return MergeRequest(branch, parent, snapshot_id, message or picked.message, told, solver or ConflictDetector())
+        return merging.MergeRequest(
+            branch, parent, snapshot_id, message or picked.message, told, solver or ConflictDetector()
+        )
 
     async def revert_async(
         self,
@@ -374,7 +381,7 @@ class MergingMixin:
         below = await self._context.ledger.fetch_info(parent)
         gone = reverted_sources(below.metadata, undone.metadata)
         told = {**self._default_metadata, "reverted_snapshot": snapshot_id, **_ingested(gone), **(metadata or {})}
-        return MergeRequest(
+        return merging.MergeRequest(
             branch, snapshot_id, parent, message or f"Revert {undone.message!r}", told, solver or ConflictDetector()
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from icefloe.blocking import blocking, blocking_classmethod, blocking_staticmethod
 from icefloe.display.card import Card, Described, Fact, Styled
@@ -27,7 +27,9 @@ from icefloe.session.rebase import ConflictSolver
 from icefloe.session.session import Session, SessionMode
 from icefloe.storage.build import resolve_storage
 from icefloe.storage.contract import Storage, StorageLike
-from icefloe.store import IcechunkStore
+
+if TYPE_CHECKING:
+    from icefloe.store import IcechunkStore
 
 Authorization = Mapping[str, Any] | None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from icefloe.model.chunk_table import (
     tombstones,
 )
 from icefloe.model.snapshot import ArrayNode
-from icefloe.model.virtual_chunk_container import VirtualChunkSpec
+from icefloe.model.virtual_chunk_container import Checksum, VirtualChunkSpec
 from icefloe.model.zarr_document import check_unicode, parse_document
 from icefloe.session.session_state import SessionState
 
@@ -79,9 +78,6 @@ def _movable(state: SessionState, path: str) -> ArrayNode:
             f"{node.path} has a {grid['name']!r} chunk grid: its chunks differ in size and cannot move"
         )
     return node
-
-
-Checksum = str | dt.datetime | None
 
 
 def virtual_ref(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from icefloe.blocking import awaitable, blocking, run_blocking
-from icefloe.codec_pipeline import prefer_fast_pipeline
 from icefloe.display.card import Card, Described, Fact, Styled, first_line, format_count, format_time
 from icefloe.errors import FinishedSessionError, InvalidInputError, ReadOnlyError, SessionStateError
 from icefloe.ids import ObjectId
@@ -22,7 +21,9 @@ from icefloe.session.open_repository import RepositoryContext, register_writer
 from icefloe.session.rebase import ConflictSolver, VersionSelection
 from icefloe.session.session_chunks import ChunkMethods, ChunkType
 from icefloe.session.session_state import SessionState
-from icefloe.store import IcechunkStore
+
+if TYPE_CHECKING:
+    from icefloe.store import IcechunkStore
 
 
 class SessionMode(enum.Enum):
@@ -129,6 +130,10 @@ class Session(ChunkMethods, Described):
     @property
     def store(self) -> IcechunkStore:
         """The session as a Zarr store. By default, zarr reads and writes it with Icefloe's codec pipeline."""
+        # Zarr takes longer to import than everything else together. Only who reads or writes arrays needs it.
+        from icefloe.codec_pipeline import prefer_fast_pipeline  # noqa: PLC0415
+        from icefloe.store import IcechunkStore  # noqa: PLC0415
+
         prefer_fast_pipeline()
         return IcechunkStore(self)
 

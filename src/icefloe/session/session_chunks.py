@@ -10,13 +10,12 @@ import numpy as np
 
 from icefloe.blocking import awaitable, blocking
 from icefloe.ids import encode_base32
-from icefloe.model.chunk_table import ChunkKind, ChunkRef
+from icefloe.model.chunk_table import ChunkBatch, ChunkKind, ChunkRef
 from icefloe.model.snapshot import ArrayNode
-from icefloe.model.virtual_chunk_container import VirtualChunkSpec
+from icefloe.model.virtual_chunk_container import Checksum, VirtualChunkSpec
 from icefloe.session.keyspace import KeySpace
 from icefloe.session.references import reindex_array, set_columns, set_points, set_specs, shift_array, virtual_ref
 from icefloe.session.session_state import SessionState
-from icefloe.store import Checksum, ChunkBatch
 
 
 class ChunkType(enum.Enum):

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from icefloe.errors import FormatError
+from icefloe.lazy_exports import lazy_module
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    pa = lazy_module("pyarrow")
 
 Positions = npt.NDArray[np.int64]
 MAX_BODY_BYTES = 2**31 - 1

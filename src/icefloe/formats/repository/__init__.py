@@ -15,6 +15,7 @@ Modules
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -33,15 +34,20 @@ from icefloe.formats.header import (
     is_believable,
     is_flatbuffer,
 )
-from icefloe.formats.repository.legacy_flatbuffers import decode_flat_log, decode_flat_manifest, decode_flat_snapshot
 from icefloe.formats.repository.manifest_reader import RowManifest, decode_manifest_body
 from icefloe.formats.repository.manifest_writer import HINT_PREFIX, encode_manifest_body
 from icefloe.formats.repository.snapshot import MALFORMED, decode_or_refuse, decode_snapshot_body, encode_snapshot_body
 from icefloe.formats.repository.transaction_log import decode_log_body, encode_log_body
 from icefloe.ids import ObjectId
+from icefloe.lazy_exports import lazy_module
 from icefloe.model.capabilities import Capabilities, SpecVersion
 from icefloe.model.snapshot import Manifest, Snapshot, TransactionLog
 from icefloe.model.zarr_document import check_messagepack, is_believable_messagepack
+
+if TYPE_CHECKING:
+    from icefloe.formats.repository import legacy_flatbuffers as legacy
+else:
+    legacy = lazy_module("icefloe.formats.repository.legacy_flatbuffers")
 
 SPEC_VERSION = 1
 _LEVEL = 1
@@ -77,7 +83,7 @@ class RepositoryFormat(Format):
     def decode_snapshot(self, data: bytes) -> Snapshot:
         body = _decode(FileType.SNAPSHOT, data)
         if is_flatbuffer(body):
-            return decode_flat_snapshot(body)
+            return legacy.decode_flat_snapshot(body)
         check_messagepack(body, len(data), "snapshot")
         return decode_snapshot_body(body)
 
@@ -86,12 +92,12 @@ class RepositoryFormat(Format):
 
     def decode_manifest(self, data: bytes) -> Manifest:
         body = _decode(FileType.MANIFEST, data)
-        return decode_flat_manifest(body) if is_flatbuffer(body) else decode_manifest_body(body, len(data))
+        return legacy.decode_flat_manifest(body) if is_flatbuffer(body) else decode_manifest_body(body, len(data))
 
     def open_manifest(self, data: bytes) -> OpenManifest:
         body = _decode(FileType.MANIFEST, data)
         if is_flatbuffer(body):
-            return DecodedManifest(decode_flat_manifest(body), len(body))
+            return DecodedManifest(legacy.decode_flat_manifest(body), len(body))
         return RowManifest(body, len(data))
 
     def encode_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> bytes:
@@ -100,7 +106,7 @@ class RepositoryFormat(Format):
     def decode_transaction_log(self, data: bytes) -> TransactionLog:
         body = _decode(FileType.TRANSACTION_LOG, data)
         if is_flatbuffer(body):
-            return decode_flat_log(body)
+            return legacy.decode_flat_log(body)
         check_messagepack(body, len(data), "transaction log")
         return decode_log_body(body)
 
