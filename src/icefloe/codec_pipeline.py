@@ -27,7 +27,7 @@ from zarr.storage import StorePath
 from icefloe.errors import IcefloeError
 from icefloe.model.chunk_table import batches_up_to
 from icefloe.storage.contract import Buffer as Bytes
-from icefloe.storage.contract import Threads
+from icefloe.storage.requests import Threads
 from icefloe.store import IcechunkStore
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -418,17 +418,28 @@ class _Choice:
 
 
 def enable_fast_pipeline() -> None:
-    """Let zarr read and write our chunks in bulk: arrays opened from now on use `BatchedChunkPipeline`.
+    """Read and write many chunks at once, for arrays of Icefloe stores opened from now on.
 
-    Arrays in other stores are not affected. It is a setting of zarr (`codec_pipeline.path`).
+    Arrays in other stores are not affected. The function sets `codec_pipeline.path` in the configuration of zarr.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> icefloe.enable_fast_pipeline()
     """
     zarr.config.set({"codec_pipeline.path": PIPELINE})
 
 
 def disable_fast_pipeline() -> None:
-    """Let zarr read and write chunk by chunk: arrays opened from now on use zarr's own code.
+    """Use zarr's own code for arrays opened from now on. It reads and writes chunk by chunk.
 
-    Only errors for chunks that cannot be decoded are still ours: they name the chunk.
+    An error for a chunk that cannot be decoded still contains the name of the chunk.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> icefloe.disable_fast_pipeline()
+    >>> icefloe.enable_fast_pipeline()
     """
     _Choice.by_default = False
     if zarr.config.get("codec_pipeline.path") in (PIPELINE, _ZARRS_DEFAULT):
@@ -443,7 +454,20 @@ def prefer_fast_pipeline() -> None:
 
 @contextlib.contextmanager
 def fast_pipeline() -> Iterator[None]:
-    """`enable_fast_pipeline` for arrays opened inside a `with` block."""
+    """Like `enable_fast_pipeline`, for arrays opened inside a `with` block.
+
+    Yields
+    ------
+    None
+        Nothing.
+
+    Examples
+    --------
+    >>> import icefloe, zarr
+    >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    >>> with icefloe.fast_pipeline(), repo.transaction("main", message="data") as store:
+    ...     array = zarr.create_array(store, name="t", shape=3, dtype="f4")
+    """
     with zarr.config.set({"codec_pipeline.path": PIPELINE}):
         yield
 

@@ -60,7 +60,7 @@ def to_icechunk(
         The dataset or data array.
     session
         A writable session, or a fork of one.
-    group, mode, append_dim, region, encoding, safe_chunks, align_chunks
+    group, mode, safe_chunks, align_chunks, append_dim, region, encoding
         As in `xarray.Dataset.to_zarr`.
     chunkmanager_store_kwargs
         Arguments of `dask.compute`, such as `{"scheduler": "processes"}`.
@@ -103,8 +103,8 @@ def to_icechunk(
     store._validate_encoding(encoding or {})
     writer = _Collector()
     dump_to_store(dataset, store, writer, encoding=dict(encoding or {}))  # type: ignore[no-untyped-call]
-    for source, array, place in writer.eager:
-        array[place if place is not None else ...] = np.asarray(source)
+    for source, array, part in writer.eager:
+        array[part if part is not None else ...] = np.asarray(source)
     if writer.sources:
         merged = store_dask(
             sources=writer.sources,

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from icefloe.chunks.range_scheduler import ObjectSource, RangeScheduler, ReadLimits, object_source
 from icefloe.errors import ObjectNotFoundError
-from icefloe.storage.contract import plan_reads
 from icefloe.storage.memory import MemoryStorage
+from icefloe.storage.requests import plan_reads
 
 SIZE = 5000
 BODY = random.Random(7).randbytes(SIZE)

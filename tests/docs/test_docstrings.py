@@ -1,12 +1,12 @@
 """Every public name has a full numpydoc docstring: parameters, returns, raises, and an example that runs.
 
-The names that still lack something are listed in `incomplete_docstrings.txt`. The list can only shrink: a listed name
-whose docstring is complete fails the test. `python -m tests.docs.test_docstrings` prints the current list.
+`python -m tests.docs.test_docstrings -v` prints the names whose docstrings are not complete, and what they lack.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import doctest
 import enum
 import importlib
@@ -23,8 +23,9 @@ from typing import Any
 
 import pytest
 
+import icefloe
+
 PACKAGES = ("icefloe", "icefloe.ingest", "icefloe.xarray", "icefloe.dask", "icefloe.distributed", "icefloe.spark")
-INCOMPLETE = Path(__file__).with_name("incomplete_docstrings.txt")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 SECTIONS = ("Parameters", "Attributes", "Returns", "Yields", "Raises", "Examples", "Notes", "See Also", "Warnings")
 
@@ -57,13 +58,13 @@ def parse_docstring(text: str) -> dict[str, list[str]]:
     return sections
 
 
-def described_names(lines: list[str]) -> set[str]:
-    """Return the names that a section of parameters or attributes describes."""
-    names = set()
+def described_names(lines: list[str]) -> list[str]:
+    """Return the names that a section describes, in order."""
+    names = []
     for index, line in enumerate(lines):
         following = lines[index + 1] if index + 1 < len(lines) else ""
         if line and not line.startswith(" ") and following.startswith(" "):
-            names |= {name.strip(" *`") for name in line.partition(" : ")[0].split(",")}
+            names += [name.strip(" *`") for name in line.partition(" : ")[0].split(",")]
     return names
 
 
@@ -111,13 +112,23 @@ def problems(documented: Documented) -> list[str]:
     if not text or not text.strip():
         return ["it has no docstring"]
     sections = parse_docstring(text)
-    if not sections[""]:
-        return ["it has no summary"]
+    found = summary_problems(sections[""]) + unknown_errors(sections.get("Raises", []))
     if isinstance(value, property):
-        return []
-    if isinstance(value, type):
-        return class_problems(value, sections)
-    return function_problems(value, sections)
+        return found
+    return found + (class_problems if isinstance(value, type) else function_problems)(value, sections)
+
+
+def summary_problems(lines: list[str]) -> list[str]:
+    if not lines:
+        return ["it has no summary"]
+    found = [] if lines[0].endswith(".") and ";" not in lines[0] else ["its first line is not one or two sentences"]
+    return found if len(lines) < 2 or not lines[1] else [*found, "its first line is not followed by an empty one"]
+
+
+def unknown_errors(lines: list[str]) -> list[str]:
+    errors = [name for line in lines if line and not line.startswith(" ") for name in line.split(", ")]
+    known = [name for name in errors if hasattr(icefloe, name) or hasattr(builtins, name)]
+    return [f"the error {name} does not exist" for name in errors if name not in known]
 
 
 def class_problems(cls: type, sections: dict[str, list[str]]) -> list[str]:
@@ -130,16 +141,21 @@ def class_problems(cls: type, sections: dict[str, list[str]]) -> list[str]:
 
 
 def function_problems(function: types.FunctionType, sections: dict[str, list[str]]) -> list[str]:
-    found = missing_parameters(function, described_names(sections.get("Parameters", [])))
-    returns = inspect.unwrap(function).__annotations__.get("return", "None")
-    if str(returns) not in ("None", "NoReturn", "Never") and not {"Returns", "Yields"} & set(sections):
-        found.append("it has no section Returns")
+    described = described_names(sections.get("Parameters", []))
+    found = missing_parameters(function, described)
+    names = [name for name in inspect.signature(function).parameters if name in described]
+    if described != names:
+        found.append(f"its section Parameters describes {described}, not {names}")
+    returns = str(inspect.unwrap(function).__annotations__.get("return", "None"))
+    documented = bool({"Returns", "Yields"} & set(sections))
+    if documented == (returns in ("None", "NoReturn", "Never")):
+        found.append("it has a section Returns" if documented else "it has no section Returns")
     if raises(function) and "Raises" not in sections:
         found.append("it has no section Raises")
     return found if has_example(sections) else [*found, "it has no example"]
 
 
-def missing_parameters(callable_: Any, described: set[str]) -> list[str]:
+def missing_parameters(callable_: Any, described: list[str]) -> list[str]:
     try:
         parameters = inspect.signature(callable_).parameters
     except ValueError:  # classes without a constructor of their own
@@ -162,11 +178,6 @@ def raises(function: types.FunctionType) -> bool:
     return any(ast.unparse(error).partition("(")[0] != "NotImplementedError" for error in raised)
 
 
-def listed_as_incomplete() -> set[str]:
-    lines = INCOMPLETE.read_text().splitlines()
-    return {line.strip() for line in lines if line.strip() and not line.startswith("#")}
-
-
 def examples(documented: Documented) -> list[doctest.DocTest]:
     """Return the examples of one docstring, with the names of its module defined."""
     value = getattr(documented.value, "fget", documented.value)
@@ -181,16 +192,8 @@ marked = [pytest.param(name, marks=[pytest.mark.spark] if name.endswith("spark")
 
 @pytest.mark.parametrize("package", marked)
 def test_public_names_have_complete_docstrings(package: str) -> None:
-    allowed = listed_as_incomplete()
-    found = {each.name: problems(each) for each in all_names(package) if each.name not in allowed}
+    found = {each.name: problems(each) for each in all_names(package)}
     assert {name: lacking for name, lacking in found.items() if lacking} == {}
-
-
-@pytest.mark.parametrize("package", marked)
-def test_the_list_of_incomplete_docstrings_holds_no_complete_one(package: str) -> None:
-    lacking = {each.name for each in all_names(package) if problems(each)}
-    listed = {name for name in listed_as_incomplete() if find_package(name) == package}
-    assert listed - lacking == set(), f"remove these lines from {INCOMPLETE.name}"
 
 
 @pytest.mark.parametrize("package", marked)
@@ -214,7 +217,7 @@ def test_only_examples_that_need_spark_are_skipped(package: str) -> None:
         for step in example.examples
         if step.options.get(doctest.SKIP)
     ]
-    assert {name for name in skipped if not name.startswith("icefloe.spark.")} - listed_as_incomplete() == set()
+    assert [name for name in skipped if not name.startswith("icefloe.spark.")] == []
 
 
 def test_the_parser_finds_sections_and_names() -> None:
@@ -234,12 +237,8 @@ def test_the_parser_finds_sections_and_names() -> None:
     """
     sections = parse_docstring(text)
     assert sections[""][0] == "Add numbers."
-    assert described_names(sections["Parameters"]) == {"first", "second", "more"}
+    assert described_names(sections["Parameters"]) == ["first", "second", "more"]
     assert "".join(sections["Returns"]) == "int    The sum."
-
-
-def find_package(name: str) -> str:
-    return max((package for package in PACKAGES if name.startswith(f"{package}.")), key=len)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from icefloe.chunks.virtual_containers import normalise_location, normalise_loca
 from icefloe.errors import IcefloeError, InvalidInputError
 from icefloe.ingest.access import normalise_url
 from icefloe.storage.build import storage_from_url
-from icefloe.storage.contract import RetryPolicy, without_userinfo
+from icefloe.storage.requests import RetryPolicy, without_userinfo
 
 SECRET = "PASSWORD-that-nobody-may-see"
 

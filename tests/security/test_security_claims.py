@@ -313,7 +313,7 @@ def test_secrets_are_in_no_text_of_a_storage() -> None:
 
 
 def test_secrets_are_in_no_error_and_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    from icefloe.storage.contract import RetryPolicy
+    from icefloe.storage.requests import RetryPolicy
 
     storage = icefloe.s3_storage(
         bucket="b",

@@ -12,8 +12,8 @@ import icefloe
 from icefloe import CompressionConfig, RepositoryConfig, StorageRetriesSettings, StorageSettings
 from icefloe.model.capabilities import SpecVersion
 from icefloe.session.open_repository import build_context
-from icefloe.storage.contract import RetryPolicy
 from icefloe.storage.remote import ObstoreStorage
+from icefloe.storage.requests import RetryPolicy
 
 
 def manifest_bytes(level: int | None, generation: str) -> int:

@@ -18,7 +18,8 @@ import icefloe
 from icefloe.errors import AlreadyExistsError, OutcomeUnknownError, StorageError, VersionMismatchError
 from icefloe.storage.build import azure_storage, gcs_storage
 from icefloe.storage.conditional_writes import check_conditional_writes
-from icefloe.storage.contract import RetryPolicy, Storage
+from icefloe.storage.contract import Storage
+from icefloe.storage.requests import RetryPolicy
 
 pytestmark = pytest.mark.slow
 QUICK = RetryPolicy(max_tries=4, initial_backoff_ms=5, max_backoff_ms=20)

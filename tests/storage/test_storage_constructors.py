@@ -25,10 +25,11 @@ from icefloe.storage import build
 from icefloe.storage import credentials as creds
 from icefloe.storage.aws_profile import AwsProfile, AwsSettings, read_profile, read_settings
 from icefloe.storage.build import resolve_storage, storage_from_url
-from icefloe.storage.contract import OBSTORE_ERRORS, RetryPolicy, Storage, Translating, translate_obstore
+from icefloe.storage.contract import Storage
 from icefloe.storage.endpoints import AzureEndpoint, Endpoint, GcsEndpoint, HttpEndpoint, S3Endpoint
 from icefloe.storage.memory import MemoryStorage
 from icefloe.storage.remote import ObstoreStorage
+from icefloe.storage.requests import OBSTORE_ERRORS, RetryPolicy, Translating, translate_obstore
 
 
 def test_every_error_of_obstore_is_translated() -> None:

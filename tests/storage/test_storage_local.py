@@ -23,8 +23,9 @@ from icefloe.errors import (
 )
 from icefloe.ingest.access import SourceAccess
 from icefloe.storage import local as local_files
-from icefloe.storage.contract import Version, check_key, decode_key, encode_key
+from icefloe.storage.contract import Version
 from icefloe.storage.local import LocalStorage
+from icefloe.storage.requests import check_key, decode_key, encode_key
 
 PARTS = st.text(min_size=1, max_size=30).filter(
     lambda part: part not in (".", "..") and "/" not in part and "\0" not in part and part.isprintable()

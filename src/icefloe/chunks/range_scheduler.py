@@ -15,7 +15,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from icefloe.storage.contract import Buffer, SourceStorage, Storage, plan_reads
+from icefloe.storage.contract import Buffer, SourceStorage, Storage
+from icefloe.storage.requests import plan_reads
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,22 @@ def convert(
     dry_run
         Only return the plan. Do not write.
 
+    Returns
+    -------
+    Conversion
+        What was converted, and the new repository.
+
+    Raises
+    ------
+    InvalidInputError
+        The target is the source, or an argument is wrong.
+    AlreadyExistsError
+        The target is not empty.
+    UnsupportedError
+        The new generation cannot store something that is not in `drop`. Nothing was written.
+    ConflictError
+        The branches of the source kept changing, or the target contains another unfinished conversion.
+
     Examples
     --------
     >>> import icefloe, zarr
@@ -91,6 +107,45 @@ def upgrade(
     Chunks are not copied if both generations find them under the same names. Stop all writers first. The last step is
     one request. Before it, the repository opens as the old generation, after it as the new one. Then the old refs are
     removed, unless `keep_source` is set. Old snapshots and manifests stay until garbage collection deletes them.
+
+    Parameters
+    ----------
+    repository
+        A repository, its storage, or its path or URL.
+    to
+        The new generation: "repository", "icechunk2", ...
+    drop
+        What may be lost if the new generation cannot store it, see `convert`.
+    verify
+        What to compare, see `convert`.
+    keep_source
+        Keep the refs of the old generation. This is only possible if the repository then opens as the new generation.
+    progress
+        Called with the name of a stage, the number of finished steps, and the number of all steps.
+    dry_run
+        Only return the plan. Do not write.
+
+    Returns
+    -------
+    Conversion
+        What was converted, and the new repository.
+
+    Raises
+    ------
+    InvalidInputError
+        An argument is wrong.
+    UnsupportedError
+        The new generation cannot store something that is not in `drop`. Nothing was written.
+    ConflictError
+        The branches of the repository kept changing.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> storage = icefloe.in_memory_storage()
+    >>> repo = icefloe.Repository.create(storage, spec_version="icechunk1")
+    >>> icefloe.upgrade(repo, "icechunk2").to_version.value
+    'icechunk2'
     """
     options = ConversionOptions(parse_drops(drop), _parse_verify(verify), keep_source)
     return run_blocking(upgrade_async(repository, to, options, progress, dry_run=dry_run))
@@ -178,12 +233,33 @@ def upgrade_icechunk_repository(
 
     Parameters
     ----------
+    repo
+        The repository.
     dry_run
         Only check that the conversion is possible.
     delete_unused_v1_files
         Remove refs and configuration of the old generation.
     prefetch_concurrency
         Accepted for compatibility. It has no effect.
+
+    Returns
+    -------
+    Repository
+        The converted repository. The given one for a dry run.
+
+    Raises
+    ------
+    InvalidInputError
+        The repository is of the newest official generation already.
+    UnsupportedError
+        The new generation cannot store something. Nothing was written.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version="icechunk1")
+    >>> icefloe.upgrade_icechunk_repository(repo, dry_run=False).spec_version.value
+    'icechunk2'
     """
     if repo.spec_version is SpecVersion.current():
         raise InvalidInputError(f"{repo.storage.url} is of generation {repo.spec_version.value!r} already")

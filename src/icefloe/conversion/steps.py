@@ -154,7 +154,33 @@ class ConversionOptions:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """The result of a conversion, or its plan."""
+    """The result of a conversion, or its plan.
+
+    Parameters
+    ----------
+    source, target
+        The URLs of both repositories.
+    from_version, to_version
+        The generations of both repositories.
+    branches, tags, snapshots, manifests
+        The numbers of converted objects.
+    losses
+        What the new generation cannot store.
+    chunk_objects
+        The number of chunk objects, copied or shared.
+    copied_objects, copied_bytes
+        The number and the size of the copied chunk objects.
+    repository
+        The converted repository. None for a plan.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    >>> plan = icefloe.convert(repo, icefloe.in_memory_storage(), "icechunk2", dry_run=True)
+    >>> plan.branches, plan.snapshots, plan.repository
+    (1, 1, None)
+    """
 
     source: str
     target: str
@@ -166,11 +192,9 @@ class Conversion:
     manifests: int
     losses: tuple[Loss, ...] = ()
     chunk_objects: int = 0
-    """The number of chunk objects, copied or shared."""
     copied_objects: int = 0
     copied_bytes: int = 0
     repository: Repository | None = field(default=None, compare=False, repr=False)
-    """The converted repository. None for a plan."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -410,6 +410,15 @@ class AncestryGraph:
 
     `print` writes it as text, with colours on a terminal. Notebooks show it as SVG. `to_svg` returns an SVG document.
 
+    Parameters
+    ----------
+    commits
+        The commits to draw.
+    refs
+        The branches and tags to draw.
+    plain
+        Whether to draw without colours.
+
     Examples
     --------
     >>> import datetime as dt
@@ -432,12 +441,45 @@ class AncestryGraph:
         return plan_graph(self.commits, trunk)
 
     def text(self, *, colour: bool = False, times: bool = True) -> str:
-        """The graph as text, optionally with terminal colours."""
+        """Return the graph as text.
+
+        Parameters
+        ----------
+        colour
+            Whether to use the colours of a terminal.
+        times
+            Whether to show the times of the commits.
+
+        Returns
+        -------
+        str
+            One line per commit, newest first.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> print(repo.ancestry_graph().text(times=False))
+        ○ ... (main) Repository initialized
+        """
         lines = graph_lines(self.layout, self.refs, times=times)
         return ansi_text(lines) if colour else plain_text(lines)
 
     def to_svg(self) -> str:
-        """The graph as an SVG document."""
+        """Return the graph as an SVG document.
+
+        Returns
+        -------
+        str
+            The document.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> repo.ancestry_graph().to_svg()[:4]
+        '<svg'
+        """
         return graph_svg(self.layout, self.refs, plain=self.plain)
 
     def __len__(self) -> int:

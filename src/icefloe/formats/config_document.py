@@ -510,7 +510,22 @@ def encode_yaml(document: Mapping[str, Any]) -> str:
 
 
 def config_from_yaml(text: str | bytes) -> RepositoryConfig:
-    """A configuration from the YAML text of a person; what it does not set has its default.
+    """Return the configuration from a YAML text. Settings that are not in the text have their defaults.
+
+    Parameters
+    ----------
+    text
+        The YAML text.
+
+    Returns
+    -------
+    RepositoryConfig
+        The configuration.
+
+    Raises
+    ------
+    InvalidInputError
+        The text is not YAML, or contains an unknown setting or a wrong value.
 
     Examples
     --------
@@ -530,7 +545,24 @@ def config_from_yaml(text: str | bytes) -> RepositoryConfig:
 
 
 def config_to_yaml(config: RepositoryConfig) -> str:
-    """A configuration as YAML text for a person."""
+    """Return a configuration as YAML text.
+
+    Parameters
+    ----------
+    config
+        The configuration.
+
+    Returns
+    -------
+    str
+        The YAML text. It contains only settings that are set.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> print(icefloe.config_to_yaml(icefloe.RepositoryConfig(inline_chunk_threshold_bytes=1024)))
+    inline_chunk_threshold_bytes: 1024
+    """
     return encode_yaml(encode_config(config))
 
 

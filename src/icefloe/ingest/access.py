@@ -18,8 +18,9 @@ from icefloe.blocking import run_blocking
 from icefloe.errors import InvalidInputError, ObjectNotFoundError, PermissionDeniedError, StorageError
 from icefloe.ingest.source_model import SourceFile
 from icefloe.storage import storage_from_url
-from icefloe.storage.contract import ObjectInfo, Storage, has_userinfo
+from icefloe.storage.contract import ObjectInfo, Storage
 from icefloe.storage.local import read_at
+from icefloe.storage.requests import has_userinfo
 
 BLOCK_BYTES = 1 << 20
 KEPT_BLOCKS = 64

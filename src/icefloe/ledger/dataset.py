@@ -52,7 +52,8 @@ from icefloe.ledger.contract import (
 )
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
-from icefloe.storage.contract import RetryPolicy, Storage, Version, without_userinfo
+from icefloe.storage.contract import Storage, Version
+from icefloe.storage.requests import RetryPolicy, without_userinfo
 from icefloe.storage.wrappers import SplitStorage
 
 COLLECTION_KEY = "icefloe-collection"

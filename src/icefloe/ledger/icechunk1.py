@@ -38,7 +38,8 @@ from icefloe.ledger.contract import (
 )
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
-from icefloe.storage.contract import RetryPolicy, Storage, Version, Versioned
+from icefloe.storage.contract import Storage, Version, Versioned
+from icefloe.storage.requests import RetryPolicy
 
 CONFIG_KEY = "config.yaml"
 _REFS = "refs/"

@@ -50,7 +50,8 @@ from icefloe.ledger.contract import (
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.model.zarr_document import SMALL_FILE_BYTES, load_object
-from icefloe.storage.contract import RetryPolicy, Storage, Versioned
+from icefloe.storage.contract import Storage, Versioned
+from icefloe.storage.requests import RetryPolicy
 
 REFS = "refs/"
 TAG_FILE = "ref.json"

@@ -60,7 +60,8 @@ from icefloe.ledger.repository import FRESH_SECONDS, TornRefError, is_torn
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.model.zarr_document import SMALL_FILE_BYTES, load_object
-from icefloe.storage.contract import ObjectInfo, RetryPolicy, Storage, Versioned
+from icefloe.storage.contract import ObjectInfo, Storage, Versioned
+from icefloe.storage.requests import RetryPolicy
 from icefloe.storage.wrappers import WRITES, Operation, WrappedStorage
 
 T = TypeVar("T")

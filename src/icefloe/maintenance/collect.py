@@ -75,7 +75,30 @@ KINDS = ("snapshots", "transaction_logs", "manifests", "attributes", "chunks")
 
 @dataclass(frozen=True, slots=True)
 class GCSummary:
-    """What a collection deleted, or would delete."""
+    """The result of a garbage collection, or of a dry run.
+
+    Parameters
+    ----------
+    bytes_deleted
+        The size of all deleted objects.
+    chunks_deleted, manifests_deleted, snapshots_deleted, attributes_deleted, transaction_logs_deleted
+        The numbers of deleted objects.
+    lists_deleted
+        The number of deleted lists of ingested sources.
+    cutoff
+        Only objects last modified before this time, by the store's clock, could be deleted.
+    objects_in_use
+        The number of objects that branches and tags lead to. A Spark job does not count chunk objects.
+    objects_too_young
+        The number of unreferenced objects that were modified after the cut-off.
+
+    Examples
+    --------
+    >>> import datetime as dt, icefloe
+    >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    >>> repo.garbage_collect(dt.timedelta(days=7)).chunks_deleted
+    0
+    """
 
     bytes_deleted: int = 0
     chunks_deleted: int = 0
@@ -84,18 +107,26 @@ class GCSummary:
     attributes_deleted: int = 0
     transaction_logs_deleted: int = 0
     lists_deleted: int = 0
-    """Lists of ingested sources. They are objects outside the repository's own folders."""
     cutoff: dt.datetime | None = field(default=None, compare=False)
-    """Only objects last modified before this time, by the store's clock, could be deleted."""
     objects_in_use: int = field(default=0, compare=False)
-    """Objects that branches and tags lead to; a Spark job does not count chunk objects among them."""
     objects_too_young: int = field(default=0, compare=False)
-    """Objects that nothing names, but that were modified since the cut-off."""
 
     def judged(self) -> str:
-        """A summary of the collection for people."""
-        before = "any age" if self.cutoff is None else f"{self.cutoff.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S} UTC"
-        return f"judged by {before}: {self.objects_in_use:,} in use, {self.objects_too_young:,} too young"
+        """Return a text with the cut-off and the numbers of objects that were kept.
+
+        Returns
+        -------
+        str
+            One line.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> icefloe.GCSummary(objects_in_use=5).judged()
+        'cut-off none: 5 in use, 0 too young'
+        """
+        before = "none" if self.cutoff is None else f"{self.cutoff.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S} UTC"
+        return f"cut-off {before}: {self.objects_in_use:,} in use, {self.objects_too_young:,} too young"
 
     def __str__(self) -> str:
         counts = [

@@ -29,18 +29,19 @@ _SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class RetentionRule:
-    """What stays of the history of the refs that match; the first rule that matches a ref counts.
+    """How much history of the matching branches and tags is kept. The first rule that matches applies.
 
     Parameters
     ----------
     pattern
-        A name, or a pattern with `*` and `?`, of branches and tags; `branch:` or `tag:` in front chooses one kind.
+        A name of branches and tags, or a pattern with `*` and `?`. Start it with `branch:` or `tag:` to select only
+        branches or only tags.
     keep_for
-        Commits that are younger stay.
+        Keep commits younger than this.
     keep_last
-        The newest so many commits stay.
+        Keep this many of the latest commits.
     forever
-        Everything stays.
+        Keep all commits.
 
     Examples
     --------
@@ -56,12 +57,30 @@ class RetentionRule:
 
     def __post_init__(self) -> None:
         if self.keep_last is not None and self.keep_last < 1:
-            raise InvalidInputError(f"keep_last={self.keep_last}: at least one commit of a ref stays")
+            raise InvalidInputError(f"keep_last={self.keep_last}: keep at least 1 commit")
         if not self.forever and self.keep_for is None and self.keep_last is None:
             raise InvalidInputError(f"the rule for {self.pattern!r} keeps nothing: give keep_for, keep_last or forever")
 
     def matches(self, kind: str, name: str) -> bool:
-        """Whether the rule applies to a branch or tag."""
+        """Return whether the rule applies to a branch or tag.
+
+        Parameters
+        ----------
+        kind
+            "branch" or "tag".
+        name
+            The name of the branch or tag.
+
+        Returns
+        -------
+        bool
+            Whether the rule applies.
+
+        Examples
+        --------
+        >>> RetentionRule("branch:dev-*", keep_last=1).matches("branch", "dev-anna")
+        True
+        """
         wanted, colon, pattern = self.pattern.partition(":")
         if colon and wanted in ("branch", "tag"):
             return wanted == kind and fnmatchcase(name, pattern)

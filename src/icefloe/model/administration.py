@@ -18,11 +18,28 @@ class RepoAvailability(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RepoStatus:
-    """Whether a repository takes writes, since when, and why not."""
+    """Whether a repository can be written to.
+
+    Parameters
+    ----------
+    availability
+        Whether the repository can be written to.
+    set_at
+        The time when the status was set. The default is now.
+    limited_availability_reason
+        Why the repository cannot be written to.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version="icechunk2")
+    >>> repo.set_status(icefloe.RepoStatus(icefloe.RepoAvailability.read_only, limited_availability_reason="moving"))
+    >>> repo.status.limited_availability_reason
+    'moving'
+    """
 
     availability: RepoAvailability
     set_at: dt.datetime = None  # type: ignore[assignment]
-    """Now, when none is given."""
     limited_availability_reason: str | None = None
 
     def __post_init__(self) -> None:
@@ -32,22 +49,47 @@ class RepoStatus:
 
 @dataclass(frozen=True, slots=True)
 class FeatureFlag:
-    """An operation that a repository can forbid to its writers."""
+    """A feature that a repository can disable for all its writers.
+
+    Parameters
+    ----------
+    id
+        The number of the feature.
+    name
+        Its name.
+    default_enabled
+        Whether it is enabled by default.
+    setting
+        Whether it was enabled or disabled. None: the default applies.
+
+    Examples
+    --------
+    >>> FeatureFlag(1, "move_node", True, None).enabled
+    True
+    """
 
     id: int
     name: str
     default_enabled: bool
     setting: bool | None
-    """What was set; None when the default holds."""
 
     @property
     def enabled(self) -> bool:
-        """Whether the feature may be used."""
+        """Whether the feature is enabled."""
         return self.default_enabled if self.setting is None else self.setting
 
 
 class UpdateType:
-    """What an entry of the operations log records: one of the classes below, each with what belongs to it."""
+    """The operation that an entry of the operations log records. Each kind of operation is a subclass.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version="icechunk2")
+    >>> repo.create_tag("v1", repo.lookup_branch("main"))
+    >>> [update.kind.name for update in repo.ops_log() if isinstance(update.kind, icefloe.UpdateType.TagCreated)]
+    ['v1']
+    """
 
     __slots__ = ()
 
@@ -202,9 +244,25 @@ for _kind in (
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """An entry of the operations log."""
+    """An entry of the operations log.
+
+    Parameters
+    ----------
+    kind
+        The operation.
+    updated_at
+        The time of the operation.
+    backup_path
+        The name in `overwritten/` of the repository file after this operation. None for the latest entry.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version="icechunk2")
+    >>> [update.kind for update in repo.ops_log()]
+    [RepoInitialized()]
+    """
 
     kind: UpdateType
     updated_at: dt.datetime
     backup_path: str | None = None
-    """The name in `overwritten/` of the repository file as it was after this update; None for the newest one."""

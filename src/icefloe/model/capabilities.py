@@ -66,36 +66,82 @@ def _order_of(version: SpecVersion | int) -> int:
 
 
 def supported_spec_versions() -> list[SpecVersion]:
-    """Every generation that is read and written, newest first."""
+    """Return the generations that this library reads and writes.
+
+    Returns
+    -------
+    list of SpecVersion
+        The generations, newest first.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> icefloe.supported_spec_versions()[0].value
+    'icechunk2'
+    """
     return list(reversed(SpecVersion))
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Abilities and limits of a generation. Packages above `formats` ask for these instead of its name."""
+    """The features and limits of a generation of the format.
+
+    Parameters
+    ----------
+    object_id_bytes
+        The length of the ids of objects.
+    node_id_is_counter
+        Whether node ids are small numbers below 2**32, as 8 big-endian bytes. Otherwise they are random bytes.
+    attributes_files
+        Whether large attributes are stored in files of their own.
+    transaction_logs
+        Whether every commit has a transaction log. Otherwise diffs and conflicts are found by comparing snapshots.
+    boxes_in_logs
+        Whether transaction logs can list boxes of chunks. Otherwise they list every chunk of a distributed write.
+    history_in_snapshot
+        Whether a snapshot contains information about its latest ancestors.
+    deletable_tags
+        Whether tags can be deleted.
+    repository_metadata
+        Whether the repository as a whole has metadata.
+    repository_status
+        Whether the repository has a status, such as read-only.
+    operations_log
+        Whether the repository has an operations log.
+    feature_flags
+        Whether features of the repository can be disabled.
+    any_chunk_grid
+        Whether every kind of chunk grid can be stored. Otherwise only regular grids.
+    any_key_encoding
+        Whether every chunk key encoding can be stored. Otherwise only the default, with keys such as `a/c/0/1`.
+    container_locations
+        Whether virtual references can refer to a container by name. Otherwise they contain absolute URLs.
+    checksums
+        Whether virtual references can have an ETag or a last-modified time.
+    max_chunks_per_dimension
+        The largest number of chunks along a dimension.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    >>> repo.context.capabilities.transaction_logs
+    True
+    """
 
     object_id_bytes: int = 12
     node_id_is_counter: bool = False
-    """Node ids are numbers below 2**32 (as 8 big-endian bytes), small where possible, instead of random bytes."""
     attributes_files: bool = False
     transaction_logs: bool = True
-    """False: diff and conflicts come from comparing snapshots."""
     boxes_in_logs: bool = False
-    """Logs can name boxes of chunks; False: every coordinate of a distributed write has to be listed."""
     history_in_snapshot: bool = False
-    """Snapshots carry their newest ancestors."""
     deletable_tags: bool = False
     repository_metadata: bool = False
     repository_status: bool = False
     operations_log: bool = False
     feature_flags: bool = False
     any_chunk_grid: bool = True
-    """False: only regular chunk grids can be stored."""
     any_key_encoding: bool = True
-    """False: the generation's own readers find chunks only under keys of the default encoding, such as `a/c/0/1`."""
     container_locations: bool = True
-    """Virtual references can name a container instead of spelling out its address."""
     checksums: bool = True
-    """Virtual references can carry an ETag or a last-modified time."""
     max_chunks_per_dimension: int = 2**32 - 1
-    """Chunk coordinates are 32 bits wide in every generation."""

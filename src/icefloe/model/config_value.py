@@ -141,7 +141,7 @@ class Setting:
 
     kind: Kind
     default: Any = None
-    """What the engine uses if the setting is unset."""
+    """The value in effect if the setting is not set."""
     doc: str = ""
     """What the setting does, in Markdown."""
     stored: tuple[int, int] | None = None
@@ -236,16 +236,63 @@ class ConfigValue:
 
     @classmethod
     def default(cls: type[Self]) -> Self:
-        """Everything unset: the engine's defaults apply."""
+        """Return a configuration without settings. The defaults apply.
+
+        Returns
+        -------
+        ConfigValue
+            The configuration.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> icefloe.CachingConfig.default() == icefloe.CachingConfig()
+        True
+        """
         return cls()
 
     def merge(self: Self, other: Self) -> Self:
-        """A new value: what `other` sets wins, what it leaves unset stays as here."""
+        """Return a configuration with the settings of both. The settings of `other` take precedence.
+
+        Parameters
+        ----------
+        other
+            A configuration of the same kind.
+
+        Returns
+        -------
+        ConfigValue
+            The merged configuration.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> merged = icefloe.CachingConfig(num_snapshot_nodes=5).merge(icefloe.CachingConfig(num_chunk_refs=7))
+        >>> merged.num_snapshot_nodes, merged.num_chunk_refs
+        (5, 7)
+        """
         names = settings_of(type(self))
         return type(self)(**{name: _merged(getattr(self, name), getattr(other, name)) for name in names})
 
     def effective(self, name: str) -> Any:
-        """What the engine uses for a setting: its value, or the default where it is unset."""
+        """Return the value of a setting, or its default if it is not set.
+
+        Parameters
+        ----------
+        name
+            The name of the setting.
+
+        Returns
+        -------
+        Any
+            The value in effect.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> icefloe.CachingConfig(num_chunk_refs=7).effective("num_chunk_refs")
+        7
+        """
         value = getattr(self, name)
         return settings_of(type(self))[name].default if value is None else value
 

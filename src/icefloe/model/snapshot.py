@@ -202,7 +202,24 @@ def reverted_sources(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str
 
 @dataclass(frozen=True, slots=True)
 class ManifestFileInfo:
-    """A manifest file named by a snapshot."""
+    """A manifest file of a snapshot.
+
+    Parameters
+    ----------
+    id
+        The id of the manifest.
+    size_bytes
+        The size of the file.
+    num_chunk_refs
+        The number of chunk references in it.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    >>> repo.list_manifest_files(repo.lookup_branch("main"))
+    []
+    """
 
     id: ObjectId
     size_bytes: int
@@ -211,7 +228,30 @@ class ManifestFileInfo:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo(Described):
-    """A commit as history shows it."""
+    """A commit in the history of a repository.
+
+    Parameters
+    ----------
+    id
+        The id of the snapshot.
+    parent_id
+        The id of the previous snapshot. None for the first one.
+    written_at
+        The time of the commit.
+    message
+        The message of the commit.
+    metadata
+        The metadata of the commit.
+    manifests
+        The manifest files of the snapshot.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    >>> [info.message for info in repo.ancestry(branch="main")]
+    ['Repository initialized']
+    """
 
     id: ObjectId
     parent_id: ObjectId | None
@@ -373,7 +413,31 @@ class TransactionLog:
 
 @dataclass(frozen=True)
 class Diff(Described):
-    """Paths that were added, removed, changed or moved, and the chunks that were written."""
+    """The differences between two snapshots.
+
+    Parameters
+    ----------
+    new_groups, new_arrays
+        The paths of new nodes.
+    deleted_groups, deleted_arrays
+        The paths of deleted nodes.
+    updated_groups, updated_arrays
+        The paths of nodes with changed metadata.
+    chunk_coords
+        The coordinates of written chunks by array, as rows of an array.
+    moved_nodes
+        The old and the new path of moved nodes.
+
+    Examples
+    --------
+    >>> import icefloe, zarr
+    >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    >>> with repo.transaction("main", message="data") as store:
+    ...     _ = zarr.create_array(store, name="t", shape=3, dtype="f4")
+    >>> first = list(repo.ancestry(branch="main"))[-1].id
+    >>> repo.diff(from_snapshot_id=first, to_branch="main").new_arrays
+    {'/t'}
+    """
 
     new_groups: set[str] = field(default_factory=set)
     new_arrays: set[str] = field(default_factory=set)
@@ -382,16 +446,28 @@ class Diff(Described):
     updated_groups: set[str] = field(default_factory=set)
     updated_arrays: set[str] = field(default_factory=set)
     chunk_coords: Mapping[str, npt.NDArray[np.uint32]] = field(default_factory=dict)
-    """Changed chunks per array as columns, uint32[n, ndim]."""
     moved_nodes: list[tuple[str, str]] = field(default_factory=list)
 
     @cached_property
     def updated_chunks(self) -> dict[str, list[list[int]]]:
-        """Changed chunks per array as lists of coordinates."""
+        """The coordinates of written chunks by array, as lists."""
         return {path: coords.tolist() for path, coords in self.chunk_coords.items()}
 
     def is_empty(self) -> bool:
-        """Whether nothing differs."""
+        """Return whether there is no difference.
+
+        Returns
+        -------
+        bool
+            Whether both snapshots are the same.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> repo.diff(from_branch="main", to_branch="main").is_empty()
+        True
+        """
         return not (
             self.new_groups
             or self.new_arrays

@@ -184,7 +184,22 @@ class VersionSelection(enum.Enum):
 
 @dataclass(frozen=True)
 class Conflict:
-    """One conflict: its kind, its path, and its chunks if it is about chunks."""
+    """A conflict between the changes of a session and a commit that it missed.
+
+    Parameters
+    ----------
+    conflict_type
+        The kind of conflict.
+    path
+        The path of the node.
+    chunk_coords
+        The coordinates of the chunks in conflict, as rows of an array. None if the conflict is not about chunks.
+
+    Examples
+    --------
+    >>> str(Conflict(ConflictType.ZarrMetadataDoubleUpdate, "/temperature"))
+    'ZarrMetadataDoubleUpdate at /temperature'
+    """
 
     conflict_type: ConflictType
     path: str
@@ -192,7 +207,7 @@ class Conflict:
 
     @property
     def conflicted_chunks(self) -> list[list[int]] | None:
-        """The coordinates of the chunks in conflict, where there are any."""
+        """The coordinates of the chunks in conflict. None if the conflict is not about chunks."""
         return None if self.chunk_coords is None else self.chunk_coords.tolist()
 
     def __str__(self) -> str:
@@ -204,21 +219,93 @@ class Conflict:
 
 
 class ConflictSolver(ABC):
-    """Decides each conflict. Subclass it to solve in Python: return whose version wins, or Fail."""
+    """Decides conflicts during a rebase. Subclass it and implement `resolve` for your own rules.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> class KeepOurs(icefloe.ConflictSolver):
+    ...     def resolve(self, conflict):
+    ...         return icefloe.VersionSelection.UseOurs
+    """
 
     @abstractmethod
     def resolve(self, conflict: Conflict) -> VersionSelection:
-        """Ours = the session being rebased, Theirs = what was committed in between."""
+        """Decide one conflict.
+
+        Parameters
+        ----------
+        conflict
+            The conflict.
+
+        Returns
+        -------
+        VersionSelection
+            `UseOurs` keeps the changes of the session. `UseTheirs` keeps those of the missed commit. `Fail` stops the
+            rebase.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> conflict = icefloe.Conflict(icefloe.ConflictType.ChunkDoubleUpdate, "/temperature")
+        >>> icefloe.ConflictDetector().resolve(conflict)
+        <VersionSelection.Fail: ...>
+        """
 
     def resolve_all(self, conflicts: Sequence[Conflict]) -> list[VersionSelection]:
-        """All conflicts of one missed commit at once."""
+        """Decide all conflicts with one missed commit.
+
+        Parameters
+        ----------
+        conflicts
+            The conflicts.
+
+        Returns
+        -------
+        list of VersionSelection
+            The decision for each conflict.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> conflict = icefloe.Conflict(icefloe.ConflictType.ChunkDoubleUpdate, "/temperature")
+        >>> icefloe.ConflictDetector().resolve_all([conflict])
+        [<VersionSelection.Fail: ...>]
+        """
         return [self.resolve(conflict) for conflict in conflicts]
 
 
 class ConflictDetector(ConflictSolver):
-    """Solves nothing: any conflict fails the rebase, with the full list in the error."""
+    """A solver that solves no conflict. A rebase with a conflict fails, and the error lists all conflicts.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    >>> session = repo.writable_session("main")
+    >>> session.rebase(icefloe.ConflictDetector())
+    """
 
     def resolve(self, conflict: Conflict) -> VersionSelection:
+        """Decide one conflict.
+
+        Parameters
+        ----------
+        conflict
+            The conflict.
+
+        Returns
+        -------
+        VersionSelection
+            Always `Fail`.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> conflict = icefloe.Conflict(icefloe.ConflictType.ChunkDoubleUpdate, "/temperature")
+        >>> icefloe.ConflictDetector().resolve(conflict)
+        <VersionSelection.Fail: ...>
+        """
         return VersionSelection.Fail
 
 
@@ -245,6 +332,25 @@ class BasicConflictSolver(ConflictSolver):
     fail_on_delete_of_updated_group: bool = False
 
     def resolve(self, conflict: Conflict) -> VersionSelection:
+        """Decide one conflict.
+
+        Parameters
+        ----------
+        conflict
+            The conflict.
+
+        Returns
+        -------
+        VersionSelection
+            Whose version is kept, or `Fail` for conflicts that the solver does not decide.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> conflict = icefloe.Conflict(icefloe.ConflictType.ChunkDoubleUpdate, "/temperature")
+        >>> icefloe.BasicConflictSolver().resolve(conflict)
+        <VersionSelection.UseOurs: ...>
+        """
         kind = conflict.conflict_type
         if kind is ConflictType.ChunkDoubleUpdate:
             return self.on_chunk_conflict

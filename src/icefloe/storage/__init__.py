@@ -6,8 +6,7 @@ Modules
 - `build`: Create storages by constructor, from a URL, or from a path.
 - `conditional_writes`: Conditional writes: the outcome of a write whose answer was lost, and a probe that a store
   honours conditions.
-- `contract`: The contract of a storage: bytes by key, with conditions; retries, threads and errors that all
-  storages share.
+- `contract`: The contract of a storage: bytes by key, with conditional writes.
 - `credentials`: Credentials for object stores. They can be pickled and sent to workers. Their secrets are never
   shown.
 - `durability`: What of the files that were written would survive a power loss.
@@ -15,6 +14,8 @@ Modules
 - `local`: A storage in a folder of the file system, safe for many processes at once.
 - `memory`: A storage in the memory of one process.
 - `remote`: A storage in an object store, through obstore.
+- `requests`: What every request to a store needs: checked keys, merged ranges, retries, threads and translated
+  errors.
 - `virtual_sources`: Storages that virtual chunks are read from.
 - `wrappers`: Storages in front of another storage: they forward, measure, or choose a storage by key.
 """
@@ -34,7 +35,8 @@ from icefloe.storage.build import (
     tigris_storage,
 )
 from icefloe.storage.conditional_writes import check_conditional_writes
-from icefloe.storage.contract import Buffer, ObjectInfo, RetryPolicy, Storage, Version, Versioned
+from icefloe.storage.contract import Buffer, ObjectInfo, Storage, Version, Versioned
+from icefloe.storage.requests import RetryPolicy
 from icefloe.storage.virtual_sources import open_object_store
 from icefloe.storage.wrappers import SplitStorage, WrappedStorage
 

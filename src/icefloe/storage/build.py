@@ -12,7 +12,7 @@ from icefloe.errors import InvalidInputError
 from icefloe.model.config import StorageRetriesSettings, StorageSettings
 from icefloe.model.virtual_chunk_container import S3Options
 from icefloe.storage.aws_profile import read_profile_settings, read_settings
-from icefloe.storage.contract import RetryPolicy, Storage, StorageLike, has_userinfo, without_userinfo
+from icefloe.storage.contract import Storage, StorageLike
 from icefloe.storage.credentials import (
     AzureStaticCredentials,
     GcsBearerCredential,
@@ -25,6 +25,7 @@ from icefloe.storage.endpoints import AzureEndpoint, GcsEndpoint, HttpEndpoint, 
 from icefloe.storage.local import LocalStorage
 from icefloe.storage.memory import MemoryStorage
 from icefloe.storage.remote import ObstoreStorage
+from icefloe.storage.requests import RetryPolicy, has_userinfo, without_userinfo
 
 TIGRIS_ENDPOINT = "https://t3.storage.dev"
 _SORTED_ENDPOINTS = (".amazonaws.com", ".r2.cloudflarestorage.com", ".storage.dev", ".tigris.dev")

@@ -19,7 +19,8 @@ from icefloe.errors import (
     UnsupportedError,
     VersionMismatchError,
 )
-from icefloe.storage.contract import RetryPolicy, Storage, Version, Versioned
+from icefloe.storage.contract import Storage, Version, Versioned
+from icefloe.storage.requests import RetryPolicy
 
 
 class WriteOutcome(enum.Enum):

@@ -1,154 +1,28 @@
-"""The contract of a storage: bytes by key, with conditions; retries, threads and errors that all storages share."""
+"""The contract of a storage: bytes by key, with conditional writes."""
 
 from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import errno
-import os
-import random
-import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
-import obstore
-from obstore import exceptions as foreign
 
 from icefloe.errors import (
-    AlreadyExistsError,
-    IcefloeError,
-    InvalidInputError,
     ObjectNotFoundError,
-    PermissionDeniedError,
     StorageError,
-    UnsupportedError,
-    VersionMismatchError,
     VirtualChunkError,
 )
+from icefloe.storage.requests import RANGES_AT_ONCE, MergedRead, check_ranges, plan_reads
 
 if TYPE_CHECKING:
-    from obstore.store import ObjectStore
+    pass
 
 # The set that the object_store crate escapes in each part of a path, so that its users find what we wrote.
-_UNSAFE = re.compile('[\x00-\x1f\x7f-\U0010ffff\\\\{^}%`\\]">\\[~<#|*?]')
-
-
-def check_key(key: str) -> str:
-    """The key itself, if it names an object inside the storage."""
-    if not key or key[-1] == "/":
-        raise InvalidInputError(f"{key!r} is not a key: the name of an object is missing")
-    _check_parts(key, key)
-    return key
-
-
-def check_prefix(prefix: str) -> str:
-    """The prefix itself, if it names a folder inside the storage; the empty one is the whole."""
-    if not prefix:
-        return prefix
-    if prefix[-1] != "/":
-        raise InvalidInputError(f"{prefix!r} is not a folder: a prefix ends in '/', or is empty")
-    _check_parts(prefix, prefix[:-1])
-    return prefix
-
-
-def _check_parts(shown: str, path: str) -> None:
-    if path[:1] == "/" or "//" in path or "\0" in path:
-        raise InvalidInputError(f"{shown!r} is not a key: parts are separated by one '/', without a leading one")
-    if "." in path and not {".", ".."}.isdisjoint(path.split("/")):
-        raise InvalidInputError(f"{shown!r} is not a key: '.' and '..' would lead out of the storage")
-    if not path.isascii():
-        try:
-            path.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidInputError(f"{shown!r} is not a key: it is not valid Unicode") from error
-
-
-def join_prefix(outer: str, inner: str) -> str:
-    """One folder prefix from two; either may be empty, and `inner` may lack the last slash."""
-    inner = inner.strip("/")
-    return check_prefix(f"{outer}{inner}/" if inner else outer)
-
-
-def encode_key(key: str) -> str:
-    """A key as local files, GCS and Azure hold it: percent-encoded where the character set demands it."""
-    if _UNSAFE.search(key) is None:
-        return key
-    return _UNSAFE.sub(lambda found: "".join(f"%{byte:02X}" for byte in found.group().encode()), key)
-
-
-def decode_key(text: str) -> str:
-    """The key that was encoded."""
-    return unquote(text) if "%" in text else text
-
-
-DEFAULT_GAP_BYTES = 1 << 20
-DEFAULT_REQUEST_BYTES = 16 << 20
-_RANGES_AT_ONCE = 10
-
-
-@dataclass(frozen=True, slots=True)
-class MergedRead:
-    """One request, [start, end), and the positions of the ranges it serves."""
-
-    start: int
-    end: int
-    members: npt.NDArray[np.intp]
-
-
-def check_range(start: int, end: int) -> None:
-    """Refuse what is no range."""
-    if start < 0 or end < start:
-        raise InvalidInputError(f"[{start}, {end}) is no range of bytes: 0 <= start <= end is asked for")
-
-
-def check_ranges(starts: Sequence[int], ends: Sequence[int]) -> None:
-    """Refuse starts and ends that are no ranges."""
-    if len(starts) != len(ends):
-        raise InvalidInputError(f"{len(starts)} starts and {len(ends)} ends do not make ranges")
-    for start, end in zip(starts, ends, strict=True):
-        check_range(start, end)
-
-
-def plan_reads(
-    starts: npt.NDArray[np.int64],
-    ends: npt.NDArray[np.int64],
-    *,
-    gap_bytes: int = DEFAULT_GAP_BYTES,
-    most_bytes: int = DEFAULT_REQUEST_BYTES,
-) -> Iterator[MergedRead]:
-    """Merge ranges that lie at most a gap apart into requests of at most a size.
-
-    Every range is in exactly one request, whole; a range larger than the limit has a request of its own, together
-    only with what lies inside it.
-    """
-    order = np.argsort(starts, kind="stable")
-    sorted_starts, sorted_ends = starts[order], ends[order]
-    reach = np.maximum.accumulate(sorted_ends)
-    breaks = np.flatnonzero(sorted_starts[1:] > reach[:-1] + gap_bytes) + 1
-    edges = [0, *breaks.tolist(), len(order)]
-    for first, last in pairwise(edges):
-        while first < last:
-            start = int(sorted_starts[first])
-            inside = int(np.searchsorted(reach[first:last], start + most_bytes, side="right"))
-            after = first + max(inside, 1)
-            end = int(sorted_ends[first:after].max())
-            if inside == 0:
-                # What lies wholly inside an oversized range comes with it for nothing.
-                while after < last and int(sorted_ends[after]) <= end:
-                    after += 1
-            yield MergedRead(start, end, order[first:after])
-            first = after
-
-
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
@@ -162,13 +36,13 @@ def flat_bytes(data: Buffer) -> bytes | memoryview:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """Which state of an object was seen; opaque, compared only by the storage itself."""
+    """The version of an object. Only the storage that returned it can interpret it."""
 
     etag: str | None = None
     generation: str | None = None
 
     def agrees_with(self, other: Version) -> bool:
-        """Whether both may be one state: what both know is equal, and there is something that both know."""
+        """Whether both can be the same version. Every value that both have is equal, and there is at least one."""
         pairs = ((self.etag, other.etag), (self.generation, other.generation))
         known = [(mine, theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
         return bool(known) and all(mine == theirs for mine, theirs in known)
@@ -176,7 +50,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """An object as a listing shows it; the time is the store's own clock, in UTC."""
+    """An object in a listing. The time is that of the store's clock, in UTC."""
 
     key: str
     size_bytes: int
@@ -186,32 +60,11 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class Versioned:
-    """The bytes of an object, and which state of it they are."""
+    """The content of an object, with its version."""
 
     data: bytes
     version: Version
     last_modified: dt.datetime | None = None
-
-
-_USERINFO = re.compile(r"([a-z][a-z0-9+.-]*://)[^/?#\s]*@", re.IGNORECASE)
-_QUERY = re.compile(r"(https?://[^\s?#'\"]*)\?[^\s'\")]+", re.IGNORECASE)
-
-
-def has_userinfo(url: str) -> bool:
-    """Whether an http address holds a user or a password; `abfss://container@account` is no such thing."""
-    return url.lower().startswith(("http://", "https://")) and _USERINFO.match(url) is not None
-
-
-def without_userinfo(text: str) -> str:
-    """A text for people: its URLs lose user, password, and the query of http addresses, where signatures stand."""
-    if "://" not in text:
-        return text
-    text = _QUERY.sub(r"\1", text)
-    return _USERINFO.sub(lambda found: found[1] if _is_secret(found) else found[0], text)
-
-
-def _is_secret(found: re.Match[str]) -> bool:
-    return found[1].lower().startswith("http") or ":" in found[0].partition("://")[2]
 
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -219,42 +72,163 @@ _MICROSECOND = dt.timedelta(microseconds=1)
 
 
 class Storage(ABC):
-    """A folder of an object store. Keys are relative, `/`-separated, without a leading slash.
+    """A folder of an object store.
 
-    Every method raises ObjectNotFoundError for a key that is not there, PermissionDeniedError where credentials are
-    refused, and StorageError for what may pass by itself, after the retries of its settings.
-    Instances pickle (a memory storage only within its process) and may be used from any event loop.
+    Keys are relative. Their parts are separated by `/`, and they do not start with a slash. Every method raises
+    ObjectNotFoundError for a missing key, PermissionDeniedError if the store refuses the credentials, and StorageError
+    for failures that may be temporary, after the configured retries.
+
+    A storage can be pickled and used from any event loop. A storage in memory is only valid in its own process.
+
+    Subclass it for another kind of store. `icefloe.testing.StorageContract` tests what the library relies on.
+
+    Examples
+    --------
+    >>> import asyncio, icefloe
+    >>> storage = icefloe.in_memory_storage()
+    >>> asyncio.run(storage.put("a/b", b"content"))
+    >>> asyncio.run(storage.get("a/b"))
+    b'content'
     """
 
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where it is, for messages; never with credentials."""
+        """The address of the storage, for messages. It contains no credentials."""
 
     @property
     def read_only(self) -> bool:
+        """Whether the storage refuses all writes."""
         return False
 
     @abstractmethod
     async def get(self, key: str) -> bytes:
-        """The whole object."""
+        """Read a whole object.
+
+        Parameters
+        ----------
+        key
+            The key of the object.
+
+        Returns
+        -------
+        bytes
+            The content of the object.
+
+        Raises
+        ------
+        ObjectNotFoundError
+            The object does not exist.
+
+        Examples
+        --------
+        >>> import asyncio, icefloe
+        >>> storage = icefloe.in_memory_storage()
+        >>> asyncio.run(storage.put("a", b"content"))
+        >>> asyncio.run(storage.get("a"))
+        b'content'
+        """
 
     @abstractmethod
     async def get_versioned(self, key: str) -> Versioned:
-        """The whole object and its version, in one request."""
+        """Read a whole object and its version in one request.
+
+        Parameters
+        ----------
+        key
+            The key of the object.
+
+        Returns
+        -------
+        Versioned
+            The content, the version and, if the store reports it, the time of the last change.
+
+        Raises
+        ------
+        ObjectNotFoundError
+            The object does not exist.
+
+        Examples
+        --------
+        >>> import asyncio, icefloe
+        >>> storage = icefloe.in_memory_storage()
+        >>> asyncio.run(storage.put("a", b"content"))
+        >>> asyncio.run(storage.get_versioned("a")).data
+        b'content'
+        """
 
     @abstractmethod
     async def get_range(self, key: str, start: int, end: int) -> bytes:
-        """Bytes [start, end) of an object; shorter when the object ends before, StorageError when it starts after."""
+        """Read a range of bytes of an object.
+
+        Parameters
+        ----------
+        key
+            The key of the object.
+        start
+            The first byte.
+        end
+            The end of the range. The byte at this position is not included.
+
+        Returns
+        -------
+        bytes
+            The bytes. There are fewer of them if the object ends before `end`.
+
+        Raises
+        ------
+        ObjectNotFoundError
+            The object does not exist.
+        StorageError
+            The object ends before `start`.
+
+        Examples
+        --------
+        >>> import asyncio, icefloe
+        >>> storage = icefloe.in_memory_storage()
+        >>> asyncio.run(storage.put("a", b"content"))
+        >>> asyncio.run(storage.get_range("a", 1, 4))
+        b'ont'
+        """
 
     async def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
-        """Several ranges of one object; near ones may become one request."""
+        """Read several ranges of bytes of one object. Ranges that are close to each other are read with one request.
+
+        Parameters
+        ----------
+        key
+            The key of the object.
+        starts
+            The first byte of each range.
+        ends
+            The end of each range. The byte at this position is not included.
+
+        Returns
+        -------
+        list of bytes
+            The bytes of each range.
+
+        Raises
+        ------
+        ObjectNotFoundError
+            The object does not exist.
+        StorageError
+            The object ends before the start of a range.
+
+        Examples
+        --------
+        >>> import asyncio, icefloe
+        >>> storage = icefloe.in_memory_storage()
+        >>> asyncio.run(storage.put("a", b"content"))
+        >>> asyncio.run(storage.get_ranges("a", [0, 4], [2, 7]))
+        [b'co', b'ent']
+        """
         check_ranges(starts, ends)
         found: list[bytes] = [b""] * len(starts)
         filled = [index for index in range(len(starts)) if ends[index] > starts[index]]
         lows = np.fromiter((starts[index] for index in filled), np.int64, len(filled))
         highs = np.fromiter((ends[index] for index in filled), np.int64, len(filled))
-        gate = asyncio.Semaphore(_RANGES_AT_ONCE)
+        gate = asyncio.Semaphore(RANGES_AT_ONCE)
 
         async def fetch(read: MergedRead) -> None:
             async with gate:
@@ -277,11 +251,51 @@ class Storage(ABC):
 
     @abstractmethod
     async def head(self, key: str) -> ObjectInfo:
-        """Size, time and version of an object."""
+        """Read the size, the time of the last change and the version of an object.
+
+        Parameters
+        ----------
+        key
+            The key of the object.
+
+        Returns
+        -------
+        ObjectInfo
+            The facts about the object. The time is that of the store's clock.
+
+        Raises
+        ------
+        ObjectNotFoundError
+            The object does not exist.
+
+        Examples
+        --------
+        >>> import asyncio, icefloe
+        >>> storage = icefloe.in_memory_storage()
+        >>> asyncio.run(storage.put("a", b"content"))
+        >>> asyncio.run(storage.head("a")).size_bytes
+        7
+        """
 
     @abstractmethod
     async def put(self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None) -> None:
-        """Write a fresh object; nobody else writes this key. Never half visible."""
+        """Write an object under a key that no other writer uses. Readers see the whole object or none.
+
+        Parameters
+        ----------
+        key
+            The key of the object.
+        data
+            Its content.
+        metadata
+            User metadata. Stores that have none ignore it.
+
+        Examples
+        --------
+        >>> import asyncio, icefloe
+        >>> storage = icefloe.in_memory_storage()
+        >>> asyncio.run(storage.put("a", b"content"))
+        """
 
     @abstractmethod
     async def write_if(
@@ -293,36 +307,84 @@ class Storage(ABC):
         metadata: Mapping[str, str] | None = None,
         unique: bool = True,
     ) -> Version:
-        """Write an object on one condition, and return its new version.
+        """Write an object if it has a certain version, or if it does not exist.
 
         Parameters
         ----------
         key
-            The object to write.
+            The key of the object.
         data
             Its new content.
         before
-            The version that the object must still have. None: the object must not exist.
+            The version that the object must have. None: the object must not exist.
         metadata
-            User metadata, where the store keeps it.
+            User metadata. Stores that have none ignore it.
         unique
-            Whether no other writer would write the same bytes. Finding them there after a lost answer then means
-            success.
+            Whether no other writer writes the same bytes. If a response is lost and the object then has these bytes,
+            the write succeeded.
+
+        Returns
+        -------
+        Version
+            The new version of the object.
 
         Raises
         ------
         AlreadyExistsError
             `before` is None and the object exists. Exactly one of many callers succeeds.
         VersionMismatchError
-            The object has another version, or is gone.
+            The object has another version, or does not exist.
         OutcomeUnknownError
-            The answer was lost, and the object does not show whether the write took effect.
+            The response was lost, and the object does not show whether the write took effect.
+
+        Examples
+        --------
+        >>> import asyncio, icefloe
+        >>> storage = icefloe.in_memory_storage()
+        >>> first = asyncio.run(storage.write_if("a", b"one", None))
+        >>> second = asyncio.run(storage.write_if("a", b"two", first))
+        >>> asyncio.run(storage.get("a"))
+        b'two'
         """
 
     async def create(
         self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None, unique: bool = True
     ) -> Version:
-        """Create an object that must not exist. See `write_if`."""
+        """Create an object that must not exist.
+
+        Parameters
+        ----------
+        key
+            The key of the object.
+        data
+            Its content.
+        metadata
+            User metadata. Stores that have none ignore it.
+        unique
+            Whether no other writer writes the same bytes. See `write_if`.
+
+        Returns
+        -------
+        Version
+            The version of the new object.
+
+        Raises
+        ------
+        AlreadyExistsError
+            The object exists. Exactly one of many callers succeeds.
+        OutcomeUnknownError
+            The response was lost, and the object does not show whether the write took effect.
+
+        Examples
+        --------
+        >>> import asyncio, icefloe
+        >>> storage = icefloe.in_memory_storage()
+        >>> version = asyncio.run(storage.create("a", b"content"))
+        >>> asyncio.run(storage.create("a", b"other"))
+        Traceback (most recent call last):
+            ...
+        icefloe.errors.AlreadyExistsError: ...
+        """
         return await self.write_if(key, data, None, metadata=metadata, unique=unique)
 
     async def swap(
@@ -334,39 +396,159 @@ class Storage(ABC):
         metadata: Mapping[str, str] | None = None,
         unique: bool = True,
     ) -> Version:
-        """Replace an object that must still have this version. See `write_if`."""
+        """Replace an object that must have a certain version.
+
+        Parameters
+        ----------
+        key
+            The key of the object.
+        data
+            Its new content.
+        version
+            The version that the object must have.
+        metadata
+            User metadata. Stores that have none ignore it.
+        unique
+            Whether no other writer writes the same bytes. See `write_if`.
+
+        Returns
+        -------
+        Version
+            The new version of the object.
+
+        Raises
+        ------
+        VersionMismatchError
+            The object has another version, or does not exist.
+        OutcomeUnknownError
+            The response was lost, and the object does not show whether the write took effect.
+
+        Examples
+        --------
+        >>> import asyncio, icefloe
+        >>> storage = icefloe.in_memory_storage()
+        >>> version = asyncio.run(storage.create("a", b"one"))
+        >>> version = asyncio.run(storage.swap("a", b"two", version))
+        >>> asyncio.run(storage.get("a"))
+        b'two'
+        """
         return await self.write_if(key, data, version, metadata=metadata, unique=unique)
 
     @abstractmethod
     async def list_names(self, prefix: str) -> list[str]:
-        """Sorted names directly in the folder `prefix`, without times and sizes; folders end in `/`.
+        """List the names directly in a folder, without sizes and times.
 
-        A folder is there only if it holds an object.
+        Parameters
+        ----------
+        prefix
+            The folder. It ends in `/`, or is empty for the whole storage.
+
+        Returns
+        -------
+        list of str
+            The names, sorted. Names of folders end in `/`. A folder exists only if it contains an object.
+
+        Examples
+        --------
+        >>> import asyncio, icefloe
+        >>> storage = icefloe.in_memory_storage()
+        >>> for key in ("a/b", "a/c/d"):
+        ...     asyncio.run(storage.put(key, b""))
+        >>> asyncio.run(storage.list_names("a/"))
+        ['b', 'c/']
         """
 
     @abstractmethod
     def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[Sequence[ObjectInfo]]:
-        """Objects whose key starts with `prefix` (a folder, ending in `/`, or empty), by key, in pages.
+        """List the objects in a folder and its subfolders in pages, sorted by key.
 
-        Only keys greater than `after`. Consumers may stop early; no more pages are then asked for than read.
+        Pages are requested when they are read. A caller that stops early causes no further requests.
+
+        Parameters
+        ----------
+        prefix
+            The folder. It ends in `/`, or is empty for the whole storage.
+        after
+            Only list keys greater than this one.
+
+        Yields
+        ------
+        sequence of ObjectInfo
+            One page of objects.
+
+        Examples
+        --------
+        >>> import asyncio, icefloe
+        >>> storage = icefloe.in_memory_storage()
+        >>> for key in ("a/b", "a/c/d"):
+        ...     asyncio.run(storage.put(key, b""))
+        >>> async def keys():
+        ...     return [item.key async for page in storage.list("a/") for item in page]
+        >>> asyncio.run(keys())
+        ['a/b', 'a/c/d']
         """
 
     @property
     def lists_names_faster(self) -> bool:
         """Whether names alone are listed much faster than names with sizes and times.
 
-        Whoever needs the sizes and times of a few objects in a large folder then uses `list_names_of_length` and
-        `stat_names` instead of `list`.
+        If so, use `list_names_of_length` and `stat_names` instead of `list` to read the sizes and times of a few
+        objects in a large folder.
         """
         return False
 
     async def list_names_of_length(self, prefix: str, length: int) -> Sequence[bytes]:
-        """Names of so many bytes directly in a folder, in any order. A name may be that of a folder."""
+        """List the names of a certain length directly in a folder, in any order.
+
+        Parameters
+        ----------
+        prefix
+            The folder. It ends in `/`, or is empty for the whole storage.
+        length
+            The length of the names in bytes.
+
+        Returns
+        -------
+        sequence of bytes
+            The names. A name may be that of a folder.
+
+        Examples
+        --------
+        >>> import asyncio, icefloe
+        >>> storage = icefloe.in_memory_storage()
+        >>> for key in ("a/b", "a/long"):
+        ...     asyncio.run(storage.put(key, b""))
+        >>> asyncio.run(storage.list_names_of_length("a/", 4))
+        [b'long']
+        """
         names = [name.encode() for name in await self.list_names(prefix) if not name.endswith("/")]
         return [name for name in names if len(name) == length]
 
     async def stat_names(self, prefix: str, names: Sequence[bytes]) -> tuple[Sequence[int], Sequence[int]]:
-        """Sizes, and times in nanoseconds since 1970, of objects directly in a folder; -1 for those that are gone."""
+        """Read the sizes and times of some objects directly in a folder.
+
+        Parameters
+        ----------
+        prefix
+            The folder. It ends in `/`, or is empty for the whole storage.
+        names
+            The names of the objects.
+
+        Returns
+        -------
+        tuple of two sequences of int
+            The sizes in bytes, and the times of the last change in nanoseconds since 1970. Both are -1 for an object
+            that does not exist.
+
+        Examples
+        --------
+        >>> import asyncio, icefloe
+        >>> storage = icefloe.in_memory_storage()
+        >>> asyncio.run(storage.put("a/b", b"content"))
+        >>> sizes, times = asyncio.run(storage.stat_names("a/", [b"b", b"c"]))
+        >>> list(sizes)
+        [7, -1]
+        """
         wanted = {f"{prefix}{name.decode()}": row for row, name in enumerate(names)}
         sizes, times = [-1] * len(names), [-1] * len(names)
         async for page in self.list(prefix):
@@ -379,13 +561,72 @@ class Storage(ABC):
 
     @abstractmethod
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; a key that is not there is no error."""
+        """Delete objects. A missing object is not an error.
+
+        Parameters
+        ----------
+        keys
+            The keys of the objects.
+
+        Examples
+        --------
+        >>> import asyncio, icefloe
+        >>> storage = icefloe.in_memory_storage()
+        >>> asyncio.run(storage.put("a", b"content"))
+        >>> asyncio.run(storage.delete(["a", "b"]))
+        >>> asyncio.run(storage.exists("a"))
+        False
+        """
 
     @abstractmethod
     async def copy(self, source: str, target: str, *, version: Version | None = None) -> None:
-        """Copy an object inside the storage, only if it is still that version when one is given."""
+        """Copy an object inside the storage.
+
+        Parameters
+        ----------
+        source
+            The key of the object.
+        target
+            The key of the copy.
+        version
+            The version that the object must have. None: any version.
+
+        Raises
+        ------
+        ObjectNotFoundError
+            The object does not exist.
+        VersionMismatchError
+            The object has another version.
+
+        Examples
+        --------
+        >>> import asyncio, icefloe
+        >>> storage = icefloe.in_memory_storage()
+        >>> asyncio.run(storage.put("a", b"content"))
+        >>> asyncio.run(storage.copy("a", "b"))
+        >>> asyncio.run(storage.get("b"))
+        b'content'
+        """
 
     async def exists(self, key: str) -> bool:
+        """Return whether an object exists.
+
+        Parameters
+        ----------
+        key
+            The key of the object.
+
+        Returns
+        -------
+        bool
+            Whether the object exists.
+
+        Examples
+        --------
+        >>> import asyncio, icefloe
+        >>> asyncio.run(icefloe.in_memory_storage().exists("a"))
+        False
+        """
         try:
             await self.head(key)
         except ObjectNotFoundError:
@@ -393,28 +634,82 @@ class Storage(ABC):
         return True
 
     async def is_empty(self) -> bool:
-        """Whether there is no object at all."""
+        """Return whether the storage contains no object.
+
+        Returns
+        -------
+        bool
+            Whether the storage is empty.
+
+        Examples
+        --------
+        >>> import asyncio, icefloe
+        >>> asyncio.run(icefloe.in_memory_storage().is_empty())
+        True
+        """
         async for page in self.list(""):
             if page:
                 return False
         return True
 
     async def make_durable(self) -> None:
-        """Return when everything that this process wrote here would survive a power loss.
+        """Wait until everything that this process wrote survives a power loss.
 
-        `create`, `swap` and `delete` do so themselves before they take effect. Object stores always do.
+        `create`, `swap` and `delete` wait for it before they take effect. Writes to object stores are always durable.
+
+        Examples
+        --------
+        >>> import asyncio, icefloe
+        >>> asyncio.run(icefloe.in_memory_storage().make_durable())
         """
 
     async def remove_leftovers(self, older_than: dt.timedelta, now: dt.datetime | None = None) -> int:
-        """Remove the unfinished files of writers that died that long ago, and return how many there were.
+        """Remove unfinished files that writers left behind when they died.
 
-        `now` is the time by the clock of the store. Stores that show only finished objects have no such files.
+        Only file systems have such files. Object stores only show finished objects.
+
+        Parameters
+        ----------
+        older_than
+            Only remove files older than this. Choose a value longer than your longest-running write.
+        now
+            The current time by the clock of the store. By default, the clock of this process is used.
+
+        Returns
+        -------
+        int
+            The number of removed files.
+
+        Examples
+        --------
+        >>> import asyncio, datetime, icefloe
+        >>> asyncio.run(icefloe.in_memory_storage().remove_leftovers(datetime.timedelta(days=1)))
+        0
         """
         return 0
 
     @abstractmethod
     def child(self, prefix: str) -> Storage:
-        """The same storage, one folder deeper."""
+        """Return the storage of a folder inside this one.
+
+        Parameters
+        ----------
+        prefix
+            The folder.
+
+        Returns
+        -------
+        Storage
+            A storage whose keys are relative to the folder.
+
+        Examples
+        --------
+        >>> import asyncio, icefloe
+        >>> storage = icefloe.in_memory_storage()
+        >>> asyncio.run(storage.child("a").put("b", b"content"))
+        >>> asyncio.run(storage.get("a/b"))
+        b'content'
+        """
 
 
 StorageLike: TypeAlias = Storage | str | Path
@@ -459,207 +754,3 @@ def changed(shown: str, found: str) -> VirtualChunkError:
 def normal_etag(etag: str) -> str:
     """An ETag without what servers disagree on: quotes and the mark of a weak one."""
     return etag.removeprefix("W/").strip('"')
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """Exponential backoff with full jitter; `max_tries` counts the first try too."""
-
-    max_tries: int = 10
-    initial_backoff_ms: int = 100
-    max_backoff_ms: int = 15_000
-
-    def __post_init__(self) -> None:
-        if self.max_tries < 1 or self.initial_backoff_ms < 0 or self.max_backoff_ms < 0:
-            raise InvalidInputError(f"{self}: at least one try, and no negative times")
-
-    def pauses(self) -> Iterator[float]:
-        """Seconds to wait after each try that failed, one per try."""
-        ceiling = self.initial_backoff_ms
-        for _ in range(self.max_tries):
-            yield random.uniform(0, min(ceiling, self.max_backoff_ms)) / 1000
-            ceiling = min(ceiling * 2, self.max_backoff_ms)
-
-
-NO_RETRIES = RetryPolicy(max_tries=1, initial_backoff_ms=0)
-
-
-T = TypeVar("T")
-
-
-class Threads:
-    """A pool that is made when first used, and anew in a forked child, where its threads are gone."""
-
-    def __init__(self, name: str, workers: int) -> None:
-        self._name = name
-        self._workers = workers
-        self._pool: ThreadPoolExecutor | None = None
-        os.register_at_fork(after_in_child=self._forget)
-
-    def _forget(self) -> None:
-        self._pool = None
-
-    async def run(self, call: Callable[[], T]) -> T:
-        """The answer of a blocking call."""
-        return await asyncio.get_running_loop().run_in_executor(self._started(), call)
-
-    def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
-        """A call that was begun, for those who have no event loop."""
-        return self._started().submit(call, *arguments)
-
-    def _started(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix=f"icefloe-{self._name}")
-        return self._pool
-
-
-FILES = Threads("files", min(32, 4 + 2 * (os.cpu_count() or 1)))
-DELETIONS = Threads("deletions", 16)
-"""A busy disk lets each deletion wait a while, but lets many wait at the same time."""
-REQUESTS = Threads("requests", 64)
-"""Blocking requests in our threads rather than obstore's coroutines: those end on threads that Python does not know,
-and a process that exits at that moment is aborted."""
-
-SYNCS = Threads("syncs", 8)
-"""Files are synced at the same time, because the system then writes its journal once for several of them."""
-
-
-OBSTORE_ERRORS: dict[type[Exception], type[IcefloeError]] = {
-    foreign.BaseError: StorageError,
-    foreign.GenericError: StorageError,
-    foreign.JoinError: StorageError,
-    foreign.NotFoundError: ObjectNotFoundError,
-    foreign.InvalidPathError: InvalidInputError,
-    foreign.NotSupportedError: UnsupportedError,
-    foreign.AlreadyExistsError: AlreadyExistsError,
-    foreign.PreconditionError: VersionMismatchError,
-    foreign.NotModifiedError: VersionMismatchError,
-    foreign.PermissionDeniedError: PermissionDeniedError,
-    foreign.UnauthenticatedError: PermissionDeniedError,
-    foreign.UnknownConfigurationKeyError: InvalidInputError,
-    # Some of its errors are Python's own.
-    NotImplementedError: UnsupportedError,
-    ValueError: InvalidInputError,
-}
-
-MISSING = (foreign.NotFoundError, FileNotFoundError)
-"""What obstore raises for a key that is not there: its own error, or Python's, depending on the version."""
-
-_WRITES = ("write ", "create ", "replace ")
-
-_MISCONFIGURED = re.compile(
-    r"builder error|relative url|missing (bucket|region|container|account)|scheme is not allowed|invalid (url|host)",
-    re.IGNORECASE,
-)
-"""What a request says that no repetition helps: it never left, because it could not be built."""
-
-_ADVICE: dict[type[IcefloeError], str] = {
-    PermissionDeniedError: "; check the credentials, the bucket policy, and the region or endpoint",
-    StorageError: "; the request was repeated as the retry settings say, trying again later may help",
-}
-
-
-def translate_obstore(error: Exception, action: str, url: str) -> IcefloeError:
-    """The error of this library for one that obstore raised."""
-    kind = next((OBSTORE_ERRORS[base] for base in type(error).__mro__ if base in OBSTORE_ERRORS), StorageError)
-    # The first line is the message; obstore appends a debug print of the source below it.
-    whole = str(error)
-    shown = without_userinfo(whole)
-    if shown != whole:
-        # The address of a request can hold a password or a signature. The original error is shown in tracebacks.
-        error.args = (shown,)
-    found = shown.partition("\n")[0].strip()
-    if kind is StorageError and _MISCONFIGURED.search(found):
-        return InvalidInputError(f"cannot {action} in {url}: {found}; check the address and the options of the storage")
-    return kind(f"cannot {action} in {url}: {found}{_ADVICE.get(kind, '')}")
-
-
-def translate_os_error(error: OSError, action: str, url: str) -> IcefloeError:
-    """The error of this library for one of the operating system."""
-    found = error.strerror or str(error)
-    if action.startswith(_WRITES) and isinstance(error, NotADirectoryError | IsADirectoryError):
-        return UnsupportedError(
-            f"cannot {action} in {url}: on a file system a name is a file or a folder, and it is the other one there"
-        )
-    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
-        return ObjectNotFoundError(f"cannot {action} in {url}: no such object")
-    if isinstance(error, PermissionError) and error.errno == errno.EPERM and "leads out" in found:
-        return PermissionDeniedError(f"cannot {action} in {url}: {found}")
-    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
-        return PermissionDeniedError(f"cannot {action} in {url}: {found}; check owner and mode of the folder")
-    if error.errno == errno.ENAMETOOLONG:
-        return InvalidInputError(f"cannot {action} in {url}: the key is longer than the file system allows")
-    return StorageError(f"cannot {action} in {url}: {found}")
-
-
-class Translating:
-    """A `with` block in which foreign errors become this library's."""
-
-    __slots__ = ("_action", "_key", "_url")
-
-    def __init__(self, action: str, key: str, url: str) -> None:
-        self._action = action
-        self._key = key
-        self._url = url
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None or isinstance(error, IcefloeError):
-            return
-        action = f"{self._action} {self._key!r}" if self._key else self._action
-        if isinstance(error, foreign.BaseError | ValueError | NotImplementedError):
-            raise translate_obstore(error, action, self._url) from error
-        if isinstance(error, OSError):
-            raise translate_os_error(error, action, self._url) from error
-
-
-_MULTIPART_BYTES = 100 << 20
-_PART_BYTES = 16 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """An object, or a part of one, and what the store says about it."""
-
-    data: bytes
-    meta: Any
-    attributes: dict[str, str]
-
-
-def fetch(store: ObjectStore, path: str, options: Any) -> Fetched:
-    """One GET, or a HEAD when the options say so."""
-    found = obstore.get(store, path, options=options)
-    is_head = options is not None and options.get("head")
-    return Fetched(b"" if is_head else found.bytes().to_bytes(), found.meta, dict(found.attributes))
-
-
-def write(store: ObjectStore, path: str, data: bytes | memoryview, attributes: dict[str, str], mode: Any = None) -> Any:
-    """One PUT, conditional if there is a mode; in parts when it is plain and large."""
-    return obstore.put(
-        store,
-        path,
-        data,
-        attributes=attributes or None,
-        mode=mode,
-        use_multipart=mode is None and len(data) > _MULTIPART_BYTES,
-        chunk_size=_PART_BYTES,
-    )
-
-
-def delete_all(store: ObjectStore, paths: Sequence[str]) -> None:
-    """Delete objects; what is not there is no error."""
-    try:
-        obstore.delete(store, paths)
-        return
-    except MISSING:
-        pass
-    # A missing key ended the batch on this store: the rest is deleted one by one.
-    for path in paths:
-        try:
-            obstore.delete(store, path)
-        except MISSING:
-            continue

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import wait as wait_for
 from typing import Any
 
-from icefloe.storage.contract import SYNCS
+from icefloe.storage.requests import SYNCS
 
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)

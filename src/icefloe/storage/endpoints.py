@@ -16,7 +16,6 @@ from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 from icefloe.errors import InvalidInputError, UnsupportedError
 from icefloe.model.virtual_chunk_container import S3Options
 from icefloe.storage.aws_profile import AwsProfile, AwsSettings, find_aws_endpoint, read_profile, read_settings
-from icefloe.storage.contract import RetryPolicy, without_userinfo
 from icefloe.storage.credentials import (
     AnonymousCredentials,
     AzureCredentials,
@@ -31,6 +30,7 @@ from icefloe.storage.credentials import (
     S3RefreshableCredentials,
     S3StaticCredentials,
 )
+from icefloe.storage.requests import RetryPolicy, without_userinfo
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

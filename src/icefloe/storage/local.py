@@ -24,25 +24,27 @@ from icefloe.errors import (
     VersionMismatchError,
 )
 from icefloe.storage.contract import (
-    DELETIONS,
-    FILES,
     Buffer,
     ObjectInfo,
     SourceStorage,
     Storage,
-    Translating,
     Version,
     Versioned,
+    check_unchanged,
+    flat_bytes,
+)
+from icefloe.storage.durability import Unsynced, sync_open, sync_path, unsynced_below
+from icefloe.storage.requests import (
+    DELETIONS,
+    FILES,
+    Translating,
     check_key,
     check_prefix,
     check_ranges,
-    check_unchanged,
     decode_key,
     encode_key,
-    flat_bytes,
     join_prefix,
 )
-from icefloe.storage.durability import Unsynced, sync_open, sync_path, unsynced_below
 
 Bytes = bytes | memoryview
 

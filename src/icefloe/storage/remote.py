@@ -18,32 +18,34 @@ from icefloe.blocking import fork_safe_lock
 from icefloe.errors import ReadOnlyError, StorageError, UnsupportedError, VersionMismatchError
 from icefloe.storage.conditional_writes import ConditionalWrite, WriteOutcome, look_by_content, write_conditionally
 from icefloe.storage.contract import (
-    MISSING,
-    NO_RETRIES,
-    REQUESTS,
     Buffer,
-    Fetched,
     ObjectInfo,
-    RetryPolicy,
     SourceStorage,
-    Translating,
     Version,
     Versioned,
     changed,
+    check_unchanged,
+    flat_bytes,
+    normal_etag,
+)
+from icefloe.storage.endpoints import Endpoint
+from icefloe.storage.requests import (
+    MISSING,
+    NO_RETRIES,
+    REQUESTS,
+    Fetched,
+    RetryPolicy,
+    Translating,
     check_key,
     check_prefix,
     check_range,
-    check_unchanged,
     decode_key,
     delete_all,
     encode_key,
     fetch,
-    flat_bytes,
     join_prefix,
-    normal_etag,
     write,
 )
-from icefloe.storage.endpoints import Endpoint
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

@@ -18,7 +18,7 @@ from icefloe.model.virtual_chunk_container import (
     TigrisObjectStore,
 )
 from icefloe.storage.build import TIGRIS_ENDPOINT, known_to_sort
-from icefloe.storage.contract import RetryPolicy, SourceStorage
+from icefloe.storage.contract import SourceStorage
 from icefloe.storage.credentials import (
     AnonymousCredentials,
     AnyCredential,
@@ -37,6 +37,7 @@ from icefloe.storage.endpoints import AzureEndpoint, GcsEndpoint, HttpEndpoint, 
 from icefloe.storage.local import LocalStorage
 from icefloe.storage.memory import MemoryStorage
 from icefloe.storage.remote import ObstoreStorage
+from icefloe.storage.requests import RetryPolicy
 
 
 def open_object_store(

@@ -23,7 +23,8 @@ from icefloe.chunks.reader import LocatedChunks
 from icefloe.codec_pipeline import ChunkDecoder, decoder_of
 from icefloe.model.chunk_table import batches_up_to
 from icefloe.session.session import Session
-from icefloe.storage.contract import Buffer, Threads
+from icefloe.storage.contract import Buffer
+from icefloe.storage.requests import Threads
 from icefloe.tables.grids import open_array
 from icefloe.tables.options import RepositoryAddress, session_at
 

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from icefloe.errors import StorageError
 from icefloe.storage.conditional_writes import ConditionalWrite, look_by_content, write_conditionally
-from icefloe.storage.contract import Buffer, RetryPolicy, Storage, Version
+from icefloe.storage.contract import Buffer, Storage, Version
+from icefloe.storage.requests import RetryPolicy
 from icefloe.storage.wrappers import (
     METHODS,
     MethodMetrics,

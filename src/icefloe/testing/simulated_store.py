@@ -34,18 +34,8 @@ from icefloe.errors import (
     VersionMismatchError,
 )
 from icefloe.storage.conditional_writes import ConditionalWrite, look_by_content, write_conditionally
-from icefloe.storage.contract import (
-    Buffer,
-    ObjectInfo,
-    RetryPolicy,
-    Storage,
-    Version,
-    Versioned,
-    check_key,
-    check_prefix,
-    check_range,
-    join_prefix,
-)
+from icefloe.storage.contract import Buffer, ObjectInfo, Storage, Version, Versioned
+from icefloe.storage.requests import RetryPolicy, check_key, check_prefix, check_range, join_prefix
 
 T = TypeVar("T")
 
