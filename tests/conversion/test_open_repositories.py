@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import itertools
 from collections.abc import Awaitable, Callable
@@ -16,6 +17,7 @@ import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.conversion.survey import LossKind
 from icefloe.ledger import repository, store, switch_generation
+from icefloe.ledger.contract import JOURNAL_KEY
 from icefloe.storage.contract import Storage
 from icefloe.storage.wrappers import WRITES, Operation, WrappedStorage
 
@@ -147,6 +149,34 @@ def test_no_commit_is_lost_whenever_it_meets_a_conversion_in_place(
         assert value == (9 if acknowledged[-1] else 1), f"before write {number}"
     assert len(acknowledged) == number - 1 > 3
     assert acknowledged[0]
+
+
+@pytest.mark.parametrize("pair", ["repository to icechunk1", "icechunk1 to icechunk2", "icechunk2 to repository"])
+def test_nothing_is_collected_while_a_conversion_is_unfinished(pair: str) -> None:
+    old, new = pair.split(" to ")
+    unfinished = 0
+    for number in itertools.count(1):
+        storage = icefloe.in_memory_storage()
+        write_first(icefloe.Repository.create(storage, spec_version=old, config=CONFIG))
+
+        def die() -> None:
+            raise _InterruptedError
+
+        dying = _CallingStorage(storage, number, die)
+        with contextlib.suppress(_InterruptedError):
+            icefloe.upgrade(dying, new)
+        if dying.left > 0:
+            break
+        if run_blocking(storage.exists(JOURNAL_KEY)):
+            unfinished += 1
+            with pytest.raises(icefloe.ReadOnlyError, match="a conversion"):
+                icefloe.Repository.open(storage).garbage_collect(dt.timedelta(0), ignore_running_sessions=True)
+        if icefloe.Repository.open(storage).spec_version.value != new or run_blocking(storage.exists(JOURNAL_KEY)):
+            icefloe.upgrade(storage, new)
+        found = icefloe.Repository.open(storage)
+        found.garbage_collect(dt.timedelta(0), ignore_running_sessions=True)
+        assert zarr.open_array(found.readonly_session("main").store, path="a", mode="r")[0] == 1
+    assert unfinished >= 5
 
 
 def test_a_collection_judges_nothing_by_refs_without_main() -> None:

@@ -12,10 +12,17 @@ from tests.maintenance.test_expired_bases import INLINE, NEVER, Interrupted
 
 import icefloe
 
+LOOSE = icefloe.RepositoryConfig(
+    inline_chunk_threshold_bytes=0, chunk_packing=icefloe.ChunkPackingConfig(enabled=False)
+)
+"""Every chunk is an object of its own, so that a compaction packs them."""
 
-def make_history(generation: str) -> tuple[icefloe.Repository, Interrupted, icefloe.Repository]:
+
+def make_history(
+    generation: str, config: icefloe.RepositoryConfig = INLINE
+) -> tuple[icefloe.Repository, Interrupted, icefloe.Repository]:
     inner = icefloe.in_memory_storage()
-    others = icefloe.Repository.create(inner, INLINE, spec_version=generation)
+    others = icefloe.Repository.create(inner, config, spec_version=generation)
     for name in ("a", "b"):
         with others.transaction("main", message=name) as store:
             zarr.create_array(store, name=name, shape=(6,), chunks=(1,), dtype="i8", compressors=None)[:] = 1
@@ -23,7 +30,7 @@ def make_history(generation: str) -> tuple[icefloe.Repository, Interrupted, icef
         zarr.open_array(store, path="a").resize((4,))
         zarr.create_array(store, name="c", shape=(6,), chunks=(1,), dtype="i8", compressors=None)[:] = 1
     slow = Interrupted(inner)
-    return others, slow, icefloe.Repository.open(slow, INLINE)
+    return others, slow, icefloe.Repository.open(slow, config)
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
@@ -66,3 +73,51 @@ def test_a_collection_is_not_stopped_by_what_a_refused_commit_left(generation: s
         if slow.left > 0:
             return
     raise AssertionError("a commit has no end")
+
+
+def late_writer(others: icefloe.Repository, repo: icefloe.Repository) -> icefloe.Session:
+    """A session that replaced chunks, and then the branch was compacted."""
+    session = repo.writable_session("main")
+    zarr.open_array(session.store, path="b", mode="r+")[:] = 7
+    others.compact("main")
+    return session
+
+
+def commit_late(session: icefloe.Session, request: int) -> None:
+    """Commit, or learn that history no longer contains the base. Nobody else wrote chunks, so none are in conflict."""
+    try:
+        session.commit("late", rebase_with=icefloe.ConflictDetector())
+    except icefloe.RebaseFailedError as error:
+        raise AssertionError(f"at request {request}: {error}") from error
+    except icefloe.ConflictError:
+        return
+
+
+@pytest.mark.parametrize("generation", [g for g in GENERATIONS if g not in ("dataset", "store")])
+def test_a_compaction_is_no_conflict_while_history_expires(generation: str) -> None:
+    for request in range(1, NEVER):
+        others, slow, repo = make_history(generation, LOOSE)
+        session = late_writer(others, repo)
+        slow.action = lambda others=others: others.expire_snapshots(dt.timedelta(0))  # type: ignore[misc]
+        slow.left = request
+        commit_late(session, request)
+        if slow.left > 0:
+            return
+    raise AssertionError("a commit has no end")
+
+
+@pytest.mark.parametrize("generation", [g for g in GENERATIONS if g not in ("dataset", "store")])
+def test_a_compaction_is_no_conflict_after_an_expiry_that_died(generation: str) -> None:
+    def die() -> None:
+        raise RuntimeError("the process died")
+
+    for request in range(1, NEVER):
+        others, slow, dying = make_history(generation, LOOSE)
+        session = late_writer(others, others)
+        slow.action, slow.left = die, request
+        with contextlib.suppress(RuntimeError):
+            dying.expire_snapshots(dt.timedelta(0))
+        if slow.left > 0:
+            return
+        commit_late(session, request)
+    raise AssertionError("an expiry has no end")

@@ -46,6 +46,20 @@ FOUND: dict[str, tuple[Step, ...]] = {
         (2 * DAY + 60, "nightly", "collect", {"grace": DAY}),
         (2 * DAY + 120, "service", "transaction", transaction(("set", "b", 2))),
     ),
+    "others write a chunk between those of a worker, and commit first": steps(
+        (0.0, "service", "open", OPEN),
+        (0.0, "service", "fork", forks([("set", "a", 1), ("set", "a", 5)], how="parts")),
+        (60.0, "others", "transaction", transaction(("set", "a", 2))),
+        (120.0, "service", "commit", COMMIT),
+    ),
+    "others write a chunk between those of a worker, and commit last": steps(
+        (0.0, "others", "open", OPEN),
+        (0.0, "others", "edit", edit(("set", "a", 2))),
+        (60.0, "service", "open", OPEN),
+        (60.0, "service", "fork", forks([("set", "a", 1), ("set", "a", 5)], how="parts")),
+        (120.0, "service", "commit", COMMIT),
+        (180.0, "others", "commit", COMMIT),
+    ),
     "a service amends after a foreign expiry and collection": steps(
         (0.0, "service", "transaction", transaction(("set", "a", 0))),
         (2 * DAY, "nightly", "expire", {"age": 1.0}),

@@ -103,9 +103,9 @@ async def check_not_converting(storage: Storage, collection: object) -> None:
     """
     if collection == CONVERSION and await storage.exists(JOURNAL_KEY):
         raise ReadOnlyError(
-            f"{storage.url} is being converted to another generation, or a conversion was interrupted: nothing can be "
-            "written to the old generation. If no conversion is running, convert in place to the same generation "
-            "again, which finishes it. Then open the repository again",
+            f"{storage.url} is being converted to another generation, or a conversion was interrupted: until it is "
+            "finished, nothing can be written or deleted. If no conversion is running, run the same conversion again, "
+            "which finishes it. Then open the repository again",
             url=storage.url,
         )
 

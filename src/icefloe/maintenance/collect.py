@@ -33,7 +33,7 @@ from icefloe.errors import (
 from icefloe.formats.contract import Format
 from icefloe.formats.header import DecompressionLimits, decompress
 from icefloe.ids import ObjectId
-from icefloe.ledger.contract import RefTargets
+from icefloe.ledger.contract import CONVERSION, RefTargets, check_not_converting
 from icefloe.maintenance.inventory import (
     FOLDER,
     Cutoff,
@@ -481,6 +481,8 @@ async def plan_collection_of(uncached: UncachedRepository, request: CollectionRe
 
     Objects are listed before refs are read: whatever a commit names that lands in between is seen as named.
     """
+    # Files of the new generation look like garbage or damage as long as its refs do not exist.
+    await check_not_converting(uncached.storage, CONVERSION)
     decided = await fetch_cutoff(uncached.storage, request.older_than)
     check_running(uncached, decided, request)
     cutoff = decided.time

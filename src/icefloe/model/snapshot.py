@@ -131,7 +131,7 @@ INLINE_SOURCES, REMOVED_SOURCES = "=", "-"
 """How a text of the list begins that is fingerprints in base64, and one whose sources are no longer there."""
 
 REWRITTEN_PARENT_KEY = "icefloe_rewritten_parent"
-"""Metadata of a compaction where there are no logs: the snapshot whose chunks it holds, at other places.
+"""Metadata of a compaction: the snapshot whose chunks it holds, in other objects.
 
 It says nothing once expiry gave the commit another parent. No other commit has it, whatever metadata it is given.
 """

@@ -838,7 +838,7 @@ def _build_snapshot(
     total = None if parent.total_ancestors is None else parent.total_ancestors + 1
     now = current_time()
     metadata = inherit_metadata(base.metadata, request.metadata)
-    if request.only_moves_chunks and not capabilities.transaction_logs:
+    if request.only_moves_chunks:
         metadata = {**metadata, REWRITTEN_PARENT_KEY: parent.id}
     return Snapshot(
         id=new_object_id(capabilities.object_id_bytes),

@@ -367,6 +367,11 @@ async def fetch_log(
     is given by who walked the history of it with `ancestry_at`: then expiry since that walk changes nothing.
     """
     logs: list[TransactionLog] = []
+    if parent is not None and snapshot.metadata.get(REWRITTEN_PARENT_KEY) == parent.id:
+        # Expiry adds the changes of expired ancestors to the log of a kept snapshot, also while this one is rebased.
+        log = await compare_snapshots(parent, snapshot, context.metadata_files, chunks=False)
+        if log.is_empty():
+            return log
     if context.capabilities.transaction_logs:
         pruned = await context.ledger.fetch_pruned_logs(snapshot.id, tip)
         try:
@@ -383,14 +388,10 @@ async def fetch_log(
         return logs[0]
     if parent is None:
         parent_id = (await context.ledger.fetch_info(snapshot.id)).parent_id
-        parent = None if parent_id is None else await context.metadata_files.fetch_snapshot(parent_id)
-    if parent is None:
-        return reduce(merge_logs, logs, TransactionLog())
+        if parent_id is None:
+            return reduce(merge_logs, logs, TransactionLog())
+        return await fetch_log(context, snapshot, await context.metadata_files.fetch_snapshot(parent_id), wanted, tip)
     if not logs:
-        if snapshot.metadata.get(REWRITTEN_PARENT_KEY) == parent.id:
-            log = await compare_snapshots(parent, snapshot, context.metadata_files, chunks=False)
-            if log.is_empty():
-                return log
         return await compare_snapshots(parent, snapshot, context.metadata_files)
     return await join_logs(logs, parent, snapshot, context.metadata_files, wanted)
 

@@ -97,6 +97,7 @@ async def drop_false_conflicts(
     log: TransactionLog, base: Snapshot, changes: ChangeSet, theirs: Snapshot, metadata_files: MetadataFiles
 ) -> TransactionLog:
     """The log without chunks that we changed and whose references did not change. Reads only if both list a chunk."""
+    log = await _drop_beside_parts(_list_ours(log, base, changes), base, changes, metadata_files)
     suspects = _find_common(log, base, changes)
     if not suspects:
         return log
@@ -112,6 +113,58 @@ async def drop_false_conflicts(
             if len(left):
                 chunks[node_id] = left
     return replace(log, updated_chunks=chunks)
+
+
+async def _drop_beside_parts(
+    log: TransactionLog, base: Snapshot, changes: ChangeSet, metadata_files: MetadataFiles
+) -> TransactionLog:
+    """The log without chunks that are in the box of a part of ours but were not written by it.
+
+    A part is known by its box. Which chunks of it were written is read from its manifest, if the log names some in it.
+    """
+    met = {
+        node_id: (told, near)
+        for node_id, parts in changes.parts.items()
+        if (told := log.updated_chunks.get(node_id)) is not None and told.shape[1] == len(parts[0].extents)
+        if (near := [part for part in parts if _inside(told, (part.box,)).any()])
+    }
+    if not met:
+        return log
+    ours, chunks = summarise(base, changes).chunks, dict(log.updated_chunks)
+    for node_id, (told, near) in met.items():
+        written = [ours[node_id]] if node_id in ours else []
+        written += [each.coords() for each in changes.cleared.get(node_id, ())]
+        for part in near:
+            manifest = await metadata_files.fetch_manifest(part.manifest_id)
+            written.append(manifest.tables[node_id].coords)
+        inside = _inside(told, tuple(part.box for part in near))
+        kept = ~inside | np.isin(_rows(told), np.concatenate([_rows(each.astype(np.uint32)) for each in written]))
+        chunks[node_id] = told[kept]
+    return replace(log, updated_chunks=chunks)
+
+
+def _list_ours(log: TransactionLog, base: Snapshot, changes: ChangeSet) -> TransactionLog:
+    """The log with our chunks that are in a box instead of the box, for arrays of which we know every chunk.
+
+    A box is what a worker may have written. Which chunks of it were written is found by comparing references.
+    """
+    known = {
+        node_id
+        for node_id, edits in changes.edits.items()
+        if node_id in log.updated_boxes and edits.base_box is None and node_id not in changes.parts
+    } - changes.cleared.keys()
+    if not known:
+        return log
+    ours, chunks, boxes = summarise(base, changes).chunks, dict(log.updated_chunks), dict(log.updated_boxes)
+    for node_id in known & ours.keys():
+        written, told = ours[node_id], boxes.pop(node_id)
+        if any(len(box) != written.shape[1] for box in told):
+            boxes[node_id] = told
+            continue
+        inside = written[_inside(written, told)]
+        listed = chunks.get(node_id)
+        chunks[node_id] = inside if listed is None else np.unique(np.concatenate([listed, inside]), axis=0)
+    return replace(log, updated_chunks=chunks, updated_boxes=boxes)
 
 
 def _find_common(log: TransactionLog, base: Snapshot, changes: ChangeSet) -> dict[NodeId, Coords]:
@@ -142,7 +195,8 @@ def _rows(coords: Coords) -> npt.NDArray[np.void]:
 
 
 async def _find_unchanged(was: ArrayNode, now: ArrayNode, coords: Coords, lookup: ChunkLookup) -> Coords:
-    held, fresh = await lookup.table(was), await lookup.table(now)
+    box = tuple((int(first), int(last) + 1) for first, last in zip(coords.min(axis=0), coords.max(axis=0), strict=True))
+    held, fresh = await lookup.table(was, box), await lookup.table(now, box)
     before, after = find_rows(held, coords), find_rows(fresh, coords)
     there = (before >= 0) & (after >= 0)
     coords, before, after = coords[there], before[there], after[there]

@@ -24,6 +24,7 @@ from pyspark.storagelevel import StorageLevel
 from icefloe.blocking import run_blocking
 from icefloe.errors import InvalidInputError, ReadOnlyError
 from icefloe.ids import ALPHABET, ObjectId, text_length
+from icefloe.ledger.contract import CONVERSION, check_not_converting
 from icefloe.maintenance.collect import (
     DELETE_BATCH,
     KINDS,
@@ -209,6 +210,7 @@ def collect_garbage(
     if uncached.storage.read_only and not dry_run:
         raise ReadOnlyError(f"{uncached.storage.url} takes no writes; garbage cannot be collected")
     request = CollectionRequest(delete_object_older_than, created_after)
+    run_blocking(check_not_converting(uncached.storage, CONVERSION))
     decided = run_blocking(fetch_cutoff(uncached.storage, request.older_than))
     check_running(uncached, decided, request)
     cutoff = decided.time

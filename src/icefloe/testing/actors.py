@@ -22,6 +22,7 @@ from icefloe.conversion.convert import convert_async, upgrade_async
 from icefloe.conversion.steps import ConversionOptions
 from icefloe.conversion.survey import LossKind
 from icefloe.errors import (
+    AlreadyExistsError,
     ConflictError,
     FormatError,
     IcefloeError,
@@ -74,6 +75,17 @@ CONFIGS: Mapping[str, RepositoryConfig] = {
 """Where chunks go: into manifests, into packs, into objects of their own."""
 
 _WRITING = ("edit", "fork", "commit", "transaction", "rebase", "read_own")
+_EXPECTED = (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+    OutcomeUnknownError,
+    ReadOnlyError,
+    SessionStateError,
+    StorageError,
+)
+"""Errors by which a call may be refused. What else must hold for them is checked before."""
 EPOCH = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
 DAY = 86400.0
 
@@ -204,7 +216,7 @@ class Process:
         if isinstance(error, FormatError) and step.verb in _WRITING and self._oracle.collections:
             # A collection with too short a grace took what the session had written: it must say so, and it did.
             return
-        if not isinstance(error, (InvalidInputError, ReadOnlyError, SessionStateError)) and not _is_expected(error):
+        if not isinstance(error, _EXPECTED):
             self._oracle.report("errors are typed", f"{actor}: {step.verb} raised {type(error).__name__}: {error}")
 
     @property
@@ -635,10 +647,6 @@ class Process:
             text = "" if expected is None else describe_difference(expected, await read_content(session))
             if expected is None or text:
                 self._oracle.report("a mirror shows one state", f"{actor}: {branch} at {session.snapshot_id}: {text}")
-
-
-def _is_expected(error: IcefloeError) -> bool:
-    return error.kind.value in ("already_exists", "conflict", "outcome_unknown", "not_found", "storage")
 
 
 def _inherited(session: SessionModel, fork: SessionModel) -> Sequence[Change]:
