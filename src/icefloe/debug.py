@@ -19,7 +19,6 @@ _PACKAGES = (
     "zstandard",
     "msgpack",
     "msgspec",
-    "flatbuffers",
     "xarray",
     "dask",
     "distributed",

@@ -78,6 +78,12 @@ def test_everything_the_source_imports_is_declared(project: dict[str, Any]) -> N
     assert {name for name in imported if not packages.get(name, {name_of(name)}) & declared} <= OPTIONAL_IMPORTS
 
 
+def test_everything_that_is_always_installed_is_imported_by_the_source(project: dict[str, Any]) -> None:
+    packages = {name: {name_of(owner) for owner in owners} for name, owners in packages_distributions().items()}
+    imported = {owner for path in SOURCES for name in top_level_imports(path) for owner in packages.get(name, ())}
+    assert {name_of(line) for line in project["project"]["dependencies"]} <= imported
+
+
 def test_every_python_named_in_the_package_has_a_lock_file(project: dict[str, Any]) -> None:
     prefix = "Programming Language :: Python :: "
     named = {entry.removeprefix(prefix) for entry in project["project"]["classifiers"] if entry.startswith(prefix)}
