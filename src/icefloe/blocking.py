@@ -1,6 +1,7 @@
 """Blocking methods made from async ones, the event loop that runs them, and the time and randomness of the process.
 
-A public class writes a method once, as `name_async`. `blocking`, `blocking_classmethod` and `blocking_staticmethod`
+A public class writes a method once, as `name_async`. `blocking`, `blocking_classmethod`, `blocking_staticmethod`
+and `blocking_function`
 make the method `name` from it, with the same signature and docstring. `awaitable` works the other way round, for
 methods that only use memory. Blocking calls run on the event loop of one background thread.
 
@@ -317,7 +318,11 @@ def blocking_classmethod(
 
 def blocking_staticmethod(method: Callable[P, Coroutine[Any, Any, T]]) -> staticmethod[P, T]:
     """Make the blocking form of an async static method, as `blocking` does for a method."""
-    function: Callable[P, Coroutine[Any, Any, T]] = getattr(method, "__func__", method)
+    return staticmethod(blocking_function(getattr(method, "__func__", method)))
+
+
+def blocking_function(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Make the blocking form of an async function of a module, as `blocking` does for a method."""
     async_name = function.__name__
     name = async_name.removesuffix("_async")
 
@@ -328,7 +333,8 @@ def blocking_staticmethod(method: Callable[P, Coroutine[Any, Any, T]]) -> static
             raise _renamed(error, async_name, name) from None
         return run_blocking(work)
 
-    return staticmethod(_documented(call, function, name))
+    made: Callable[P, T] = _documented(call, function, name)
+    return made
 
 
 def awaitable(method: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:

@@ -30,8 +30,8 @@ from icefloe.cli.options import (
     storage_at,
 )
 from icefloe.cli.output import print_json
+from icefloe.conversion.convert import NEWEST_OFFICIAL, upgrade
 from icefloe.conversion.convert import convert as convert_repository
-from icefloe.conversion.convert import upgrade
 from icefloe.conversion.steps import Conversion
 from icefloe.conversion.survey import LossKind
 from icefloe.conversion.transfer import Verify
@@ -98,7 +98,7 @@ def convert(
     target: Annotated[
         str | None, typer.Argument(metavar="TARGET", help="Empty location for the new repository.", show_default=False)
     ] = None,
-    to: Generation = "icechunk2",
+    to: Generation = NEWEST_OFFICIAL.value,
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Replace the repository. Stop all writers first.")
     ] = False,

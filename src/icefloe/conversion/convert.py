@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from icefloe.blocking import run_blocking
+from icefloe.blocking import blocking_function
 from icefloe.conversion.steps import (
     Conversion,
     ConversionOptions,
@@ -19,15 +19,17 @@ from icefloe.conversion.steps import (
 from icefloe.conversion.survey import LossKind, parse_drops
 from icefloe.conversion.transfer import Progress, Report, Verify
 from icefloe.errors import InvalidInputError, UnsupportedError
-from icefloe.ledger.switch_generation import shares_refs
+from icefloe.ledger.generations import find_bridge
 from icefloe.model.capabilities import SpecVersion
 from icefloe.repository import Repository
 from icefloe.session.open_repository import RepositoryContext, open_context, parse_spec_version
 from icefloe.storage.build import resolve_storage
 from icefloe.storage.contract import StorageLike
 
+NEWEST_OFFICIAL = SpecVersion.current()
 
-def convert(
+
+async def convert_async(
     source: Repository | StorageLike,
     target: StorageLike,
     to: SpecVersion | str | int,
@@ -89,12 +91,21 @@ def convert(
     ['data', 'Repository initialized']
     """
     options = ConversionOptions(parse_drops(drop), _parse_verify(verify))
-    return run_blocking(convert_async(source, target, to, options, progress, dry_run=dry_run))
+    version, storage = parse_spec_version(to), resolve_storage(target)
+    context = await _open(source)
+    if storage == context.storage:
+        raise InvalidInputError(f"{storage.url} is the source itself; use upgrade(...) or `icefloe convert --in-place`")
+    await check_target(storage, version)
+    request = ConversionRequest(context, storage, version, options, in_place=False)
+    return await (plan(request) if dry_run else run_conversion(request, Progress(progress)))
 
 
-def upgrade(
+convert = blocking_function(convert_async)
+
+
+async def upgrade_async(
     repository: Repository | StorageLike,
-    to: SpecVersion | str | int = SpecVersion.ICECHUNK2,
+    to: SpecVersion | str | int = NEWEST_OFFICIAL,
     *,
     drop: Iterable[LossKind | str] = (),
     verify: Verify | str = Verify.SPOT,
@@ -148,46 +159,6 @@ def upgrade(
     'icechunk2'
     """
     options = ConversionOptions(parse_drops(drop), _parse_verify(verify), keep_source)
-    return run_blocking(upgrade_async(repository, to, options, progress, dry_run=dry_run))
-
-
-def _parse_verify(given: Verify | str) -> Verify:
-    try:
-        return Verify(given)
-    except ValueError as error:
-        raise InvalidInputError(f"verify={given!r}: expected 'model', 'spot' or 'all'") from error
-
-
-async def convert_async(
-    source: Repository | StorageLike,
-    target: StorageLike,
-    to: SpecVersion | str | int,
-    options: ConversionOptions | None = None,
-    progress: Report | None = None,
-    *,
-    dry_run: bool = False,
-) -> Conversion:
-    """The async form of `convert`."""
-    options = options or ConversionOptions()
-    version, storage = parse_spec_version(to), resolve_storage(target)
-    context = await _open(source)
-    if storage == context.storage:
-        raise InvalidInputError(f"{storage.url} is the source itself; use upgrade(...) or `icefloe convert --in-place`")
-    await check_target(storage, version)
-    request = ConversionRequest(context, storage, version, options, in_place=False)
-    return await (plan(request) if dry_run else run_conversion(request, Progress(progress)))
-
-
-async def upgrade_async(
-    repository: Repository | StorageLike,
-    to: SpecVersion | str | int = SpecVersion.ICECHUNK2,
-    options: ConversionOptions | None = None,
-    progress: Report | None = None,
-    *,
-    dry_run: bool = False,
-) -> Conversion:
-    """The async form of `upgrade`."""
-    options = options or ConversionOptions()
     version = parse_spec_version(to)
     storage = repository.storage if isinstance(repository, Repository) else resolve_storage(repository)
     context = await _open(repository)
@@ -204,14 +175,24 @@ async def upgrade_async(
     if dry_run:
         return await plan(request)
     losses = await check_in_place(request)
-    if shares_refs(context.format.spec_version, version):
-        # Their refs have the same names. The repository is icechunk2, which has one file, while they are replaced.
-        bridge = ConversionRequest(context, storage, SpecVersion.ICECHUNK2, options, in_place=True)
-        await run_conversion(bridge, Progress(progress))
+    between = find_bridge(context.format.spec_version, version)
+    if between is not None:
+        # The refs of both have the same names. The repository is of a third generation while they are replaced.
+        await run_conversion(replace(request, version=between), Progress(progress))
         request = replace(request, context=await open_context(storage, None, context.authorized))
         done = await run_conversion(request, Progress(progress))
         return replace(done, losses=losses)
     return await run_conversion(request, Progress(progress))
+
+
+upgrade = blocking_function(upgrade_async)
+
+
+def _parse_verify(given: Verify | str) -> Verify:
+    try:
+        return Verify(given)
+    except ValueError as error:
+        raise InvalidInputError(f"verify={given!r}: expected 'model', 'spot' or 'all'") from error
 
 
 async def _open(source: Repository | StorageLike) -> RepositoryContext:
@@ -261,7 +242,7 @@ def upgrade_icechunk_repository(
     >>> icefloe.upgrade_icechunk_repository(repo, dry_run=False).spec_version.value
     'icechunk2'
     """
-    if repo.spec_version is SpecVersion.current():
+    if repo.spec_version is NEWEST_OFFICIAL:
         raise InvalidInputError(f"{repo.storage.url} is of generation {repo.spec_version.value!r} already")
-    done = upgrade(repo, SpecVersion.current(), keep_source=not delete_unused_v1_files, dry_run=dry_run)
+    done = upgrade(repo, NEWEST_OFFICIAL, keep_source=not delete_unused_v1_files, dry_run=dry_run)
     return repo if done.repository is None else done.repository

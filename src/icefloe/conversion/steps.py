@@ -32,6 +32,7 @@ from icefloe.errors import (
 from icefloe.formats.config_document import encode_config
 from icefloe.ids import NodeId, ObjectId, new_object_id
 from icefloe.ledger.contract import JOURNAL_KEY
+from icefloe.ledger.generations import GENERATIONS, find_bridge
 from icefloe.ledger.switch_generation import (
     WholeHistory,
     find_generations,
@@ -39,7 +40,6 @@ from icefloe.ledger.switch_generation import (
     keeps_deleted_tags,
     remove_generation,
     remove_generation_name,
-    shares_refs,
     takes_precedence,
 )
 from icefloe.model.capabilities import SpecVersion
@@ -214,7 +214,7 @@ class ConversionRequest:
     @property
     def shares_files(self) -> bool:
         """Whether the new generation reads the files of the old one without changes."""
-        return self.in_place and (self.present, self.version) == (SpecVersion.ICECHUNK1, SpecVersion.ICECHUNK2)
+        return self.in_place and GENERATIONS[self.version].reads_files_of is self.present
 
     def target(self, config: RepositoryConfig | None) -> RepositoryContext:
         """The context of the new repository."""
@@ -394,10 +394,10 @@ async def check_in_place(request: ConversionRequest) -> tuple[Loss, ...]:
 
 
 async def _find_all_losses(request: ConversionRequest, found: Survey) -> tuple[Loss, ...]:
-    """What the target cannot store, or icechunk2 if it is an intermediate step."""
+    """What the target cannot store, or the generation that the repository has in between."""
     losses: tuple[Loss, ...] = ()
-    bridged = request.in_place and shares_refs(request.present, request.version)
-    for version in (request.version, SpecVersion.ICECHUNK2) if bridged else (request.version,):
+    between = find_bridge(request.present, request.version) if request.in_place else None
+    for version in (request.version,) if between is None else (request.version, between):
         target = replace(request, version=version).target(found.config)
         losses = join_losses(losses, await find_losses(found, target.format, target.ledger))
     return losses

@@ -38,6 +38,8 @@ class Generation:
     """The objects that may hold the configuration."""
     read_config: Callable[[Versioned], StoredConfig] | None = None
     """Decodes the configuration from an object that detection read."""
+    reads_files_of: SpecVersion | None = None
+    """The older generation whose files this one reads as they are. Only refs and history are converted."""
     locate: str | None = None
     """The function of the ledger module that finds the files of a repository that may be elsewhere."""
 
@@ -69,10 +71,36 @@ GENERATIONS: Mapping[SpecVersion, Generation] = {
         Generation(SpecVersion.STORE, "StoreLedger", "r/", ("config.json",), locate="find_legacy_msgpack"),
         Generation(SpecVersion.REPOSITORY, "RepositoryLedger", "refs/", ("config.json", "config.yaml"), stored_config),
         Generation(SpecVersion.ICECHUNK1, "Icechunk1Ledger", "refs/", ("config.yaml",), icechunk1.stored_config),
-        Generation(SpecVersion.ICECHUNK2, "Icechunk2Ledger", None, read_config=icechunk2.stored_config),
+        Generation(
+            SpecVersion.ICECHUNK2,
+            "Icechunk2Ledger",
+            None,
+            read_config=icechunk2.stored_config,
+            reads_files_of=SpecVersion.ICECHUNK1,
+        ),
     )
 }
 """Every generation, oldest first."""
+
+DEFAULT_SPEC_VERSION = SpecVersion.REPOSITORY
+"""The generation of new repositories."""
+
+
+def shares_refs(first: SpecVersion, second: SpecVersion) -> bool:
+    """Whether two generations keep refs under the same names, so that they cannot be stored side by side."""
+    folder = GENERATIONS[first].refs_folder
+    return first is not second and folder is not None and folder == GENERATIONS[second].refs_folder
+
+
+def find_bridge(first: SpecVersion, second: SpecVersion) -> SpecVersion | None:
+    """The generation that a repository has in between when it is converted in place. None if it needs none.
+
+    Refs that have the same names in both generations cannot be replaced in one step. The newest generation that has all
+    refs in one file can.
+    """
+    if not shares_refs(first, second):
+        return None
+    return max(version for version, generation in GENERATIONS.items() if generation.refs_folder is None)
 
 
 def make_ledger(spec_version: SpecVersion, storage: Storage, metadata_files: MetadataFiles) -> Ledger:

@@ -54,12 +54,6 @@ from icefloe.storage.contract import Storage
 _MAIN = ("r/main/", "r/branch:main/", "refs/branch.main/", "refs/branch:main/")
 
 
-def shares_refs(first: SpecVersion, second: SpecVersion) -> bool:
-    """Whether two generations keep refs under the same names, so that they cannot be stored side by side."""
-    folder = GENERATIONS[first].refs_folder
-    return first is not second and folder is not None and folder == GENERATIONS[second].refs_folder
-
-
 def takes_precedence(first: SpecVersion, second: SpecVersion) -> bool:
     """Whether a storage that holds both generations opens as the first one."""
     return first > second

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.errors import FormatError, IcefloeError, ObjectNotFoundError, RefNotFoundError, SnapshotNotFoundError
-from icefloe.formats.contract import get_format
 from icefloe.ids import ObjectId
 from icefloe.ledger.contract import JOURNAL_KEY, MAIN, RefTargets
+from icefloe.ledger.generations import GENERATIONS
 from icefloe.maintenance.inventory import (
     REQUESTS_AT_ONCE,
     UncachedRepository,
@@ -23,7 +23,6 @@ from icefloe.maintenance.inventory import (
     sorted_distinct,
     stream_bounded,
 )
-from icefloe.model.capabilities import SpecVersion
 from icefloe.model.chunk_table import ChunkKind
 from icefloe.model.snapshot import ArrayNode, Manifest, Snapshot, named_objects
 
@@ -241,12 +240,13 @@ async def _is_left_over(uncached: UncachedRepository, snapshot_id: ObjectId) -> 
     own = uncached.format.spec_version
     if await find_generations(uncached.storage) - {own} or await uncached.storage.exists(JOURNAL_KEY):
         return False
-    data = await uncached.storage.get(uncached.format.snapshot_key(snapshot_id))
-    for version in (SpecVersion.REPOSITORY, SpecVersion.ICECHUNK1, SpecVersion.ICECHUNK2):
-        if version is own:
+    key = uncached.format.snapshot_key(snapshot_id)
+    data = await uncached.storage.get(key)
+    for version, generation in GENERATIONS.items():
+        if version is own or generation.format.snapshot_key(snapshot_id) != key:
             continue
         try:
-            get_format(version).decode_snapshot(data)
+            generation.format.decode_snapshot(data)
         except (IcefloeError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
             continue
         return True

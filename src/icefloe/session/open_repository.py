@@ -40,7 +40,15 @@ from icefloe.formats.config_document import decode_config, encode_config
 from icefloe.formats.contract import Format, get_format
 from icefloe.ids import new_object_id
 from icefloe.ledger.contract import Ledger, Tip
-from icefloe.ledger.generations import GENERATIONS, Detected, detect, detect_generation, locate_files, make_ledger
+from icefloe.ledger.generations import (
+    DEFAULT_SPEC_VERSION,
+    GENERATIONS,
+    Detected,
+    detect,
+    detect_generation,
+    locate_files,
+    make_ledger,
+)
 from icefloe.manifests.plan import manifests_to_preload
 from icefloe.metadata_files import CacheLimits, MetadataFiles
 from icefloe.model.capabilities import Capabilities, SpecVersion
@@ -194,7 +202,6 @@ def build_context(
     )
 
 
-DEFAULT_SPEC_VERSION = SpecVersion.REPOSITORY
 _log = logging.getLogger("icefloe")
 _CONFIG_TRIES = 20
 _FEW_NODES = 200

@@ -19,7 +19,6 @@ from zarr.core.buffer import Buffer, default_buffer_prototype
 
 from icefloe.blocking import Environment, adopt
 from icefloe.conversion.convert import convert_async, upgrade_async
-from icefloe.conversion.steps import ConversionOptions
 from icefloe.conversion.survey import LossKind
 from icefloe.errors import (
     AlreadyExistsError,
@@ -606,7 +605,7 @@ class Process:
         since, before = len(self._oracle.moves), dict(self._oracle.tips)
         copy = SimulatedStore(self._store.now)
         target = SimulatedStorage(copy, "converted", self._network)
-        await convert_async(self.repo, target, to, ConversionOptions(frozenset(LossKind)))
+        await convert_async(self.repo, target, to, drop=LossKind)
         await observe(self._check_converted(copy, actor, since, before))
 
     async def _check_converted(
@@ -626,7 +625,7 @@ class Process:
         self._oracle.upgrading = actor
         self._oracle.upgrades += 1
         try:
-            await upgrade_async(self._storage, to, ConversionOptions(frozenset(LossKind)))
+            await upgrade_async(self._storage, to, drop=LossKind)
         except InvalidInputError:
             pass  # it is of this generation
         finally:

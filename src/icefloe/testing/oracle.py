@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from icefloe.conversion.convert import convert_async, upgrade_async
-from icefloe.conversion.steps import ConversionOptions, find_journal
+from icefloe.conversion.steps import find_journal
 from icefloe.conversion.survey import LossKind
 from icefloe.errors import (
     FormatError,
@@ -518,7 +518,7 @@ class Oracle:
         storage = SimulatedStorage(self.store, "oracle")
         journal = await find_journal(storage) if self.upgrades else None
         if journal is not None:
-            await upgrade_async(storage, journal.target, ConversionOptions(frozenset(LossKind)))
+            await upgrade_async(storage, journal.target, drop=LossKind)
             await self.learn_anew()
 
     async def _check_refs(self, repo: Repository) -> None:
@@ -587,7 +587,7 @@ class Oracle:
             self.report("verify is clean", "after expire and collect: " + "; ".join(str(report).splitlines()[:4]))
         other = SpecVersion.ICECHUNK2 if self.generation != "icechunk2" else SpecVersion.REPOSITORY
         target = SimulatedStorage(SimulatedStore(self.store.now), "converted")
-        done = await convert_async(fresh, target, other, ConversionOptions(frozenset(LossKind)))
+        done = await convert_async(fresh, target, other, drop=LossKind)
         assert done.repository is not None
         for branch, tip in self.tips.items():
             found = await read_content(await done.repository.readonly_session_async(branch))
