@@ -26,7 +26,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from icefloe.errors import SessionStateError
 
@@ -256,6 +256,48 @@ def iterate_blocking(items: AsyncIterator[T]) -> Iterator[T]:
         close = getattr(items, "aclose", None)
         if close is not None and not ended:
             run_blocking(close())
+
+
+class AsyncCloseableIterator(Generic[T]):
+    """The items of an async iterator, for `async for` and for ordinary `for` loops.
+
+    Parameters
+    ----------
+    items
+        The async iterator.
+
+    Examples
+    --------
+    >>> async def numbers():
+    ...     yield 1
+    ...     yield 2
+    >>> list(AsyncCloseableIterator(numbers()))
+    [1, 2]
+    """
+
+    def __init__(self, items: AsyncIterator[T]) -> None:
+        self._items = items
+        self._blocking: Iterator[T] | None = None
+
+    def __aiter__(self) -> AsyncCloseableIterator[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        return await anext(self._items)
+
+    async def aclose(self) -> None:
+        """Stop the iteration and free what it holds."""
+        close = getattr(self._items, "aclose", None)
+        if close is not None:
+            await close()
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        if self._blocking is None:
+            self._blocking = iterate_blocking(self._items)
+        return next(self._blocking)
 
 
 # -- methods made from other methods ------------------------------------------------------------------------------

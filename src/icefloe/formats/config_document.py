@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
 import yaml
@@ -23,6 +24,7 @@ from icefloe.model.manifest_config import (
     ManifestRule,
     ManifestSet,
     ManifestSplittingConfig,
+    ManifestVirtualChunkLocationCompressionConfig,
     PreloadRules,
     Range,
 )
@@ -60,7 +62,9 @@ def parse_manifest_config(document: Mapping[str, Any]) -> ManifestConfig:
     return ManifestConfig(
         preload=_parse_official_preload(official.get("preload")),
         splitting=_parse_splitting(official.get("splitting")),
-        virtual_chunk_location_compression=official.get("virtual_chunk_location_compression"),
+        virtual_chunk_location_compression=_parse_location_compression(
+            official.get("virtual_chunk_location_compression")
+        ),
         max_concurrent_manifest_fetches_during_commit=fetches,
         **values,
     )
@@ -218,10 +222,19 @@ def _official_document(config: ManifestConfig) -> dict[str, Any]:
                 for condition, sizes in config.splitting.split_sizes
             ]
         }
-    for name in ("virtual_chunk_location_compression", "max_concurrent_manifest_fetches_during_commit"):
-        if getattr(config, name) is not None:
-            document[name] = getattr(config, name)
+    if config.virtual_chunk_location_compression is not None:
+        document["virtual_chunk_location_compression"] = asdict(config.virtual_chunk_location_compression)
+    if config.max_concurrent_manifest_fetches_during_commit is not None:
+        document["max_concurrent_manifest_fetches_during_commit"] = config.max_concurrent_manifest_fetches_during_commit
     return document
+
+
+def _parse_location_compression(document: Any) -> ManifestVirtualChunkLocationCompressionConfig | None:
+    if not isinstance(document, Mapping):
+        return None
+    names = [each.name for each in fields(ManifestVirtualChunkLocationCompressionConfig)]
+    given = {name: document[name] for name in names if isinstance(document.get(name), int)}
+    return ManifestVirtualChunkLocationCompressionConfig(**given)
 
 
 def _number(value: Any) -> Any:

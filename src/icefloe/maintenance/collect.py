@@ -106,6 +106,14 @@ class GCSummary:
     snapshots_deleted: int = 0
     attributes_deleted: int = 0
     transaction_logs_deleted: int = 0
+    objects_failed_to_delete: int = 0
+    """Always 0: a deletion that fails raises an error."""
+    throttled_batches: int = 0
+    """Always 0: requests that the store throttles are repeated until they succeed or raise an error."""
+    delete_errors: list[str] = field(default_factory=list)
+    """Always empty: a deletion that fails raises an error."""
+    skipped_phases: list[str] = field(default_factory=list)
+    """Always empty: no kind of object is skipped."""
     lists_deleted: int = 0
     cutoff: dt.datetime | None = field(default=None, compare=False)
     objects_in_use: int = field(default=0, compare=False)
@@ -155,6 +163,7 @@ class CollectionPlan:
 
     def summary(self) -> GCSummary:
         """What the plan comes to."""
+        counts: Any = {f"{kind}_deleted": len(self.garbage[kind]) for kind in KINDS}
         return GCSummary(
             bytes_deleted=sum(int(listed.size.sum()) for listed in self.garbage.values())
             + sum(item.size_bytes for item in self.side_objects),
@@ -162,7 +171,7 @@ class CollectionPlan:
             cutoff=self.cutoff,
             objects_in_use=sum(self.live.values()),
             objects_too_young=sum(self.young.values()),
-            **{f"{kind}_deleted": len(self.garbage[kind]) for kind in KINDS},
+            **counts,
         )
 
     def without(self, marked: Marked) -> CollectionPlan:

@@ -301,7 +301,7 @@ class CompressionConfig(ConfigValue):
     algorithm
         The compression algorithm.
     level
-        The compression level, from 1 (fast) to 22 (small).
+        The compression level, from 1 (fast) to 22 (small). 0 is the usual level of Zstandard.
 
     Examples
     --------
@@ -315,7 +315,7 @@ class CompressionConfig(ConfigValue):
     level: Annotated[
         int | None,
         Setting(
-            Count(1, 22),
+            Count(0, 22),
             3,
             doc="compression level of snapshots, manifests, attributes files and transaction logs, "
             "from 1 (fast) to 22 (small). If unset, each generation uses its own level (1 or 3).",
@@ -564,6 +564,12 @@ class RepositoryConfig(ConfigValue):
                 if not (container.stored and any(_is_same(found, container) for found in given)):
                     merged.set_virtual_chunk_container(container)
         return merged
+
+    @property
+    def previous_file(self) -> str | None:
+        """The file that holds the configuration before this one, if the official package has written it."""
+        found = self.unknown.get("previous_file")
+        return found if isinstance(found, str) else None
 
     def set_virtual_chunk_container(self, cont: VirtualChunkContainer) -> None:
         """Add a container, or replace the one with the same name or prefix.

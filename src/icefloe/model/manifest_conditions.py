@@ -308,6 +308,12 @@ class ManifestPreloadCondition(_Condition):
 
     __slots__ = ()
 
+    Or: ClassVar[type[_PreloadOr]]
+    And: ClassVar[type[_PreloadAnd]]
+    PathMatches: ClassVar[type[_PreloadPath]]
+    NameMatches: ClassVar[type[_PreloadName]]
+    NumRefs: ClassVar[type[_PreloadRefs]]
+
     @staticmethod
     def or_conditions(conditions: Sequence[ManifestPreloadCondition]) -> ManifestPreloadCondition:
         """Select manifests for which any of the conditions holds.
@@ -429,7 +435,7 @@ class ManifestPreloadCondition(_Condition):
         >>> ManifestPreloadCondition.true()
         ManifestPreloadCondition.true()
         """
-        return _PreloadConstant(True)
+        return _PreloadTrue()
 
     @staticmethod
     def false() -> ManifestPreloadCondition:
@@ -445,7 +451,7 @@ class ManifestPreloadCondition(_Condition):
         >>> ManifestPreloadCondition.false()
         ManifestPreloadCondition.false()
         """
-        return _PreloadConstant(False)
+        return _PreloadFalse()
 
     def __and__(self, other: ManifestPreloadCondition) -> ManifestPreloadCondition:
         return _PreloadAnd((self, other))
@@ -614,6 +620,28 @@ class _PreloadConstant(ManifestPreloadCondition):
         return f"{_PRELOAD}.{'true' if self.value else 'false'}()"
 
 
+class _PreloadTrue(_PreloadConstant):
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(True)
+
+
+class _PreloadFalse(_PreloadConstant):
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(False)
+
+
+ManifestPreloadCondition.Or, ManifestPreloadCondition.And = _PreloadOr, _PreloadAnd
+ManifestPreloadCondition.PathMatches, ManifestPreloadCondition.NameMatches = _PreloadPath, _PreloadName
+ManifestPreloadCondition.NumRefs = _PreloadRefs
+# These two names are words of Python.
+setattr(ManifestPreloadCondition, "True", _PreloadTrue)
+setattr(ManifestPreloadCondition, "False", _PreloadFalse)
+
+
 class ManifestSplitDimCondition:
     """Selects the dimension of a split size: `Axis(n)`, `DimensionName(regex)` or `Any()`.
 
@@ -719,7 +747,7 @@ def _condition(document: Any, entry: str, kind: Any) -> Any:
     if kind is ManifestSplitCondition and word == "any_array":
         return _SplitAny()
     if kind is ManifestPreloadCondition and word in ("true", "false"):
-        return _PreloadConstant(word == "true")
+        return _PreloadTrue() if word == "true" else _PreloadFalse()
     if kind is ManifestPreloadCondition and word == "num_refs" and isinstance(value, Mapping):
         return _PreloadRefs(value.get("from"), value.get("to"))
     raise InvalidInputError(f"{entry}: unknown condition {word!r}")

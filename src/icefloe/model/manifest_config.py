@@ -360,6 +360,33 @@ class ManifestSplittingConfig:
 
 
 @dataclass(slots=True)
+class ManifestVirtualChunkLocationCompressionConfig:
+    """How the official package compresses the locations of virtual chunks. Icefloe stores these settings.
+
+    Parameters
+    ----------
+    min_num_chunks
+        The least number of virtual chunks in a manifest whose locations are compressed.
+    dictionary_max_training_samples
+        The largest number of locations that the dictionary is trained with.
+    dictionary_max_size_bytes
+        The largest size of the dictionary.
+    compression_level
+        The compression level of Zstandard.
+
+    Examples
+    --------
+    >>> ManifestVirtualChunkLocationCompressionConfig(500).min_num_chunks
+    500
+    """
+
+    min_num_chunks: int | None = None
+    dictionary_max_training_samples: int | None = field(default=None, kw_only=True)
+    dictionary_max_size_bytes: int | None = field(default=None, kw_only=True)
+    compression_level: int | None = field(default=None, kw_only=True)
+
+
+@dataclass(slots=True)
 class ManifestConfig:
     """How chunk references are divided into manifest files. The defaults are those of the specification.
 
@@ -371,16 +398,16 @@ class ManifestConfig:
         The preload setting of the official configuration. It replaces `preload_rules`.
     splitting
         Sizes of the cells into which chunk grids are split. It replaces the split sizes of the sets.
+    virtual_chunk_location_compression
+        A setting of the official configuration. It is preserved and has no effect.
+    max_concurrent_manifest_fetches_during_commit
+        A setting of the official configuration. It is preserved and has no effect.
     sets
         The sets of manifests. The default set is added if it is missing.
     rules
         Which arrays go to which set. The first match applies.
     preload_rules
         Which manifests are fetched in the background when a session starts.
-    virtual_chunk_location_compression
-        A setting of the official configuration. It is preserved and has no effect.
-    max_concurrent_manifest_fetches_during_commit
-        A setting of the official configuration. It is preserved and has no effect.
 
     Examples
     --------
@@ -390,16 +417,16 @@ class ManifestConfig:
 
     preload: ManifestPreloadConfig | None = None
     splitting: ManifestSplittingConfig | None = None
+    virtual_chunk_location_compression: ManifestVirtualChunkLocationCompressionConfig | None = None
+    max_concurrent_manifest_fetches_during_commit: int | None = None
     sets: tuple[ManifestSet, ...] = (ManifestSet("coordinates", max_manifest_size=50_000), ManifestSet.default())
     rules: tuple[ManifestRule, ...] = (ManifestRule("coordinates", path=".*", metadata_chunks=(0, 5000)),)
     preload_rules: PreloadRules = field(default_factory=PreloadRules)
-    virtual_chunk_location_compression: Any = None
-    max_concurrent_manifest_fetches_during_commit: int | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         before = getattr(self, name, None)
         object.__setattr__(self, name, value)
-        if not hasattr(self, "max_concurrent_manifest_fetches_during_commit"):
+        if not hasattr(self, "preload_rules"):
             return  # the constructor has not set the last field yet
         try:
             self._normalise()

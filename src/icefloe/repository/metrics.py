@@ -98,7 +98,9 @@ class ObservationMixin:
         if isinstance(context.storage, ObservedStorage):
             return self
         storage = ObservedStorage(context.storage)
-        rebuilt = build_context(storage, context.format.spec_version, context.config, context.authorized)
+        rebuilt = build_context(
+            storage, context.format.spec_version, context.config, context.authorized, context.packs_by_default
+        )
         return type(self)(rebuilt, self._default_metadata)  # type: ignore[call-arg]
 
     @property

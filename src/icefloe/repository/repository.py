@@ -65,6 +65,8 @@ class Repository(
     ['first array', 'Repository initialized']
     """
 
+    _session_class: type[Session] = Session
+
     def __init__(self, context: RepositoryContext, default_commit_metadata: Mapping[str, Any] | None = None) -> None:
         self._context = context
         self._default_metadata = dict(default_commit_metadata or {})
@@ -404,7 +406,7 @@ class Repository(
         64
         """
         context = opening.reconfigure(self._context, config, authorize_virtual_chunk_access)
-        return Repository(context, self._default_metadata)
+        return type(self)(context, self._default_metadata)
 
     reopen = blocking(reopen_async)
 
@@ -547,7 +549,7 @@ class Repository(
             found = await snapshot_as_of(self._context, found, as_of)
         base = await self._context.metadata_files.fetch_snapshot(found)
         opening.preload(self._context, base)
-        return Session(self._context, base)
+        return self._session_class(self._context, base)
 
     readonly_session = blocking(readonly_session_async)
 
@@ -626,7 +628,7 @@ class Repository(
         opening.prefetch_tip(self._context, branch)
         tip, base = await self._context.fetch_branch(branch)
         opening.preload(self._context, base)
-        session = Session(
+        session = self._session_class(
             self._context, base, mode=mode, branch=branch, tip=tip, default_metadata=self._default_metadata
         )
         register_writer(session, self._context.storage)

@@ -119,6 +119,8 @@ class RepositoryContext:
     packing: PackingPolicy
     attributes_bytes: int
     """Attributes of a document with more bytes are written to a file of their own."""
+    packs_by_default: bool = True
+    """Whether small chunks share objects if the configuration does not say so."""
 
     @property
     def containers(self) -> VirtualContainers:
@@ -169,11 +171,20 @@ class RepositoryContext:
         return snapshot
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return build_context, (self.storage, self.format.spec_version, self.config, dict(self.authorized))
+        arguments = (self.storage, self.format.spec_version, self.config, dict(self.authorized), self.packs_by_default)
+        return build_context, arguments
+
+    def without_packs(self) -> RepositoryContext:
+        """The same repository. One chunk is one object, unless the configuration says otherwise."""
+        return replace(self, packing=packing_policy(self.config, packs_by_default=False), packs_by_default=False)
 
 
 def build_context(
-    storage: Storage, spec_version: SpecVersion, config: RepositoryConfig, authorized: Mapping[str, Any]
+    storage: Storage,
+    spec_version: SpecVersion,
+    config: RepositoryConfig,
+    authorized: Mapping[str, Any],
+    packs_by_default: bool = True,
 ) -> RepositoryContext:
     """The context of a repository of a known generation. Sends no request to storage."""
     storage = configured_storage(storage, config.storage)
@@ -197,8 +208,9 @@ def build_context(
         reader,
         config,
         authorized,
-        packing_policy(config),
+        packing_policy(config, packs_by_default=packs_by_default),
         config.effective("attributes_threshold_bytes"),
+        packs_by_default,
     )
 
 
@@ -552,7 +564,7 @@ def reconfigure(
     """The same repository with another configuration laid over, or other authorisations."""
     merged = context.config.merge(config) if config is not None else context.config
     allowed = context.authorized if authorized is None else authorized
-    return build_context(context.storage, context.format.spec_version, merged, allowed)
+    return build_context(context.storage, context.format.spec_version, merged, allowed, context.packs_by_default)
 
 
 async def check_writable(context: RepositoryContext) -> None:

@@ -259,6 +259,17 @@ class Conflict:
     path: str
     chunk_coords: npt.NDArray[np.uint32] | None = field(default=None, compare=False)
 
+    def __init__(
+        self,
+        conflict_type: ConflictType,
+        path: str,
+        conflicted_chunks: npt.NDArray[np.uint32] | Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        object.__setattr__(self, "conflict_type", conflict_type)
+        object.__setattr__(self, "path", path)
+        coords = None if conflicted_chunks is None else np.asarray(conflicted_chunks, dtype=np.uint32)
+        object.__setattr__(self, "chunk_coords", coords)
+
     @property
     def conflicted_chunks(self) -> list[list[int]] | None:
         """The coordinates of the chunks in conflict. None if the conflict is not about chunks."""

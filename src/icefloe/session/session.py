@@ -89,11 +89,16 @@ class Session(ChunkMethods, Described):
         default_metadata: Mapping[str, Any] | None = None,
     ) -> None:
         self._state = SessionState(context, base, tip=tip)
+        self._state.only_moves = mode is SessionMode.REARRANGE
         self._mode = mode
         self._branch = branch
         self._default_metadata = dict(default_metadata or {})
         self.keyspace = KeySpace(self._state)
         self._has_forked = False
+
+    @property
+    def _fork_class(self) -> type[ForkSession]:
+        return ForkSession
 
     # -- what it is -----------------------------------------------------------------------------------------------
 
@@ -304,7 +309,7 @@ class Session(ChunkMethods, Described):
         self._check_open(moves_only=False)
         self._has_forked = True
         view = await self._state.stored_view()
-        return ForkSession(Fork.of(view), default_metadata=self._default_metadata)
+        return self._fork_class(Fork.of(view), default_metadata=self._default_metadata)
 
     fork = blocking(fork_async)
 
@@ -633,7 +638,10 @@ class Session(ChunkMethods, Described):
         if self.read_only:
             raise ReadOnlyError("the session is read-only; open one with repo.writable_session(branch)")
         if self._mode is SessionMode.REARRANGE and not moves_only:
-            raise ReadOnlyError("a rearrange session only moves nodes and chunks; use repo.writable_session(branch)")
+            raise SessionStateError(
+                "a rearrange session only moves nodes and chunks; use repo.writable_session(branch)",
+                "rearrange-session-only",
+            )
 
 
 class ForkSession(Session):

@@ -51,14 +51,14 @@ class ChunkMethods:
 
     # -- moves in the grid ----------------------------------------------------------------------------------------
 
-    async def shift_array_async(self, path: str, chunk_offset: Iterable[int]) -> None:
+    async def shift_array_async(self, array_path: str, chunk_offset: Iterable[int]) -> None:
         """Move all chunks of an array by an offset. Chunks that leave the grid are dropped.
 
         Positions that become empty read as the fill value. Resize the array first to keep all chunks.
 
         Parameters
         ----------
-        path
+        array_path
             Path of the array.
         chunk_offset
             Offset in chunks, one number for each dimension.
@@ -66,7 +66,7 @@ class ChunkMethods:
         Raises
         ------
         NodeNotFoundError
-            There is no array at `path`.
+            There is no array at `array_path`.
         InvalidInputError
             The offset does not have one number for each dimension.
         ReadOnlyError
@@ -85,13 +85,13 @@ class ChunkMethods:
         """
         self._check_writable()
         with self._state.exclusive("shift_array"):
-            await shift_array(self._state, path, tuple(chunk_offset))
+            await shift_array(self._state, _absolute(array_path), tuple(chunk_offset))
 
     shift_array = blocking(shift_array_async)
 
     async def reindex_array_async(
         self,
-        path: str,
+        array_path: str,
         forward: Callable[[Iterable[int]], Iterable[int] | None],
         backward: Callable[[Iterable[int]], Iterable[int] | None] | None = None,
     ) -> None:
@@ -99,7 +99,7 @@ class ChunkMethods:
 
         Parameters
         ----------
-        path
+        array_path
             Path of the array.
         forward
             Maps the coordinates of a chunk to its new coordinates. A chunk for which it returns None is not moved.
@@ -110,7 +110,7 @@ class ChunkMethods:
         Raises
         ------
         NodeNotFoundError
-            There is no array at `path`.
+            There is no array at `array_path`.
         InvalidInputError
             A function returned coordinates outside the grid.
         ReadOnlyError
@@ -129,7 +129,7 @@ class ChunkMethods:
         """
         self._check_writable()
         with self._state.exclusive("reindex_array"):
-            await reindex_array(self._state, path, forward, backward)
+            await reindex_array(self._state, _absolute(array_path), forward, backward)
 
     reindex_array = blocking(reindex_array_async)
 

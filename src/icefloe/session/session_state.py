@@ -449,6 +449,8 @@ class SessionState(SessionView):
         self._closed = False
         self.asked = 0
         """How often a change was asked for."""
+        self.only_moves = False
+        """Whether nodes and chunks may be moved, but neither written nor deleted."""
 
     def view(self, only: NodeId | None = None) -> SessionView:
         """The session as it is now; of chunk edits only those of one array, where one is named."""
@@ -470,6 +472,15 @@ class SessionState(SessionView):
             raise SessionStateError(
                 f"{self._running}() of this session is running in another thread or task. The change was refused: it "
                 "is neither in the commit nor in the session. Try again when the other one has ended"
+            )
+
+    def check_writable(self) -> None:
+        """Refuse a change of content where the session takes none; the lock is held by the caller."""
+        self.check_open()
+        if self.only_moves:
+            raise SessionStateError(
+                "a rearrange session only moves nodes and chunks; write with repo.writable_session(branch)",
+                "rearrange-session-only",
             )
 
     @contextmanager
@@ -541,7 +552,7 @@ class SessionState(SessionView):
         key = document_key(path)
         parsed = parse_document(document, key)
         with self.lock:
-            self.check_open()
+            self.check_writable()
             self._write_node(path, key, document, parsed)
 
     def _write_node(self, path: str, key: str, document: bytes, parsed: dict[str, Any]) -> None:
@@ -611,7 +622,7 @@ class SessionState(SessionView):
     def delete_node(self, path: str) -> bool:
         """Remove the node at a path (a group with everything below it); False when there is none."""
         with self.lock:
-            self.check_open()
+            self.check_writable()
             nodes = self.tree.subtree(path)
             for node in nodes:
                 self._remove(node)
@@ -620,7 +631,7 @@ class SessionState(SessionView):
     def delete_document(self, path: str) -> bool:
         """Remove one node and, for an array, its chunks; what lies below a group stays."""
         with self.lock:
-            self.check_open()
+            self.check_writable()
             node = self.tree.find(path)
             if node is not None:
                 self._remove(node)
@@ -663,7 +674,7 @@ class SessionState(SessionView):
 
     def open_edits(self, node: ArrayNode, coords: Coords | None = None) -> EditBuffer:
         """The chunk edits of an array. The caller must hold the lock. Raises if the session takes no changes."""
-        self.check_open()
+        self.check_writable()
         now = self._current(node)
         if now is None:
             raise NodeNotFoundError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -93,6 +94,8 @@ def s3_storage(
     requester_pays: bool = False,
     checksum_algorithm: str | None = None,
     headers: Mapping[str, str] | None = None,
+    read_headers: Mapping[str, str] | None = None,
+    write_headers: Mapping[str, str] | None = None,
     sorted_listing: bool | None = None,
     retries: RetryPolicy | None = None,
 ) -> ObstoreStorage:
@@ -130,6 +133,10 @@ def s3_storage(
         The checksum of uploads, such as `SHA256`.
     headers
         Headers of every request.
+    read_headers
+        Headers of requests that read.
+    write_headers
+        Headers of requests that write.
     sorted_listing
         Whether the service lists keys in order. None detects it for unknown services.
     retries
@@ -173,7 +180,15 @@ def s3_storage(
         checksum_algorithm,
     )
     sorts = sorted_listing if sorted_listing is not None else known_to_sort(options.endpoint_url, bucket)
-    endpoint = S3Endpoint(_name("bucket", bucket), options, credentials, dict(headers or {}), sorts)
+    endpoint = S3Endpoint(
+        _name("bucket", bucket),
+        options,
+        credentials,
+        _headers(headers),
+        sorts,
+        _headers(read_headers),
+        _headers(write_headers),
+    )
     return ObstoreStorage(endpoint, prefix or "", retries=retries)
 
 
@@ -339,6 +354,8 @@ def gcs_storage(
     get_credentials: Callable[[], GcsBearerCredential] | None = None,
     scatter_initial_credentials: bool = False,
     headers: Mapping[str, str] | None = None,
+    read_headers: Mapping[str, str] | None = None,
+    write_headers: Mapping[str, str] | None = None,
     retries: RetryPolicy | None = None,
 ) -> Storage:
     """Create a storage in a bucket of Google Cloud Storage.
@@ -363,6 +380,10 @@ def gcs_storage(
         Call `get_credentials` now and pickle the result with the storage.
     headers
         Headers of every request.
+    read_headers
+        Headers of requests that read.
+    write_headers
+        Headers of requests that write.
     retries
         How failed requests are retried.
 
@@ -391,7 +412,14 @@ def gcs_storage(
         get_credentials=get_credentials,
         scatter_initial_credentials=scatter_initial_credentials,
     )
-    endpoint = GcsEndpoint(_name("bucket", bucket), credentials, dict(config or {}), dict(headers or {}))
+    endpoint = GcsEndpoint(
+        _name("bucket", bucket),
+        credentials,
+        dict(config or {}),
+        _headers(headers),
+        _headers(read_headers),
+        _headers(write_headers),
+    )
     return ObstoreStorage(endpoint, prefix or "", retries=retries)
 
 
@@ -501,6 +529,13 @@ def http_storage(
     if urlsplit(base_url).scheme not in ("http", "https"):
         raise InvalidInputError(f"{without_userinfo(base_url)!r} is not an http or https address")
     return ObstoreStorage(HttpEndpoint(base_url, dict(opts or {}), dict(headers or {})), retries=retries)
+
+
+def _headers(given: Mapping[str, str] | None) -> dict[str, str]:
+    for name, value in (given or {}).items():
+        if re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", str(name)) is None or not str(value).isprintable():
+            raise InvalidInputError(f"{name!r} is an invalid HTTP header: names have no spaces, values are printable")
+    return {str(name): str(value) for name, value in (given or {}).items()}
 
 
 def _name(what: str, value: str) -> str:

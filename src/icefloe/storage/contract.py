@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import datetime as dt
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -12,12 +13,21 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from icefloe.blocking import run_blocking
 from icefloe.errors import (
     ObjectNotFoundError,
     StorageError,
     VirtualChunkError,
 )
-from icefloe.storage.requests import RANGES_AT_ONCE, MergedRead, check_ranges, plan_reads
+from icefloe.model.config import StorageConcurrencySettings, StorageRetriesSettings, StorageSettings
+from icefloe.storage.requests import (
+    DEFAULT_REQUEST_BYTES,
+    RANGES_AT_ONCE,
+    MergedRead,
+    RetryPolicy,
+    check_ranges,
+    plan_reads,
+)
 
 if TYPE_CHECKING:
     pass
@@ -688,6 +698,92 @@ class Storage(ABC):
         """
         return 0
 
+    def default_settings(self) -> StorageSettings:
+        """Return the settings that are used where a configuration has none.
+
+        Returns
+        -------
+        StorageSettings
+            The settings.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> icefloe.in_memory_storage().default_settings().retries.max_tries
+        10
+        """
+        usual = RetryPolicy()
+        return StorageSettings(
+            concurrency=StorageConcurrencySettings(
+                max_concurrent_requests_for_object=RANGES_AT_ONCE, ideal_concurrent_request_size=DEFAULT_REQUEST_BYTES
+            ),
+            retries=StorageRetriesSettings(usual.max_tries, usual.initial_backoff_ms, usual.max_backoff_ms),
+            unsafe_use_conditional_create=True,
+            unsafe_use_conditional_update=True,
+            unsafe_use_metadata=True,
+        )
+
+    def list_objects(
+        self, settings: StorageSettings | None = None, prefix: str | None = None
+    ) -> builtins.list[tuple[str, int]]:
+        """Return the keys and sizes of all objects.
+
+        Parameters
+        ----------
+        settings
+            Ignored. Accepted for compatibility with icechunk.
+        prefix
+            Only list objects in this folder.
+
+        Returns
+        -------
+        list of tuple
+            Key, relative to the storage, and size in bytes.
+
+        Examples
+        --------
+        >>> import asyncio, icefloe
+        >>> storage = icefloe.in_memory_storage()
+        >>> asyncio.run(storage.put("a/b", b"content"))
+        >>> storage.list_objects(prefix="a")
+        [('a/b', 7)]
+        """
+        return [(found.key, found.size_bytes) for found in self.list_objects_metadata(settings, prefix)]
+
+    def list_objects_metadata(
+        self, settings: StorageSettings | None = None, prefix: str | None = None
+    ) -> builtins.list[StorageObjectInfo]:
+        """Return the keys, sizes and times of all objects.
+
+        Parameters
+        ----------
+        settings
+            Ignored. Accepted for compatibility with icechunk.
+        prefix
+            Only list objects in this folder.
+
+        Returns
+        -------
+        list of StorageObjectInfo
+            The objects.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> icefloe.in_memory_storage().list_objects_metadata()
+        []
+        """
+        folder = (prefix or "").strip("/")
+
+        async def found() -> builtins.list[StorageObjectInfo]:
+            return [
+                StorageObjectInfo(info.key, info.size_bytes, info.last_modified)
+                async for page in self.list(f"{folder}/" if folder else "")
+                for info in page
+            ]
+
+        return run_blocking(found())
+
     @abstractmethod
     def child(self, prefix: str) -> Storage:
         """Return the storage of a folder inside this one.
@@ -714,6 +810,15 @@ class Storage(ABC):
 
 StorageLike: TypeAlias = Storage | str | Path
 """A storage, or the URL or path of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StorageObjectInfo:
+    """The key, size and time of an object."""
+
+    key: str
+    size_bytes: int
+    created_at: dt.datetime
 
 
 class SourceStorage(Storage):

@@ -806,7 +806,7 @@ def azure_credentials(
 
 
 def containers_credentials(
-    containers: Mapping[str, AnyCredential | None],
+    m: Mapping[str, AnyCredential | None],
 ) -> dict[str, AnyCredential | None]:
     """Check the credentials of virtual chunk containers.
 
@@ -814,7 +814,7 @@ def containers_credentials(
 
     Parameters
     ----------
-    containers
+    m
         Credentials by URL prefix of the container. None stands for the default of the store: local files and public
         buckets can then be read.
 
@@ -833,10 +833,10 @@ def containers_credentials(
     >>> containers_credentials({"s3://bucket/": s3_credentials(anonymous=True), "file:///data/": None})
     {'s3://bucket/': AnonymousCredentials(), 'file:///data/': None}
     """
-    for prefix, credential in containers.items():
+    for prefix, credential in m.items():
         if credential is not None and not isinstance(credential, AnyCredential):
             raise InvalidInputError(
                 f"the credentials of container {prefix!r} are a {type(credential).__name__}; "
                 "make them with s3_credentials, gcs_credentials, azure_credentials or the like"
             )
-    return dict(containers)
+    return dict(m)

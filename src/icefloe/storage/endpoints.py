@@ -7,7 +7,8 @@ import datetime as dt
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -31,10 +32,13 @@ from icefloe.storage.credentials import (
     S3StaticCredentials,
 )
 from icefloe.storage.requests import RetryPolicy, without_userinfo
+from icefloe.version import __version__
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
+USER_AGENT = f"icefloe/{__version__}"
+"""What requests name as their sender."""
 _CHECKSUMS = {"sha256": "SHA256", "crc64nvme": "CRC64NVME"}
 
 
@@ -70,9 +74,27 @@ class Endpoint(ABC):
     def traits(self) -> Traits:
         """How the service differs from the others."""
 
+    read_headers: Mapping[str, str] = MappingProxyType({})
+    write_headers: Mapping[str, str] = MappingProxyType({})
+    user_agent: str | None = None
+
     @abstractmethod
-    def connect(self, retries: RetryPolicy) -> ObjectStore:
-        """Connect a client."""
+    def connect(self, retries: RetryPolicy, *, writing: bool = False) -> ObjectStore:
+        """A client for it. A client for writing sends the headers of writes, the other one those of reads."""
+
+    @property
+    def has_own_writer(self) -> bool:
+        """Whether reads and writes need clients of their own."""
+        return bool(self.read_headers or self.write_headers)
+
+    def with_user_agent(self, user_agent: str) -> Endpoint:
+        """The same endpoint, whose requests name this user agent."""
+        changed: Any = {"user_agent": user_agent}
+        return replace(self, **changed)  # type: ignore[type-var]
+
+    def headers_of(self, shared: Mapping[str, str], *, writing: bool) -> dict[str, str]:
+        """The headers of reads or writes."""
+        return {**shared, **(self.write_headers if writing else self.read_headers)}
 
 
 def retry_config(retries: RetryPolicy) -> Any:
@@ -88,7 +110,11 @@ def retry_config(retries: RetryPolicy) -> Any:
 
 
 def client_options(
-    *, allow_http: bool, stream_timeout_seconds: int | None, headers: Mapping[str, str] | None = None
+    *,
+    allow_http: bool,
+    stream_timeout_seconds: int | None,
+    headers: Mapping[str, str] | None = None,
+    user_agent: str | None = None,
 ) -> Any:
     """Options of the HTTP client. A stream may take long, but it times out if no data arrives."""
     options: dict[str, Any] = {"allow_http": allow_http, "timeout": dt.timedelta(days=1)}
@@ -98,6 +124,7 @@ def client_options(
         options["read_timeout"] = dt.timedelta(seconds=seconds)
     if headers:
         options["default_headers"] = dict(headers)
+    options["user_agent"] = user_agent or USER_AGENT
     return options
 
 
@@ -126,6 +153,9 @@ class S3Endpoint(Endpoint):
     credentials: S3Credentials = field(default_factory=AnonymousCredentials)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     sorts: bool | None = True
+    read_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    write_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    user_agent: str | None = field(default=None, compare=False, repr=False)
 
     @property
     def url(self) -> str:
@@ -135,7 +165,7 @@ class S3Endpoint(Endpoint):
     def traits(self) -> Traits:
         return Traits(sorts=self.sorts)
 
-    def connect(self, retries: RetryPolicy) -> ObjectStore:
+    def connect(self, retries: RetryPolicy, *, writing: bool = False) -> ObjectStore:
         options = self.options
         config: Any = {"conditional_put": "etag"}
         credentials, region = self.credentials, options.region
@@ -177,7 +207,8 @@ class S3Endpoint(Endpoint):
             client_options=client_options(
                 allow_http=options.allow_http or settings.allow_http,
                 stream_timeout_seconds=options.network_stream_timeout_seconds,
-                headers=self.headers,
+                headers=self.headers_of(self.headers, writing=writing),
+                user_agent=self.user_agent,
             ),
             retry_config=retry_config(retries),
             credential_provider=provider,
@@ -218,6 +249,9 @@ class GcsEndpoint(Endpoint):
     credentials: GcsCredentials = field(default_factory=AnonymousCredentials)
     config: Mapping[str, str] = field(default_factory=dict, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    read_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    write_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    user_agent: str | None = field(default=None, compare=False, repr=False)
 
     @property
     def url(self) -> str:
@@ -227,7 +261,7 @@ class GcsEndpoint(Endpoint):
     def traits(self) -> Traits:
         return Traits(encodes_keys=True, quotes_etags=True)
 
-    def connect(self, retries: RetryPolicy) -> ObjectStore:
+    def connect(self, retries: RetryPolicy, *, writing: bool = False) -> ObjectStore:
         config: Any = {}
         provider: Any = None
         given = self.credentials
@@ -249,7 +283,13 @@ class GcsEndpoint(Endpoint):
         return GCSStore(
             self.bucket,
             config=config | service,
-            client_options=client_options(allow_http=False, stream_timeout_seconds=None, headers=self.headers) | client,
+            client_options=client_options(
+                allow_http=False,
+                stream_timeout_seconds=None,
+                headers=self.headers_of(self.headers, writing=writing),
+                user_agent=self.user_agent,
+            )
+            | client,
             retry_config=retry_config(retries),
             credential_provider=provider,
         )
@@ -281,6 +321,7 @@ class AzureEndpoint(Endpoint):
     container: str
     credentials: AzureCredentials = field(default_factory=AnonymousCredentials)
     config: Mapping[str, str] = field(default_factory=dict, repr=False)
+    user_agent: str | None = field(default=None, compare=False, repr=False)
 
     @property
     def url(self) -> str:
@@ -290,7 +331,7 @@ class AzureEndpoint(Endpoint):
     def traits(self) -> Traits:
         return Traits(encodes_keys=True, quotes_etags=True)
 
-    def connect(self, retries: RetryPolicy) -> ObjectStore:
+    def connect(self, retries: RetryPolicy, *, writing: bool = False) -> ObjectStore:
         config: Any = {"account_name": self.account}
         provider: Any = None
         if isinstance(self.credentials, AnonymousCredentials):
@@ -301,7 +342,8 @@ class AzureEndpoint(Endpoint):
         return AzureStore(
             self.container,
             config=config | service,
-            client_options=client_options(allow_http=False, stream_timeout_seconds=None) | client,
+            client_options=client_options(allow_http=False, stream_timeout_seconds=None, user_agent=self.user_agent)
+            | client,
             retry_config=retry_config(retries),
             credential_provider=provider,
         )
@@ -344,6 +386,7 @@ class HttpEndpoint(Endpoint):
     base_url: str = field(repr=False)
     config: Mapping[str, str] = field(default_factory=dict, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    user_agent: str | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.base_url)
@@ -361,7 +404,7 @@ class HttpEndpoint(Endpoint):
     def traits(self) -> Traits:
         return Traits(quotes_etags=True, writable=False, lists=False)
 
-    def connect(self, retries: RetryPolicy) -> ObjectStore:
+    def connect(self, retries: RetryPolicy, *, writing: bool = False) -> ObjectStore:
         client, other = _split_client_options(self.config)
         if other:
             raise InvalidInputError(
@@ -371,6 +414,9 @@ class HttpEndpoint(Endpoint):
         plain = self.base_url.startswith("http://")
         return HTTPStore(
             self.base_url.rstrip("/"),
-            client_options=client_options(allow_http=plain, stream_timeout_seconds=None, headers=self.headers) | client,
+            client_options=client_options(
+                allow_http=plain, stream_timeout_seconds=None, headers=self.headers, user_agent=self.user_agent
+            )
+            | client,
             retry_config=retry_config(retries),
         )

@@ -61,6 +61,7 @@ class Client:
         self.retries = retries
         self._lock = fork_safe_lock()
         self._with_retries: ObjectStore | None = None
+        self._for_writes: ObjectStore | None = None
         self._without_retries: ObjectStore | None = None
         self.unsorted = endpoint.traits.sorts is False
 
@@ -70,6 +71,13 @@ class Client:
             self._connect()
         assert self._with_retries is not None
         return self._with_retries
+
+    def for_writes(self) -> ObjectStore:
+        """The client that repeats failed requests and sends the headers of writes."""
+        if self._for_writes is None or _used_in_process != os.getpid():
+            self._connect()
+        assert self._for_writes is not None
+        return self._for_writes
 
     def without_retries(self) -> ObjectStore:
         """The client that repeats nothing. A conditional write must know the result of every attempt."""
@@ -90,7 +98,9 @@ class Client:
             _used_in_process = os.getpid()
             with Translating("connect", "", self.endpoint.url):
                 self._with_retries = self.endpoint.connect(self.retries)
-                self._without_retries = self.endpoint.connect(NO_RETRIES)
+                own = self.endpoint.has_own_writer
+                self._for_writes = self.endpoint.connect(self.retries, writing=True) if own else self._with_retries
+                self._without_retries = self.endpoint.connect(NO_RETRIES, writing=True)
 
 
 _LOG = logging.getLogger(__name__)
@@ -255,7 +265,7 @@ class ObstoreStorage(SourceStorage):
         path = self._writing(key)
         flat = flat_bytes(data)
         with Translating("write", key, self.url):
-            store = self._client.with_retries()
+            store = self._client.for_writes()
             await REQUESTS.run(lambda: write(store, path, flat, dict(metadata or {})))
 
     async def write_if(
@@ -405,13 +415,13 @@ class ObstoreStorage(SourceStorage):
 
     async def _delete_batch(self, paths: Sequence[str]) -> None:
         with Translating(f"delete {len(paths)} objects, among them", paths[0], self.url):
-            store = self._client.with_retries()
+            store = self._client.for_writes()
             await REQUESTS.run(lambda: delete_all(store, paths))
 
     async def copy(self, source: str, target: str, *, version: Version | None = None) -> None:
         old, new = self._path(source), self._writing(target)
         with Translating("copy", source, self.url):
-            store = self._client.with_retries()
+            store = self._client.for_writes()
             if version is None:
                 await REQUESTS.run(lambda: obstore.copy(store, old, new))
                 return
@@ -423,6 +433,11 @@ class ObstoreStorage(SourceStorage):
     def without_writes(self) -> ObstoreStorage:
         """The same storage, refusing writes."""
         return self._twin(self._prefix, read_only=True)
+
+    def with_user_agent(self, user_agent: str) -> ObstoreStorage:
+        """The same storage, whose requests name this user agent."""
+        endpoint = self._endpoint.with_user_agent(user_agent)
+        return _rebuild(endpoint, self._prefix, self._client.retries, self._read_only, self._foreign)
 
     def with_retries(self, retries: RetryPolicy) -> ObstoreStorage:
         """The same storage, which tries failed requests again as another policy says."""

@@ -1,0 +1,8 @@
+"""Results of maintenance and entries of the operations log, as `icechunk.ops`."""
+
+from __future__ import annotations
+
+from icefloe.maintenance.collect import GCSummary
+from icefloe.model.administration import Update, UpdateType
+
+__all__ = ["GCSummary", "Update", "UpdateType"]

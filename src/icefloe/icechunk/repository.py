@@ -1,0 +1,370 @@
+"""Repositories, as `icechunk.repository`.
+
+A repository is the one of `icefloe`, with the habits of the official package: new repositories are of version 2, one
+chunk is one object, a session needs a branch, a tag or a snapshot, and times need a time zone.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import warnings
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from icefloe.blocking import AsyncCloseableIterator, blocking, blocking_classmethod
+from icefloe.display.graph import AncestryGraph
+from icefloe.errors import InvalidInputError
+from icefloe.icechunk.config import Attribution, FeatureFlag, RepositoryConfig
+from icefloe.icechunk.conflicts import ConflictSolver
+from icefloe.icechunk.credentials import plain_credentials
+from icefloe.icechunk.ops import GCSummary, Update
+from icefloe.icechunk.session import Session
+from icefloe.icechunk.snapshots import Diff, ManifestFileInfo, SnapshotInfo
+from icefloe.icechunk.storage import Storage
+from icefloe.icechunk.types import CommitMethod
+from icefloe.maintenance.inspect import ChunkStorageStats
+from icefloe.model.administration import RepoStatus
+from icefloe.model.capabilities import SpecVersion
+from icefloe.model.config import StorageSettings
+from icefloe.repository import Repository as EngineRepository
+from icefloe.session.session import Session as EngineSession
+from icefloe.storage.build import resolve_storage
+from icefloe.storage.contract import Storage as EngineStorage
+from icefloe.store import IcechunkStore
+
+Place = EngineStorage | str | Path
+Authorization = Mapping[str, Any] | None
+_FIRST_BYTES = 512 << 20
+_DECODED_BYTES = 4 << 30
+_GUIDANCE = {
+    "s3": "s3_credentials(from_env=True)",
+    "tigris": "s3_credentials(from_env=True)",
+    "gs": "gcs_anonymous_credentials()",
+    "gcs": "gcs_anonymous_credentials()",
+    "az": "azure_from_env_credentials()",
+    "azure": "azure_from_env_credentials()",
+    "abfs": "azure_from_env_credentials()",
+    "file": "credentials.LocalFileSystemAccess",
+    "http": "credentials.HttpAccess",
+    "https": "credentials.HttpAccess",
+}
+
+
+def _authorized(given: Authorization) -> dict[str, Any] | None:
+    if given is None:
+        return None
+    for prefix, credentials in given.items():
+        if credentials is None:
+            instead = _GUIDANCE.get(prefix.partition("://")[0].lower(), "explicit credentials")
+            warnings.warn(
+                f"Passing `None` in `authorize_virtual_chunk_access` for container {prefix!r} is deprecated: give "
+                f"explicit credentials, such as {instead}",
+                DeprecationWarning,
+                stacklevel=4,
+            )
+    return {prefix: plain_credentials(credentials) for prefix, credentials in given.items()}
+
+
+def _attributed(storage: Place, attribution: Attribution | None) -> EngineStorage:
+    place = resolve_storage(storage)
+    rename = getattr(place, "with_user_agent", None)
+    if attribution is None or rename is None:
+        return place
+    renamed: EngineStorage = rename(attribution.user_agent())
+    return renamed
+
+
+def _check_prefix(storage: EngineStorage) -> None:
+    parts = urlsplit(storage.url)
+    if parts.scheme in ("s3", "gs") and not parts.path.strip("/"):
+        raise InvalidInputError(
+            f"cannot create a repository at {storage.url}: creation with an empty prefix is not supported; give one",
+            "empty-prefix-creation",
+        )
+
+
+def _version(given: SpecVersion | str | int | None) -> SpecVersion | str | int:
+    return SpecVersion.v2 if given is None else given
+
+
+class Repository(EngineRepository):
+    """A versioned store of Zarr hierarchies, with the names, arguments and defaults of the official package.
+
+    Examples
+    --------
+    >>> import zarr
+    >>> from icefloe import icechunk
+    >>> repo = icechunk.Repository.create(icechunk.in_memory_storage())
+    >>> session = repo.writable_session("main")
+    >>> _ = zarr.create_group(session.store)
+    >>> _ = session.commit("a group")
+    >>> int(repo.spec_version.number)
+    2
+    """
+
+    _session_class: type[EngineSession] = Session
+    _attribution = Attribution()
+
+    @classmethod
+    async def create_async(
+        cls,
+        storage: Place,
+        config: RepositoryConfig | None = None,
+        authorize_virtual_chunk_access: Authorization = None,
+        spec_version: SpecVersion | str | int | None = None,
+        check_clean_root: bool = True,
+        attribution: Attribution | None = None,
+    ) -> Self:
+        """Create a repository, of version 2 unless another one is given."""
+        place = _attributed(storage, attribution)
+        _check_prefix(place)
+        made = await super().create_async(
+            place, config, _authorized(authorize_virtual_chunk_access), _version(spec_version), check_clean_root
+        )
+        return cls._adopt(made, attribution)
+
+    create: Any = blocking_classmethod(create_async)
+
+    @classmethod
+    async def open_async(
+        cls,
+        storage: Place,
+        config: RepositoryConfig | None = None,
+        authorize_virtual_chunk_access: Authorization = None,
+        attribution: Attribution | None = None,
+    ) -> Self:
+        """Open an existing repository of any version."""
+        place = _attributed(storage, attribution)
+        made = await super().open_async(place, config, _authorized(authorize_virtual_chunk_access))
+        return cls._adopt(made, attribution)
+
+    open: Any = blocking_classmethod(open_async)
+
+    @classmethod
+    async def open_or_create_async(
+        cls,
+        storage: Place,
+        config: RepositoryConfig | None = None,
+        authorize_virtual_chunk_access: Authorization = None,
+        create_version: SpecVersion | str | int | None = None,
+        check_clean_root: bool = True,
+        attribution: Attribution | None = None,
+    ) -> Self:
+        """Open the repository of a storage, or create one of version 2 unless another one is given."""
+        place = _attributed(storage, attribution)
+        authorized = _authorized(authorize_virtual_chunk_access)
+        if await EngineRepository.exists_async(place):
+            return cls._adopt(await EngineRepository.open_async(place, config, authorized), attribution)
+        _check_prefix(place)
+        made = await EngineRepository.open_or_create_async(
+            place, config, authorized, _version(create_version), check_clean_root
+        )
+        return cls._adopt(made, attribution)
+
+    open_or_create: Any = blocking_classmethod(open_or_create_async)
+
+    @classmethod
+    def _adopt(cls, made: EngineRepository, attribution: Attribution | None) -> Self:
+        repo = cls(made.context.without_packs(), made.default_commit_metadata())
+        repo._attribution = attribution or Attribution()
+        return repo
+
+    async def reopen_async(
+        self, config: RepositoryConfig | None = None, authorize_virtual_chunk_access: Authorization = None
+    ) -> Self:
+        """Return the same repository with other settings or credentials."""
+        made = await super().reopen_async(config, _authorized(authorize_virtual_chunk_access))
+        return self._adopt(made, self._attribution)
+
+    reopen = blocking(reopen_async)  # type: ignore[arg-type]
+
+    @property
+    def attribution(self) -> Attribution:
+        """The labels that the requests of this object carry."""
+        return self._attribution
+
+    # -- history --------------------------------------------------------------------------------------------------
+
+    def async_ancestry(
+        self, *, branch: str | None = None, tag: str | None = None, snapshot_id: str | None = None
+    ) -> AsyncCloseableIterator[SnapshotInfo]:
+        """Iterate over a snapshot and its ancestors, newest first."""
+        return AsyncCloseableIterator(super().async_ancestry(branch=branch, tag=tag, snapshot_id=snapshot_id))
+
+    def ancestry(
+        self, *, branch: str | None = None, tag: str | None = None, snapshot_id: str | None = None
+    ) -> Iterator[SnapshotInfo]:
+        """Iterate over a snapshot and its ancestors, newest first."""
+        return self.async_ancestry(branch=branch, tag=tag, snapshot_id=snapshot_id)
+
+    def ops_log_async(self) -> AsyncCloseableIterator[Update]:
+        """Iterate over the operations log, newest first."""
+        return AsyncCloseableIterator(super().ops_log_async())
+
+    def ops_log(self) -> Iterator[Update]:
+        """Iterate over the operations log, newest first."""
+        return self.ops_log_async()
+
+    async def readonly_session_async(
+        self,
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+        as_of: dt.datetime | None = None,
+    ) -> Session:
+        """Open a session that reads a branch, a tag or a snapshot."""
+        if branch is None and tag is None and snapshot_id is None:
+            raise InvalidInputError("readonly_session needs a branch, a tag or a snapshot_id", "invalid-ref-name")
+        opened = await super().readonly_session_async(branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
+        assert isinstance(opened, Session)
+        return opened
+
+    readonly_session = blocking(readonly_session_async)  # type: ignore[arg-type]
+
+    # -- maintenance ----------------------------------------------------------------------------------------------
+
+    async def expire_snapshots_async(
+        self,
+        older_than: dt.datetime,
+        *,
+        delete_expired_branches: bool = False,
+        delete_expired_tags: bool = False,
+    ) -> set[str]:
+        """Remove snapshots from history that are older than a time. Return their ids."""
+        expired = await super().expire_snapshots_async(
+            older_than, delete_expired_branches=delete_expired_branches, delete_expired_tags=delete_expired_tags
+        )
+        return set(expired)
+
+    expire_snapshots = blocking(expire_snapshots_async)  # type: ignore[arg-type]
+
+    async def garbage_collect_async(
+        self,
+        delete_object_older_than: dt.datetime,
+        *,
+        dry_run: bool = False,
+        max_snapshots_in_memory: int = 50,
+        max_compressed_manifest_mem_bytes: int = _FIRST_BYTES,
+        max_decoded_manifest_mem_bytes: int = _DECODED_BYTES,
+        max_concurrent_manifest_fetches: int = 500,
+        max_concurrent_deletes: int = 10,
+        max_consecutive_delete_failures: int = 50,
+        max_concurrent_listings: int | None = None,
+    ) -> GCSummary:
+        """Delete objects that nothing names and that are older than a time.
+
+        The limits on manifests hold. Snapshots are read one by one, and a deletion that fails raises, so that the other
+        arguments have nothing to limit.
+        """
+        return await super().garbage_collect_async(
+            delete_object_older_than,
+            dry_run=dry_run,
+            ignore_running_sessions=True,
+            max_compressed_manifest_mem_bytes=min(max_compressed_manifest_mem_bytes, max_decoded_manifest_mem_bytes),
+            max_concurrent_manifest_fetches=max_concurrent_manifest_fetches,
+        )
+
+    garbage_collect = blocking(garbage_collect_async)  # type: ignore[arg-type]
+
+    async def rewrite_manifests_async(
+        self,
+        message: str,
+        *,
+        branch: str,
+        metadata: Mapping[str, Any] | None = None,
+        commit_method: CommitMethod = "new_commit",
+    ) -> str:
+        """Write the manifests of a branch anew, as the configuration splits them."""
+        return await super().rewrite_manifests_async(
+            message, branch=branch, metadata=metadata, commit_method=commit_method
+        )
+
+    rewrite_manifests = blocking(rewrite_manifests_async)  # type: ignore[arg-type]
+
+    async def chunk_storage_stats_async(
+        self,
+        *,
+        max_snapshots_in_memory: int = 50,
+        max_compressed_manifest_mem_bytes: int = _FIRST_BYTES,
+        max_decoded_manifest_mem_bytes: int = _DECODED_BYTES,
+        max_concurrent_manifest_fetches: int = 500,
+    ) -> ChunkStorageStats:
+        """Return the size of all chunks that branches and tags reach."""
+        return await super().chunk_storage_stats_async(
+            max_compressed_manifest_mem_bytes=min(max_compressed_manifest_mem_bytes, max_decoded_manifest_mem_bytes),
+            max_concurrent_manifest_fetches=max_concurrent_manifest_fetches,
+        )
+
+    chunk_storage_stats = blocking(chunk_storage_stats_async)  # type: ignore[arg-type]
+
+    async def total_chunks_storage_async(
+        self,
+        *,
+        max_snapshots_in_memory: int = 50,
+        max_compressed_manifest_mem_bytes: int = _FIRST_BYTES,
+        max_decoded_manifest_mem_bytes: int = _DECODED_BYTES,
+        max_concurrent_manifest_fetches: int = 500,
+    ) -> int:
+        """Return the size of all native chunks that branches and tags reach. Use `chunk_storage_stats` instead."""
+        _warn_of_successor("total_chunks_storage_async", "chunk_storage_stats_async")
+        stats = await self.chunk_storage_stats_async(
+            max_snapshots_in_memory=max_snapshots_in_memory,
+            max_compressed_manifest_mem_bytes=max_compressed_manifest_mem_bytes,
+            max_decoded_manifest_mem_bytes=max_decoded_manifest_mem_bytes,
+            max_concurrent_manifest_fetches=max_concurrent_manifest_fetches,
+        )
+        return stats.native_bytes
+
+    def total_chunks_storage(
+        self,
+        *,
+        max_snapshots_in_memory: int = 50,
+        max_compressed_manifest_mem_bytes: int = _FIRST_BYTES,
+        max_decoded_manifest_mem_bytes: int = _DECODED_BYTES,
+        max_concurrent_manifest_fetches: int = 500,
+    ) -> int:
+        """Return the size of all native chunks that branches and tags reach. Use `chunk_storage_stats` instead."""
+        _warn_of_successor("total_chunks_storage", "chunk_storage_stats")
+        return self.chunk_storage_stats(
+            max_snapshots_in_memory=max_snapshots_in_memory,
+            max_compressed_manifest_mem_bytes=max_compressed_manifest_mem_bytes,
+            max_decoded_manifest_mem_bytes=max_decoded_manifest_mem_bytes,
+            max_concurrent_manifest_fetches=max_concurrent_manifest_fetches,
+        ).native_bytes
+
+
+def _warn_of_successor(name: str, successor: str) -> None:
+    warnings.warn(
+        f"the {name} method has been deprecated in favour of the {successor} method, which also tells the bytes of "
+        "inline and virtual chunks",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+
+
+__all__ = [
+    "AncestryGraph",
+    "AsyncCloseableIterator",
+    "AsyncIterator",
+    "Attribution",
+    "ChunkStorageStats",
+    "CommitMethod",
+    "ConflictSolver",
+    "Diff",
+    "FeatureFlag",
+    "GCSummary",
+    "IcechunkStore",
+    "ManifestFileInfo",
+    "RepoStatus",
+    "Repository",
+    "RepositoryConfig",
+    "Session",
+    "SnapshotInfo",
+    "SpecVersion",
+    "Storage",
+    "StorageSettings",
+    "Update",
+]

@@ -1,0 +1,62 @@
+"""Sessions, as `icechunk.session`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from icefloe.errors import SessionStateError
+from icefloe.model.config import RepositoryConfig
+from icefloe.model.snapshot import Diff
+from icefloe.session import session as engine
+from icefloe.session.rebase import ConflictSolver
+from icefloe.session.session import ChunkType, SessionMode
+from icefloe.store import IcechunkStore
+
+
+class Session(engine.Session):
+    """A view of one snapshot, with changes on top of it if it is writable.
+
+    Nodes can be moved in the sessions of `Repository.rearrange_session` only, as in the official package.
+    """
+
+    @property
+    def _fork_class(self) -> type[engine.ForkSession]:
+        return ForkSession
+
+    def move(self, from_path: str, to_path: str) -> None:
+        """Move a node, with all nodes below it, to another path. The session must be a rearrange session."""
+        self._check_writable()
+        if self.mode is not SessionMode.REARRANGE:
+            raise SessionStateError(
+                f"cannot move {from_path}: this is no rearrange session; open one with repo.rearrange_session(branch)",
+                "non-rearrange-session",
+            )
+        super().move(from_path, to_path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not self.read_only:
+            raise ValueError(
+                "You must opt-in to pickle writable sessions in a distributed context using Session.fork(). Give each "
+                "worker a fork, merge the forks afterwards, and commit this session. To read in workers, use "
+                "repo.readonly_session(...)"
+            )
+        return super().__getstate__()
+
+
+class ForkSession(Session, engine.ForkSession):
+    """A session for a worker. It is pickled, written to, and merged into the session that it was forked from."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return engine.ForkSession.__getstate__(self)
+
+
+__all__ = [
+    "ChunkType",
+    "ConflictSolver",
+    "Diff",
+    "ForkSession",
+    "IcechunkStore",
+    "RepositoryConfig",
+    "Session",
+    "SessionMode",
+]
