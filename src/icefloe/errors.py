@@ -40,8 +40,9 @@ from __future__ import annotations
 
 import difflib
 import enum
+import inspect
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 _SEQUENCE = re.compile(
@@ -73,6 +74,14 @@ def suggest(name: str, known: Iterable[str]) -> str:
     """
     near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
     return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def check_keywords(method: Callable[..., object], given: Iterable[str], ignored: Collection[str]) -> None:
+    """Check the further keyword arguments of a method. It accepts and ignores some of them, and refuses all others."""
+    for name in given:
+        if name not in ignored:
+            near = suggest(name, {*ignored, *inspect.signature(method).parameters})
+            raise InvalidInputError(f"{method.__name__.removesuffix('_async')} has no argument {name!r}{near}")
 
 
 class ErrorKind(enum.StrEnum):

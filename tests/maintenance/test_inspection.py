@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,30 @@ def test_the_official_package_counts_the_same(tmp_path: Path) -> None:
     ours = repo.chunk_storage_stats()
     assert (ours.native_bytes, ours.virtual_bytes) == (theirs.native_bytes, theirs.virtual_bytes)
     assert ours.inlined_bytes == theirs.inlined_bytes
+
+
+COUNTING = ("chunk_storage_stats", "total_chunks_storage", "garbage_collect")
+
+
+def _call(repo: icefloe.Repository, method: str, **limits: int) -> object:
+    age = {"delete_object_older_than": dt.timedelta(days=1)} if method == "garbage_collect" else {}
+    return getattr(repo, method)(**age, **limits)
+
+
+@pytest.mark.parametrize("method", COUNTING)
+def test_a_misspelt_argument_is_refused_and_the_right_one_is_named(method: str) -> None:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    with pytest.raises(icefloe.InvalidInputError, match="did you mean 'max_concurrent_manifest_fetches'"):
+        _call(repo, method, max_concurent_manifest_fetch=4)
+    with pytest.raises(icefloe.InvalidInputError, match="did you mean 'max_snapshots_in_memory'"):
+        _call(repo, method, max_snapshot_in_memory=4)
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("method", COUNTING)
+def test_the_limits_of_the_official_package_are_accepted(method: str) -> None:
+    icechunk = pytest.importorskip("icechunk")
+    repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    names = [name for name in signature(getattr(icechunk.Repository, method)).parameters if name.startswith("max_")]
+    assert len(names) >= 3
+    _call(repo, method, **dict.fromkeys(names, 5))

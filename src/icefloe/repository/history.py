@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from icefloe.blocking import blocking
-from icefloe.errors import InvalidInputError, SnapshotNotFoundError
+from icefloe.errors import InvalidInputError, SnapshotNotFoundError, check_keywords
 from icefloe.ids import ObjectId
 from icefloe.lazy_exports import lazy_module
 from icefloe.model.snapshot import Diff, ManifestFileInfo, SnapshotInfo
@@ -28,6 +28,8 @@ else:
     marking = lazy_module("icefloe.maintenance.marking")
 
 _REFS_AT_ONCE = 64
+_IGNORED_LIMITS = ("max_snapshots_in_memory", "max_decoded_manifest_mem_bytes")
+"""Arguments of `chunk_storage_stats` in the official package that have no effect here."""
 
 
 async def fetch_graph(
@@ -585,7 +587,7 @@ class InspectionMixin:
         *,
         max_compressed_manifest_mem_bytes: int = 512 << 20,
         max_concurrent_manifest_fetches: int = 32,
-        **_: Any,
+        **ignored: Any,
     ) -> ChunkStorageStats:
         """Return the size of all chunks that branches and tags reach, in all of history.
 
@@ -597,13 +599,18 @@ class InspectionMixin:
             Largest total size of compressed manifests in memory.
         max_concurrent_manifest_fetches
             Largest number of manifests that are read at the same time.
-        **_
-            Ignored. Accepted for compatibility with icechunk.
+        **ignored
+            Further limits of icechunk's method. They are accepted and have no effect.
 
         Returns
         -------
         ChunkStorageStats
             Bytes of native, virtual and inline chunks.
+
+        Raises
+        ------
+        InvalidInputError
+            An argument does not exist.
 
         Examples
         --------
@@ -611,6 +618,7 @@ class InspectionMixin:
         >>> icefloe.Repository.create(icefloe.in_memory_storage()).chunk_storage_stats().native_bytes
         0
         """
+        check_keywords(self.chunk_storage_stats_async, ignored, _IGNORED_LIMITS)
         limits = marking.FetchLimits(
             max(1, min(max_concurrent_manifest_fetches, 256)), max_compressed_manifest_mem_bytes
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from icefloe.blocking import blocking, current_time
-from icefloe.errors import InvalidInputError
+from icefloe.errors import InvalidInputError, check_keywords
 from icefloe.ids import ObjectId
 from icefloe.lazy_exports import lazy_module
 from icefloe.session.history import check_past
@@ -38,6 +38,15 @@ else:
     marking = lazy_module("icefloe.maintenance.marking")
     mirroring = lazy_module("icefloe.maintenance.mirror")
     verification = lazy_module("icefloe.maintenance.verify")
+
+_IGNORED_LIMITS = (
+    "max_snapshots_in_memory",
+    "max_decoded_manifest_mem_bytes",
+    "max_concurrent_deletes",
+    "max_consecutive_delete_failures",
+    "max_concurrent_listings",
+)
+"""Arguments of `garbage_collect` in the official package that have no effect here."""
 
 
 class MaintenanceMixin:
@@ -205,7 +214,7 @@ class MaintenanceMixin:
         max_compressed_manifest_mem_bytes: int = 512 << 20,
         max_concurrent_manifest_fetches: int = 32,
         progress: Report | None = None,
-        **_: Any,
+        **ignored: Any,
     ) -> GCSummary:
         """Delete old objects that no branch or tag reaches.
 
@@ -230,8 +239,8 @@ class MaintenanceMixin:
             Largest number of manifests that are read at the same time.
         progress
             Called with the name of a stage, the amount done, and the total amount (0 if it is not known).
-        **_
-            Ignored. Accepted for compatibility with icechunk.
+        **ignored
+            Further limits of icechunk's method. They are accepted and have no effect.
 
         Returns
         -------
@@ -241,7 +250,8 @@ class MaintenanceMixin:
         Raises
         ------
         InvalidInputError
-            The time is in the future or has no time zone, or a writable session of this process is older.
+            The time is in the future or has no time zone, a writable session of this process is older, or an argument
+            does not exist.
         ReadOnlyError
             The repository is read-only.
 
@@ -252,6 +262,7 @@ class MaintenanceMixin:
         >>> repo.garbage_collect(datetime.timedelta(days=1)).chunks_deleted
         0
         """
+        check_keywords(self.garbage_collect_async, ignored, _IGNORED_LIMITS)
         limits = marking.FetchLimits(
             max(1, min(max_concurrent_manifest_fetches, 256)), max_compressed_manifest_mem_bytes
         )

@@ -139,15 +139,15 @@ class MergingMixin:
         ledger = self._context.ledger
         ours, theirs = await ledger.fetch_tip(source), await ledger.fetch_tip(into)
         base = await merging.find_merge_base(self._context, ours.snapshot_id, theirs.snapshot_id)
-        told = {**self._default_metadata, "merged_branch": source, merging.MERGED: ours.snapshot_id}
+        properties = {**self._default_metadata, "merged_branch": source, merging.MERGED: ours.snapshot_id}
         known, tip = await ledger.fetch_info(base), await ledger.fetch_info(ours.snapshot_id)
-        told |= _ingested(added_sources(known.metadata, tip.metadata))
+        properties |= _ingested(added_sources(known.metadata, tip.metadata))
         return merging.MergeRequest(
             into,
             base,
             ours.snapshot_id,
             message or f"Merge branch {source!r}",
-            {**told, **(metadata or {})},
+            {**properties, **(metadata or {})},
             solver or ConflictDetector(),
             fast_forward,
         )
@@ -205,7 +205,7 @@ class MergingMixin:
         >>> [info.message for info in repo.ancestry(branch="main")]
         ['a group', 'Repository initialized']
         """
-        request = await self._pick_request(snapshot_id, branch, solver, message, metadata)
+        request = await self._commit_request(snapshot_id, branch, solver, message, metadata, reverts=False)
         return await merging.apply_change(self._context, request)
 
     cherry_pick = blocking(cherry_pick_async)
@@ -248,26 +248,10 @@ class MergingMixin:
         >>> repo.plan_cherry_pick(repo.lookup_branch("dev"), "main").diff.new_groups
         {'/'}
         """
-        request = await self._pick_request(snapshot_id, branch, solver, None, None)
+        request = await self._commit_request(snapshot_id, branch, solver, None, None, reverts=False)
         return await merging.plan_change(self._context, request)
 
     plan_cherry_pick = blocking(plan_cherry_pick_async)
-
-    async def _pick_request(
-        self,
-        snapshot_id: str,
-        branch: str,
-        solver: ConflictSolver | None,
-        message: str | None,
-        metadata: Mapping[str, Any] | None,
-    ) -> MergeRequest:
-        parent = await merging.fetch_parent(self._context, snapshot_id)
-        picked = await self._context.ledger.fetch_info(snapshot_id)
-        told = {**self._default_metadata, "picked_snapshot": snapshot_id, **_ingested(own_sources(picked.metadata))}
-        told |= metadata or {}
-        return merging.MergeRequest(
-            branch, parent, snapshot_id, message or picked.message, told, solver or ConflictDetector()
-        )
 
     async def revert_async(
         self,
@@ -321,7 +305,7 @@ class MergingMixin:
         >>> [info.message for info in repo.ancestry(branch="main")]
         ["Revert 'a group'", 'a group', 'Repository initialized']
         """
-        request = await self._revert_request(snapshot_id, branch, solver, message, metadata)
+        request = await self._commit_request(snapshot_id, branch, solver, message, metadata, reverts=True)
         return await merging.apply_change(self._context, request)
 
     revert = blocking(revert_async)
@@ -363,27 +347,33 @@ class MergingMixin:
         >>> repo.plan_revert(repo.lookup_branch("main")).diff.deleted_groups
         {'/'}
         """
-        request = await self._revert_request(snapshot_id, branch, solver, None, None)
+        request = await self._commit_request(snapshot_id, branch, solver, None, None, reverts=True)
         return await merging.plan_change(self._context, request)
 
     plan_revert = blocking(plan_revert_async)
 
-    async def _revert_request(
+    async def _commit_request(
         self,
         snapshot_id: str,
         branch: str,
         solver: ConflictSolver | None,
         message: str | None,
         metadata: Mapping[str, Any] | None,
+        *,
+        reverts: bool,
     ) -> MergeRequest:
-        parent = await merging.fetch_parent(self._context, snapshot_id)
-        undone = await self._context.ledger.fetch_info(snapshot_id)
-        below = await self._context.ledger.fetch_info(parent)
-        gone = reverted_sources(below.metadata, undone.metadata)
-        told = {**self._default_metadata, "reverted_snapshot": snapshot_id, **_ingested(gone), **(metadata or {})}
-        return merging.MergeRequest(
-            branch, snapshot_id, parent, message or f"Revert {undone.message!r}", told, solver or ConflictDetector()
-        )
+        """The request that applies the changes of one commit to a branch, or undoes them."""
+        parent_id = await merging.fetch_parent(self._context, snapshot_id)
+        commit = await self._context.ledger.fetch_info(snapshot_id)
+        if reverts:
+            parent = await self._context.ledger.fetch_info(parent_id)
+            sources = reverted_sources(parent.metadata, commit.metadata)
+            ends, text, key = (snapshot_id, parent_id), f"Revert {commit.message!r}", "reverted_snapshot"
+        else:
+            sources = own_sources(commit.metadata)
+            ends, text, key = (parent_id, snapshot_id), commit.message, "picked_snapshot"
+        properties = {**self._default_metadata, key: snapshot_id, **_ingested(sources), **(metadata or {})}
+        return merging.MergeRequest(branch, *ends, message or text, properties, solver or ConflictDetector())
 
     async def fast_forward_async(self, branch: str, snapshot_id: str) -> ObjectId:
         """Move a branch to a descendant of its newest snapshot.
