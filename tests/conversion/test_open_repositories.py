@@ -27,6 +27,7 @@ GENERATIONS = ("dataset", "store", "repository", "icechunk1", "icechunk2")
 PAIRS = [f"{one} to {two}" for one, two in itertools.permutations(GENERATIONS, 2)]
 ORDINARY = ("icechunk1 to icechunk2", "repository to icechunk2", "store to repository", "icechunk2 to dataset")
 """Pairs that are tried at every write in the ordinary run."""
+SOME_PAIRS = [pytest.param(pair, marks=() if pair in ORDINARY else pytest.mark.slow) for pair in PAIRS]
 CONFIG = icefloe.RepositoryConfig(inline_chunk_threshold_bytes=0)
 
 
@@ -114,9 +115,7 @@ def _commit(session: icefloe.Session | None, storage: Storage) -> bool:
 
 @pytest.mark.parametrize("dies", [False, True], ids=["goes on", "dies"])
 @pytest.mark.parametrize("opened", ["before", "during"])
-@pytest.mark.parametrize(
-    "pair", [pytest.param(pair, marks=() if pair in ORDINARY else pytest.mark.slow) for pair in PAIRS]
-)
+@pytest.mark.parametrize("pair", SOME_PAIRS)
 def test_no_commit_is_lost_whenever_it_meets_a_conversion_in_place(
     pair: str, opened: str, dies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +176,46 @@ def test_nothing_is_collected_while_a_conversion_is_unfinished(pair: str) -> Non
         found.garbage_collect(dt.timedelta(0), ignore_running_sessions=True)
         assert zarr.open_array(found.readonly_session("main").store, path="a", mode="r")[0] == 1
     assert unfinished >= 5
+
+
+@pytest.mark.parametrize("in_place", [True, False], ids=["in place", "elsewhere"])
+@pytest.mark.parametrize("pair", SOME_PAIRS)
+def test_history_may_expire_between_an_interrupted_conversion_and_its_second_run(
+    pair: str, in_place: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = pair.split(" to ")
+    monkeypatch.setattr(switch_generation, "FRESH_SECONDS", -0.1)
+
+    def die() -> None:
+        raise _InterruptedError
+
+    for number in itertools.count(1):
+        source = icefloe.in_memory_storage()
+        target = source if in_place else icefloe.in_memory_storage()
+        repo = icefloe.Repository.create(source, spec_version=old, config=CONFIG)
+        write_first(repo)
+        write(repo, 2).commit("second")
+        dying = _CallingStorage(target, number, die)
+        with contextlib.suppress(_InterruptedError):
+            if in_place:
+                icefloe.upgrade(dying, new, drop=list(LossKind))
+            else:
+                icefloe.convert(source, dying, new, drop=list(LossKind))
+        if dying.left > 0:
+            break
+        with contextlib.suppress(icefloe.ReadOnlyError):
+            icefloe.Repository.open(source).expire_snapshots(dt.timedelta(0))
+        expected = [info.message for info in icefloe.Repository.open(source).ancestry(branch="main")]
+        if in_place and icefloe.Repository.open(source).spec_version.value != new:
+            icefloe.upgrade(source, new, drop=list(LossKind))
+        elif not in_place and not icefloe.Repository.exists(target):
+            icefloe.convert(source, target, new, drop=list(LossKind))
+        found = icefloe.Repository.open(target)
+        if in_place:
+            assert [info.message for info in found.ancestry(branch="main")] == expected, f"before write {number}"
+        assert zarr.open_array(found.readonly_session("main").store, path="a", mode="r")[0] == 2
+        assert found.verify().is_clean, f"before write {number}"
+    assert number > 3
 
 
 def test_a_collection_judges_nothing_by_refs_without_main() -> None:

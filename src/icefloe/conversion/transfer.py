@@ -300,13 +300,20 @@ class Transfer:
             self.infos[info.id] = info
             depth = 0 if info.parent_id is None else self._depths[info.parent_id] + 1
             self._depths[info.id] = depth
-            if target.format.snapshot_key(info.id) not in written:
+            ancestors = self._ancestors(info) if target.capabilities.history_in_snapshot else ()
+            is_written = target.format.snapshot_key(info.id) in written
+            if not is_written or not await self._has_parent(info, ancestors):
                 nodes = await self._convert_nodes(snapshot)
-                ancestors = self._ancestors(info) if target.capabilities.history_in_snapshot else ()
                 converted = convert_snapshot(snapshot, info, nodes, files, ancestors, depth)
                 await self._write_log(snapshot, info)
                 await target.metadata_files.write_snapshot(converted)
             advance(1)
+
+    async def _has_parent(self, info: SnapshotInfo, ancestors: Sequence[SnapshotInfo]) -> bool:
+        """Whether a snapshot of an earlier run has this history. History may have expired since that run."""
+        found = await self.work.target.metadata_files.fetch_snapshot(info.id, anew=True)
+        quoted = [each.id for each in ancestors] if self.work.target.capabilities.history_in_snapshot else []
+        return found.parent_id == info.parent_id and [each.id for each in found.history] == quoted
 
     async def _convert_nodes(self, snapshot: Snapshot) -> dict[str, Node]:
         keeps_files = self.work.target.capabilities.attributes_files
