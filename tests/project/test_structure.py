@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from icefloe import SpecVersion
+
 SOURCE = Path(__file__).resolve().parents[2] / "src/icefloe"
 MODULES = sorted(SOURCE.rglob("*.py"))
 ENGINE = [path for path in MODULES if path.parent.name != "icechunk"]
@@ -72,6 +74,19 @@ def _imported_by(path: Path, names: object) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
     return {name for name in found if name in names}  # type: ignore[operator]
+
+
+def test_no_generation_is_named_above_formats_and_ledger() -> None:
+    names = {*SpecVersion.__members__}
+    below = ("formats", "ledger", "testing", "model")
+    naming = []
+    for path in MODULES:
+        if path.relative_to(SOURCE).parts[0] in below:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in names and ast.unparse(node.value) == "SpecVersion":
+                naming.append(f"{path.relative_to(SOURCE)}:{node.lineno} {ast.unparse(node)}")
+    assert naming == []
 
 
 def test_the_formatter_decides_how_code_looks() -> None:

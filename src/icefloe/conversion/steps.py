@@ -31,15 +31,12 @@ from icefloe.errors import (
 )
 from icefloe.formats.config_document import encode_config
 from icefloe.ids import NodeId, ObjectId, new_object_id
-from icefloe.ledger.contract import JOURNAL_KEY
-from icefloe.ledger.generations import GENERATIONS, find_bridge
-from icefloe.ledger.switch_generation import (
-    WholeHistory,
+from icefloe.ledger.contract import JOURNAL_KEY, WholeHistory
+from icefloe.ledger.generations import (
+    GENERATIONS,
+    find_bridge,
     find_generations,
-    import_history,
-    keeps_deleted_tags,
     remove_generation,
-    remove_generation_name,
     takes_precedence,
 )
 from icefloe.model.capabilities import SpecVersion
@@ -292,12 +289,12 @@ async def _switch_refs(request: ConversionRequest, work: Work, transfer: Transfe
     """Create the refs of the new generation, then remove those of the old one."""
     history = _history_for_target(work, transfer)
     try:
-        await import_history(work.target.ledger, history, replace_leftovers=request.in_place)
+        await work.target.ledger.import_history(history, replace_leftovers=request.in_place)
     except AlreadyExistsError:
         if await find_spec_version(request.storage) is not request.version:
             raise
     if request.in_place:
-        await remove_generation_name(request.storage, request.present)
+        await GENERATIONS[request.present].remove_name(request.storage)
     if request.in_place and not request.options.keep_source:
         await remove_generation(request.storage, request.present, request.version)
     opened = await open_context(request.storage, None, request.context.authorized)
@@ -336,7 +333,7 @@ def _history_for_target(work: Work, transfer: Transfer) -> WholeHistory:
         snapshots=tuple(transfer.infos.values()),
         branches={n: ids.file(tip) for n, tip in found.refs.branches.items() if ("branch", n) not in left_out},
         tags={n: ids.file(target) for n, target in found.refs.tags.items() if ("tag", n) not in left_out},
-        deleted_tags=found.refs.deleted_tags if keeps_deleted_tags(ledger) else frozenset(),
+        deleted_tags=found.refs.deleted_tags if ledger.keeps_deleted_tags else frozenset(),
         config=None if found.config is None else encode_config(found.config),
         administration=administration,
         migrated_from=found.context.format.spec_version.number if work.same_root else None,

@@ -21,13 +21,7 @@ from icefloe.errors import (
 )
 from icefloe.formats.contract import Format
 from icefloe.ids import NodeId, ObjectId
-from icefloe.ledger.contract import MAIN, Ledger, check_new_name
-from icefloe.ledger.switch_generation import (
-    Administration,
-    fetch_administration,
-    fetch_deleted_tags,
-    keeps_deleted_tags,
-)
+from icefloe.ledger.contract import MAIN, Administration, Ledger, check_new_name
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.snapshot import ArrayNode, Snapshot, SnapshotInfo
@@ -123,7 +117,7 @@ async def fetch_refs(context: RepositoryContext) -> Refs:
     return Refs(
         {name: (await ledger.fetch_tip(name)).snapshot_id for name in ordered},
         {name: await ledger.fetch_tag(name) for name in sorted(tags)},
-        await fetch_deleted_tags(ledger),
+        await ledger.fetch_deleted_tags(),
     )
 
 
@@ -142,7 +136,7 @@ async def survey(context: RepositoryContext) -> Survey:
         history,
         files,
         await fetch_stored_config(context.storage),
-        await fetch_administration(context.ledger),
+        await context.ledger.export_administration(),
     )
     manifests: dict[ObjectId, dict[NodeId, Grid]] = {}
     nodes: dict[NodeId, None] = {}
@@ -407,7 +401,7 @@ def unrepresentable_refs(survey: Survey, ledger: Ledger) -> frozenset[tuple[str,
 def _look_at_refs(survey: Survey, ledger: Ledger, found: _Found) -> None:
     for kind, name in sorted(unrepresentable_refs(survey, ledger)):
         found.add(LossKind.REFS, f"{kind} {name!r}")
-    if not keeps_deleted_tags(ledger):
+    if not ledger.keeps_deleted_tags:
         for name in sorted(survey.refs.deleted_tags):
             found.add(LossKind.DELETED_TAGS, repr(name))
 
@@ -426,7 +420,7 @@ def _look_at_administration(survey: Survey, target: Format, found: _Found) -> No
     if said.restricted is not None and not target.capabilities.repository_status:
         found.add(LossKind.STATUS, said.restricted)
     if not target.capabilities.operations_log:
-        for operation in said.operations_beyond_history():
+        for operation in said.operations_beyond_history:
             found.add(LossKind.OPERATIONS, operation)
 
 

@@ -5,7 +5,7 @@ Modules
 - `contract`: The contract of a ledger: refs and history of one repository. Also walks and rewrites ancestry.
 - `dataset`: Refs and history of the generation `dataset`: everything is in `state.json`, and every change swaps
   that file.
-- `generations`: Find out which generation a storage holds, and make its ledger.
+- `generations`: The generations: each is one object with its format, ledger, detection, import and removal.
 - `icechunk1`: Refs and history of the first official generation: one `ref.json` per branch and tag, parents in the
   snapshots.
 - `icechunk2`: Refs and history of the second official generation: everything is in the `repo` file, and every
@@ -13,6 +13,6 @@ Modules
 - `recover`: Recover refs, the file that holds all refs, and the stored configuration.
 - `repository`: Refs and history of the generation `repository`: a commit creates the next branch file.
 - `store`: Refs and history of the generation `store`: a commit creates the next branch file under `r/`.
-- `switch_generation`: Switch a repository to another generation: import its refs and history, then remove the old
-  ones.
+- `switch_generation`: Switch a repository to another generation: what its ledgers do when they import history or
+  remove their refs.
 """

@@ -43,6 +43,9 @@ JOURNAL_KEY = "icefloe-conversion.json"
 """The object that exists while a conversion is in progress."""
 CONVERSION = "conversion"
 """Stands in refs in place of a garbage collection while a conversion in place replaces them."""
+FRESH_SECONDS = 1.0
+"""A branch that was read longer ago is read again before its next file is created. Only a conversion in place removes
+branch files. A writer that waited during a conversion could create a file that no reader finds."""
 _MAX_BYTES = 200
 """Names are parts of file names, with something before and behind them."""
 
@@ -192,12 +195,45 @@ class RepositoryAdministration(ABC):
         """Everything as plain data, in the layout that the official package prints."""
 
 
+@dataclass(frozen=True, slots=True)
+class Administration:
+    """Metadata, flags, status and operations log of a repository, for a conversion."""
+
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    flags: Mapping[str, bool | None] = field(default_factory=dict)
+    status: Any = None
+    """The record of the generation that stores it."""
+    updates: tuple[Any, ...] = ()
+    """The whole operations log, newest first, as records of the generation that stores it."""
+    restricted: str | None = None
+    """The name of the status, unless the repository takes all requests."""
+    operations_beyond_history: tuple[str, ...] = ()
+    """The operations of the log that a repository without one does not tell in another way."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeHistory:
+    """Everything a ledger keeps: snapshots (parents first), refs, configuration."""
+
+    snapshots: tuple[SnapshotInfo, ...]
+    branches: Mapping[str, ObjectId]
+    tags: Mapping[str, ObjectId] = field(default_factory=dict)
+    deleted_tags: frozenset[str] = frozenset()
+    config: Mapping[str, Any] | None = None
+    administration: Administration | None = None
+    migrated_from: int | None = None
+    """The number of the generation whose files these are, if the operations log should record it."""
+
+
 class Ledger(ABC):
     """Branches, tags, history and stored configuration of one repository.
 
     Names are checked here (`/` is refused, RefNotFoundError, AlreadyExistsError); existence of snapshots is checked
     by the caller. Every method that changes something is one atomic step.
     """
+
+    storage: Storage
+    metadata_files: MetadataFiles
 
     keeps_pruned_logs = False
     """Whether a snapshot lists the logs of its expired parents. If not, its own log must contain their changes."""
@@ -211,6 +247,49 @@ class Ledger(ABC):
     @abstractmethod
     async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
         """Make the first ref point at the initial snapshot (already flushed); AlreadyExistsError for all but one."""
+
+    keeps_deleted_tags = False
+    """Whether the names of deleted tags are kept. They cannot be given again."""
+
+    @abstractmethod
+    async def import_history(self, history: WholeHistory, *, replace_leftovers: bool = False) -> None:
+        """Create refs and history for files that are already there. A second call finishes an interrupted first one.
+
+        With `replace_leftovers`, another generation in the same storage is still the one that opens, so what an
+        interrupted run left is replaced. Otherwise AlreadyExistsError is raised when there is another repository.
+        """
+
+    async def import_config(self, document: Mapping[str, Any]) -> None:
+        """Store the configuration of a repository that has no branch `main` yet."""
+        stored = await self.fetch_config()
+        if stored.document != document:
+            await self.save_config(document, stored.version_token)
+
+    async def import_deleted_tag(self, tag: str) -> None:
+        """Store the name of a deleted tag, where such names are kept."""
+
+    async def finish_import(self) -> None:
+        """Complete what an interrupted import left after it created `main`."""
+
+    @staticmethod
+    @abstractmethod
+    async def remove(storage: Storage) -> None:
+        """Remove the refs of this generation from a storage. Its other files stay."""
+
+    @staticmethod
+    async def remove_name(storage: Storage) -> None:
+        """Remove the name of the generation from the configuration. It is then found only by its refs.
+
+        If another generation in the storage takes precedence, it opens from this step on.
+        """
+
+    async def fetch_deleted_tags(self) -> frozenset[str]:
+        """The names of deleted tags, where they are kept."""
+        return frozenset()
+
+    async def export_administration(self) -> Administration | None:
+        """Metadata, flags, status and operations log. None if the generation does not store them."""
+        return None
 
     @property
     def administration(self) -> RepositoryAdministration | None:
@@ -496,8 +575,6 @@ _ROUNDS = 100
 
 class QuotingLedger(Ledger):
     """A ledger of a generation whose snapshots quote their newest ancestors and whose branches are numbered files."""
-
-    metadata_files: MetadataFiles
 
     def __init__(self) -> None:
         self._current: dict[str, Tip] = {}

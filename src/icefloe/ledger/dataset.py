@@ -46,10 +46,12 @@ from icefloe.ledger.contract import (
     StaleTipError,
     StoredConfig,
     Tip,
+    WholeHistory,
     check_name,
     check_new_name,
     check_not_converting,
 )
+from icefloe.ledger.switch_generation import put_whole
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.storage.contract import Storage, Version
@@ -149,6 +151,13 @@ class DatasetLedger(Ledger):
         """The state file as it is now."""
         self._seen = await fetch_state(self.storage)
         return self._seen
+
+    async def import_history(self, history: WholeHistory, *, replace_leftovers: bool = False) -> None:
+        await put_whole(self.storage, STATE_KEY, _plan_state(history), replace_leftovers=replace_leftovers)
+
+    @staticmethod
+    async def remove(storage: Storage) -> None:
+        await storage.delete([STATE_KEY])
 
     async def fetch_tip(self, branch: str) -> Tip:
         seen = await self.fetch()
@@ -411,6 +420,20 @@ def _names(state: State, kind: RefType) -> set[str]:
 
 def _moved(state: State, branch: str, snapshot_id: ObjectId) -> StateRef:
     return dataclasses.replace(state.refs[branch], snapshot_id=snapshot_id)
+
+
+def _plan_state(history: WholeHistory) -> bytes:
+    refs = {name: StateRef(tip, "branch") for name, tip in history.branches.items()}
+    refs |= {name: StateRef(target, "tag") for name, target in history.tags.items()}
+    config = {} if history.config is None else {STATE_CONFIG_KEY: dict(history.config)}
+    state = State(
+        id=new_object_id(),
+        generation=1,
+        snapshots=tuple(snapshot_entry(info) for info in history.snapshots),
+        refs=refs,
+        extra={UPDATE_KEY: new_object_id(), **config},
+    )
+    return encode_state(state)
 
 
 def _require_snapshot(state: State, snapshot_id: ObjectId) -> State:

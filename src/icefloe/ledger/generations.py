@@ -1,4 +1,4 @@
-"""Find out which generation a storage holds, and make its ledger."""
+"""The generations: each is one object with its format, ledger, detection, import and removal."""
 
 from __future__ import annotations
 
@@ -9,48 +9,68 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import cast
+from typing import ClassVar, cast
 
 from icefloe.errors import FormatError, ObjectNotFoundError, UnknownFormatError, UnsupportedError
 from icefloe.formats.contract import Format, get_format
 from icefloe.formats.header import HEADER_BYTES, FileType, has_magic, parse_header
-from icefloe.ledger import icechunk1, icechunk2
 from icefloe.ledger.contract import Ledger, StoredConfig
-from icefloe.ledger.repository import CONFIG_KEY, names_generation, stored_config
+from icefloe.ledger.repository import CONFIG_KEY, names_generation
 from icefloe.metadata_files import MetadataFiles
-from icefloe.model.capabilities import SpecVersion
+from icefloe.model.capabilities import Capabilities, SpecVersion
 from icefloe.storage.contract import Storage, Versioned
 
 
 @dataclass(frozen=True, slots=True)
+class Detected:
+    """The generation in a storage, and its stored configuration if detection read it."""
+
+    spec_version: SpecVersion
+    found: Versioned | None = None
+    """The object that holds the configuration, if detection read it."""
+    identified_by: Versioned | None = None
+    """The object by which the generation was recognised, where its ledger can use it."""
+    config_was_read: bool = False
+    """Whether detection asked for the configuration. It is None if there is none."""
+
+    def config(self) -> StoredConfig | None:
+        """The stored configuration, if detection read it. Raises FormatError if it cannot be decoded."""
+        if self.found is None:
+            return StoredConfig(None) if self.config_was_read else None
+        return GENERATIONS[self.spec_version].read_config(self.found)
+
+
 class Generation:
-    """One generation: its format, its ledger, and what tells it from the others in a storage.
+    """A version of the format on disk: its format, its ledger, and what tells it from the others in a storage.
 
     The modules of a generation are loaded when they are first used, because some bring large libraries with them.
     """
 
-    spec_version: SpecVersion
-    ledger_class: str
+    spec_version: ClassVar[SpecVersion]
+    ledger_class: ClassVar[str]
     """The class in the ledger module that has the name of the generation."""
-    refs_folder: str | None
+    refs_folder: ClassVar[str | None] = None
     """The folder of refs. None: one file holds refs, settings and history, and is gone after a conversion."""
-    config_keys: tuple[str, ...] = ()
+    config_keys: ClassVar[tuple[str, ...]] = ()
     """The objects that may hold the configuration."""
-    read_config: Callable[[Versioned], StoredConfig] | None = None
-    """Decodes the configuration from an object that detection read."""
-    reads_files_of: SpecVersion | None = None
+    reads_files_of: ClassVar[SpecVersion | None] = None
     """The older generation whose files this one reads as they are. Only refs and history are converted."""
-    locate: str | None = None
+    locate: ClassVar[str | None] = None
     """The function of the ledger module that finds the files of a repository that may be elsewhere."""
 
     @property
     def format(self) -> Format:
-        """How files are named, encoded and decoded; with the capabilities."""
+        """How files are named, encoded and decoded."""
         return get_format(self.spec_version)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Abilities and limits."""
+        return self.format.capabilities
 
     def make_ledger(self, storage: Storage, metadata_files: MetadataFiles) -> Ledger:
         """The ledger of a repository of this generation."""
-        make = cast(Callable[[Storage, MetadataFiles], Ledger], getattr(self._module(), self.ledger_class))
+        make = cast(Callable[[Storage, MetadataFiles], Ledger], self._ledger())
         return make(storage, metadata_files)
 
     async def locate_files(self, storage: Storage) -> Storage:
@@ -60,25 +80,123 @@ class Generation:
         find = cast(Callable[[Storage], Awaitable[Storage]], getattr(self._module(), self.locate))
         return await find(storage)
 
+    def read_config(self, found: Versioned) -> StoredConfig:
+        """Decode the configuration in an object that detection read."""
+        read = cast(Callable[[Versioned], StoredConfig], self._module().stored_config)
+        return read(found)
+
+    async def recognise(self, storage: Storage) -> Detected | None:
+        """Detect the generation by one object that its repositories have. None if it is not there."""
+        return None
+
+    async def search(self, storage: Storage) -> bool:
+        """Detect the generation by a listing, or by an object that other programs may have written."""
+        return False
+
+    async def has_refs(self, storage: Storage) -> bool:
+        """Whether a storage holds refs of the generation, also while another generation is the one that opens."""
+        raise NotImplementedError
+
+    async def remove(self, storage: Storage) -> None:
+        """Remove the refs of the generation from a storage. Its other files stay."""
+        await self._ledger().remove(storage)
+
+    async def remove_name(self, storage: Storage) -> None:
+        """Remove the name of the generation from the configuration, see `Ledger.remove_name`."""
+        await self._ledger().remove_name(storage)
+
+    def _ledger(self) -> type[Ledger]:
+        return cast(type[Ledger], getattr(self._module(), self.ledger_class))
+
     def _module(self) -> ModuleType:
         return importlib.import_module(f"icefloe.ledger.{self.spec_version.value}")
 
 
+class _Dataset(Generation):
+    spec_version = SpecVersion.DATASET
+    ledger_class = "DatasetLedger"
+    locate = "locate_data"
+
+    async def search(self, storage: Storage) -> bool:
+        state = await _find_whole(storage, "state.json")
+        return state is not None and _is_dataset_state(state)
+
+    async def has_refs(self, storage: Storage) -> bool:
+        return await storage.exists("state.json")
+
+
+class _Store(Generation):
+    spec_version = SpecVersion.STORE
+    ledger_class = "StoreLedger"
+    refs_folder = "r/"
+    config_keys = ("config.json",)
+    locate = "find_legacy_msgpack"
+
+    _main = ("r/main/", "r/branch:main/")
+
+    async def search(self, storage: Storage) -> bool:
+        return await _search_sequence(storage, self._main)
+
+    async def has_refs(self, storage: Storage) -> bool:
+        return await _has_sequence(storage, self._main)
+
+
+class _Repository(Generation):
+    spec_version = SpecVersion.REPOSITORY
+    ledger_class = "RepositoryLedger"
+    refs_folder = "refs/"
+    config_keys = ("config.json", "config.yaml")
+    _main = ("refs/branch.main/", "refs/branch:main/")
+
+    async def recognise(self, storage: Storage) -> Detected | None:
+        first = await _find_whole(storage, "refs/branch.main/ZZZZZZZZ.json")
+        return None if first is None else Detected(self.spec_version)
+
+    async def search(self, storage: Storage) -> bool:
+        return await _search_sequence(storage, self._main)
+
+    async def has_refs(self, storage: Storage) -> bool:
+        if await _has_sequence(storage, self._main):
+            return True
+        named = await _find_versioned(storage, CONFIG_KEY)
+        return named is not None and names_generation(named)
+
+
+class _Icechunk1(Generation):
+    spec_version = SpecVersion.ICECHUNK1
+    ledger_class = "Icechunk1Ledger"
+    refs_folder = "refs/"
+    config_keys = ("config.yaml",)
+
+    async def recognise(self, storage: Storage) -> Detected | None:
+        # The configuration comes along: a request more at once costs less than a round more.
+        current, config = await asyncio.gather(
+            _find_versioned(storage, "refs/branch.main/ref.json"), _find_versioned(storage, "config.yaml")
+        )
+        return None if current is None else Detected(self.spec_version, config, current, config_was_read=True)
+
+    async def has_refs(self, storage: Storage) -> bool:
+        return await storage.exists("refs/branch.main/ref.json")
+
+
+class _Icechunk2(Generation):
+    spec_version = SpecVersion.ICECHUNK2
+    ledger_class = "Icechunk2Ledger"
+    reads_files_of = SpecVersion.ICECHUNK1
+
+    async def recognise(self, storage: Storage) -> Detected | None:
+        repo = await _find_versioned(storage, "repo")
+        if repo is None:
+            return None
+        _check_repo_file(repo.data[:HEADER_BYTES], storage.url)
+        return Detected(self.spec_version, repo, repo)
+
+    async def has_refs(self, storage: Storage) -> bool:
+        return await storage.exists("repo")
+
+
 GENERATIONS: Mapping[SpecVersion, Generation] = {
-    each.spec_version: each
-    for each in (
-        Generation(SpecVersion.DATASET, "DatasetLedger", None, locate="locate_data"),
-        Generation(SpecVersion.STORE, "StoreLedger", "r/", ("config.json",), locate="find_legacy_msgpack"),
-        Generation(SpecVersion.REPOSITORY, "RepositoryLedger", "refs/", ("config.json", "config.yaml"), stored_config),
-        Generation(SpecVersion.ICECHUNK1, "Icechunk1Ledger", "refs/", ("config.yaml",), icechunk1.stored_config),
-        Generation(
-            SpecVersion.ICECHUNK2,
-            "Icechunk2Ledger",
-            None,
-            read_config=icechunk2.stored_config,
-            reads_files_of=SpecVersion.ICECHUNK1,
-        ),
-    )
+    each.spec_version: each for each in (_Dataset(), _Store(), _Repository(), _Icechunk1(), _Icechunk2())
 }
 """Every generation, oldest first."""
 
@@ -103,6 +221,25 @@ def find_bridge(first: SpecVersion, second: SpecVersion) -> SpecVersion | None:
     return max(version for version, generation in GENERATIONS.items() if generation.refs_folder is None)
 
 
+def takes_precedence(first: SpecVersion, second: SpecVersion) -> bool:
+    """Whether a storage that holds both generations opens as the first one."""
+    return first > second
+
+
+async def find_generations(storage: Storage) -> set[SpecVersion]:
+    """Every generation that has refs in a storage. More than one while a conversion is in progress."""
+    return {version for version, generation in GENERATIONS.items() if await generation.has_refs(storage)}
+
+
+async def remove_generation(storage: Storage, version: SpecVersion, successor: SpecVersion) -> None:
+    """Remove the refs and the configuration of a generation. Its other files stay."""
+    generation = GENERATIONS[version]
+    await generation.remove(storage)
+    keys = [key for key in generation.config_keys if key not in GENERATIONS[successor].config_keys]
+    if keys:
+        await storage.delete(keys)
+
+
 def make_ledger(spec_version: SpecVersion, storage: Storage, metadata_files: MetadataFiles) -> Ledger:
     """The ledger of a repository of that generation."""
     return GENERATIONS[spec_version].make_ledger(storage, metadata_files)
@@ -113,42 +250,25 @@ async def locate_files(spec_version: SpecVersion, storage: Storage) -> Storage:
     return await GENERATIONS[spec_version].locate_files(storage)
 
 
-_NEWEST_SPEC = 2
-_SEQUENCE = re.compile(r"(?:[0-9A-Z]{8}|[0-9A-Z]{13})\.json")
-
-
-@dataclass(frozen=True, slots=True)
-class Detected:
-    """The generation in a storage, and its stored configuration if detection read it."""
-
-    spec_version: SpecVersion
-    found: Versioned | None = None
-    """The object that holds the configuration, if detection read it."""
-    identified_by: Versioned | None = None
-    """The object by which the generation was recognised, where its ledger can use it."""
-
-    def config(self) -> StoredConfig | None:
-        """The stored configuration, if detection read it. Raises FormatError if it cannot be decoded."""
-        if self.found is None:
-            # There it was asked for together with that object.
-            return StoredConfig(None) if self.spec_version is SpecVersion.ICECHUNK1 else None
-        read_config = GENERATIONS[self.spec_version].read_config
-        assert read_config is not None, "detection reads only objects that it can decode"
-        return read_config(self.found)
-
-
 async def detect(storage: Storage) -> Detected | None:
     """Detect what a storage holds. None if it holds nothing. Raises UnknownFormatError for a newer format.
 
-    The default generation is named in its `config.json`: one request. Others are recognised by their objects.
+    The default generation is named in its `config.json`: one request. Others are recognised by one object, asked for at
+    the same time. The rare ones are searched for. The newest generation wins.
     """
-    try:
-        found = await storage.get_versioned(CONFIG_KEY)
-    except ObjectNotFoundError:
-        found = None
-    if found is not None and names_generation(found):
-        return Detected(SpecVersion.REPOSITORY, found)
-    return await _recognise(storage)
+    named = await _find_versioned(storage, CONFIG_KEY)
+    if named is not None and names_generation(named):
+        return Detected(DEFAULT_SPEC_VERSION, named)
+    newest_first = list(GENERATIONS.values())[::-1]
+    recognised: list[Detected | None] = await asyncio.gather(*(each.recognise(storage) for each in newest_first))
+    for detected in recognised:
+        if detected is not None:
+            return detected
+    searched = await asyncio.gather(*(each.search(storage) for each in newest_first))
+    for generation, is_there in zip(newest_first, searched, strict=True):
+        if is_there:
+            return Detected(generation.spec_version)
+    return None
 
 
 async def detect_generation(storage: Storage) -> SpecVersion | None:
@@ -157,42 +277,8 @@ async def detect_generation(storage: Storage) -> SpecVersion | None:
     return None if detected is None else detected.spec_version
 
 
-async def _recognise(storage: Storage) -> Detected | None:
-    """The three generations in use are recognised by one object each, asked for at the same time.
-
-    The configuration of the official generations comes along: a request more at once costs less than a round more.
-    """
-    repo, current, sequence, config = await asyncio.gather(
-        _find_versioned(storage, icechunk2.REPO_KEY),
-        _find_versioned(storage, "refs/branch.main/ref.json"),
-        _find_whole(storage, "refs/branch.main/ZZZZZZZZ.json"),
-        _find_versioned(storage, icechunk1.CONFIG_KEY),
-    )
-    if repo is not None:
-        _check_repo_file(repo.data[:HEADER_BYTES], storage.url)
-        return Detected(SpecVersion.ICECHUNK2, repo, repo)
-    if current is not None:
-        return Detected(SpecVersion.ICECHUNK1, config, current)
-    version = SpecVersion.REPOSITORY if sequence is not None else await _detect_early(storage)
-    return None if version is None else Detected(version)
-
-
-async def _detect_early(storage: Storage) -> SpecVersion | None:
-    """Detect the rare generations and layouts."""
-    dotted, colon, store, early_store, state = await asyncio.gather(
-        _has_sequence(storage, "refs/branch.main/"),
-        _has_sequence(storage, "refs/branch:main/"),
-        _has_sequence(storage, "r/main/"),
-        _has_sequence(storage, "r/branch:main/"),
-        _find_whole(storage, "state.json"),
-    )
-    if dotted or colon:
-        return SpecVersion.REPOSITORY
-    if store or early_store:
-        return SpecVersion.STORE
-    if state is not None and _is_dataset_state(state):
-        return SpecVersion.DATASET
-    return None
+_NEWEST_SPEC = 2
+_SEQUENCE = re.compile(r"(?:[0-9A-Z]{8}|[0-9A-Z]{13})\.json")
 
 
 async def _find_versioned(storage: Storage, key: str) -> Versioned | None:
@@ -209,12 +295,18 @@ async def _find_whole(storage: Storage, key: str) -> bytes | None:
         return None
 
 
-async def _has_sequence(storage: Storage, folder: str) -> bool:
+async def _search_sequence(storage: Storage, folders: tuple[str, ...]) -> bool:
+    """As `_has_sequence`. A storage that cannot be listed holds nothing that is found by listing."""
     try:
-        names = await storage.list_names(folder)
+        return await _has_sequence(storage, folders)
     except UnsupportedError:
-        return False  # A storage that cannot be listed holds nothing that is found by listing.
-    return any(_SEQUENCE.fullmatch(name) for name in names)
+        return False
+
+
+async def _has_sequence(storage: Storage, folders: tuple[str, ...]) -> bool:
+    """Whether one of the folders holds numbered branch files."""
+    listed = await asyncio.gather(*(storage.list_names(folder) for folder in folders))
+    return any(_SEQUENCE.fullmatch(name) for names in listed for name in names)
 
 
 def _check_repo_file(start: bytes, url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -31,11 +32,13 @@ from icefloe.ledger.contract import (
     StaleTipError,
     StoredConfig,
     Tip,
+    WholeHistory,
     check_name,
     check_new_name,
     check_not_converting,
     save_config_file,
 )
+from icefloe.ledger.switch_generation import create_refs, remove_refs
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.storage.contract import Storage, Version, Versioned
@@ -64,6 +67,7 @@ class Icechunk1Ledger(Ledger):
 
     announces_collections = False
     parents_change_unseen = True
+    keeps_deleted_tags = True
 
     def __init__(self, storage: Storage, metadata_files: MetadataFiles) -> None:
         self.storage = storage
@@ -266,6 +270,26 @@ class Icechunk1Ledger(Ledger):
             await self.storage.create(_tombstone_key(tag), b"", unique=False)
         except AlreadyExistsError as error:
             raise _no_ref("tag", tag, "it was deleted in the meantime") from error
+
+    async def fetch_deleted_tags(self) -> frozenset[str]:
+        start = f"{_REFS}tag."
+        keys = [item.key async for page in self.storage.list(_REFS, after=start) for item in page]
+        return frozenset(
+            key.removeprefix(start).removesuffix(_TOMBSTONE)
+            for key in keys
+            if key.startswith(start) and key.endswith(_TOMBSTONE)
+        )
+
+    async def import_history(self, history: WholeHistory, *, replace_leftovers: bool = False) -> None:
+        await create_refs(self, history)
+
+    async def import_deleted_tag(self, tag: str) -> None:
+        with contextlib.suppress(AlreadyExistsError):
+            await self.storage.create(_tombstone_key(tag), b"", unique=False)
+
+    @staticmethod
+    async def remove(storage: Storage) -> None:
+        await remove_refs(storage, _REFS, (f"{_REFS}branch.{MAIN}/",))
 
     async def ancestry(self, snapshot_id: ObjectId) -> AsyncIterator[SnapshotInfo]:
         ahead: dict[ObjectId, SnapshotInfo | None] = {}

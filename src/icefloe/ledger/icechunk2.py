@@ -31,6 +31,8 @@ from icefloe.formats.icechunk2.repo_edits import (
     OVERWRITTEN,
     Edit,
     Expiry,
+    Migrated,
+    migrated_repository,
     new_backup_name,
     next_update_time,
     plan_expiry,
@@ -51,16 +53,19 @@ from icefloe.formats.icechunk2.repo_file import (
 )
 from icefloe.ids import ObjectId
 from icefloe.ledger.contract import (
+    Administration,
     HistoryChange,
     Ledger,
     RepositoryAdministration,
     StaleTipError,
     StoredConfig,
     Tip,
+    WholeHistory,
     check_name,
     check_new_name,
 )
 from icefloe.ledger.icechunk1 import CONTENTION
+from icefloe.ledger.switch_generation import put_whole
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.administration import FeatureFlag, RepoAvailability, RepoStatus, Update
 from icefloe.model.snapshot import Snapshot, SnapshotInfo, from_microseconds, to_microseconds
@@ -70,6 +75,18 @@ REPO_KEY = "repo"
 CONVERTING = "a conversion to another generation is in progress or was interrupted"
 """Why a conversion in place set the repository to read-only."""
 _SPEC = 2
+_TOLD_BY_HISTORY = frozenset(
+    {
+        UpdateKind.REPO_INITIALIZED,
+        UpdateKind.REPO_MIGRATED,
+        UpdateKind.NEW_COMMIT,
+        UpdateKind.NEW_DETACHED_SNAPSHOT,
+        UpdateKind.BRANCH_CREATED,
+        UpdateKind.TAG_CREATED,
+        UpdateKind.TAG_DELETED,
+    }
+)
+"""Entries of an operations log that can be told again from snapshots, refs and the names of deleted tags."""
 
 
 class SeenRepo:
@@ -99,6 +116,7 @@ class Icechunk2Ledger(Ledger):
     """The repo file of one repository. The last one read is kept, so that an unchanged file is decoded once."""
 
     keeps_pruned_logs = True
+    keeps_deleted_tags = True
 
     @property
     def administration(self) -> Icechunk2Administration:
@@ -118,6 +136,37 @@ class Icechunk2Ledger(Ledger):
         except AlreadyExistsError as error:
             raise RepositoryExistsError(f"there is a repository at {self.storage.url} already") from error
         self._seen = SeenRepo(Versioned(data, version), info)
+
+    async def import_history(self, history: WholeHistory, *, replace_leftovers: bool = False) -> None:
+        metadata = object_metadata("repo-info", _SPEC)
+        await put_whole(
+            self.storage, REPO_KEY, _plan_repo(history), metadata=metadata, replace_leftovers=replace_leftovers
+        )
+
+    @staticmethod
+    async def remove(storage: Storage) -> None:
+        if await storage.exists(REPO_KEY):
+            backup = new_backup_name(time.time_ns() // 1000)
+            await storage.copy(REPO_KEY, f"{OVERWRITTEN}{backup}")
+            await storage.delete([REPO_KEY])
+
+    async def fetch_deleted_tags(self) -> frozenset[str]:
+        return (await self.fetch_repo_info()).deleted_tags
+
+    async def export_administration(self) -> Administration:
+        updates = tuple([update async for update in self.ops_log() if not _is_of_conversion(update.status)])
+        status = await self.fetch_status()
+        if _is_of_conversion(status):
+            status = StatusRecord(Availability.ONLINE, status.set_at_us)
+        kinds = [update.kind for update in updates if update.kind not in _TOLD_BY_HISTORY]
+        return Administration(
+            await self.fetch_metadata(),
+            await self.fetch_flags(),
+            status,
+            updates,
+            None if status.availability is Availability.ONLINE else status.availability.name.lower(),
+            tuple(kind.name.lower().replace("_", " ") for kind in kinds),
+        )
 
     def remember(self, found: Versioned) -> None:
         self._seen = SeenRepo(found)
@@ -502,6 +551,30 @@ def _require_online(status: StatusRecord) -> None:
 
 def _now_us() -> int:
     return time.time_ns() // 1000
+
+
+def _is_of_conversion(status: StatusRecord | None) -> bool:
+    """Whether a conversion in place set this status."""
+    return status is not None and status.reason == CONVERTING
+
+
+def _plan_repo(history: WholeHistory) -> bytes:
+    administration = history.administration or Administration()
+    info = migrated_repository(
+        Migrated(
+            snapshots=history.snapshots,
+            branches=history.branches,
+            tags=history.tags,
+            deleted_tags=history.deleted_tags,
+            config=history.config,
+            metadata=administration.metadata,
+            flags=administration.flags,
+            status=administration.status,
+            from_version=history.migrated_from,
+            updates=administration.updates,
+        )
+    )
+    return encode_repo(info)
 
 
 class Icechunk2Administration(RepositoryAdministration):

@@ -29,6 +29,7 @@ from icefloe.formats.icechunk2.repo_file import decode_repo
 from icefloe.formats.store.refs import decode_reference, encode_reference, find_sequence, sequence_name
 from icefloe.ids import ObjectId, new_object_id
 from icefloe.ledger.contract import MAIN, RefTargets
+from icefloe.ledger.generations import find_generations
 from icefloe.ledger.icechunk2 import REPO_KEY
 from icefloe.ledger.repository import (
     GENERATION,
@@ -41,7 +42,6 @@ from icefloe.ledger.repository import (
     parse_sequence,
 )
 from icefloe.ledger.store import DELETED, new_reference
-from icefloe.ledger.switch_generation import find_generations
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.damage import Damage, DamageKind

@@ -12,6 +12,7 @@ is then the one in the file before it, and the next commit takes the number afte
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
@@ -36,17 +37,20 @@ from icefloe.formats.config_document import decode_yaml
 from icefloe.ids import ObjectId, decode_base32, encode_base32
 from icefloe.ledger.contract import (
     CONVERSION,
+    FRESH_SECONDS,
     MAIN,
     QuotingLedger,
     StaleTipError,
     StoredConfig,
     Tip,
+    WholeHistory,
     check_name,
     check_new_name,
     check_not_converting,
     save_config_file,
     walk_history,
 )
+from icefloe.ledger.switch_generation import create_refs, remove_refs, wait_for_writers
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.model.zarr_document import SMALL_FILE_BYTES, load_object
@@ -56,9 +60,6 @@ from icefloe.storage.requests import RetryPolicy
 REFS = "refs/"
 TAG_FILE = "ref.json"
 TAG_TOMBSTONE = "ref.json.deleted"
-FRESH_SECONDS = 1.0
-"""A branch that was read longer ago is read again before its next file is created. Only a conversion in place removes
-branch files. A writer that waited during a conversion could create a file that no reader finds."""
 _SUFFIX = ".json"
 _NAME = re.compile(r"([0-9A-Z]{8}|[0-9A-Z]{13})\.json")
 
@@ -183,6 +184,8 @@ class _Newest:
 
 class RepositoryLedger(QuotingLedger):
     """The refs of one repository. `Tip.version_token` is the sequence number of the newest branch file."""
+
+    keeps_deleted_tags = True
 
     def __init__(self, storage: Storage, metadata_files: MetadataFiles) -> None:
         super().__init__()
@@ -331,18 +334,20 @@ class RepositoryLedger(QuotingLedger):
         }
 
     async def list_tags(self) -> set[str]:
-        tags: set[str] = set()
-        deleted: set[str] = set()
+        files = await self._tag_files()
+        return files.get(TAG_FILE, set()) - files.get(TAG_TOMBSTONE, set())
+
+    async def _tag_files(self) -> dict[str, set[str]]:
+        """The names of tags by the files that they have."""
+        found: dict[str, set[str]] = {}
         # Branches sort before tags, and their files may be many.
         async for page in self.storage.list(REFS, after=f"{REFS}tag"):
             for item in page:
                 folder, _, file = item.key.removeprefix(REFS).rpartition("/")
                 name = parse_folder("tag", f"{folder}/")
-                if name and file == TAG_FILE:
-                    tags.add(name)
-                elif name and file == TAG_TOMBSTONE:
-                    deleted.add(name)
-        return tags - deleted
+                if name:
+                    found.setdefault(file, set()).add(name)
+        return found
 
     async def advance(self, branch: str, tip: Tip, snapshot: Snapshot, *, amends: ObjectId | None = None) -> Tip:
         await self.replace_tip(branch, tip, snapshot.id)
@@ -490,6 +495,43 @@ class RepositoryLedger(QuotingLedger):
     async def save_config(self, document: Mapping[str, Any], version_token: Any) -> None:
         data = json.dumps({GENERATION_KEY: GENERATION, **document}, indent=2).encode()
         await save_config_file(self.storage, CONFIG_KEY, data, version_token)
+
+    async def import_history(self, history: WholeHistory, *, replace_leftovers: bool = False) -> None:
+        await create_refs(self, history)
+
+    async def import_config(self, document: Mapping[str, Any]) -> None:
+        stored = await self.fetch_config()
+        if stored.document != document:
+            # Without the name of the generation: no repository exists before `main` does.
+            data = json.dumps(document, indent=2).encode()
+            await save_config_file(self.storage, CONFIG_KEY, data, stored.version_token)
+
+    async def finish_import(self) -> None:
+        left = await self.fetch_config()
+        await self.save_config(left.document or {}, left.version_token)
+
+    async def import_deleted_tag(self, tag: str) -> None:
+        with contextlib.suppress(AlreadyExistsError):
+            await self.storage.create(DOTTED.tag_folder(tag) + TAG_TOMBSTONE, b"", unique=False)
+
+    async def fetch_deleted_tags(self) -> frozenset[str]:
+        return frozenset((await self._tag_files()).get(TAG_TOMBSTONE, ()))
+
+    @staticmethod
+    async def remove(storage: Storage) -> None:
+        await wait_for_writers()
+        await remove_refs(storage, REFS, (DOTTED.branch_folder(MAIN), COLON.branch_folder(MAIN)))
+
+    @staticmethod
+    async def remove_name(storage: Storage) -> None:
+        found = await _find(storage.get_versioned(CONFIG_KEY))
+        if found is None or not names_generation(found):
+            return
+        document = stored_config(found).document
+        if document is None:
+            await storage.delete([CONFIG_KEY])
+        else:
+            await storage.swap(CONFIG_KEY, json.dumps(document, indent=2).encode(), found.version, unique=False)
 
 
 def stored_config(found: Versioned) -> StoredConfig:

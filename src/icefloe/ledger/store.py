@@ -45,18 +45,21 @@ from icefloe.formats.store.refs import (
 from icefloe.ids import ObjectId, decode_base32, encode_base32, new_object_id
 from icefloe.ledger.contract import (
     CONVERSION,
+    FRESH_SECONDS,
     MAIN,
     QuotingLedger,
     StaleTipError,
     StoredConfig,
     Tip,
+    WholeHistory,
     check_name,
     check_new_name,
     check_not_converting,
     save_config_file,
     walk_history,
 )
-from icefloe.ledger.repository import FRESH_SECONDS, TornRefError, is_torn
+from icefloe.ledger.repository import TornRefError, is_torn
+from icefloe.ledger.switch_generation import create_refs, remove_refs, wait_for_writers
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.model.zarr_document import SMALL_FILE_BYTES, load_object
@@ -450,6 +453,14 @@ class StoreLedger(QuotingLedger):
     async def save_config(self, document: Mapping[str, Any], version_token: Any) -> None:
         data = dump_json(dict(document))
         await save_config_file(self.storage, CONFIG_KEY, data, version_token)
+
+    async def import_history(self, history: WholeHistory, *, replace_leftovers: bool = False) -> None:
+        await create_refs(self, history)
+
+    @staticmethod
+    async def remove(storage: Storage) -> None:
+        await wait_for_writers()
+        await remove_refs(storage, "r/", ("r/main/", "r/branch:main/"))
 
 
 def _tag_key(tag: str) -> str:

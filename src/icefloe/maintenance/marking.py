@@ -12,7 +12,7 @@ import numpy.typing as npt
 from icefloe.errors import FormatError, IcefloeError, ObjectNotFoundError, RefNotFoundError, SnapshotNotFoundError
 from icefloe.ids import ObjectId
 from icefloe.ledger.contract import JOURNAL_KEY, MAIN, RefTargets
-from icefloe.ledger.generations import GENERATIONS
+from icefloe.ledger.generations import GENERATIONS, find_generations
 from icefloe.maintenance.inventory import (
     REQUESTS_AT_ONCE,
     UncachedRepository,
@@ -234,9 +234,6 @@ async def _is_left_over(uncached: UncachedRepository, snapshot_id: ObjectId) -> 
     Three generations keep snapshots under the same names. A file of another one means nothing once the conversion is
     done and the refs of that generation are gone.
     """
-    # Imported here because it loads every generation.
-    from icefloe.ledger.switch_generation import find_generations  # noqa: PLC0415
-
     own = uncached.format.spec_version
     if await find_generations(uncached.storage) - {own} or await uncached.storage.exists(JOURNAL_KEY):
         return False
