@@ -337,9 +337,9 @@ class _OpenFiles:
         """Refuse files that were replaced after they were listed. Their values may not belong to the coordinates.
 
         It is called after everything is read. Remote files need a request each. Only values need it: references hold
-        the version of the file. A Zarr store is a directory, which has no size and no version.
+        the version of the file. A Zarr store is a directory, which has no version of its own.
         """
-        listed = [f for f in self._opened.values() if f.last_modified and f.size_bytes]
+        listed = [f for f in self._opened.values() if f.last_modified and f.size_bytes and not f.url.endswith("/")]
         for file in listed:
             if local_path(file.url) is not None:
                 _check_version(file, self._access.describe(file.url))
@@ -570,7 +570,7 @@ def _write_references(task: IngestTask, array: ArrayPlan, sink: BlockSink, files
 
 def _same_fill(variable: SourceVariable, array: ArrayPlan) -> bool:
     """Return whether a missing chunk has the same value in the file and in the array."""
-    if array.dtype == "string":
+    if array.dtype == "string" or (variable.dtype == array.dtype and variable.fill_value == array.fill_value):
         return True
     own, other = parse_fill_document(variable.dtype, variable.fill_value), array.fill()
     return bool(own == other) or bool(own != own and other != other)
