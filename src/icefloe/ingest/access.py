@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import stat
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -195,7 +196,7 @@ class SourceAccess:
         if path is not None:
             with local_errors(url):
                 status = path.stat()
-            size = 0 if path.is_dir() else status.st_size
+            size = 0 if stat.S_ISDIR(status.st_mode) else status.st_size
             return SourceFile(url, size, None, math.ceil(status.st_mtime))
         storage, key = self.place(url)
         info = run_blocking(storage.head(key))

@@ -549,8 +549,25 @@ class Packing:
         return np.array([number], dtype=meant).view(dtype)[0] if self.sign else dtype.type(number)
 
 
+_PACKING_ATTRIBUTES = ("scale_factor", "add_offset", "_Unsigned", "_FillValue", "missing_value")
+_PACKINGS: dict[tuple[str, ...], Packing] = {}
+_KEPT_PACKINGS = 4096
+
+
 def packing_of(attributes: Mapping[str, Any], dtype: str) -> Packing:
     """The packing that a variable's attributes declare, as xarray understands them."""
+    # Many files have the same few packings. The text of a number tells its type too, and NaN is NaN.
+    key = (dtype, *[repr(attributes[name]) if name in attributes else "" for name in _PACKING_ATTRIBUTES])
+    found = _PACKINGS.get(key)
+    if found is None:
+        found = _parse_packing(attributes, dtype)
+        if len(_PACKINGS) >= _KEPT_PACKINGS:
+            _PACKINGS.clear()
+        _PACKINGS[key] = found
+    return found
+
+
+def _parse_packing(attributes: Mapping[str, Any], dtype: str) -> Packing:
     if dtype == "string" or np.dtype(dtype).kind not in "iuf":
         return Packing()
     stored = np.dtype(dtype)

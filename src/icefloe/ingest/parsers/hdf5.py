@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -51,8 +51,8 @@ def name_dimensions(datasets: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 def _names(name: str, dataset: Any, phony: dict[tuple[int, int], str]) -> tuple[str, ...]:
     attributes = dataset.attrs
     if "DIMENSION_LIST" in attributes:
-        lists = attributes["DIMENSION_LIST"]
-        found = [_scale_name(dataset, scales) if len(scales) else None for scales in lists]
+        lists, file = attributes["DIMENSION_LIST"], dataset.file.id
+        found = [_scale_name(file, scales) if len(scales) else None for scales in lists]
     elif dataset.ndim == 1 and _is_scale(attributes):
         found = [name]
     elif dataset.ndim > 1 and _is_scale(attributes) and "_Netcdf4Coordinates" in attributes:
@@ -75,8 +75,8 @@ def _is_scale(attributes: Any) -> bool:
     return bool(attributes.get("CLASS", b"") in (b"DIMENSION_SCALE", "DIMENSION_SCALE"))
 
 
-def _scale_name(dataset: Any, scales: Any) -> str:
-    path = h5py.h5r.get_name(scales[0], dataset.file.id)
+def _scale_name(file: Any, scales: Any) -> str:
+    path = h5py.h5r.get_name(scales[0], file)
     return str(path.decode()).rsplit("/", 1)[-1]
 
 
@@ -192,18 +192,21 @@ class Hdf5Source(OpenSource):
         variables: dict[str, SourceVariable] = {}
         coordinates: dict[str, Coordinate] = {}
         skipped: dict[str, str] = {}
-        growing: dict[str, tuple[tuple[str, ...], Any]] = {}
+        growing: dict[str, tuple[tuple[str, ...], tuple[int, ...], tuple[int | None, ...]]] = {}
         for group_path, group, datasets in _walk(self._hdf5):
             groups[group_path] = _attributes(group)
             dimensions = name_dimensions(datasets)
             for name, dataset in datasets.items():
                 path = f"{group_path}/{name}" if group_path else name
-                if dataset.chunks is not None and None in dataset.maxshape:
-                    growing[path] = dimensions.get(name, ()), dataset
-                if _is_only_dimension(dataset):
+                attributes = dataset.attrs
+                keys = list(attributes)
+                most = dataset.maxshape if dataset.chunks is not None else ()
+                if None in most:
+                    growing[path] = dimensions.get(name, ()), dataset.shape, most
+                if "NAME" in keys and _is_only_dimension(attributes["NAME"]):
                     continue
                 try:
-                    variable = _describe(path, dataset, dimensions.get(name, ()))
+                    variable = _describe(path, dataset, dimensions.get(name, ()), keys)
                 except UnsupportedError as error:
                     skipped[path] = str(error)
                     continue
@@ -232,14 +235,14 @@ class Hdf5Source(OpenSource):
             check_inside(self.file, "NetCDF4/HDF5", offsets, lengths)
             # A filter that did not shrink a chunk was left out for it: its bytes do not fit the array's codecs.
             plain = masks == 0
-            # Nor is what lies in a chunk behind the end of its dataset what NetCDF4 reads there.
-            ends = np.array(
-                [
+            if dataset.shape != variable.shape:
+                # Nor is what lies in a chunk behind the end of its dataset what NetCDF4 reads there.
+                chunks = dataset.chunks
+                ends = [
                     have if have < full else full + chunk
-                    for have, full, chunk in zip(dataset.shape, variable.shape, dataset.chunks, strict=True)
+                    for have, full, chunk in zip(dataset.shape, variable.shape, chunks, strict=True)
                 ]
-            )
-            plain &= ((coords.astype(np.int64) + 1) * np.array(dataset.chunks) <= ends).all(axis=1)
+                plain &= ((coords.astype(np.int64) + 1) * np.array(chunks) <= np.array(ends)).all(axis=1)
             return References(self._table(coords[plain], offsets[plain], lengths[plain]), coords[~plain])
         begin = dataset.id.get_offset()
         if layout == h5py.h5d.CONTIGUOUS and begin is None:
@@ -291,24 +294,26 @@ def _walk(root: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
         pending += [(f"{path}/{n}" if path else n, m) for n, m in members.items() if isinstance(m, h5py.Group)]
 
 
-def _full_shapes(growing: Mapping[str, tuple[tuple[str, ...], Any]]) -> dict[str, tuple[int, ...]]:
+def _full_shapes(
+    growing: Mapping[str, tuple[tuple[str, ...], tuple[int, ...], tuple[int | None, ...]]],
+) -> dict[str, tuple[int, ...]]:
     """Shapes of the datasets that end before their dimension does.
 
-    An unlimited dimension of NetCDF4 is as long as the longest of its datasets. `growing` has the dimensions of every
-    dataset that may grow, by path.
+    An unlimited dimension of NetCDF4 is as long as the longest of its datasets. `growing` has the dimensions, the shape
+    and the largest shape of every dataset that may grow, by path.
     """
     scales: dict[tuple[str, int], str] = {}
     lengths: dict[str, int] = {}
-    for path, (dims, dataset) in growing.items():
-        for axis, (dim, size, most) in enumerate(zip(dims, dataset.shape, dataset.maxshape, strict=True)):
+    for path, (dims, own, largest) in growing.items():
+        for axis, (dim, size, most) in enumerate(zip(dims, own, largest, strict=True)):
             scale = _find_scale(path, dim, growing) if most is None else None
             if scale is not None:
                 scales[path, axis] = scale
                 lengths[scale] = max(lengths.get(scale, 0), size)
     found: dict[str, tuple[int, ...]] = {}
-    for path, (_, dataset) in growing.items():
-        shape = tuple(lengths.get(scales.get((path, axis), ""), n) for axis, n in enumerate(dataset.shape))
-        if shape != dataset.shape:
+    for path, (_, own, _) in growing.items():
+        shape = tuple(lengths.get(scales.get((path, axis), ""), n) for axis, n in enumerate(own))
+        if shape != own:
             found[path] = shape
     return found
 
@@ -325,19 +330,20 @@ def _find_scale(path: str, dim: str, growing: Mapping[str, Any]) -> str | None:
         folder = folder.rpartition("/")[0]
 
 
-def _is_only_dimension(dataset: Any) -> bool:
-    """NetCDF4 writes a dimension without coordinate variable as a dataset with a report_each name."""
-    name = dataset.attrs.get("NAME", b"")
+def _is_only_dimension(name: Any) -> bool:
+    """Whether the attribute `NAME` says that a dataset is only a dimension, without a coordinate variable."""
     return isinstance(name, bytes) and name.startswith(NOT_A_VARIABLE)
 
 
 def _attributes(node: Any) -> dict[str, Any]:
-    return {key: json_value(node.attrs[key]) for key in node.attrs if key not in HIDDEN_ATTRIBUTES}
+    attributes = node.attrs
+    return {key: json_value(attributes[key]) for key in attributes if key not in HIDDEN_ATTRIBUTES}
 
 
-def _describe(path: str, dataset: Any, dims: tuple[str, ...]) -> SourceVariable:
+def _describe(path: str, dataset: Any, dims: tuple[str, ...], keys: Sequence[str]) -> SourceVariable:
     dtype, not_virtual = _data_type(dataset)
-    raw = {key: dataset.attrs[key] for key in dataset.attrs if key not in HIDDEN_ATTRIBUTES}
+    attributes = dataset.attrs
+    raw = {key: attributes[key] for key in keys if key not in HIDDEN_ATTRIBUTES}
     raw = {key: value for key, value in raw.items() if not isinstance(value, h5py.Empty)}
     # Cells that were never written read as the dataset's own fill value, whatever the attribute `_FillValue` says.
     fill = dataset.fillvalue if dtype != "string" else None
@@ -391,10 +397,10 @@ def _chunk_index(dataset: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.
     found: list[Any] = []
     collect: Callable[[Any], None] = found.append
     dataset.id.chunk_iter(collect)
-    count, ndim = len(found), dataset.ndim
+    shape, chunks = dataset.shape, dataset.chunks
     starts, masks, offsets, lengths = zip(*found, strict=True) if found else ((), (), (), ())
-    coords = np.array(starts, dtype=np.int64).reshape(count, ndim) // np.array(dataset.chunks, dtype=np.int64)
+    coords = np.array(starts, dtype=np.int64).reshape(len(found), len(shape)) // np.array(chunks, dtype=np.int64)
     # Chunks beyond the shape stay in the file when a dataset was made smaller.
-    inside = (coords < np.array(grid_shape(dataset.shape, dataset.chunks), dtype=np.int64)).all(axis=1)
+    inside = (coords < np.array(grid_shape(shape, chunks), dtype=np.int64)).all(axis=1)
     columns = [np.array(column, dtype=np.int64)[inside] for column in (masks, offsets, lengths)]
     return coords[inside].astype(np.uint32), columns[0], columns[1], columns[2]
