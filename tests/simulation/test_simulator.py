@@ -17,8 +17,8 @@ from icefloe.testing.profiles import PROFILES, draw_schedule
 from icefloe.testing.simulator import GENERATIONS, run_schedule
 
 SCHEDULES = 125
-"""Schedules of one test. Two tests for each generation make the ordinary run, so that it takes a minute or two of two
-cores; `dev.py simulate` and the slow test run new ones."""
+"""Schedules of one test. Four tests for each generation make the ordinary run, which takes a minute or two of two
+cores. `dev.py simulate` and the slow test run new schedules."""
 
 
 def simulate(generation: str, seed: int, schedules: int, *more: str) -> None:
@@ -48,7 +48,7 @@ def simulate(generation: str, seed: int, schedules: int, *more: str) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("batch", range(2))
+@pytest.mark.parametrize("batch", range(4))
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_no_schedule_breaks_a_promise(generation: str, batch: int) -> None:
     simulate(generation, batch * SCHEDULES, SCHEDULES)
