@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import itertools
 import pickle
 from pathlib import Path
@@ -210,3 +211,19 @@ def test_both_libraries_see_the_same_administration(repo: icefloe.Repository, tm
     described, official = repo.inspect_repo_info(), theirs.inspect_repo_info()
     for key in ("branches", "tags", "deleted_tags", "metadata", "spec_version"):
         assert described[key] == official[key]
+
+
+@pytest.mark.parametrize("has_garbage", [False, True])
+def test_every_collection_is_in_the_operations_log(has_garbage: bool) -> None:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version="icechunk2")
+    if has_garbage:
+        session = repo.writable_session("main")
+        zarr.create_group(session.store)
+        session.flush("nobody refers to this")
+    summary = repo.garbage_collect(dt.datetime.now(dt.UTC), ignore_running_sessions=True)
+    assert (summary.snapshots_deleted > 0) == has_garbage
+    kinds = [type(update.kind).__name__ for update in repo.ops_log()]
+    assert kinds.count("GCRan") >= 1 and kinds[0] == "GCRan"
+    before = len(kinds)
+    repo.garbage_collect(dt.datetime.now(dt.UTC), dry_run=True)
+    assert len(list(repo.ops_log())) == before

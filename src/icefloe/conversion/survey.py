@@ -391,7 +391,7 @@ def unrepresentable_refs(survey: Survey, ledger: Ledger) -> frozenset[tuple[str,
     for kind, names in (("branch", survey.refs.branches), ("tag", survey.refs.tags)):
         for name in names:
             try:
-                check_new_name(name, kind)
+                check_new_name(name, kind, is_file_name=ledger.refs_are_files)
             except InvalidInputError:
                 found.add((kind, name))
     found |= ledger.unstorable_refs(survey.refs.branches, survey.refs.tags)

@@ -50,9 +50,9 @@ _MAX_BYTES = 200
 """Names are parts of file names, with something before and behind them."""
 
 
-def check_new_name(name: str, what: str) -> str:
+def check_new_name(name: str, what: str, *, is_file_name: bool = True) -> str:
     """A name for a branch or tag that is about to be made."""
-    check_name(name, what)
+    check_name(name, what, is_file_name=is_file_name)
     if any(ord(symbol) < 32 or ord(symbol) == 127 for symbol in name):
         raise InvalidInputError(f"{name!r} is not a {what} name: control characters are not allowed")
     if len(name.encode("utf-8", "replace")) > _MAX_BYTES:
@@ -60,13 +60,19 @@ def check_new_name(name: str, what: str) -> str:
     return name
 
 
-def check_name(name: str, what: str) -> str:
-    """A name that may exist already: other writers allow more than we do."""
-    if not isinstance(name, str) or not name:
-        raise InvalidInputError(f"a {what} needs a name, found {name!r}")
+def check_name(name: str, what: str, *, is_file_name: bool = True) -> str:
+    """A name that may exist already: other writers allow more than we do.
+
+    A generation whose refs are entries of one file takes any name. The others make a folder or a file of it.
+    """
+    if not isinstance(name, str) or not (name or not is_file_name):
+        raise InvalidInputError(f"a {what} needs a name, found {name!r}", "invalid-ref-name")
     check_unicode(name, f"the {what} name")
-    if "/" in name:
-        raise InvalidInputError(f"{name!r} is not a {what} name: `/` is not allowed")
+    if is_file_name and "/" in name:
+        raise InvalidInputError(
+            f"{name!r} is not a {what} name: `/` is not allowed in this generation, only in icechunk2",
+            "invalid-ref-name",
+        )
     return name
 
 
@@ -228,12 +234,15 @@ class WholeHistory:
 class Ledger(ABC):
     """Branches, tags, history and stored configuration of one repository.
 
-    Names are checked here (`/` is refused, RefNotFoundError, AlreadyExistsError); existence of snapshots is checked
+    Names are checked here (`check_name`, RefNotFoundError, AlreadyExistsError); existence of snapshots is checked
     by the caller. Every method that changes something is one atomic step.
     """
 
     storage: Storage
     metadata_files: MetadataFiles
+
+    refs_are_files = True
+    """Whether the name of a branch or tag is part of the name of a file. Then it has no `/`."""
 
     keeps_pruned_logs = False
     """Whether a snapshot lists the logs of its expired parents. If not, its own log must contain their changes."""
@@ -365,6 +374,9 @@ class Ledger(ABC):
 
         `soon` means that objects a few minutes old may be deleted.
         """
+
+    async def log_collection(self) -> None:
+        """Record a collection that found nothing to delete, where there is an operations log."""
 
     async def announce_conversion(self) -> None:
         """Rewrite refs, so that every commit that is not finished fails, in sessions that are open and in new ones.

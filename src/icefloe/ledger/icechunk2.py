@@ -115,6 +115,7 @@ class SeenRepo:
 class Icechunk2Ledger(Ledger):
     """The repo file of one repository. The last one read is kept, so that an unchanged file is decoded once."""
 
+    refs_are_files = False
     keeps_pruned_logs = True
     keeps_deleted_tags = True
 
@@ -211,12 +212,12 @@ class Icechunk2Ledger(Ledger):
         await self._apply(edit, while_offline=True)
 
     async def fetch_tip(self, branch: str) -> Tip:
-        check_name(branch, "branch")
+        check_name(branch, "branch", is_file_name=False)
         seen = await self.fetch()
         return Tip(seen.head.find_branch(branch) or edits.branch_tip(seen.info, branch), seen.version, seen)
 
     async def fetch_tag(self, tag: str) -> ObjectId:
-        check_name(tag, "tag")
+        check_name(tag, "tag", is_file_name=False)
         seen = await self.fetch()
         return seen.head.find_tag(tag) or edits.find_tag(seen.info, tag)
 
@@ -231,7 +232,7 @@ class Icechunk2Ledger(Ledger):
         return set((await self.fetch_repo_info()).tags)
 
     async def advance(self, branch: str, tip: Tip, snapshot: Snapshot, *, amends: ObjectId | None = None) -> Tip:
-        check_name(branch, "branch")
+        check_name(branch, "branch", is_file_name=False)
 
         def edit(info: RepoInfo, now_us: int) -> Edit | None:
             if snapshot.id in info.snapshots and snapshot.id in _history(info, edits.branch_tip(info, branch)):
@@ -255,21 +256,24 @@ class Icechunk2Ledger(Ledger):
     async def announce_collection(self, collection_id: str, *, soon: bool) -> None:
         await self._apply(lambda info, now_us: Edit(info, UpdateRecord(UpdateKind.GC_RAN, 0)))
 
+    async def log_collection(self) -> None:
+        await self._apply(lambda info, now_us: Edit(info, UpdateRecord(UpdateKind.GC_RAN, 0)))
+
     async def record_detached(self, snapshot: Snapshot) -> None:
         await self._apply(
             lambda info, now_us: None if snapshot.id in info.snapshots else edits.add_detached(info, snapshot)
         )
 
     async def create_branch(self, branch: str, snapshot_id: ObjectId) -> None:
-        check_new_name(branch, "branch")
+        check_new_name(branch, "branch", is_file_name=False)
         await self._apply(lambda info, now_us: edits.create_branch(info, branch, snapshot_id))
 
     async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> None:
-        check_name(branch, "branch")
+        check_name(branch, "branch", is_file_name=False)
         await self._apply(lambda info, now_us: edits.reset_branch(info, branch, snapshot_id, expected))
 
     async def replace_tip(self, branch: str, tip: Tip, snapshot_id: ObjectId) -> None:
-        check_name(branch, "branch")
+        check_name(branch, "branch", is_file_name=False)
 
         def edit(info: RepoInfo, now_us: int) -> Edit | None:
             now = Tip(edits.branch_tip(info, branch), None, info)
@@ -285,15 +289,15 @@ class Icechunk2Ledger(Ledger):
         await self._apply(edit)
 
     async def delete_branch(self, branch: str) -> None:
-        check_name(branch, "branch")
+        check_name(branch, "branch", is_file_name=False)
         await self._apply(lambda info, now_us: edits.delete_branch(info, branch))
 
     async def create_tag(self, tag: str, snapshot_id: ObjectId) -> None:
-        check_new_name(tag, "tag")
+        check_new_name(tag, "tag", is_file_name=False)
         await self._apply(lambda info, now_us: edits.create_tag(info, tag, snapshot_id))
 
     async def delete_tag(self, tag: str) -> None:
-        check_name(tag, "tag")
+        check_name(tag, "tag", is_file_name=False)
         await self._apply(lambda info, now_us: edits.delete_tag(info, tag))
 
     async def ancestry(self, snapshot_id: ObjectId) -> AsyncIterator[SnapshotInfo]:
@@ -544,8 +548,9 @@ def _require_online(status: StatusRecord) -> None:
         word = status.availability.name.lower().replace("_", "-")
         reason = f": {status.reason}" if status.reason else ""
         raise ReadOnlyError(
-            f"the repository is {word} since {from_microseconds(status.set_at_us):%Y-%m-%d %H:%M}{reason}; "
-            "set its status to online to write"
+            f"the repository status is {word} since {from_microseconds(status.set_at_us):%Y-%m-%d %H:%M}{reason}; "
+            "set it to online to write",
+            "read-only-repository",
         )
 
 

@@ -577,6 +577,7 @@ async def apply_plan(context: RepositoryContext, uncached: UncachedRepository, m
     if has_stale_quotes(marking):
         await correct_quotes(context, uncached)
     if marking.plan.is_empty():
+        await context.ledger.log_collection()
         return marking.plan
     async with announced(uncached.storage, marking.plan.cutoff) as announcement:
         return (await delete_garbage(context, uncached, marking, announcement))[0]
