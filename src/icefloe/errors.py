@@ -324,6 +324,12 @@ class ConflictError(IcefloeError):
         )
 
 
+def branch_moved(branch: str, expected: str | None, actual: str | None) -> ConflictError:
+    """The error for a branch that is not where a change of it expects it."""
+    message = f"branch update conflict: {branch!r} is at snapshot {actual}, not at {expected}; look at it and try again"
+    return ConflictError(expected, actual, message, "branch-update-conflict")
+
+
 class RebaseFailedError(ConflictError):
     """The changes of the session conflict with a commit that was made after the session started.
 

@@ -216,17 +216,22 @@ def _official_document(config: ManifestConfig) -> dict[str, Any]:
             "max_arrays_to_scan": config.preload.max_arrays_to_scan,
         }
     if config.splitting is not None:
-        document["splitting"] = {
-            "split_sizes": [
-                [condition.to_document(), [{"condition": dim_document(d), "num_chunks": n} for d, n in sizes]]
-                for condition, sizes in config.splitting.split_sizes
-            ]
-        }
+        document["splitting"] = splitting_document(config.splitting)
     if config.virtual_chunk_location_compression is not None:
         document["virtual_chunk_location_compression"] = asdict(config.virtual_chunk_location_compression)
     if config.max_concurrent_manifest_fetches_during_commit is not None:
         document["max_concurrent_manifest_fetches_during_commit"] = config.max_concurrent_manifest_fetches_during_commit
     return document
+
+
+def splitting_document(splitting: ManifestSplittingConfig) -> dict[str, Any]:
+    """The splitting setting of the official configuration, as JSON-like data."""
+    return {
+        "split_sizes": [
+            [condition.to_document(), [{"condition": dim_document(d), "num_chunks": n} for d, n in sizes]]
+            for condition, sizes in splitting.split_sizes
+        ]
+    }
 
 
 def _parse_location_compression(document: Any) -> ManifestVirtualChunkLocationCompressionConfig | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from icefloe.debug import initialize_logs, set_logs_filter
 from icefloe.errors import InvalidInputError
@@ -92,6 +92,10 @@ class Attribution:
         return f"{products} ({'; '.join(labels)})" if labels else products
 
 
+ManifestSplitValues: TypeAlias = dict[Any, int]
+SplitSizesDict: TypeAlias = dict[ManifestSplitCondition, ManifestSplitValues]
+
+
 def from_dict(split_sizes: Mapping[ManifestSplitCondition, Mapping[Any, int]]) -> ManifestSplittingConfig:
     """Return the splitting that a dictionary describes: conditions, and the number of chunks by dimension."""
     return ManifestSplittingConfig.from_dict(split_sizes)
@@ -122,11 +126,13 @@ __all__ = [
     "ManifestPreloadConfig",
     "ManifestSplitCondition",
     "ManifestSplitDimCondition",
+    "ManifestSplitValues",
     "ManifestSplittingConfig",
     "ManifestVirtualChunkLocationCompressionConfig",
     "ObjectStoreConfig",
     "RepoUpdateRetryConfig",
     "RepositoryConfig",
+    "SplitSizesDict",
     "from_dict",
     "initialize_logs",
     "set_logs_filter",

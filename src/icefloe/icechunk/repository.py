@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from icefloe.blocking import AsyncCloseableIterator, blocking, blocking_classmethod
+from icefloe.blocking import AsyncCloseableIterator, blocking, blocking_classmethod, blocking_staticmethod
 from icefloe.display.graph import AncestryGraph
-from icefloe.errors import InvalidInputError
+from icefloe.errors import InvalidInputError, RepositoryNotFoundError
+from icefloe.formats.config_document import splitting_document
 from icefloe.icechunk.config import Attribution, FeatureFlag, RepositoryConfig
 from icefloe.icechunk.conflicts import ConflictSolver
 from icefloe.icechunk.credentials import plain_credentials
@@ -171,6 +172,17 @@ class Repository(EngineRepository):
         repo._attribution = attribution or Attribution()
         return repo
 
+    @staticmethod
+    async def fetch_config_async(storage: Place) -> RepositoryConfig | None:
+        """Return the configuration that is saved in a repository, or None if none is saved."""
+        found = await EngineRepository.fetch_config_async(storage)
+        if found is None and not await EngineRepository.exists_async(storage):
+            place = resolve_storage(storage)
+            raise RepositoryNotFoundError(f"the repository doesn't exist: there is none at {place.url}", url=place.url)
+        return found
+
+    fetch_config: Any = blocking_staticmethod(fetch_config_async)
+
     async def reopen_async(
         self, config: RepositoryConfig | None = None, authorize_virtual_chunk_access: Authorization = None
     ) -> Self:
@@ -278,9 +290,10 @@ class Repository(EngineRepository):
         commit_method: CommitMethod = "new_commit",
     ) -> str:
         """Write the manifests of a branch anew, as the configuration splits them."""
-        return await super().rewrite_manifests_async(
-            message, branch=branch, metadata=metadata, commit_method=commit_method
-        )
+        splitting = None if self.config.manifest is None else self.config.manifest.splitting
+        note = {"splitting_config": None if splitting is None else splitting_document(splitting)}
+        own = {**(metadata or {}), "__icechunk": {**(metadata or {}).get("__icechunk", {}), **note}}
+        return await super().rewrite_manifests_async(message, branch=branch, metadata=own, commit_method=commit_method)
 
     rewrite_manifests = blocking(rewrite_manifests_async)  # type: ignore[arg-type]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from icefloe.errors import SessionStateError
@@ -19,6 +20,8 @@ class Session(engine.Session):
     Nodes can be moved in the sessions of `Repository.rearrange_session` only, as in the official package.
     """
 
+    _records_rebases = True
+
     @property
     def _fork_class(self) -> type[engine.ForkSession]:
         return ForkSession
@@ -32,6 +35,21 @@ class Session(engine.Session):
                 "non-rearrange-session",
             )
         super().move(from_path, to_path)
+
+    async def shift_array_async(self, array_path: str, chunk_offset: Iterable[int]) -> None:
+        """Move every chunk of an array by an offset. A rearrange session cannot do that."""
+        self._check_writable(moves_only=False)
+        await super().shift_array_async(array_path, chunk_offset)
+
+    async def reindex_array_async(
+        self,
+        array_path: str,
+        forward: Callable[[Iterable[int]], Iterable[int] | None],
+        backward: Callable[[Iterable[int]], Iterable[int] | None] | None = None,
+    ) -> None:
+        """Move chunks of an array by a function of their coordinates. A rearrange session cannot do that."""
+        self._check_writable(moves_only=False)
+        await super().reindex_array_async(array_path, forward, backward)
 
     def __getstate__(self) -> dict[str, Any]:
         if not self.read_only:

@@ -53,6 +53,8 @@ _MAX_BYTES = 200
 def check_new_name(name: str, what: str, *, is_file_name: bool = True) -> str:
     """A name for a branch or tag that is about to be made."""
     check_name(name, what, is_file_name=is_file_name)
+    if not name:
+        raise InvalidInputError(f"a new {what} needs a name", "invalid-ref-name")
     if any(ord(symbol) < 32 or ord(symbol) == 127 for symbol in name):
         raise InvalidInputError(f"{name!r} is not a {what} name: control characters are not allowed")
     if len(name.encode("utf-8", "replace")) > _MAX_BYTES:

@@ -22,6 +22,7 @@ from icefloe.errors import (
     StorageError,
     UnsupportedError,
     VersionMismatchError,
+    branch_moved,
 )
 from icefloe.formats.dataset.state import (
     STATE_CONFIG_KEY,
@@ -226,7 +227,7 @@ class DatasetLedger(Ledger):
         def plan(state: State) -> State | None:
             standing = _find_ref(state, branch, "branch")
             if expected is not None and standing != expected:
-                raise ConflictError(expected_parent=expected, actual_parent=standing)
+                raise branch_moved(branch, expected, standing)
             _require_snapshot(state, snapshot_id)
             return None if standing == snapshot_id else state.with_ref(branch, _moved(state, branch, snapshot_id))
 

@@ -21,6 +21,7 @@ from icefloe.errors import (
     SnapshotNotFoundError,
     StorageError,
     VersionMismatchError,
+    branch_moved,
 )
 from icefloe.formats.config_document import decode_yaml, encode_yaml
 from icefloe.formats.flatbuf.files import decode_snapshot_info
@@ -215,7 +216,7 @@ class Icechunk1Ledger(Ledger):
         for pause in CONTENTION.pauses():
             current = await self.fetch_tip(branch)
             if expected is not None and current.snapshot_id not in (expected, snapshot_id):
-                raise ConflictError(expected_parent=expected, actual_parent=current.snapshot_id)
+                raise branch_moved(branch, expected, current.snapshot_id)
             if current.snapshot_id == snapshot_id:
                 return
             await check_not_converting(self.storage, current.collection)

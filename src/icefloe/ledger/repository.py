@@ -32,6 +32,7 @@ from icefloe.errors import (
     RefNotFoundError,
     StorageError,
     UnsupportedError,
+    branch_moved,
 )
 from icefloe.formats.config_document import decode_yaml
 from icefloe.ids import ObjectId, decode_base32, encode_base32
@@ -421,7 +422,7 @@ class RepositoryLedger(QuotingLedger):
                 raise _no_branch(branch)
             standing = newest.content.snapshot_id
             if expected is not None and standing != expected:
-                raise ConflictError(expected_parent=expected, actual_parent=standing)
+                raise branch_moved(branch, expected, standing)
             if standing == snapshot_id:
                 return
             if await self._take_next(branch, newest, replace(newest.content, snapshot_id=snapshot_id)):

@@ -32,6 +32,7 @@ from icefloe.errors import (
     RepositoryExistsError,
     StorageError,
     UnsupportedError,
+    branch_moved,
 )
 from icefloe.formats.json_documents import dump_json
 from icefloe.formats.store.refs import (
@@ -400,7 +401,7 @@ class StoreLedger(QuotingLedger):
             newest = await self._require_newest(branch)
             standing = newest.reference.snapshot_id
             if expected is not None and standing != expected:
-                raise ConflictError(expected_parent=expected, actual_parent=standing)
+                raise branch_moved(branch, expected, standing)
             if standing == snapshot_id:
                 return
             await check_not_converting(self.storage, newest.tip.collection)

@@ -388,8 +388,17 @@ class CommitRequest:
     metadata: Mapping[str, Any]
     rebase_with: ConflictSolver | None = None
     rebase_tries: int = 1000
+    records_rebases: bool = False
+    """Whether the number of rebases goes to the metadata of the commit."""
     only_moves_chunks: bool = False
     """Whether the new references lead to the same bytes as the old ones. Without logs, the metadata shows it."""
+
+    def after_rebases(self, count: int) -> CommitRequest:
+        """The request with the number of rebases in its metadata, under the key of the official package."""
+        if count == 0 or not self.records_rebases:
+            return self
+        own = {**self.metadata.get("__icechunk", {}), "rebase_attempts": count}
+        return replace(self, metadata={**self.metadata, "__icechunk": own})
 
 
 async def commit(state: SessionState, branch: str, request: CommitRequest) -> Snapshot:
@@ -399,7 +408,7 @@ async def commit(state: SessionState, branch: str, request: CommitRequest) -> Sn
         if attempt > 0:
             await rebase(state, branch, _solver(request))
         try:
-            return await _write_and_advance(state, branch, request)
+            return await _write_and_advance(state, branch, request.after_rebases(attempt))
         except ConflictError:
             if request.rebase_with is None or attempt == request.rebase_tries:
                 raise

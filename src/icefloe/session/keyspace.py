@@ -236,6 +236,7 @@ class KeySpace:
 
     async def keys(self, prefix: str = "") -> AsyncIterator[str]:
         """Every key that starts with a prefix."""
+        prefix = "" if prefix == "/" else prefix
         view = self._state.view()
         for node in _nodes_meeting(view.tree, prefix):
             document = document_key(node.path)

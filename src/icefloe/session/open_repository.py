@@ -393,7 +393,8 @@ async def open_context(
     detected = await detect(storage)
     if detected is None:
         raise RepositoryNotFoundError(
-            f"no repository at {storage.url}; create one with Repository.create(...)", url=storage.url
+            f"no repository at {storage.url}: the repository doesn't exist; create one with Repository.create(...)",
+            url=storage.url,
         )
     version = detected.spec_version
     storage = await locate_files(version, storage)

@@ -96,6 +96,9 @@ class Session(ChunkMethods, Described):
         self.keyspace = KeySpace(self._state)
         self._has_forked = False
 
+    _records_rebases = False
+    """Whether a commit tells in its metadata how often it was rebased, as commits of the official package do."""
+
     @property
     def _fork_class(self) -> type[ForkSession]:
         return ForkSession
@@ -467,7 +470,9 @@ class Session(ChunkMethods, Described):
         self._check_open()
         with self._state.exclusive("commit"):
             branch, _ = self._commit_target(allow_empty=allow_empty)
-            request = committing.CommitRequest(message, self._metadata(metadata), rebase_with, rebase_tries)
+            request = committing.CommitRequest(
+                message, self._metadata(metadata), rebase_with, rebase_tries, records_rebases=self._records_rebases
+            )
             snapshot = await committing.commit(self._state, branch, request)
             return self._finish(snapshot)
 
@@ -612,7 +617,7 @@ class Session(ChunkMethods, Described):
             raise SessionStateError("this session has no branch to commit to")
         if self._state.is_clean() and not allow_empty:
             raise SessionStateError(
-                "cannot commit: the session has no changes; write something, or pass allow_empty=True",
+                "cannot commit, no changes made to the session; write something, or pass allow_empty=True",
                 "no-changes-to-commit",
                 no_changes=True,
             )
@@ -750,7 +755,10 @@ class ForkSession(Session):
         self.__init__(state["fork"], state["default_metadata"])  # type: ignore[misc]
 
     def _commit_target(self, *, allow_empty: bool) -> tuple[str, Tip]:
-        raise SessionStateError("a fork cannot commit: merge it into the session it came from, and commit that one")
+        raise SessionStateError(
+            "commits are not allowed in a fork: merge it into the session it came from, and commit that one",
+            "commit-not-allowed",
+        )
 
 
 __all__ = ["ChunkType", "ForkSession", "Session", "SessionMode"]

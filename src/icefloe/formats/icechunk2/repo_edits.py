@@ -17,6 +17,7 @@ from icefloe.errors import (
     RefNotFoundError,
     SessionStateError,
     SnapshotNotFoundError,
+    branch_moved,
 )
 from icefloe.formats.flatbuf.flexbuffers import decode_flexible, encode_flexible, encode_metadata
 from icefloe.formats.icechunk2.repo_file import (
@@ -170,7 +171,7 @@ def reset_branch(info: RepoInfo, branch: str, snapshot_id: ObjectId, expected: O
     """A branch points elsewhere."""
     standing = branch_tip(info, branch)
     if expected is not None and standing != expected:
-        raise ConflictError(expected_parent=expected, actual_parent=standing)
+        raise branch_moved(branch, expected, standing)
     _require_listed(info, snapshot_id)
     after = dataclasses.replace(info, branches={**info.branches, branch: snapshot_id})
     return Edit(after, UpdateRecord(UpdateKind.BRANCH_RESET, 0, name=branch, previous_id=standing))
