@@ -120,8 +120,8 @@ from icefloe.errors import (
 from icefloe.errors import (
     VirtualChunkError as VirtualChunkError,
 )
-from icefloe.formats.config_document import config_from_yaml as config_from_yaml
-from icefloe.formats.config_document import config_to_yaml as config_to_yaml
+from icefloe.formats.config_yaml import config_from_yaml as config_from_yaml
+from icefloe.formats.config_yaml import config_to_yaml as config_to_yaml
 from icefloe.maintenance.collect import GCSummary as GCSummary
 from icefloe.maintenance.expire import RetentionRule as RetentionRule
 from icefloe.model.administration import (

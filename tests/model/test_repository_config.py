@@ -13,14 +13,8 @@ from hypothesis import strategies as st
 
 from icefloe import Repository, in_memory_storage
 from icefloe.errors import InvalidInputError
-from icefloe.formats.config_document import (
-    config_from_yaml,
-    config_to_yaml,
-    decode_config,
-    decode_yaml,
-    encode_config,
-    encode_yaml,
-)
+from icefloe.formats.config_document import decode_config, encode_config
+from icefloe.formats.config_yaml import config_from_yaml, config_to_yaml, decode_yaml, encode_yaml
 from icefloe.model.config import (
     CachingConfig,
     ChunkPackingConfig,

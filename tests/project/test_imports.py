@@ -18,6 +18,7 @@ SLOW = {
     "zarr": "arrays are read and written",
     "numcodecs": "arrays are read and written",
     "pyarrow": "virtual references are used",
+    "yaml": "a configuration is in YAML",
     "rich": "tables and progress are printed",
     "dask": "it is asked for",
     "xarray": "it is asked for",

@@ -19,7 +19,7 @@ from icefloe import (
     RepositoryConfig,
 )
 from icefloe.errors import InvalidInputError
-from icefloe.formats.config_document import config_from_yaml
+from icefloe.formats.config_yaml import config_from_yaml
 from icefloe.model.snapshot import ArrayNode
 
 PREFIX = "s3://archive/"

@@ -13,7 +13,7 @@ from tests.scale.journal import Journal, JournalStorage
 import icefloe
 from icefloe import ManifestConfig, ManifestPreloadCondition, ManifestPreloadConfig, PreloadRules, RepositoryConfig
 from icefloe.errors import StorageError
-from icefloe.formats.config_document import config_from_yaml
+from icefloe.formats.config_yaml import config_from_yaml
 from icefloe.manifests.plan import manifests_to_preload
 from icefloe.testing.faulty_storage import Fault, FaultKind, FaultPlan, FaultyStorage
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import importlib
 import inspect
 import os
@@ -76,11 +77,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = _DEBUG in given
     # The option is accepted at any position, but Typer knows it before the command only.
     given = [_DEBUG] * debug + [each for each in given if each != _DEBUG]
+    collecting = gc.isenabled()
     try:
         try:
+            # Nothing that is imported becomes garbage. Python would look for it a dozen times.
+            gc.disable()
             initialize_logs()
             build_app(_wanted(given))(args=given, prog_name="icefloe")
         finally:
+            if collecting:
+                gc.enable()
             # When Python exits, it is too late to handle a closed pipe.
             sys.stdout.flush()
     except SystemExit as ending:
@@ -117,7 +123,7 @@ class _Commands(TyperGroup):
 
 
 def build_app(load: Collection[str] = tuple(COMMANDS)) -> typer.Typer:
-    """The Typer app with some commands loaded. The others only have their line of help."""
+    """The Typer app with some commands loaded. If none is, all have only their line of help."""
     app = typer.Typer(
         name="icefloe",
         cls=_Commands,
@@ -130,12 +136,12 @@ def build_app(load: Collection[str] = tuple(COMMANDS)) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for name, command in COMMANDS.items():
-        if name in load:
-            module = importlib.import_module(f"icefloe.cli.{command.module}")
-            app.command(name)(expand_groups(getattr(module, name.replace("-", "_"))))
-        else:
-            app.command(name, help=command.summary)(_not_loaded)
+    loaded = [name for name in COMMANDS if name in load]
+    for name in loaded:
+        module = importlib.import_module(f"icefloe.cli.{COMMANDS[name].module}")
+        app.command(name)(expand_groups(getattr(module, name.replace("-", "_"))))
+    for name, command in COMMANDS.items() if not loaded else ():
+        app.command(name, help=command.summary)(_not_loaded)
     return app
 
 
@@ -161,6 +167,7 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     def run(**given: Any) -> None:
         for name, (group, fields) in groups.items():
             given[name] = group(**{field: given.pop(field) for field in fields})
+        gc.enable()
         command(**given)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -17,7 +17,8 @@ from icefloe.cli.console import stderr, stdout, table
 from icefloe.cli.options import Json, Repo, StorageOptions, open_repository, storage_at
 from icefloe.cli.output import print_json, write_text
 from icefloe.errors import InvalidInputError
-from icefloe.formats.config_document import config_from_yaml, decode_config, decode_yaml, encode_config, encode_yaml
+from icefloe.formats.config_document import decode_config, encode_config
+from icefloe.formats.config_yaml import config_from_yaml, decode_yaml, encode_yaml
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.config_value import Nested, Setting, all_settings, settings_of, unused_remarks
 from icefloe.repository import Repository

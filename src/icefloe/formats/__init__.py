@@ -3,7 +3,8 @@
 Modules
 -------
 - `byte_columns`: Byte strings and texts of different lengths, read and written as columns.
-- `config_document`: The configuration of a repository as a plain document, in JSON and in YAML.
+- `config_document`: The configuration of a repository as a plain document, as JSON holds it.
+- `config_yaml`: The configuration of a repository in YAML, with variants as tags.
 - `contract`: What a generation of the format offers: names of files, and bytes to model and back.
 - `header`: The 39-byte header of metadata files, and their zstd bodies. Decompression stops at a limit.
 - `json_documents`: JSON that every reader accepts, fill values, and zarr.json taken apart and put together again.

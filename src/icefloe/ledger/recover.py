@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from icefloe.errors import FormatError, IcefloeError, InvalidInputError, NotFoundError, ObjectNotFoundError
-from icefloe.formats.config_document import decode_yaml
+from icefloe.formats.config_yaml import decode_yaml
 from icefloe.formats.contract import get_format
 from icefloe.formats.dataset.state import (
     STATE_KEY,

@@ -19,7 +19,7 @@ import math
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from icefloe.blocking import monotonic_time
 from icefloe.errors import (
@@ -34,8 +34,8 @@ from icefloe.errors import (
     UnsupportedError,
     branch_moved,
 )
-from icefloe.formats.config_document import decode_yaml
 from icefloe.ids import ObjectId, decode_base32, encode_base32
+from icefloe.lazy_exports import lazy_module
 from icefloe.ledger.contract import (
     CONVERSION,
     FRESH_SECONDS,
@@ -57,6 +57,11 @@ from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.model.zarr_document import SMALL_FILE_BYTES, load_object
 from icefloe.storage.contract import Storage, Versioned
 from icefloe.storage.requests import RetryPolicy
+
+if TYPE_CHECKING:
+    from icefloe.formats import config_yaml
+else:
+    config_yaml = lazy_module("icefloe.formats.config_yaml")
 
 REFS = "refs/"
 TAG_FILE = "ref.json"
@@ -489,7 +494,7 @@ class RepositoryLedger(QuotingLedger):
         if early is None:
             return StoredConfig(None)
         try:
-            return StoredConfig(decode_yaml(early))
+            return StoredConfig(config_yaml.decode_yaml(early))
         except InvalidInputError as error:
             raise FormatError(f"{EARLY_CONFIG_KEY} of {self.storage.url} cannot be read: {error}") from error
 
