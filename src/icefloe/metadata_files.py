@@ -169,19 +169,19 @@ class MetadataFiles:
                 self._snapshots.drop(snapshot_id)
                 if not is_object_id(snapshot_id, self.format.capabilities.object_id_bytes):
                     raise InvalidSnapshotIdError(
-                        f"{snapshot_id!r} is not the id of a snapshot; `icefloe log` lists those of a branch",
+                        f"{snapshot_id!r} is not the id of a snapshot. `icefloe log` lists the snapshots of a branch",
                         snapshot_id=snapshot_id,
                     ) from error
                 raise SnapshotNotFoundError(
-                    f"no snapshot {snapshot_id} in {self.storage.url}: it never was there, or was expired and "
-                    f"collected; `icefloe log` lists those of a branch",
+                    f"no snapshot {snapshot_id} in {self.storage.url}. It never existed, or it was expired and garbage "
+                    "collected. `icefloe log` lists the snapshots of a branch",
                     snapshot_id=snapshot_id,
                 ) from error
             snapshot = await _decode(self.format.decode_snapshot, data)
             # The first snapshot of some early repositories has another id than its file says.
             if snapshot.id != snapshot_id and snapshot.parent_id is not None:
                 key = self.format.snapshot_key(snapshot_id)
-                raise FormatError(f"{key} in {self.storage.url} holds another snapshot, {snapshot.id}")
+                raise FormatError(f"{key} in {self.storage.url} contains another snapshot, {snapshot.id}")
             return snapshot, _snapshot_weight(snapshot, len(data))
 
         return await (self._snapshots.renew if anew else self._snapshots.get)(snapshot_id, load)
@@ -257,7 +257,9 @@ class MetadataFiles:
 
         rows = await self._attributes.get(attributes_id, load)
         if not 0 <= row < len(rows):
-            raise FormatError(f"attributes file {attributes_id} has {len(rows)} rows; a node names row {row}")
+            raise FormatError(
+                f"a node refers to row {row} of attributes file {attributes_id}, which has {len(rows)} rows"
+            )
         return rows[row]
 
     async def write_snapshot(self, snapshot: Snapshot) -> int:
@@ -323,4 +325,4 @@ async def _decode(decode: Callable[[bytes], T], data: bytes) -> T:
         return await asyncio.to_thread(decode, data)
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, InvalidInputError) as error:
         # Decoders raise FormatError themselves. Errors of libraries below them also mean a broken file.
-        raise FormatError(f"the file is not what it should be: {type(error).__name__}: {error}") from error
+        raise FormatError(f"the file cannot be decoded: {type(error).__name__}: {error}") from error

@@ -143,7 +143,7 @@ class IcechunkStore(Store, Described):
         True
         """
         if not read_only and self._session.read_only:
-            raise ReadOnlyError("the session is read-only; open a writable one with repo.writable_session(branch)")
+            raise ReadOnlyError("the session is read-only. Open a writable one with repo.writable_session(branch)")
         return type(self)(self._session, read_only=read_only)
 
     def __eq__(self, other: object) -> bool:
@@ -171,8 +171,8 @@ class IcechunkStore(Store, Described):
     def _check_writable(self) -> None:
         if self.read_only:
             raise ReadOnlyError(
-                "store was opened in read-only mode and does not support writing; "
-                "use the store of repo.writable_session(branch)"
+                "store was opened in read-only mode and does not support writing. Use the store of "
+                "repo.writable_session(branch)"
             )
 
     # -- reading --------------------------------------------------------------------------------------------------

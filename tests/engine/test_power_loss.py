@@ -307,6 +307,6 @@ async def test_after_a_sync_that_failed_nothing_is_committed(tmp_path: Path, mon
     with pytest.raises(icefloe.errors.StorageError):
         await storage.create("b", b"refers to the chunk")
     calls.broken = False
-    with pytest.raises(icefloe.errors.StorageError, match="start the program anew"):
+    with pytest.raises(icefloe.errors.StorageError, match="restart the program"):
         await storage.create("b", b"refers to the chunk")
     assert not await storage.exists("b")

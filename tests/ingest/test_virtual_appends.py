@@ -82,7 +82,7 @@ def test_a_source_that_changed_since_it_was_referred_to_is_no_check(tmp_path: Pa
     [file] = (tmp_path / "in").rglob("*.nc")
     os.utime(file, (file.stat().st_atime, file.stat().st_mtime + 100))
     write_month(tmp_path / "in", start=dt.date(2020, 1, 2), days=1, **GRID)
-    with pytest.raises(InvalidInputError, match="changed after the reference"):
+    with pytest.raises(InvalidInputError, match="has changed since the reference"):
         ingest_local(sorted((tmp_path / "in").rglob("*.nc"))[-1], repository, _append("virtual"))
 
 

@@ -149,7 +149,7 @@ def test_a_collection_that_cannot_tell_others_of_itself_stops() -> None:
     announcement = Announcement(icefloe.in_memory_storage(), dt.datetime.now(dt.UTC))
     announcement.check()
     announcement._renewed -= 100
-    with pytest.raises(icefloe.StorageError, match="collect again"):
+    with pytest.raises(icefloe.StorageError, match="Collect again"):
         announcement.check()
 
 

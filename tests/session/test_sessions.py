@@ -322,7 +322,7 @@ def test_opening_nothing_says_what_to_do(tmp_path: Path) -> None:
 
 def test_creating_twice_is_refused_and_open_or_create_opens(repo: icefloe.Repository) -> None:
     write(repo, 8)
-    with pytest.raises(icefloe.AlreadyExistsError, match="open"):
+    with pytest.raises(icefloe.AlreadyExistsError, match="Open"):
         icefloe.Repository.create(repo.storage)
     assert read(icefloe.Repository.open_or_create(repo.storage).readonly_session("main")) == 8
 

@@ -153,7 +153,7 @@ def test_no_secret_shows_in_a_storage() -> None:
 def test_credentials_are_of_one_kind() -> None:
     with pytest.raises(InvalidInputError, match="one of"):
         creds.s3_credentials(anonymous=True, from_env=True)
-    with pytest.raises(InvalidInputError, match="together"):
+    with pytest.raises(InvalidInputError, match="give both"):
         creds.s3_credentials(access_key_id="id")
     with pytest.raises(InvalidInputError, match="one of"):
         creds.gcs_credentials(bearer_token="a", service_account_key="b")

@@ -144,7 +144,7 @@ async def test_a_file_where_a_folder_should_be_is_a_clear_error(tmp_path: Path) 
     storage = LocalStorage(tmp_path)
     await storage.put("a", b"1")
     for write in (storage.put("a/b", b"2"), storage.create("a/b", b"2")):
-        with pytest.raises(UnsupportedError, match="file or a folder"):
+        with pytest.raises(UnsupportedError, match="existing folder"):
             await write
     with pytest.raises(InvalidInputError, match="longer"):
         await storage.put("x" * 300, b"")

@@ -152,7 +152,7 @@ def test_a_memory_is_not_found_in_another_process(method: str) -> None:
     answer = context.Queue()
     worker = context.Process(target=_unpickle, args=(pickle.dumps(storage), answer))
     worker.start()
-    assert "lives in process" in answer.get(timeout=60)
+    assert "belongs to process" in answer.get(timeout=60)
     worker.join()
 
 

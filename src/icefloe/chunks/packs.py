@@ -93,12 +93,14 @@ class PackBuilder:
         """Add a chunk. It replaces an earlier version of itself."""
         held = bytes(data)
         if not held:
-            raise InvalidInputError(f"the chunk {coords} has no bytes; a pack cannot hold it")
+            raise InvalidInputError(f"chunk {coords} is empty and cannot be packed")
         with self._lock:
             chunks = self._chunks.setdefault(node_id, {})
             before = chunks.get(coords)
             if before is None and chunks and len(next(iter(chunks))) != len(coords):
-                raise InvalidInputError(f"the chunk {coords} has another rank than the other chunks of its array")
+                raise InvalidInputError(
+                    f"chunk {coords} has another number of dimensions than the other chunks of its array"
+                )
             chunks[coords] = held
             self._size_bytes += len(held) - (0 if before is None else len(before))
 
@@ -181,7 +183,7 @@ class PackBuilder:
                 del self._chunks[node_id]
 
     def __reduce__(self) -> str:
-        raise TypeError("a PackBuilder holds unwritten chunks and does not pickle; a fork starts with an empty one")
+        raise TypeError("a PackBuilder contains unwritten chunks and cannot be pickled")
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ def check_plausible_range(offset: int, length: int, where: str) -> None:
     """Refuse a reference no object can satisfy before anything is computed with it."""
     if offset >= _LARGEST_OFFSET or length >= _LARGEST_OFFSET:
         raise FormatError(
-            f"{where or 'a chunk reference'} points at {length} bytes from offset {offset}; the manifest is damaged"
+            f"{where or 'a chunk reference'} points at {length} bytes from offset {offset}. The manifest is damaged"
         )
 
 
@@ -59,8 +59,8 @@ def explain_failure(error: IcefloeError, ref: ChunkRef, source: ObjectSource, wh
         assert ref.object_id is not None
         chunk_id = encode_base32(ref.object_id)
         return FormatError(
-            f"the chunk object {source.key} is missing from {source.storage.url}{wanted_by}; it was deleted, perhaps "
-            "by a garbage collection with too short a grace period; `icefloe verify` lists what else is missing",
+            f"the chunk object {source.key} is missing from {source.storage.url}{wanted_by}. It may have been deleted "
+            "by a garbage collection with too short a grace period. `icefloe verify` lists all missing objects",
             chunk_id=chunk_id,
         )
     return error
@@ -69,21 +69,21 @@ def explain_failure(error: IcefloeError, ref: ChunkRef, source: ObjectSource, wh
 def _explain_virtual(error: IcefloeError, location: str, source: ObjectSource, wanted_by: str) -> IcefloeError:
     if isinstance(error, ObjectNotFoundError):
         return VirtualChunkError(
-            f"{location} is not in {source.storage.url}{wanted_by}; if it has moved, give its container a store that "
-            "points to the new place",
+            f"{location} is not in {source.storage.url}{wanted_by}. If the file has moved, change the store of its "
+            "container",
             location=location,
         )
     if isinstance(error, VersionMismatchError):
         expected = f"ETag {source.etag}" if source.etag is not None else f"unchanged since {source.last_modified} s"
         return VirtualChunkError(
-            f"{location} has changed since the reference was made (expected {expected}){wanted_by}; make the "
-            "references to it anew",
+            f"{location} has changed since the reference was made (expected {expected}){wanted_by}. Write the "
+            "references again",
             "virtual-chunk-modified",
             location=location,
         )
     if isinstance(error, PermissionDeniedError):
         return VirtualChunkError(
-            f"{location} was refused to the credentials given for its container{wanted_by}: {error.message}",
+            f"the credentials of its container do not allow to read {location}{wanted_by}: {error.message}",
             location=location,
         )
     return error
@@ -97,8 +97,8 @@ def short_read(ref: ChunkRef, source: ObjectSource, where: str, *, wanted: int, 
         f"{ref.length} bytes at offset {ref.offset} needs{wanted_by}"
     )
     if ref.location is not None:
-        return VirtualChunkError(f"{message}; the file was truncated or replaced", location=ref.location)
-    return FormatError(f"{message}; the object is truncated", chunk_id=encode_base32(ref.object_id or b""))
+        return VirtualChunkError(f"{message}. The file was truncated or replaced", location=ref.location)
+    return FormatError(f"{message}. The object is truncated", chunk_id=encode_base32(ref.object_id or b""))
 
 
 def undecodable(ref: ChunkRef | None, where: str, key: str, error: Exception) -> IcefloeError:
@@ -108,18 +108,18 @@ def undecodable(ref: ChunkRef | None, where: str, key: str, error: Exception) ->
     """
     said = f"the codecs of the array cannot decode {where} ({type(error).__name__}: {error})"
     if ref is None:
-        return FormatError(f"{said}; it was written in this session and is not committed")
+        return FormatError(f"{said}. It was written in this session and is not committed")
     if ref.kind is ChunkKind.INLINE:
-        return FormatError(f"{said}; its {ref.length} bytes are in its manifest and are damaged; write the chunk again")
+        return FormatError(f"{said}: its {ref.length} bytes in the manifest are damaged. Write the chunk again")
     part = f"its {ref.length} bytes from offset {ref.offset}"
     if ref.location is not None:
         return VirtualChunkError(
-            f"{said}; {part} of {ref.location} are damaged, or are not what the reference was made for; check the file "
-            "and make the references to it anew",
+            f"{said}: {part} of {ref.location} are damaged, or the file has changed. Check the file and write the "
+            "references again",
             location=ref.location,
         )
     return FormatError(
-        f"{said}; {part} of {key} are damaged; `icefloe verify --decode` lists what else is",
+        f"{said}: {part} of {key} are damaged. `icefloe verify --decode` lists all damage",
         chunk_id=encode_base32(ref.object_id or b""),
     )
 
@@ -532,8 +532,8 @@ class ChunkLookup:
         except ObjectNotFoundError as error:
             whose = f" of array {node.path}" if node is not None else ""
             raise FormatError(
-                f"manifest {manifest_id}{whose} is named by the snapshot but is not in "
-                f"{self._metadata_files.storage.url}; `icefloe verify` shows the damage",
+                f"manifest {manifest_id}{whose} of the snapshot is missing from {self._metadata_files.storage.url}. "
+                "`icefloe verify` lists all damage",
                 manifest_id=manifest_id,
             ) from error
 

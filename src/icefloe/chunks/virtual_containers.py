@@ -56,20 +56,20 @@ def normalise_location(location: str) -> str:
     scheme, separator, rest = location.partition("://")
     if not separator or not _SCHEME.match(scheme) or not rest:
         hint = f"file://{quote(location)}" if location.startswith("/") else "s3://bucket/key or file:///path/to/file"
-        raise InvalidInputError(f"the location {location!r} is not a URL; write it like {hint}", location=location)
+        raise InvalidInputError(f"the location {location!r} is not a URL. Write it like {hint}", location=location)
     scheme = scheme.lower()
     if scheme in ("http", "https") and "@" in re.split("[/?#]", rest, maxsplit=1)[0]:
         raise InvalidInputError(
-            f"a location on {rest.partition('/')[0].rpartition('@')[2]} holds a user or a password; locations are "
-            "stored and shown, give credentials as headers of the container's http_store(...)"
+            f"a location on {rest.partition('/')[0].rpartition('@')[2]} contains a user or a password. Locations are "
+            "stored and shown. Pass credentials as headers of the container's http_store(...)"
         )
     if scheme != "file":
         return f"{scheme}://{rest}"
     host, slash, path = rest.partition("/")
     if not slash or host not in ("", "localhost"):
         raise InvalidInputError(
-            f"the location {location!r} names a file on another machine, or has no absolute path; "
-            "write file:///path/to/file",
+            f"the location {location!r} is a file on another machine, or has no absolute path. Write "
+            "file:///path/to/file",
             location=location,
         )
     folder = "/" if path.endswith("/") and path.strip("/") else ""
@@ -185,10 +185,9 @@ def no_authorization(location: str, container: VirtualChunkContainer) -> Virtual
     prefix = container.url_prefix
     call = _credentials(prefix.partition("://")[0].lower())
     return ContainerError(
-        f"{location} is in the virtual chunk container {prefix!r}, which this repository was opened without "
-        f"authorisation for. Virtual chunks are read only where you allow it:\n"
-        f"    repo = icefloe.Repository.open(storage, authorize_virtual_chunk_access="
-        f"icefloe.containers_credentials({{{prefix!r}: {call}}}))",
+        f"{location} is in the virtual chunk container {prefix!r}, and the repository was opened without authorisation "
+        "for it. Authorise it:\n    repo = icefloe.Repository.open(storage, "
+        f"authorize_virtual_chunk_access=icefloe.containers_credentials({{{prefix!r}: {call}}}))",
         "unauthorized-virtual-chunk-container",
         location=location,
         url_prefix=prefix,
@@ -223,7 +222,7 @@ def plan_store(container: VirtualChunkContainer, prefix: str, credentials: Any) 
     scheme = prefix.partition("://")[0]
     allowed = SCHEMES.get(store.tag, frozenset())
     if scheme not in allowed:
-        raise _refused(container, f"a {store.tag} store does not answer for {scheme}:// URLs")
+        raise _refused(container, f"a {store.tag} store does not serve {scheme}:// URLs")
     if isinstance(store, LocalFileSystemObjectStore):
         # The folder of the prefix itself: that is what the caller wrote.
         return LocalFileSystemObjectStore("/")
@@ -253,7 +252,9 @@ def _plan_azure(
     if _ACCOUNT.fullmatch(account) is None:
         raise _refused(container, f"{account!r} is not the name of an account")
     if not _anonymous(credentials) and not _is_of_environment(credentials, account, _AZURE_ACCOUNTS):
-        raise _refused(container, f"the repository names the account {account!r}, to which your credentials would go")
+        raise _refused(
+            container, f"your credentials would be sent to the account {account!r}, which the repository chose"
+        )
     return AzureObjectStore({**opts, "account_name": account})
 
 
@@ -277,10 +278,10 @@ def _plan_s3(
     if not ordinary and not _is_of_environment(credentials, endpoint or "", _S3_ENDPOINTS):
         if not _anonymous(credentials) and not options.anonymous:
             raise _refused(
-                container, f"the repository names the endpoint {endpoint}, to which your credentials would go"
+                container, f"your credentials would be sent to the endpoint {endpoint}, which the repository chose"
             )
         if not _is_plain_https(endpoint or ""):
-            raise _refused(container, f"the repository names the endpoint {endpoint}, which is not an https address")
+            raise _refused(container, f"the endpoint {endpoint}, which the repository chose, is not an https address")
         options = replace(options, allow_http=False)
     elif ordinary:
         options = replace(options, allow_http=False)
@@ -319,11 +320,10 @@ def _refuse_options(container: VirtualChunkContainer, options: Mapping[str, str]
 def _refused(container: VirtualChunkContainer, why: str) -> VirtualChunkError:
     prefix = container.url_prefix
     return VirtualChunkError(
-        f"the virtual chunk container {prefix!r} of this repository is not used as it is stored: {why}. If that is "
-        "what you want, say so with a container of your own:\n"
-        f"    config = icefloe.RepositoryConfig(virtual_chunk_containers={{\n"
-        f"        {prefix!r}: icefloe.VirtualChunkContainer({prefix!r}, store)}})\n"
-        f"    repo = icefloe.Repository.open(storage, config, authorize_virtual_chunk_access=...)",
+        f"the virtual chunk container {prefix!r} that is stored in this repository is not used: {why}. To allow it, "
+        f"configure the container yourself:\n    config = icefloe.RepositoryConfig(virtual_chunk_containers={{\n       "
+        f" {prefix!r}: icefloe.VirtualChunkContainer({prefix!r}, store)}})\n    repo = "
+        "icefloe.Repository.open(storage, config, authorize_virtual_chunk_access=...)",
         url_prefix=prefix,
     )
 
@@ -480,8 +480,8 @@ def _refuse_odd_root(location: str, root: str) -> None:
     name = _AZURE_ROOT if root.startswith(("az", "abfs")) else _ROOT
     if not root.startswith(_NO_BUCKET) and name.fullmatch(root) is None:
         raise VirtualChunkError(
-            f"{location} is in {root}, which is not the name of a bucket or container: letters, digits, '.', '-' and "
-            "'_' are allowed",
+            f"{location} is in {root}, which is not a valid name of a bucket or container. Allowed: letters, digits, "
+            "'.', '-' and '_'",
             location=location,
         )
 
@@ -500,6 +500,6 @@ def _refuse_escape(location: str, folder: str, key: str) -> None:
 
 def _outside(location: str, root: str) -> VirtualChunkError:
     return VirtualChunkError(
-        f"{location} leads out of its virtual chunk container {root}; only what lies inside is read",
+        f"{location} is outside its virtual chunk container {root}",
         location=location,
     )

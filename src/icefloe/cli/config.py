@@ -139,7 +139,7 @@ def _default_of(key: str) -> Any:
     if not defaults:
         where = key.rpartition(".")[0]
         known = ", ".join(known_settings(f"{where}." if where else ""))
-        raise InvalidInputError(f"there is no setting {key!r}; known settings: {known}")
+        raise InvalidInputError(f"unknown setting {key!r}. Known settings: {known}")
     return defaults
 
 
@@ -216,7 +216,7 @@ def without_setting(document: Mapping[str, Any], key: str) -> dict[str, Any]:
     """The document without one setting. InvalidInputError if it is not set."""
     name, dot, rest = key.partition(".")
     if name not in document or (dot and not isinstance(document[name], Mapping)):
-        raise InvalidInputError(f"{key!r} is not set; it has its default already")
+        raise InvalidInputError(f"{key!r} is not set. Its default applies")
     if not dot:
         return {other: value for other, value in document.items() if other != name}
     inner = without_setting(document[name], rest)
@@ -231,7 +231,7 @@ def _refuse_unknown(found: Mapping[str, Any], before: Mapping[str, Any], where: 
             _refuse_unknown(value, held or {}, f"{where}{name}.")
         elif name not in before:
             known = ", ".join(known_settings(where))
-            raise InvalidInputError(f"there is no setting {where + name!r}; known settings: {known}")
+            raise InvalidInputError(f"unknown setting {where + name!r}. Known settings: {known}")
 
 
 def known_settings(where: str) -> list[str]:

@@ -29,12 +29,12 @@ def demo(
     """
     target = folder or Path(tempfile.mkdtemp(prefix="icefloe-demo-"))
     if target.exists() and any(target.iterdir()):
-        raise InvalidInputError(f"{target} is not empty; give a new or an empty folder")
+        raise InvalidInputError(f"{target} is not empty. Choose a new or an empty folder")
     try:
         from icefloe.cli.demo_steps import run_demo  # noqa: PLC0415 - needs Spark and matplotlib, which are extras
     except ImportError as error:
         raise UnsupportedError(
-            f"the demo needs more packages; install them with: pip install 'icefloe[demo]' ({error})"
+            f"the demo needs more packages. Install them with: pip install 'icefloe[demo]' ({error})"
         ) from error
     facts = run_demo(target, days, lambda: spark.session(quick_start=True), stderr() if json else stdout())
     if json:

@@ -235,8 +235,8 @@ def _show(outcome: IngestOutcome, *, dry_run: bool) -> None:
             console.print(f"cannot be read: {_named(failure)}", markup=False)
         if plan.report.errors:
             raise InvalidInputError(
-                f"this ingest would fail because of {format_count(len(plan.report.errors), 'difference')} "
-                "between the sources; they are listed above"
+                f"this ingest would fail: {format_count(len(plan.report.errors), 'difference')} between the sources, "
+                "listed above"
             )
         return
     for failure in outcome.failures:

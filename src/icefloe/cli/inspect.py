@@ -208,8 +208,8 @@ def _cat_array(session: Session, node: ArrayNode, region: str | None, *, json: b
     count = _selected(node.shape, selection)
     if count > _MOST_VALUES:
         raise InvalidInputError(
-            f"the selection of {node.path} has {count:,} values; at most {_MOST_VALUES:,} are printed; "
-            "select a part with --slice, for example --slice '0,:10'"
+            f"the selection of {node.path} has {count:,} values. At most {_MOST_VALUES:,} are printed. Select a part "
+            "with --slice, for example --slice '0,:10'"
         )
     values = np.asarray(array[selection if selection else ...])
     if json:

@@ -124,7 +124,7 @@ def _named(repository: Repository, text: str) -> list[str]:
         found.append(info.id)
         if info.id == oldest:
             return found
-    raise typer.BadParameter(f"{old} is no ancestor of {new}", param_hint="--snapshot")
+    raise typer.BadParameter(f"{old} is not an ancestor of {new}", param_hint="--snapshot")
 
 
 def gc(

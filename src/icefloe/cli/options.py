@@ -149,7 +149,7 @@ class SparkOptions:
             from icefloe.spark.connect import connect  # noqa: PLC0415 - Spark is an extra
         except ImportError as error:
             raise UnsupportedError(
-                f"this command needs Spark; install it with: pip install 'icefloe[spark]' ({error})"
+                f"this command needs Spark. Install it with: pip install 'icefloe[spark]' ({error})"
             ) from error
         if self.master is not None and self.master.startswith("sc://"):
             return connect(remote=self.master)
@@ -198,8 +198,8 @@ def resolve_revision(repository: Repository, text: str) -> str:
         return find_snapshot(repository, text)
     except SnapshotNotFoundError as error:
         raise RefNotFoundError(
-            f"{text!r} is no branch, no tag and no snapshot of {repository.storage.url}; "
-            "`icefloe log --graph` shows all of them"
+            f"{text!r} is not a branch, tag or snapshot of {repository.storage.url}. `icefloe log --graph` shows all "
+            "of them"
         ) from error
 
 
@@ -214,10 +214,12 @@ def find_snapshot(repository: Repository, text: str) -> str:
     known = run_blocking(newest_commits(repository.context, starts, None))
     found = [info for info in known if info.id.startswith(wanted)] if wanted else []
     if not found:
-        raise SnapshotNotFoundError(f"no snapshot id starts with {text!r}; `icefloe log` lists them", snapshot_id=text)
+        raise SnapshotNotFoundError(
+            f"no snapshot id starts with {text!r}. `icefloe log` lists the snapshots of a branch", snapshot_id=text
+        )
     if len(found) > 1:
         listed = ", ".join(info.id for info in found[:_MOST_CANDIDATES])
-        raise InvalidInputError(f"{len(found)} snapshot ids start with {text!r} ({listed}, ...); give more characters")
+        raise InvalidInputError(f"{len(found)} snapshot ids start with {text!r} ({listed}, ...). Give more characters")
     return found[0].id
 
 
@@ -298,7 +300,7 @@ def parse_age(text: str) -> dt.datetime | dt.timedelta:
             f"{text!r} is neither a time span (12h, 30d, 2w) nor a time (2024-05-01T12:00Z)"
         ) from error
     if moment.tzinfo is None:
-        raise typer.BadParameter(f"{text!r} has no time zone; write {text}Z for UTC, or an offset such as +09:00")
+        raise typer.BadParameter(f"{text!r} has no time zone. Write {text}Z for UTC, or an offset such as +09:00")
     return moment
 
 

@@ -83,6 +83,10 @@ class GCSummary:
         The size of all deleted objects.
     chunks_deleted, manifests_deleted, snapshots_deleted, attributes_deleted, transaction_logs_deleted
         The numbers of deleted objects.
+    objects_failed_to_delete, throttled_batches
+        Always 0. A request that the store throttles is repeated. A deletion that fails raises an error.
+    delete_errors, skipped_phases
+        Always empty. A deletion that fails raises an error, and no kind of object is skipped.
     lists_deleted
         The number of deleted lists of ingested sources.
     cutoff
@@ -107,13 +111,9 @@ class GCSummary:
     attributes_deleted: int = 0
     transaction_logs_deleted: int = 0
     objects_failed_to_delete: int = 0
-    """Always 0: a deletion that fails raises an error."""
     throttled_batches: int = 0
-    """Always 0: requests that the store throttles are repeated until they succeed or raise an error."""
     delete_errors: list[str] = field(default_factory=list)
-    """Always empty: a deletion that fails raises an error."""
     skipped_phases: list[str] = field(default_factory=list)
-    """Always empty: no kind of object is skipped."""
     lists_deleted: int = 0
     cutoff: dt.datetime | None = field(default=None, compare=False)
     objects_in_use: int = field(default=0, compare=False)

@@ -346,8 +346,8 @@ class AdministrationMixin:
         found = context.ledger.administration
         if found is None or not getattr(context.capabilities, capability):
             raise UnsupportedError(
-                f"repositories of generation {context.format.spec_version.value!r} have no place for {what}; "
-                "`icefloe.convert` makes an icechunk2 repository of this one",
+                f"repositories of generation {context.format.spec_version.value!r} have no {what}. Use "
+                "`icefloe.upgrade` to convert this one to icechunk2",
                 generation=context.format.spec_version.value,
             )
         return found

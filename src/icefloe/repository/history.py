@@ -37,7 +37,7 @@ async def fetch_graph(
 ) -> AncestryGraph:
     """Return the graph of all commits that branches and tags reach, or of the history of one of them."""
     if limit is not None and limit < 1:
-        raise InvalidInputError(f"limit={limit}: a graph shows at least one commit; None shows all")
+        raise InvalidInputError(f"limit={limit}: expected at least 1, or None for all commits")
     refs = await fetch_refs(context)
     chosen = choice.branch or choice.tag or choice.snapshot_id
     # A tag often points to the newest snapshot of a branch. Each start is walked only once.

@@ -777,7 +777,7 @@ def _compact_request(
     allowed = ("threshold_bytes", "target_bytes", "dead_share", "batch_bytes")
     unknown = settings.keys() - set(allowed)
     if unknown:
-        raise InvalidInputError(f"unknown settings {', '.join(sorted(unknown))}; there are: {', '.join(allowed)}")
+        raise InvalidInputError(f"unknown settings {', '.join(sorted(unknown))}. Allowed: {', '.join(allowed)}")
     try:
         chosen = compaction.ChunkOrder(order)
     except ValueError as error:

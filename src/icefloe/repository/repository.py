@@ -541,7 +541,7 @@ class Repository(
         """
         choice = RefChoice(branch, tag, snapshot_id).or_main()
         if as_of is not None and choice.branch is None:
-            raise InvalidInputError("as_of goes with a branch: a tag or snapshot id is a point in time already")
+            raise InvalidInputError("as_of needs a branch. A tag or a snapshot id selects one snapshot already")
         if choice.branch is not None:
             opening.prefetch_tip(self._context, choice.branch)
         found = await resolve(self._context, choice)

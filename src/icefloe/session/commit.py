@@ -151,8 +151,8 @@ class Announcement:
         silent = monotonic_time() - self._renewed
         if silent > LEASE_SECONDS / 2:
             raise StorageError(
-                f"this collection could not tell others for {silent:.0f} seconds that it is under way; it stopped, and "
-                "what it did not delete stays: collect again"
+                f"the garbage collection stopped, because it could not renew its announcement for {silent:.0f} "
+                "seconds. Some objects may remain. Collect again"
             )
 
     async def end(self, *, finished: bool) -> None:
@@ -250,8 +250,9 @@ async def check_objects(context: RepositoryContext, keys: Sequence[str]) -> None
             return
         if now - started > _WAIT_SECONDS:
             raise StorageError(
-                f"garbage older than {dangerous[0].cutoff.isoformat()} is being collected, and this commit refers to "
-                f"objects of {oldest.isoformat()}: it was not made. Commit again when the collection has ended"
+                f"nothing was committed: a garbage collection of objects older than {dangerous[0].cutoff.isoformat()} "
+                f"is running, and this commit refers to an object of {oldest.isoformat()}. Commit again after the "
+                "collection"
             )
         await asyncio.sleep(pause)
         pause = min(2 * pause, _LONGEST_CHECK_PAUSE_SECONDS)
@@ -263,9 +264,9 @@ async def _fetch_oldest(context: RepositoryContext, keys: Sequence[str]) -> dt.d
     missing = [key for key in keys if key not in times]
     if missing:
         raise SessionStateError(
-            f"{len(missing)} of {len(keys)} objects that this commit refers to, {missing[0]} among them, were garbage "
-            "collected while the session was open; it was not committed. Open a new session and write again, and "
-            "collect with a longer grace period than sessions are open",
+            f"nothing was committed: {len(missing)} of {len(keys)} objects of this commit, for example {missing[0]}, "
+            "were garbage collected while the session was open. Open a new session and write again. Use a grace period "
+            "of garbage collection that is longer than your longest session",
             missing=tuple(missing),
         )
     return min(times.values())
@@ -554,7 +555,7 @@ async def replace_newest(
     for tries in range(_STALE_TRIES):
         parent_id = (await context.ledger.fetch_info(replaced.id)).parent_id
         if parent_id is None:
-            raise SessionStateError("the first snapshot of a repository cannot be amended; commit instead")
+            raise SessionStateError("the first snapshot of a repository cannot be amended. Use commit instead")
         try:
             parent = await context.metadata_files.fetch_snapshot(parent_id, anew=True)
             snapshot = await write(tip, parent, await _fetch_replaced_log(context, replaced, parent))
@@ -608,7 +609,8 @@ async def write_detached(state: SessionState, branch: str, request: CommitReques
 
 def _base_gone(state: SessionState, tip_id: ObjectId) -> ConflictError:
     return ConflictError(
-        message=f"the session's base {state.base.id} was expired and collected; open a new session and write again",
+        message=f"the base of the session, snapshot {state.base.id}, was expired and garbage collected. Open a new "
+        "session and write again",
         expected_parent=state.base.id,
         actual_parent=tip_id,
     )
@@ -633,9 +635,8 @@ async def rebase(state: SessionState, branch: str, solver: ConflictSolver) -> No
             if not isinstance(error, SnapshotNotFoundError):
                 raise
             raise ConflictError(
-                message=f"the branch is at {tip.snapshot_id}, and a commit between that and the session's base "
-                f"{state.base.id} "
-                f"is not there any more ({error}); open a new session and write again",
+                message=f"the branch is at snapshot {tip.snapshot_id}. A commit between it and {state.base.id}, the "
+                f"base of the session, no longer exists ({error}). Open a new session and write again",
                 expected_parent=state.base.id,
                 actual_parent=tip.snapshot_id,
             ) from error
@@ -686,10 +687,9 @@ async def _missed(state: SessionState, branch: str, tip: Tip) -> list[ObjectId]:
         if info.parent_id == state.base.id:
             return missed
     raise ConflictError(
-        message=f"the branch is at {tip.snapshot_id}, whose history does not contain the session's base "
-        f"{state.base.id}: the "
-        "branch was reset, or the base has expired; open a new session and write again. Where history is expired "
-        "while sessions are open, keep the commits of a longer time than sessions are open",
+        message=f"the branch is at snapshot {tip.snapshot_id}. Its history does not contain {state.base.id}, the base "
+        "of the session: the branch was reset, or the base has expired. Open a new session and write again. To "
+        "avoid this, only expire commits that are older than your longest session",
         expected_parent=state.base.id,
         actual_parent=tip.snapshot_id,
     )

@@ -67,7 +67,7 @@ async def write_parts(work: SessionState, label: str = "") -> WrittenParts:
         deleted = table.coords[table.kind == ChunkKind.DELETED]
         if edits.base_box is not None or (len(deleted) and await _any_held(view, node, deleted)):
             raise UnsupportedError(
-                f"a worker deleted chunks of {node.path} or made it smaller; do that in the session it was forked from"
+                f"a worker deleted chunks of {node.path} or made it smaller. Do that in the session that was forked"
             )
         if len(deleted):
             cleared[node_id] = ClearedChunks.of(deleted)
@@ -103,8 +103,8 @@ def _refuse_nodes(view: SessionView) -> None:
     changed |= (before.added.keys() - after.added.keys()) | (after.removed ^ before.removed)
     if changed:
         raise UnsupportedError(
-            f"a worker created, changed or deleted {', '.join(sorted(changed)[:3])}; parts hold chunks only. "
-            "Do that in the session it was forked from, or merge the fork instead of linking its parts"
+            f"a worker created, changed or deleted {', '.join(sorted(changed)[:3])}; parts contain only chunks. Change "
+            "nodes in the session that was forked, or merge the fork instead of linking its parts"
         )
 
 
@@ -126,8 +126,8 @@ async def link_parts(work: SessionState, written: Sequence[WrittenParts]) -> Non
     for each in written:
         if each.snapshot_id != work.base.id:
             raise SessionStateError(
-                f"parts of {each.label or 'a worker'} stand on snapshot {each.snapshot_id}, "
-                f"the session on {work.base.id}"
+                f"the parts of {each.label or 'a worker'} are based on snapshot {each.snapshot_id}, and the session on "
+                f"{work.base.id}. Link parts to the session that was forked"
             )
     paths = {node_id: path for each in written for node_id, path in each.paths.items()}
     # The parts are linked together or not at all: an error leaves the session unchanged.
@@ -213,8 +213,8 @@ async def _refuse_doubles(work: SessionState, node: ArrayNode, claims: Sequence[
         if len(double):
             who = [claims[a].label, claims[b].label]
             raise InvalidInputError(
-                f"{len(double)} chunk(s) of {node.path}, such as {double[:3].tolist()}, were written by both {who[0]} "
-                f"and {who[1]}; give each task chunks of its own",
+                f"{len(double)} chunk(s) of {node.path} were written by both {who[0]} and {who[1]}, for example "
+                f"{double[:3].tolist()}. Give each task its own chunks",
                 path=node.path,
                 chunks=double.tolist(),
                 tasks=who,
@@ -260,7 +260,8 @@ def merge_fork(base: Snapshot, ours: ChangeSet, fork: Fork, on_conflict: Version
     """
     if fork.base.id != base.id:
         raise SessionStateError(
-            f"the fork stands on snapshot {fork.base.id}, the session on {base.id}: fork and merge one session"
+            f"the fork is based on snapshot {fork.base.id}, and the session on {base.id}. Merge forks into the session "
+            "that they were made from"
         )
     fork = replace(fork, changes=renumber_fork(base, ours, fork.changes))
     sides = _Sides(base, fork.inherited, fork.changes, ours)
@@ -358,10 +359,12 @@ class _Sides:
                 continue
             if node_id in forked and node_id in ours:
                 if theirs.path != mine.path and before.path not in (theirs.path, mine.path):
-                    raise _refused(before.path, "was moved by a fork, and elsewhere in the session or another fork")
+                    raise _refused(
+                        before.path, "was moved by a fork, and to another path in the session or another fork"
+                    )
                 both = self.wrote(self.forked, node_id) and self.wrote(self.ours, node_id)
                 if both and theirs.document != mine.document:
-                    raise _refused(before.path, "has other metadata in a fork than in the session or another fork")
+                    raise _refused(before.path, "has different metadata in a fork and in the session or another fork")
             self._check_sizes(node_id, before)
 
     def _check_sizes(self, node_id: NodeId, before: Node) -> None:
@@ -369,7 +372,10 @@ class _Sides:
         for smaller, other in ((self.forked, self.ours), (self.ours, self.forked)):
             box, coords = self.clipped(smaller, node_id), self.changed_chunks(other, node_id)
             if box is not None and coords is not None and not bool(in_box(coords, box).all()):
-                raise _refused(before.path, "was made smaller on one side and got chunks outside of that on the other")
+                raise _refused(
+                    before.path,
+                    "was made smaller on one side, and chunks outside the new shape were written on the other",
+                )
 
     def chunk_clashes(self) -> dict[NodeId, npt.NDArray[np.uint32]]:
         """Return the chunks that both sides wrote since the fork with different content."""
@@ -389,7 +395,7 @@ class _Sides:
 
 def _refused(path: str, why: str) -> InvalidInputError:
     return InvalidInputError(
-        f"{path} {why}; nothing was merged. Create, resize, move and delete arrays in the session, before it is forked",
+        f"nothing was merged: {path} {why}. Create, resize, move and delete arrays in the session before you fork it",
         path=path,
     )
 
@@ -420,7 +426,10 @@ def _merge_nodes(sides: _Sides, result: ChangeSet) -> dict[NodeId, NodeId]:
         here = tree.find(node.path)
         if here is not None and here.id != node.id:
             if here.document != node.document or sides.find(sides.before, here.id) is not None:
-                raise _refused(node.path, "was made by a fork and is another node in the session or another fork")
+                raise _refused(
+                    node.path,
+                    "was created by a fork, and a different node was created there in the session or another fork",
+                )
             # Two forks created the same node. The chunks of the later fork are added to the node of the earlier one.
             adopted[node.id] = here.id
         elif written:
@@ -466,9 +475,9 @@ def _double_write(fork: Fork, clashes: Mapping[NodeId, npt.NDArray[np.uint32]]) 
     chunks = {paths.get(node_id, node_id.hex()): coords.tolist() for node_id, coords in clashes.items()}
     path, listed = next(iter(chunks.items()))
     return InvalidInputError(
-        f"{sum(map(len, chunks.values()))} chunk(s) were written by more than one fork, such as {listed[:3]} of "
-        f"{path}; give each worker chunks of its own, or say who wins with "
-        "merge(..., on_chunk_conflict=VersionSelection.UseOurs | UseTheirs)",
+        f"{sum(map(len, chunks.values()))} chunk(s) were written by more than one fork, for example {listed[:3]} of "
+        f"{path}. Give each worker its own chunks, or decide which version to keep: merge(..., "
+        "on_chunk_conflict=VersionSelection.UseOurs) or UseTheirs",
         chunks=chunks,
     )
 

@@ -135,7 +135,9 @@ def join_coordinates(parts: Sequence[npt.NDArray[np.uint32]]) -> npt.NDArray[np.
     filled = [part for part in parts if len(part)] or list(parts[:1])
     if len({part.shape[1] for part in filled}) > 1:
         ranks = ", ".join(str(part.shape[1]) for part in filled)
-        raise FormatError(f"transaction logs name chunks of one array with {ranks} dimensions: they contradict")
+        raise FormatError(
+            f"transaction logs contradict each other: they contain chunks of one array with {ranks} dimensions"
+        )
     return filled[0] if len(filled) == 1 else np.unique(np.concatenate(filled), axis=0)
 
 
@@ -313,7 +315,7 @@ async def resolve(context: RepositoryContext, choice: RefChoice) -> ObjectId:
         return await context.ledger.fetch_tag(choice.tag)
     if choice.snapshot_id is not None:
         return choice.snapshot_id
-    raise InvalidInputError("give one of branch, tag and snapshot_id")
+    raise InvalidInputError("give one of branch, tag and snapshot_id; none was given")
 
 
 async def ancestry(context: RepositoryContext, choice: RefChoice) -> AsyncIterator[SnapshotInfo]:
@@ -326,8 +328,8 @@ def check_zone(moment: dt.datetime, name: str) -> dt.datetime:
     """A time with a time zone. Raises InvalidInputError for a time without one: the zone would be a guess."""
     if moment.tzinfo is None or moment.utcoffset() is None:
         raise InvalidInputError(
-            f"{name}={moment.isoformat()} has no time zone, so that it may be off by hours; give one, as in "
-            "datetime.now(timezone.utc) or datetime(2024, 5, 1, tzinfo=timezone.utc)"
+            f"{name}={moment.isoformat()} has no time zone. Give one, for example datetime.now(timezone.utc) or "
+            "datetime(2024, 5, 1, tzinfo=timezone.utc)"
         )
     return moment
 
@@ -336,8 +338,8 @@ def check_past(moment: dt.datetime, name: str, now: dt.datetime) -> dt.datetime:
     """A time with a zone that is not in the future, up to the difference between two clocks."""
     if check_zone(moment, name) > now + _CLOCK_DIFFERENCE:
         raise InvalidInputError(
-            f"{name}={moment.isoformat()} is in the future: it is {now.isoformat()}. Everything would be old enough; "
-            "check the time zone, or give a time span such as timedelta(days=1)"
+            f"{name}={moment.isoformat()} is in the future. The time is {now.isoformat()}. Check the time zone, or "
+            "give a time span such as timedelta(days=1)"
         )
     return moment
 

@@ -165,13 +165,13 @@ class KeySpace:
             node = self._state.tree.find_array(parsed.path)
             if node is None:
                 return NodeNotFoundError(
-                    f"{key!r} is a chunk of {parsed.path}, where there is no array", path=parsed.path
+                    f"{key!r} is a chunk of {parsed.path}, but there is no array", path=parsed.path
                 )
             return InvalidInputError(
                 f"{key!r} has {len(parsed.coords)} coordinates; {node.path} has {len(node.shape)} dimensions"
             )
         return InvalidInputError(
-            f"{key!r} is neither a zarr.json nor a chunk of an array; a repository holds Zarr v3 hierarchies only"
+            f"{key!r} is neither a zarr.json nor a chunk of an array. A repository only stores Zarr v3 hierarchies"
         )
 
     async def delete(self, key: str) -> None:

@@ -148,8 +148,8 @@ class RepositoryContext:
         found = await detect_generation(self.storage)
         if found is not None and found is not version:
             raise RepositoryNotFoundError(
-                f"{self.storage.url} was opened as a repository of generation {version.value!r} and is of generation "
-                f"{found.value!r} now: another process converted it. Open it again",
+                f"{self.storage.url} was opened as generation {version.value!r}, and another process has converted it "
+                f"to {found.value!r}. Open it again",
                 url=self.storage.url,
             )
 
@@ -285,7 +285,7 @@ async def create_context(
         try:
             if check_clean_root and not await _is_free(storage, context.format):
                 raise RepositoryExistsError(
-                    f"{storage.url} holds other objects; choose an empty storage, or pass check_clean_root=False",
+                    f"{storage.url} contains other objects. Choose an empty location, or pass check_clean_root=False",
                     url=storage.url,
                 )
             await context.metadata_files.write_snapshot(initial)
@@ -382,7 +382,7 @@ async def _is_free(storage: Storage, generation: Format) -> bool:
 
 def _taken(storage: Storage) -> AlreadyExistsError:
     return RepositoryExistsError(
-        f"there is a repository at {storage.url} already; open it with Repository.open(...)", url=storage.url
+        f"there is already a repository at {storage.url}. Open it with Repository.open(...)", url=storage.url
     )
 
 
@@ -393,7 +393,7 @@ async def open_context(
     detected = await detect(storage)
     if detected is None:
         raise RepositoryNotFoundError(
-            f"no repository at {storage.url}: the repository doesn't exist; create one with Repository.create(...)",
+            f"no repository at {storage.url}: the repository doesn't exist. Create one with Repository.create(...)",
             url=storage.url,
         )
     version = detected.spec_version

@@ -246,8 +246,8 @@ class Conflict:
         The kind of conflict.
     path
         The path of the node.
-    chunk_coords
-        The coordinates of the chunks in conflict, as rows of an array. None if the conflict is not about chunks.
+    conflicted_chunks
+        The coordinates of the chunks in conflict, one row for each chunk. None if the conflict is not about chunks.
 
     Examples
     --------

@@ -33,7 +33,9 @@ async def shift_array(state: SessionState, path: str, offset: Sequence[int]) -> 
     """Move every chunk by an offset. Vacated chunks read as fill value. Chunks that leave the grid are dropped."""
     node = _movable(state, path)
     if len(offset) != len(node.shape):
-        raise InvalidInputError(f"offset {tuple(offset)} for {node.path}, which has {len(node.shape)} dimensions")
+        raise InvalidInputError(
+            f"offset {tuple(offset)} has {len(offset)} value(s), but {node.path} has {len(node.shape)} dimension(s)"
+        )
     table = await state.chunk_table(node)
     state.add_table(node, overlay(tombstones(table.coords), shift_coords(table, offset, node.grid)))
 
@@ -75,7 +77,7 @@ def _movable(state: SessionState, path: str) -> ArrayNode:
     grid = parse_document(node.document)["chunk_grid"]
     if grid["name"] != "regular":
         raise InvalidInputError(
-            f"{node.path} has a {grid['name']!r} chunk grid: its chunks differ in size and cannot move"
+            f"{node.path} has a {grid['name']!r} chunk grid. Its chunks differ in size, so they cannot be moved"
         )
     return node
 
@@ -108,7 +110,7 @@ def _split_checksum(state: SessionState, checksum: Checksum) -> tuple[str | None
         return None, None
     if not state.context.format.capabilities.checksums:
         raise UnsupportedError(
-            f"generation {state.context.format.spec_version.value!r} has no place for checksums of virtual chunks"
+            f"generation {state.context.format.spec_version.value!r} cannot store checksums of virtual chunks"
         )
     if isinstance(checksum, str):
         return check_unicode(checksum, "the checksum"), None
@@ -159,7 +161,9 @@ def set_columns(
     ndim = len(node.shape)
     corner = tuple(first) if first is not None else (0,) * ndim
     if len(grid_shape) != ndim or len(corner) != ndim:
-        raise InvalidInputError(f"a box of {grid_shape} chunks at {corner} for {node.path} with {ndim} dimensions")
+        raise InvalidInputError(
+            f"a box of {grid_shape} chunks at {corner} does not fit {node.path}, which has {ndim} dimension(s)"
+        )
     if all(grid_shape):
         state.check_coords(node, corner)
         state.check_coords(node, tuple(first + n - 1 for first, n in zip(corner, grid_shape, strict=True)))
@@ -209,7 +213,7 @@ def _virtual_table(
     missing[-1] = True  # the code of null
     present = np.flatnonzero(~missing[codes])
     if len(present) and not lengths[present].all():
-        raise InvalidInputError("a virtual chunk has length 0; leave its location empty to leave the chunk alone")
+        raise InvalidInputError("a virtual chunk has length 0. To skip a chunk, give it an empty location")
     if validate_containers and len(present):
         texts = state.context.containers.check_locations(texts)
     etag, modified = _split_checksum(state, checksum)

@@ -189,8 +189,8 @@ class Session(ChunkMethods, Described):
     def __getstate__(self) -> dict[str, Any]:
         if not self.read_only:
             raise SessionStateError(
-                "a writable session does not pickle: give each worker `session.fork()`, and `session.merge(...)` what "
-                "comes back; to read in workers, use repo.readonly_session(...)"
+                "a writable session cannot be pickled. To write in workers, send them `session.fork()`, and merge the "
+                "forks with `session.merge(...)`. To read in workers, send them repo.readonly_session(...)"
             )
         return {"context": self._state.context, "snapshot_id": self.snapshot_id}
 
@@ -617,7 +617,7 @@ class Session(ChunkMethods, Described):
             raise SessionStateError("this session has no branch to commit to")
         if self._state.is_clean() and not allow_empty:
             raise SessionStateError(
-                "cannot commit, no changes made to the session; write something, or pass allow_empty=True",
+                "cannot commit, no changes made to the session. To commit anyway, pass allow_empty=True",
                 "no-changes-to-commit",
                 no_changes=True,
             )
@@ -635,16 +635,16 @@ class Session(ChunkMethods, Described):
     def _check_open(self, *, moves_only: bool = True) -> None:
         if self.read_only:
             raise FinishedSessionError(
-                "the session is read-only, or has committed; open one with repo.writable_session(branch)"
+                "the session is read-only, or was already committed. Open a new one with repo.writable_session(branch)"
             )
         self._check_writable(moves_only=moves_only)
 
     def _check_writable(self, *, moves_only: bool = True) -> None:
         if self.read_only:
-            raise ReadOnlyError("the session is read-only; open one with repo.writable_session(branch)")
+            raise ReadOnlyError("the session is read-only. Open a writable one with repo.writable_session(branch)")
         if self._mode is SessionMode.REARRANGE and not moves_only:
             raise SessionStateError(
-                "a rearrange session only moves nodes and chunks; use repo.writable_session(branch)",
+                "a rearrange session can only move nodes and chunks. To write data, use repo.writable_session(branch)",
                 "rearrange-session-only",
             )
 
@@ -756,7 +756,7 @@ class ForkSession(Session):
 
     def _commit_target(self, *, allow_empty: bool) -> tuple[str, Tip]:
         raise SessionStateError(
-            "commits are not allowed in a fork: merge it into the session it came from, and commit that one",
+            "commits are not allowed in a fork. Merge it into its session, and commit that session",
             "commit-not-allowed",
         )
 

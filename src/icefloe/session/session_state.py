@@ -96,9 +96,8 @@ def renumber_rebased(base: Snapshot, changes: ChangeSet, theirs: Snapshot, fresh
     if not clashing.keys().isdisjoint(changes.parts):
         # Manifests that workers wrote contain the number. Changing it would mean rewriting them.
         raise RebaseFailedError(
-            message=f"a node of snapshot {theirs.id} took the number of an array that a distributed write of this "
-            "session "
-            "filled; open a new session and write again",
+            message=f"a node of snapshot {theirs.id} has the same number as an array that workers of this session "
+            "wrote. Open a new session and write again",
             snapshot=theirs.id,
             conflicts=[],
         )
@@ -466,12 +465,12 @@ class SessionState(SessionView):
         self.asked += 1
         if self._closed:
             raise ReadOnlyError(
-                "the session was committed, so it is read-only now; open a new one with repo.writable_session(branch)"
+                "the session was committed and is now read-only. Open a new one with repo.writable_session(branch)"
             )
         if self._running is not None:
             raise SessionStateError(
-                f"{self._running}() of this session is running in another thread or task. The change was refused: it "
-                "is neither in the commit nor in the session. Try again when the other one has ended"
+                f"{self._running}() of this session is running in another thread or task. This change was not made. "
+                "Try again afterwards"
             )
 
     def check_writable(self) -> None:
@@ -596,12 +595,12 @@ class SessionState(SessionView):
         most = self.context.format.capabilities.max_chunks_per_dimension
         if max(counts, default=0) > most and not (isinstance(existing, ArrayNode) and existing.grid == counts):
             raise InvalidInputError(
-                f"{key} asks for {max(counts)} chunks in one dimension; the most is {most}. Choose larger chunks"
+                f"{key} has {max(counts)} chunks along one dimension. At most {most} are allowed. Choose larger chunks"
             )
         if not self.context.format.capabilities.any_chunk_grid and grid["name"] != "regular":
             raise InvalidInputError(
                 f"{key} has a {grid['name']!r} chunk grid; repositories of generation "
-                f"{self.context.format.spec_version.value!r} hold regular grids only"
+                f"{self.context.format.spec_version.value!r} only support regular grids"
             )
 
     def _check_key_encoding(self, document: bytes, key: str, existing: Node | None) -> None:
@@ -655,10 +654,12 @@ class SessionState(SessionView):
         if source == "/" or target.startswith(source + "/"):
             raise ForbiddenChangeError(f"cannot move {source} into itself ({target})", "move-into-self-or-descendant")
         if self.tree.find(target) is not None:
-            raise PathOccupiedError(f"cannot move {source} to {target}: there is a node already; delete it first")
+            raise PathOccupiedError(f"cannot move {source} to {target}: there is already a node. Delete it first")
         parent = self.tree.find(target.rpartition("/")[0] or "/")
         if not isinstance(parent, GroupNode):
-            raise NodeNotFoundError(f"cannot move {source} to {target}: there is no group above it; create it first")
+            raise NodeNotFoundError(
+                f"cannot move {source} to {target}: the parent group does not exist. Create it first"
+            )
         moving = self.tree.subtree(node.path)
         for each in moving:
             self.changes.move_node(self.base, each, target + each.path[len(source) :])
@@ -771,7 +772,7 @@ class SessionState(SessionView):
         """Set many references at once, as columns."""
         if table.ndim != len(node.shape):
             raise InvalidInputError(
-                f"references of rank {table.ndim} for {node.path}, which has {len(node.shape)} dimensions"
+                f"the references have {table.ndim} dimension(s), but {node.path} has {len(node.shape)}"
             )
         last = highest(table.coords) if len(table) else None
         if last is not None:

@@ -82,8 +82,8 @@ def read_profile(environment: Mapping[str, str]) -> AwsProfile:
         return replace(settings, credentials=credentials)
     if environment.get("AWS_PROFILE"):
         raise InvalidInputError(
-            f"AWS_PROFILE is {environment['AWS_PROFILE']!r}, but no access key of that profile is in the shared "
-            "credentials or config file; profiles of other kinds need get_credentials="
+            f"AWS_PROFILE is {environment['AWS_PROFILE']!r}, but the shared credentials and config files have no "
+            "access key for that profile. For other kinds of profiles, pass get_credentials="
         )
     return settings
 
@@ -121,7 +121,9 @@ def _read(path: str) -> configparser.ConfigParser:
     try:
         parser.read(path)
     except configparser.Error as error:
-        raise InvalidInputError(f"{path} is not a file of AWS profiles: {error.message.splitlines()[0]}") from error
+        raise InvalidInputError(
+            f"{path} is not a valid file of AWS profiles: {error.message.splitlines()[0]}"
+        ) from error
     return parser
 
 

@@ -168,7 +168,7 @@ def s3_storage(
         scatter_initial_credentials=scatter_initial_credentials,
     )
     if endpoint_url is not None and has_userinfo(endpoint_url):
-        raise InvalidInputError("the endpoint_url of an S3 service holds no user and no password; give access keys")
+        raise InvalidInputError("endpoint_url must not contain a user or a password. Pass the access keys as arguments")
     options = S3Options(
         region,
         endpoint_url,
@@ -267,7 +267,7 @@ def r2_storage(
     """
     if endpoint_url is None:
         if account_id is None:
-            raise InvalidInputError("R2: give account_id or endpoint_url")
+            raise InvalidInputError("R2 storage: give account_id or endpoint_url")
         endpoint_url = f"https://{account_id}.r2.cloudflarestorage.com"
     if bucket is None:
         # The bucket may be the first part of the prefix.
@@ -327,7 +327,7 @@ def tigris_storage(
     's3://weather/'
     """
     if not use_weak_consistency and region is None:
-        raise InvalidInputError("Tigris: give the region, or use_weak_consistency=True for reading only")
+        raise InvalidInputError("Tigris storage: give the region, or pass use_weak_consistency=True to only read")
     consistency = {} if use_weak_consistency else {"X-Tigris-Consistent": "true", "X-Tigris-Regions": region or ""}
     storage = s3_storage(
         bucket=bucket,
@@ -540,7 +540,7 @@ def _headers(given: Mapping[str, str] | None) -> dict[str, str]:
 
 def _name(what: str, value: str) -> str:
     if "@" in value or ":" in value:
-        raise InvalidInputError(f"the name of a {what} holds no '@' and no ':'; credentials are given as options")
+        raise InvalidInputError(f"the name of a {what} must not contain '@' or ':'. Pass credentials as options")
     if not value or "/" in value:
         raise InvalidInputError(f"{value!r} is not the name of a {what}")
     return value
@@ -549,7 +549,7 @@ def _name(what: str, value: str) -> str:
 def _local_from_url(url: str, options: Mapping[str, Any]) -> Storage:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
-        raise InvalidInputError(f"{url!r} names a file on another machine; a local one is file:///folder")
+        raise InvalidInputError(f"{url!r} is a file on another machine. For a local folder, write file:///folder")
     return local_filesystem_storage(unquote(parts.path), **options)
 
 
@@ -577,7 +577,7 @@ def _azure_from_url(url: str, options: Mapping[str, Any]) -> Storage:
 
 def _memory_from_url(url: str, options: Mapping[str, Any]) -> Storage:
     if options:
-        raise InvalidInputError(f"a memory takes no options; got {sorted(options)}")
+        raise InvalidInputError(f"memory:// has no options, got {sorted(options)}")
     parts = urlsplit(url)
     storage: Storage = MemoryStorage.named(parts.netloc) if parts.netloc else MemoryStorage()
     return storage.child(parts.path) if parts.path.strip("/") else storage
@@ -633,16 +633,16 @@ def storage_from_url(url: str, **options: Any) -> Storage:
     scheme, colon, _ = url.partition("://")
     if not colon:
         if not url:
-            raise InvalidInputError("a storage has an address; got an empty string")
+            raise InvalidInputError("expected the URL or path of a storage, got an empty string")
         return local_filesystem_storage(url, **options)
     make = _SCHEMES.get(scheme.lower())
     if make is None:
-        raise InvalidInputError(f"no storage for {scheme}://; known are {', '.join(_SCHEMES)} and plain paths")
+        raise InvalidInputError(f"unknown kind of storage {scheme}://. Known: {', '.join(_SCHEMES)}, and paths")
     try:
         return make(url, options)
     except TypeError as error:
         # An option that the constructor does not have; the message of Python names it.
-        raise InvalidInputError(f"cannot make a storage for {scheme}://: {error}") from error
+        raise InvalidInputError(f"cannot create a storage for {scheme}://: {error}") from error
 
 
 def resolve_storage(given: StorageLike) -> Storage:
@@ -674,7 +674,7 @@ def resolve_storage(given: StorageLike) -> Storage:
         return storage_from_url(given)
     if isinstance(given, os.PathLike):
         return local_filesystem_storage(given)
-    raise InvalidInputError(f"a storage, a URL or a path is needed; got a {type(given).__name__}")
+    raise InvalidInputError(f"expected a storage, a URL or a path, got {type(given).__name__}")
 
 
 def configured_storage(storage: Storage, settings: StorageSettings | None) -> Storage:

@@ -75,20 +75,20 @@ async def write_conditionally(write: ConditionalWrite, policy: RetryPolicy) -> V
             raise _unknown(write, f"and {outcome.value} is there now") from last
         raise _refused(write) from last
     if doubtful:
-        raise _unknown(write, "and nothing of it is there yet") from last
+        raise _unknown(write, "and the object does not show the write") from last
     raise last
 
 
 def _refused(write: ConditionalWrite) -> IcefloeError:
     if write.is_swap:
-        return VersionMismatchError(f"cannot {write.action} in {write.url}: it changed since it was read")
-    return AlreadyExistsError(f"cannot {write.action} in {write.url}: it is there already")
+        return VersionMismatchError(f"cannot {write.action} in {write.url}: it has changed since it was read")
+    return AlreadyExistsError(f"cannot {write.action} in {write.url}: it already exists")
 
 
 def _unknown(write: ConditionalWrite, found: str) -> OutcomeUnknownError:
     return OutcomeUnknownError(
-        f"cannot tell what became of the request to {write.action} in {write.url}: no answer came, {found}; "
-        "look at it before trying again"
+        f"the result of the request to {write.action} in {write.url} is unknown: the response was lost, {found}. Look "
+        "at the object before you retry"
     )
 
 
@@ -122,15 +122,15 @@ async def check_conditional_writes(storage: Storage, folder: str = "") -> None:
         except AlreadyExistsError:
             pass
         else:
-            raise UnsupportedError(f"{storage.url} creates an object that is there already: {_ADVICE}")
+            raise UnsupportedError(f"{storage.url} creates an object although it exists: {_ADVICE}")
         second = await storage.swap(key, f"third {secrets.token_hex(8)}".encode(), first)
         try:
             await storage.swap(key, f"fourth {secrets.token_hex(8)}".encode(), first)
         except (VersionMismatchError, OutcomeUnknownError):
             pass
         else:
-            raise UnsupportedError(f"{storage.url} replaces an object that changed since it was read: {_ADVICE}")
+            raise UnsupportedError(f"{storage.url} replaces an object although it has changed: {_ADVICE}")
         if second == first:
-            raise UnsupportedError(f"{storage.url} gives two states of an object the same version: {_ADVICE}")
+            raise UnsupportedError(f"{storage.url} reports the same version for two different contents: {_ADVICE}")
     finally:
         await storage.delete([key])

@@ -844,16 +844,18 @@ def check_unchanged(
     Times are compared in whole seconds: a reference holds no finer ones.
     """
     if etag is not None and found_etag is not None and normal_etag(etag) != normal_etag(found_etag):
-        raise changed(shown, f"its ETag is {found_etag}, the reference was made for {etag}")
+        raise changed(shown, f"its ETag is {found_etag}, the reference was made for ETag {etag}")
     if not_modified_after is None or found_modified is None:
         return
     if int(found_modified.timestamp()) > int(not_modified_after.timestamp()):
-        raise changed(shown, f"it was modified at {found_modified}, the reference holds up to {not_modified_after}")
+        raise changed(shown, f"it was modified at {found_modified}, the reference was made at {not_modified_after}")
 
 
 def changed(shown: str, found: str) -> VirtualChunkError:
     """The error for a file that is no longer the one that was described."""
-    return VirtualChunkError(f"{shown} changed after the reference to it was made: {found}; write the references anew")
+    return VirtualChunkError(
+        f"{shown} has changed since the reference to it was made: {found}. Write the references again"
+    )
 
 
 def normal_etag(etag: str) -> str:

@@ -105,8 +105,8 @@ def _pickle_function(function: Callable[..., Any]) -> bytes:
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         if cloudpickle is None:
             raise InvalidInputError(
-                f"{function!r} cannot be pickled for another process: define it at the top of a module, "
-                "or install cloudpickle"
+                f"{function!r} cannot be sent to another process. Define the function at the top level of a module, or "
+                "install cloudpickle"
             ) from error
         by_value: bytes = cloudpickle.dumps(function)
         return by_value
@@ -332,7 +332,7 @@ def _one_of(what: str, **given: object) -> str | None:
     """Return the name of the only argument that is set, or None. Several are an error."""
     asked = [name for name, value in given.items() if value is not None and value is not False]
     if len(asked) > 1:
-        raise InvalidInputError(f"{what} credentials: give one of {', '.join(given)}; got {' and '.join(asked)}")
+        raise InvalidInputError(f"{what} credentials: give only one of {', '.join(given)}, got {' and '.join(asked)}")
     return asked[0] if asked else None
 
 
@@ -479,7 +479,7 @@ def s3_credentials(
     )
     if way == "access_key_id" or secret_access_key is not None:
         if access_key_id is None or secret_access_key is None:
-            raise InvalidInputError("S3 credentials: access_key_id and secret_access_key go together; one is missing")
+            raise InvalidInputError("S3 credentials: give both access_key_id and secret_access_key, or none")
         return S3StaticCredentials(access_key_id, secret_access_key, session_token, expires_after)
     if anonymous:
         return AnonymousCredentials()
@@ -837,6 +837,6 @@ def containers_credentials(
         if credential is not None and not isinstance(credential, AnyCredential):
             raise InvalidInputError(
                 f"the credentials of container {prefix!r} are a {type(credential).__name__}; "
-                "make them with s3_credentials, gcs_credentials, azure_credentials or the like"
+                "create them with s3_credentials, gcs_credentials or azure_credentials"
             )
     return dict(m)

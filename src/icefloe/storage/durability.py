@@ -86,8 +86,8 @@ class Unsynced:
             if self._error is not None:
                 raise OSError(
                     self._error.errno,
-                    f"an earlier sync failed ({self._error.strerror}), and what it was to write is lost; check the "
-                    "disk, then start the program anew",
+                    f"an earlier sync to disk failed ({self._error.strerror}), and its data is lost. Check the disk, "
+                    "then restart the program",
                     self._root,
                 )
             with self._lock:

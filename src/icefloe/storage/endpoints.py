@@ -226,7 +226,7 @@ def _with_bucket(endpoint_url: str, bucket: str) -> str:
 def _checksum(name: str) -> str:
     plain = str(name).rpartition(".")[2].replace("-", "").replace("_", "").lower()
     if plain not in _CHECKSUMS:
-        raise UnsupportedError(f"checksum algorithm {name!r} is not available; use one of {', '.join(_CHECKSUMS)}")
+        raise UnsupportedError(f"checksum algorithm {name!r} is not supported. Use one of {', '.join(_CHECKSUMS)}")
     return _CHECKSUMS[plain]
 
 
@@ -310,7 +310,7 @@ class AzureProvider:
         ):
             if value is not None:
                 return {name: value, "expires_at": now.expires_after}
-        raise InvalidInputError("Azure credentials: none of access_key, sas_token, bearer_token is given")
+        raise InvalidInputError("Azure credentials: give access_key, sas_token or bearer_token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,7 +408,7 @@ class HttpEndpoint(Endpoint):
         client, other = _split_client_options(self.config)
         if other:
             raise InvalidInputError(
-                f"{self.url} takes no options {sorted(other)}; known are {', '.join(sorted(_CLIENT_OPTIONS))}"
+                f"unknown options {sorted(other)} for {self.url}. Known: {', '.join(sorted(_CLIENT_OPTIONS))}"
             )
         # The scheme of the address was chosen by the caller, who saw it.
         plain = self.base_url.startswith("http://")

@@ -681,8 +681,8 @@ class LocalStorage(SourceStorage):
             return await FILES.run(call)
         except NotDurableError as error:
             raise OutcomeUnknownError(
-                f"{key!r} in {self._root} was written, but the system cannot say that it survives a power loss: "
-                f"{error}; check the disk, then look at what is there"
+                f"{key!r} in {self._root} was written, but it may not survive a power loss: {error}. Check the disk, "
+                "then look at the object"
             ) from error
 
     async def get(self, key: str) -> bytes:
@@ -763,7 +763,7 @@ class LocalStorage(SourceStorage):
                 try:
                     return await self._decide(lambda: create_file(path, flat, unsynced, bounds), len(flat), key)
                 except FileExistsError as error:
-                    raise AlreadyExistsError(f"cannot create {key!r} in {self._root}: it is there already") from error
+                    raise AlreadyExistsError(f"cannot create {key!r} in {self._root}: it already exists") from error
         with Translating("replace", key, self._root):
             try:
                 try:
@@ -775,7 +775,7 @@ class LocalStorage(SourceStorage):
                     return await FILES.run(lambda: swap(wait=True))
             except ChangedError as error:
                 raise VersionMismatchError(
-                    f"cannot replace {key!r} in {self._root}: it changed since it was read"
+                    f"cannot replace {key!r} in {self._root}: it has changed since it was read"
                 ) from error
 
     async def list_names(self, prefix: str) -> list[str]:
@@ -834,7 +834,7 @@ class LocalStorage(SourceStorage):
                 )
             except ChangedError as error:
                 raise VersionMismatchError(
-                    f"cannot copy {source!r} in {self._root}: it changed since it was read"
+                    f"cannot copy {source!r} in {self._root}: it has changed since it was read"
                 ) from error
 
     def child(self, prefix: str) -> Storage:

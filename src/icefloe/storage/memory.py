@@ -84,8 +84,8 @@ def _find_storage(name: str, pid: int, prefix: str) -> MemoryStorage:
     # A forked child inherits the registry, but from then on its copy is another memory.
     if objects is None or pid != os.getpid():
         raise InvalidInputError(
-            f"this in-memory storage lives in process {pid}, not in process {os.getpid()}, "
-            "or its last user is gone; use local files or an object store to share a repository between processes"
+            f"this in-memory storage belongs to process {pid}, or was already freed. This is process {os.getpid()}. To "
+            "share a repository between processes, use local files or an object store"
         )
     return MemoryStorage(objects, prefix)
 
@@ -182,9 +182,9 @@ class MemoryStorage(SourceStorage):
         with self._objects.lock:
             held = self._objects.by_key.get(path)
             if before is None and held is not None:
-                raise AlreadyExistsError(f"cannot create {key!r} in {self.url}: it is there already")
+                raise AlreadyExistsError(f"cannot create {key!r} in {self.url}: it already exists")
             if before is not None and (held is None or held.version != before):
-                raise VersionMismatchError(f"cannot replace {key!r} in {self.url}: it changed since it was read")
+                raise VersionMismatchError(f"cannot replace {key!r} in {self.url}: it has changed since it was read")
             return self._objects.write(path, data, metadata)
 
     async def list_names(self, prefix: str) -> list[str]:
@@ -217,7 +217,7 @@ class MemoryStorage(SourceStorage):
     async def copy(self, source: str, target: str, *, version: Version | None = None) -> None:
         held = self._held(source)
         if version is not None and version != held.version:
-            raise VersionMismatchError(f"cannot copy {source!r} in {self.url}: it changed since it was read")
+            raise VersionMismatchError(f"cannot copy {source!r} in {self.url}: it has changed since it was read")
         await self.put(target, held.data, metadata=held.metadata)
 
     def child(self, prefix: str) -> Storage:

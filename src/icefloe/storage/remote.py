@@ -231,7 +231,7 @@ class ObstoreStorage(SourceStorage):
             try:
                 found, whole = await self._fetch_range(path, options)
             except PreconditionError as error:
-                raise changed(f"{self.url}{key}", "the store says so") from error
+                raise changed(f"{self.url}{key}", "the store reports a change") from error
             # Web servers are free to leave conditions aside.
             check_unchanged(
                 f"{self.url}{key}",
@@ -293,7 +293,7 @@ class ObstoreStorage(SourceStorage):
                 except MISSING as error:
                     if before is None:
                         raise
-                    raise VersionMismatchError(f"cannot replace {key!r} in {self.url}: it is gone") from error
+                    raise VersionMismatchError(f"cannot replace {key!r} in {self.url}: it no longer exists") from error
             return _version(put)
 
         async def look() -> tuple[WriteOutcome, Version]:
@@ -312,7 +312,7 @@ class ObstoreStorage(SourceStorage):
         if version.generation is not None:
             condition["version"] = version.generation
         if not condition:
-            raise UnsupportedError(f"{self.url} gives objects no version, so they cannot be replaced safely")
+            raise UnsupportedError(f"{self.url} reports no versions of objects, so they cannot be replaced safely")
         return condition
 
     async def _look_by_id(self, key: str, write_id: str, before: Version | None) -> tuple[WriteOutcome, Version]:
@@ -373,7 +373,7 @@ class ObstoreStorage(SourceStorage):
                         yield sorted_page
                     return
                 raise StorageError(
-                    f"{self.url} lists {prefix!r} out of order; give sorted_listing=False where the storage is made"
+                    f"{self.url} lists {prefix!r} out of order. Pass sorted_listing=False when you create the storage"
                 )
             yield page
             last = page[-1].key
@@ -401,7 +401,7 @@ class ObstoreStorage(SourceStorage):
 
     def _check_lists(self) -> None:
         if not self._traits.lists:
-            raise UnsupportedError(f"{self.url} cannot be listed: web servers have no listing of files")
+            raise UnsupportedError(f"{self.url} cannot be listed: web servers do not list files")
 
     async def is_empty(self) -> bool:
         async for _ in self._pages("", None):
@@ -427,7 +427,7 @@ class ObstoreStorage(SourceStorage):
                 return
             found = await self._fetch(old)
             if not _version(found.meta).agrees_with(version):
-                raise VersionMismatchError(f"cannot copy {source!r} in {self.url}: it changed since it was read")
+                raise VersionMismatchError(f"cannot copy {source!r} in {self.url}: it has changed since it was read")
             await REQUESTS.run(lambda: write(store, new, found.data, found.attributes))
 
     def without_writes(self) -> ObstoreStorage:

@@ -43,7 +43,7 @@ _UNSAFE = re.compile('[\x00-\x1f\x7f-\U0010ffff\\\\{^}%`\\]">\\[~<#|*?]')
 def check_key(key: str) -> str:
     """The key itself, if it names an object inside the storage."""
     if not key or key[-1] == "/":
-        raise InvalidInputError(f"{key!r} is not a key: the name of an object is missing")
+        raise InvalidInputError(f"{key!r} is not a key: it does not name an object")
     _check_parts(key, key)
     return key
 
@@ -53,16 +53,16 @@ def check_prefix(prefix: str) -> str:
     if not prefix:
         return prefix
     if prefix[-1] != "/":
-        raise InvalidInputError(f"{prefix!r} is not a folder: a prefix ends in '/', or is empty")
+        raise InvalidInputError(f"{prefix!r} is not a folder: it must end in '/' or be empty")
     _check_parts(prefix, prefix[:-1])
     return prefix
 
 
 def _check_parts(shown: str, path: str) -> None:
     if path[:1] == "/" or "//" in path or "\0" in path:
-        raise InvalidInputError(f"{shown!r} is not a key: parts are separated by one '/', without a leading one")
+        raise InvalidInputError(f"{shown!r} is not a key: separate its parts with one '/', and do not start with '/'")
     if "." in path and not {".", ".."}.isdisjoint(path.split("/")):
-        raise InvalidInputError(f"{shown!r} is not a key: '.' and '..' would lead out of the storage")
+        raise InvalidInputError(f"{shown!r} is not a key: '.' and '..' are not allowed")
     if not path.isascii():
         try:
             path.encode()
@@ -105,13 +105,13 @@ class MergedRead:
 def check_range(start: int, end: int) -> None:
     """Refuse what is no range."""
     if start < 0 or end < start:
-        raise InvalidInputError(f"[{start}, {end}) is no range of bytes: 0 <= start <= end is asked for")
+        raise InvalidInputError(f"[{start}, {end}) is not a range of bytes: expected 0 <= start <= end")
 
 
 def check_ranges(starts: Sequence[int], ends: Sequence[int]) -> None:
     """Refuse starts and ends that are no ranges."""
     if len(starts) != len(ends):
-        raise InvalidInputError(f"{len(starts)} starts and {len(ends)} ends do not make ranges")
+        raise InvalidInputError(f"{len(starts)} starts and {len(ends)} ends: expected one end for every start")
     for start, end in zip(starts, ends, strict=True):
         check_range(start, end)
 
@@ -178,7 +178,7 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         if self.max_tries < 1 or self.initial_backoff_ms < 0 or self.max_backoff_ms < 0:
-            raise InvalidInputError(f"{self}: at least one try, and no negative times")
+            raise InvalidInputError(f"{self}: expected max_tries >= 1 and no negative times")
 
     def pauses(self) -> Iterator[float]:
         """Seconds to wait after each try that failed, one per try."""
@@ -277,7 +277,7 @@ def translate_obstore(error: Exception, action: str, url: str) -> IcefloeError:
         error.args = (shown,)
     found = shown.partition("\n")[0].strip()
     if kind is StorageError and _MISCONFIGURED.search(found):
-        return InvalidInputError(f"cannot {action} in {url}: {found}; check the address and the options of the storage")
+        return InvalidInputError(f"cannot {action} in {url}: {found}. Check the address and the options of the storage")
     return kind(f"cannot {action} in {url}: {found}{_ADVICE.get(kind, '')}")
 
 
@@ -286,14 +286,16 @@ def translate_os_error(error: OSError, action: str, url: str) -> IcefloeError:
     found = error.strerror or str(error)
     if action.startswith(_WRITES) and isinstance(error, NotADirectoryError | IsADirectoryError):
         return UnsupportedError(
-            f"cannot {action} in {url}: on a file system a name is a file or a folder, and it is the other one there"
+            f"cannot {action} in {url}: a file cannot have the name of an existing folder, nor a folder that of a file"
         )
     if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
         return ObjectNotFoundError(f"cannot {action} in {url}: no such object")
     if isinstance(error, PermissionError) and error.errno == errno.EPERM and "leads out" in found:
         return PermissionDeniedError(f"cannot {action} in {url}: {found}")
     if isinstance(error, PermissionError) or error.errno == errno.EROFS:
-        return PermissionDeniedError(f"cannot {action} in {url}: {found}; check owner and mode of the folder")
+        return PermissionDeniedError(
+            f"cannot {action} in {url}: {found}. Check the owner and the permissions of the folder"
+        )
     if error.errno == errno.ENAMETOOLONG:
         return InvalidInputError(f"cannot {action} in {url}: the key is longer than the file system allows")
     return StorageError(f"cannot {action} in {url}: {found}")

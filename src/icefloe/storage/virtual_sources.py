@@ -62,7 +62,7 @@ def open_object_store(
         return ObstoreStorage(HttpEndpoint(prefix, dict(config.opts), dict(config.headers)), retries=retries)
     parts = urlsplit(prefix, allow_fragments=False)
     if not parts.netloc:
-        raise InvalidInputError(f"{prefix!r} names no bucket or container")
+        raise InvalidInputError(f"{prefix!r} contains no bucket or container")
     folder = parts.path.strip("/")
     if isinstance(config, S3ObjectStore | S3CompatibleObjectStore | TigrisObjectStore):
         endpoint = _s3_endpoint(config, credentials, parts.netloc)
@@ -71,7 +71,7 @@ def open_object_store(
     elif isinstance(config, AzureObjectStore):
         endpoint, folder = _azure_endpoint(config, credentials, parts.netloc, folder)
     else:
-        raise InvalidInputError(f"{type(config).__name__} is no object store for virtual files")
+        raise InvalidInputError(f"{type(config).__name__} is not an object store for virtual chunks")
     return ObstoreStorage(endpoint, folder, retries=retries, read_only=True, foreign=True)
 
 
@@ -149,6 +149,6 @@ def _accept(config: ObjectStoreConfig, given: AnyCredential | None, wanted: type
 
 def _wrong_credentials(config: ObjectStoreConfig, given: object) -> VirtualChunkError:
     return VirtualChunkError(
-        f"the container is a {config.tag} store, but was authorised with {type(given).__name__}; "
-        f"give credentials made for {config.tag}"
+        f"the container is a {config.tag} store, but was authorised with {type(given).__name__}. Use credentials for "
+        f"{config.tag}"
     )

@@ -214,7 +214,7 @@ class SimulatedStorage(Storage):
 
     async def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
         if len(starts) != len(ends):
-            raise InvalidInputError(f"{len(starts)} starts and {len(ends)} ends do not make ranges")
+            raise InvalidInputError(f"{len(starts)} starts and {len(ends)} ends: expected one end for every start")
         return [await self.get_range(key, start, end) for start, end in zip(starts, ends, strict=True)]
 
     async def head(self, key: str) -> ObjectInfo:
@@ -244,9 +244,9 @@ class SimulatedStorage(Storage):
         def effect() -> Version:
             held = self._store.objects.get(path)
             if before is None and held is not None:
-                raise AlreadyExistsError(f"cannot create {key!r} in {self.url}: it is there already")
+                raise AlreadyExistsError(f"cannot create {key!r} in {self.url}: it already exists")
             if before is not None and (held is None or held.version != before):
-                raise VersionMismatchError(f"cannot replace {key!r} in {self.url}: it changed since it was read")
+                raise VersionMismatchError(f"cannot replace {key!r} in {self.url}: it has changed since it was read")
             return self._store.write(path, flat)
 
         write = ConditionalWrite(
@@ -294,7 +294,7 @@ class SimulatedStorage(Storage):
         def effect() -> None:
             held = self._store.find(origin)
             if version is not None and version != held.version:
-                raise VersionMismatchError(f"cannot copy {source!r} in {self.url}: it changed since it was read")
+                raise VersionMismatchError(f"cannot copy {source!r} in {self.url}: it has changed since it was read")
             self._store.write(path, held.data)
 
         await self._request(effect, path)
