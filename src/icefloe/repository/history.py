@@ -618,7 +618,8 @@ class InspectionMixin:
         >>> icefloe.Repository.create(icefloe.in_memory_storage()).chunk_storage_stats().native_bytes
         0
         """
-        check_keywords(self.chunk_storage_stats_async, ignored, _IGNORED_LIMITS)
+        if ignored:
+            check_keywords(self.chunk_storage_stats_async, ignored, _IGNORED_LIMITS)
         limits = marking.FetchLimits(
             max(1, min(max_concurrent_manifest_fetches, 256)), max_compressed_manifest_mem_bytes
         )

@@ -262,7 +262,8 @@ class MaintenanceMixin:
         >>> repo.garbage_collect(datetime.timedelta(days=1)).chunks_deleted
         0
         """
-        check_keywords(self.garbage_collect_async, ignored, _IGNORED_LIMITS)
+        if ignored:
+            check_keywords(self.garbage_collect_async, ignored, _IGNORED_LIMITS)
         limits = marking.FetchLimits(
             max(1, min(max_concurrent_manifest_fetches, 256)), max_compressed_manifest_mem_bytes
         )
