@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import zarr
@@ -121,3 +123,34 @@ def test_a_compaction_is_no_conflict_after_an_expiry_that_died(generation: str) 
             return
         commit_late(session, request)
     raise AssertionError("an expiry has no end")
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "makes the array smaller": lambda root: root["b"].resize((1,)),
+    "deletes the array": lambda root: root.__delitem__("b"),
+    "changes its attributes": lambda root: root["b"].attrs.update(units="K"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_a_conflict_is_found_while_history_expires(generation: str, change: str) -> None:
+    for request in range(1, NEVER):
+        others, slow, repo = make_history(generation)
+        session = repo.writable_session("main")
+        array = zarr.open_array(session.store, path="b", mode="r+")
+        if change == "changes its attributes":
+            array.attrs["units"] = "m"
+        else:
+            array[3] = 7
+        with others.transaction("main", message="another array") as store:
+            zarr.open_array(store, path="c")[:] = 5
+        with others.transaction("main", message=change) as store:
+            CHANGES[change](zarr.open_group(store))
+        slow.action = lambda others=others: others.expire_snapshots(dt.timedelta(0))  # type: ignore[misc]
+        slow.left = request
+        with pytest.raises(icefloe.ConflictError):
+            session.commit("late", rebase_with=icefloe.ConflictDetector())
+        if slow.left > 0:
+            return
+    raise AssertionError("a commit has no end")

@@ -18,7 +18,7 @@ from icefloe.model.chunk_table import ChunkTable, empty_table, tombstones
 from icefloe.model.snapshot import ArrayNode, Diff, Node, Snapshot, TransactionLog, inherit_metadata
 from icefloe.session.change_set import ChangeSet, EditBuffer, diff_of_changes
 from icefloe.session.commit import CommitRequest, advance_branch, check_objects, with_parent, write_snapshot
-from icefloe.session.history import GONE, compare_snapshots, diff_between, fetch_log, join_logs
+from icefloe.session.history import GONE, compare_snapshots, diff_between, fetch_log, join_logs, log_since
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.session.rebase import (
     Conflict,
@@ -161,7 +161,7 @@ async def transplant(
     changes = await changes_between(context, before, after)
     if target.id == before.id:
         return Transplant(target, tip, changes, ())
-    log = await log_between(context, before, target)
+    log = log_since(await log_between(context, before, target), before, target)
     log = await drop_false_conflicts(log, before, changes, target, context.metadata_files)
     collecting = CollectingSolver(solver)
     try:

@@ -66,7 +66,7 @@ from icefloe.model.snapshot import (
 )
 from icefloe.model.zarr_document import split_attributes
 from icefloe.session.change_set import ChangeSet, GatheredEdits, gather_edits, summarise, transaction_log
-from icefloe.session.history import GONE, fetch_log, fit_log, merge_logs
+from icefloe.session.history import GONE, fetch_log, fit_log, log_since, merge_logs
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.session.rebase import ConflictSolver, drop_false_conflicts, rebase_over
 from icefloe.session.session_state import SessionState
@@ -652,6 +652,7 @@ async def _carry_over(
     for snapshot_id in reversed(missed):
         theirs = await context.metadata_files.fetch_snapshot(snapshot_id)
         log = await fetch_log(context, theirs, base, changes.edits.keys() | changes.parts.keys(), tip)
+        log = log_since(log, base, theirs)
         log = await drop_false_conflicts(log, base, changes, theirs, context.metadata_files)
         changes = rebase_over(base, changes, theirs, log, solver)
         base = theirs

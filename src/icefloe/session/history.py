@@ -130,6 +130,28 @@ def fit_log(log: TransactionLog, old: Snapshot, new: Snapshot) -> TransactionLog
     )
 
 
+def log_since(log: TransactionLog, base: Snapshot, theirs: Snapshot) -> TransactionLog:
+    """The log as a change of `base`, also if an expiry let it begin further up while a writer was rebased.
+
+    Such a log names nodes as new that `base` has, and so does not tell that they were changed or deleted since. It is
+    told from other logs by its nodes. A node counts as changed if its document is another one.
+    """
+    added, removed = log.new_arrays | log.new_groups, log.deleted_arrays | log.deleted_groups
+    if not added and not removed and len(base.nodes) == len(theirs.nodes):
+        return log
+    was = {node.id: node for node in base.nodes.values()}
+    now = {node.id: node for node in theirs.nodes.values()}
+    if now.keys() - was.keys() == added and was.keys() - now.keys() == removed:
+        return log
+    fitted = fit_log(log, base, theirs)
+    same = {
+        each
+        for each in added & was.keys() & now.keys()
+        if (was[each].document, was[each].attributes) == (now[each].document, now[each].attributes)
+    }
+    return replace(fitted, updated_arrays=fitted.updated_arrays - same, updated_groups=fitted.updated_groups - same)
+
+
 def join_coordinates(parts: Sequence[npt.NDArray[np.uint32]]) -> npt.NDArray[np.uint32]:
     """The chunks of one array that several logs name, each once."""
     filled = [part for part in parts if len(part)] or list(parts[:1])
