@@ -7,6 +7,9 @@ from typing import Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
+# In a worker of Spark, this suppresses the traceback of a connection that the JVM closes. It loads little.
+import icefloe.spark  # noqa: F401
+
 
 class DefaultSource(DataSource):
     """The format `icefloe`; the library behind it is loaded only when the format is used.

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from icefloe.spark import SparkJob, run_tasks
-from icefloe.spark.connect import QuietWorker, merge_settings, remove_old_logs
+from icefloe.spark.connect import merge_settings, remove_old_logs
+from icefloe.spark.workers import QuietTraceback, QuietWorker
 
 
 def _loop(_: int) -> tuple[str, bool]:
@@ -70,6 +71,30 @@ def test_a_task_is_handed_on_untouched_and_a_closed_connection_ends_the_loop() -
     theirs.close()
     assert worker(ours, True) == 1
     ours.close()
+
+
+def test_a_worker_prints_no_trace_of_a_connection_that_was_closed(capsys: pytest.CaptureFixture[str]) -> None:
+    for error, is_printed in ((BrokenPipeError(), False), (ConnectionResetError(), False), (ValueError("bad"), True)):
+        try:
+            raise error
+        except (OSError, ValueError):
+            QuietTraceback().print_exc()
+        assert bool(capsys.readouterr().err) == is_printed
+    assert QuietTraceback().format_exc() == "NoneType: None\n"
+
+
+@pytest.mark.parametrize("module", ["pyspark_icefloe", "icefloe.spark"])
+def test_a_worker_that_only_looks_for_data_sources_is_quiet_and_loads_little(module: str) -> None:
+    script = f"""
+import sys, types, traceback
+import pyspark.sql.datasource
+loop = sys.modules["__main__"]
+loop.__spec__, loop.worker = types.SimpleNamespace(name="pyspark.daemon"), print
+import {module}
+assert type(loop.traceback).__name__ == "QuietTraceback", loop.traceback
+assert "icefloe.storage" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 NOISY = """

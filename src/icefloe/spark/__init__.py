@@ -19,6 +19,8 @@ Modules
 - `streaming`: Streams into arrays, and changes of arrays as a stream.
 - `table`: Arrays as DataFrames, and temporary views for SQL.
 - `tasks`: Run Python functions as Spark tasks, with a progress bar, and write one session from many tasks.
+- `workers`: The Python worker processes of Spark: they end without a traceback. Loads little, as every worker loads
+  it.
 - `write`: Write rows of a DataFrame into arrays.
 """
 
@@ -30,6 +32,6 @@ __getattr__, __dir__, __all__ = lazy_exports(__name__)
 
 if getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", None) == "pyspark.daemon":
     # A Spark worker imports this package before it runs anything of it.
-    from icefloe.spark.connect import suppress_shutdown_traceback
+    from icefloe.spark.workers import suppress_shutdown_traceback
 
     suppress_shutdown_traceback()

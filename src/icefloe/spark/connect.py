@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import hashlib
 import importlib.util
 import logging
 import os
 import re
 import shutil
-import socket
 import stat
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,49 +102,6 @@ def _wrapped(java: Path) -> Path:
         fresh.chmod(fresh.stat().st_mode | stat.S_IXUSR)
         fresh.replace(wrapper)
     return home
-
-
-_DAEMON = "pyspark.daemon"
-_LEAVE = 1
-"""The return value that ends the process of a worker."""
-
-
-@cache
-def freeze_loaded_modules() -> None:
-    """Exclude the loaded modules from garbage collection.
-
-    The daemon of Spark's workers collects garbage after every task, and most of the objects are modules that stay
-    loaded. This runs once per process, so that objects of later tasks are still collected.
-    """
-    gc.collect()
-    gc.freeze()
-
-
-@cache
-def suppress_shutdown_traceback() -> None:
-    """Prevent the traceback of this worker when the session ends. Does nothing in other processes."""
-    loop = sys.modules["__main__"]
-    if getattr(getattr(loop, "__spec__", None), "name", None) == _DAEMON and hasattr(loop, "worker"):
-        # Only in this process, which was forked from the daemon and looks the function up for every task.
-        loop.worker = QuietWorker(loop.worker)  # type: ignore[attr-defined]
-
-
-class QuietWorker:
-    """Waits for the next task, and ends the process without a traceback if the JVM closes the connection.
-
-    Spark's own loop treats the closed connection as a failed task, cannot report it to the JVM, and prints a traceback
-    for each worker whenever a session ends.
-    """
-
-    def __init__(self, run: Callable[[socket.socket, bool], int]) -> None:
-        self._run = run
-
-    def __call__(self, connection: socket.socket, authenticated: bool) -> int:
-        try:
-            waiting = connection.recv(1, socket.MSG_PEEK)
-        except ConnectionError:
-            return _LEAVE
-        return self._run(connection, authenticated) if waiting else _LEAVE
 
 
 LOCAL_MASTER = "local[*,4]"
