@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Hashable, Mapping, MutableMapping
 from typing import Any, Literal
 
 import numpy as np
 import xarray as xr
-from xarray.backends.common import ArrayWriter
+import zarr
+from xarray.backends.common import ArrayWriter, BackendEntrypoint
 from xarray.backends.writers import dump_to_store
-from xarray.backends.zarr import ZarrStore
+from xarray.backends.zarr import ZarrBackendEntrypoint, ZarrStore
 
 from icefloe.dask import store_dask
 from icefloe.errors import InvalidInputError
-from icefloe.session.session import ForkSession, Session
+from icefloe.repository import Repository
+from icefloe.session.session import Session
+from icefloe.storage.build import storage_from_url
 
 Mode = Literal["w", "w-", "a", "a-", "r+", "r"]
 Region = Mapping[str, slice | Literal["auto"]] | Literal["auto"] | None
@@ -85,9 +89,8 @@ def to_icechunk(
     array([1., 2.])
     """
     dataset = _as_dataset(obj)
-    target = session if isinstance(session, ForkSession) or not _is_lazy(dataset) else session.fork()
     store = ZarrStore.open_group(
-        store=target.store,
+        store=session.store,
         group=group,
         mode=_choose_mode(mode, append_dim, region),
         zarr_format=3,
@@ -105,18 +108,18 @@ def to_icechunk(
     dump_to_store(dataset, store, writer, encoding=dict(encoding or {}))  # type: ignore[no-untyped-call]
     for source, array, part in writer.eager:
         array[part if part is not None else ...] = np.asarray(source)
-    if writer.sources:
-        merged = store_dask(
-            sources=writer.sources,
-            targets=writer.targets,
-            regions=writer.regions,
-            split_every=split_every,
-            **(chunkmanager_store_kwargs or {}),
-        )
-        if merged is not target:
-            target.merge(merged)  # type: ignore[arg-type]
-    if target is not session:
-        session.merge(target)  # type: ignore[arg-type]
+    if not writer.sources:
+        return
+    # The session creates and resizes the arrays. Its forks only write chunks, so that they never exclude each other.
+    fork = session.fork()
+    merged = store_dask(
+        sources=writer.sources,
+        targets=[zarr.open_array(fork.store, path=target.path, mode="r+") for target in writer.targets],
+        regions=writer.regions,
+        split_every=split_every,
+        **(chunkmanager_store_kwargs or {}),
+    )
+    session.merge(merged)  # type: ignore[arg-type]
 
 
 def _as_dataset(obj: xr.DataArray | xr.Dataset) -> xr.Dataset:
@@ -124,15 +127,11 @@ def _as_dataset(obj: xr.DataArray | xr.Dataset) -> xr.Dataset:
         return obj
     if not isinstance(obj, xr.DataArray):
         raise InvalidInputError(f"to_icechunk writes Dataset and DataArray objects, got {type(obj).__name__}")
-    if obj.name is None:
-        raise InvalidInputError("the data array has no name; give it one with da.rename('name')")
-    if obj.name in obj.coords or obj.name in obj.dims:
-        raise InvalidInputError(f"the data array is named {obj.name!r} like one of its coordinates; rename it first")
+    if obj.name is None or obj.name in obj.coords or obj.name in obj.dims:
+        # xarray has names for these, and gives the array its own name back when it is read.
+        named = obj.to_dataset(name="__xarray_dataarray_variable__")
+        return named if obj.name is None else named.assign_attrs({"__xarray_dataarray_name__": obj.name})
     return obj.to_dataset()
-
-
-def _is_lazy(dataset: xr.Dataset) -> bool:
-    return any(hasattr(variable.data, "__dask_graph__") for variable in dataset.variables.values())
 
 
 def _choose_mode(mode: Mode | None, append_dim: Hashable | None, region: Region) -> Mode:
@@ -144,6 +143,115 @@ def _choose_mode(mode: Mode | None, append_dim: Hashable | None, region: Region)
     if region is not None and mode not in ("a", "a-", "r+"):
         raise InvalidInputError(f"mode={mode!r} with region: use 'a' or 'r+'")
     return mode
+
+
+class IcefloeBackendEntrypoint(BackendEntrypoint):
+    """The engine `icefloe` of xarray: `xr.open_dataset("s3://bucket/repo", engine="icefloe", branch="main")`.
+
+    Examples
+    --------
+    >>> import icefloe, numpy as np, xarray as xr
+    >>> repo = icefloe.Repository.create("memory://engine-example/repo")
+    >>> session = repo.writable_session("main")
+    >>> to_icechunk(xr.Dataset({"t": ("x", np.arange(3.0))}), session)
+    >>> _ = session.commit("first")
+    >>> xr.open_dataset("memory://engine-example/repo", engine=IcefloeBackendEntrypoint).t.values.tolist()
+    [0.0, 1.0, 2.0]
+    """
+
+    description = "Open repositories of Icefloe and Icechunk"
+    supports_groups = True
+    open_dataset_parameters = ("filename_or_obj", "drop_variables", "group", "branch", "tag", "snapshot_id", "as_of")
+
+    def open_dataset(
+        self,
+        filename_or_obj: Any,
+        *,
+        group: str | None = None,
+        branch: str | None = None,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+        as_of: dt.datetime | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        authorize_virtual_chunk_access: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> xr.Dataset:
+        """Open a group of a repository as a dataset.
+
+        Parameters
+        ----------
+        filename_or_obj
+            The URL or path of the repository, or a storage, a repository or a session.
+        group
+            Path of the group. None means the root.
+        branch, tag, snapshot_id, as_of
+            What to read, as in `Repository.readonly_session`. By default the newest snapshot of `main`.
+        storage_options
+            Options of `icefloe.storage_from_url`, for a URL.
+        authorize_virtual_chunk_access
+            Credentials for each virtual chunk container, by URL prefix.
+        **kwargs
+            Options of xarray's Zarr engine, such as `decode_times`.
+
+        Returns
+        -------
+        xarray.Dataset
+            The dataset. Its variables are read when they are needed.
+        """
+        store = _open_store(
+            filename_or_obj, storage_options, authorize_virtual_chunk_access, branch, tag, snapshot_id, as_of
+        )
+        return ZarrBackendEntrypoint().open_dataset(store, group=group, consolidated=False, zarr_format=3, **kwargs)
+
+    def open_datatree(
+        self,
+        filename_or_obj: Any,
+        *,
+        group: str | None = None,
+        branch: str | None = None,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+        as_of: dt.datetime | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        authorize_virtual_chunk_access: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> xr.DataTree:
+        """Open a group of a repository, with all groups below it. The arguments are those of `open_dataset`."""
+        store = _open_store(
+            filename_or_obj, storage_options, authorize_virtual_chunk_access, branch, tag, snapshot_id, as_of
+        )
+        return ZarrBackendEntrypoint().open_datatree(store, group=group, consolidated=False, zarr_format=3, **kwargs)
+
+    def open_groups_as_dict(self, filename_or_obj: Any, **kwargs: Any) -> dict[str, xr.Dataset]:
+        """Open all groups of a repository. The arguments are those of `open_dataset`."""
+        named = ("storage_options", "authorize_virtual_chunk_access", "branch", "tag", "snapshot_id", "as_of")
+        store = _open_store(filename_or_obj, *(kwargs.pop(name, None) for name in named))
+        return ZarrBackendEntrypoint().open_groups_as_dict(store, consolidated=False, zarr_format=3, **kwargs)
+
+    def guess_can_open(self, filename_or_obj: Any) -> bool:
+        """Return whether the object is a repository or a session. A URL does not tell."""
+        return isinstance(filename_or_obj, Repository | Session)
+
+
+def _open_store(
+    place: Any,
+    storage_options: Mapping[str, Any] | None,
+    authorized: Mapping[str, Any] | None,
+    branch: str | None,
+    tag: str | None,
+    snapshot_id: str | None,
+    as_of: dt.datetime | None,
+) -> Any:
+    if isinstance(place, Session):
+        return place.store
+    if isinstance(place, Repository):
+        repo = place
+    else:
+        storage = storage_from_url(str(place), **storage_options) if storage_options else place
+        repo = Repository.open(storage, authorize_virtual_chunk_access=authorized)
+    if branch is None and tag is None and snapshot_id is None:
+        branch = "main"
+    return repo.readonly_session(branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of).store
 
 
 to_icefloe = to_icechunk

@@ -74,9 +74,9 @@ def test_files_that_moved_are_read_where_the_store_points(data: Path) -> None:
     assert fetch(found, virtual_ref("file:///gone/away/a.nc", 1, 2)) == b"\1\2"
 
 
-@pytest.mark.parametrize("store_path", ["/", ""])
+@pytest.mark.parametrize("store_path", ["/", "", "file:///", "file://{data}/"])
 def test_a_store_that_contains_the_prefix_reads_paths_as_they_are(data: Path, store_path: str) -> None:
-    found = containers(local(f"file://{data}/", store_path))
+    found = containers(local(f"file://{data}/", store_path.format(data=data)))
     assert fetch(found, virtual_ref(f"file://{data}/a.nc", 1, 2)) == b"\1\2"
 
 

@@ -7,6 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ import zarr
 import icefloe
 from icefloe.dask import store_dask
 from icefloe.distributed import merge_sessions
-from icefloe.xarray import to_icechunk
+from icefloe.xarray import IcefloeBackendEntrypoint, to_icechunk
 
 
 @pytest.fixture
@@ -176,3 +177,42 @@ def test_two_forks_with_one_chunk_are_refused_unless_told_who_wins(repository: i
         forks = [fill_row(session.fork(), 0, 1), fill_row(session.fork(), 0, 2)]
         session.merge(*forks, on_chunk_conflict=choice)
         assert (array[0] == expected).all() and (array[1] == 0).all()
+
+
+@pytest.mark.parametrize("scheduler", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
+def test_dask_arrays_replace_what_was_committed_before(tmp_path: Path, scheduler: str) -> None:
+    repo = icefloe.Repository.create(tmp_path / "repo")
+    ds = xr.Dataset({"t": (("x", "y"), np.arange(24.0).reshape(6, 4))}, coords={"x": np.arange(6)})
+    with dask.config.set(scheduler=scheduler):
+        for number, width in enumerate((2, 3, 3)):
+            session = repo.writable_session("main")
+            encoding = {"t": {"chunks": (width, 4)}}
+            to_icechunk((ds + number).chunk(x=width), session, mode="w", encoding=encoding)
+            session.commit(f"run {number}")
+            found = xr.open_zarr(repo.readonly_session("main").store, consolidated=False).load()
+            assert found.identical(ds + number)
+
+
+def test_an_array_without_a_name_of_its_own_comes_back() -> None:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    for name in (None, "x"):
+        session = repo.writable_session("main")
+        array = xr.DataArray(np.arange(3.0), dims="x", coords={"x": [1, 2, 3]}, name=name)
+        to_icechunk(array, session, mode="w")
+        found = xr.open_dataset(session.store, engine="zarr", consolidated=False)["__xarray_dataarray_variable__"]
+        assert found.values.tolist() == [0, 1, 2]
+
+
+def test_xarray_opens_a_repository_by_its_url(tmp_path: Path) -> None:
+    repo = icefloe.Repository.create(tmp_path / "repo")
+    for number in range(2):
+        session = repo.writable_session("main")
+        to_icechunk(xr.Dataset({"t": ("x", np.arange(3.0) + number)}), session, group="a/b", mode="w")
+        repo.create_tag(f"v{number}", session.commit(f"run {number}"))
+    url, engine = str(tmp_path / "repo"), IcefloeBackendEntrypoint
+    assert xr.open_dataset(url, engine=engine, group="a/b").t.values.tolist() == [1, 2, 3]
+    assert xr.open_dataset(url, engine=engine, group="a/b", tag="v0").t.values.tolist() == [0, 1, 2]
+    assert xr.open_dataset(f"file://{url}", engine=engine, group="a/b", branch="main").t.values.tolist() == [1, 2, 3]
+    assert xr.open_datatree(url, engine=engine, tag="v0")["a/b/t"].values.tolist() == [0, 1, 2]
+    assert repo.to_xarray(group="a/b").t.values.tolist() == [1, 2, 3]
+    assert repo.to_xarray(tag="v0", group="a/b", chunks={}).t.chunks is not None

@@ -464,7 +464,7 @@ def _folder_of(store: LocalFileSystemObjectStore, prefix: str) -> str:
     the prefix, so that files that moved keep working.
     """
     own = url_path(prefix.removeprefix("file://"))
-    given = os.path.abspath(os.path.expanduser(store.path)) if store.path else "/"
+    given = os.path.abspath(os.path.expanduser(store.folder)) if store.folder else "/"
     inside = given.rstrip("/") + "/"
     return own if own.startswith(inside) else inside
 

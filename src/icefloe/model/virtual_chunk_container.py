@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, TypeAlias
+from urllib.parse import unquote, urlsplit
 
 from icefloe.errors import InvalidInputError
 
@@ -327,6 +328,11 @@ class LocalFileSystemObjectStore(ObjectStoreConfig):
 
     tag: ClassVar[str] = "local_file_system"
     path: str = ""
+
+    @property
+    def folder(self) -> str:
+        """The folder on disk. The path may be given as a URL, such as `file:///data/`."""
+        return unquote(urlsplit(self.path).path) if self.path.startswith("file://") else self.path
 
     def _content(self) -> Any:
         return self.path

@@ -634,6 +634,62 @@ class Repository(
         register_writer(session, self._context.storage)
         return session
 
+    def to_xarray(
+        self,
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+        as_of: dt.datetime | None = None,
+        group: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Open a group as an xarray dataset. Without arguments, it is the root group of the branch `main`.
+
+        Parameters
+        ----------
+        branch
+            Read the newest snapshot of this branch.
+        tag
+            Read the snapshot of this tag.
+        snapshot_id
+            Read this snapshot.
+        as_of
+            Read the newest snapshot of the branch at this time.
+        group
+            Path of the group.
+        **kwargs
+            Options of `xarray.open_zarr`, such as `chunks`.
+
+        Returns
+        -------
+        xarray.Dataset
+            The dataset. Its variables are read when they are needed.
+
+        Raises
+        ------
+        RefNotFoundError
+            There is no such branch or tag.
+        SnapshotNotFoundError
+            There is no such snapshot.
+
+        Examples
+        --------
+        >>> import icefloe, numpy as np, xarray as xr
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> with repo.transaction("main", message="first") as store:
+        ...     _ = xr.Dataset({"t": ("x", np.arange(3.0))}).to_zarr(store, consolidated=False)
+        >>> repo.to_xarray().t.values.tolist()
+        [0.0, 1.0, 2.0]
+        """
+        import xarray  # noqa: PLC0415 - an optional library
+
+        if branch is None and tag is None and snapshot_id is None:
+            branch = "main"
+        session = self.readonly_session(branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
+        options = {"chunks": None, **kwargs, "consolidated": False, "zarr_format": 3}
+        return xarray.open_zarr(session.store, group=group, **options)
+
     @contextmanager
     def transaction(
         self,

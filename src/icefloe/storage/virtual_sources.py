@@ -54,7 +54,7 @@ def open_object_store(
     """
     if isinstance(config, LocalFileSystemObjectStore):
         _accept(config, credentials, LocalFileSystemAccess)
-        return LocalStorage(_local_path(prefix) if prefix else config.path, encoded=False)
+        return LocalStorage(_local_path(prefix) if prefix else config.folder, encoded=False)
     if isinstance(config, InMemoryObjectStore):
         return MemoryStorage.named(urlsplit(prefix).netloc)
     if isinstance(config, HttpObjectStore):
