@@ -63,9 +63,9 @@ from icefloe.maintenance.inventory import (
     text_ids,
 )
 from icefloe.maintenance.marking import FetchLimits, Known, ManifestFacts, Marked, SnapshotFacts, mark
+from icefloe.model.snapshot import check_zone
 from icefloe.model.zarr_document import check_messagepack
 from icefloe.session.commit import Announcement, announced
-from icefloe.session.history import check_zone
 from icefloe.session.open_repository import RepositoryContext, oldest_writer
 from icefloe.storage.contract import ObjectInfo, Storage
 

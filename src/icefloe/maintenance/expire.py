@@ -20,8 +20,8 @@ from icefloe.maintenance.inventory import (
     open_uncached,
     report_progress,
 )
-from icefloe.model.snapshot import SnapshotInfo, TransactionLog
-from icefloe.session.history import check_past, compare_snapshots, fit_log, join_logs, merge_logs
+from icefloe.model.snapshot import SnapshotInfo, TransactionLog, check_past
+from icefloe.session.history import compare_snapshots, fit_log, join_logs, merge_logs
 from icefloe.session.open_repository import RepositoryContext
 
 _SHOWN = 10

@@ -25,8 +25,7 @@ from icefloe.ids import ObjectId, decode_base32_column, encode_base32_column, ne
 from icefloe.ledger.contract import HistoryChange, Ledger, RefTargets, walk_history
 from icefloe.ledger.generations import make_ledger
 from icefloe.metadata_files import CacheLimits, MetadataFiles
-from icefloe.model.snapshot import INGESTED_FOLDER, SnapshotInfo
-from icefloe.session.history import check_past, check_zone
+from icefloe.model.snapshot import INGESTED_FOLDER, SnapshotInfo, check_past, check_zone
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.storage.contract import ObjectInfo, Storage
 

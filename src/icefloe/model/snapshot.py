@@ -13,12 +13,14 @@ import numpy.typing as npt
 
 from icefloe.blocking import current_time
 from icefloe.display.card import Card, Described, Fact, Listing, Styled, format_bytes, format_count, format_time
-from icefloe.errors import FormatError, printable
+from icefloe.errors import FormatError, InvalidInputError, printable
 from icefloe.ids import NodeId, ObjectId
 from icefloe.model.chunk_table import NO_TABLES, ChunkTable, ChunkTables, widen
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _LAST = (dt.datetime.max.replace(tzinfo=dt.UTC) - _EPOCH) // dt.timedelta(microseconds=1)
+_CLOCK_DIFFERENCE = dt.timedelta(minutes=5)
+"""How far the clocks of two machines may be apart."""
 
 
 def to_microseconds(time: dt.datetime) -> int:
@@ -33,6 +35,26 @@ def from_microseconds(microseconds: int) -> dt.datetime:
     if not 0 <= microseconds <= _LAST:
         raise FormatError(f"a file says it was written {microseconds} microseconds after 1970, which no calendar has")
     return _EPOCH + dt.timedelta(microseconds=microseconds)
+
+
+def check_zone(moment: dt.datetime, name: str) -> dt.datetime:
+    """A time with a time zone. Raises InvalidInputError for a time without one: the zone would be a guess."""
+    if moment.tzinfo is None or moment.utcoffset() is None:
+        raise InvalidInputError(
+            f"{name}={moment.isoformat()} has no time zone. Give one, for example datetime.now(timezone.utc) or "
+            "datetime(2024, 5, 1, tzinfo=timezone.utc)"
+        )
+    return moment
+
+
+def check_past(moment: dt.datetime, name: str, now: dt.datetime) -> dt.datetime:
+    """A time with a zone that is not in the future, up to the difference between two clocks."""
+    if check_zone(moment, name) > now + _CLOCK_DIFFERENCE:
+        raise InvalidInputError(
+            f"{name}={moment.isoformat()} is in the future. The time is {now.isoformat()}. Check the time zone, or "
+            "give a time span such as timedelta(days=1)"
+        )
+    return moment
 
 
 def later_than(previous: dt.datetime | None, now: dt.datetime | None = None) -> dt.datetime:

@@ -10,7 +10,7 @@ from icefloe.blocking import blocking, current_time
 from icefloe.errors import InvalidInputError, check_keywords
 from icefloe.ids import ObjectId
 from icefloe.lazy_exports import lazy_module
-from icefloe.session.history import check_past
+from icefloe.model.snapshot import check_past
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.storage.build import resolve_storage
 from icefloe.storage.contract import StorageLike

@@ -28,6 +28,7 @@ from icefloe.model.snapshot import (
     Snapshot,
     SnapshotInfo,
     TransactionLog,
+    check_zone,
 )
 from icefloe.session.open_repository import RepositoryContext
 
@@ -307,8 +308,6 @@ GONE = (SnapshotNotFoundError, ObjectNotFoundError, FormatError)
 A manifest that a snapshot names and that is not there is a FormatError.
 """
 _WALKS = 20
-_CLOCK_DIFFERENCE = dt.timedelta(minutes=5)
-"""How far the clocks of two machines may be apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,26 +343,6 @@ async def ancestry(context: RepositoryContext, choice: RefChoice) -> AsyncIterat
     """A snapshot and its ancestors, newest first."""
     async for info in context.ledger.ancestry(await resolve(context, choice)):
         yield info
-
-
-def check_zone(moment: dt.datetime, name: str) -> dt.datetime:
-    """A time with a time zone. Raises InvalidInputError for a time without one: the zone would be a guess."""
-    if moment.tzinfo is None or moment.utcoffset() is None:
-        raise InvalidInputError(
-            f"{name}={moment.isoformat()} has no time zone. Give one, for example datetime.now(timezone.utc) or "
-            "datetime(2024, 5, 1, tzinfo=timezone.utc)"
-        )
-    return moment
-
-
-def check_past(moment: dt.datetime, name: str, now: dt.datetime) -> dt.datetime:
-    """A time with a zone that is not in the future, up to the difference between two clocks."""
-    if check_zone(moment, name) > now + _CLOCK_DIFFERENCE:
-        raise InvalidInputError(
-            f"{name}={moment.isoformat()} is in the future. The time is {now.isoformat()}. Check the time zone, or "
-            "give a time span such as timedelta(days=1)"
-        )
-    return moment
 
 
 async def snapshot_as_of(context: RepositoryContext, snapshot_id: ObjectId, time: dt.datetime) -> ObjectId:
