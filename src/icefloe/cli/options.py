@@ -225,6 +225,8 @@ def find_snapshot(repository: Repository, text: str) -> str:
 
 def parse_options(options: Sequence[str]) -> Mapping[str, Any]:
     """NAME=VALUE options of a storage. Values are parsed as YAML, so `true` is a boolean and `8` is a number."""
+    if not options:
+        return {}
     import yaml  # noqa: PLC0415 - slow to import, and few commands get options
 
     parsed = {}

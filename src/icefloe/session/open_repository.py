@@ -57,7 +57,6 @@ from icefloe.model.config_value import all_settings, unused_remarks
 from icefloe.model.manifest_conditions import pattern_cost
 from icefloe.model.manifest_config import PreloadRules
 from icefloe.model.snapshot import Snapshot, TransactionLog
-from icefloe.storage.build import configured_storage
 from icefloe.storage.contract import Storage, Version, Versioned
 from icefloe.storage.wrappers import SplitStorage
 
@@ -187,7 +186,7 @@ def build_context(
     packs_by_default: bool = True,
 ) -> RepositoryContext:
     """The context of a repository of a known generation. Sends no request to storage."""
-    storage = configured_storage(storage, config.storage)
+    storage = storage if config.storage is None else storage.configured(config.storage)
     level = None if config.compression is None else config.compression.level
     generation = get_format(spec_version).compressed_at(level)
     caching = config.caching or CachingConfig()

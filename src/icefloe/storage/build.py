@@ -10,7 +10,6 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from icefloe.errors import InvalidInputError
-from icefloe.model.config import StorageRetriesSettings, StorageSettings
 from icefloe.model.virtual_chunk_container import S3Options
 from icefloe.storage.aws_profile import read_profile_settings, read_settings
 from icefloe.storage.contract import Storage, StorageLike
@@ -675,27 +674,3 @@ def resolve_storage(given: StorageLike) -> Storage:
     if isinstance(given, os.PathLike):
         return local_filesystem_storage(given)
     raise InvalidInputError(f"expected a storage, a URL or a path, got {type(given).__name__}")
-
-
-def configured_storage(storage: Storage, settings: StorageSettings | None) -> Storage:
-    """Return the storage with the settings of a repository. Settings that are None keep those of the storage."""
-    if settings is None:
-        return storage
-    if isinstance(storage, LocalStorage):
-        chosen = settings.fsync if storage.fsync is None else None
-        return storage if chosen is None else storage.with_fsync(chosen)
-    if settings.retries is None or not isinstance(storage, ObstoreStorage):
-        return storage
-    policy = retry_policy(settings.retries, storage.retries)
-    return storage if policy == storage.retries else storage.with_retries(policy)
-
-
-def retry_policy(settings: StorageRetriesSettings, usual: RetryPolicy) -> RetryPolicy:
-    """Return the retry policy of the settings. Settings that are None come from the usual policy."""
-    return RetryPolicy(
-        max_tries=usual.max_tries if settings.max_tries is None else settings.max_tries,
-        initial_backoff_ms=(
-            usual.initial_backoff_ms if settings.initial_backoff_ms is None else settings.initial_backoff_ms
-        ),
-        max_backoff_ms=usual.max_backoff_ms if settings.max_backoff_ms is None else settings.max_backoff_ms,
-    )

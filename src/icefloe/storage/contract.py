@@ -784,6 +784,27 @@ class Storage(ABC):
 
         return run_blocking(found())
 
+    def configured(self, settings: StorageSettings) -> Storage:
+        """Return this storage with the settings of a repository.
+
+        Parameters
+        ----------
+        settings
+            The settings. Those that are None, and those that the storage was created with, do not change.
+
+        Returns
+        -------
+        Storage
+            This storage if nothing changes.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> icefloe.local_filesystem_storage("/data").configured(icefloe.StorageSettings(fsync=False)).fsync
+        False
+        """
+        return self
+
     @abstractmethod
     def child(self, prefix: str) -> Storage:
         """Return the storage of a folder inside this one.

@@ -23,6 +23,7 @@ from icefloe.errors import (
     StorageError,
     VersionMismatchError,
 )
+from icefloe.model.config import StorageSettings
 from icefloe.storage.contract import (
     Buffer,
     ObjectInfo,
@@ -650,9 +651,10 @@ class LocalStorage(SourceStorage):
         """Whether writes survive a power loss; None where nobody said so, which means that they do."""
         return self._fsync
 
-    def with_fsync(self, fsync: bool) -> LocalStorage:
-        """The same storage, with writes that survive a power loss or with faster ones."""
-        return _rebuild(self._root, fsync, self._encoded, self._home, self._bounds.root)
+    def configured(self, settings: StorageSettings) -> LocalStorage:
+        if settings.fsync is None or self._fsync is not None:
+            return self
+        return _rebuild(self._root, settings.fsync, self._encoded, self._home, self._bounds.root)
 
     async def make_durable(self) -> None:
         unsynced = self._unsynced

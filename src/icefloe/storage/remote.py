@@ -16,6 +16,7 @@ from obstore.exceptions import NotSupportedError, PreconditionError
 
 from icefloe.blocking import fork_safe_lock
 from icefloe.errors import ReadOnlyError, StorageError, UnsupportedError, VersionMismatchError
+from icefloe.model.config import StorageRetriesSettings, StorageSettings
 from icefloe.storage.conditional_writes import ConditionalWrite, WriteOutcome, look_by_content, write_conditionally
 from icefloe.storage.contract import (
     Buffer,
@@ -439,9 +440,13 @@ class ObstoreStorage(SourceStorage):
         endpoint = self._endpoint.with_user_agent(user_agent)
         return _rebuild(endpoint, self._prefix, self._client.retries, self._read_only, self._foreign)
 
-    def with_retries(self, retries: RetryPolicy) -> ObstoreStorage:
-        """The same storage, which tries failed requests again as another policy says."""
-        return _rebuild(self._endpoint, self._prefix, retries, self._read_only, self._foreign)
+    def configured(self, settings: StorageSettings) -> ObstoreStorage:
+        if settings.retries is None:
+            return self
+        policy = _retry_policy(settings.retries, self.retries)
+        if policy == self.retries:
+            return self
+        return _rebuild(self._endpoint, self._prefix, policy, self._read_only, self._foreign)
 
     def child(self, prefix: str) -> ObstoreStorage:
         return self._twin(join_prefix(self._prefix, prefix), read_only=self._read_only)
@@ -465,3 +470,14 @@ async def _collect(pages: AsyncIterator[list[ObjectInfo]], first: Sequence[Objec
         found.extend(page)
     found.sort(key=lambda info: info.key)
     return [found[low : low + _PAGE] for low in range(0, len(found), _PAGE)]
+
+
+def _retry_policy(settings: StorageRetriesSettings, usual: RetryPolicy) -> RetryPolicy:
+    """Return the retry policy of the settings. Settings that are None come from the usual policy."""
+    return RetryPolicy(
+        max_tries=usual.max_tries if settings.max_tries is None else settings.max_tries,
+        initial_backoff_ms=(
+            usual.initial_backoff_ms if settings.initial_backoff_ms is None else settings.initial_backoff_ms
+        ),
+        max_backoff_ms=usual.max_backoff_ms if settings.max_backoff_ms is None else settings.max_backoff_ms,
+    )
