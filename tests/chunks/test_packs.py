@@ -49,9 +49,7 @@ def test_what_is_packed_is_what_was_written_last(writes, target: int, per_array:
         if spill and builder.is_full:
             landed |= unpack(builder.seal_full())
             assert builder.size_bytes < target
-            assert builder.size_bytes == sum(
-                len(builder.find(n, tuple(c)) or b"") for n in builder.node_ids() for c in builder.coords_of(n).tolist()
-            )
+            assert builder.size_bytes == sum(len(builder.find(*key) or b"") for key in model)
     packs = builder.seal()
     for pack in packs:
         assert len(pack.data) <= target

@@ -9,23 +9,20 @@ import json
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.early_generations import JSON_VALUES, manifests, snapshots, tables
+from tests.early_generations import JSON_VALUES, manifests, snapshots
 
 from icefloe.errors import FormatError, InvalidInputError, UnsupportedError
 from icefloe.formats.dataset import FORMAT
 from icefloe.formats.dataset.manifest import (
-    box_filter,
     decode_coords,
     decode_fixed_coords,
     encode_coord,
     encode_coords,
     manifest_schema,
-    read_manifest_box,
 )
 from icefloe.formats.dataset.snapshot import structure_schema
 from icefloe.formats.json_documents import GroupParts, build_document
@@ -134,30 +131,11 @@ def test_the_narrow_schema_prints_as_the_specification_prints_it() -> None:
     ]
 
 
-@given(tables(12), st.data())
-def test_a_box_read_through_predicates_is_the_box_of_the_whole(table: ChunkTable, data: st.DataObject) -> None:
-    other = table_from_rows([((1,), ChunkRef(ChunkKind.NATIVE, 0, 5, object_id=b"x" * 12))], 1)
-    manifest = Manifest("M", {NODE: table, (2).to_bytes(8, "big"): other, (4).to_bytes(8, "big"): other})
-    bound = st.integers(0, 300) | st.integers(0, 2**32)
-    box = tuple((data.draw(bound), data.draw(bound)) for _ in range(table.ndim))
-    expected = [(c, r) for c, r in table.rows() if all(a <= v < b for v, (a, b) in zip(c, box, strict=True))]
-    assert list(read_manifest_box(FORMAT.encode_manifest(manifest), 3, box).rows()) == expected
-
-
-def test_a_box_touches_only_the_row_groups_that_hold_it(tmp_path: object) -> None:
+def test_a_large_manifest_has_several_row_groups() -> None:
     count = 300_000
     coords = np.stack([np.arange(count) // 1000, np.arange(count) % 1000], axis=1).astype(np.uint32)
-    table = native_table(coords)
-    data = FORMAT.encode_manifest(Manifest("M", {NODE: table}))
-    path = f"{tmp_path}/m.parquet"
-    with open(path, "wb") as file:
-        file.write(data)
-    box = ((150, 152), (10, 20))
-    found = read_manifest_box(path, 3, box)
-    assert found.coords.tolist() == [[i, j] for i in (150, 151) for j in range(10, 20)]
-    groups = next(iter(pads.dataset(path).get_fragments(filter=box_filter(3, box)))).subset(filter=box_filter(3, box))
-    assert len(groups.row_groups) == 1
-    assert pq.ParquetFile(path).metadata.num_row_groups == 5
+    data = FORMAT.encode_manifest(Manifest("M", {NODE: native_table(coords)}))
+    assert pq.ParquetFile(io.BytesIO(data)).metadata.num_row_groups == 5
 
 
 def native_table(coords: np.ndarray) -> ChunkTable:

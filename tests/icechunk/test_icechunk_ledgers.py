@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import datetime as dt
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +27,7 @@ from icefloe.formats.flatbuf.snapshot import INITIAL_SNAPSHOT_ID
 from icefloe.formats.icechunk2.repo_edits import OVERWRITTEN
 from icefloe.formats.icechunk2.repo_file import Availability, UpdateKind, decode_repo
 from icefloe.ids import new_object_id
-from icefloe.ledger.contract import StaleTipError
+from icefloe.ledger.contract import HistoryChange, StaleTipError
 from icefloe.ledger.icechunk1 import Icechunk1Ledger
 from icefloe.ledger.icechunk2 import Icechunk2Ledger
 from icefloe.model.snapshot import Snapshot, TransactionLog, later_than
@@ -339,27 +338,27 @@ async def test_an_amendment_takes_the_place_of_the_tip(repo2: HandMade) -> None:
         await repo2.commit("no", [], [], TransactionLog(), amends=INITIAL_SNAPSHOT_ID)
 
 
-async def test_expiry_puts_what_is_kept_on_the_root_and_names_the_logs(repo2: HandMade) -> None:
+async def test_expiry_puts_what_is_kept_on_what_is_left_and_names_the_logs(repo2: HandMade) -> None:
     await repo2.create()
     a, b = [await commit(repo2, message) for message in "ab"]
     await repo2.ledger.create_tag("tb", b)
     c = await commit(repo2, "c")
     await repo2.ledger.create_branch("old", b)
     o = await commit(repo2, "o", "old")
-    cut = (await repo2.ledger.fetch_info(o)).written_at + dt.timedelta(microseconds=1)
-    await asyncio.sleep(0.001)
     e = await commit(repo2, "e")
     ledger = ledger2(repo2)
-    expiry = await ledger.expire(cut)
-    assert expiry.snapshots == {a, c}
-    assert await history(repo2) == ["e", "Repository initialized"]
-    assert await ledger.fetch_pruned_logs(e) == (a, b, c)
+    everything = frozenset({a, b, c, o})
+    await ledger.change_history(HistoryChange(everything))
+    assert (await ledger.fetch_snapshot_infos()).keys() == {INITIAL_SNAPSHOT_ID, b, o, e}
+    assert await history(repo2) == ["e", "b", "Repository initialized"]
+    assert await ledger.fetch_pruned_logs(e) == (c,)
     assert await ledger.fetch_pruned_logs(b) == (a,)
     assert (await ledger.fetch_info(o)).parent_id == b
-    again = await ledger.expire(cut)
-    assert not again.changes_anything
-    rest = await ledger.expire(cut, delete_expired_branches=True, delete_expired_tags=True)
-    assert (rest.snapshots, rest.branches, rest.tags) == ({b, o}, {"old"}, {"tb"})
+    before = await ledger.fetch_repo_info()
+    await ledger.change_history(HistoryChange(everything))
+    assert await ledger.fetch_repo_info() == before
+    await ledger.change_history(HistoryChange(everything, branches={"old": o}, tags={"tb": b}))
+    assert (await ledger.fetch_snapshot_infos()).keys() == {INITIAL_SNAPSHOT_ID, e}
     assert await ledger.list_tags() == set() and await ledger.list_branches() == {"main"}
     with pytest.raises(AlreadyExistsError):
         await ledger.create_tag("tb", e)

@@ -13,7 +13,7 @@ BYTES_PER_REFERENCE = 100
 PROGRAM = """
 import resource, sys
 import numpy as np
-from icefloe.manifests.plan import build_manifests
+from icefloe.manifests.plan import build_output
 from icefloe.manifests.columns import table_from_columns
 from icefloe.session.change_set import EditBuffer
 from icefloe.manifests.cells import ArrayEdits
@@ -35,7 +35,7 @@ for block in order.tolist():
     ))
 edits = {node.id: ArrayEdits(buffer.to_table())}
 plan = plan_manifests([node], {}, edits, ManifestConfig())
-count = sum(len(built.manifest) for built in build_manifests(plan, {}.__getitem__, edits))
+count = sum(len(built.manifest) for output in plan.outputs for built in build_output(output, {}.__getitem__, edits))
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(count, (peak - before) * (1 if sys.platform == "darwin" else 1024))
 """

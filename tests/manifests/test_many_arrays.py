@@ -17,7 +17,7 @@ from icefloe.formats.contract import get_format
 from icefloe.formats.repository import transaction_log as chunk_lists
 from icefloe.ids import NodeId
 from icefloe.manifests.cells import ArrayEdits, BulkEdits
-from icefloe.manifests.plan import BuiltManifest, build_manifests, link_manifests, plan_manifests
+from icefloe.manifests.plan import BuiltManifest, build_output, link_manifests, plan_manifests
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.chunk_table import (
     NO_TABLES,
@@ -166,7 +166,9 @@ def test_new_arrays_planned_together_are_packed_as_one_by_one(
     def carry_out(given: Any) -> tuple[set[Any], dict[NodeId, Any]]:
         plan = plan_manifests(nodes, {}, given, config)
         assert str(plan)
-        built: list[BuiltManifest] = list(build_manifests(plan, dict[str, Manifest]().__getitem__, given))
+        built: list[BuiltManifest] = [
+            each for output in plan.outputs for each in build_output(output, dict[str, Manifest]().__getitem__, given)
+        ]
         number = {each.manifest.id: frozenset(each.manifest.tables) for each in built}
         linked = link_manifests(plan, [each.refs for each in built])
         return (
@@ -221,7 +223,7 @@ def test_untouched_arrays_show_in_a_new_manifest_what_they_showed_in_the_old(tog
     old = Manifest("old", join_tables(held) if together else held)
     plan = plan_manifests([*nodes, new], {}, edits, ManifestConfig())
     assert plan.fetch == ("old",) and str(plan)
-    (built,) = build_manifests(plan, {"old": old}.__getitem__, edits)
+    (built,) = (each for output in plan.outputs for each in build_output(output, {"old": old}.__getitem__, edits))
     assert {key: dict(table.rows()) for key, table in built.manifest.tables.items()} == expected
     assert {key: table.extents() for key, table in built.manifest.tables.items()} == {
         key: ref.extents for key, ref in built.refs.items()

@@ -131,16 +131,6 @@ class PackBuilder:
             self._chunks = {}
             self._size_bytes = 0
 
-    def node_ids(self) -> list[NodeId]:
-        """The arrays with chunks here."""
-        return list(self._chunks)
-
-    def coords_of(self, node_id: NodeId) -> npt.NDArray[np.uint32]:
-        """The coordinates of an array's chunks here, uint32[n, ndim], in no order."""
-        with self._lock:
-            held = list(self._chunks.get(node_id, ()))
-        return np.array(held, dtype=np.uint32).reshape(len(held), len(held[0]) if held else 0)
-
     def seal(self, record: Callable[[SealedPack], None] | None = None) -> list[SealedPack]:
         """Everything that waits, as packs; nothing is left here.
 

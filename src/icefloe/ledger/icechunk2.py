@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import datetime as dt
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Set
 from typing import Any
@@ -30,12 +29,10 @@ from icefloe.formats.icechunk2.repo_edits import (
     FLAGS,
     OVERWRITTEN,
     Edit,
-    Expiry,
     Migrated,
     migrated_repository,
     new_backup_name,
     next_update_time,
-    plan_expiry,
     plan_removal,
     push_update,
 )
@@ -68,7 +65,7 @@ from icefloe.ledger.icechunk1 import CONTENTION
 from icefloe.ledger.switch_generation import put_whole
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.administration import FeatureFlag, RepoAvailability, RepoStatus, Update
-from icefloe.model.snapshot import Snapshot, SnapshotInfo, from_microseconds, to_microseconds
+from icefloe.model.snapshot import Snapshot, SnapshotInfo, from_microseconds
 from icefloe.storage.contract import Storage, Versioned
 
 REPO_KEY = "repo"
@@ -404,25 +401,6 @@ class Icechunk2Ledger(Ledger):
             for update in info.updates[1:]:
                 yield update
             page = info.updates_before
-
-    async def expire(
-        self, older_than: dt.datetime, *, delete_expired_branches: bool = False, delete_expired_tags: bool = False
-    ) -> Expiry:
-        """Drop old snapshots from history; their files stay until they are collected."""
-        outcome: list[Expiry] = []
-
-        def edit(info: RepoInfo, now_us: int) -> Edit | None:
-            planned = plan_expiry(
-                info,
-                to_microseconds(older_than),
-                delete_branches=delete_expired_branches,
-                delete_tags=delete_expired_tags,
-            )
-            outcome[:] = [planned.expiry]
-            return planned.edit if planned.expiry.changes_anything else None
-
-        await self._apply(edit)
-        return outcome[0]
 
     async def change_history(self, change: HistoryChange) -> None:
         """Apply a planned expiry in one atomic step. Snapshots that refs point at by then are kept."""

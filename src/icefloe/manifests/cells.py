@@ -150,11 +150,6 @@ def rows_by_cell(table: ChunkTable, cell_shape: Sequence[int]) -> Iterator[CellR
         yield CellRows(cell, rows, box, end - start)
 
 
-def split_by_cells(table: ChunkTable, cell_shape: Sequence[int]) -> dict[Coords, ChunkTable]:
-    """The table of every non-empty cell of a grid whose cells have this shape, anchored at the origin."""
-    return {part.cell: take(table, part.rows) for part in rows_by_cell(table, cell_shape)}
-
-
 def halve(table: ChunkTable, limit: int) -> Iterator[ChunkTable]:
     """Parts of at most `limit` rows whose boxes do not overlap, by repeated cuts along the longest side."""
     if len(table) <= limit:

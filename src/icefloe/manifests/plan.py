@@ -19,7 +19,6 @@ from icefloe.manifests.cells import (
     ArrayEdits,
     Boxes,
     BulkEdits,
-    CellShape,
     Cutting,
     LinkedManifest,
     ManifestSource,
@@ -350,12 +349,6 @@ class ManifestPlan:
         return "\n".join([*lines, *(f"  {output}" for output in self.outputs)])
 
 
-def choose_cell_shape(node: ArrayNode, config: ManifestConfig) -> CellShape:
-    """The cells an array is cut into, so that those it has stay; the whole grid when it is not cut."""
-    cutting = place(node, math.prod(node.grid), config).cutting
-    return tuple(node.grid) if cutting is None else cutting.shape_for(node, _known_boxes(node))
-
-
 def cut_table(node: ArrayNode, table: ChunkTable, config: ManifestConfig) -> Iterator[ChunkTable]:
     """The references a worker wrote, split into tables for separate manifests, as a plan would split them."""
     cutting = place(node, math.prod(node.grid), config).cutting
@@ -616,17 +609,6 @@ class BuiltManifest:
 
     manifest: Manifest
     refs: Mapping[NodeId, ManifestRef]
-
-
-def build_manifests(
-    plan: ManifestPlan,
-    fetch: Fetch,
-    edits: Mapping[NodeId, ArrayEdits],
-    new_id: Callable[[], ObjectId] = new_object_id,
-) -> Iterator[BuiltManifest]:
-    """All manifests of a plan, one at a time, so that memory holds one; `fetch` returns those in `plan.fetch`."""
-    for output in plan.outputs:
-        yield from build_output(output, fetch, edits, new_id)
 
 
 def build_output(

@@ -6,7 +6,6 @@ possible. Coordinates of one chunk follow each other; a 0-d chunk is the empty s
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -14,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from icefloe.errors import FormatError, InvalidInputError, UnsupportedError
 from icefloe.formats.byte_columns import gather_ranges
@@ -27,8 +25,8 @@ from icefloe.formats.dataset.parquet import (
     write_parquet,
 )
 from icefloe.ids import NODE_ID_BYTES, NodeId, decode_base32_column, encode_base32_column, text_length
-from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table, string_column
-from icefloe.model.snapshot import Extents, Manifest
+from icefloe.model.chunk_table import ChunkKind, ChunkTable, string_column
+from icefloe.model.snapshot import Manifest
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Offsets: TypeAlias = npt.NDArray[np.int64]
@@ -388,77 +386,3 @@ def _buffers(column: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.in
     bounds = np.frombuffer(offsets, dtype=np.int32, count=column.offset + len(column) + 1)[column.offset :]
     content = np.frombuffer(data, dtype=np.uint8) if data is not None else np.empty(0, dtype=np.uint8)
     return content, bounds.astype(np.int64)
-
-
-def coord_bounds(extents: Extents) -> tuple[bytes, bytes]:
-    """The smallest and largest `coord` inside a box, both included; the box must not be empty."""
-    if any(first >= end for first, end in extents):
-        raise InvalidInputError(f"the box {extents} is empty")
-    return encode_coord(tuple(first for first, _ in extents)), encode_coord(tuple(end - 1 for _, end in extents))
-
-
-def box_filter(array_id: int, extents: Extents) -> pc.Expression:
-    """The box as an Arrow predicate on (array_id, coord), for datasets of manifests; bounds, not the exact box."""
-    low, high = coord_bounds(extents)
-    coord = pc.field("coord")
-    return (pc.field("array_id") == array_id) & (coord >= pa.scalar(low)) & (coord <= pa.scalar(high))
-
-
-def select_row_groups(opened: pq.ParquetFile, array_id: int, low: bytes, high: bytes) -> list[int]:
-    """The row groups whose statistics do not rule out rows of the array between two coordinates."""
-    columns = {opened.schema.column(i).path: i for i in range(len(opened.schema.names))}
-    selected = []
-    for group in range(opened.metadata.num_row_groups):
-        row_group = opened.metadata.row_group(group)
-        ids = row_group.column(columns["array_id"]).statistics
-        if ids is not None and ids.has_min_max and not ids.min <= array_id <= ids.max:
-            continue
-        coords = row_group.column(columns["coord"]).statistics
-        if coords is not None and coords.has_min_max and (coords.max < low or coords.min > high):
-            continue
-        selected.append(group)
-    return selected
-
-
-def read_manifest_box(source: Source, array_id: int, extents: Extents) -> ChunkTable:
-    """The chunks of an array inside a box of its grid; the empty tuple is the box of a 0-d array.
-
-    `source` is the bytes of a manifest file, or its path.
-    """
-    rank = len(extents)
-    if any(first >= end for first, end in extents):
-        return empty_table(rank)
-    low, high = coord_bounds(extents)
-    opened = open_parquet(source, _WHAT)
-    metadata = file_metadata(opened)
-    if metadata.get(COORD_KEY, b"ov1") != b"ov1":
-        raise FormatError(f"{_WHAT} writes coordinates in a way that has no bounds; read it whole")
-    try:
-        groups = select_row_groups(opened.file, array_id, low, high)
-    except (pa.ArrowException, KeyError, OSError, UnicodeDecodeError) as error:
-        raise FormatError(f"{_WHAT} has unreadable statistics: {error}") from error
-    rows = read_columns(opened, _COLUMNS, _WHAT, groups)
-    try:
-        rows = rows.filter(box_filter(array_id, extents))
-    except pa.ArrowException as error:
-        raise FormatError(f"{_WHAT} cannot be searched: {error}") from error
-    found = decode_rows(rows, metadata).get(array_id.to_bytes(NODE_ID_BYTES, "big"))
-    if found is None:
-        return empty_table(rank)
-    if found.ndim != rank:
-        raise InvalidInputError(f"a box of {rank} dimensions for an array of {found.ndim}")
-    box = np.array(extents, dtype=np.int64).reshape(rank, 2)
-    inside = ((found.coords >= box[:, 0]) & (found.coords < box[:, 1])).all(axis=1)
-    return found if inside.all() else _select_rows(found, np.flatnonzero(inside))
-
-
-def _select_rows(table: ChunkTable, rows: npt.NDArray[np.intp]) -> ChunkTable:
-    return dataclasses.replace(
-        table,
-        coords=table.coords[rows],
-        kind=table.kind[rows],
-        offset=table.offset[rows],
-        length=table.length[rows],
-        object_id=None if table.object_id is None else table.object_id[rows],
-        location=None if table.location is None else table.location[rows],
-    )

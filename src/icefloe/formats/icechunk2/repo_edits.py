@@ -313,58 +313,6 @@ class PlannedExpiry:
     edit: Edit
 
 
-def plan_expiry(info: RepoInfo, older_than_us: int, *, delete_branches: bool, delete_tags: bool) -> PlannedExpiry:
-    """Snapshots older than the cut-off go, except roots and what branches and tags point at.
-
-    A kept snapshot whose parent goes is put on the root, and names the logs of all its former ancestors, oldest first,
-    so that its change can still be told.
-    """
-
-    def is_old(snapshot_id: ObjectId) -> bool:
-        record = info.snapshots[snapshot_id]
-        return record.parent_id is not None and record.flushed_at_us < older_than_us
-
-    branches = frozenset(n for n, tip in info.branches.items() if delete_branches and n != MAIN and is_old(tip))
-    tags = frozenset(n for n, target in info.tags.items() if delete_tags and is_old(target))
-    kept_branches = {name: tip for name, tip in info.branches.items() if name not in branches}
-    kept_tags = {name: target for name, target in info.tags.items() if name not in tags}
-    tips = {*kept_branches.values(), *kept_tags.values()}
-    gone = frozenset(key for key in info.snapshots if is_old(key) and key not in tips)
-    after = dataclasses.replace(
-        info,
-        branches=kept_branches,
-        tags=kept_tags,
-        deleted_tags=info.deleted_tags | tags,
-        snapshots=_without(info.snapshots, gone),
-    )
-    return PlannedExpiry(Expiry(gone, branches, tags), Edit(after, UpdateRecord(UpdateKind.EXPIRATION_RAN, 0)))
-
-
-def _without(snapshots: Mapping[ObjectId, SnapshotRecord], gone: Set[ObjectId]) -> dict[ObjectId, SnapshotRecord]:
-    return {
-        key: _on_root(snapshots, record) if record.parent_id in gone else record
-        for key, record in snapshots.items()
-        if key not in gone
-    }
-
-
-def _on_root(snapshots: Mapping[ObjectId, SnapshotRecord], record: SnapshotRecord) -> SnapshotRecord:
-    """A snapshot with the root as its parent, and the logs of everything in between."""
-    chain: list[SnapshotRecord] = []
-    seen = {record.id}
-    current = record.parent_id
-    root = record.parent_id
-    while current is not None and current not in seen:
-        seen.add(current)
-        root = current
-        ancestor = snapshots[current]
-        if ancestor.parent_id is not None:
-            chain.append(ancestor)
-        current = ancestor.parent_id
-    pruned = [log for ancestor in reversed(chain) for log in (*ancestor.pruned_logs, ancestor.id)]
-    return dataclasses.replace(record, parent_id=root, pruned_logs=(*pruned, *record.pruned_logs))
-
-
 def plan_removal(
     info: RepoInfo,
     expired: Set[ObjectId],
