@@ -424,6 +424,27 @@ def test_a_missing_value_is_spelled_by_the_type_that_holds_all_files(tmp_path: P
     assert np.isnan(opened(repository).v.values).sum() == 1
 
 
+@pytest.mark.parametrize("is_appended", [False, True])
+@pytest.mark.parametrize("dtypes", [("i2", "i1"), ("i4", "i2"), ("i4", "i1")])
+@pytest.mark.parametrize("fill", [None, 5])
+def test_unsigned_numbers_of_another_width_keep_their_values(
+    tmp_path: Path, repository: Repository, dtypes: tuple[str, str], fill: int | None, is_appended: bool
+) -> None:
+    more: dict[str, Any] = {} if fill is None else {"_FillValue": fill}
+    first, second = (
+        write(tmp_path / f"{dtype}.nc", 10 * number - 12, dtype=dtype, _Unsigned="true", **more)
+        for number, dtype in enumerate(dtypes)
+    )
+    if is_appended:
+        run(repository, first)
+        run(repository, second, append_dim="time")
+    else:
+        run(repository, first, second)
+    theirs = xr.concat([xr.open_dataset(path) for path in (first, second)], "time").v.values
+    assert np.nanmax(theirs[:4].astype("f8")) > 2**15
+    np.testing.assert_array_equal(opened(repository).v.values.astype("f8"), theirs.astype("f8"))
+
+
 def test_a_variable_with_a_name_that_zarr_reserves_is_refused_or_renamed(
     tmp_path: Path, repository: Repository
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -139,7 +139,7 @@ def convert_values(values: npt.NDArray[Any], variable: SourceVariable, array: Ar
         missing = source.missing(values)
         return convert_times(values, *times, array.dtype, missing=missing, no_time=target.fill)
     if (source.scale, source.offset, source.sign) == (target.scale, target.offset, target.sign):
-        result = _cast(values, variable, array, target)
+        result = _cast_meant(values, variable, array, source, target)
     elif target.is_plain and not target.sign and np.dtype(array.dtype).kind == "f":
         own = variable.decoded_dtype or decoded_dtype(variable.dtype, variable.attributes)
         result = _cast(unpack(values, source, own), variable, array, target)
@@ -196,6 +196,17 @@ def _fill_anew(
         result = result.copy()
     result[missing] = np.nan if target.fill is None else target.stored(target.fill, wanted)
     return result
+
+
+def _cast_meant(
+    values: npt.NDArray[Any], variable: SourceVariable, array: ArrayPlan, source: Packing, target: Packing
+) -> npt.NDArray[Any]:
+    """Values in the array's type. Where `_Unsigned` says that another sign is meant, the meant numbers are kept."""
+    wanted = np.dtype(array.dtype)
+    if not source.sign or values.dtype.itemsize == wanted.itemsize or wanted.kind not in "iu":
+        return _cast(values, variable, array, target)
+    meant = target.meant_dtype(wanted)
+    return _cast(source.meant(values), variable, replace(array, dtype=meant.str), Packing()).view(wanted)
 
 
 def _cast(values: npt.NDArray[Any], variable: SourceVariable, array: ArrayPlan, target: Packing) -> npt.NDArray[Any]:
