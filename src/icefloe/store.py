@@ -346,7 +346,9 @@ class IcechunkStore(Store, Described):
         """
         self._check_writable()
         if not isinstance(value, Buffer):
-            raise TypeError(f"IcechunkStore.set(): `value` must be a zarr Buffer, got {type(value)}")
+            raise TypeError(
+                f"IcechunkStore.set(): `value` must be a Buffer instance. Got an instance of {type(value)} instead."
+            )
         # A view is enough: the session copies what it keeps in memory, and the rest is stored when this returns.
         await self._session.keyspace.write(key, memoryview(value.as_numpy_array().data))
 

@@ -56,7 +56,9 @@ def normalise_location(location: str) -> str:
     scheme, separator, rest = location.partition("://")
     if not separator or not _SCHEME.match(scheme) or not rest:
         hint = f"file://{quote(location)}" if location.startswith("/") else "s3://bucket/key or file:///path/to/file"
-        raise InvalidInputError(f"the location {location!r} is not a URL. Write it like {hint}", location=location)
+        raise InvalidInputError(
+            f"error parsing the location {location!r}: it is not a URL. Write it like {hint}", location=location
+        )
     scheme = scheme.lower()
     if scheme in ("http", "https") and "@" in re.split("[/?#]", rest, maxsplit=1)[0]:
         raise InvalidInputError(
@@ -159,7 +161,8 @@ def no_container(location: str, prefixes: Sequence[str], others: int) -> Virtual
     also = f" (and {others} more)" if others else ""
     known = ", ".join(prefixes[:5]) or "none"
     return ContainerError(
-        f"{location}{also} is in no virtual chunk container of this repository; containers: {known}. Add one:\n"
+        f"{location}{also} is in no virtual chunk container of this repository; containers: {known}. "
+        "To add one, edit the repository configuration:\n"
         f"    config = repo.config\n"
         f"    config.set_virtual_chunk_container(icefloe.VirtualChunkContainer({prefix!r}, {store}))\n"
         f"    repo = icefloe.Repository.open(storage, config, authorize_virtual_chunk_access="
@@ -186,7 +189,7 @@ def no_authorization(location: str, container: VirtualChunkContainer) -> Virtual
     call = _credentials(prefix.partition("://")[0].lower())
     return ContainerError(
         f"{location} is in the virtual chunk container {prefix!r}, and the repository was opened without authorisation "
-        "for it. Authorise it:\n    repo = icefloe.Repository.open(storage, "
+        "for it (authorize_virtual_chunk_access). Authorise it:\n    repo = icefloe.Repository.open(storage, "
         f"authorize_virtual_chunk_access=icefloe.containers_credentials({{{prefix!r}: {call}}}))",
         "unauthorized-virtual-chunk-container",
         location=location,

@@ -7,6 +7,7 @@ chunk is one object, a session needs a branch, a tag or a snapshot, and times ne
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import warnings
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
@@ -34,6 +35,8 @@ from icefloe.session.session import Session as EngineSession
 from icefloe.storage.build import resolve_storage
 from icefloe.storage.contract import Storage as EngineStorage
 from icefloe.store import IcechunkStore
+
+_log = logging.getLogger("icefloe.icechunk")
 
 Place = EngineStorage | str | Path
 Authorization = Mapping[str, Any] | None
@@ -119,6 +122,7 @@ class Repository(EngineRepository):
         attribution: Attribution | None = None,
     ) -> Self:
         """Create a repository, of version 2 unless another one is given."""
+        _log.debug("Creating Repository at %s", storage)
         place = _attributed(storage, attribution)
         _check_prefix(place)
         made = await super().create_async(
@@ -137,6 +141,7 @@ class Repository(EngineRepository):
         attribution: Attribution | None = None,
     ) -> Self:
         """Open an existing repository of any version."""
+        _log.debug("Opening Repository at %s", storage)
         place = _attributed(storage, attribution)
         made = await super().open_async(place, config, _authorized(authorize_virtual_chunk_access))
         return cls._adopt(made, attribution)

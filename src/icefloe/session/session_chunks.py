@@ -18,7 +18,7 @@ from icefloe.session.references import reindex_array, set_columns, set_points, s
 from icefloe.session.session_state import SessionState
 
 
-class ChunkType(enum.Enum):
+class ChunkType(enum.IntEnum):
     """Where the bytes of a chunk are."""
 
     UNINITIALIZED = 0
