@@ -133,7 +133,7 @@ async def test_branches_are_made_reset_and_deleted(repo: HandMade) -> None:
     with pytest.raises(AlreadyExistsError):
         await repo.ledger.create_branch("dev", first)
     with pytest.raises(InvalidInputError):
-        await repo.ledger.create_branch("a/b", first)
+        await repo.ledger.create_branch("a\nb", first)
     with pytest.raises(ConflictError):
         await repo.ledger.reset_branch("dev", second, expected=INITIAL_SNAPSHOT_ID)
     await repo.ledger.reset_branch("dev", second, expected=first)
