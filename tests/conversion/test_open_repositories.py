@@ -151,8 +151,9 @@ def test_no_commit_is_lost_whenever_it_meets_a_conversion_in_place(
 
 
 @pytest.mark.parametrize("pair", ["repository to icechunk1", "icechunk1 to icechunk2", "icechunk2 to repository"])
-def test_nothing_is_collected_while_a_conversion_is_unfinished(pair: str) -> None:
+def test_nothing_is_collected_while_a_conversion_is_unfinished(pair: str, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = pair.split(" to ")
+    monkeypatch.setattr(switch_generation, "FRESH_SECONDS", -0.1)
     unfinished = 0
     for number in itertools.count(1):
         storage = icefloe.in_memory_storage()

@@ -30,8 +30,8 @@ class _Dying:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, after: int | None) -> None:
         self.landed: list[int] = []
-        self._after, self._land = after, batches.land
-        monkeypatch.setattr(batches, "land", self)
+        self._after, self._land = after, batches.commit_with_retry
+        monkeypatch.setattr(batches, "commit_with_retry", self)
 
     def __call__(self, spark: Any, job: Any) -> Any:
         if self._after is not None and len(self.landed) == self._after:

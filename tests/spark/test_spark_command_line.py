@@ -69,7 +69,7 @@ def test_gaps_and_files_that_do_not_fit_are_told_line_by_line(
     write_month(tmp_path / "a", days=2, **GRID)
     assert main(["ingest", str(tmp_path / "a"), str(tmp_path / "other"), "--dry-run"]) == 1
     told = capsys.readouterr()
-    assert "missing variable" in told.out and "would fail because of 2 differences" in told.err
+    assert "missing variable" in told.out and "would fail: 2 differences" in told.err
 
 
 @pytest.mark.slow

@@ -237,8 +237,8 @@ def _expand(rows: DataFrame, scan: Scan, layout: RowsLayout) -> DataFrame:
         if axis in layout.looked_up:
             index = f"({position} div ({' * '.join(strides)}))" if strides else position
             index = index if axis == rank - layout.folded else f"({index} % {length})"
-            position = f"CAST({sql_name(START + name)} + {index} AS INT)"
-            folded.append(f"{sql_lookup(scan.coordinate(axis), position)} AS {sql_name(name)}")
+            at = f"CAST({sql_name(START + name)} + {index} AS INT)"
+            folded.append(f"{sql_lookup(scan.coordinate(axis), at)} AS {sql_name(name)}")
         else:
             folded.append(f"{sql_name(name)}[{_POSITION}] AS {sql_name(name)}")
         strides.append(length)
