@@ -210,7 +210,7 @@ def _filled(files: Files) -> MemoryStorage:
 @pytest.mark.parametrize("version", list(SpecVersion))
 def test_a_healthy_repository_gives_no_errors(version: SpecVersion) -> None:
     # Virtual files are not authorised, and are nowhere.
-    assert use(_filled(dict(healthy(version)))) <= {"VirtualChunkError"}
+    assert use(_filled(dict(healthy(version)))) <= {"ContainerError"}
 
 
 def check_corruptions(version: SpecVersion, seed: int, most: int | None) -> None:
@@ -229,7 +229,7 @@ def check_corruptions(version: SpecVersion, seed: int, most: int | None) -> None
             raise AssertionError(found) from error
         assert time.perf_counter() - started < SECONDS, (key, broken[:300])
         tried += 1
-        refused += bool(met - {"VirtualChunkError"})
+        refused += bool(met - {"ContainerError"})
     assert refused > tried // 4
 
 
