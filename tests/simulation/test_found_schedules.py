@@ -46,6 +46,11 @@ FOUND: dict[str, tuple[Step, ...]] = {
         (2 * DAY + 60, "nightly", "collect", {"grace": DAY}),
         (2 * DAY + 120, "service", "transaction", transaction(("set", "b", 2))),
     ),
+    "forks make an array smaller that the session made smaller and larger before": steps(
+        (0.0, "service", "open", OPEN),
+        (0.0, "service", "edit", edit(("resize", "a", 2), ("resize", "a", 4))),
+        (0.0, "service", "fork", forks([("set", "a", 3)], [("resize", "a", 2)])),
+    ),
     "others write a chunk between those of a worker, and commit first": steps(
         (0.0, "service", "open", OPEN),
         (0.0, "service", "fork", forks([("set", "a", 1), ("set", "a", 5)], how="parts")),

@@ -96,7 +96,7 @@ async def test_what_cannot_be_settled_has_its_own_error(lossy: Storage, proxy: L
     first = await lossy.create("state", b"one")
     proxy.refuse = 1000
     for write in (lossy.create("new", b"x"), lossy.swap("state", b"x", first), lossy.create("n2", b"x", unique=False)):
-        with pytest.raises(OutcomeUnknownError, match="look"):
+        with pytest.raises(OutcomeUnknownError, match="Look at the object"):
             await write
     with pytest.raises(StorageError):
         await lossy.put("plain", b"x")

@@ -327,7 +327,16 @@ class _Sides:
         """Return the box of chunks that remain if one side made the array smaller since the fork."""
         edits, known = changes.edits.get(node_id), self.before.edits.get(node_id)
         box = None if edits is None else edits.base_box
-        return None if box is None or (known is not None and known.base_box == box) else box
+        if changes is self.forked:
+            return box  # a fork begins without edits
+        if box is not None and (known is None or known.base_box != box):
+            return box
+        was, now = self.find(self.before, node_id), self.find(changes, node_id)
+        if not isinstance(was, ArrayNode) or not isinstance(now, ArrayNode) or len(was.grid) != len(now.grid):
+            return None
+        # Before the fork the session made it smaller than it is now. Then the box of the base stays as it is.
+        is_smaller = any(new < old for new, old in zip(now.grid, was.grid, strict=True))
+        return tuple((0, n) for n in now.grid) if is_smaller else None
 
     def touches_chunks(self, changes: ChangeSet, node_id: NodeId) -> bool:
         """Return whether one side changed chunks of an array since the fork."""
