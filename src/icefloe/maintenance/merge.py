@@ -400,7 +400,7 @@ async def _squash(context: RepositoryContext, plan: SquashPlan, message: str, me
     snapshot = _squashed(context, newest, parent, message, metadata)
     await context.metadata_files.write_snapshot(snapshot)
     if context.capabilities.transaction_logs:
-        log = await join_logs(logs, parent, newest, context.metadata_files)
+        log = log_since(await join_logs(logs, parent, newest, context.metadata_files), parent, newest)
         await context.metadata_files.write_transaction_log(snapshot.id, log)
     await context.ledger.record_detached(snapshot)
     await context.ledger.replace_tip(plan.branch, tip, snapshot.id)
