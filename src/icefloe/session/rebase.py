@@ -90,9 +90,6 @@ def _shared_corners(ours: tuple[Extents, ...], theirs: tuple[Extents, ...], ndim
     return corners
 
 
-Coords = npt.NDArray[np.uint32]
-
-
 async def drop_false_conflicts(
     log: TransactionLog, base: Snapshot, changes: ChangeSet, theirs: Snapshot, metadata_files: MetadataFiles
 ) -> TransactionLog:
@@ -167,7 +164,7 @@ def _list_ours(log: TransactionLog, base: Snapshot, changes: ChangeSet) -> Trans
     return replace(log, updated_chunks=chunks, updated_boxes=boxes)
 
 
-def _find_common(log: TransactionLog, base: Snapshot, changes: ChangeSet) -> dict[NodeId, Coords]:
+def _find_common(log: TransactionLog, base: Snapshot, changes: ChangeSet) -> dict[NodeId, Coordinates]:
     """Chunks that the log names and that we wrote, or cut off by making their array smaller, by array."""
     if not any(node_id in log.updated_chunks for node_id in changes.edits):
         return {}
@@ -188,13 +185,13 @@ def _find_common(log: TransactionLog, base: Snapshot, changes: ChangeSet) -> dic
     return found
 
 
-def _rows(coords: Coords) -> npt.NDArray[np.void]:
+def _rows(coords: Coordinates) -> npt.NDArray[np.void]:
     """Each chunk as one value; the one chunk of an array without dimensions is equal to itself."""
     columns = np.ascontiguousarray(coords if coords.shape[1] else np.zeros((len(coords), 1), dtype=np.uint32))
     return columns.view(f"V{columns.itemsize * columns.shape[1]}").ravel()
 
 
-async def _find_unchanged(was: ArrayNode, now: ArrayNode, coords: Coords, lookup: ChunkLookup) -> Coords:
+async def _find_unchanged(was: ArrayNode, now: ArrayNode, coords: Coordinates, lookup: ChunkLookup) -> Coordinates:
     box = tuple((int(first), int(last) + 1) for first, last in zip(coords.min(axis=0), coords.max(axis=0), strict=True))
     held, fresh = await lookup.table(was, box), await lookup.table(now, box)
     before, after = find_rows(held, coords), find_rows(fresh, coords)
@@ -208,7 +205,7 @@ async def _find_unchanged(was: ArrayNode, now: ArrayNode, coords: Coords, lookup
         same &= held.offset[before] == fresh.offset[after]
     for place in np.flatnonzero(alike & (kind == ChunkKind.INLINE)).tolist():
         same[place] = held.row(int(before[place])).data == fresh.row(int(after[place])).data
-    unchanged: Coords = coords[same & alike]
+    unchanged: Coordinates = coords[same & alike]
     return unchanged
 
 
