@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import datetime as dt
 import itertools
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import zarr
+from tests.maintenance.test_expired_bases import Interrupted
 
 import icefloe
 from icefloe.blocking import run_blocking
@@ -19,9 +18,7 @@ from icefloe.conversion.survey import LossKind
 from icefloe.ledger import repository, store, switch_generation
 from icefloe.ledger.contract import JOURNAL_KEY
 from icefloe.storage.contract import Storage
-from icefloe.storage.wrappers import WRITES, Operation, WrappedStorage
-
-T = TypeVar("T")
+from icefloe.storage.wrappers import WRITES
 
 GENERATIONS = ("dataset", "store", "repository", "icechunk1", "icechunk2")
 PAIRS = [f"{one} to {two}" for one, two in itertools.permutations(GENERATIONS, 2)]
@@ -85,22 +82,11 @@ class _InterruptedError(Exception):
     """The process that converts has died."""
 
 
-class _CallingStorage(WrappedStorage):
-    """Calls a function before a write with a given number."""
-
-    def __init__(self, inner: Storage, number: int, call: Callable[[], None]) -> None:
-        super().__init__(inner)
-        self.left, self.call = number, call
-
-    async def _forward(self, operation: Operation, call: Callable[[], Awaitable[T]]) -> T:
-        if operation.method in WRITES:
-            self.left -= 1
-            if self.left == 0:
-                await asyncio.to_thread(self.call)
-        return await call()
-
-    def _rewrap(self, inner: Storage) -> Storage:
-        return inner
+def _calling(inner: Storage, number: int, call: Callable[[], None]) -> Interrupted:
+    """A storage that calls a function before the write with a given number."""
+    storage = Interrupted(inner, WRITES)
+    storage.left, storage.action = number, call
+    return storage
 
 
 def _commit(session: icefloe.Session | None, storage: Storage) -> bool:
@@ -134,7 +120,7 @@ def test_no_commit_is_lost_whenever_it_meets_a_conversion_in_place(
                 raise _InterruptedError
             acknowledged.append(_commit(late, storage))  # noqa: B023
 
-        meeting = _CallingStorage(storage, number, meet)
+        meeting = _calling(storage, number, meet)
         try:
             icefloe.upgrade(meeting, new, drop=list(LossKind))
         except _InterruptedError:
@@ -162,7 +148,7 @@ def test_nothing_is_collected_while_a_conversion_is_unfinished(pair: str, monkey
         def die() -> None:
             raise _InterruptedError
 
-        dying = _CallingStorage(storage, number, die)
+        dying = _calling(storage, number, die)
         with contextlib.suppress(_InterruptedError):
             icefloe.upgrade(dying, new)
         if dying.left > 0:
@@ -196,7 +182,7 @@ def test_history_may_expire_between_an_interrupted_conversion_and_its_second_run
         repo = icefloe.Repository.create(source, spec_version=old, config=CONFIG)
         write_first(repo)
         write(repo, 2).commit("second")
-        dying = _CallingStorage(target, number, die)
+        dying = _calling(target, number, die)
         with contextlib.suppress(_InterruptedError):
             if in_place:
                 icefloe.upgrade(dying, new, drop=list(LossKind))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from tests.maintenance.histories import GENERATIONS
 
 import icefloe
 from icefloe.storage.contract import Storage
-from icefloe.storage.wrappers import Operation, WrappedStorage
+from icefloe.storage.wrappers import METHODS, Operation, WrappedStorage
 
 INLINE = icefloe.RepositoryConfig(inline_chunk_threshold_bytes=512)
 """Chunks are in manifests: no chunk object can be collected under a session, which would be refused for that."""
@@ -26,20 +26,22 @@ NEVER = 1000
 
 
 class Interrupted(WrappedStorage):
-    """Lets another thread do something before the n-th request."""
+    """Lets another thread do something before the n-th request, or the n-th of some methods."""
 
-    def __init__(self, inner: Storage) -> None:
+    def __init__(self, inner: Storage, methods: Collection[str] = METHODS) -> None:
         super().__init__(inner)
+        self.methods = methods
         self.left = NEVER
         self.action: Callable[[], None] = lambda: None
 
     def _rewrap(self, inner: Storage) -> Storage:
-        return Interrupted(inner)
+        return Interrupted(inner, self.methods)
 
     async def _forward(self, op: Operation, call: Callable[[], Awaitable[Any]]) -> Any:
-        self.left -= 1
-        if self.left == 0:
-            await asyncio.to_thread(self.action)
+        if op.method in self.methods:
+            self.left -= 1
+            if self.left == 0:
+                await asyncio.to_thread(self.action)
         return await call()
 
 
