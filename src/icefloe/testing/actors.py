@@ -433,13 +433,13 @@ class Process:
                 "conflicts are reported", f"{actor}: a fork was merged, although both changed {clashes}"
             )
             return
+        # The merge is done, also if the reads below fail: the model must have it before them.
+        held.model.changes += model.changes
+        held.model.parts = held.model.parts or how == "parts"
         expected = carry_over(model.base, model.changes, before)
         found = await read_content(held.session)
         if text := describe_difference(expected, found):
             self._oracle.report("a merge is the session and the fork's changes", f"{actor}: {text}")
-            return
-        held.model.changes += model.changes
-        held.model.parts = held.model.parts or how == "parts"
 
     # -- readers --------------------------------------------------------------------------------------------------
 
