@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import random
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -154,3 +157,106 @@ def test_a_conflict_is_found_while_history_expires(generation: str, change: str)
         if slow.left > 0:
             return
     raise AssertionError("a commit has no end")
+
+
+def make_changeable_history(generation: str) -> tuple[icefloe.Repository, Interrupted, icefloe.Repository]:
+    """Commits that make, change, shrink and delete arrays, so that every log has something which only it contains."""
+    others, slow, repo = make_history(generation)
+    with others.transaction("main", message="delete one, change one") as store:
+        root = zarr.open_group(store)
+        del root["c"]
+        root["b"].attrs["units"] = "K"
+    others.create_branch("side", others.lookup_branch("main"))
+    with others.transaction("side", message="an array of the other branch") as store:
+        zarr.create_array(store, name="s", shape=(2,), chunks=(1,), dtype="i8", compressors=None)[:] = 1
+    with others.transaction("main", message="one more") as store:
+        zarr.create_array(store, name="d", shape=(6,), chunks=(1,), dtype="i8", compressors=None)[:] = 1
+        zarr.open_array(store, path="b")[2] = 3
+    return others, slow, repo
+
+
+def amend_with_deletion(repo: icefloe.Repository) -> object:
+    session = repo.writable_session("main")
+    root = zarr.open_group(session.store)
+    del root["a"]
+    root["d"][1] = 5
+    return session.amend("amended")
+
+
+def ids_of(repo: icefloe.Repository) -> list[str]:
+    return [info.id for info in repo.ancestry(branch="main")]
+
+
+WRITES: dict[str, Callable[[icefloe.Repository], object]] = {
+    "squash": lambda repo: repo.squash("main", ids_of(repo)[-2], message="one"),
+    "amend": amend_with_deletion,
+    "merge": lambda repo: repo.merge("side", "main"),
+    "cherry-pick": lambda repo: repo.cherry_pick(repo.lookup_branch("side"), "main"),
+    "revert": lambda repo: repo.revert(repo.lookup_branch("main"), "main"),
+    "compact": lambda repo: repo.compact("main"),
+    "rewrite": lambda repo: repo.rewrite_manifests("again", branch="main"),
+    "rewrite and amend": lambda repo: repo.rewrite_manifests("again", branch="main", commit_method="amend"),
+}
+EXPIRIES: dict[str, Callable[[icefloe.Repository], object]] = {
+    "everything": lambda repo: repo.expire_snapshots(dt.timedelta(0)),
+    "the newest but one": lambda repo: repo.expire_snapshots(snapshots=ids_of(repo)[1:2]),
+    "one in the middle": lambda repo: repo.expire_snapshots(snapshots=ids_of(repo)[2:3]),
+}
+
+
+def run_interleaved(generation: str, verb: str, expiry: str, first: int, second: int) -> tuple[bool, bool]:
+    """An expiry up to one of its requests, a verb up to one of its own, the rest of the expiry, the rest of the verb.
+
+    Returns whether the two requests exist.
+    """
+    others, slow, repo = make_changeable_history(generation)
+    paused = Interrupted(others.storage)
+    expirer = icefloe.Repository.open(paused, INLINE)
+    reached, resume = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        reached.set()
+        resume.wait()
+
+    paused.action, paused.left = pause, first
+
+    def expire() -> None:
+        with contextlib.suppress(icefloe.IcefloeError):
+            EXPIRIES[expiry](expirer)
+        reached.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(expire)
+        reached.wait()
+
+        def finish() -> None:
+            resume.set()
+            running.result()
+
+        slow.action, slow.left = finish, second
+        try:
+            with contextlib.suppress(icefloe.ConflictError, icefloe.NotFoundError):
+                WRITES[verb](repo)
+        finally:
+            finish()
+    report = icefloe.Repository.open(others.storage).verify()
+    assert report.is_clean, f"expiry up to request {first}, {verb} up to request {second}: {report}"
+    return paused.left <= 0, slow.left <= 0
+
+
+@pytest.mark.parametrize("cases", [3, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("expiry", EXPIRIES)
+@pytest.mark.parametrize("verb", WRITES)
+@pytest.mark.parametrize("generation", [g for g in GENERATIONS if g not in ("dataset", "store")])
+def test_what_writes_a_commit_leaves_whole_logs_while_history_expires(
+    generation: str, verb: str, expiry: str, cases: int
+) -> None:
+    order = random.Random(f"{generation} {verb} {expiry}")  # the same cases in every run
+    longest = [40, 60]
+    for _ in range(cases):
+        first, second = order.randrange(1, longest[0] + 1), order.randrange(1, longest[1] + 1)
+        exist = run_interleaved(generation, verb, expiry, first, second)
+        longest = [
+            limit if exists else min(limit, max(2, number - 1))
+            for limit, exists, number in zip(longest, exist, (first, second), strict=True)
+        ]
