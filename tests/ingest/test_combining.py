@@ -587,3 +587,12 @@ def test_files_that_repeat_or_mix_texts_are_refused(tmp_path: Path) -> None:
     write_texts("b.nc", ["d", "c", "e"])
     with pytest.raises(InvalidInputError, match="the coordinate x is not monotone"):
         _ingested(tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["native", "mixed", "virtual"])
+def test_a_variable_with_other_dimensions_in_a_file_is_refused_by_name(tmp_path: Path, mode: str) -> None:
+    xr.Dataset({"v": (("time", "x"), [[1.0, 2.0]])}, {"time": [0.0], "x": [0, 1]}).to_netcdf(tmp_path / "a.nc")
+    other = xr.Dataset({"v": ("x", [1.0, 2.0]), "w": (("time", "x"), [[1.0, 2.0]])}, {"time": [1.0], "x": [0, 1]})
+    other.to_netcdf(tmp_path / "b.nc")
+    with pytest.raises(InvalidInputError, match=r"b.nc: v: dimensions: expected \('time', 'x'\), found \('x',\)"):
+        combine(tmp_path, mode=mode)

@@ -629,14 +629,16 @@ def plan_ingest(
     # An array that keeps its shape keeps its document: writing it again would conflict with others for nothing.
     documents.update({a.path: a.document for a in arrays.values() if a.is_new or _grows(a, existing)})
     skipped = SchemaReport((*_skipped_members(ordered), *_unchecked(existing, datasets, options)))
-    tasks = _number(datasets, options)
+    report = join_reports([*(d.report for d in datasets), skipped])
+    # Tasks rely on what the report checks, such as equal dimensions of a variable in all files.
+    tasks = () if report.errors else _number(datasets, options)
     return IngestPlan(
         documents=dict(sorted(documents.items())),
         arrays=arrays,
         values=tuple(v for d in datasets for v in d.values),
         tasks=tasks,
         containers=find_containers(ordered, options) if any(t.kind == "virtual" for t in tasks) else (),
-        report=join_reports([*(d.report for d in datasets), skipped]),
+        report=report,
         options=options,
         sources=tuple(s.file.url for s in ordered),
         source_bytes=sum(s.file.size_bytes for s in ordered),
