@@ -595,4 +595,4 @@ def test_a_variable_with_other_dimensions_in_a_file_is_refused_by_name(tmp_path:
     other = xr.Dataset({"v": ("x", [1.0, 2.0]), "w": (("time", "x"), [[1.0, 2.0]])}, {"time": [1.0], "x": [0, 1]})
     other.to_netcdf(tmp_path / "b.nc")
     with pytest.raises(InvalidInputError, match=r"b.nc: v: dimensions: expected \('time', 'x'\), found \('x',\)"):
-        combine(tmp_path, mode=mode)
+        plan_of(tmp_path, mode=mode).report.raise_on_errors()

@@ -118,7 +118,7 @@ def ingest(
     ] = False,
     authorize: Authorize = None,
     unchecked: Annotated[
-        bool, typer.Option("--unchecked", help="Continue if the coordinates of the repository cannot be read.")
+        bool, typer.Option("--unchecked", help="Continue without comparing coordinates and masks.")
     ] = False,
     batch: Annotated[
         int | None,

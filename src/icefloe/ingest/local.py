@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from zarr.storage import MemoryStore
 
 from icefloe.blocking import run_blocking
 from icefloe.chunks.virtual_containers import container_prefix, normalise_location
-from icefloe.errors import IcefloeError, VirtualChunkError
+from icefloe.errors import IcefloeError, InvalidInputError, VirtualChunkError
 from icefloe.ingest.access import SourceAccess, choose_access
+from icefloe.ingest.array_plan import ArrayPlan
 from icefloe.ingest.chunk_grids import ChunkRegion
 from icefloe.ingest.parsers.registry import check_format, try_schema
 from icefloe.ingest.placement import Existing, ExistingArray
@@ -32,7 +34,7 @@ from icefloe.ingest.record import (
 )
 from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema
 from icefloe.ingest.sources import IngestOptions, Sources, expand_sources
-from icefloe.ingest.tasks import TaskResult, run_task
+from icefloe.ingest.tasks import PlacedFile, TaskResult, digest_variables, run_task
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 from icefloe.model.zarr_document import key_encoding, parse_document
@@ -278,6 +280,64 @@ def read_existing(session: Session, sources: NamedSources | None = None) -> Exis
     return Existing(arrays, frozenset(groups), unreadable)
 
 
+@dataclass(frozen=True, slots=True)
+class SourceComparison:
+    """Reads variables that must be the same in two files, or in a file and in the repository, in this process.
+
+    `known` keeps hashes for an ingest that is planned again after another commit.
+    """
+
+    session: Session
+    sources: NamedSources
+    format: str | None = None
+    known: dict[tuple[str, str, bytes], str] = field(default_factory=dict)
+
+    def stored(self, path: str) -> npt.NDArray[Any]:
+        """Return the values of an array of the repository."""
+        document = run_blocking(self.session.state.fetch_document(f"/{path}"))
+        try:
+            return _read_coordinate(self.session, path, document or b"", self.sources)
+        except VirtualChunkError as error:
+            raise InvalidInputError(
+                f"/{path} of the repository cannot be compared with the sources: {error}; open the repository with "
+                "that authorisation (authorize_virtual_chunk_access, --authorize), or go on with unchecked=True "
+                "(--unchecked)",
+                path=path,
+            ) from error
+
+    def digests(self, files: Sequence[PlacedFile], arrays: Mapping[str, ArrayPlan]) -> list[dict[str, str]]:
+        """Return hashes of the variables of each file, by array path."""
+        missing = [f for f in map(partial(self._unknown, arrays=arrays), files) if f.variables]
+        used = {path: arrays[path] for file in missing for path in file.variables}
+        for file, found in zip(missing, self.read(missing, used) if missing else (), strict=True):
+            self.known.update({(file.file.url, path, used[path].document): each for path, each in found.items()})
+        return [
+            {path: self.known[file.file.url, path, arrays[path].document] for path in file.variables} for file in files
+        ]
+
+    def read(self, files: Sequence[PlacedFile], arrays: Mapping[str, ArrayPlan]) -> Sequence[Mapping[str, str]]:
+        """Read and hash variables."""
+        work = DigestWork(arrays, self.sources.access, self.format)
+        with ThreadPoolExecutor(PARSE_THREADS) as pool:
+            return list(pool.map(work, files))
+
+    def _unknown(self, file: PlacedFile, arrays: Mapping[str, ArrayPlan]) -> PlacedFile:
+        left = {p: v for p, v in file.variables.items() if (file.file.url, p, arrays[p].document) not in self.known}
+        return replace(file, variables=left)
+
+
+@dataclass(frozen=True, slots=True)
+class DigestWork:
+    """Hashes variables of one file."""
+
+    arrays: Mapping[str, ArrayPlan]
+    access: SourceAccess
+    format: str | None
+
+    def __call__(self, file: PlacedFile) -> dict[str, str]:
+        return digest_variables(file, self.arrays, self.access, self.format)
+
+
 def _read_coordinate(session: Session, path: str, document: bytes, sources: NamedSources) -> npt.NDArray[Any]:
     try:
         return np.asarray(zarr.open_array(session.store, path=path, mode="r")[...])
@@ -422,6 +482,7 @@ def ingest_local(
     schemas, failures = read_schemas(files, access, options.format)
     repository = with_stored_containers(repository)
     allowed = name_sources(named, schemas, options, access, containers)
+    digests: dict[tuple[str, str, bytes], str] = {}
     while True:
         planned = repository.readonly_session(branch)
         existing = read_existing(planned, allowed)
@@ -429,7 +490,7 @@ def ingest_local(
         if dry_run:
             check_free(plan, existing)
             return IngestResult(plan, None, already_there=known - len(files))
-        check_plan(plan, existing, access)
+        check_plan(plan, existing, SourceComparison(planned, allowed, options.format, digests))
         repository = store_containers(repository, plan.containers, containers, access.options)
         session = repository.writable_session(branch)
         if session.snapshot_id == planned.snapshot_id:

@@ -38,7 +38,7 @@ class Member:
     coordinates: Mapping[str, Coordinate]
     attributes: Mapping[str, Any]
     digests: Mapping[str, str] = field(default_factory=dict)
-    """Hashes of the stored values of small bounds and auxiliary coordinates."""
+    """Hashes of the stored values of small variables that files usually share."""
 
     def sizes(self) -> dict[str, int]:
         sizes: dict[str, int] = {}

@@ -16,9 +16,8 @@ from rich.table import Table
 
 from icefloe.display.card import format_bytes, format_count
 from icefloe.errors import InvalidInputError, suggest
-from icefloe.ingest.access import SourceAccess
 from icefloe.ingest.array_plan import ArrayPlan, convert_values
-from icefloe.ingest.cf import format_range, packing_of
+from icefloe.ingest.cf import find_time_units, format_range
 from icefloe.ingest.members import Member, compare_variable, join_path, missing_variables, split_datasets, target_group
 from icefloe.ingest.placement import (
     Existing,
@@ -42,13 +41,15 @@ from icefloe.ingest.source_model import (
     join_reports,
 )
 from icefloe.ingest.sources import IngestOptions, natural_key
-from icefloe.ingest.target_arrays import TargetDimensions, extend_array, fill_means_missing, plan_array
+from icefloe.ingest.target_arrays import TargetDimensions, existing_array, extend_array, fill_means_missing, plan_array
 from icefloe.ingest.tasks import (
+    Comparison,
     Extent,
     IngestTask,
     PlacedFile,
     RepeatedVariable,
     check_repeated,
+    means_the_same,
     plan_native_tasks,
     plan_virtual_tasks,
 )
@@ -81,7 +82,7 @@ class DatasetPlan:
 
 
 COMPARED_BYTES = 16 << 20
-"""A larger variable that two files hold at the same position is refused, not compared."""
+"""A larger variable with a joined dimension that two files hold at the same position is refused, not compared."""
 
 
 def plan_dataset(
@@ -104,7 +105,8 @@ def plan_dataset(
     joined = {n: _join(group, members, n, names, failures, options, existing) for n in names}
     dims = TargetDimensions({n: find_offset(group, j, options, existing) for n, j in joined.items()}, joined)
     contributions, again = _contributions(members, joined)
-    repeated, issues = _repeated(group, members, joined, again)
+    repeated, issues = _repeated(group, members, joined, again, options)
+    repeated += _stored_too(group, members, contributions, options, existing)
     arrays: list[ArrayPlan] = []
     for name, cells in contributions.items():
         having = _having(members, name, options)
@@ -296,22 +298,29 @@ def _contributions(
             filled = cells.setdefault(name, {})
             if place not in filled:
                 filled[place] = member.file.url
-            elif variable.dims not in ((), (name,)) and 0 not in variable.shape:
+            elif 0 not in variable.shape and not _is_compared(member, name):
                 again.append((member, name, filled[place]))
     return cells, again
 
 
+def _is_compared(member: Member, name: str) -> bool:
+    """Whether a variable is a coordinate of its own dimension. Those are compared by their hashes and values."""
+    return name in member.coordinates and member.variables[name].dims == (name,)
+
+
 def _same_digest(first: Member, other: Member, name: str) -> bool:
     """Whether hashes show that two files hold the same values, which mean the same."""
-    ours, theirs = first.coordinates.get(name), other.coordinates.get(name)
-    digests = (ours.digest, theirs.digest) if ours and theirs else (first.digests.get(name), other.digests.get(name))
-    if digests[0] is None or digests[0] != digests[1]:
-        return False
-    left, right = first.variables[name], other.variables[name]
-    return left is right or (
-        all(left.attributes.get(key) == right.attributes.get(key) for key in ("units", "calendar"))
-        and packing_of(left.attributes, left.dtype) == packing_of(right.attributes, right.dtype)
+    ours = _digest(first, name)
+    return (
+        ours is not None
+        and ours == _digest(other, name)
+        and means_the_same(first.variables[name], other.variables[name])
     )
+
+
+def _digest(member: Member, name: str) -> str | None:
+    coordinate = member.coordinates.get(name)
+    return member.digests.get(name) if coordinate is None else coordinate.digest
 
 
 def _repeated(
@@ -319,10 +328,11 @@ def _repeated(
     members: Sequence[Member],
     joined: Mapping[str, JoinedDimension],
     again: Sequence[tuple[Member, str, str]],
+    options: IngestOptions,
 ) -> tuple[tuple[RepeatedVariable, ...], list[SchemaIssue]]:
-    """Variables that must be the same in two files, such as the time bounds of files with different variables.
+    """Variables that must be the same in two files: masks, bounds, or the times of files with different variables.
 
-    Hashes tell most of them. A large variable without a joined dimension is not compared.
+    Hashes of the schemas tell most of them.
     """
     by_url = {m.file.url: m for m in members} if again else {}
     repeated: list[RepeatedVariable] = []
@@ -330,9 +340,9 @@ def _repeated(
     for member, name, url in again:
         first = by_url[url]
         is_static = bool(joined) and not any(d in joined for d in member.variables[name].dims)
-        if _same_digest(first, member, name) or (is_static and name not in member.digests):
+        if _same_digest(first, member, name) or (is_static and options.unchecked):
             continue
-        if max(m.variables[name].nbytes for m in (first, member)) > COMPARED_BYTES:
+        if not is_static and max(m.variables[name].nbytes for m in (first, member)) > COMPARED_BYTES:
             told = "leave one of the files out, or the variable of one of them"
             issues.append(SchemaIssue("error", member.file.url, name, "position", "one file", f"also in {url}", told))
             continue
@@ -340,6 +350,29 @@ def _repeated(
         kept, other = (PlacedFile(m.file, m.format, {}, {path: m.variables[name]}) for m in (first, member))
         repeated.append(RepeatedVariable(path, kept, other))
     return tuple(repeated), issues
+
+
+def _stored_too(
+    group: str,
+    members: Sequence[Member],
+    cells: Mapping[str, Mapping[Any, str]],
+    options: IngestOptions,
+    existing: Existing,
+) -> tuple[RepeatedVariable, ...]:
+    """Variables without a joined dimension that the repository has. Nothing of them is written."""
+    found: list[RepeatedVariable] = []
+    for name, places in cells.items() if not options.unchecked else ():
+        path = join_path(group, name)
+        if () not in places or path not in existing.arrays:
+            continue
+        member = next(m for m in members if m.file.url == places[()])
+        coordinate = member.coordinates.get(name)
+        has_values = coordinate is not None and coordinate.values is not None
+        if 0 in member.variables[name].shape or (has_values and _is_compared(member, name)):
+            continue
+        placed = PlacedFile(member.file, member.format, {}, {path: member.variables[name]})
+        found.append(RepeatedVariable(path, None, placed, _digest(member, name)))
+    return tuple(found)
 
 
 def _issues(
@@ -374,26 +407,21 @@ def _issues(
 def _static_differ(members: Sequence[Member], joined: Mapping[str, JoinedDimension]) -> list[SchemaIssue]:
     """Coordinates that are not joined must be the same everywhere."""
     issues: list[SchemaIssue] = []
-    first: dict[str, tuple[str, str]] = {}
+    first: dict[str, tuple[tuple[Any, ...], str]] = {}
     for member in members:
         for name, coordinate in member.coordinates.items():
             variable = member.variables.get(name)
-            if variable is None or any(d in joined for d in variable.dims):
+            if variable is None or variable.dims != (name,) or name in joined:
                 continue
-            digest, url = first.setdefault(name, (coordinate.digest, member.file.url))
-            if digest != coordinate.digest:
-                severity: Severity = "error" if variable.dims else "note"
-                issues.append(
-                    SchemaIssue(
-                        severity,
-                        member.file.url,
-                        name,
-                        "values",
-                        f"those of {url}",
-                        format_range(coordinate.first, coordinate.last, variable.attributes),
-                        "join the files along it (concat_dims)" if variable.dims else "the first file's is kept",
-                    )
-                )
+            # The same numbers in other time units are other times.
+            times = find_time_units(variable.attributes)
+            units = () if times is None else (times.counts_alike, times.calendar)
+            own = (coordinate.digest, *units)
+            known, url = first.setdefault(name, (own, member.file.url))
+            if known != own:
+                shown = format_range(coordinate.first, coordinate.last, variable.attributes)
+                told = "join the files along it (concat_dims)"
+                issues.append(SchemaIssue("error", member.file.url, name, "values", f"those of {url}", shown, told))
     return issues
 
 
@@ -527,7 +555,8 @@ class IngestPlan:
     notes
         Further information.
     repeated
-        Variables that two files hold at the same position. They are compared before anything is written.
+        Variables that must be the same in two files, or in a file and in the repository. They are compared before
+        anything is written.
 
     Examples
     --------
@@ -647,11 +676,12 @@ def plan_ingest(
     )
 
 
-def check_plan(plan: IngestPlan, existing: Existing, access: SourceAccess) -> None:
+def check_plan(plan: IngestPlan, existing: Existing, comparison: Comparison) -> None:
     """Refuse what cannot be carried out, before anything is written. Repeated variables are read and compared."""
     plan.report.raise_on_errors()
     check_free(plan, existing)
-    check_repeated(plan.repeated, plan.arrays, access, plan.options.format)
+    kept = {r.path: existing_array(existing.arrays[r.path]) for r in plan.repeated if r.path in existing.arrays}
+    check_repeated(plan.repeated, {**kept, **plan.arrays}, comparison)
 
 
 def check_free(plan: IngestPlan, existing: Existing) -> None:

@@ -227,7 +227,7 @@ class SourceSchema:
     referenced
         Directories of the files that it refers to, if they are not its own.
     digests
-        Hashes of the stored values of small bounds and auxiliary coordinates, by path.
+        Hashes of the stored values of small variables that files usually share, by path.
 
     Examples
     --------
@@ -247,7 +247,7 @@ class SourceSchema:
     referenced: tuple[str, ...] = ()
     """Folders of the files it refers to, where those are not its own."""
     digests: Mapping[str, str] = field(default_factory=dict)
-    """Hashes of the stored values of small variables that others name, by path."""
+    """Hashes of the stored values of small variables that files usually share, by path."""
 
     def dimension_sizes(self) -> dict[str, int]:
         """Return the length of every named dimension.

@@ -63,7 +63,8 @@ class IngestOptions:
     allow_missing
         A variable can be absent in some files or in the repository. Its cells are then missing.
     unchecked
-        Continue if the coordinates of the repository cannot be read and compared.
+        Continue if the coordinates of the repository cannot be read and compared. Variables without a joined dimension
+        are not compared either.
     on_error
         What happens with an unreadable file: `fail`, or `skip`. The region of a skipped file is missing if it is known.
     native_below_bytes

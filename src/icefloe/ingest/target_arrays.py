@@ -149,19 +149,25 @@ def _existing_holes(array: ArrayPlan, member: Member, name: str) -> list[SchemaI
 
 def extend_array(stored: ExistingArray, dim: str, length: int) -> ArrayPlan:
     """An array of the repository made longer, with nothing written into it."""
+    array = existing_array(stored)
+    shape = tuple(max(n, length) if d == dim else n for d, n in zip(array.dims, array.shape, strict=True))
+    return replace(array, shape=shape, document=stored.resized(shape), joined=(dim,))
+
+
+def existing_array(stored: ExistingArray) -> ArrayPlan:
+    """An array of the repository as it is."""
     own = stored.variable()
-    shape = tuple(max(n, length) if d == dim else n for d, n in zip(own.dims, own.shape, strict=True))
     return ArrayPlan(
         stored.path,
         "native",
         own.dims,
-        shape,
+        own.shape,
         own.chunks,
         own.dtype,
         own.attributes,
         own.fill_value,
-        stored.resized(shape),
-        (dim,),
+        stored.resized(own.shape),
+        (),
         own,
         is_new=False,
     )
@@ -496,7 +502,7 @@ def _plan_existing(
     """Extend an array of the repository, or write into it, as its document says."""
     own = stored.variable()
     if not joined:
-        return None, _same_static(stored, members[0], name)
+        return None, _same_grid(own, variable, members[0], name) or _same_static(stored, members[0], name)
     if own.dims != variable.dims:
         issue = _issue(members[0], name, "dimensions", str(own.dims), str(variable.dims), "rename the dimensions")
         return None, [issue]
@@ -640,6 +646,18 @@ def _times_fit(own: SourceVariable, member: Member, name: str) -> list[SchemaIss
     except InvalidInputError as error:
         shown = f"{theirs.text} ({np.dtype(variable.dtype)})"
         return [_issue(member, name, "units", f"{ours.text} ({np.dtype(own.dtype)})", shown, str(error))]
+    return []
+
+
+def _same_grid(own: SourceVariable, variable: SourceVariable, member: Member, name: str) -> list[SchemaIssue]:
+    """A variable that is not joined must have the repository's dimensions. Its values are compared later."""
+    if variable.dims == (name,):
+        return []
+    if own.dims != variable.dims:
+        told = "rename the dimensions, or drop the variable (drop_variables)"
+        return [_issue(member, name, "dimensions", str(own.dims), str(variable.dims), told)]
+    if own.shape != variable.shape:
+        return [_issue(member, name, "shape", str(own.shape), str(variable.shape), "the grids differ")]
     return []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections import OrderedDict
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from icefloe.errors import InvalidInputError
 from icefloe.ingest.access import SourceAccess, local_path
 from icefloe.ingest.array_plan import ArrayPlan, convert_values, parse_fill_document
+from icefloe.ingest.cf import packing_of
 from icefloe.ingest.chunk_grids import (
     ChunkRegion,
     chunk_region,
@@ -28,7 +30,7 @@ from icefloe.ingest.chunk_grids import (
 )
 from icefloe.ingest.parsers.contract import OpenSource
 from icefloe.ingest.parsers.registry import open_source
-from icefloe.ingest.source_model import SourceFile, SourceVariable
+from icefloe.ingest.source_model import SourceFile, SourceVariable, digest_values
 from icefloe.model.chunk_table import ChunkTable
 from icefloe.storage.contract import normal_etag
 
@@ -83,11 +85,16 @@ class IngestTask:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedVariable:
-    """A variable that two files hold at the same position of an array. The array has the values of `kept`."""
+    """A variable that must have the same values in two files, or in a file and in the repository.
+
+    The array has the values of `kept`. None is the repository.
+    """
 
     path: str
-    kept: PlacedFile
+    kept: PlacedFile | None
     other: PlacedFile
+    digest: str | None = None
+    """The hash of the stored values of `other`, if the schema has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -510,32 +517,123 @@ def read_values(source: OpenSource, variable: SourceVariable, region: ChunkRegio
     return source.values(variable, region)
 
 
-def check_repeated(
-    repeated: Sequence[RepeatedVariable], arrays: Mapping[str, ArrayPlan], access: SourceAccess, format: str | None
-) -> None:
-    """Read every variable that two files hold at the same position. Different values are an error."""
+COMPARED_BLOCK_BYTES = 16 << 20
+"""Values are compared in blocks of about this size."""
+
+
+def digest_variables(
+    placed: PlacedFile, arrays: Mapping[str, ArrayPlan], access: SourceAccess, format: str | None
+) -> dict[str, str]:
+    """Return hashes of variables of a file, by array path. Values that are equal in the array have the same hash."""
     with _opened(access, format) as files:
-        for each in repeated:
-            array = arrays.get(each.path)
-            if array is None:
+        found = {path: _digest_variable(placed, arrays[path], files) for path in placed.variables}
+        files.check_unchanged(remote=False)
+    return found
+
+
+def _digest_variable(placed: PlacedFile, array: ArrayPlan, files: _OpenFiles) -> str:
+    variable = placed.variables[array.path]
+    digest = hashlib.blake2b(digest_size=16)
+    whole = tuple(slice(0, n) for n in variable.shape)
+    if not whole:
+        _update(digest, _read(_Piece(placed, variable, whole, whole), array, files))
+        return digest.hexdigest()
+    # Rows of whole chunks, so that no chunk is decoded twice.
+    step = max(1, variable.chunks[0])
+    row_bytes = max(1, variable.nbytes // max(1, variable.shape[0]))
+    rows = max(1, COMPARED_BLOCK_BYTES // (row_bytes * step)) * step
+    for first in range(0, variable.shape[0], rows):
+        region = (slice(first, min(first + rows, variable.shape[0])), *whole[1:])
+        _update(digest, _read(_Piece(placed, variable, region, region), array, files))
+    return digest.hexdigest()
+
+
+def _update(digest: Any, values: npt.NDArray[Any]) -> None:
+    """Add values in C order, so that the hash does not depend on the blocks."""
+    if values.dtype.kind in "OT":
+        for text in values.reshape(-1).tolist():
+            encoded = str(text).encode("utf-8", "surrogatepass")
+            digest.update(len(encoded).to_bytes(8, "big") + encoded)
+        return
+    if values.dtype.kind in "fc":
+        # Zeros of both signs are equal. Every NaN counts as the same value.
+        plain = values.astype(values.dtype.newbyteorder("<")) + values.dtype.type(0)
+        values = np.where(np.isnan(plain), values.dtype.type(np.nan), plain)
+    digest.update(np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<"), copy=False)).tobytes())
+
+
+class Comparison(Protocol):
+    """How repeated variables are read for a comparison."""
+
+    def stored(self, path: str) -> npt.NDArray[Any]:
+        """Return the values of an array of the repository."""
+
+    def digests(self, files: Sequence[PlacedFile], arrays: Mapping[str, ArrayPlan]) -> Sequence[Mapping[str, str]]:
+        """Return the result of `digest_variables` for each file."""
+
+
+def check_repeated(
+    repeated: Sequence[RepeatedVariable], arrays: Mapping[str, ArrayPlan], comparison: Comparison
+) -> None:
+    """Compare every variable that must be the same in two files, or in a file and in the repository.
+
+    Raises
+    ------
+    InvalidInputError
+        The values differ.
+    """
+    needed: dict[str, PlacedFile] = {}
+    stored: dict[str, npt.NDArray[Any]] = {}
+    compared: list[RepeatedVariable] = []
+    for each in repeated:
+        array = arrays.get(each.path)
+        if array is None:
+            continue
+        if each.kept is None:
+            stored[each.path] = values = comparison.stored(each.path)
+            if _is_stored(each, array, values):
                 continue
-            kept, other = (_read(_whole(placed, each.path), array, files) for placed in (each.kept, each.other))
-            if not _same_values(kept, other):
-                raise InvalidInputError(
-                    f"/{each.path} has other values in {each.other.file.url} than in {each.kept.file.url}, at the same "
-                    "coordinates; leave one of the files out, or drop the variable (drop_variables)",
-                    path=each.path,
-                    url=each.other.file.url,
-                )
+        compared.append(each)
+        for placed in (each.kept, each.other):
+            if placed is not None:
+                known = needed.setdefault(placed.file.url, replace(placed, variables={}))
+                needed[placed.file.url] = replace(known, variables={**known.variables, **placed.variables})
+    found = dict(zip(needed, comparison.digests(list(needed.values()), arrays), strict=True))
+    for each in compared:
+        ours = _digest_stored(stored[each.path]) if each.kept is None else found[each.kept.file.url][each.path]
+        if ours == found[each.other.file.url][each.path]:
+            continue
+        kept = "the repository" if each.kept is None else each.kept.file.url
+        raise InvalidInputError(
+            f"/{each.path} has other values in {each.other.file.url} than in {kept}, at the same "
+            "coordinates; leave one of the files out, or drop the variable (drop_variables)",
+            path=each.path,
+            url=each.other.file.url,
+        )
 
 
-def _whole(placed: PlacedFile, path: str) -> _Piece:
-    region = tuple(slice(0, n) for n in placed.variables[path].shape)
-    return _Piece(placed, placed.variables[path], region, region)
+def _digest_stored(values: npt.NDArray[Any]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    _update(digest, values)
+    return digest.hexdigest()
 
 
-def _same_values(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> bool:
-    return bool(np.array_equal(left, right, equal_nan=left.dtype.kind in "fc" and right.dtype.kind in "fc"))
+def _is_stored(each: RepeatedVariable, array: ArrayPlan, values: npt.NDArray[Any]) -> bool:
+    """Return whether hashes show that the repository has the stored values of a file, and that they mean the same."""
+    variable = each.other.variables[each.path]
+    return (
+        each.digest is not None
+        and means_the_same(variable, array.template)
+        and digest_values(np.ascontiguousarray(values).reshape(-1)) == each.digest
+    )
+
+
+def means_the_same(left: SourceVariable, right: SourceVariable) -> bool:
+    """Return whether equal stored values of two variables mean the same."""
+    return left is right or (
+        all(left.attributes.get(key) == right.attributes.get(key) for key in ("units", "calendar"))
+        and packing_of(left.attributes, left.dtype) == packing_of(right.attributes, right.dtype)
+    )
 
 
 def _write_references(task: IngestTask, array: ArrayPlan, sink: BlockSink, files: _OpenFiles) -> tuple[int, int, int]:

@@ -24,6 +24,7 @@ from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 from icefloe.repository import Repository
 from icefloe.session.rebase import ConflictSolver
 from icefloe.spark.ingest_commit import (
+    FILES_FOR_SPARK,
     FirstPass,
     IngestJob,
     check_batches,
@@ -37,8 +38,6 @@ from icefloe.spark.maintenance import analyze
 from icefloe.spark.tasks import SparkJob, parallelism, run_tasks
 from icefloe.storage.build import storage_from_url
 
-FILES_FOR_SPARK = 32
-"""Fewer files are read by the driver faster than tasks start."""
 _MOST_FILES_PER_TASK = 128
 _TASKS_PER_CORE = 2
 
@@ -183,7 +182,8 @@ def ingest(
         Leave out sources that earlier commits of the branch ingested and that have not changed.
     unchecked
         Continue if coordinates of the repository cannot be read and compared with the sources. These are virtual
-        coordinates without authorisation, outside the directories of the sources. The default is an error.
+        coordinates without authorisation, outside the directories of the sources. The default is an error. Variables
+        without a joined dimension, such as masks, are not compared either.
     batch
         Commit this number of sources at a time to a separate branch, and move `branch` there at the end. After an
         interruption, the same call continues after the last batch. Needs `append_dim`. The history has one commit per

@@ -11,7 +11,7 @@ import random
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from icefloe.errors import ConflictError, FormatError, IcefloeError, InvalidInpu
 from icefloe.ingest.access import SourceAccess
 from icefloe.ingest.array_plan import ArrayPlan
 from icefloe.ingest.chunk_grids import ChunkRegion, shift_table
-from icefloe.ingest.local import NamedSources, SessionSink, read_existing
+from icefloe.ingest.local import DigestWork, NamedSources, SessionSink, SourceComparison, read_existing
 from icefloe.ingest.placement import Existing
 from icefloe.ingest.plan import IngestPlan, check_plan, plan_ingest
 from icefloe.ingest.record import (
@@ -45,7 +45,16 @@ from icefloe.session.fork import WrittenParts
 from icefloe.session.rebase import ConflictDetector, ConflictSolver
 from icefloe.session.session import ForkSession, Session
 from icefloe.session.session_state import SessionState
-from icefloe.spark.tasks import TASKS_PER_CORE, OpenFork, TaskOutput, WriteJob, parallelism, write_with_tasks
+from icefloe.spark.tasks import (
+    TASKS_PER_CORE,
+    OpenFork,
+    SparkJob,
+    TaskOutput,
+    WriteJob,
+    parallelism,
+    run_tasks,
+    write_with_tasks,
+)
 
 ChunkOffsets = Mapping[str, tuple[int, ...]]
 """By array path: how many chunks its parts move along each dimension."""
@@ -229,6 +238,8 @@ class IngestWork:
         return None
 
 
+FILES_FOR_SPARK = 32
+"""Fewer files are read by the driver faster than tasks start."""
 MOST_ATTEMPTS = 50
 _SMALLEST_TASK_BYTES = 4 << 20
 _LONGEST_PAUSE_SECONDS = 1.0
@@ -262,6 +273,8 @@ class IngestJob:
     shown: bool | None = None
     named: NamedSources | None = None
     """Further locations from which virtual coordinates of the repository may be read."""
+    digests: dict[tuple[str, str, bytes], str] = field(default_factory=dict)
+    """Hashes of variables that were compared, by URL, array path and array document."""
 
     @property
     def options(self) -> IngestOptions:
@@ -371,11 +384,30 @@ def _prepare(spark: SparkSession, job: IngestJob, options: IngestOptions) -> tup
         planned = repository.readonly_session(job.branch)
         existing = read_existing(planned, job.named)
         plan = plan_first_pass(spark, job.first_pass, existing, options)
-        check_plan(plan, existing, job.access)
+        check_plan(plan, existing, _comparison(spark, job, planned))
         repository = store_containers(repository, plan.containers, job.containers, job.access.options)
         session = repository.writable_session(job.branch)
         if session.snapshot_id == planned.snapshot_id:
             return plan, existing, session
+
+
+@dataclass(frozen=True, slots=True)
+class _TaskComparison(SourceComparison):
+    """Reads the variables of many files in tasks."""
+
+    spark: SparkSession | None = None
+    shown: bool | None = None
+
+    def read(self, files: Sequence[PlacedFile], arrays: Mapping[str, ArrayPlan]) -> Sequence[Mapping[str, str]]:
+        if self.spark is None or len(files) < FILES_FOR_SPARK:
+            return SourceComparison.read(self, files, arrays)
+        work = DigestWork(arrays, self.sources.access, self.format)
+        return run_tasks(self.spark, SparkJob(work, f"comparing {len(files):,} sources", self.shown), files)
+
+
+def _comparison(spark: SparkSession, job: IngestJob, session: Session) -> _TaskComparison:
+    sources = replace(job.named or NamedSources(), access=job.access)
+    return _TaskComparison(session, sources, job.options.format, job.digests, spark, job.shown)
 
 
 def _failures(reports: Sequence[IngestReport]) -> tuple[SourceFailure, ...]:
@@ -434,10 +466,11 @@ def staging_branch(
 
 def commit_in_batches(spark: SparkSession, job: IngestJob, staging: str, batch: int) -> IngestCommit:
     """Commit every batch to the staging branch, then move the branch of the job there."""
-    existing = read_existing(job.repository.readonly_session(staging), job.named)
+    planned = job.repository.readonly_session(staging)
+    existing = read_existing(planned, job.named)
     whole = plan_first_pass(spark, job.first_pass, existing, job.options)
     # Everything is checked before the first batch, so that all differences between files are reported at once.
-    check_plan(whole, existing, job.access)
+    check_plan(whole, existing, _comparison(spark, job, planned))
     parts = _cut(job.first_pass, whole, batch)
     commits = [commit_with_retry(spark, replace(job, branch=staging, first_pass=part)) for part in parts]
     return IngestCommit(

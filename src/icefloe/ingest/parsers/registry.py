@@ -183,20 +183,33 @@ def parse_schema(file: SourceFile, access: SourceAccess | None = None, *, format
     """
     with open_source(file, access, format=format) as source:
         schema = source.schema()
-        digests = _digest_named(source, schema)
+        digests = _digest_shared(source, schema)
         return replace(schema, digests=digests) if digests else schema
 
 
 DIGESTED_BYTES = 1 << 16
-"""Larger bounds and auxiliary coordinates have no hash in the schema."""
+"""Larger variables have no hash in the schema."""
 
 
-def _digest_named(source: OpenSource, schema: SourceSchema) -> dict[str, str]:
-    """Return hashes of the small variables that others name, such as bounds. Files that share them are compared."""
-    named = {name for variable in schema.variables.values() for name in named_by(variable)}
+def _digest_shared(source: OpenSource, schema: SourceSchema) -> dict[str, str]:
+    """Return hashes of the small variables that the files of an archive usually share, such as bounds and masks.
+
+    These are the variables that others name, and those without the first dimension of the largest variable. Files are
+    usually joined along it. Others are read when the plan shows that they have to be compared.
+    """
+    named: set[str] = set()
+    leading: dict[str, tuple[int, str]] = {}
+    for path, variable in schema.variables.items():
+        named |= named_by(variable)
+        if variable.dims:
+            group = path.rpartition("/")[0]
+            leading[group] = max(leading.get(group, (-1, "")), (variable.nbytes, variable.dims[0]))
     found: dict[str, str] = {}
-    for path, variable in schema.variables.items() if named else ():
-        if variable.name in named and path not in schema.coordinates and 0 < variable.nbytes <= DIGESTED_BYTES:
+    for path, variable in schema.variables.items():
+        if path in schema.coordinates or not 0 < variable.nbytes <= DIGESTED_BYTES:
+            continue
+        first = leading.get(path.rpartition("/")[0])
+        if variable.name in named or (first is not None and first[1] not in variable.dims):
             values = source.values(variable, tuple(slice(0, n) for n in variable.shape))
             found[path] = digest_values(np.ascontiguousarray(values).reshape(-1))
     return found
