@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from zarr.dtype import parse_dtype
 
-from icefloe.errors import UnsupportedError
+from icefloe.errors import FormatError, UnsupportedError
 from icefloe.ingest.access import SourceAccess
 from icefloe.ingest.chunk_grids import grid_shape, lexicographic_order
 from icefloe.ingest.parsers.contract import OpenSource, broken
@@ -191,9 +191,33 @@ class ZarrSource(OpenSource):
         try:
             parsed = json.loads(self.access.read(self._root + name))
         except ValueError as error:
+            self._check_consolidated(contents, has_v2=".zmetadata" in names)
             raise broken(self.file, "Zarr", f"{name} is not JSON: {error}") from error
         if not isinstance(parsed, dict):
             raise broken(self.file, "Zarr", f"{name} is not a JSON object")
+    def _check_consolidated(self, contents: Mapping[str, dict[str, Any]], *, has_v2: bool) -> None:
+        """Refuse consolidated metadata that differ from the nodes. xarray reads the consolidated ones."""
+        if "zarr.json" in contents:
+            found = contents["zarr.json"].get("consolidated_metadata")
+            given = found.get("metadata") if isinstance(found, dict) else None
+            kept = {f"{path}/zarr.json": document for path, document in (given or {}).items()}
+            nodes = {name: d for name, d in contents.items() if name.endswith("/zarr.json")}
+        else:
+            given = self._parse(".zmetadata").get("metadata") if has_v2 else None
+            kept, nodes = dict(given or {}), dict(contents)
+        if given is None:
+            return
+        for name in sorted(kept.keys() | nodes.keys()):
+            # Empty attributes may be left out of either.
+            if _content(kept.get(name, {})) != _content(nodes.get(name, {})):
+                raise FormatError(
+                    f"{self.file.url} has consolidated metadata that are not those of its nodes, at {name}; xarray "
+                    "reads the consolidated ones. Write them again with zarr.consolidate_metadata, or remove them",
+                    url=self.file.url,
+                    format="Zarr",
+                    reason="stale consolidated metadata",
+                )
+
         return parsed
 
     def _build(self, contents: Mapping[str, dict[str, Any]]) -> SourceSchema:
@@ -266,6 +290,14 @@ def _key_style(document: Mapping[str, Any], is_v3: bool) -> tuple[str, str]:
     configuration = encoding.get("configuration") or {}
     if encoding["name"] == "v2":
         return "", configuration.get("separator", ".")
+def _content(document: Any) -> str:
+    """A document as text, without what may be left out."""
+    if not isinstance(document, dict):
+        return json.dumps(document)
+    kept = {k: v for k, v in document.items() if k != "consolidated_metadata" and v not in (None, [], {})}
+    return json.dumps(kept, sort_keys=True)
+
+
     separator = configuration.get("separator", "/")
     return "c" + separator, separator
 
