@@ -59,6 +59,7 @@ IDENTITY_ATTRIBUTES = frozenset(
     {
         "crs",
         "GeoTransform",
+        "enum_members",
         "ground_control_points",
         "scales",
         "offsets",

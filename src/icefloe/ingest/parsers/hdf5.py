@@ -345,6 +345,8 @@ def _describe(path: str, dataset: Any, dims: tuple[str, ...], keys: Sequence[str
     attributes = dataset.attrs
     raw = {key: attributes[key] for key in keys if key not in HIDDEN_ATTRIBUTES}
     raw = {key: value for key, value in raw.items() if not isinstance(value, h5py.Empty)}
+    if (members := _enum_members(dataset.dtype)) is not None:
+        raw["enum_members"] = members
     # Cells that were never written read as the dataset's own fill value, whatever the attribute `_FillValue` says.
     fill = dataset.fillvalue if dtype != "string" else None
     plist = dataset.id.get_create_plist()
@@ -373,6 +375,14 @@ def _describe(path: str, dataset: Any, dims: tuple[str, ...], keys: Sequence[str
         not_virtual=not_virtual or filter_reason,
         decoded_dtype=decoded_dtype(dtype, raw) if dtype != "string" else None,
     )
+
+
+def _enum_members(dtype: np.dtype[Any]) -> str | None:
+    """The names and numbers of an enumeration, in the order of the numbers. h5py reads booleans as such."""
+    members = h5py.check_enum_dtype(dtype)
+    if members is None or dtype == np.dtype(bool):
+        return None
+    return ", ".join(f"{name}={number}" for name, number in sorted(members.items(), key=lambda item: item[1]))
 
 
 def _data_type(dataset: Any) -> tuple[str, str | None]:
