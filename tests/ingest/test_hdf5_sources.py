@@ -9,11 +9,16 @@ import h5py
 import netCDF4
 import numpy as np
 import pytest
+import xarray as xr
+import zarr
 
-from icefloe.errors import FormatError, ObjectNotFoundError, UnknownFormatError
+from icefloe import Repository, in_memory_storage
+from icefloe.errors import FormatError, InvalidInputError, ObjectNotFoundError, UnknownFormatError
 from icefloe.ingest.access import normalise_url
+from icefloe.ingest.local import ingest_local
 from icefloe.ingest.parsers.registry import open_source, parse_schema, parse_source, try_schema
 from icefloe.ingest.source_model import SourceFailure, SourceFile
+from icefloe.ingest.sources import IngestOptions
 
 
 def _write_netcdf4(path: Path) -> None:
@@ -155,3 +160,69 @@ def test_large_contiguous_data_are_cut_into_runs(
         file.create_dataset("x", data=np.arange(20 * 20 * 50, dtype="f8").reshape(20, 20, 50))
     schema = check_references(describe(path))
     assert schema.variables["x"].chunks == (5, 20, 50)
+
+
+def _write_clouds(path: Path, hour: int, members: dict[str, int]) -> Path:
+    with h5py.File(path, "w") as file:
+        file.create_dataset("time", data=[float(hour)]).make_scale("time")
+        file.create_dataset("clouds", data=np.array([1], "u1"), dtype=h5py.enum_dtype(members, "u1"), chunks=(1,))
+        file["clouds"].dims[0].attach_scale(file["time"])
+    return path
+
+
+@pytest.mark.parametrize("mode", ["native", "virtual"])
+@pytest.mark.parametrize("how", ["once", "append"])
+def test_enumerations_with_other_members_are_not_joined(tmp_path: Path, mode: Any, how: str) -> None:
+    paths = [
+        _write_clouds(tmp_path / "a.h5", 0, {"clear": 0, "cloudy": 1}),
+        _write_clouds(tmp_path / "b.h5", 1, {"cloudy": 1, "clear": 0}),
+        _write_clouds(tmp_path / "c.h5", 2, {"clear": 1, "cloudy": 0}),
+    ]
+    repository = Repository.create(in_memory_storage())
+    ingest_local(paths[:2], repository, IngestOptions(mode=mode))
+    assert _stored_attributes(repository, "clouds")["enum_members"] == "clear=0, cloudy=1"
+    options = IngestOptions(mode=mode, append_dim="time")
+    if how == "once":
+        repository, options = Repository.create(in_memory_storage()), IngestOptions(mode=mode)
+    with pytest.raises(InvalidInputError, match="clouds: enum_members: expected clear=0, cloudy=1, found cloudy=0"):
+        ingest_local(paths if how == "once" else paths[2:], repository, options)
+
+
+def _stored_attributes(repository: Repository, name: str) -> dict[str, Any]:
+    return dict(zarr.open_array(repository.readonly_session("main").store, path=name, mode="r").attrs)
+
+
+@pytest.mark.parametrize("format", ["NETCDF4", "NETCDF3_CLASSIC"])
+@pytest.mark.parametrize("mode", ["native", "mixed", "virtual"])
+@pytest.mark.parametrize(
+    ("fill", "rows"),
+    [
+        (b"\0", [b"ab\0", b"abc"]),
+        (b"\0", [b"\0\0\0", b"abc"]),
+        (b" ", [b"ab ", b"   "]),
+        (b"x", [b"x\0\0", b"abc"]),
+        (None, [b"\0\0\0", b"abc"]),
+    ],
+)
+def test_characters_with_a_fill_value_are_those_of_xarray_or_refused(
+    tmp_path: Path, format: Any, mode: Any, fill: bytes | None, rows: list[bytes]
+) -> None:
+    path = tmp_path / "a.nc"
+    with netCDF4.Dataset(path, "w", format=format) as file:
+        file.createDimension("station", 2)
+        file.createDimension("length", 3)
+        names = file.createVariable("name", "S1", ("station", "length"), fill_value=fill)
+        names.set_auto_mask(False)
+        names[:] = np.array(rows, "S3").view("S1").reshape(2, 3)
+    expected = xr.open_dataset(path).name.values.tolist()
+    repository = Repository.create(in_memory_storage())
+    if any(value != value for value in expected):
+        with pytest.raises(InvalidInputError, match="name: .*Zarr has no missing text"):
+            ingest_local(path, repository, IngestOptions(mode=mode))
+        return
+    result = ingest_local(path, repository, IngestOptions(mode=mode))
+    assert result.plan is not None
+    allowed = dict.fromkeys(result.plan.containers)
+    reader = Repository.open(repository.storage, authorize_virtual_chunk_access=allowed)
+    found = xr.open_zarr(reader.readonly_session("main").store, consolidated=False)
+    assert found.name.values.tolist() == expected

@@ -12,10 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import xarray as xr
 import zarr
 
-from icefloe.errors import FormatError, UnsupportedError
+from icefloe import Repository, in_memory_storage
+from icefloe.errors import FormatError, InvalidInputError, UnsupportedError
+from icefloe.ingest.local import ingest_local
 from icefloe.ingest.parsers.registry import open_source, parse_schema, parse_source
+from icefloe.ingest.sources import IngestOptions
 from icefloe.model.chunk_table import ChunkKind
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -178,3 +182,98 @@ def test_generated_references_and_broken_json_are_refused(tmp_path: Path, descri
     (tmp_path / "bad.json").write_text('{"refs": {')
     with pytest.raises(FormatError, match=r"bad\.json"):
         parse_schema(describe(tmp_path / "bad.json"))
+
+
+_VALUES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "bool": (np.array([True, False, True]), (False, True, None)),
+    "bytes": (np.array([b"ab", b"", b"cd"], "S2"), (b"", b"cd", b"zz", None)),
+    "fixed": (np.array(["ab", "", "cd"], "U2"), ("", "cd", "zz", None)),
+    "text": (np.array(["ab", "", "cdef"], object), ("", "cdef", "zz", None)),
+    "complex": (np.array([1 + 2j, 0, 3]), (0j, 1 + 2j, None)),
+    "half": (np.array([1, 2, 3], "f2"), (2.0, np.nan, None)),
+    "wide": (np.array([1, 2, 2**64 - 1], "u8"), (2**64 - 1, 0, None)),
+    "date": (np.array(["2020-01-01", "NaT", "1970-01-01"], "M8[s]"), (np.datetime64("NaT"), None)),
+}
+
+
+@pytest.mark.parametrize("mode", ["native", "mixed", "virtual"])
+@pytest.mark.parametrize("kind", sorted(_VALUES))
+@pytest.mark.parametrize("written", [3, 2], ids=["whole", "unwritten"])
+def test_version_2_fill_values_mean_what_they_mean_to_xarray_or_are_refused(
+    tmp_path: Path, kind: str, mode: Any, written: int
+) -> None:
+    values, fills = _VALUES[kind]
+    for number, fill in enumerate(fills):
+        path = tmp_path / f"{number}.zarr"
+        root = zarr.open_group(path, mode="w", zarr_format=2)
+        dtype = str if values.dtype == object else values.dtype
+        array = root.create_array("v", shape=values.shape, dtype=dtype, chunks=(1,), fill_value=fill)
+        array.attrs["_ARRAY_DIMENSIONS"] = ["x"]
+        array[:written] = values[:written]
+        expected = xr.open_zarr(path, consolidated=False).v.values
+        repository = Repository.create(in_memory_storage())
+        is_missing_text = kind in ("bytes", "fixed", "text") and any(v != v for v in expected.tolist())
+        if is_missing_text:
+            with pytest.raises(InvalidInputError, match="Zarr has no missing text"):
+                ingest_local(path, repository, IngestOptions(mode=mode))
+            ingest_local(path, repository, IngestOptions(mode=mode, drop_variables=("v",)))
+            continue
+        result = ingest_local(path, repository, IngestOptions(mode=mode))
+        assert result.plan is not None
+        allowed = dict.fromkeys(result.plan.containers)
+        reader = Repository.open(repository.storage, authorize_virtual_chunk_access=allowed)
+        found = xr.open_zarr(reader.readonly_session("main").store, consolidated=False).v.values
+        assert list(map(repr, found.tolist())) == list(map(repr, expected.tolist()))
+
+
+@pytest.mark.parametrize("mode", ["native", "virtual"])
+@pytest.mark.parametrize("how", ["once", "append"])
+def test_booleans_with_other_missing_values_are_not_joined(tmp_path: Path, mode: Any, how: str) -> None:
+    paths = [tmp_path / f"{number}.zarr" for number in range(2)]
+    for number, (path, fill) in enumerate(zip(paths, (False, None), strict=True)):
+        root = zarr.open_group(path, mode="w", zarr_format=2)
+        for name, values in (("time", np.array([number])), ("v", np.array([False]))):
+            array = root.create_array(
+                name, shape=(1,), dtype=values.dtype, chunks=(1,), fill_value=fill if name == "v" else None
+            )
+            array.attrs["_ARRAY_DIMENSIONS"] = ["time"]
+            array[:] = values
+    repository = Repository.create(in_memory_storage())
+    options = IngestOptions(mode=mode)
+    if how == "append":
+        ingest_local(paths[:1], repository, options)
+        paths, options = paths[1:], IngestOptions(mode=mode, append_dim="time")
+    with pytest.raises(InvalidInputError, match="v: _FillValue: expected .*, found .*do not mean the same"):
+        ingest_local(paths, repository, options)
+
+
+def _change_attribute(root: zarr.Group) -> None:
+    root["v"].attrs["units"] = "K"
+
+
+def _change_length(root: zarr.Group) -> None:
+    root["v"].resize((5,))
+
+
+def _add(root: zarr.Group) -> None:
+    root.create_array("w", shape=(2,), dtype="i4")
+
+
+def _remove(root: zarr.Group) -> None:
+    del root["v"]
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("change", [_change_attribute, _change_length, _add, _remove])
+def test_stale_consolidated_metadata_are_refused(tmp_path: Path, describe: Any, zarr_format: Any, change: Any) -> None:
+    path = tmp_path / "a.zarr"
+    root = zarr.open_group(path, mode="w", zarr_format=zarr_format, attributes={"missing": float("nan")})
+    root.create_array("v", shape=(3,), dtype="f4", fill_value=np.nan)
+    root.create_array("group/u", shape=(), dtype="i4")
+    zarr.consolidate_metadata(path)
+    assert set(parse_schema(describe(path)).variables) == {"v", "group/u"}
+    change(zarr.open_group(path, mode="r+", use_consolidated=False))
+    with pytest.raises(FormatError, match=r"a\.zarr/? has consolidated metadata that are not those of its nodes"):
+        parse_schema(describe(path))
+    zarr.consolidate_metadata(path)
+    parse_schema(describe(path))

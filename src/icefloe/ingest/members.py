@@ -232,6 +232,9 @@ def compare_variable(
         if variable is None:
             continue
         # Alike files share one value: compared once.
+        if variable.has_missing_text:
+            advice = "Zarr has no missing text: leave the variable out (drop_variables)"
+            yield SchemaIssue("error", member.file.url, name, "values", "text", "cells that are missing", advice)
         if id(variable) not in checked:
             checked[id(variable)] = list(
                 _differences(
@@ -338,6 +341,7 @@ def _attributes_differ(
     keys = sorted({k for k in (*ours, *theirs) if not _same_value(ours.get(k), theirs.get(k))})
     is_time = find_time_units(ours) is not None and find_time_units(theirs) is not None
     is_same = packing_of(ours, reference.dtype) == packing_of(theirs, variable.dtype)
+    is_number = all(v.dtype != "string" and np.dtype(v.dtype).kind in "iuf" for v in (reference, variable))
     for key in keys:
         facts = (key, _shown(reference, key), _shown(variable, key))
         if key in _TIME and is_time and not (virtual or keep_times):
@@ -351,9 +355,9 @@ def _attributes_differ(
         elif key in _PACKING:
             advice = "unpack=True" if not virtual else "mode='native', unpack=True"
             yield "error", *facts, f"packed numbers mean different values: use {advice}"
-        elif key in _MISSING and not virtual:
+        elif key in _MISSING and not virtual and is_number:
             yield "handled", *facts, "missing values are re-encoded"
-        elif key in _MISSING and is_same:
+        elif key in _MISSING and is_same and is_number:
             yield "note", *facts, "the same values are missing"
         elif key in _MEANING or key in IDENTITY_ATTRIBUTES:
             yield "error", *facts, "the numbers do not mean the same"

@@ -137,6 +137,8 @@ class SourceVariable:
         The first dimension, of length one, is not in the file. Files are stacked along it.
     decoded_dtype
         The type to which xarray decodes packed or missing numbers. None if the attributes define it.
+    has_missing_text
+        Some cells contain the text that the file declares as missing.
 
     Examples
     --------
@@ -161,6 +163,8 @@ class SourceVariable:
     """The first dimension, of length one, is not in the file: files are stacked along it."""
     decoded_dtype: str | None = None
     """The type in which xarray decodes its packed or missing numbers; None where its attributes tell as they are."""
+    has_missing_text: bool = False
+    """Some cells contain the text that the file declares as missing."""
 
     @property
     def name(self) -> str:

@@ -594,6 +594,13 @@ def _existing_values_fit(
         ours_is, theirs_is = own.attributes[key], variable.attributes[key]
         if ours_is != theirs_is:
             issues.append(_issue(member, name, key, str(ours_is), str(theirs_is), "the numbers do not mean the same"))
+    if own.dtype != "string" and np.dtype(own.dtype).kind in "bc":
+        # Missing booleans and complex numbers are not re-encoded.
+        marks = own.attributes.get("_FillValue"), variable.attributes.get("_FillValue")
+        if marks[0] != marks[1]:
+            issues.append(
+                _issue(member, name, "_FillValue", str(marks[0]), str(marks[1]), "the numbers do not mean the same")
+            )
     if is_virtual:
         return issues
     if "string" in (own.dtype, variable.dtype):

@@ -110,14 +110,19 @@ def json_value(value: Any) -> Any:
 
 
 def fill_attribute(dtype: str, value: Any) -> Any:
-    """`_FillValue` as xarray keeps it beside a Zarr v3 array: floats as base64 of a little-endian double."""
+    """`_FillValue` as xarray keeps it beside a Zarr v3 array: floats as base64 of a little-endian double.
+
+    xarray cannot read one of text. Text is written as base64 of its bytes, for `parse_missing_texts`.
+    """
     numpy_type = np.dtype(dtype) if dtype != "string" else None
     if numpy_type is None or numpy_type.kind in "SU":
         text = value if isinstance(value, bytes) else str(value).encode()
         return base64.standard_b64encode(text).decode()
     if numpy_type.kind == "f":
         return base64.standard_b64encode(struct.pack("<d", float(value))).decode()
-    return int(value)
+    if numpy_type.kind == "c":
+        return [base64.standard_b64encode(struct.pack("<d", part)).decode() for part in (value.real, value.imag)]
+    return bool(value) if numpy_type.kind == "b" else int(value)
 
 
 def parse_fill_attribute(dtype: str, value: Any) -> Any:
@@ -128,6 +133,21 @@ def parse_fill_attribute(dtype: str, value: Any) -> Any:
         except (ValueError, struct.error) as error:
             raise InvalidInputError(f"the _FillValue {value!r} is not a number in base64") from error
     return value
+
+
+def parse_missing_texts(attributes: Mapping[str, Any]) -> tuple[bytes, ...]:
+    """The texts that `_FillValue` and `missing_value` of a text variable declare as missing, as bytes."""
+    found: list[bytes] = []
+    if isinstance(fill := attributes.get("_FillValue"), str):
+        try:
+            found.append(base64.standard_b64decode(fill))
+        except ValueError:
+            found.append(fill.encode())
+    given = attributes.get("missing_value")
+    found += [
+        str(each).encode() for each in (given if isinstance(given, (list, tuple)) else [given]) if each is not None
+    ]
+    return tuple(found)
 
 
 def attribute_pairs(attributes: Mapping[str, Any], dtype: str) -> dict[str, Any]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from icefloe.errors import IcefloeError, ObjectNotFoundError, UnknownFormatError, UnsupportedError
 from icefloe.ingest.access import SourceAccess, local_path
@@ -17,9 +19,11 @@ from icefloe.ingest.source_model import (
     SourceFailure,
     SourceFile,
     SourceSchema,
+    SourceVariable,
     digest_values,
     named_by,
 )
+from icefloe.ingest.zarr_documents import parse_missing_texts
 
 # Modules are loaded when a file of their format is met: each needs a library of its own.
 _PARSERS: Mapping[str, tuple[str, str, str]] = {
@@ -182,9 +186,39 @@ def parse_schema(file: SourceFile, access: SourceAccess | None = None, *, format
     {'x': 2}
     """
     with open_source(file, access, format=format) as source:
-        schema = source.schema()
+        schema = _find_missing_texts(source, source.schema())
         digests = _digest_shared(source, schema)
         return replace(schema, digests=digests) if digests else schema
+
+
+def _find_missing_texts(source: OpenSource, schema: SourceSchema) -> SourceSchema:
+    """Return the schema without missing values of text. Variables that have such cells say so.
+
+    xarray reads these cells as NaN. It cannot read a `_FillValue` of text beside a Zarr v3 array.
+    """
+    changed: dict[str, SourceVariable] = {}
+    for path, variable in schema.variables.items():
+        is_text = variable.dtype == "string" or variable.dtype[1:2] in ("S", "U")
+        if is_text and not variable.attributes.keys().isdisjoint(_MISSING_TEXT):
+            attributes = {k: v for k, v in variable.attributes.items() if k not in _MISSING_TEXT}
+            values = source.values(variable, tuple(slice(0, n) for n in variable.shape))
+            has_missing = _has_text(np.asarray(values), parse_missing_texts(variable.attributes))
+            changed[path] = replace(variable, attributes=attributes, has_missing_text=has_missing)
+    return replace(schema, variables={**schema.variables, **changed}) if changed else schema
+
+
+_MISSING_TEXT = ("_FillValue", "missing_value")
+
+
+def _has_text(values: npt.NDArray[Any], texts: Sequence[bytes]) -> bool:
+    if values.dtype.kind == "S":
+        if values.dtype.itemsize == 1 and values.ndim and values.shape[-1]:
+            # xarray joins characters to texts along the last dimension.
+            values = np.ascontiguousarray(values).view(f"S{values.shape[-1]}")
+        # NumPy leaves out zeros at the end of both.
+        return bool(np.isin(values.reshape(-1), np.array(texts, dtype="S")).any())
+    known = {text.decode("utf-8", "replace") for text in texts}
+    return any(str(text) in known for text in values.reshape(-1).tolist())
 
 
 DIGESTED_BYTES = 1 << 16

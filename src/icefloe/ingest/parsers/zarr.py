@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -65,11 +66,12 @@ def variable_of_v2(path: str, document: Mapping[str, Any], attributes: Mapping[s
     raw_fill = document.get("fill_value")
     attributes = dict(attributes)
     dims = attributes.pop("_ARRAY_DIMENSIONS", None)
-    if dtype != "string" and np.dtype(dtype).kind in "iuf":
-        # xarray takes the fill value of a Zarr v2 array for its `_FillValue`.
+    fill = _v2_fill(raw_fill, dtype)
+    # xarray takes the fill value of a Zarr v2 array for its `_FillValue`. It does not do so for dates.
+    if dtype != "string" and np.dtype(dtype).kind in "biufc":
         attributes.pop("_FillValue", None)
-        if raw_fill is not None:
-            attributes = {**attributes, **attribute_pairs({"_FillValue": _v2_fill(raw_fill, dtype)}, dtype)}
+    if fill is not None and (dtype == "string" or np.dtype(dtype).kind in "biufcSU"):
+        attributes = {**attributes, **attribute_pairs({"_FillValue": fill}, dtype)}
     return SourceVariable(
         path=path,
         dims=_dims(dims, shape),
@@ -77,15 +79,20 @@ def variable_of_v2(path: str, document: Mapping[str, Any], attributes: Mapping[s
         dtype=dtype,
         chunks=tuple(int(c) for c in document["chunks"]),
         attributes={str(k): json_value(v) for k, v in attributes.items()},
-        fill_value=fill_value_document(dtype, _v2_fill(raw_fill, dtype)),
+        fill_value=fill_value_document(dtype, fill),
         codecs=(*leading, *codecs),
         not_virtual=not_virtual,
     )
 
 
 def _v2_fill(value: Any, dtype: str) -> Any:
-    if isinstance(value, str) and dtype != "string" and np.dtype(dtype).kind in "fc":
+    kind = "" if dtype == "string" else np.dtype(dtype).kind
+    if kind == "c" and isinstance(value, (list, tuple)):
+        return complex(*(_v2_fill(part, "<f8") for part in value))
+    if isinstance(value, str) and kind and kind in "fc":
         return float(value.replace("Infinity", "inf"))
+    if isinstance(value, str) and kind == "S":
+        return base64.standard_b64decode(value)
     return value
 
 
@@ -184,17 +191,10 @@ class ZarrSource(OpenSource):
             contents = {name: self._parse(name) for name in documents}
             if not contents:
                 raise broken(self.file, "Zarr", "no zarr.json, .zarray or .zgroup below it")
+            self._check_consolidated(contents, has_v2=".zmetadata" in names)
             self._schema = self._build(contents)
         return self._schema
 
-    def _parse(self, name: str) -> dict[str, Any]:
-        try:
-            parsed = json.loads(self.access.read(self._root + name))
-        except ValueError as error:
-            self._check_consolidated(contents, has_v2=".zmetadata" in names)
-            raise broken(self.file, "Zarr", f"{name} is not JSON: {error}") from error
-        if not isinstance(parsed, dict):
-            raise broken(self.file, "Zarr", f"{name} is not a JSON object")
     def _check_consolidated(self, contents: Mapping[str, dict[str, Any]], *, has_v2: bool) -> None:
         """Refuse consolidated metadata that differ from the nodes. xarray reads the consolidated ones."""
         if "zarr.json" in contents:
@@ -218,6 +218,13 @@ class ZarrSource(OpenSource):
                     reason="stale consolidated metadata",
                 )
 
+    def _parse(self, name: str) -> dict[str, Any]:
+        try:
+            parsed = json.loads(self.access.read(self._root + name))
+        except ValueError as error:
+            raise broken(self.file, "Zarr", f"{name} is not JSON: {error}") from error
+        if not isinstance(parsed, dict):
+            raise broken(self.file, "Zarr", f"{name} is not a JSON object")
         return parsed
 
     def _build(self, contents: Mapping[str, dict[str, Any]]) -> SourceSchema:
@@ -283,13 +290,6 @@ class ZarrSource(OpenSource):
         self._keys.clear()
 
 
-def _key_style(document: Mapping[str, Any], is_v3: bool) -> tuple[str, str]:
-    if not is_v3:
-        return "", document.get("dimension_separator", ".")
-    encoding = document.get("chunk_key_encoding") or {"name": "default"}
-    configuration = encoding.get("configuration") or {}
-    if encoding["name"] == "v2":
-        return "", configuration.get("separator", ".")
 def _content(document: Any) -> str:
     """A document as text, without what may be left out."""
     if not isinstance(document, dict):
@@ -298,6 +298,13 @@ def _content(document: Any) -> str:
     return json.dumps(kept, sort_keys=True)
 
 
+def _key_style(document: Mapping[str, Any], is_v3: bool) -> tuple[str, str]:
+    if not is_v3:
+        return "", document.get("dimension_separator", ".")
+    encoding = document.get("chunk_key_encoding") or {"name": "default"}
+    configuration = encoding.get("configuration") or {}
+    if encoding["name"] == "v2":
+        return "", configuration.get("separator", ".")
     separator = configuration.get("separator", "/")
     return "c" + separator, separator
 
