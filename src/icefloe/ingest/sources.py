@@ -6,6 +6,7 @@ import fnmatch
 import glob
 import os
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -229,7 +230,10 @@ def _expand_one(text: str, access: SourceAccess) -> Sequence[SourceFile]:
 def _expand_glob(pattern: str, access: SourceAccess) -> Sequence[SourceFile]:
     if "://" not in pattern:
         names = glob.glob(os.path.expanduser(pattern), recursive=True)
-        files = [access.describe(normalise_url(name)) for name in names if _is_source(Path(name))]
+        urls = [normalise_url(name) for name in names if _is_source(Path(name))]
+        files = [
+            file for url in urls for file in (_expand_plain(url, access) if _is_folder(url) else [access.describe(url)])
+        ]
     elif (path := local_path(pattern)) is not None:
         return _expand_glob(str(path), access)
     else:
@@ -240,7 +244,8 @@ def _expand_glob(pattern: str, access: SourceAccess) -> Sequence[SourceFile]:
         stores = sorted(
             {u for f in below if f.url.endswith(STORE_MARKS) and matcher.fullmatch(u := f.url.rsplit("/", 1)[0])}
         )
-        files += [SourceFile(url + "/") for url in stores]
+        ordered = sorted(below, key=lambda file: file.url)
+        files += [_store(url + "/", _below(url + "/", ordered)) for url in stores]
     if not files:
         raise ObjectNotFoundError(f"nothing matches {pattern}", url=pattern)
     return files
@@ -279,9 +284,7 @@ def _expand_plain(url: str, access: SourceAccess) -> Sequence[SourceFile]:
         raise ObjectNotFoundError(f"there is no file and no folder {url}", url=url)
     root = url.rstrip("/") + "/"
     if any(file.url[len(root) :] in STORE_MARKS for file in below):
-        total = sum(file.size_bytes for file in below)
-        newest = max(file.last_modified or 0 for file in below)
-        return [SourceFile(root, total, None, newest)]
+        return [_store(root, below)]
     files = [file for file in below if file.url.lower().endswith(DATA_ENDINGS)]
     stores = sorted({f.url.rsplit("/", 1)[0] + "/" for f in below if f.url.endswith(STORE_MARKS)}, key=len)
     outer: list[str] = []
@@ -297,6 +300,25 @@ def _expand_plain(url: str, access: SourceAccess) -> Sequence[SourceFile]:
             url=url,
         )
     return files
+
+
+def _store(root: str, below: Sequence[SourceFile]) -> SourceFile:
+    """Return a Zarr store. Its size and time change with its chunks, so that a changed store is ingested again."""
+    return SourceFile(
+        root, sum(f.size_bytes for f in below), None, max((f.last_modified or 0 for f in below), default=0)
+    )
+
+
+def _below(root: str, ordered: Sequence[SourceFile]) -> Sequence[SourceFile]:
+    """Return the files of a directory from files that are sorted by URL."""
+    first = bisect_left(ordered, root, key=lambda file: file.url)
+    end = bisect_left(ordered, root[:-1] + chr(ord("/") + 1), key=lambda file: file.url)
+    return ordered[first:end]
+
+
+def _is_folder(url: str) -> bool:
+    path = local_path(url)
+    return path is not None and path.is_dir()
 
 
 def _is_source(path: Path) -> bool:
