@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import xarray as xr
+import zarr
 
 from icefloe import Repository
-from icefloe.errors import InvalidInputError
+from icefloe.errors import IcefloeError, InvalidInputError
 from icefloe.ingest import local
 from icefloe.ingest.local import ingest_local
 from icefloe.ingest.sources import IngestOptions
@@ -104,24 +107,89 @@ def test_a_commit_while_an_ingest_is_planned_is_planned_for(tmp_path: Path, monk
         ingest_local(tmp_path / "b", Repository.open(place), _append("native"))
 
 
+def _while_it_is_planned(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None]) -> None:
+    """Let something happen between the first pass over the sources and the tasks."""
+    check = local.check_plan
+
+    def check_and_change(*given: Any) -> None:
+        check(*given)
+        happens()
+
+    monkeypatch.setattr(local, "check_plan", check_and_change)
+
+
 @pytest.mark.parametrize("mode", ["native", "virtual", "mixed"])
+@pytest.mark.parametrize("is_same_second", [False, True])
 def test_a_file_that_is_replaced_while_it_is_ingested_is_refused(
-    tmp_path: Path, mode: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, mode: Any, is_same_second: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_month(tmp_path / "in", days=3, **GRID)
     other = write_month(tmp_path / "other", start=dt.date(2020, 3, 1), days=1, **GRID)[0]
-    os.utime(other, (0, 1_900_000_000))
+    replaced = sorted((tmp_path / "in").rglob("*.nc"))[1]
+    size = max(path.stat().st_size for path in (other, replaced))
+    for path in (other, replaced):
+        os.truncate(path, size)
+    os.utime(replaced, ns=(0, 1_900_000_000_100_000_000))
+    os.utime(other, ns=(0, 1_900_000_000_200_000_000 if is_same_second else 1_900_000_001_000_000_000))
     repository = Repository.create(str(tmp_path / "repo"))
-    check, before = local.check_plan, repository.lookup_branch("main")
-
-    def check_and_replace(*given: Any) -> None:
-        check(*given)
-        os.replace(other, sorted((tmp_path / "in").rglob("*.nc"))[1])
-
-    monkeypatch.setattr(local, "check_plan", check_and_replace)
+    before = repository.lookup_branch("main")
+    _while_it_is_planned(monkeypatch, lambda: os.replace(other, replaced))
     with pytest.raises(InvalidInputError, match="changed while it was ingested; nothing was committed"):
         ingest_local(tmp_path / "in", repository, IngestOptions(mode=mode))
     assert repository.lookup_branch("main") == before
+
+
+def _replace_chunk(store: Path) -> None:
+    chunk = store / "v" / "c" / "1"
+    modified = chunk.stat().st_mtime_ns
+    content = np.array([90.0, 91.0]).tobytes()
+    assert len(content) == chunk.stat().st_size
+    chunk.write_bytes(content)
+    os.utime(chunk, ns=(0, modified + 1))
+
+
+def _remove_chunk(store: Path) -> None:
+    (store / "v" / "c" / "1").unlink()
+
+
+def _grow(store: Path) -> None:
+    zarr.open_array(store / "v", mode="r+").resize((8,))
+
+
+@pytest.mark.parametrize("mode", ["native", "virtual", "mixed"])
+@pytest.mark.parametrize("change", [_replace_chunk, _remove_chunk, _grow])
+@pytest.mark.parametrize("given", ["a.zarr", "*.zarr", "."])
+def test_a_zarr_store_that_changes_while_it_is_ingested_is_refused(
+    tmp_path: Path, mode: Any, change: Any, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "in" / "a.zarr"
+    root = zarr.open_group(store, mode="w")
+    array = root.create_array("v", shape=(6,), chunks=(2,), dtype="f8", compressors=None, dimension_names=["x"])
+    array[:] = np.arange(6)
+    repository = Repository.create(str(tmp_path / "repo"))
+    before = repository.lookup_branch("main")
+    with monkeypatch.context() as patched:
+        _while_it_is_planned(patched, lambda: change(store))
+        with pytest.raises(IcefloeError, match="changed while it was ingested; nothing was committed"):
+            ingest_local(str(tmp_path / "in" / given), repository, IngestOptions(mode=mode))
+    assert repository.lookup_branch("main") == before
+    ingest_local(str(tmp_path / "in" / given), repository, IngestOptions(mode=mode))
+
+
+@pytest.mark.parametrize("given", ["a.zarr", "*.zarr", "."])
+def test_a_zarr_store_with_a_new_chunk_is_ingested_again(tmp_path: Path, given: str) -> None:
+    store = tmp_path / "in" / "a.zarr"
+    root = zarr.open_group(store, mode="w")
+    for name in ("x", "v"):
+        root.create_array(name, shape=(2,), chunks=(1,), dtype="f8", dimension_names=["x"])[:] = [1, 2]
+    repository = Repository.create(str(tmp_path / "repo"))
+    source = str(tmp_path / "in" / given)
+    assert ingest_local(source, repository).snapshot_id is not None
+    assert ingest_local(source, repository, skip_ingested=True).already_there == 1
+    root["v"][1] = 5.0
+    os.utime(store / "v" / "c" / "1", (0, 1_900_000_000))
+    ingest_local(source, repository, IngestOptions(region="auto"), skip_ingested=True)
+    assert zarr.open_array(repository.readonly_session("main").store, path="v", mode="r")[:].tolist() == [1, 5]
 
 
 @pytest.mark.parametrize("name", ["with space", "ä ö", "50%25", "a%20b?c", "x#y", "[1]*"])

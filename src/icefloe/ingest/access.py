@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 import os
@@ -197,7 +198,8 @@ class SourceAccess:
             with local_errors(url):
                 status = path.stat()
             size = 0 if stat.S_ISDIR(status.st_mode) else status.st_size
-            return SourceFile(url, size, None, math.ceil(status.st_mtime))
+            version = str(status.st_mtime_ns) if size else None
+            return SourceFile(url, size, None, math.ceil(status.st_mtime), version)
         storage, key = self.place(url)
         info = run_blocking(storage.head(key))
         return SourceFile(url, info.size_bytes, info.version.etag, int(info.last_modified.timestamp()))
@@ -357,7 +359,7 @@ def _describe_listed(path: Path) -> SourceFile:
     except FileNotFoundError:
         # A link to nothing: whoever opens it can say so, and leave it out if that was asked for.
         return SourceFile(normalise_url(path), 0, None, 0)
-    return SourceFile(normalise_url(path), status.st_size, None, math.ceil(status.st_mtime))
+    return SourceFile(normalise_url(path), status.st_size, None, math.ceil(status.st_mtime), str(status.st_mtime_ns))
 
 
 def _raise(error: OSError) -> None:
@@ -371,6 +373,14 @@ async def _list(storage: Storage, prefix: str) -> list[ObjectInfo]:
 @lru_cache(maxsize=64)
 def _root_storage(url: str, options: tuple[tuple[str, Any], ...] = ()) -> Storage:
     return storage_from_url(url, **dict(options))
+
+
+def listing_version(files: Sequence[SourceFile]) -> str:
+    """Return a hash of a listing. It changes if a file is replaced, added or removed."""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in sorted(files, key=lambda each: each.url):
+        digest.update(f"{file.url}\0{file.size_bytes}\0{file.etag}\0{file.version or file.last_modified}\0".encode())
+    return digest.hexdigest()
 
 
 def choose_access(access: SourceAccess | None, options: Mapping[str, Any] | None) -> SourceAccess:

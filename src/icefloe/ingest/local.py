@@ -34,7 +34,7 @@ from icefloe.ingest.record import (
 )
 from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema
 from icefloe.ingest.sources import IngestOptions, Sources, expand_sources
-from icefloe.ingest.tasks import PlacedFile, TaskResult, digest_variables, run_task
+from icefloe.ingest.tasks import PlacedFile, TaskResult, check_stores, digest_variables, run_task
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 from icefloe.model.zarr_document import key_encoding, parse_document
@@ -502,6 +502,7 @@ def ingest_local(
         results.append(run_task(task, plan.arrays, sink, access=access, format=options.format))
         if progress is not None:
             progress(results[-1])
+    check_stores(schemas, access)
     facts = {**keep_record(repository, session.state.base, ingest_metadata(plan, files)), **(metadata or {})}
     # Files without cells change nothing; that they were ingested is recorded all the same.
     snapshot_id = session.commit(message or f"Ingest {len(plan.sources)} sources", facts, allow_empty=True)

@@ -88,6 +88,9 @@ class SourceFile:
         The ETag, if the storage has one.
     last_modified
         The modification time in seconds since 1970.
+    version
+        What identifies the content more precisely than the time: nanoseconds of a local file, or a hash of the listing
+        of a Zarr store.
 
     Examples
     --------
@@ -100,6 +103,8 @@ class SourceFile:
     etag: str | None = None
     last_modified: int | None = None
     """Seconds since 1970."""
+    version: str | None = None
+    """The modification time of a local file in nanoseconds, or a hash of the listing of a Zarr store."""
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.errors import InvalidInputError
-from icefloe.ingest.access import SourceAccess, local_path
+from icefloe.ingest.access import SourceAccess, listing_version, local_path
 from icefloe.ingest.array_plan import ArrayPlan, convert_values, parse_fill_document
 from icefloe.ingest.cf import packing_of
 from icefloe.ingest.chunk_grids import (
@@ -30,7 +30,7 @@ from icefloe.ingest.chunk_grids import (
 )
 from icefloe.ingest.parsers.contract import OpenSource
 from icefloe.ingest.parsers.registry import open_source
-from icefloe.ingest.source_model import SourceFile, SourceVariable, digest_values
+from icefloe.ingest.source_model import SourceFile, SourceSchema, SourceVariable, digest_values
 from icefloe.model.chunk_table import ChunkTable
 from icefloe.storage.contract import normal_etag
 
@@ -366,14 +366,34 @@ _CHECKING_THREADS = 16
 
 def _check_version(listed: SourceFile, now: SourceFile) -> None:
     is_same = (listed.size_bytes, listed.last_modified) == (now.size_bytes, now.last_modified)
+    if listed.version is not None and now.version is not None:
+        is_same = is_same and listed.version == now.version
     if listed.etag is not None and now.etag is not None:
         is_same = normal_etag(listed.etag) == normal_etag(now.etag)
     if not is_same:
-        raise InvalidInputError(
-            f"{listed.url} changed while it was ingested; nothing was committed. Run the ingest again when the file is "
-            "complete",
-            url=listed.url,
-        )
+        raise _changed(listed.url)
+
+
+def _changed(url: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{url} changed while it was ingested; nothing was committed. Run the ingest again when it is complete", url=url
+    )
+
+
+def check_stores(schemas: Sequence[SourceSchema], access: SourceAccess) -> None:
+    """Refuse Zarr stores of which an object was replaced, added or removed since their schemas were read.
+
+    Call this before the commit. It lists every store once more.
+    """
+    stores = [schema.file for schema in schemas if schema.format == "zarr"]
+    if not stores:
+        return
+    with ThreadPoolExecutor(_CHECKING_THREADS) as pool:
+        for file, now in zip(
+            stores, pool.map(lambda f: listing_version(access.list_files(f.url)), stores), strict=True
+        ):
+            if file.version != now:
+                raise _changed(file.url)
 
 
 @contextmanager

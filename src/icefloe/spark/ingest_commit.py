@@ -37,7 +37,7 @@ from icefloe.ingest.record import (
 from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema
 from icefloe.ingest.sources import IngestOptions, OnError, natural_key
 from icefloe.ingest.target_arrays import fill_means_missing
-from icefloe.ingest.tasks import IngestTask, PlacedFile, TaskResult, run_task
+from icefloe.ingest.tasks import IngestTask, PlacedFile, TaskResult, check_stores, run_task
 from icefloe.model.chunk_table import ChunkTable
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 from icefloe.repository import Repository
@@ -320,6 +320,7 @@ def plan_first_pass(spark: SparkSession, found: FirstPass, existing: Existing, o
 def commit_with_retry(spark: SparkSession, job: IngestJob) -> IngestCommit:
     """Write and commit. If the branch has new commits, retry until it succeeds or there is a real conflict."""
     attempt = _attempt(spark, job, job.options, None)
+    check_stores(job.first_pass.schemas, job.access)
     for number in range(1, MOST_ATTEMPTS + 1):
         references = sum(each.parts.chunks for each in attempt.written)
         metadata = _metadata(job, attempt, references, number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 from zarr.dtype import parse_dtype
 
 from icefloe.errors import FormatError, UnsupportedError
-from icefloe.ingest.access import SourceAccess
+from icefloe.ingest.access import SourceAccess, listing_version
 from icefloe.ingest.chunk_grids import grid_shape, lexicographic_order
 from icefloe.ingest.parsers.contract import OpenSource, broken
 from icefloe.ingest.source_model import (
@@ -186,6 +187,8 @@ class ZarrSource(OpenSource):
     def schema(self) -> SourceSchema:
         if self._schema is None:
             files = self.access.list_files(self.file.url)
+            # The store is listed again before the commit: chunks may be replaced while others are read.
+            self.file = replace(self.file, version=listing_version(files))
             names = [f.url[len(self._root) :] for f in files]
             documents = [n for n in names if n.rsplit("/", 1)[-1] in DOCUMENTS]
             contents = {name: self._parse(name) for name in documents}
