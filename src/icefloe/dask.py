@@ -70,7 +70,8 @@ def store_dask(
     places = list(regions) if regions is not None else [None] * len(sources)
     if not len(sources) == len(targets) == len(places):
         raise InvalidInputError(
-            f"{len(sources)} sources, {len(targets)} targets and {len(places)} regions do not pair up"
+            f"{len(sources)} sources, {len(targets)} targets and {len(places)} regions were given. Give one target and "
+            "one region for every source"
         )
     writes: list[Any] = []
     for source, target, region in zip(sources, targets, places, strict=True):
@@ -124,7 +125,7 @@ def _check_alignment(source: da.Array, target: zarr.Array[Any], start: tuple[int
         if (inner % width).any():
             raise InvalidInputError(
                 f"along axis {axis} the blocks {sizes[:5]} of the source do not end at the chunks of "
-                f"{target.name or '/'} (every {width} elements): two tasks would write one chunk; rechunk the source "
+                f"{target.name or '/'} (every {width} elements): two tasks would write one chunk. Rechunk the source "
                 "first"
             )
 

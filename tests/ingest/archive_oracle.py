@@ -223,7 +223,7 @@ REASONS: tuple[tuple[str, Callable[[Case], bool]], ...] = (
     (r"packed numbers (would )?mean different values", lambda c: c.differ(_packing)),
     (r"missing variable|new variable", _lacks),
     (r"cannot append along", _earlier),
-    (r"do not have the same dates", _other_dates),
+    (r"which have different dates", _other_dates),
     (r"no type holds the values of both|one that holds all values|of which some are missing and none is free", _wide),
     (r"does not fit the type", lambda c: _wide(c) or _cannot_append(c)),
     (r"a value that means missing", lambda c: _holes(c) and _no_mark(c)),
@@ -234,14 +234,14 @@ REASONS: tuple[tuple[str, Callable[[Case], bool]], ...] = (
     (r"references: expected possible", _cannot_reference),
     (r"calendar: .* the numbers do not mean the same", lambda c: c.is_virtual and len({f.calendar for f in c.all}) > 1),
     (r"the numbers do not mean the same", lambda c: c.differ(_missing) or c.differ(_packing)),
-    (r"its values may not fit|do not fit|are not exact as|which mean missing in the array", _cannot_append),
+    (r"its values may not fit|do not fit|cannot be stored exactly as|mean missing in the array", _cannot_append),
     (r"the array has no missing value", _cannot_append),
-    (r"no whole|are not exact", lambda c: bool(c.before) and _other_times(c)),
+    (r"not whole numbers|cannot be stored exactly", lambda c: bool(c.before) and _other_times(c)),
     (r"position is not known|position along", lambda c: any(f.is_broken for f in c.all)),
     (r"no source can be read|cannot be read", lambda c: any(f.is_broken for f in c.all)),
     (
-        r"are not a run of the repository's|the files belong elsewhere|the sources have|"
-        r"the grids differ|use append_dim",
+        r"are not consecutive values of|the files belong elsewhere|the sources have|"
+        r"the grids differ|[Uu]se append_dim",
         lambda c: _outside(c) or _other_tiles(c),
     ),
     (r"region writes into existing arrays", lambda c: _is_region(c) and _lacks(c)),

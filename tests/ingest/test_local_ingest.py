@@ -178,5 +178,5 @@ def test_arrays_that_exist_are_not_written_over_unasked(tmp_path: Path) -> None:
     write_month(tmp_path / "a", days=2, **GRID)
     repository = Repository.create(in_memory_storage())
     ingest_local(tmp_path / "a", repository)
-    with pytest.raises(InvalidInputError, match="exists; use append_dim"):
+    with pytest.raises(InvalidInputError, match="exists. Use append_dim"):
         ingest_local(tmp_path / "a", repository)

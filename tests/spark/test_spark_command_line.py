@@ -47,7 +47,7 @@ def test_files_are_planned_ingested_appended_and_exported(
     assert (xr.open_zarr(plain).t2m.values[24:] == expected).all()
     assert "snapshot" in run("export", place, str(tmp_path / "copy"), "--to", "repository")
 
-    assert "exists; use append_dim" in run("ingest", *paths, place, code=1)
+    assert "exists. Use append_dim" in run("ingest", *paths, place, code=1)
     assert "NAME=VALUE" in run("ingest", *paths, place, "--rename", "x", code=2)
 
 

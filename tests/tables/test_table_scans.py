@@ -170,7 +170,7 @@ def test_a_condition_is_refused_when_it_is_planned_or_decides_every_cell(given_d
     else:
         told = ""
     if told:
-        assert "not known here" in told or "only SQL understands" in told
+        assert "cannot be evaluated here" in told or "only SQL can evaluate" in told
         return
     # Every block, also those that the plan left out.
     whole = plan_scan(TableOptions(address, Point()))
@@ -300,7 +300,7 @@ def test_appended_rows_extend_the_grid_and_keep_the_rest() -> None:
 @pytest.mark.parametrize(
     ("table", "options", "told"),
     [
-        (rows(t=[0], y=[0.5], v=[1.0]), WriteOptions(), "before the last one"),
+        (rows(t=[0], y=[0.5], v=[1.0]), WriteOptions(), "before the last existing value"),
         (rows(t=[3], y=[9.0], v=[1.0]), WriteOptions(), "not on the grid"),
         (rows(t=[3], y=[0.5], v=[1.0]), WriteOptions(mode="upsert"), "does not extend"),
         (rows(t=[1, 1], y=[0.5, 0.5], v=[1.0, 2.0]), WriteOptions(), "several rows"),
@@ -351,7 +351,7 @@ def test_variables_of_two_grids_are_named_apart() -> None:
     [
         ({"path": "/x", "foo": "1"}, "no option 'foo'"),
         ({}, "`path` is missing"),
-        ({"path": "/x", "layout": "wide"}, "layout is 'wide'; it takes cells, rows, chunks"),
+        ({"path": "/x", "layout": "wide"}, "layout is 'wide', expected one of cells, rows, chunks"),
         ({"path": "/x", "branch": "a", "tag": "b"}, "branch and tag"),
         ({"path": "/x", "as_of": "yesterday"}, "as_of"),
         ({"path": "/x", "partition_bytes": "many"}, "partition_bytes"),

@@ -143,7 +143,7 @@ def test_dask_arrays_are_stored_where_they_are_computed(repository: icefloe.Repo
 def test_blocks_that_share_a_chunk_are_refused(repository: icefloe.Repository) -> None:
     session = repository.writable_session("main")
     array = zarr.create_array(session.store, shape=(40,), chunks=(10,), dtype="f8")
-    with pytest.raises(icefloe.InvalidInputError, match="rechunk"):
+    with pytest.raises(icefloe.InvalidInputError, match="Rechunk"):
         store_dask(sources=[da.ones(40, chunks=15)], targets=[array])
 
 

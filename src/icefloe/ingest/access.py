@@ -91,8 +91,8 @@ def normalise_url(place: str | os.PathLike[str]) -> str:
     text = os.fspath(place)
     if has_userinfo(text):
         raise InvalidInputError(
-            "the URL of a source holds a user or a password; sources are stored and shown, give credentials with "
-            "SourceAccess({prefix: http_storage(url, headers=...)})"
+            "the URL of a source contains a user or a password. URLs of sources are stored and shown. Pass credentials "
+            "with SourceAccess({prefix: http_storage(url, headers=...)})"
         )
     if "://" in text:
         return text
@@ -112,7 +112,7 @@ def local_errors(url: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise ObjectNotFoundError(f"there is no file {url}", url=url) from error
     except PermissionError as error:
-        raise PermissionDeniedError(f"{url} may not be read by this user", url=url) from error
+        raise PermissionDeniedError(f"this user has no permission to read {url}", url=url) from error
     except OSError as error:
         raise StorageError(f"{url} cannot be read: {error}", url=url) from error
 
@@ -170,7 +170,7 @@ class SourceAccess:
                 return self.storages[prefix], unquote(url[len(folder) :])
         parts = urlsplit(url)
         if not parts.netloc:
-            raise InvalidInputError(f"{url} names no bucket or host", url=url)
+            raise InvalidInputError(f"{url} contains no bucket or host", url=url)
         options = tuple(sorted(self.options.items()))
         return _root_storage(f"{parts.scheme}://{parts.netloc}", options), unquote(parts.path.lstrip("/"))
 

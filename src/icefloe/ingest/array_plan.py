@@ -145,7 +145,7 @@ def convert_values(values: npt.NDArray[Any], variable: SourceVariable, array: Ar
         result = _cast(unpack(values, source, own), variable, array, target)
     else:
         raise InvalidInputError(
-            f"{variable.path} is packed with {source}, the array {array.path} with {target}; use unpack=True",
+            f"{variable.path} is packed with {source}, the array {array.path} with {target}. Use unpack=True",
             path=array.path,
         )
     return result if source.fills == target.fills else _fill_anew(result, values, variable, array, source, target)
@@ -180,8 +180,8 @@ def _fill_anew(
         taken &= ~missing
     if taken is not None and bool(taken.any()):
         raise InvalidInputError(
-            f"{variable.path} holds {target.fills}, which mean missing in the array /{array.path} and not in the file; "
-            "ingest it into another group",
+            f"{variable.path} contains {target.fills}. These values mean missing in the array /{array.path}, but not "
+            "in the file. Ingest the file into another group",
             path=array.path,
         )
     if missing is None:
@@ -189,7 +189,7 @@ def _fill_anew(
     wanted = np.dtype(array.dtype)
     if target.fill is None and wanted.kind != "f":
         raise InvalidInputError(
-            f"values of {variable.path} are missing, and the array /{array.path} declares no _FillValue for them",
+            f"values of {variable.path} are missing, but the array /{array.path} has no _FillValue",
             path=array.path,
         )
     if result is values or np.shares_memory(result, values):

@@ -123,7 +123,7 @@ def parse_time_units(units: str, calendar: str = "standard") -> TimeUnits:
     """Take CF time units apart, in any calendar of cftime."""
     match = _SINCE.match(units)
     if match is None or match[1].lower() not in _NANOSECONDS:
-        raise InvalidInputError(f"{units!r} are not CF time units of a fixed length", units=units)
+        raise InvalidInputError(f"{units!r} is not a CF time unit of fixed length", units=units)
     name = calendar_name(calendar)
     since = _civil_reference(match[2], name)
     if since is None:
@@ -155,7 +155,7 @@ def _cftime_reference(units: str, text: str, calendar: str) -> int:
         return int((instant - epoch) // dt.timedelta(microseconds=1)) * 1000
     except (ValueError, OverflowError) as error:
         raise InvalidInputError(
-            f"the time units {units!r} in the calendar {calendar!r} are not understood: {error}", units=units
+            f"the time units {units!r} in the calendar {calendar!r} cannot be parsed: {error}", units=units
         ) from error
 
 
@@ -272,8 +272,8 @@ def choose_time_encoding(sources: Sequence[SourceTimes]) -> TimeEncoding:
         )
         if far is not None:
             raise InvalidInputError(
-                f"times in {far!r} lie outside of the years 1678 to 2262, and others are finer than microseconds; "
-                "ingest them into different groups"
+                f"times in {far!r} are outside of the years 1678 to 2262, and other times are finer than microseconds. "
+                "Ingest them into different groups"
             )
     return TimeEncoding(_units_since(unit, first.units), first.calendar, "<i8")
 
@@ -332,8 +332,8 @@ def _check_calendars(sources: Sequence[SourceTimes]) -> None:
 
 def _other_dates(names: Iterable[str]) -> InvalidInputError:
     return InvalidInputError(
-        f"times are counted in the calendars {' and '.join(sorted(names))}, which do not have the same dates; "
-        "ingest them into different groups"
+        f"times are counted in the calendars {' and '.join(sorted(names))}, which have different dates. Ingest them "
+        "into different groups"
     )
 
 
@@ -398,7 +398,7 @@ def _no_time(wanted: np.dtype[Any], given: Any) -> Any:
         return np.nan
     if wanted.kind == "i" and wanted.itemsize == 8:
         return NO_TIME
-    raise InvalidInputError(f"times are missing, and an array of {wanted} has no number for them")
+    raise InvalidInputError(f"times are missing, but an array of {wanted} cannot store missing times")
 
 
 def _cast_times(
@@ -438,13 +438,14 @@ def _whole_units(
     told = f"times in {source.text!r}"
     if low < -_MOST or high > _MOST or low // unit < limits.min or high // unit > limits.max:
         raise InvalidInputError(
-            f"{told} do not fit {target.text!r} in the type {wanted} of their array; choose coarser units (time_units)"
+            f"{told} do not fit {target.text!r} in the type {wanted} of their array. Choose coarser units with "
+            "time_units"
         )
     # Nanoseconds from year one have no place in 64 bits, although those from 1970 to the same time have.
     is_wide = max(abs(shift), scale) > _MOST
     total = offsets.astype(object if is_wide else np.int64) * scale + shift
     if bool((total % unit).any()):
-        raise InvalidInputError(f"{told} are no whole {target.text!r}; choose finer units or a float dtype")
+        raise InvalidInputError(f"{told} are not whole numbers of {target.text!r}. Choose finer units or a float dtype")
     return (total // unit).astype(wanted)
 
 
@@ -457,8 +458,8 @@ def _float_units(
     back, unit = _float_offsets(result.astype(np.float64), target)
     if not np.array_equal(back.astype(np.longdouble) * unit, exact):
         raise InvalidInputError(
-            f"times in {source.text!r} are not exact as {wanted} of {target.text!r}; store times as integers "
-            "(time_units with a unit of which they are multiples)"
+            f"times in {source.text!r} cannot be stored exactly as {wanted} of {target.text!r}. Store them as "
+            "integers: choose time_units with a unit of which they are multiples"
         )
     return result
 
@@ -476,7 +477,7 @@ def _float_offsets(values: npt.NDArray[np.float64], units: TimeUnits) -> tuple[n
         return (values * np.int64(units.unit_ns)).astype(np.int64), 1
     micro = np.around(values.astype(np.longdouble) * (units.unit_ns / 1000))
     if micro.size and float(np.abs(micro).max()) > _MOST:
-        raise InvalidInputError(f"times in {units.text!r} are too far from their reference to be counted")
+        raise InvalidInputError(f"times in {units.text!r} are too far from their reference date")
     return micro.astype(np.int64), 1000
 
 

@@ -96,7 +96,7 @@ def concatenate_tables(tables: Sequence[ChunkTable], ndim: int) -> ChunkTable:
     if len(tables) == 1:
         return tables[0]
     if any(t.object_id is not None for t in tables):
-        raise InvalidInputError("tables of sources hold virtual and inline references only")
+        raise InvalidInputError("tables of sources can only contain virtual and inline references")
     coords = np.concatenate([t.coords for t in tables])
     order = lexicographic_order(coords)
     coords = coords[order]
@@ -165,7 +165,7 @@ def contiguous_references(
     """
     shape, chunks = tuple(shape), tuple(chunks)
     if not is_contiguous_chunking(shape, chunks):
-        raise InvalidInputError(f"chunks {chunks} of row-major values {shape} are not runs of bytes")
+        raise InvalidInputError(f"chunks {chunks} of an array of shape {shape} are not contiguous in the file")
     coords = all_coords(grid_shape(shape, chunks))
     first = coords.astype(np.int64) * np.asarray(chunks, dtype=np.int64)
     full = (first + np.asarray(chunks) <= np.asarray(shape)).all(axis=1)

@@ -392,7 +392,7 @@ def _read_refs(access: SourceAccess, url: str, refs: Mapping[Coords, ChunkRef]) 
         raise VirtualChunkError(str(error), location=url) from error
     for (start, end), each in zip(spans, data, strict=True):
         if len(each) < end - start:
-            raise VirtualChunkError(f"{url} ends before byte {end}, which a reference names", location=url)
+            raise VirtualChunkError(f"{url} ends before byte {end}, but a reference needs it", location=url)
     return dict(zip(refs, data, strict=True))
 
 

@@ -112,7 +112,7 @@ def _check_names(schemas: Sequence[SourceSchema], options: IngestOptions) -> Non
     for name in (*(options.variables or ()), *options.drop_variables):
         if name not in present:
             shown = ", ".join(sorted(present)[:30])
-            raise InvalidInputError(f"no source has a variable {name!r}{suggest(name, present)}; there are {shown}")
+            raise InvalidInputError(f"no source has a variable {name!r}{suggest(name, present)}. There are: {shown}")
     for name in options.rename:
         if name not in present | dims:
             near = suggest(name, present | dims)
@@ -153,13 +153,14 @@ def _renamed(
         new = names.get(name, name)
         if new in _RESERVED_NAMES:
             raise InvalidInputError(
-                f"{file.url} has a variable {new!r}, which cannot name an array; use rename or drop_variables",
+                f"{file.url} has a variable {new!r}, which is not a valid name of an array. Use rename or "
+                "drop_variables",
                 url=file.url,
             )
         if new in renamed:
             raise InvalidInputError(
-                f"two variables of {file.url} would be named {new!r}: {renamed[new].path} and {variable.path}; "
-                "leave one out with drop_variables, or rename both",
+                f"two variables of {file.url} would be named {new!r}: {renamed[new].path} and {variable.path}. Leave "
+                "one out with drop_variables, or rename both",
                 url=file.url,
             )
         renamed[new] = _rename(variable, names)

@@ -225,8 +225,8 @@ def find_joined_dims(members: Sequence[Member], asked: Sequence[str] | None) -> 
         unknown = [d for d in varying if all(d not in m.coordinates for m in members)]
         if unknown and len(unknown) == len(varying):
             raise InvalidInputError(
-                f"the files differ along {', '.join(unknown)}, which has no coordinate to order them by; "
-                f"name the dimension with concat_dims to join the files in the order of their names"
+                f"the files differ along {', '.join(unknown)}, which has no coordinate to order them by. To join the "
+                "files in the order of their names, pass the dimension in concat_dims"
             )
         return tuple(d for d in varying if d not in unknown)
     scalars: dict[str, set[str]] = {}
@@ -352,7 +352,7 @@ def join_dimension(
         pair = f"{left_members[0].file.name} ends at {ends}, {right_members[0].file.name} starts at {starts}"
         if sign * _difference(right.first, left.last) <= 0:
             raise InvalidInputError(
-                f"files overlap along {dim}: {pair}; leave one out or cut it",
+                f"files overlap along {dim}: {pair}. Leave one out, or cut it",
                 dim=dim,
                 left=left_members[0].file.url,
                 right=right_members[0].file.url,
@@ -387,7 +387,9 @@ def _comparable(
     """The member's coordinate as the target counts it. Alike files share one."""
     coordinate = member.coordinates.get(dim)
     if coordinate is None:
-        raise InvalidInputError(f"{member.file.url} has no coordinate for {dim}, other files do", url=member.file.url)
+        raise InvalidInputError(
+            f"{member.file.url} has no coordinate {dim}, but other files have one", url=member.file.url
+        )
     variable = member.variables.get(dim)
     own = None if variable is None or encoding is None else _source_times(member, dim)
     if own is None or variable is None or encoding is None:
@@ -442,7 +444,7 @@ def _join_by_order(members: Sequence[Member], dim: str, missing: Sequence[tuple[
 
 def _unknown_place(url: str, dim: str, why: str) -> InvalidInputError:
     return InvalidInputError(
-        f"{url} cannot be read and its position along {dim} is not known ({why}); take it out of the sources", url=url
+        f"{url} cannot be read, and its position along {dim} is not known ({why}). Remove it from the sources", url=url
     )
 
 
@@ -513,7 +515,7 @@ def find_offset(group: str, joined: JoinedDimension, options: IngestOptions, exi
         raise InvalidInputError(f"the region {first}:{end} along {joined.name} starts before the first cell")
     if end is not None and end - first != joined.size:
         raise InvalidInputError(
-            f"the region {first}:{end} along {joined.name} has {end - first} cells, the sources have {joined.size}"
+            f"the region {first}:{end} along {joined.name} has {end - first} cells, but the sources have {joined.size}"
         )
     return int(first)
 
@@ -523,12 +525,15 @@ def _found_region(group: str, joined: JoinedDimension, existing: Existing) -> in
     values = joined.values()
     if coordinate is None or values is None:
         raise InvalidInputError(
-            f"region='auto' needs a coordinate {joined.name} in the repository and in every file; give the bounds"
+            f"region='auto' needs a coordinate {joined.name} in the repository and in every file. Give the bounds "
+            "instead"
         )
     start = find_run(coordinate, values)
     if start is None:
         ends = f"{_shown(joined, values[0])} .. {_shown(joined, values[-1])}"
-        raise InvalidInputError(f"the values of {joined.name} ({ends}) are not a run of the repository's {joined.name}")
+        raise InvalidInputError(
+            f"the values of {joined.name} ({ends}) are not consecutive values of {joined.name} in the repository"
+        )
     return start
 
 
@@ -619,6 +624,6 @@ def _refuse_repeated(joined: JoinedDimension, stored: npt.NDArray[Any]) -> None:
         if len(again):
             raise InvalidInputError(
                 f"cannot append along {joined.name}: the repository has {len(again)} of the values of {block.urls[0]} "
-                f"already, such as {_shown(joined, again[0])}; use region='auto' to overwrite",
+                f"already, for example {_shown(joined, again[0])}. Use region='auto' to overwrite them",
                 dim=joined.name,
             )

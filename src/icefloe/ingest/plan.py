@@ -157,8 +157,8 @@ def _check_dimensions(
     for name in asked:
         if name not in known | stored and name not in (options.concat_dims or ()):
             raise InvalidInputError(
-                f"no source and no array of /{group} has a dimension {name!r}{suggest(name, known | stored)}; to stack "
-                f"files along a new dimension, name it in concat_dims too",
+                f"no source and no array of /{group} has a dimension {name!r}{suggest(name, known | stored)}. To stack "
+                "files along a new dimension, add it to concat_dims",
                 dim=name,
             )
     for name in options.concat_dims or ():
@@ -275,8 +275,8 @@ def _join(
     missing = [(order, failure.file.url) for order, failure in failures]
     if missing and len(names) > 1:
         raise InvalidInputError(
-            f"{missing[0][1]} cannot be read and its position is not known: files are joined along {', '.join(names)}; "
-            f"take it out of the sources",
+            f"{missing[0][1]} cannot be read and its position is not known: files are joined along {', '.join(names)}. "
+            "Remove it from the sources",
             url=missing[0][1],
         )
     return join_dimension(members, name, encoding, missing)
@@ -689,7 +689,7 @@ def check_free(plan: IngestPlan, existing: Existing) -> None:
     taken = sorted(path for path in plan.arrays if path in existing.arrays)
     if taken and plan.options.append_dim is None and plan.options.region is None:
         raise InvalidInputError(
-            f"the array /{taken[0]} exists; use append_dim to extend it, region to write into it, or another group",
+            f"the array /{taken[0]} exists. Use append_dim to extend it, region to write into it, or another group",
             path=taken[0],
         )
 

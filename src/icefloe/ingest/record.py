@@ -200,7 +200,7 @@ def _fetch(repository: Repository, text: str, snapshot_id: str) -> set[bytes]:
         return parse_fingerprints(decompress(run_blocking(repository.storage.get(text))))
     except (ObjectNotFoundError, FormatError, binascii.Error, ValueError) as error:
         raise FormatError(
-            f"the list of sources of snapshot {snapshot_id} ({text}) cannot be read; ingest without skip_ingested",
+            f"the list of sources of snapshot {snapshot_id} ({text}) cannot be read. Ingest without skip_ingested",
             key=text,
         ) from error
 
@@ -228,9 +228,7 @@ def _container_store(prefix: str, options: Mapping[str, Any]) -> ObjectStoreConf
             return http_store()
         case "az" | "abfs" | "abfss":
             return azure_store()
-    raise UnsupportedError(
-        f"no kind of store is known for {prefix}; give the container yourself (a VirtualChunkContainer)", prefix=prefix
-    )
+    raise UnsupportedError(f"no kind of store is known for {prefix}. Pass a VirtualChunkContainer", prefix=prefix)
 
 
 def with_stored_containers(repository: Repository) -> Repository:

@@ -114,15 +114,15 @@ class IngestOptions:
         _choose("append_order", self.append_order, ("after", "any"))
         _choose("on_error", self.on_error, ("fail", "skip"))
         if self.append_dim is not None and self.region is not None:
-            raise InvalidInputError("append_dim and region exclude each other: a region lies in arrays that exist")
+            raise InvalidInputError("give either append_dim or region. A region is a part of existing arrays")
         if self.mode == "virtual" and (self.chunks or self.codecs or self.dtypes or self.unpack or self.time_units):
             raise InvalidInputError(
-                "mode='virtual' keeps the sources' bytes as they are; chunks, codecs, dtypes, unpack and time_units "
-                "need mode='native' (or 'mixed' for small arrays)"
+                "mode='virtual' does not change the data. chunks, codecs, dtypes, unpack and time_units need "
+                "mode='native' (or 'mixed' for small arrays)"
             )
         for name, length in self.chunks.items():
             if length < 1:
-                raise InvalidInputError(f"the chunk length {length} of dimension {name} is not positive")
+                raise InvalidInputError(f"the chunk length of dimension {name} is {length}, expected at least 1")
         for name, dtype in self.dtypes.items():
             try:
                 np.dtype(dtype)
@@ -134,12 +134,14 @@ class IngestOptions:
             except re.error as error:
                 raise InvalidInputError(f"the group pattern {self.group_pattern!r} is wrong: {error}") from error
             if groups < 1:
-                raise InvalidInputError(f"the group pattern {self.group_pattern!r} has no ( ) around the group's name")
+                raise InvalidInputError(
+                    f"the group pattern {self.group_pattern!r} has no group in parentheses for the name of the group"
+                )
 
 
 def _choose(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise InvalidInputError(f"{name} is {value!r}; it is one of {', '.join(allowed)}")
+        raise InvalidInputError(f"{name} is {value!r}, expected one of {', '.join(allowed)}")
 
 
 Sources: TypeAlias = "str | os.PathLike[str] | SourceFile | Iterable[str | os.PathLike[str] | SourceFile]"
@@ -214,12 +216,12 @@ def expand_sources(sources: Sources, access: SourceAccess | None = None) -> list
 
 def _expand_one(text: str, access: SourceAccess) -> Sequence[SourceFile]:
     if not text.strip():
-        raise InvalidInputError("a source is an empty text; name a file, a folder ('.' for this one) or a URL")
+        raise InvalidInputError("a source is an empty string. Give a file, a folder ('.' for this one) or a URL")
     if text.endswith((".txt", ".list")) and not glob.has_magic(text):
         lines = access.read(normalise_url(text)).decode("utf-8").splitlines()
         entries = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
         if not entries:
-            raise InvalidInputError(f"the list {text} names no sources", url=text)
+            raise InvalidInputError(f"the list {text} contains no sources", url=text)
         return [file for entry in entries for file in _expand_one(entry, access)]
     # A path with such characters may also be a plain file name.
     if glob.has_magic(text) and ("://" in text or not Path(text).exists()):
@@ -295,8 +297,8 @@ def _expand_plain(url: str, access: SourceAccess) -> Sequence[SourceFile]:
     files += [s for store in outer for s in _expand_plain(store, access)]
     if not files:
         raise ObjectNotFoundError(
-            f"the folder {url} has no data files ({', '.join(DATA_ENDINGS)}) and no Zarr stores; "
-            "name them or use a glob",
+            f"the folder {url} has no data files ({', '.join(DATA_ENDINGS)}) and no Zarr stores. Give the files, or "
+            "use a glob",
             url=url,
         )
     return files

@@ -626,7 +626,7 @@ def check_repeated(
         kept = "the repository" if each.kept is None else each.kept.file.url
         raise InvalidInputError(
             f"/{each.path} has other values in {each.other.file.url} than in {kept}, at the same "
-            "coordinates; leave one of the files out, or drop the variable (drop_variables)",
+            "coordinates. Leave one of the files out, or drop the variable with drop_variables",
             path=each.path,
             url=each.other.file.url,
         )

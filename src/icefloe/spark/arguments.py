@@ -68,14 +68,16 @@ def unknown_name(what: str, name: str, known: Iterable[Any], *, option: str = ""
     names = [str(each) for each in known]
     near = suggest(str(name), names)
     where = f"{option}: " if option else ""
-    return InvalidInputError(f"{where}there is no {what} {name!r}{near}; there are {', '.join(names) or 'none'}")
+    return InvalidInputError(f"{where}there is no {what} {name!r}{near}. There are: {', '.join(names) or 'none'}")
 
 
 def reading_session(source: Source) -> Session:
     """Return a read-only session. For a repository, it is at the tip of the branch `main`."""
     if isinstance(source, Session):
         if not source.read_only:
-            raise InvalidInputError("jobs read committed data: commit, then give a read-only session or the repository")
+            raise InvalidInputError(
+                "jobs only read committed data. Commit the session, then pass a read-only session or the repository"
+            )
         return source
     return existing_repository(source).readonly_session("main")
 
@@ -130,6 +132,6 @@ def parse_bounds(region: Bounds, sizes: Mapping[str, int]) -> dict[str, slice]:
         part: Any = bounds if isinstance(bounds, slice) else slice(*bounds)
         first, end, step = part.indices(sizes[dim])
         if step != 1 or end <= first:
-            raise InvalidInputError(f"the region {bounds} along {dim} has no cells, or leaves some out")
+            raise InvalidInputError(f"the region {bounds} along {dim} is empty, or has a step")
         parsed[dim] = slice(first, end)
     return parsed

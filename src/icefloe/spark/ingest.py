@@ -229,8 +229,8 @@ def ingest(
     started = time.monotonic()
     if statistics and mode != "native":
         raise InvalidInputError(
-            f"statistics=True goes with mode='native', not {mode!r}: open the repository with the authorisation that "
-            "the outcome tells, and call icefloe.spark.analyze"
+            f"statistics=True needs mode='native', got {mode!r}. Open the repository with the authorisation in the "
+            "result, and call icefloe.spark.analyze"
         )
     job_id = secrets.token_hex(8)
     options = _options(
@@ -323,7 +323,7 @@ def _repository(
 ) -> Repository | None:
     if isinstance(repo, Repository):
         if options:
-            raise InvalidInputError("repo_options are for a path or URL; this repository has been opened already")
+            raise InvalidInputError("repo_options can only be used with a path or URL. This repository is already open")
         return repo
     storage = storage_from_url(os.fspath(repo), **(options or {}))
     if create:

@@ -190,8 +190,8 @@ class IngestWork:
                 raise
             if self.on_error == "fail":
                 raise FormatError(
-                    f"{failures[0].file.url} cannot be read; nothing was committed (on_error='skip' leaves its region "
-                    f"at the fill value): {failures[0].reason}",
+                    f"{failures[0].file.url} cannot be read. Nothing was committed: {failures[0].reason}. Use "
+                    "on_error='skip' to leave its region missing",
                     url=failures[0].file.url,
                 ) from error
         self._check_holes(task, failures)
@@ -205,8 +205,8 @@ class IngestWork:
         for path in task.arrays:
             if not fill_means_missing(self.arrays[path]):
                 raise FormatError(
-                    f"{failures[0].file.url} cannot be read, and cells of /{path} that are left out would not read as "
-                    f"missing; nothing was committed: {failures[0].reason}",
+                    f"{failures[0].file.url} cannot be read, and /{path} has no missing value for its cells. Nothing "
+                    f"was committed: {failures[0].reason}",
                     url=failures[0].file.url,
                 )
 
@@ -442,9 +442,9 @@ PREFIX = "ingest-"
 def check_batches(batch: int, options: IngestOptions) -> None:
     """Raise an error for options that do not work with batches."""
     if batch < 1:
-        raise InvalidInputError(f"batch is {batch}; a batch has at least 1 source")
+        raise InvalidInputError(f"batch is {batch}, expected at least 1")
     if options.append_dim is None:
-        raise InvalidInputError("batch needs append_dim: every batch is appended to the one before it")
+        raise InvalidInputError("batch needs append_dim, because every batch is appended to the previous one")
 
 
 def staging_branch(
@@ -490,9 +490,8 @@ def publish_batches(repository: Repository, branch: str, staging: str) -> str:
         repository.fast_forward(branch, tip)
     except ConflictError as error:
         raise ConflictError(
-            message=f"branch {branch} got other commits while batches were ingested; they are complete on branch "
-            f"{staging}: "
-            "merge it, or delete it and ingest again",
+            message=f"branch {branch} has new commits since the ingest started. The ingested batches are on branch "
+            f"{staging}. Merge that branch, or delete it and ingest again",
             expected_parent=tip,
             actual_parent=str(repository.lookup_branch(branch)),
         ) from error

@@ -104,7 +104,7 @@ def _rows(spark: SparkSession, inventory: Inventory, prefix: str, folder: str, e
     missing = [name for name in _COLUMNS if name not in frame.columns]
     if missing:
         raise InvalidInputError(
-            f"the inventory has no {', '.join(missing)}; it has {', '.join(frame.columns)}: rename its columns"
+            f"the inventory has no column {', '.join(missing)}. It has {', '.join(frame.columns)}. Rename its columns"
         )
     key = sql.substring(sql.col("key"), len(prefix) + 1, 1 << 30) if prefix else sql.col("key")
     length = len(folder) + text_length(width) + len(extension)
@@ -208,7 +208,7 @@ def collect_garbage(
     run_blocking(context.check_writable())
     uncached = open_uncached(context)
     if uncached.storage.read_only and not dry_run:
-        raise ReadOnlyError(f"{uncached.storage.url} takes no writes; garbage cannot be collected")
+        raise ReadOnlyError(f"{uncached.storage.url} is read-only, so garbage cannot be collected")
     request = CollectionRequest(delete_object_older_than, created_after)
     run_blocking(check_not_converting(uncached.storage, CONVERSION))
     decided = run_blocking(fetch_cutoff(uncached.storage, request.older_than))

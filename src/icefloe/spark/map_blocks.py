@@ -71,7 +71,9 @@ def plan_blocks(
         raise unknown_name("dimension", unknown[0], sizes, option="blocks")
     for dim, length in (asked or {}).items():
         if length < 1 and length != -1:
-            raise InvalidInputError(f"blocks of {length} cells along {dim} are not possible (-1 means all of it)")
+            raise InvalidInputError(
+                f"blocks of {length} cells along {dim} are not possible. Give at least 1, or -1 for the whole dimension"
+            )
     chunks = stored_chunks(dataset)
     fixed = {dim: sizes[dim] if n == -1 else min(n, max(1, sizes[dim])) for dim, n in (asked or {}).items()}
     lengths = {dim: fixed.get(dim, min(chunks.get(dim, n), max(1, n))) for dim, n in sizes.items()}
@@ -130,8 +132,8 @@ class BlockTarget:
             found, expected = chosen[name].dtype, self.dtypes.get(str(name), chosen[name].dtype)
             if not np.can_cast(found, expected, "safe"):
                 raise InvalidInputError(
-                    f"the function returned {name} as {found} for a block, but as {expected} for the first one; "
-                    "return the same type for all (astype)"
+                    f"the function returned {name} as {found} for a block, but as {expected} for the first one. Return "
+                    "the same type for all blocks (astype)"
                 )
         to_icechunk(chosen, session, group=self.group or None, region=region, mode="r+")
 
@@ -233,7 +235,7 @@ def _delete_existing(session: Session, target: BlockTarget, *, overwrite: bool) 
         if work.tree.find(path) is None:
             continue
         if not overwrite:
-            raise AlreadyExistsError(f"the array {path} exists; choose another target_group, or pass overwrite=True")
+            raise AlreadyExistsError(f"the array {path} exists. Choose another target_group, or pass overwrite=True")
         work.delete_node(path)
 
 
@@ -265,7 +267,9 @@ class BlockReader:
         if isinstance(result, xr.DataArray):
             result = result.to_dataset(name=result.name or "result")
         if not isinstance(result, xr.Dataset):
-            raise InvalidInputError(f"the function returned {type(result).__name__}; it returns xarray objects")
+            raise InvalidInputError(
+                f"the function returned {type(result).__name__}, expected an xarray Dataset or DataArray"
+            )
         _refuse_changed(block, result, where)
         return _trimmed(result, window, wide, where)
 
@@ -276,8 +280,8 @@ def _refuse_changed(block: xr.Dataset, result: xr.Dataset, where: str) -> None:
         known = block.coords.get(name)
         if known is not None and known.shape == coordinate.shape and not known.variable.equals(coordinate.variable):
             raise InvalidInputError(
-                f"the function changed the values of the coordinate {name} (block {where}); coordinates of the source "
-                "keep theirs: give it another name, or change it after the job"
+                f"the function changed the values of the coordinate {name} (block {where}). Coordinates of the source "
+                "cannot change. Give it another name, or change it after the job"
             )
 
 
@@ -293,8 +297,8 @@ def _trimmed(result: xr.Dataset, window: Window, wide: Window, where: str) -> xr
         length = wide[dim].stop - wide[dim].start
         if result.sizes[dim] != length:
             raise InvalidInputError(
-                f"the function made {result.sizes[dim]} cells of {length} along {dim} (block {where}); a dimension of "
-                "the source keeps its length, is dropped, or gets another name"
+                f"the function made {result.sizes[dim]} cells of {length} along {dim} (block {where}). Keep the length "
+                "of a dimension of the source, drop the dimension, or rename it"
             )
         first = part.start - wide[dim].start
         inner[dim] = slice(first, first + part.stop - part.start)

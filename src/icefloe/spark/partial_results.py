@@ -58,12 +58,12 @@ def find_reduction(how: str, q: float | None = None, *, exact: bool = True) -> R
             raise InvalidInputError(f"a quantile needs q from 0 to 1, got {q}")
         return QuantilePoints(q) if exact else QuantileSketch(q)
     if q is not None:
-        raise InvalidInputError(f"q goes with 'quantile', not with {how!r}")
+        raise InvalidInputError(f"q can only be used with 'quantile', not with {how!r}")
     if how in ("mean", "sum", "count"):
         return Sums(how)
     if how in ("min", "max"):
         return Extremes(how)
-    raise InvalidInputError(f"there is no reduction {how!r}; there are mean, sum, min, max, count and quantile")
+    raise InvalidInputError(f"unknown reduction {how!r}. Known: mean, sum, min, max, count and quantile")
 
 
 def is_defined(how: str, dtype: np.dtype[Any]) -> bool:

@@ -206,7 +206,7 @@ def write_audit_publish(
     """
     repo = existing_repository(repo)
     if staging is not None and staging in repo.list_branches():
-        raise InvalidInputError(f"the staging branch {staging!r} exists; delete it or choose another name")
+        raise InvalidInputError(f"the staging branch {staging!r} exists. Delete it, or choose another name")
     for attempt in range(1, tries + 1):
         name = staging or f"staging-{secrets.token_hex(4)}"
         base = repo.lookup_branch(branch)
@@ -225,7 +225,7 @@ def write_audit_publish(
             continue
         repo.delete_branch(name)
         return AuditReport(True, True, name, report.snapshot_id, report.findings)
-    raise InvalidInputError(f"tries is {tries}; it is at least 1")
+    raise InvalidInputError(f"tries is {tries}, expected at least 1")
 
 
 def _audit(spark: SparkSession, repo: Repository, staging: str, checks: Sequence[Check]) -> AuditReport:

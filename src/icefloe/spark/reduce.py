@@ -372,7 +372,7 @@ def reduce(
     if len(defined) < len(names) and (variables is not None or not defined):
         other = next(name for name in names if name not in defined)
         raise InvalidInputError(
-            f"{other} holds {dataset[other].dtype} values, which have no {how}; choose other variables"
+            f"{other} has values of type {dataset[other].dtype}, which have no {how}. Choose other variables"
         )
     names = defined
     dataset = dataset[list(names)]

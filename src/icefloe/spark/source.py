@@ -203,7 +203,8 @@ class IcefloeScan:
 def _options(args: tuple[AnalyzeArgument, ...], kwargs: dict[str, AnalyzeArgument]) -> TableOptions:
     if len(args) > len(_POSITIONAL):
         raise InvalidInputError(
-            f"icefloe_scan takes {', '.join(_POSITIONAL)} by position, others by name: {', '.join(READ_OPTIONS)}"
+            f"icefloe_scan takes only {', '.join(_POSITIONAL)} by position. Pass other arguments by name: "
+            f"{', '.join(READ_OPTIONS)}"
         )
     given = dict(zip(_POSITIONAL, args)) | kwargs
     values: dict[str, Any] = {}

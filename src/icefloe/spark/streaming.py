@@ -104,9 +104,11 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: TableOptions, given: Mapping[str, str]) -> None:
         if options.table is not None:
-            raise InvalidInputError("tables of metadata are no streams; read them with spark.read")
+            raise InvalidInputError("metadata tables cannot be streamed. Read them with spark.read")
         if options.point.tag or options.point.snapshot_id or options.point.as_of:
-            raise InvalidInputError("a stream follows a branch; begin elsewhere with the option starting_snapshot")
+            raise InvalidInputError(
+                "a stream follows a branch. To start at another snapshot, use the option starting_snapshot"
+            )
         self._options = options
         self._start = given.get("starting_snapshot", "earliest")
         self._commits = parse_number(given, "max_commits_per_batch", _NO_LIMIT)
@@ -175,8 +177,8 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         change = changed_blocks(open_address(options.address), scan.grid, before, options.pin())
         if change.removed and self._deletions == "error":
             raise InvalidInputError(
-                f"cells were removed between {before} and {end[_SNAPSHOT]}: {change.removed}. Rows cannot say "
-                "so: read the table anew, or set the option deletions to ignore and drop what is gone yourself"
+                f"cells were removed between {before} and {end[_SNAPSHOT]}: {change.removed}. A stream of rows cannot "
+                "show deletions. Read the whole table again, or set the option deletions to ignore"
             )
         if before is not None and self._emit == "new_cells":
             scan = replace(scan, beyond=change.first_new)

@@ -385,7 +385,7 @@ def _refuse_shared(views: Sequence[View], read: Set[str]) -> None:
         alike = [view for view in views if view.shares is not None and view.shares.lower() == name]
         if alike:
             told = ", ".join(f"{view.name} for {view.holds}" for view in alike)
-            raise InvalidInputError(f"the name {name} could mean {len(alike)} arrays; write {told}")
+            raise InvalidInputError(f"the name {name} is ambiguous: {len(alike)} arrays have it. Use {told}")
 
 
 def _frame(spark: SparkSession, address: RepositoryAddress, snapshot_id: str, view: View) -> DataFrame:

@@ -204,7 +204,7 @@ def write_options(
     allowed = [each.name for each in fields(WriteOptions)]
     unknown = sorted(set(more) - set(allowed))
     if unknown:
-        raise InvalidInputError(f"a write has no option {unknown[0]!r}; there are {', '.join(allowed)}")
+        raise InvalidInputError(f"unknown option {unknown[0]!r} of a write. Known: {', '.join(allowed)}")
     return WriteOptions(
         group="/" + group.strip("/"),
         dims=tuple(dims) if dims is not None else None,
@@ -407,8 +407,8 @@ def parse_sink_options(given: Mapping[str, str], *, overwrite: bool) -> SinkOpti
     options = normalise_options(given)
     if not options:
         raise UnsupportedError(
-            "INSERT INTO and CREATE TABLE AS are not possible: Spark gives a Python data source no options of a "
-            "catalog's table when it writes; use df.write.format('icefloe').option('path', ...) or icefloe.spark.write"
+            "INSERT INTO and CREATE TABLE AS are not supported, because Spark does not pass the options of a catalog's "
+            "table to a Python data source. Use df.write.format('icefloe').option('path', ...) or icefloe.spark.write"
         )
     reading = {key: READ_OPTIONS[key] for key in ("path", "url", "branch", "group", "authorize")}
     check_names(options, {**reading, **WRITE_OPTIONS})
@@ -439,7 +439,7 @@ def _lengths(text: str) -> dict[str, int]:
     for name in split_names(text):
         dim, equals, length = name.partition("=")
         if not equals or not length.strip().isdigit() or int(length) < 1:
-            raise InvalidInputError(f"the option chunks has {name!r}; it takes DIM=LENGTH,DIM=LENGTH")
+            raise InvalidInputError(f"the option chunks contains {name!r}, expected DIM=LENGTH,DIM=LENGTH")
         lengths[dim.strip()] = int(length)
     return lengths
 
@@ -450,7 +450,7 @@ def _json(options: Mapping[str, str], name: str) -> dict[str, Any]:
     except ValueError as error:
         raise InvalidInputError(f"the option {name} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise InvalidInputError(f"the option {name} takes a JSON object")
+        raise InvalidInputError(f"the option {name} must be a JSON object")
     return value
 
 
@@ -528,8 +528,8 @@ class StreamRowsWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         if not options.query:
             raise InvalidInputError(
-                "a stream into a repository needs a name by which its commits are found again: set the option query, "
-                "or checkpointLocation on the stream itself"
+                "a stream into a repository needs a name, to find its commits after a restart. Set the option query, "
+                "or checkpointLocation on the stream"
             )
         self.options = options
         self.schema = to_arrow_schema(schema, timezone="UTC")
@@ -595,6 +595,6 @@ def _unpack(staged: list[bytes], schema: pa.Schema) -> pa.Table:
 
 def _too_much(size: int) -> InvalidInputError:
     return InvalidInputError(
-        f"{size >> 20:,} MiB of rows make or extend arrays, more than one process should assemble; use "
-        "icefloe.spark.write(df, ...), which shares the work among tasks"
+        f"{size >> 20:,} MiB of rows are too many for one process. Use icefloe.spark.write(df, ...), which distributes "
+        "the work"
     )

@@ -81,7 +81,7 @@ class ColumnCoding:
     def decode_tensor(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Stored values as numbers of the same shape: unpacked, missing floats as NaN; little-endian."""
         if values.dtype.kind in "OTUS":
-            raise UnsupportedError("values of texts and bytes have no tensor; read them as lists or cells")
+            raise UnsupportedError("texts and bytes cannot be read as tensors. Read them as rows or cells")
         if self.packing is not None and not self.raw and self.times is None:
             if not self.packing.is_plain:
                 values = unpack(values, self.packing, unpacked_dtype(self.dtype, _packing_attributes(self.packing)))
@@ -238,7 +238,7 @@ def kind_of_column(
         dtype = np.dtype(type.to_pandas_dtype()).newbyteorder("<").str
         lowest = int(np.iinfo(np.dtype(dtype)).min)
         return ArrayKind(dtype, 0, {}) if is_coordinate else ArrayKind(dtype, lowest, {"_FillValue": lowest})
-    raise UnsupportedError(f"the column {name} is of type {type}, which no array holds; cast it first")
+    raise UnsupportedError(f"the column {name} has the type {type}, which arrays cannot store. Cast it first")
 
 
 def encode_column(name: str, coding: ColumnCoding, values: pa.Array, fill_value: Any) -> npt.NDArray[Any]:
@@ -251,9 +251,7 @@ def encode_column(name: str, coding: ColumnCoding, values: pa.Array, fill_value:
         return np.array(column.fill_null("").to_pylist(), dtype=object)
     stored = np.dtype(coding.dtype)
     if nulls.any() and missing is None and stored.kind not in "fM":
-        raise InvalidInputError(
-            f"the column {name} has nulls, and its array has no missing value (_FillValue) for them"
-        )
+        raise InvalidInputError(f"the column {name} has nulls, but its array has no missing value (_FillValue)")
     if coding.times is not None:
         result = _encode_times(name, column, coding.times, stored)
     elif stored.kind == "M":
@@ -264,7 +262,7 @@ def encode_column(name: str, coding: ColumnCoding, values: pa.Array, fill_value:
     else:
         result = _numbers(column, packing.meant_dtype(stored)).view(stored)
     if stored.kind in "iu" and (taken := packing.missing(result)) is not None and bool((taken & ~nulls).any()):
-        raise InvalidInputError(f"the column {name} holds a number that means missing in its array: {packing.fills}")
+        raise InvalidInputError(f"the column {name} contains a number that means missing in its array: {packing.fills}")
     if nulls.any():
         result[nulls] = np.nan if missing is None else packing.stored(missing, stored)
     return result
@@ -289,7 +287,7 @@ def _as_decoded(name: str, coding: ColumnCoding, values: pa.Array) -> pa.Array:
         if pc.any(beyond).as_py():
             number = values.filter(beyond)[0]
             raise InvalidInputError(
-                f"the column {name} holds {number}, which is too large for its array ({coding.type})"
+                f"the column {name} contains {number}, which is too large for its array ({coding.type})"
             )
     return cast
 
@@ -304,7 +302,7 @@ def _encode_times(name: str, column: pa.Array, units: TimeUnits, stored: np.dtyp
     if stored.kind in "iu":
         if bool((micro % units.unit_us).any()):
             raise InvalidInputError(
-                f"the column {name} holds times that are no whole {units.text!r}, as its array counts"
+                f"the column {name} contains times that are not whole numbers of {units.text!r}, the units of its array"
             )
         return np.asarray((micro // units.unit_us).astype(stored))
     return np.asarray((micro / units.unit_us).astype(stored))
@@ -319,5 +317,5 @@ def _pack(name: str, column: pa.Array, coding: ColumnCoding, stored: np.dtype[An
     meant = coding.packing.meant_dtype(stored)
     limits = np.iinfo(meant)
     if len(rounded) and (rounded.min() < limits.min or rounded.max() > limits.max):
-        raise InvalidInputError(f"the column {name} holds values beyond what its packed array ({stored}) can hold")
+        raise InvalidInputError(f"the column {name} contains values that do not fit its packed array ({stored})")
     return rounded.astype(meant).view(stored)

@@ -182,10 +182,10 @@ def _rows(batch: pa.RecordBatch, predicate: Predicate) -> Mask:
     column = None if isinstance(predicate, Unknown) else _column(batch, predicate.column)
     mask = None if column is None or isinstance(predicate, Unknown) else match_leaf(column, predicate, dt.UTC)
     if mask is None:
-        kind = f", which is a column of {column.type}s" if column is not None else ""
+        kind = f" on a column of type {column.type}" if column is not None else ""
         raise InvalidInputError(
-            f"how SQL decides {_spell(predicate)}{kind}, is not known here; compare with constants of the type of the "
-            "column, or put the condition into WHERE or into icefloe.spark.table(..., where=...)"
+            f"the condition {_spell(predicate)}{kind} cannot be evaluated here. Compare with constants of the type of "
+            "the column, or use the condition in WHERE or in icefloe.spark.table(..., where=...)"
         )
     return mask
 

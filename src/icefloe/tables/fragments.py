@@ -101,7 +101,7 @@ def merge_fragments(fragments: Sequence[Fragment], duplicates: str) -> Fragment:
         return Fragment(first.block, offsets, tuple(column[order] for column in values))
     if duplicates == "error":
         raise InvalidInputError(
-            f"{len(offsets) - len(starts)} cell(s) have several rows; make rows unique, or say what happens with "
+            f"{len(offsets) - len(starts)} cell(s) have several rows. Make the rows unique, or choose "
             "duplicates='any', 'min', 'max', 'sum' or 'mean'"
         )
     merged = tuple(_merge_duplicates(column[order], starts, duplicates) for column in values)

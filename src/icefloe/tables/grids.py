@@ -158,8 +158,8 @@ def find_grid(session: Session, group: str = "/", variables: Sequence[str] | Non
             f"{', '.join(sorted(f.name for f in each))} over ({_describe(each[0])})" for each in grids.values()
         )
         raise InvalidInputError(
-            f"the variables of {group} are on {len(grids)} grids, and a table has one: {listed}. "
-            "Choose some that go together with the option `variables`",
+            f"the variables of {group} have {len(grids)} different grids, but a table has one: {listed}. Select "
+            "variables of one grid with the option `variables`",
             grids=[[f.name for f in each] for each in grids.values()],
         )
     return _make_grid(session, arrays, chosen, raw=raw)
@@ -183,7 +183,7 @@ def _arrays(session: Session, group: str) -> dict[str, _Found]:
     start = "/" + group.strip("/")
     # A repository without a root group still has its arrays.
     if start != "/" and not isinstance(tree.node(start), GroupNode):
-        raise InvalidInputError(f"{start} is an array; give its group as `group` and its name in `variables`")
+        raise InvalidInputError(f"{start} is an array. Pass its group as `group` and its name in `variables`")
     below = start.rstrip("/") + "/"
     found = {}
     for node in tree.subtree(start):
@@ -200,10 +200,10 @@ def _choose(arrays: Mapping[str, _Found], group: str, variables: Sequence[str] |
         missing = [name for name in variables if name not in arrays]
         if missing:
             raise NodeNotFoundError(
-                f"there is no array {missing[0]!r} in group {group}; there are {_names(arrays)}", variables=missing
+                f"there is no array {missing[0]!r} in group {group}. There are: {_names(arrays)}", variables=missing
             )
         if not variables:
-            raise InvalidInputError(f"the option `variables` names nothing; there are {_names(arrays)}")
+            raise InvalidInputError(f"the option `variables` is empty. There are: {_names(arrays)}")
         return [arrays[name] for name in dict.fromkeys(variables)]
     aside = _auxiliary(arrays.values())
     data = [f for f in arrays.values() if not f.is_coordinate and f.node.shape and f.name not in aside]
@@ -242,7 +242,9 @@ def _make_grid(session: Session, arrays: Mapping[str, _Found], chosen: Sequence[
     columns = [name.lower() for name in (*first.dims, *(found.name for found in chosen))]
     double = sorted({name for name in columns if columns.count(name) > 1})
     if double and not (len(chosen) == 1 and chosen[0].is_coordinate):
-        raise InvalidInputError(f"two columns would be named {double[0]!r}; choose others with the option `variables`")
+        raise InvalidInputError(
+            f"two columns would have the name {double[0]!r}. Select other variables with the option `variables`"
+        )
     if len(chosen) == 1 and chosen[0].is_coordinate:
         dimensions = (Dimension("index", first.node.shape[0], None, None),)
     largest = max(variables, key=lambda variable: int(np.prod(variable.chunks, dtype=np.int64)))

@@ -276,7 +276,7 @@ def _changes(repository: Repository, session: Session, older: str | None) -> Ite
     before = older or repository.lookup_snapshot(session.snapshot_id).parent_id
     if before is None:
         raise InvalidInputError(
-            f"snapshot {session.snapshot_id} is the first one; changes need the option from_snapshot_id"
+            f"snapshot {session.snapshot_id} is the first one. Set the option from_snapshot_id to read changes"
         )
     diff = repository.diff(from_snapshot_id=before, to_snapshot_id=session.snapshot_id)
     rows: list[Sequence[Any]] = []
@@ -321,8 +321,8 @@ def commits_since(repository: Repository, branch: str, snapshot_id: str | None) 
         found.append(info)
     if snapshot_id is not None:
         raise InvalidInputError(
-            f"the stream stands at snapshot {snapshot_id}, which is no longer in the history of branch {branch!r}: it "
-            "was reset or expired; start anew from another snapshot with a fresh checkpoint"
+            f"the stream is at snapshot {snapshot_id}, which is no longer in the history of branch {branch!r}: the "
+            "branch was reset, or the snapshot has expired. Start again from another snapshot, with a new checkpoint"
         )
     return found[::-1]
 

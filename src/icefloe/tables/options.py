@@ -41,8 +41,8 @@ class RepositoryAddress:
         for name, _ in self.storage_options:
             if any(word in name.lower() for word in _SECRETS):
                 raise InvalidInputError(
-                    f"the option storage.{name} would be shown in query plans and kept in tables; let every process "
-                    "find its credentials in the environment, or pass an opened repository to icefloe.spark.table"
+                    f"the option storage.{name} would be shown in query plans and stored in tables. Set the "
+                    "credentials in the environment of every process, or pass an open repository to icefloe.spark.table"
                 )
 
 
@@ -80,8 +80,8 @@ def _driver_folder(path: str) -> str:
         return os.readlink(f"/proc/{os.environ[DRIVER_VARIABLE]}/cwd")
     except (KeyError, OSError):
         raise InvalidInputError(
-            f"the path {path!r} is relative, and the process in which Spark plans this cannot tell the working "
-            "directory of the driver; give the whole path"
+            f"the path {path!r} is relative, and the working directory of the driver is not known. Give an absolute "
+            "path"
         ) from None
 
 
@@ -162,9 +162,11 @@ class Point:
     def __post_init__(self) -> None:
         given = [name for name in ("branch", "tag", "snapshot_id") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise InvalidInputError(f"the options {' and '.join(given)} name two points of history; give one")
+            raise InvalidInputError(f"the options {' and '.join(given)} select two points in history. Give one of them")
         if self.as_of is not None and (self.tag or self.snapshot_id):
-            raise InvalidInputError("the option as_of goes with a branch: a tag or snapshot is a point in time already")
+            raise InvalidInputError(
+                "the option as_of needs a branch. A tag or a snapshot id selects one snapshot already"
+            )
 
     def session(self, repository: Repository) -> Session:
         return repository.readonly_session(self.branch, tag=self.tag, snapshot_id=self.snapshot_id, as_of=self.as_of)
@@ -250,7 +252,7 @@ def parse_point(options: Mapping[str, str]) -> Point:
         moment = parse_instant(options["as_of"])
         if moment is None:
             raise InvalidInputError(
-                f"the option as_of is {options['as_of']!r}; it takes an ISO time such as 2024-05-01T12:00:00Z"
+                f"the option as_of is {options['as_of']!r}, expected an ISO time such as 2024-05-01T12:00:00Z"
             )
         as_of = moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)
     return Point(options.get("branch"), options.get("tag"), options.get("snapshot_id"), as_of)
@@ -263,21 +265,21 @@ def check_names(options: Mapping[str, str], allowed: Mapping[str, str]) -> None:
             listed = "; ".join(f"{key}: {text}" for key, text in allowed.items())
             near = suggest(name, allowed)
             raise InvalidInputError(
-                f"icefloe has no option {name!r}{near}; there are {listed}; storage.NAME: of the storage"
+                f"unknown option {name!r}{near}. Known: {listed}, and storage.NAME for options of the storage"
             )
 
 
 def choose(options: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:
     value = options.get(name, allowed[0]).lower()
     if value not in allowed:
-        raise InvalidInputError(f"the option {name} is {value!r}; it takes {', '.join(allowed)}")
+        raise InvalidInputError(f"the option {name} is {value!r}, expected one of {', '.join(allowed)}")
     return value
 
 
 def parse_flag(options: Mapping[str, str], name: str, default: bool) -> bool:
     value = _YES_NO.get(options.get(name, str(default)).lower())
     if value is None:
-        raise InvalidInputError(f"the option {name} is {options[name]!r}; it takes true or false")
+        raise InvalidInputError(f"the option {name} is {options[name]!r}, expected true or false")
     return value
 
 
@@ -286,7 +288,7 @@ def parse_number(options: Mapping[str, str], name: str, default: int) -> int:
     if text is None:
         return default
     if not text.isdigit() or int(text) < 1:
-        raise InvalidInputError(f"the option {name} is {text!r}; it takes a whole number above 0")
+        raise InvalidInputError(f"the option {name} is {text!r}, expected a whole number above 0")
     return int(text)
 
 

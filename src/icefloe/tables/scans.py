@@ -146,8 +146,8 @@ def _exact(grid: Grid, options: TableOptions) -> Predicate | None:
     unknown = find_unknown(predicate)
     if unknown is not None:
         raise InvalidInputError(
-            f"the option where has {unknown!r}, which only SQL understands; compare columns with constants here and "
-            "put the rest into WHERE, or use icefloe.spark.table(..., where=...)"
+            f"the option where contains {unknown!r}, which only SQL can evaluate. Compare columns with constants here "
+            "and use WHERE for the rest, or use icefloe.spark.table(..., where=...)"
         )
     check_columns(grid, predicate)
     check_decidable(grid.schema(), predicate)
@@ -160,7 +160,7 @@ def check_columns(grid: Grid, predicate: Predicate) -> None:
     wrong = sorted(columns_of(predicate) - known)
     if wrong:
         near = suggest(wrong[0], known)
-        raise InvalidInputError(f"there is no column {wrong[0]!r}{near}; there are {', '.join(grid.schema().names)}")
+        raise InvalidInputError(f"there is no column {wrong[0]!r}{near}. There are: {', '.join(grid.schema().names)}")
 
 
 def _ranges(

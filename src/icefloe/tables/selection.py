@@ -38,7 +38,9 @@ def _pairs(text: str, option: str) -> list[tuple[str, str]]:
             continue
         match = _RANGE.match(piece)
         if match is None:
-            raise InvalidInputError(f"the option {option} has {piece.strip()!r}; it takes DIM=FIRST:LAST,DIM=VALUE,...")
+            raise InvalidInputError(
+                f"the option {option} contains {piece.strip()!r}, expected DIM=FIRST:LAST,DIM=VALUE,..."
+            )
         pairs.append((match[1], match[2]))
     return pairs
 
@@ -48,7 +50,7 @@ def _dimension(grid: Grid, name: str, option: str) -> Dimension:
         if dimension.name == name:
             return dimension
     raise InvalidInputError(
-        f"the option {option} names {name!r}, which is no dimension; there are {', '.join(grid.dims) or 'none'}"
+        f"the option {option} contains {name!r}, which is not a dimension. There are: {', '.join(grid.dims) or 'none'}"
     )
 
 
@@ -69,7 +71,8 @@ def _ends(dimension: Dimension, text: str) -> tuple[str, str]:
         if (not low or _is_value(dimension, low)) and (not high or _is_value(dimension, high)) and (low or high):
             return low, high
     raise InvalidInputError(
-        f"the option region has {dimension.name}={text!r}; it takes FIRST:LAST with values of type {dimension.type}"
+        f"the option region contains {dimension.name}={text!r}, expected FIRST:LAST with values of type "
+        f"{dimension.type}"
     )
 
 
@@ -81,7 +84,7 @@ def _value(dimension: Dimension, text: str) -> Value:
     value = _find_value(dimension, text)
     if value is None:
         raise InvalidInputError(
-            f"the option region has {dimension.name}={text!r}; its values are of type {dimension.type}"
+            f"the option region contains {dimension.name}={text!r}, expected values of type {dimension.type}"
         )
     return value
 
@@ -102,7 +105,7 @@ def _by_position(dimension: Dimension, text: str) -> Indices:
     match = _POSITIONS.match(text)
     if match is None:
         raise InvalidInputError(
-            f"the option region_index has {dimension.name}={text!r}; it takes FIRST:END or POSITION"
+            f"the option region_index contains {dimension.name}={text!r}, expected FIRST:END or POSITION"
         )
     if match[3] is not None:
         return Indices(dimension.name, int(match[3]), int(match[3]) + 1)

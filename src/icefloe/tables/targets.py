@@ -44,7 +44,7 @@ class WriteOptions:
         for name, allowed in (("mode", MODES), ("duplicates", DUPLICATES), ("off_grid", OFF_GRID)):
             value = getattr(self, name)
             if value not in allowed:
-                raise InvalidInputError(f"{name} is {value!r}; it takes {', '.join(allowed)}")
+                raise InvalidInputError(f"{name} is {value!r}, expected one of {', '.join(allowed)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def write_dims(session: Session, options: WriteOptions, columns: Sequence[str]) 
     if options.dims:
         missing = [name for name in options.dims if name not in columns]
         if missing:
-            raise InvalidInputError(f"the dimension {missing[0]!r} is no column; there are {', '.join(columns)}")
+            raise InvalidInputError(f"the dimension {missing[0]!r} is not a column. There are: {', '.join(columns)}")
         return options.dims
     base = options.group.rstrip("/") + "/"
     found: dict[tuple[str | None, ...], str] = {}
@@ -113,14 +113,14 @@ def write_dims(session: Session, options: WriteOptions, columns: Sequence[str]) 
     if len(found) != 1:
         told = "their arrays have several" if found else "none of them has an array yet"
         raise InvalidInputError(
-            f"the dimensions of the columns {', '.join(columns)} are not known: {told}; name the columns that are "
+            f"the dimensions of the columns {', '.join(columns)} are not known: {told}. Give the columns that are "
             "dimensions, in order, with `dims`"
         )
     names = next(iter(found))
     missing = [str(name) for name in names if name not in columns]
     if missing:
         raise InvalidInputError(
-            f"the dimension {missing[0]!r} of {next(iter(found.values()))} is no column of the rows"
+            f"the rows have no column for the dimension {missing[0]!r} of {next(iter(found.values()))}"
         )
     return tuple(str(name) for name in names)
 
@@ -134,11 +134,11 @@ def plan_target(session: Session, options: WriteOptions, schema: pa.Schema, inco
         raise InvalidInputError(f"every column ({', '.join(schema.names)}) is a dimension; there is no value to write")
     existing = [name for name in names if session.state.tree.find_array(base + name) is not None]
     if options.mode == "error" and existing:
-        raise AlreadyExistsError(f"the array {base + existing[0]} exists; choose the mode append, upsert or overwrite")
+        raise AlreadyExistsError(f"the array {base + existing[0]} exists. Use the mode append, upsert or overwrite")
     fresh = options.mode == "overwrite" or not existing
     grid = None if fresh else find_grid(session, options.group, existing)
     if grid is not None and grid.dims != dims:
-        raise InvalidInputError(f"{base + existing[0]} has the dimensions {grid.dims}, the rows have {dims}")
+        raise InvalidInputError(f"{base + existing[0]} has the dimensions {grid.dims}, but the rows have {dims}")
     dimensions = tuple(_dimension(session, options, grid, name, schema, incoming) for name in dims)
     shape = tuple(len(dimension.values) for dimension in dimensions)
     chunks = _chunk_shape(dims, shape, options.chunks, grid)
@@ -171,7 +171,7 @@ def _dimension(
     base = options.group.rstrip("/") + "/"
     arriving = _instants(incoming[name])
     if arriving.null_count:
-        raise InvalidInputError(f"the dimension column {name} has nulls; every row needs a position on the grid")
+        raise InvalidInputError(f"the dimension column {name} has nulls, but every row needs a position on the grid")
     if grid is None:
         return _new_dimension(name, options, arriving, base)
     known = next(dimension for dimension in grid.dimensions if dimension.name == name)
@@ -185,14 +185,16 @@ def _dimension(
         told = "" if options.mode == "append" else f"; mode={options.mode!r} does not extend arrays"
         example = given.filter(pc.invert(pc.is_in(arriving, value_set=values)))[0]
         raise InvalidInputError(
-            f"{len(off)} value(s) of {name}, such as {example}, are not on the grid{told}; drop such rows with "
-            f"off_grid='drop', or extend along one dimension with append_dim"
+            f"{len(off)} value(s) of {name} are not on the grid{told}, for example {example}. Pass off_grid='drop' to "
+            "leave such rows out, or extend one dimension with append_dim"
         )
     if off.null_count:
         example = given.filter(pc.is_null(arriving))[0]
         raise InvalidInputError(f"{example} of the column {name} does not fit its coordinate ({values.type})")
     if known.path is None:
-        raise InvalidInputError(f"the dimension {name} has no coordinate to extend; its values are positions")
+        raise InvalidInputError(
+            f"the dimension {name} has no coordinate, so it cannot be extended. Its values are positions"
+        )
     return TargetDimension(
         name, _extend(name, values, off, any_order=options.any_order), len(values), None, known.coding, known.path
     )
@@ -200,7 +202,7 @@ def _dimension(
 
 def _append_dim(options: WriteOptions, grid: Grid) -> str:
     if options.append_dim is not None and options.append_dim not in grid.dims:
-        raise InvalidInputError(f"append_dim is {options.append_dim!r}; the dimensions are {', '.join(grid.dims)}")
+        raise InvalidInputError(f"append_dim is {options.append_dim!r}, expected one of {', '.join(grid.dims)}")
     return options.append_dim or grid.dims[0]
 
 
@@ -212,8 +214,8 @@ def _extend(name: str, values: pa.Array, off: pa.Array, *, any_order: bool) -> p
         last, first = values[-1].as_py(), ordered[0].as_py()
         if first < last if ascending else first > last:
             raise InvalidInputError(
-                f"new values of {name} begin at {first}, before the last one that is there, {last}; the grid grows at "
-                "its end only (any_order=True puts them there all the same)"
+                f"new values of {name} begin at {first}, before the last existing value {last}. A grid is extended at "
+                "its end. Pass any_order=True to append them anyway"
             )
     return pa.concat_arrays([values, ordered])
 
@@ -229,7 +231,7 @@ def _new_dimension(name: str, options: WriteOptions, arriving: pa.Array, base: s
         outside = arriving.filter(pc.invert(pc.is_in(arriving, value_set=values)))
         if len(outside) and options.off_grid == "error":
             raise InvalidInputError(
-                f"{len(outside)} value(s) of {name}, such as {outside[0]}, are not on the given grid"
+                f"{len(outside)} value(s) of {name} are not on the given grid, for example {outside[0]}"
             )
     _refuse_nan(name, values)
     if len(pc.unique(values)) < len(values):
@@ -241,7 +243,7 @@ def _new_dimension(name: str, options: WriteOptions, arriving: pa.Array, base: s
 
 def _refuse_nan(name: str, values: pa.Array) -> None:
     if pa.types.is_floating(values.type) and pc.any(pc.is_nan(values)).as_py():
-        raise InvalidInputError(f"the dimension {name} holds NaN, which is no coordinate; leave those rows out")
+        raise InvalidInputError(f"the dimension {name} contains NaN. Leave those rows out")
 
 
 def _instants(values: pa.Array) -> pa.Array:
@@ -272,7 +274,9 @@ def _chunk_shape(
 ) -> tuple[int, ...]:
     unknown = sorted(set(wanted) - set(dims))
     if unknown:
-        raise InvalidInputError(f"chunks names {unknown[0]!r}, which is no dimension; there are {', '.join(dims)}")
+        raise InvalidInputError(
+            f"chunks contains {unknown[0]!r}, which is not a dimension. There are: {', '.join(dims)}"
+        )
     if grid is not None:
         return grid.block
     chunks = [max(1, wanted.get(dim, length)) for dim, length in zip(dims, shape, strict=True)]

@@ -55,7 +55,7 @@ def fetch_rows(table: ChunkTable, rows: npt.NDArray[np.intp], access: SourceAcce
         parts = access.read_ranges(url, starts.tolist(), ends.tolist())
         for position, part, start, end in zip(chosen, parts, starts, ends, strict=True):
             if len(part) != end - start:
-                raise StorageError(f"{url} ends before byte {end}; bytes {start} to {end} were asked for", url=url)
+                raise StorageError(f"cannot read bytes {start} to {end} of {url}: the file is shorter", url=url)
             found[position] = part
     return found
 
@@ -123,7 +123,7 @@ class OpenSource(ABC):
         """A variable by its path in the file."""
         variables = self.schema().variables
         if path not in variables:
-            raise NodeNotFoundError(f"{self.file.url} has no variable {path!r}; it has {sorted(variables)}")
+            raise NodeNotFoundError(f"{self.file.url} has no variable {path!r}. It has {sorted(variables)}")
         return variables[path]
 
 
@@ -145,7 +145,9 @@ def check_inside(
         return
     end = int((offsets.astype(np.int64) + lengths.astype(np.int64)).max())
     if end > file.size_bytes:
-        raise broken(file, format_name, f"its data end at byte {end}, the file at byte {file.size_bytes} (truncated?)")
+        raise broken(
+            file, format_name, f"its data ends at byte {end}, but the file ends at byte {file.size_bytes} (truncated?)"
+        )
 
 
 def with_chunks(variable: SourceVariable, chunks: Sequence[int]) -> SourceVariable:

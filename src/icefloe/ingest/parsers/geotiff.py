@@ -106,7 +106,7 @@ class GeoTiffSource(OpenSource):
             raise broken(file, "TIFF", error) from error
         if not self._images:
             self.close()
-            raise broken(file, "TIFF", "it holds no image (truncated?)")
+            raise broken(file, "TIFF", "it contains no image (truncated?)")
         self._positions = {
             name: (image, axis) for image in self._images.values() for name, axis in _position_names(image).items()
         }
@@ -137,7 +137,7 @@ class GeoTiffSource(OpenSource):
         lengths = np.concatenate([np.asarray(p.databytecounts, np.int64) for p in pages])
         coords = all_coords(grid)
         if len(offsets) != len(coords):
-            raise broken(self.file, "TIFF", f"{len(offsets)} segments where {len(coords)} belong")
+            raise broken(self.file, "TIFF", f"it has {len(offsets)} segments, expected {len(coords)}")
         present = lengths > 0
         check_inside(self.file, "TIFF", offsets[present], lengths[present])
         whole = np.ones(len(coords), dtype=bool)

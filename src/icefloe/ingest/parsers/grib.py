@@ -206,7 +206,7 @@ class GribSource(OpenSource):
             raise
         if not self._fields:
             self._stream.close()
-            raise broken(file, "GRIB", "it holds no message (truncated?)")
+            raise broken(file, "GRIB", "it contains no message (truncated?)")
 
     # Messages
 
@@ -313,9 +313,9 @@ class GribSource(OpenSource):
             other = kept.setdefault(message.cell(), message)
             if other is not message and not np.array_equal(self._decode(other), self._decode(message), equal_nan=True):
                 raise FormatError(
-                    f"{self.file.url} has two messages with different values for one cell: {message} "
-                    f"(messages {other.index + 1} and {message.index + 1}, at bytes {other.offset} and "
-                    f"{message.offset}); split the file with grib_copy and leave one of them out",
+                    f"{self.file.url} has two messages with different values for one cell: {message} (messages "
+                    f"{other.index + 1} and {message.index + 1}, at bytes {other.offset} and {message.offset}). Split "
+                    "the file with grib_copy, and leave one of them out",
                     url=self.file.url,
                     format="GRIB",
                     reason="two messages for one cell",
@@ -399,7 +399,7 @@ def _describe_message(handle: Any, index: int, offset: int, length: int, part: i
         )
     except ValueError as error:
         raise ValueError(
-            f"message {index + 1} is of the date {date} and time {clock:04d}, which do not exist"
+            f"message {index + 1} has the date {date} and the time {clock:04d}, which do not exist"
         ) from error
     member = _get(handle, "number")
     if member == 0 and _get(handle, "edition") == 1 and _get(handle, "dataType") not in ("cf", "pf"):

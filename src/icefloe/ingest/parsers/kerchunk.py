@@ -43,7 +43,7 @@ class KerchunkSource(OpenSource):
                 return dict(parsed["metadata"]), int(parsed["record_size"])
             parsed = json.loads(self.access.read(root))
             if "gen" in parsed:
-                raise UnsupportedError(f"{root} has generated references (`gen`); expand them with kerchunk first")
+                raise UnsupportedError(f"{root} has generated references (`gen`). Expand them with kerchunk first")
             refs = parsed.get("refs", parsed)
             templates = parsed.get("templates", {})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -202,5 +202,5 @@ def _fill_templates(value: Any, templates: Mapping[str, str]) -> Any:
         return value
     place = re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda match: templates.get(match[1], match[0]), value[0])
     if "{{" in place:
-        raise UnsupportedError(f"the template in {value[0]!r} needs kerchunk to be expanded")
+        raise UnsupportedError(f"the template in {value[0]!r} cannot be expanded. Expand it with kerchunk first")
     return [place, *value[1:]]

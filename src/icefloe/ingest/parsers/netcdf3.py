@@ -101,7 +101,7 @@ class _Reader:
         found = self.integer(4)
         count = self.count()
         if found not in (0, expected) or (found == 0 and count):
-            raise FormatError(f"tag {found} where {expected} belongs")
+            raise FormatError(f"found tag {found}, expected {expected}")
         return count
 
     def attributes(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def parse_header(stream: BinaryIO, file_bytes: int) -> ClassicHeader:
     reader = _Reader(stream)
     magic = reader.take(4)
     if magic[:3] != b"CDF" or magic[3] not in (1, 2, 5):
-        raise FormatError("it does not start as a NetCDF classic file")
+        raise FormatError("it does not start like a NetCDF classic file")
     version = magic[3]
     reader.count_bytes = 8 if version == 5 else 4
     reader.offset_bytes = 4 if version == 1 else 8
@@ -164,7 +164,7 @@ def _variable(reader: _Reader, dimensions: list[tuple[str, int]]) -> ClassicVari
     name = reader.name()
     indices = [reader.length() for _ in range(reader.count())]
     if any(i >= len(dimensions) for i in indices):
-        raise FormatError(f"variable {name} names a dimension that is not there")
+        raise FormatError(f"variable {name} refers to a dimension that does not exist")
     attributes = reader.attributes()
     dtype = reader.type()
     reader.length()
@@ -226,7 +226,8 @@ class NetCDF3Source(OpenSource):
             raise broken(
                 self.file,
                 "NetCDF3",
-                f"variable {variable.name} ends at byte {last}, the file at byte {self.file.size_bytes} (truncated)",
+                f"variable {variable.name} ends at byte {last}, but the file ends at byte {self.file.size_bytes} "
+                "(truncated)",
             )
 
     def schema(self) -> SourceSchema:

@@ -64,7 +64,7 @@ def find_format(file: SourceFile, access: SourceAccess) -> str:
         return "hdf5"
     shown = start[:8]
     raise UnknownFormatError(
-        f"{file.url} starts with {shown!r}: none of the formats {', '.join(FORMATS)}"
+        f"{file.url} starts with {shown!r}. It is none of the formats {', '.join(FORMATS)}"
         + ("; the file is empty" if not start else ""),
         url=file.url,
         reason="unknown format",
@@ -133,12 +133,13 @@ def open_source(file: SourceFile, access: SourceAccess | None = None, *, format:
     elif chosen in _PARSERS:
         module_name, class_name, library = _PARSERS[chosen]
     else:
-        raise UnsupportedError(f"there is no parser {chosen!r}; there are {', '.join(FORMATS)}", url=file.url)
+        raise UnsupportedError(f"unknown parser {chosen!r}. Known: {', '.join(FORMATS)}", url=file.url)
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise UnsupportedError(
-            f"{file.url} is a {chosen} source; reading it needs the package {library}: pip install 'icefloe[ingest]'",
+            f"{file.url} is a {chosen} source. To read it, install the package {library}: "
+            "pip install 'icefloe[ingest]'",
             url=file.url,
             format=chosen,
             reason=f"the package {library} is not installed",
@@ -154,7 +155,7 @@ def check_format(format: str | None) -> None:
         return
     if ":" not in format:
         raise UnsupportedError(
-            f"there is no parser {format!r}; there are {', '.join(FORMATS)}, and module:Parser of VirtualiZarr"
+            f"unknown parser {format!r}. Known: {', '.join(FORMATS)}, and module:Parser for VirtualiZarr"
         )
     if importlib.util.find_spec("virtualizarr") is None:
         raise UnsupportedError(f"the parser {format} needs the package virtualizarr: pip install virtualizarr")

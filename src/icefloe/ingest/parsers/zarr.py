@@ -41,7 +41,7 @@ def variable_of_v2(path: str, document: Mapping[str, Any], attributes: Mapping[s
     filters = list(document.get("filters") or [])
     if spelled == "|O":
         if [f.get("id") for f in filters] != ["vlen-utf8"]:
-            raise UnsupportedError("objects of any kind have no Zarr v3 data type")
+            raise UnsupportedError("Python objects have no Zarr v3 data type")
         dtype, filters = "string", []
         codecs: list[Mapping[str, Any]] = [{"name": "vlen-utf8"}]
     elif not isinstance(spelled, str) or np.dtype(spelled).kind not in "biufcSUmM":
@@ -193,7 +193,7 @@ class ZarrSource(OpenSource):
             documents = [n for n in names if n.rsplit("/", 1)[-1] in DOCUMENTS]
             contents = {name: self._parse(name) for name in documents}
             if not contents:
-                raise broken(self.file, "Zarr", "no zarr.json, .zarray or .zgroup below it")
+                raise broken(self.file, "Zarr", "it contains no zarr.json, .zarray or .zgroup")
             self._check_consolidated(contents, has_v2=".zmetadata" in names)
             self._schema = self._build(contents)
         return self._schema
