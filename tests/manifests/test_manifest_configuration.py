@@ -140,7 +140,7 @@ S = {"max-manifest-size": 5}
         ({"sets": [{"a": S | {"cardinality": 0}}]}, r"\(a\)\.cardinality: .*found 0"),
         ({"sets": [{"a": {"max-manifest-size": "many"}}]}, r"\(a\)\.max-manifest-size: .*'many'"),
         ({"sets": [{"a": {"max-manifest-size": True}}]}, r"max-manifest-size: .*True"),
-        ({"sets": [{"a": S | {"max-size": 6}}]}, "given twice, under its two names"),
+        ({"sets": [{"a": S | {"max-size": 6}}]}, "given twice, under two names"),
         ({"sets": [{"a": S | {"size": 6}}]}, r"sets\[0\] \(a\): unknown property 'size'"),
         ({"sets": [{"a": S, "b": S}]}, r"sets\[0\]: expected one name"),
         ({"sets": {"a": S}}, "sets: expected a list"),

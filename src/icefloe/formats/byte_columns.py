@@ -23,13 +23,15 @@ else:
 def gather_ranges(
     source: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint8]:
-    """The bytes [start, start + length) of every row, concatenated; no copy where they already follow each other."""
+    """The bytes [start, start + length) of every row, concatenated. Nothing is copied if they are contiguous."""
     if len(starts) == 0:
         return np.empty(0, dtype=np.uint8)
     ends = starts + lengths
     full = lengths > 0
     if (starts < 0).any() or (lengths < 0).any() or (ends[full] > len(source)).any():
-        raise InvalidInputError(f"a chunk lies outside of the {len(source)} inline bytes")
+        raise InvalidInputError(
+            f"the offset and length of an inline chunk are outside of the {len(source)} inline bytes"
+        )
     used_starts, used_ends, used_lengths = starts[full], ends[full], lengths[full]
     if len(used_starts) == 0:
         return np.empty(0, dtype=np.uint8)
@@ -41,7 +43,7 @@ def gather_ranges(
 
 
 _FEW = 200
-"""Columns up to this many rows are quicker done one by one."""
+"""Up to this many rows, a Python loop is faster."""
 _FEW_STRINGS = 2048
 """Up to this many strings, a Python loop is faster than loading Arrow's functions."""
 
@@ -89,7 +91,7 @@ def _copy_equal(
 def gather_rows(
     body: Body, starts: Positions, lengths: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """The rows laid end to end, and where each begins (one more entry than rows); never more than the file holds."""
+    """The rows, concatenated, and the offset of each (one more entry than rows). Never larger than the file."""
     ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
     if int(ends[-1]) > body.size:
         raise body.corrupt("its strings overlap")
@@ -100,7 +102,7 @@ def gather_rows(
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """Byte strings laid end to end, and where each begins; one more entry than strings."""
+    """Concatenated byte strings, and the offset of each. There is one more offset than strings."""
 
     data: bytes
     ends: npt.NDArray[np.int64]
@@ -109,21 +111,21 @@ class Strings:
         return len(self.ends) - 1
 
     def split(self) -> list[bytes]:
-        """Each string by itself."""
+        """The strings as a list."""
         return [self.data[start:end] for start, end in itertools.pairwise(self.ends.tolist())]
 
 
 def dictionary_of(body: Body, held: Vectors) -> tuple[npt.NDArray[np.int32], Strings]:
-    """Which distinct byte string each row has, -1 where it has none, and the distinct ones.
+    """The number of each row's distinct byte string (-1 if it has none), and the distinct byte strings.
 
-    Writers may store equal strings once or many times; both come out the same.
+    Writers may store equal strings once or several times. The result is the same.
     """
     codes = np.full(len(held.starts), -1, dtype=np.int32)
     here = held.present
     starts = held.starts[here]
     if len(starts) == 0:
         return codes, Strings(b"", np.zeros(1, dtype=np.int64))
-    # Strings that are all stored by themselves stand in the order of their rows, one way or the other.
+    # If no string is shared, the strings are in the order of the rows, or in the reverse order.
     apart = len(starts) > 1 and _one_way(starts)
     distinct, which = (starts, None) if apart else distinct_values(starts)
     lengths = body.read(distinct - 4, "<u4").astype(np.int64)
@@ -153,7 +155,7 @@ def _code_strings(data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> t
 
 
 def _one_way(positions: npt.NDArray[np.int64]) -> bool:
-    """Whether positions only rise, or only fall."""
+    """Whether positions only increase, or only decrease."""
     if positions[0] < positions[1]:
         return bool((positions[1:] > positions[:-1]).all())
     return bool((positions[1:] < positions[:-1]).all())
@@ -171,7 +173,7 @@ def decode_texts(body: Body, strings: Strings) -> list[str]:
 
 
 def join_texts(texts: Sequence[str]) -> tuple[bytes, npt.NDArray[np.int64]]:
-    """Texts as bytes laid end to end, and the length of each."""
+    """Texts as concatenated bytes, and the length of each."""
     whole = "".join(texts)
     if whole.isascii():
         return whole.encode(), np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
@@ -189,7 +191,7 @@ def _decode_text(body: Body, start: int, count: int) -> str:
 def texts_of(body: Body, held: Vectors) -> list[str | None]:
     """The string of every row as text, for columns of a few thousand rows."""
     if len(held.starts) <= _FEW:
-        # Rows may share a string, which is then decoded once.
+        # Rows may share a string. It is decoded once.
         distinct = dict(zip(held.starts.tolist(), held.counts.tolist(), strict=True))
         if sum(count for start, count in distinct.items() if start >= 0) > body.size:
             raise body.corrupt("its strings overlap")
@@ -201,7 +203,7 @@ def texts_of(body: Body, held: Vectors) -> list[str | None]:
 
 
 Piece: TypeAlias = npt.NDArray[np.uint8]
-"""uint8[n, width]; JSON text never holds a zero byte, so zeros are holes."""
+"""uint8[n, width]. JSON text never contains a zero byte, so zeros are padding."""
 
 _COMMA = ord(",")
 
@@ -238,7 +240,7 @@ def decimal(values: npt.NDArray[Any]) -> Piece:
 
 
 def byte_lists(data: Piece, lengths: npt.NDArray[Any] | None = None) -> Piece:
-    """The bytes of each row as decimals with commas between; only the first `lengths` of them, where given."""
+    """The bytes of each row as decimals with commas between them. `lengths` limits how many bytes of a row are used."""
     count, width = data.shape
     text = _BYTE_TEXTS[data]
     if lengths is None:
@@ -261,19 +263,19 @@ def ragged(data: Piece, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.i
 
 
 def join_pieces(pieces: Sequence[Piece]) -> Piece:
-    """Pieces behind each other in every line."""
+    """Join the pieces of every line."""
     return np.concatenate(pieces, axis=1)
 
 
 def compress(lines: Piece) -> bytes:
-    """The text of all lines, without the holes."""
+    """The text of all lines, without the padding."""
     flat = lines.reshape(-1)
     text: bytes = flat[flat != 0].tobytes()
     return text
 
 
 def escape_json(texts: pa.Array) -> pa.Array:
-    """Texts as the inside of JSON strings."""
+    """Texts as the content of JSON strings, escaped."""
     import pyarrow.compute as pc  # noqa: PLC0415 - it takes long to load, and only one generation needs it
 
     escaped = pc.replace_substring(pc.replace_substring(texts, "\\", "\\\\"), '"', '\\"')
@@ -313,7 +315,10 @@ class KeyColumns:
 
 
 def parse_keys(keys: Sequence[str]) -> KeyColumns:
-    """All keys at once; FormatError for any that is not decimal numbers with `/` between, in shortest form."""
+    """Parse all keys.
+
+    Raises FormatError unless every key consists of decimal numbers joined by `/`, without leading zeros.
+    """
     if not keys:
         return KeyColumns(np.empty(0, dtype=np.uint32), np.zeros(1, dtype=np.int64))
     text = np.frombuffer(("\n".join(keys) + "\n").encode("utf-8", "replace"), dtype=np.uint8)
@@ -321,7 +326,7 @@ def parse_keys(keys: Sequence[str]) -> KeyColumns:
     is_end = text == ord("\n")
     if not (is_digit | is_end | (text == ord("/"))).all() or int(is_end.sum()) != len(keys):
         raise _wrong_key()
-    # Every number ends in exactly one separator; one at the start or behind another has no number before it.
+    # Every number is followed by exactly one separator. A separator at the start or after another one has no number.
     ends = np.flatnonzero(~is_digit)
     starts = np.concatenate([[0], ends[:-1] + 1])
     lengths = ends - starts
@@ -336,9 +341,9 @@ def parse_keys(keys: Sequence[str]) -> KeyColumns:
 
 
 def parse_byte_lists(texts: Sequence[bytes]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """JSON arrays of integers 0..255 as one run of bytes, and how many bytes each gave.
+    """JSON arrays of integers 0..255 as concatenated bytes, and the length of each array.
 
-    The texts must be valid JSON values; FormatError when they are not arrays of such integers.
+    The texts must be valid JSON values. Raises FormatError if they are not arrays of such integers.
     """
     blocks = [_parse_block(texts[start : start + _BLOCK]) for start in range(0, len(texts), _BLOCK)]
     if not blocks:
@@ -352,20 +357,20 @@ def _parse_block(texts: Sequence[bytes]) -> tuple[npt.NDArray[np.uint8], npt.NDA
     np.cumsum(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)), out=bounds[1:])
     opens = text == ord("[")
     if not _IN_BYTE_LIST[text].all() or not opens[bounds[:-1]].all() or int(opens.sum()) != len(texts):
-        raise FormatError("a list of bytes holds something else than integers")
+        raise FormatError("a list of bytes contains a value that is not an integer")
     # A list starts and ends with a bracket, so digits never touch the ends of the text.
     is_digit = (text - _ZERO) < 10
     turns = np.flatnonzero(is_digit[:-1] != is_digit[1:]) + 1
     starts, ends = turns[::2], turns[1::2]
     lengths = ends - starts
     if int(lengths.max(initial=0)) > 3:
-        raise FormatError("a list of bytes holds a number above 255")
+        raise FormatError("a list of bytes contains a number above 255")
     values = (text[ends - 1] - _ZERO).astype(np.uint16)
     for place in (1, 2):
         longer = np.flatnonzero(lengths > place)
         values[longer] += (text[ends[longer] - 1 - place] - _ZERO).astype(np.uint16) * np.uint16(10**place)
     if int(values.max(initial=0)) > 255:
-        raise FormatError("a list of bytes holds a number above 255")
+        raise FormatError("a list of bytes contains a number above 255")
     return values.astype(np.uint8), np.diff(np.searchsorted(starts, bounds)).astype(np.int64)
 
 
@@ -375,11 +380,11 @@ def read_integers(
     """The numbers whose digits end before `ends`."""
     values = np.zeros(len(ends), dtype=np.uint64)
     for place in range(int(lengths.max(initial=0))):
-        # Places beyond a number's first digit count as zero; the index is kept inside the text.
+        # Positions before a number's first digit count as zero. The index is clipped to the text.
         digits = text[np.maximum(ends - 1 - place, 0)].astype(np.uint64) - np.uint64(_ZERO)
         values += np.where(lengths > place, digits, np.uint64(0)) * np.uint64(10**place)
     return values
 
 
 def _wrong_key() -> FormatError:
-    return FormatError("a chunk key is not a node number and coordinates, such as 3/0/12")
+    return FormatError("a chunk key is not a node number and coordinates. Expected a key such as 3/0/12")

@@ -93,15 +93,15 @@ def _parse_set(document: Any, index: int) -> ManifestSet:
         raise InvalidInputError(f"{where}: expected one name with its properties, found {document!r}")
     ((name, properties),) = document.items()
     if not isinstance(name, str):
-        raise InvalidInputError(f"{where}: the name of a set is text, found {name!r}")
+        raise InvalidInputError(f"{where}: expected the name of a set as text, found {name!r}")
     where = f"{where} ({name})"
     values: dict[str, Any] = {}
     for key, value in _manifest_mapping(properties, where).items():
         field = _SET_KEYS.get(key)
         if field is None:
-            raise InvalidInputError(f"{where}: unknown property {key!r}; there are {sorted(_SET_KEYS)}")
+            raise InvalidInputError(f"{where}: unknown property {key!r}. Known: {sorted(_SET_KEYS)}")
         if field in values and values[field] != value:
-            raise InvalidInputError(f"{where}: {key} is given twice, under its two names")
+            raise InvalidInputError(f"{where}: {key} is given twice, under two names. Remove one of them")
         values[field] = _number(value) if field != "overflow_to" else value
     if name == DEFAULT_SET:
         if values.get("max_manifest_size", 0) is None and values.get("arrays_per_manifest") is None:
@@ -130,7 +130,7 @@ def _parse_rule(document: Any, index: int) -> ManifestRule:
     rule = _manifest_mapping(document, where)
     _refuse_unknown(rule, _RULE_KEYS, where)
     if not isinstance(rule.get("target"), str):
-        raise InvalidInputError(f"{where}: target is missing; it names the set that matching arrays go to")
+        raise InvalidInputError(f"{where}: target is missing. It is the name of the set for matching arrays")
     return ManifestRule(
         target=rule["target"],
         path=rule.get("path"),
@@ -179,7 +179,7 @@ def _parse_official_preload(document: Any) -> ManifestPreloadConfig | None:
 
 def _manifest_count(value: Any, where: str) -> int | None:
     if value is not None and (type(value) is not int or value < 0):
-        raise InvalidInputError(f"{where}: expected a whole number from 0 on, or null; found {value!r}")
+        raise InvalidInputError(f"{where}: expected a whole number of at least 0, or null, found {value!r}")
     return value
 
 
@@ -198,7 +198,9 @@ def _parse_splitting(document: Any) -> ManifestSplittingConfig | None:
         for size in _sequence(pair[1], at):
             part = _manifest_mapping(size, at)
             if not isinstance(part.get("num_chunks"), int):
-                raise InvalidInputError(f"{at}: num_chunks is a whole number, found {part.get('num_chunks')!r}")
+                raise InvalidInputError(
+                    f"{at}: expected a whole number for num_chunks, found {part.get('num_chunks')!r}"
+                )
             sizes.append((parse_dim_condition(part.get("condition"), at), int(part["num_chunks"])))
         rules.append((parse_split_condition(pair[0], at), sizes))
     return ManifestSplittingConfig(rules)
@@ -241,7 +243,7 @@ def _parse_location_compression(document: Any) -> ManifestVirtualChunkLocationCo
 
 
 def _number(value: Any) -> Any:
-    """`1_000_000` is a number for YAML 1.1 and text for YAML 1.2 readers."""
+    """Parse `1_000_000`, which is a number in YAML 1.1 and text in YAML 1.2."""
     if isinstance(value, str) and value.isascii() and len(value) < 30 and value.replace("_", "").isdigit():
         return int(value.replace("_", ""))
     return value
@@ -273,7 +275,7 @@ def _sequence(value: Any, where: str) -> list[Any] | tuple[Any, ...]:
 def _refuse_unknown(document: Mapping[str, Any], known: set[str], where: str) -> None:
     for key in document:
         if key not in known:
-            raise InvalidInputError(f"{where}: unknown key {key!r}; there are {sorted(known)}")
+            raise InvalidInputError(f"{where}: unknown key {key!r}. Known: {sorted(known)}")
 
 
 C = TypeVar("C", bound=ConfigValue)
@@ -312,7 +314,7 @@ def decode_config(document: Mapping[str, Any] | None) -> RepositoryConfig:
 
 
 def encode_config(config: RepositoryConfig) -> dict[str, Any]:
-    """The document of a configuration: what is set, and the unknown keys it came with."""
+    """The document of a configuration: the settings that are set, and the unknown keys it was read with."""
     document = _encode(config)
     if config.virtual_chunk_containers is not None:
         document[_CONTAINERS] = {
@@ -329,7 +331,7 @@ def encode_config(config: RepositoryConfig) -> dict[str, Any]:
 
 
 def _decode(cls: type[C], given: Mapping[str, Any], path: str, unknown: dict[str, Any]) -> C:
-    """A configuration value, its settings checked one by one so that an error names the key."""
+    """A configuration value. Settings are checked one by one, so that an error contains the key."""
     value = cls()
     settings = settings_of(cls)
     for key, found in given.items():
@@ -409,7 +411,7 @@ def _encode_manifest(config: ManifestConfig) -> dict[str, Any]:
 
 
 def _with_plain_bounds(value: Any) -> Any:
-    """The same data with the bounds of `num_refs` as plain numbers: the first one meant, the first one not."""
+    """The same data with the bounds of `num_refs` as plain numbers: the first included and the first excluded one."""
     if isinstance(value, Mapping):
         return {k: _plain_bounds(v) if k == "num_refs" else _with_plain_bounds(v) for k, v in value.items()}
     return [_with_plain_bounds(item) for item in value] if isinstance(value, list) else value
@@ -431,7 +433,7 @@ def _plain_bounds(bounds: Any) -> Any:
 
 
 def _with_tagged_bounds(value: Any) -> Any:
-    """The inverse: bounds in the form that the official library reads."""
+    """The inverse of `_plain_bounds`: bounds in the form that the official library reads."""
     if isinstance(value, Mapping):
         return {k: _tagged_bounds(v) if k == "num_refs" else _with_tagged_bounds(v) for k, v in value.items()}
     return [_with_tagged_bounds(item) for item in value] if isinstance(value, list) else value

@@ -14,7 +14,7 @@ from icefloe.model.config import RepositoryConfig
 _MOST_BYTES = 4 << 20
 _MOST_VALUES = 200_000
 _NESTING, _MOST_NESTING = (b"[", b"{", b"-", b"?", b":"), 1000
-"""No level of YAML comes without one of these characters."""
+"""Every nested level of YAML needs one of these characters."""
 _VARIANTS = frozenset(
     {
         "s3",
@@ -37,22 +37,22 @@ _VARIANTS = frozenset(
     }
 )
 _TAGGED_FIELDS = frozenset({"store", "preload_if", "condition", "split_sizes", "or", "and", "num_refs"})
-"""Fields whose values, or the values listed below them, are variants: written with a tag."""
+"""Fields whose values, or list items, are variants. Variants are written with a tag."""
 
 
 def decode_yaml(text: str | bytes) -> dict[str, Any]:
-    """A document from YAML; `!tag value` becomes `{"!tag": value}`. InvalidInputError for anything that is no map."""
+    """A document from YAML. `!tag value` becomes `{"!tag": value}`. Raises InvalidInputError if it is not a map."""
     if len(text) > _MOST_BYTES:
-        raise InvalidInputError(f"a configuration of {len(text)} bytes; allowed: at most {_MOST_BYTES}")
+        raise InvalidInputError(f"the configuration has {len(text)} bytes, expected at most {_MOST_BYTES}")
     try:
-        # The loaders below know plain data only, besides tags that stay data.
+        # The loaders below only create plain data. Tags stay data too.
         value = yaml.load(text, Loader=_choose_loader(text))
     except (yaml.YAMLError, RecursionError, UnicodeDecodeError, ValueError) as error:
         raise InvalidInputError(f"the configuration is not YAML: {error}") from error
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise InvalidInputError(f"the configuration is a {type(value).__name__}; allowed: a map of settings")
+        raise InvalidInputError(f"the configuration is a {type(value).__name__}, expected a map of settings")
     _count(value, [_MOST_VALUES], 0)
     return value
 
@@ -130,27 +130,30 @@ class _Tagged:
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain data, and tags as maps of one key."""
+    """A loader for plain data. Tags become maps with one key."""
 
 
 class _NativeLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """The same by libyaml, where PyYAML was built with it."""
+    """The same loader on libyaml, if PyYAML was built with it."""
 
 
 def _choose_loader(text: str | bytes) -> type[yaml.SafeLoader]:
-    """libyaml is ten times as fast, but recurses on the machine's stack: only for text that cannot be nested deeply."""
+    """libyaml is ten times as fast, but it recurses on the C stack.
+
+    It is only used for text that cannot be deeply nested.
+    """
     raw = text.encode(errors="replace") if isinstance(text, str) else text
     return _NativeLoader if sum(map(raw.count, _NESTING)) <= _MOST_NESTING else _Loader
 
 
 class _Dumper(yaml.SafeDumper):
-    """Plain data and tags, no anchors."""
+    """A dumper for plain data and tags, without anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
     def choose_scalar_style(self) -> Any:
-        # Tagged numbers stay numbers only without quotes.
+        # Tagged numbers must not be quoted, or they are read as text.
         event = self.event
         if isinstance(event, yaml.ScalarEvent) and str(event.tag).startswith("!") and event.value.isdigit():
             return ""
@@ -164,7 +167,7 @@ def _construct_tag(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> dic
         value = loader.construct_sequence(node, deep=True)
     else:
         assert isinstance(node, yaml.ScalarNode)
-        # A tag hides what the scalar looks like: find out as if it had none.
+        # A tag suppresses the detection of the scalar's type. Resolve it as if there were no tag.
         plain = not node.style  # None from one loader, empty from the other
         implicit = loader.resolve(yaml.ScalarNode, node.value, (plain, not plain))  # type: ignore[no-untyped-call]
         value = loader.construct_object(yaml.ScalarNode(implicit, node.value, style=node.style), deep=True)
@@ -199,9 +202,9 @@ def _tagged(value: Any, *, variants: bool) -> Any:
 
 
 def _count(value: Any, budget: list[int], depth: int) -> None:
-    """Refuse what aliases blow up beyond any sensible size."""
+    """Refuse documents that aliases expand to an unreasonable size."""
     budget[0] -= 1
     if budget[0] < 0 or depth > 100:
-        raise InvalidInputError(f"the configuration holds more than {_MOST_VALUES} values or is nested too deeply")
+        raise InvalidInputError(f"the configuration contains more than {_MOST_VALUES} values, or is nested too deeply")
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _count(item, budget, depth + 1)

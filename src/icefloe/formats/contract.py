@@ -17,18 +17,18 @@ from icefloe.model.snapshot import Manifest, Snapshot, SnapshotInfo, Transaction
 
 
 class OpenManifest(ABC):
-    """A manifest file ready to be asked for single references, before it is decoded."""
+    """A manifest file that is searched for single references without decoding all of it."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Memory held, for caches."""
+        """Memory used, for caches."""
 
     @abstractmethod
     def find(self, node_id: NodeId, wanted: Sequence[tuple[int, ...]]) -> list[ChunkRef] | None:
         """The references of these chunks of an array.
 
-        None asks to decode all of it: a chunk was not found, or so many searches would take longer.
+        Returns None if the whole manifest must be decoded: a chunk was not found, or decoding is faster than searching.
         """
 
     @abstractmethod
@@ -37,7 +37,7 @@ class OpenManifest(ABC):
 
 
 class DecodedManifest(OpenManifest):
-    """A manifest that there is no way to search in: it was decoded at once."""
+    """A manifest that cannot be searched, and was decoded when it was opened."""
 
     def __init__(self, manifest: Manifest, size_bytes: int) -> None:
         self._manifest = manifest
@@ -55,7 +55,7 @@ class DecodedManifest(OpenManifest):
 
 
 class Format(ABC):
-    """One generation. Encoders take model values that the capabilities allow; decoders raise FormatError only."""
+    """One generation. Encoders accept model values that the capabilities allow. Decoders only raise FormatError."""
 
     spec_version: SpecVersion
     capabilities: Capabilities
@@ -67,12 +67,15 @@ class Format(ABC):
     chunks_folder = "chunks/"
     metadata_extension = ""
     logs_initial_snapshot = False
-    """Whether the first snapshot, too, has a transaction log."""
+    """Whether the first snapshot has a transaction log too."""
     compression_level: int | None = None
-    """Of the files it writes, where their compression has levels; None is the generation's own choice."""
+    """The compression level of files it writes, if their compression has levels.
+
+    None means the generation's default.
+    """
 
     def compressed_at(self, level: int | None) -> Self:
-        """The same generation, writing its files with another compression level."""
+        """The same generation with another compression level for new files."""
         if level == self.compression_level:
             return self
         twin = copy.copy(self)
@@ -113,7 +116,7 @@ class Format(ABC):
         )
 
     def read_back_commit(self, info: SnapshotInfo) -> tuple[str, Mapping[str, Any]]:
-        """The message and metadata of a commit as they are read after they were written."""
+        """The message and metadata of a commit as they are read back after writing."""
         width = self.capabilities.object_id_bytes
         snapshot = Snapshot(
             "0" * -(-width * 8 // 5), None, info.written_at, info.message, info.metadata, {}, {}, total_ancestors=0
@@ -134,10 +137,10 @@ class Format(ABC):
     def decode_manifest(self, data: bytes) -> Manifest: ...
 
     searches_manifests = False
-    """Whether `open_manifest` is there: single references are found faster than all of them are decoded."""
+    """Whether `open_manifest` is implemented: it finds single references faster than decoding all of them."""
 
     def open_manifest(self, data: bytes) -> OpenManifest:
-        """A manifest file to search in."""
+        """Open a manifest file for searching."""
         raise NotImplementedError
 
     @abstractmethod
@@ -158,8 +161,8 @@ class Format(ABC):
 def get_format(spec_version: SpecVersion) -> Format:
     """The Format of a generation.
 
-    Every generation is a folder of its name that offers FORMAT; only those in use are loaded, because some bring
-    large libraries with them.
+    Every generation is a package of the same name with an attribute FORMAT. A generation is imported at its first use,
+    because some need large libraries.
     """
     module = importlib.import_module(f"icefloe.formats.{spec_version.value}")
     found: Format = module.FORMAT

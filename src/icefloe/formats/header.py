@@ -16,14 +16,15 @@ FLATBUFFER_IDENTIFIER = b"Ichk"
 
 _BLOCK_BYTES = 1 << 20
 _WINDOW_BYTES = 1 << 27
-"""The largest window zstd itself takes without being asked; a frame that wants more is refused."""
+"""The largest window that zstd accepts by default. Frames with a larger window are refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecompressionLimits:
-    """How large a body may become.
+    """The limit of a decompressed body.
 
-    Up to `free_bytes` any ratio is believed; above, more than `ratio` bytes from one compressed byte is a bomb.
+    Up to `free_bytes`, any compression ratio is accepted. Above, a ratio of more than `ratio` is refused as a
+    decompression bomb.
     """
 
     max_bytes: int = 2 << 30
@@ -41,7 +42,7 @@ _per_thread = threading.local()
 
 def compress(body: bytes | memoryview, level: int = 3) -> bytes:
     """One zstd frame with content size and checksum."""
-    # Contexts are expensive to make and must not be shared between threads.
+    # Contexts are expensive to create and must not be shared between threads.
     contexts: dict[int, zstandard.ZstdCompressor] | None = getattr(_per_thread, "compressors", None)
     if contexts is None:
         contexts = _per_thread.compressors = {}
@@ -52,12 +53,12 @@ def compress(body: bytes | memoryview, level: int = 3) -> bytes:
 
 
 def is_believable(body_bytes: int, compressed_bytes: int, limits: DecompressionLimits = DEFAULT_LIMITS) -> bool:
-    """Whether a reader with these limits would take the body."""
+    """Whether a reader with these limits accepts the body."""
     return body_bytes <= limits.allowed_bytes(compressed_bytes)
 
 
 def decompress(data: bytes | memoryview, limits: DecompressionLimits = DEFAULT_LIMITS) -> bytes:
-    """The content of exactly one zstd frame; FormatError when it is broken or larger than allowed."""
+    """The content of exactly one zstd frame. Raises FormatError if it is corrupt or larger than allowed."""
     allowed = limits.allowed_bytes(len(data))
     context: zstandard.ZstdDecompressor | None = getattr(_per_thread, "decompressor", None)
     if context is None:
@@ -66,7 +67,7 @@ def decompress(data: bytes | memoryview, limits: DecompressionLimits = DEFAULT_L
         declared = zstandard.frame_content_size(data)
         if declared > allowed:
             raise _too_large(len(data), declared, allowed)
-        # A frame that claims to be empty is read as a stream: the one-shot call would believe it unseen.
+        # A frame that declares no content is read as a stream, because the one-shot call does not check it.
         if declared > 0:
             return context.decompress(data, max_output_size=declared, allow_extra_data=False)
         return _decompress_stream(context, data, allowed)
@@ -75,11 +76,11 @@ def decompress(data: bytes | memoryview, limits: DecompressionLimits = DEFAULT_L
 
 
 def _decompress_stream(context: zstandard.ZstdDecompressor, data: bytes | memoryview, allowed: int) -> bytes:
-    """For frames without a content size."""
+    """Decompress a frame without a content size."""
     stream = context.decompressobj(write_size=_BLOCK_BYTES)
     parts: list[bytes] = []
     size = 0
-    # zstd makes at most some 32,000 bytes of one: with small steps a bomb passes what is allowed by an eighth at most.
+    # zstd expands one byte to at most about 32,000. With small steps, a bomb exceeds the limit by at most an eighth.
     step = max(64, min(1 << 16, allowed >> 18))
     for start in range(0, len(data), step):
         part = stream.decompress(data[start : start + step])
@@ -96,7 +97,7 @@ def _decompress_stream(context: zstandard.ZstdDecompressor, data: bytes | memory
 
 def _too_large(compressed: int, size: int, allowed: int) -> FormatError:
     return FormatError(
-        f"a zstd body of {compressed} bytes becomes at least {size} bytes, more than the {allowed} that are allowed"
+        f"a zstd body of {compressed} bytes decompresses to at least {size} bytes, but at most {allowed} are allowed"
     )
 
 
@@ -108,7 +109,7 @@ _WRITER_START, _WRITER_END = 12, 36
 
 
 class FileType(enum.IntEnum):
-    """What a metadata file holds; the value is byte 37."""
+    """The type of a metadata file. The value is byte 37."""
 
     SNAPSHOT = 1
     MANIFEST = 2
@@ -119,7 +120,7 @@ class FileType(enum.IntEnum):
 
 
 class Compression(enum.IntEnum):
-    """How the body is compressed; the value is byte 38."""
+    """How the body is compressed. The value is byte 38."""
 
     NONE = 0
     ZSTD = 1
@@ -141,17 +142,17 @@ def has_magic(data: bytes | memoryview) -> bool:
 
 
 def is_flatbuffer(body: bytes) -> bool:
-    """Whether a decompressed body is a flatbuffer; MessagePack bodies of spec 1 share the header with it."""
+    """Whether a decompressed body is a flatbuffer. MessagePack bodies of spec 1 have the same header."""
     return body[4:8] == FLATBUFFER_IDENTIFIER
 
 
 def encode_header(file_type: FileType, spec_version: int, compression: Compression = Compression.ZSTD) -> bytes:
-    """The 39 bytes for a file of ours."""
+    """Encode the header of a file that this library writes."""
     return MAGIC + WRITER.encode().ljust(_WRITER_END - _WRITER_START) + bytes([spec_version, file_type, compression])
 
 
 def parse_header(data: bytes | memoryview) -> Header:
-    """Take the header apart; FormatError when there is none."""
+    """Parse the header. Raises FormatError if there is none."""
     if len(data) < HEADER_BYTES or not has_magic(data):
         raise FormatError(
             f"not a metadata file: {min(len(data), HEADER_BYTES)} of {HEADER_BYTES} header bytes, "
@@ -172,13 +173,13 @@ def decode_file(
     spec_versions: range,
     limits: DecompressionLimits = DEFAULT_LIMITS,
 ) -> tuple[Header, bytes]:
-    """The header and the decompressed body of a file that has to be of this type and of a known version."""
+    """The header and the decompressed body of a file. Raises if it is not of this type and of a known version."""
     header = parse_header(data)
     name = file_type.name.lower().replace("_", " ")
     if header.spec_version not in spec_versions:
         raise UnknownFormatError(
-            f"a {name} file of spec version {header.spec_version}, written by {header.writer!r}; this library reads "
-            f"up to version {spec_versions[-1]}: upgrade icefloe",
+            f"a {name} file has spec version {header.spec_version}, written by {header.writer!r}. This library reads "
+            f"versions up to {spec_versions[-1]}. Upgrade icefloe",
             spec_version=header.spec_version,
         )
     if header.file_type != file_type:
@@ -188,4 +189,6 @@ def decode_file(
         return header, bytes(body)
     if header.compression == Compression.ZSTD:
         return header, decompress(body, limits)
-    raise UnknownFormatError(f"a {name} file with unknown compression {header.compression}; known are 0 and 1 (zstd)")
+    raise UnknownFormatError(
+        f"a {name} file has the unknown compression {header.compression}, expected 0 (none) or 1 (zstd)"
+    )

@@ -1,8 +1,8 @@
-"""JSON that every reader accepts, fill values, and zarr.json taken apart and put together again.
+"""JSON that every reader accepts, fill values, and zarr.json split into members and joined again.
 
-A generation that stores members instead of the document builds it again when reading. Where that does not give the very
-bytes the user stored (extension data types, other chunk grids, unknown keys, another layout of the text), it keeps the
-whole document beside the members: `store_document` and `load_document` are its JSON form.
+Some generations store the members of a zarr.json and build the document again when reading. If the result is not
+identical to the user's bytes (extension data types, other chunk grids, unknown keys, another text layout), they store
+the whole document in addition. `store_document` and `load_document` convert it to JSON and back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Json = Any
 
 
 def dump_json(value: Json) -> bytes:
-    """Compact JSON; NaN and the infinities become text, lone surrogates stay escaped."""
+    """Compact JSON. NaN and the infinities become text. Lone surrogates stay escaped."""
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except ValueError:
@@ -43,7 +43,7 @@ def dump_time(moment: dt.datetime) -> str:
 
 
 def load_time(text: Json, what: str) -> dt.datetime:
-    """A time from RFC 3339 text; digits beyond microseconds are cut."""
+    """Parse an RFC 3339 time. Digits beyond microseconds are dropped."""
     try:
         moment = dt.datetime.fromisoformat(text)
         return moment.astimezone(dt.UTC) if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
@@ -81,7 +81,7 @@ def raw_bits(data_type: Json) -> int | None:
 
 
 def encode_fill_value(data_type: Json, value: Json) -> bytes | None:
-    """Big-endian bytes of a fill value (text as UTF-8); None where type and value have no such form."""
+    """Big-endian bytes of a fill value (text as UTF-8), or None if it cannot be represented."""
     if not isinstance(data_type, str):
         return None
     if data_type == "bool":
@@ -103,7 +103,7 @@ def encode_fill_value(data_type: Json, value: Json) -> bytes | None:
 
 
 def decode_fill_value(data_type: str, data: bytes) -> Json:
-    """The JSON value of a fill value kept as bytes."""
+    """The JSON value of a fill value that is stored as bytes."""
     if data_type == "string":
         try:
             return data.decode()
@@ -111,14 +111,14 @@ def decode_fill_value(data_type: str, data: bytes) -> Json:
             raise FormatError(f"the fill value of a string array is not UTF-8: {error}") from error
     if data_type == "bool":
         if data not in (b"\0", b"\1"):
-            raise FormatError(f"the fill value of a bool array must be one byte, 0 or 1, found {data[:16].hex()!r}")
+            raise FormatError(f"the fill value of a bool array is {data[:16].hex()!r}, expected one byte, 0 or 1")
         return data == b"\1"
     bits = raw_bits(data_type)
     if bits is not None and len(data) * 8 == bits:
         return list(data)
     numpy_type = _NUMPY.get(data_type)
     if numpy_type is None or np.dtype(numpy_type).itemsize != len(data):
-        raise FormatError(f"{len(data)} bytes are no fill value of the data type {data_type!r}")
+        raise FormatError(f"{len(data)} bytes are not a fill value of the data type {data_type!r}")
     scalar = np.frombuffer(data, dtype=numpy_type)[0].item()
     if isinstance(scalar, complex):
         return [float_json(scalar.real), float_json(scalar.imag)]
@@ -126,7 +126,7 @@ def decode_fill_value(data_type: str, data: bytes) -> Json:
 
 
 def float_json(number: float) -> float | str:
-    """A float as zarr.json spells it: the three that JSON lacks as text."""
+    """A float as zarr.json represents it: NaN and the infinities are text."""
     if math.isnan(number):
         return "NaN"
     if math.isinf(number):
@@ -174,14 +174,14 @@ class NamedConfiguration:
 
 @dataclass(frozen=True, slots=True)
 class GroupParts:
-    """The members of a group document; `attributes` is None when the document has none."""
+    """The members of a group document. `attributes` is None if the document has none."""
 
     attributes: Mapping[str, Json] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayParts:
-    """The members of an array document; `chunk_shape` is None for other grids than the regular one."""
+    """The members of an array document. `chunk_shape` is None if the grid is not regular."""
 
     shape: tuple[int, ...]
     data_type: Json
@@ -196,7 +196,7 @@ class ArrayParts:
 
 
 def extract_parts(parsed: Mapping[str, Json]) -> ArrayParts | GroupParts:
-    """The members of a parsed document, as far as they have the usual form; the rest shows in the rebuilt text."""
+    """The members of a parsed document that have the usual form. Other members make the rebuilt document differ."""
     attributes = parsed.get("attributes")
     attributes = attributes if isinstance(attributes, dict) else None
     if parsed.get("node_type") == "group":
@@ -244,7 +244,7 @@ def build_document(parts: ArrayParts | GroupParts) -> bytes:
 
 
 def _indented(document: dict[str, Json]) -> bytes:
-    """As json.dumps(document, indent=2), which is slow: written compactly by C, then laid out by C."""
+    """The same as json.dumps(document, indent=2), but encoded and indented in C, which is faster."""
     compact = json.dumps(document).encode()
     try:
         return msgspec.json.format(compact, indent=2)
@@ -254,7 +254,7 @@ def _indented(document: dict[str, Json]) -> bytes:
 
 
 def store_document(document: bytes) -> Json:
-    """A whole document as a JSON value: its text, or base64 where it is not UTF-8."""
+    """A whole document as a JSON value: its text, or base64 if it is not UTF-8."""
     try:
         return document.decode()
     except UnicodeDecodeError:
@@ -262,15 +262,15 @@ def store_document(document: bytes) -> Json:
 
 
 def load_document(stored: Json) -> bytes:
-    """Undo store_document."""
+    """The inverse of store_document."""
     try:
         if isinstance(stored, str):
             return stored.encode()
         if isinstance(stored, dict) and isinstance(stored.get("base64"), str):
             return base64.b64decode(stored["base64"], validate=True)
     except (UnicodeEncodeError, binascii.Error, ValueError) as error:
-        raise FormatError(f"a kept zarr.json cannot be read back: {error}") from error
-    raise FormatError(f"a kept zarr.json must be text or base64, found {type(stored).__name__}")
+        raise FormatError(f"a stored zarr.json cannot be read: {error}") from error
+    raise FormatError(f"a stored zarr.json is of type {type(stored).__name__}, expected text or base64")
 
 
 def _plain(part: NamedConfiguration) -> dict[str, Json]:

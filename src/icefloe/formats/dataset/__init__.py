@@ -66,10 +66,10 @@ class DatasetFormat(Format):
         return attributes_file.decode_attributes(data)
 
     def encode_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> bytes:
-        raise UnsupportedError("the generation `dataset` has no transaction logs; compare snapshots instead")
+        raise UnsupportedError("the generation `dataset` has no transaction logs. Compare snapshots instead")
 
     def decode_transaction_log(self, data: bytes) -> TransactionLog:
-        raise UnsupportedError("the generation `dataset` has no transaction logs; compare snapshots instead")
+        raise UnsupportedError("the generation `dataset` has no transaction logs. Compare snapshots instead")
 
 
 FORMAT: Format = DatasetFormat()

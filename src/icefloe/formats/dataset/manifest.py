@@ -1,7 +1,8 @@
 """Manifests of the generation `dataset`: Parquet rows sorted by array and coordinates.
 
 A coordinate below 248 is one byte. A larger one is the byte 0xF7 + n followed by its n big-endian bytes, n as small as
-possible. Coordinates of one chunk follow each other; a 0-d chunk is the empty string. Prefix-free and canonical.
+possible. The coordinates of one chunk are concatenated. A 0-d chunk is the empty string. The encoding is prefix-free
+and canonical.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _MAX_RANK = 255
 
 
 def encode_coords(coords: npt.NDArray[np.uint32]) -> tuple[Bytes, Offsets]:
-    """Rows of coordinates as one run of bytes, and where each row starts and ends in it."""
+    """Rows of coordinates as concatenated bytes, and the start and end of each row."""
     count, rank = coords.shape
     if coords.size == 0 or int(coords.max()) <= _LONG:
         return coords.astype(np.uint8).reshape(-1), np.arange(count + 1, dtype=np.int64) * rank
@@ -60,7 +61,7 @@ def encode_coord(coords: tuple[int, ...]) -> bytes:
 
 
 def decode_coords(data: Bytes, offsets: Offsets) -> npt.NDArray[np.uint32]:
-    """Undo encode_coords for rows of one rank; forms that are not canonical are refused."""
+    """The inverse of encode_coords for rows of one rank. Refuses forms that are not canonical."""
     position, end = offsets[:-1].copy(), offsets[1:]
     lengths = end - position
     if len(lengths) == 0:
@@ -79,11 +80,11 @@ def decode_coords(data: Bytes, offsets: Offsets) -> npt.NDArray[np.uint32]:
 
 
 def _decode_column(data: Bytes, position: Offsets, end: Offsets) -> npt.NDArray[np.uint32]:
-    """The coordinate that starts at each position; moves the positions behind it."""
+    """Decode the coordinate at each position, and move the positions past it."""
     first = data[position].astype(np.int64)
     extra = np.maximum(first - _LONG, 0)
     if (extra > 4).any() or (position + 1 + extra > end).any():
-        raise FormatError("a chunk coordinate is cut short or larger than 4294967295")
+        raise FormatError("a chunk coordinate is truncated, or larger than 4294967295")
     value = np.where(extra == 0, first, 0).astype(np.uint64)
     for byte in range(1, int(extra.max(initial=0)) + 1):
         rows = np.flatnonzero(extra >= byte)
@@ -122,12 +123,12 @@ _SLICE_ROWS = 1 << 18
 _SLICE_INLINE_BYTES = 1 << 30
 _COLUMNS = ("array_id", "coord", "inline_data", "chunk_file", "offset", "length")
 _REPEATING = ("array_id", "inline_data", "offset", "length")
-"""Dictionaries of names and coordinates, nearly all of which differ, cost time and space and save nothing."""
+"""Nearly all names and coordinates are distinct, so that dictionary encoding would only cost time and space."""
 _WHAT = "the chunk manifest"
 
 
 def manifest_schema(length: pa.DataType | None = None) -> pa.Schema:
-    """The seed's Arrow schema; `length` is wider than uint32 only where a chunk reaches 4 GiB."""
+    """The Arrow schema of the specification. `length` is only wider than uint32 if a chunk has 4 GiB or more."""
     return pa.schema(
         [
             pa.field("id", pa.uint32(), nullable=False),
@@ -162,12 +163,14 @@ def array_number(node_id: NodeId) -> int:
     """The number of a node in the file."""
     number = int.from_bytes(node_id, "big")
     if number > 0xFFFFFFFF:
-        raise InvalidInputError(f"node ids of the generation `dataset` are numbers below 2**32, found {node_id.hex()}")
+        raise InvalidInputError(
+            f"the node id {node_id.hex()} does not fit the generation `dataset`, expected a number below 2**32"
+        )
     return number
 
 
 def _slices(table: ChunkTable) -> Iterator[slice]:
-    """Runs of rows small enough for the 32-bit offsets of one Arrow array."""
+    """Split rows into batches that are small enough for the 32-bit offsets of one Arrow array."""
     inline_bytes = np.where(table.kind == ChunkKind.INLINE, table.length, 0)
     start = 0
     while start < len(table):
@@ -181,11 +184,13 @@ def _slices(table: ChunkTable) -> Iterator[slice]:
 def _batch(number: int, table: ChunkTable, rows: slice, first_row: int, schema: pa.Schema) -> pa.RecordBatch:
     kind, count = table.kind[rows], rows.stop - rows.start
     if (kind > ChunkKind.VIRTUAL).any():
-        raise InvalidInputError("a manifest holds inline, native and virtual chunks only, no deletions")
+        raise InvalidInputError("a manifest can only contain inline, native and virtual chunks, not deletions")
     if (table.etag is not None and (table.etag[rows] >= 0).any()) or (
         table.last_modified is not None and table.last_modified[rows].any()
     ):
-        raise UnsupportedError("the generation `dataset` keeps no checksums of virtual chunks; set them without one")
+        raise UnsupportedError(
+            "the generation `dataset` cannot store checksums of virtual chunks. Set the references without a checksum"
+        )
     inline = kind == ChunkKind.INLINE
     coord_data, coord_offsets = encode_coords(table.coords[rows])
     columns = [
@@ -212,7 +217,7 @@ def _inline_column(table: ChunkTable, rows: slice, inline: npt.NDArray[np.bool_]
 
 
 def _chunk_file_column(table: ChunkTable, rows: slice) -> pa.Array:
-    """Names of native chunks and URLs of virtual ones, picked from one array of both."""
+    """Names of native chunks and URLs of virtual ones, in one array."""
     kind = table.kind[rows]
     native, virtual = kind == ChunkKind.NATIVE, kind == ChunkKind.VIRTUAL
     pick = np.zeros(len(kind), dtype=np.int64)
@@ -243,7 +248,7 @@ def _check_locations(locations: pa.Array) -> None:
     urls = pc.match_substring(locations, "://")
     if not pc.all(urls).as_py():
         wrong = locations.filter(pc.invert(urls))[0]
-        raise InvalidInputError(f"the location of a virtual chunk must be a URL, found {wrong.as_py()!r}")
+        raise InvalidInputError(f"the location of a virtual chunk is {wrong.as_py()!r}, expected a URL")
 
 
 def _binary(
@@ -257,7 +262,7 @@ def _binary(
 
 
 def decode_manifest(data: Source) -> Manifest:
-    """The manifest of a Parquet file; node ids are the array ids as 8 big-endian bytes."""
+    """Decode the manifest of a Parquet file. Node ids are the array ids as 8 big-endian bytes."""
     opened = open_parquet(data, _WHAT)
     metadata = file_metadata(opened)
     return Manifest(
@@ -282,12 +287,12 @@ def decode_rows(rows: pa.Table, metadata: dict[bytes, bytes]) -> dict[NodeId, Ch
             tables[node_id] = _decode_array(rows.slice(int(start), int(stop - start)), metadata)
         return tables
     except (pa.ArrowException, UnicodeDecodeError, InvalidInputError) as error:
-        raise FormatError(f"{_WHAT} holds rows that cannot be read: {error}") from error
+        raise FormatError(f"{_WHAT} has rows that cannot be read: {error}") from error
 
 
 def _decode_array(rows: pa.Table, metadata: dict[bytes, bytes]) -> ChunkTable:
     if any(rows.column(name).null_count for name in ("array_id", "coord", "length")):
-        raise FormatError(f"{_WHAT} has nulls in a column that must not have any")
+        raise FormatError(f"{_WHAT} has nulls in a required column")
     coords = _decode_coord_column(rows, metadata)
     order = _sorting_order(coords)
     if order is not None:
@@ -301,7 +306,7 @@ def _decode_array(rows: pa.Table, metadata: dict[bytes, bytes]) -> ChunkTable:
     offset = rows.column("offset").cast(pa.uint64()).fill_null(0).to_numpy()
     held, offsets = _buffers(inline_data)
     if (inline & (np.diff(offsets) != length.astype(np.int64))).any():
-        raise FormatError(f"{_WHAT} has an inline chunk of another length than it says")
+        raise FormatError(f"{_WHAT} has an inline chunk whose length is not the recorded one")
     virtual = pc.match_substring(chunk_file, "://").fill_null(False).to_numpy(zero_copy_only=False)
     kind = np.where(inline, ChunkKind.INLINE, np.where(virtual, ChunkKind.VIRTUAL, ChunkKind.NATIVE)).astype(np.uint8)
     location, locations = _decode_locations(chunk_file, virtual)
@@ -321,7 +326,7 @@ def _decode_array(rows: pa.Table, metadata: dict[bytes, bytes]) -> ChunkTable:
 def _decode_coord_column(rows: pa.Table, metadata: dict[bytes, bytes]) -> npt.NDArray[np.uint32]:
     decode = _COORD_NAMES.get(metadata.get(COORD_KEY, b"ov1"))
     if decode is None:
-        raise FormatError(f"{_WHAT} writes coordinates in an unknown way: {metadata[COORD_KEY][:40]!r}")
+        raise FormatError(f"{_WHAT} has an unknown encoding of coordinates: {metadata[COORD_KEY][:40]!r}")
     return decode(*_buffers(_combine(rows, "coord", pa.binary())))
 
 
@@ -333,7 +338,7 @@ def _decode_names(chunk_file: pa.Array, native: npt.NDArray[np.bool_]) -> npt.ND
     characters = int(lengths[0])
     width = characters * 5 // 8
     if (lengths != characters).any() or characters == 0 or text_length(width) != characters:
-        raise FormatError(f"{_WHAT} names a chunk file whose name is not an id")
+        raise FormatError(f"{_WHAT} refers to a chunk file whose name is not an id")
     names = data[int(offsets[0]) : int(offsets[-1])].reshape(-1, characters)
     ids = decode_base32_column(names, width)
     if native.all():
@@ -356,7 +361,7 @@ def _decode_locations(
 
 
 def _sorting_order(coords: npt.NDArray[np.uint32]) -> npt.NDArray[Any] | None:
-    """The order that sorts the rows, None when they are sorted; FormatError for equal rows."""
+    """The order that sorts the rows, or None if they are sorted. Raises FormatError for equal rows."""
     order = None
     if not _strictly_increasing(coords):
         order = np.lexsort(coords.T[::-1]) if coords.shape[1] else np.arange(len(coords))
@@ -381,7 +386,7 @@ def _combine(rows: pa.Table, name: str, kind: pa.DataType) -> pa.Array:
 
 
 def _buffers(column: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Bytes of a binary or string column, and the offsets of its rows in them; null rows are empty."""
+    """Bytes of a binary or string column, and the offsets of its rows. Null rows are empty."""
     _, offsets, data = column.buffers()
     bounds = np.frombuffer(offsets, dtype=np.int32, count=column.offset + len(column) + 1)[column.offset :]
     content = np.frombuffer(data, dtype=np.uint8) if data is not None else np.empty(0, dtype=np.uint8)

@@ -1,9 +1,9 @@
 """Parquet files of the generation `dataset`: bounded reads, and the attributes file.
 
 A few kilobytes of Parquet can decode to many gigabytes: a dictionary page with one large value and a run of a million
-indices, a run of nulls, a page that compresses well. The footer says how large columns are, but nothing holds it to
-the truth. Arrow believes the header in front of each page: it reserves `uncompressed_page_size` bytes and refuses a
-page of another size. So these headers are what is added up here. They are Thrift structs in the compact protocol:
+indices, a run of nulls, a page that compresses well. The footer contains the sizes of columns, but they may be wrong.
+Arrow relies on the header of each page: it allocates `uncompressed_page_size` bytes and refuses a page of another size.
+So this module adds up the sizes in these headers. They are Thrift structs in the compact protocol:
 
     PageHeader: 1 type, 2 uncompressed_page_size, 3 compressed_page_size, 5 data_page_header {1 num_values, 2 encoding},
                 7 dictionary_page_header {1 num_values}, 8 data_page_header_v2 {1 num_values, 4 encoding}
@@ -27,7 +27,7 @@ from icefloe.formats.header import DecompressionLimits
 
 LIMITS: Final = DecompressionLimits(max_bytes=8 << 30, free_bytes=64 << 20)
 _VALUE_BYTES = 16
-"""What Arrow takes for a value of a fixed width at most: the value, its levels, its place in a list."""
+"""The most memory Arrow uses for a value of fixed width: the value, its levels, its offset in a list."""
 _DICTIONARY_PAGE, _DATA_PAGES = 2, (0, 3)
 _DELTA_BYTE_ARRAY = 7
 _FIXED = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
@@ -43,14 +43,14 @@ class _Page:
     num_values: int
     encoding: int
     start: int
-    """Where its content begins in the file."""
+    """The offset of its content in the file."""
 
 
 def check_memory(opened: pq.ParquetFile, data: memoryview, columns: Collection[str], what: str) -> frozenset[str]:
-    """Refuse columns whose pages would take more memory than the file is believed to hold.
+    """Refuse columns whose pages would take more memory than is plausible for the size of the file.
 
-    Returns the top-level columns of which a dictionary may become much larger when its values are written out: these
-    are to be read as dictionaries.
+    Returns the top-level columns that may become much larger when their dictionaries are expanded. Read these as
+    dictionaries.
     """
     allowed = LIMITS.allowed_bytes(len(data))
     total = 0
@@ -77,12 +77,12 @@ def check_memory(opened: pq.ParquetFile, data: memoryview, columns: Collection[s
 def too_large(what: str, file_bytes: int, size: int, allowed: int) -> FormatError:
     """The error for a file that would take too much memory."""
     return FormatError(
-        f"{what} of {file_bytes} bytes becomes at least {size} bytes, more than the {allowed} that are allowed"
+        f"{what} has {file_bytes} bytes and needs at least {size} bytes of memory, but at most {allowed} are allowed"
     )
 
 
 def _column_bytes(column: Any, schema: Any, data: memoryview, what: str) -> tuple[int, int]:
-    """Bytes that a column takes for certain, and those that its values take when they are written out."""
+    """The memory that a column needs at least, and the memory that it needs when its dictionary is expanded."""
     width = schema.length if column.physical_type == "FIXED_LEN_BYTE_ARRAY" else _FIXED.get(column.physical_type, 0)
     fixed = spread = largest = 0
     for page in _pages(column, data, what):
@@ -99,14 +99,14 @@ def _column_bytes(column: Any, schema: Any, data: memoryview, what: str) -> tupl
 
 def _pages(column: Any, data: memoryview, what: str) -> Iterator[_Page]:
     if column.num_values == 0:
-        return  # Arrow reads no page of it either, and its offsets may be those of nothing
+        return  # Arrow does not read its pages either, and its offsets may be invalid
     start = column.data_page_offset
     dictionary = column.dictionary_page_offset
     if dictionary is not None and 0 < dictionary < start:
         start = dictionary
     end = start + column.total_compressed_size
     if not 0 <= start <= end <= len(data):
-        raise FormatError(f"{what} has a column outside of the file")
+        raise FormatError(f"{what} has a column that is outside of the file")
     while start < end:
         try:
             reader = _Thrift(data, start, end)
@@ -131,7 +131,7 @@ def _pages(column: Any, data: memoryview, what: str) -> Iterator[_Page]:
 
 
 def _largest_value(page: _Page, compression: str, data: memoryview, what: str) -> int:
-    """The length of the longest value of a dictionary; each is four bytes of length, and the bytes."""
+    """The length of the longest value of a dictionary. A value is its length in four bytes, followed by its bytes."""
     content: Any = data[page.start : page.start + page.compressed_bytes]
     if page.uncompressed_bytes > LIMITS.allowed_bytes(len(data)):
         raise too_large(what, len(data), page.uncompressed_bytes, LIMITS.allowed_bytes(len(data)))
@@ -145,7 +145,7 @@ def _largest_value(page: _Page, compression: str, data: memoryview, what: str) -
 
 
 def _longest(content: npt.NDArray[np.uint8]) -> int:
-    """The longest of values that follow each other, in steps over runs of values of one length."""
+    """The length of the longest of consecutive values. Values of equal length are skipped together."""
     longest = position = 0
     while position + 4 <= len(content):
         length = int(content[position : position + 4].view("<u4")[0])
@@ -166,7 +166,7 @@ def _longest(content: npt.NDArray[np.uint8]) -> int:
 
 
 class _Thrift:
-    """Reads one struct of Thrift's compact protocol; errors are those of Python."""
+    """Reads one struct of Thrift's compact protocol. Raises Python's own errors."""
 
     __slots__ = ("data", "end", "position")
 
@@ -203,7 +203,7 @@ class _Thrift:
             count = self._varint() if head >> 4 == 15 else head >> 4
             for _ in range(count):
                 if head & 15 in (1, 2):
-                    self._byte()  # a truth in a list is a byte of its own
+                    self._byte()  # a boolean in a list is one byte
                 else:
                     self._value(head & 15, depth + 1)
             return None
@@ -251,7 +251,7 @@ _MOST_FIELDS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ParquetBytes:
-    """A Parquet file whose footer was read, and its bytes."""
+    """An open Parquet file (its footer is read), and its bytes."""
 
     file: pq.ParquetFile
     data: memoryview
@@ -260,9 +260,9 @@ class ParquetBytes:
 def write_parquet(
     table: pa.Table, row_group_rows: int, metadata: dict[bytes, bytes], dictionaries: Sequence[str] | None = None
 ) -> bytes:
-    """The bytes of a Parquet file; field metadata and exact types survive in its Arrow schema.
+    """Encode a Parquet file. Field metadata and exact types are kept in its Arrow schema.
 
-    `dictionaries` are the columns whose values repeat; all, if not given.
+    `dictionaries` are the columns to encode with dictionaries. The default is all columns.
     """
     sink = pa.BufferOutputStream()
     marked = table.replace_schema_metadata({FORMAT_KEY: FORMAT_NAME, **metadata})
@@ -281,7 +281,7 @@ def write_parquet(
 
 
 def open_parquet(source: Source, what: str) -> ParquetBytes:
-    """An opened Parquet file; FormatError when it is none."""
+    """Open a Parquet file. Raises FormatError if it is not one."""
     try:
         if isinstance(source, str | Path):
             buffer = pa.memory_map(str(source)).read_buffer()
@@ -294,12 +294,12 @@ def open_parquet(source: Source, what: str) -> ParquetBytes:
     except (pa.ArrowException, OSError, ValueError) as error:
         raise FormatError(f"{what} is not a readable Parquet file: {error}") from error
     if opened.metadata.num_rows > _MAX_ROWS:
-        raise FormatError(f"{what} claims {opened.metadata.num_rows} rows; at most {_MAX_ROWS} are read")
+        raise FormatError(f"{what} declares {opened.metadata.num_rows} rows, but at most {_MAX_ROWS} are allowed")
     return ParquetBytes(opened, data)
 
 
 def _open(buffer: pa.Buffer, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
-    # Every entry of a list in the footer takes a byte at least: none has more of them than the file has bytes.
+    # Every list entry in the footer takes at least one byte, so no list has more entries than the file has bytes.
     return pq.ParquetFile(
         pa.BufferReader(buffer),
         page_checksum_verification=True,
@@ -311,11 +311,11 @@ def _open(buffer: pa.Buffer, dictionaries: Sequence[str] = ()) -> pq.ParquetFile
 def read_columns(
     opened: ParquetBytes, columns: Sequence[str], what: str, row_groups: Sequence[int] | None = None
 ) -> pa.Table:
-    """Columns of all or some row groups; FormatError when they are broken, missing, or too large to be believed."""
+    """Read columns of all or some row groups. Raises FormatError if they are corrupt, missing, or implausibly large."""
     try:
         missing = set(columns) - set(opened.file.schema_arrow.names)
         if missing:
-            raise FormatError(f"{what} lacks the column(s) {', '.join(sorted(missing))}")
+            raise FormatError(f"{what} has no column(s) {', '.join(sorted(missing))}")
         suspects = sorted(check_memory(opened.file, opened.data, columns, what))
         file = _open(pa.py_buffer(opened.data), suspects) if suspects else opened.file
         if row_groups is None:
@@ -328,7 +328,7 @@ def read_columns(
 
 
 def _written_out(table: pa.Table, suspects: Sequence[str], file_bytes: int, what: str) -> pa.Table:
-    """The table with values in place of dictionaries, if that takes no more memory than is believed."""
+    """The table with its dictionaries expanded, if that needs no more memory than is allowed."""
     allowed = LIMITS.allowed_bytes(file_bytes)
     size = 0
     for name in suspects:
@@ -356,7 +356,7 @@ _WHAT = "the attributes file"
 
 
 def encode_attributes(attributes: Sequence[bytes]) -> bytes:
-    """Row i holds the i-th attributes object, as JSON text."""
+    """Encode an attributes file. Row i is the i-th attributes object as JSON text."""
     return write_parquet(pa.table([pa.array(list(attributes), pa.binary())], schema=SCHEMA), _ROW_GROUP_ROWS, {})
 
 
@@ -366,7 +366,7 @@ def decode_attributes(data: bytes) -> list[bytes]:
     try:
         rows: list[bytes] = column.cast(pa.binary()).to_pylist()
     except pa.ArrowException as error:
-        raise FormatError(f"{_WHAT} holds no binary rows: {error}") from error
+        raise FormatError(f"{_WHAT} has rows that are not binary: {error}") from error
     if column.null_count:
         raise FormatError(f"{_WHAT} has a null row")
     return rows

@@ -1,7 +1,8 @@
 """Structure files of the generation `dataset`: a snapshot as Parquet, one row per node.
 
-The seed's columns hold the hierarchy. What only the state file knows (message, parent, time) is repeated in the file's
-key-value metadata, so that a structure file explains itself; so are the documents that the columns cannot express.
+The columns of the specification contain the hierarchy. The message, parent and time, which are in the state file, are
+repeated in the file's key-value metadata, so that a structure file is self-describing. The metadata also contains the
+documents that the columns cannot represent.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ WIDE = {
     "chunk_shape": pa.uint64(),
     "extent": pa.uint64(),
 }
-"""What a field becomes, for the whole file, when one value does not fit the seed's uint16."""
+"""The type of a field, for the whole file, if one value does not fit the specification's uint16."""
 LARGEST = {name: 2**kind.bit_width - 1 for name, kind in WIDE.items()}
 
 
 def structure_schema(widened: Collection[str] = ()) -> pa.Schema:
-    """The seed's schema; the named fields are wider."""
+    """The schema of the specification. The named fields have a wider type."""
 
     def number(name: str) -> pa.DataType:
         return WIDE[name] if name in widened else NARROW
@@ -138,7 +139,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 
 
 def decode_snapshot(data: Source) -> Snapshot:
-    """The snapshot of a structure file; its id is empty when the file does not name it."""
+    """Decode the snapshot of a structure file. Its id is empty if the file does not contain it."""
     opened = open_parquet(data, _WHAT)
     metadata = file_metadata(opened)
     facts = load_object(metadata.get(SNAPSHOT_KEY, b"{}"), f"{_WHAT}'s description of its snapshot")
@@ -161,7 +162,7 @@ def decode_snapshot(data: Source) -> Snapshot:
         OverflowError,
         pa.ArrowException,
     ) as error:
-        raise FormatError(f"{_WHAT} is not as the format says: {error!r}") from error
+        raise FormatError(f"{_WHAT} does not match the format: {error!r}") from error
 
 
 def _snapshot_facts(snapshot: Snapshot) -> Row:
@@ -209,7 +210,7 @@ def _node_row(node: Node) -> Row:
     inline = None if parts.attributes is None or reference is not None else dump_json(parts.attributes)
     is_array = isinstance(node, ArrayNode)
     if is_array != isinstance(parts, ArrayParts):
-        raise InvalidInputError(f"the document of {node.path} is not that of {'an array' if is_array else 'a group'}")
+        raise InvalidInputError(f"the zarr.json of {node.path} is not that of {'an array' if is_array else 'a group'}")
     return {
         "id": array_number(node.id),
         "type": "array" if is_array else "group",
@@ -267,7 +268,7 @@ def _widened_fields(rows: Iterable[Row]) -> list[str]:
 
 
 def _rebuild(row: Row) -> bytes | None:
-    """The document that the columns of a row give; None where they do not give one."""
+    """The document that the columns of a row represent, or None."""
     attributes: dict[str, Any] | None = None
     if row["attrs_reference"] is not None:
         attributes = {}
@@ -305,10 +306,10 @@ def _decode_node(row: Row, documents: Mapping[str, Any]) -> Node:
         raise FormatError(f"{_WHAT} has a node {path!r} of type {row['type']!r}")
     document = load_document(documents[path]) if path in documents else _rebuild(row)
     if document is None:
-        raise FormatError(f"{_WHAT} describes the array {path} by a grid, key encoding or fill value that is not there")
+        raise FormatError(f"{_WHAT} has no valid grid, key encoding or fill value for the array {path}")
     parsed = parse_document(document, path)
     if parsed["node_type"] != row["type"]:
-        raise FormatError(f"{_WHAT} has a document of another type at {path}")
+        raise FormatError(f"{_WHAT} has a zarr.json of another node type at {path}")
     node_id = int(row["id"]).to_bytes(NODE_ID_BYTES, "big")
     reference = row["attrs_reference"]
     attributes = None
@@ -324,9 +325,9 @@ def _decode_node(row: Row, documents: Mapping[str, Any]) -> Node:
 def _decode_inventory(entry: Row, rank: int, path: str) -> ManifestRef:
     extents = tuple((int(first), int(end)) for first, end in entry["extent"])
     if len(extents) not in (0, rank):
-        raise FormatError(f"{_WHAT} gives extents of {len(extents)} dimensions to {path}, which has {rank}")
+        raise FormatError(f"{_WHAT} has extents of {len(extents)} dimensions for {path}, which has {rank} dimensions")
     if any(not 0 <= first <= end <= 1 << 32 for first, end in extents):
-        raise FormatError(f"{_WHAT} says that a manifest of {path} covers the chunks {extents!s:.120}")
+        raise FormatError(f"{_WHAT} has invalid extents of a manifest of {path}: {extents!s:.120}")
     return ManifestRef(_file_id(entry["inventory_file"]), extents)
 
 

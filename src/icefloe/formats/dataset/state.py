@@ -1,6 +1,7 @@
-"""The state file of the generation `dataset`: all snapshots and refs, parsed by hand and written back whole.
+"""The state file of the generation `dataset`: all snapshots and refs. Unknown keys are kept.
 
-Keys that this library does not know are kept at every level, so that rewriting the file loses nothing of others.
+Keys that this library does not know are kept at every level, so that rewriting the file loses nothing that others
+wrote.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class StateSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class StateRef:
-    """A branch or tag; its name is the key under which it is found."""
+    """A branch or tag. Its name is its key in the file."""
 
     snapshot_id: ObjectId
     type: RefType
@@ -84,7 +85,7 @@ class State:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def find_snapshot(self, snapshot_id: ObjectId) -> StateSnapshot | None:
-        # Newest last, and most questions are about new ones.
+        # Newest last. Most lookups are for new ones.
         return next((entry for entry in reversed(self.snapshots) if entry.snapshot_id == snapshot_id), None)
 
     def with_ref(self, name: str, ref: StateRef | None) -> State:
@@ -102,7 +103,7 @@ class State:
 
 
 def snapshot_entry(info: SnapshotInfo) -> StateSnapshot:
-    """How the state file lists a snapshot of ours."""
+    """The entry of the state file for a snapshot."""
     microseconds = (info.written_at - _EPOCH) // dt.timedelta(microseconds=1)
     reserved = {_MESSAGE_KEY, _METADATA_KEY} & info.metadata.keys()
     metadata = {_METADATA_KEY: dict(info.metadata)} if reserved else dict(info.metadata)
@@ -143,14 +144,14 @@ def _plain_snapshot(entry: StateSnapshot) -> dict[str, Any]:
 
 
 def parse_state(data: bytes) -> State:
-    """A state file; FormatError names the field that is wrong."""
+    """Parse a state file. A FormatError contains the name of the wrong field."""
     document = load_object(data, STATE_KEY)
     store_root = _take(document, "store_root", str, STATE_KEY, optional=True)
     snapshots = _take(document, "snapshots", list, STATE_KEY)
     refs = _take(document, "refs", dict, STATE_KEY, optional=True)
     generation = _take(document, "generation", int, STATE_KEY)
     if generation < 0:
-        raise FormatError(f"{STATE_KEY}: the generation must not be negative, found {generation}")
+        raise FormatError(f"{STATE_KEY}: the generation is {generation}, expected at least 0")
     state = State(
         id=_take(document, "id", str, STATE_KEY),
         generation=generation,
@@ -208,9 +209,9 @@ def _take(document: dict[str, Any], key: str, kind: type, where: str, *, optiona
 
 
 def resolve_data_root(state: State, state_storage: Storage) -> str | None:
-    """Where the files of a dataset are: the URL its state names, or None if they are in the folder of the state file.
+    """The location of the files of a dataset: the URL in its state, or None for the folder of the state file.
 
-    A `store_root` without a scheme is taken relative to the folder of the state file.
+    A `store_root` without a scheme is relative to the folder of the state file.
     """
     root = (state.store_root or "").rstrip("/")
     if not root:

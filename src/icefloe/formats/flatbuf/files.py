@@ -34,7 +34,7 @@ _MOVED_GROUP, _MOVED_ARRAY = 0, 1
 
 
 def decode_transaction_log_body(body: Body) -> TransactionLog:
-    """What a commit changed."""
+    """Decode a transaction log."""
     root = root_table(body)
     root.struct(0, 12)
     return TransactionLog(
@@ -98,9 +98,9 @@ def _read_moves(root: Tables) -> tuple[Move, ...]:
 def encode_transaction_log_body(snapshot_id: ObjectId, log: TransactionLog, *, with_moves: bool) -> bytes:
     """The flatbuffer of a log.
 
-    `with_moves` writes the list of moves even when it is empty, as the second generation requires. A log of the first
-    generation carries it only when there are moves: older readers skip the field they do not know and find the node
-    under its new path, newer ones and this library report the move.
+    `with_moves` writes the list of moves even if it is empty, as the second generation requires. A log of the first
+    generation only has the list if there are moves. Older readers skip the unknown field and find the node under its
+    new path. Newer readers and this library report the move.
     """
     writer = FlatWriter()
     has_moves = with_moves or bool(log.moves)
@@ -128,7 +128,7 @@ def _write_nodes(writer: FlatWriter, root: TableBlock, slot: int, ids: Collectio
 
 
 def _write_chunks(writer: FlatWriter, root: TableBlock, written: WrittenColumns) -> None:
-    """Arrays in the order of their ids; coordinates of one rank are written together."""
+    """Write arrays in the order of their ids. Coordinates of equal rank are written together."""
     count = len(written.nodes)
     listed = writer.references(np.array([count], dtype=np.int64))
     root.link(_UPDATED_CHUNKS, listed.positions)
@@ -167,7 +167,7 @@ def _write_moves(writer: FlatWriter, root: TableBlock, moves: Sequence[Move]) ->
 SPEC_VERSIONS = range(1, 3)
 _LIMITS = DecompressionLimits(max_bytes=MAX_BODY_BYTES, free_bytes=256 << 20)
 _FAST_LEVEL_BYTES = 8 << 20
-"""Bodies above this are mostly random ids, which a higher level would not make smaller."""
+"""Larger bodies consist mostly of random ids. A higher level would not make them smaller."""
 
 
 def open_body(data: bytes, file_type: FileType) -> tuple[int, Body]:
@@ -188,7 +188,7 @@ def decode_snapshot(data: bytes) -> Snapshot:
 
 
 def decode_snapshot_info(data: bytes) -> SnapshotInfo:
-    """What history shows of a snapshot file, at a cost that does not grow with its nodes."""
+    """The history entry of a snapshot file. The cost does not depend on the number of nodes."""
     spec, body = open_body(data, FileType.SNAPSHOT)
     return decode_snapshot_info_body(body, spec)
 
@@ -225,5 +225,5 @@ def encode_transaction_log(snapshot_id: ObjectId, log: TransactionLog, spec: int
 
 
 def object_metadata(file_type: str, spec: int) -> Mapping[str, str]:
-    """What official writers attach to objects; never read back."""
+    """The metadata that official writers attach to objects. It is never read."""
     return {"ic_spec_ver": str(spec), "ic_client": WRITER, "ic_file_type": file_type, "ic_comp_alg": "zstd"}

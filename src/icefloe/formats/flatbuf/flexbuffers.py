@@ -42,13 +42,13 @@ NATURALS = {1: "<B", 2: "<H", 4: "<I", 8: "<Q"}
 FLOATS = {2: "<e", 4: "<f", 8: "<d"}
 MAX_DEPTH = 64
 _MOST_VALUES = 1_000_000
-"""A value takes about 100 bytes besides its text, at most; metadata of people has a few hundred."""
+"""A value takes at most about 100 bytes in addition to its text. Metadata written by users has a few hundred values."""
 _TYPED_FIRST, _TYPED_LAST = 11, 15
 _FIXED_FIRST, _FIXED_LAST = 16, 24
 
 
 class ValueBudget:
-    """How many values may still be made of some bodies that are kept together."""
+    """How many more values may be decoded from a group of bodies."""
 
     def __init__(self) -> None:
         self.left = _MOST_VALUES
@@ -56,16 +56,19 @@ class ValueBudget:
     def take(self) -> None:
         self.left -= 1
         if self.left < 0:
-            raise FormatError(f"metadata in FlexBuffers holds more than {_MOST_VALUES} values")
+            raise FormatError(f"metadata in FlexBuffers contains more than {_MOST_VALUES} values")
 
 
 def decode_flexible(data: bytes, budget: ValueBudget | None = None) -> Any:
-    """The value of a FlexBuffers body, checked: no read outside it, and no more items than it has bytes."""
+    """Decode a FlexBuffers body.
+
+    All offsets are checked, and a value cannot have more items than the body has bytes.
+    """
     if len(data) < 3:
         raise FormatError(f"{len(data)} bytes are not a FlexBuffers value")
     width, packed = data[-1], data[-2]
     if width not in NATURALS:
-        raise FormatError(f"a FlexBuffers value has the impossible root width {width}")
+        raise FormatError(f"a FlexBuffers value has the invalid root width {width}")
     reader = _Reader(data, budget or ValueBudget())
     return reader.value(len(data) - 2 - width, width, packed, 0)
 
@@ -74,7 +77,7 @@ class _Reader:
     def __init__(self, data: bytes, values: ValueBudget) -> None:
         self.data = data
         self.values = values
-        # A value may be shared; counting visits keeps a file of shared containers from expanding without end.
+        # Values may be shared. Counting visits limits how far a file of shared containers can expand.
         self.budget = 4 * len(data) + 64
 
     def number(self, formats: Mapping[int, str], at: int, width: int) -> Any:
@@ -91,10 +94,10 @@ class _Reader:
     def spend(self, count: int) -> None:
         self.budget -= count
         if self.budget < 0:
-            raise FormatError("a FlexBuffers value holds more items than its bytes can")
+            raise FormatError("a FlexBuffers value has more items than fit in its bytes")
 
     def value(self, at: int, parent_width: int, packed: int, depth: int) -> Any:
-        """The value at a position. The packed byte holds its width and type."""
+        """The value at a position. The packed byte contains its width and type."""
         self.spend(1)
         self.values.take()
         if depth > MAX_DEPTH:
@@ -167,12 +170,12 @@ class _Reader:
     def map(self, at: int, width: int, depth: int) -> dict[str, Any]:
         keys_width = int(self.number(NATURALS, at - 2 * width, width))
         if keys_width not in NATURALS:
-            raise FormatError(f"a FlexBuffers map has keys of the impossible width {keys_width}")
+            raise FormatError(f"a FlexBuffers map has keys of the invalid width {keys_width}")
         keys_at = self.follow(at - 3 * width, width)
         keys = self.typed(keys_at, self.length(keys_at, keys_width), keys_width, Kind.KEY, depth)
         values = self.vector(at, width, depth)
         if len(keys) != len(values):
-            raise FormatError("a FlexBuffers map has another number of keys than of values")
+            raise FormatError("a FlexBuffers map has different numbers of keys and values")
         return dict(zip(keys, values, strict=True))
 
 
@@ -188,17 +191,17 @@ def encode_flexible(value: Any) -> bytes:
             data = _Writer(width).encode(value)
             if len(data) < 1 << (8 * width):
                 return data
-    raise InvalidInputError("metadata of this size cannot be stored")
+    raise InvalidInputError("the metadata is too large to be stored")
 
 
 def _width(value: Any, depth: int) -> int:
-    """How many bytes the widest scalar needs; InvalidInputError for what is not JSON."""
+    """The number of bytes that the widest scalar needs. Raises InvalidInputError for values that are not JSON."""
     if depth > MAX_DEPTH:
         raise InvalidInputError(f"metadata is nested more than {MAX_DEPTH} levels deep")
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str) or "\0" in key:
-                raise InvalidInputError(f"metadata keys must be text without NUL characters, not {key!r}")
+                raise InvalidInputError(f"the metadata key {key!r} is not text, or contains a NUL character")
             _check_text(key)
         return max((_width(member, depth + 1) for member in value.values()), default=1)
     if isinstance(value, list | tuple):
@@ -214,14 +217,14 @@ def _width(value: Any, depth: int) -> int:
         return next((n for n in (1, 2, 4) if -(1 << (8 * n - 1)) <= value < 1 << (8 * n - 1)), 8)
     if isinstance(value, float):
         return 8
-    raise InvalidInputError(f"metadata may hold JSON values only, not {type(value).__name__}")
+    raise InvalidInputError(f"metadata can only contain JSON values, found {type(value).__name__}")
 
 
 def _check_text(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidInputError(f"metadata text that is not Unicode cannot be stored: {error}") from error
+        raise InvalidInputError(f"the metadata contains text that is not valid Unicode: {error}") from error
 
 
 class _Writer:
@@ -245,7 +248,7 @@ class _Writer:
         return kind << 2 | (0 if kind in (Kind.NULL, Kind.KEY) else self.bits)
 
     def natural(self, number: int) -> None:
-        # A value too large for the width makes the whole too long for it, which the caller notices.
+        # If a value is too large for the width, the result is too long for it. The caller detects that.
         self.data += struct.pack(NATURALS[self.width], number & ((1 << (8 * self.width)) - 1))
 
     def put(self, slot: _Slot) -> None:
@@ -260,7 +263,7 @@ class _Writer:
             self.natural(len(self.data) - content)
 
     def add(self, value: Any) -> _Slot:
-        """Write what does not fit into a slot; returns the slot."""
+        """Write a value that does not fit into a slot. Returns the slot."""
         if value is None:
             return Kind.NULL, 0
         if isinstance(value, bool):
@@ -292,7 +295,7 @@ class _Writer:
         return self.keys[raw]
 
     def vector(self, slots: list[_Slot]) -> int:
-        """The length, the slots, and their types; the buffer is aligned."""
+        """Write the length, the slots and their types. The buffer is aligned."""
         self.natural(len(slots))
         start = len(self.data)
         for slot in slots:
@@ -326,7 +329,7 @@ def encode_value(value: Any, spec: int) -> bytes:
     try:
         return bytes(msgpack.packb(value))
     except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidInputError(f"metadata may hold JSON values only: {error}") from error
+        raise InvalidInputError(f"metadata can only contain JSON values: {error}") from error
 
 
 def decode_value(data: bytes, spec: int, budget: ValueBudget | None = None) -> Any:
@@ -341,12 +344,12 @@ def decode_value(data: bytes, spec: int, budget: ValueBudget | None = None) -> A
 
 
 def encode_metadata(metadata: Mapping[str, Any], spec: int) -> RawMetadata:
-    """Metadata as a file keeps it, sorted by name."""
+    """Encode metadata items, sorted by name."""
     return tuple((name, encode_value(metadata[name], spec)) for name in sorted(metadata, key=str.encode))
 
 
 def decode_metadata(items: RawMetadata, spec: int) -> dict[str, Any]:
-    """Metadata as people see it."""
+    """Decode metadata items."""
     budget = ValueBudget()
     if spec < 2:
         check_messagepack(b"".join(value for _, value in items), 0, "metadata")
@@ -354,7 +357,7 @@ def decode_metadata(items: RawMetadata, spec: int) -> dict[str, Any]:
 
 
 def read_items(tables: Tables, slot: int) -> list[RawMetadata]:
-    """The metadata of each row, not yet decoded; nothing where the field is absent."""
+    """The encoded metadata of each row. Empty if the field is absent."""
     items, held = tables.tables(slot, required=False)
     names = texts_of(tables.body, items.strings(0))
     values = items.vectors(1, 1, 1)
@@ -365,7 +368,7 @@ def read_items(tables: Tables, slot: int) -> list[RawMetadata]:
 
 
 def read_few_items(table: Table, slot: int) -> RawMetadata:
-    """The metadata of one table, not yet decoded; nothing where the field is absent."""
+    """The encoded metadata of one table. Empty if the field is absent."""
     if table.vector(slot, 4, 4, required=False)[1] > MOST_CHILDREN:
         return read_items(Tables(table.body, np.array([table.position])), slot)[0]
     items = table.children(slot, required=False)
@@ -377,7 +380,7 @@ def read_few_items(table: Table, slot: int) -> RawMetadata:
 
 
 def _slices(body: Body, counts: Mapping[int, int]) -> dict[int, bytes]:
-    """The bytes at each position: items may share them, but together they are not larger than the file."""
+    """The bytes at each position. Items may share bytes, but their total size is at most that of the file."""
     if sum(counts.values()) > body.size:
         raise body.corrupt("its metadata overlaps")
     return {start: body.data[start : start + count] for start, count in counts.items()}

@@ -24,14 +24,14 @@ Coords = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class CoordinateColumns:
-    """The coordinates of the rows of several arrays; arrays of one rank share a column."""
+    """The coordinates of the rows of several arrays. Arrays of equal rank share a column."""
 
     columns: dict[int, Coords]
     ranks: list[int]
     starts: list[int]
-    """Per array, its rank and where its rows begin in the column of that rank."""
+    """Per array: its rank, and its first row in the column of that rank."""
     in_order: bool
-    """Whether the rows of every array increase strictly."""
+    """Whether the rows of every array are strictly increasing."""
 
     def of(self, array: int, count: int) -> Coords:
         """The rows of one array, uint32[n, ndim]."""
@@ -40,7 +40,7 @@ class CoordinateColumns:
 
 
 def read_coordinates(rows: Tables, slot: int, held: Vectors) -> CoordinateColumns:
-    """The coordinate vector of every row; all rows of one array have the same rank."""
+    """The coordinate vector of every row. All rows of an array have the same rank."""
     body = rows.body
     vectors = rows.vectors(slot, 4, 4)
     bounds = held.bounds()
@@ -74,7 +74,7 @@ def _read_column(body: Body, starts: npt.NDArray[np.int64], rank: int) -> Coords
 
 
 def row_order(coords: Coords) -> npt.NDArray[np.int64] | None:
-    """The order that sorts rows lexicographically, or None when they are sorted already."""
+    """The order that sorts rows lexicographically, or None if they are sorted."""
     if len(coords) < 2 or _is_sorted(coords):
         return None
     if coords.shape[1] == 0:
@@ -83,7 +83,7 @@ def row_order(coords: Coords) -> npt.NDArray[np.int64] | None:
 
 
 def _is_sorted(coords: Coords, edges: npt.NDArray[np.int64] | None = None) -> bool:
-    """Strictly increasing rows; across an edge, where another array begins, any order will do."""
+    """Whether rows are strictly increasing. Across an edge, where another array begins, any order is allowed."""
     before, after = coords[:-1], coords[1:]
     equal = np.ones(len(before), dtype=np.bool_)
     if edges is not None:
@@ -102,7 +102,7 @@ def has_duplicates(ordered: Coords) -> bool:
 
 
 MAX_LOCATION_BYTES = 1024
-"""Official readers refuse longer ones."""
+"""Official readers refuse longer locations."""
 _DICTIONARY, _ALGORITHM = 2, 3
 _ZSTD = 1
 
@@ -114,7 +114,7 @@ def decompress_locations(root: Tables, compressed: Strings) -> list[str]:
 
 
 def location_decompressor(root: Tables) -> zstandard.ZstdDecompressor:
-    """What decompresses the locations of a manifest, by the dictionary that it carries."""
+    """A decompressor for the locations of a manifest, with the dictionary in it."""
     body = root.body
     algorithm = int(root.scalar(_ALGORITHM, "u1", default=_ZSTD)[0])
     held = root.vectors(_DICTIONARY, 1, 1, required=False)
@@ -125,7 +125,7 @@ def location_decompressor(root: Tables) -> zstandard.ZstdDecompressor:
         dictionary = zstandard.ZstdCompressionDict(body.data[start : start + count])
         return zstandard.ZstdDecompressor(dict_data=dictionary)
     except (zstandard.ZstdError, ValueError) as error:
-        raise body.corrupt(f"its dictionary of locations is broken: {error}") from error
+        raise body.corrupt(f"its dictionary of locations is invalid: {error}") from error
 
 
 def decompress_location(body: Body, decompressor: zstandard.ZstdDecompressor, frame: bytes) -> str:
@@ -144,7 +144,7 @@ _UNKNOWN = 255
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """All references of a file, of whichever array, end to end."""
+    """All references of a file: those of all arrays, concatenated."""
 
     coords: CoordinateColumns
     kind: npt.NDArray[np.uint8]
@@ -160,7 +160,7 @@ class _Rows:
 
 
 def decode_manifest_body(body: Body) -> Manifest:
-    """The references of every array in the file; FormatError for anything that cannot be right."""
+    """The references of every array in the file. Raises FormatError for invalid content."""
     root = root_table(body)
     manifest_id = encode_base32(root.struct(0, 12).tobytes())
     arrays, _ = root.tables(1)
@@ -192,7 +192,7 @@ def decode_manifest_body(body: Body) -> Manifest:
 
 
 def _count(mask: npt.NDArray[np.bool_], bounds: list[int]) -> list[int]:
-    """How many rows of each array a mask marks."""
+    """How many rows of each array a mask selects."""
     if len(bounds) == 2:
         return [int(mask.sum())]
     running = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(mask)])
@@ -265,7 +265,7 @@ def _read_ids(refs: Tables, chunk_id: Positions | None) -> npt.NDArray[np.uint8]
 def _read_inline(
     refs: Tables, kind: npt.NDArray[np.uint8], inline: Vectors
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], bytes]:
-    """Offsets and lengths of all rows, those of inline rows into the bytes returned with them."""
+    """Offsets and lengths of all rows, and the inline bytes. Offsets of inline rows refer to these bytes."""
     offset, length = refs.scalar(OFFSET, "<u8"), refs.scalar(LENGTH, "<u8")
     here = kind == ChunkKind.INLINE
     if not here.any():
@@ -273,7 +273,7 @@ def _read_inline(
     starts, counts = inline.starts[here], inline.counts[here]
     length[here] = counts
     if int(counts.sum()) > refs.body.size // 2:
-        # The data is most of the file, or rows share it: the file itself serves as the bytes.
+        # The inline data is most of the file, or rows share it. Use the file itself as the inline bytes.
         offset[here] = starts
         return offset, length, refs.body.data
     data, ends = gather_rows(refs.body, starts, counts)
@@ -284,7 +284,7 @@ def _read_inline(
 def _read_locations(
     root: Tables, virtual: npt.NDArray[np.bool_], plain: Vectors, compressed: Vectors
 ) -> tuple[npt.NDArray[np.int32], list[str]]:
-    """Which location each virtual row has, -1 elsewhere, and the distinct locations."""
+    """The number of each virtual row's location (-1 for other rows), and the distinct locations."""
     body = root.body
     codes, strings = dictionary_of(body, _where(plain, virtual & ~compressed.present))
     packed_codes, packed = dictionary_of(body, _where(compressed, virtual))
@@ -310,7 +310,7 @@ def _read_etags(refs: Tables, virtual: npt.NDArray[np.bool_]) -> tuple[npt.NDArr
 
 _FEW_ARRAYS = 16
 _FREE_SEARCHES, _REFS_PER_SEARCH = 6, 800
-"""Searches that together take as long as decoding the whole: it costs some of them, and one more per so many rows."""
+"""Decoding the whole manifest takes as long as this many searches: a fixed number, and one more per this many rows."""
 
 
 class FlatManifest(OpenManifest):
@@ -339,7 +339,7 @@ class FlatManifest(OpenManifest):
         for coords in wanted:
             ref = self._search(*held, coords)
             if ref is None:
-                return None  # the search believes in the order of the rows; that there is no such row needs a proof
+                return None  # the search relies on the order of the rows, so decode all to be sure
             found.append(self._read(ref))
         return found
 
@@ -385,7 +385,7 @@ class FlatManifest(OpenManifest):
 
 
 def _find_arrays(body: Body) -> dict[NodeId, tuple[int, int]]:
-    """Where the references of each array begin and how many there are."""
+    """The first reference of each array, and the number of its references."""
     table = root(body)
     if table.vector(1, 4, 4)[1] <= _FEW_ARRAYS:
         few = table.children(1)
@@ -409,7 +409,7 @@ Rows = slice | npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """Strings that are written after the tables that point at them."""
+    """Strings that are written after the tables that refer to them."""
 
     block: TableBlock
     slot: int
@@ -418,7 +418,7 @@ class _Texts:
 
 
 def encode_manifest_body(manifest: Manifest, spec: int) -> bytes:
-    """The flatbuffer of a manifest; arrays sorted by node id, references by coordinates."""
+    """Encode a manifest. Arrays are sorted by node id, references by coordinates."""
     tables = join_tables(manifest.tables)
     writer = FlatWriter()
     fields: dict[int, FieldType] = {0: 12, 1: OFFSET_TYPE}
@@ -468,7 +468,7 @@ def _write_table(writer: FlatWriter, table: ChunkTable, waiting: list[_Texts]) -
     """Write references of one rank. Returns the position of each."""
     kinds = np.bincount(table.kind, minlength=4)
     if len(kinds) > 4 or kinds[ChunkKind.DELETED]:
-        raise InvalidInputError("a manifest holds native, virtual and inline references only")
+        raise InvalidInputError("a manifest can only contain native, virtual and inline references")
     positions = np.empty(len(table), dtype=np.int64)
     for kind in (ChunkKind.NATIVE, ChunkKind.VIRTUAL, ChunkKind.INLINE):
         if kinds[kind] == 0:
@@ -497,14 +497,14 @@ def _write_inline(writer: FlatWriter, table: ChunkTable, rows: Rows, count: int)
     lengths = table.length[rows].astype(np.int64)
     starts = table.offset[rows].astype(np.int64)
     if len(starts) and int((starts + lengths).max()) > len(table.inline):
-        raise InvalidInputError("an inline reference reaches outside the bytes of its table")
+        raise InvalidInputError("the offset and length of an inline reference are outside of the inline bytes")
     return block.link(_INLINE, writer.vectors(table.inline, lengths, sources=starts)).positions
 
 
 def _write_virtual(
     writer: FlatWriter, table: ChunkTable, rows: npt.NDArray[np.int64], positions: Positions, waiting: list[_Texts]
 ) -> None:
-    """Rows with and without each checksum have different tables: an absent checksum has no value to store."""
+    """Rows with and without a checksum need different table layouts, because an absent field is not stored."""
     assert table.location is not None
     etag = table.etag[rows] if table.etag is not None else np.full(len(rows), -1, dtype=np.int32)
     modified = table.last_modified[rows] if table.last_modified is not None else np.zeros(len(rows), dtype=np.uint32)
@@ -533,7 +533,7 @@ def _write_virtual(
 
 
 def _write_texts(writer: FlatWriter, texts: _Texts) -> None:
-    """Write each string that is used once, and point the rows at it."""
+    """Write each distinct string once, and link the rows to it."""
     used = np.flatnonzero(np.bincount(texts.codes, minlength=len(texts.strings)))
     strings = texts.strings if len(used) == len(texts.strings) else [texts.strings[i] for i in used.tolist()]
     data, lengths = join_texts(strings)

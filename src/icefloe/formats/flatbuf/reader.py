@@ -23,7 +23,7 @@ MAX_BODY_BYTES = 2**31 - 1
 
 
 class Body:
-    """The bytes of a flatbuffer, with gathers that check every position first."""
+    """The bytes of a flatbuffer. Reads check every position first."""
 
     __slots__ = ("data", "size", "what")
 
@@ -35,11 +35,11 @@ class Body:
             raise self.corrupt(f"{self.size} bytes are not a flatbuffer")
 
     def corrupt(self, detail: str) -> FormatError:
-        """The error for a body that is not what it should be."""
-        return FormatError(f"corrupt {self.what}: {detail}; restore the file from a backup or an older snapshot")
+        """The error for an invalid body."""
+        return FormatError(f"corrupt {self.what}: {detail}. Restore the file from a backup, or use an older snapshot")
 
     def check(self, positions: Positions, width: int, alignment: int = 1) -> None:
-        """Every item of `width` bytes at these positions lies inside, aligned."""
+        """Check that every item of `width` bytes at these positions is inside of the file and aligned."""
         if len(positions) == 0:
             return
         if int(positions.min()) < 0 or int(positions.max()) + width > self.size:
@@ -48,7 +48,7 @@ class Body:
             raise self.corrupt("an offset is not aligned")
 
     def read(self, positions: Positions, dtype: Any, alignment: int | None = None) -> npt.NDArray[Any]:
-        """One item of a type at each position; alignment is the item's size unless given."""
+        """Read one item of a type at each position. The default alignment is the item's size."""
         kind = np.dtype(dtype)
         self.check(positions, kind.itemsize, kind.itemsize if alignment is None else alignment)
         if len(positions) == 0:
@@ -56,7 +56,7 @@ class Body:
         return self.windows(kind)[positions]
 
     def windows(self, kind: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Every byte position seen as the start of an item; positions must have been checked."""
+        """A view of every byte position as the start of an item. Positions must have been checked."""
         return np.ndarray((self.size - kind.itemsize + 1,), dtype=kind, buffer=self.data, strides=(1,))
 
     def read_bytes(self, positions: Positions, width: int) -> npt.NDArray[np.uint8]:
@@ -73,11 +73,11 @@ NUMBERS = {
 }
 
 MOST_CHILDREN = 4096
-"""Tables may be shared, so a small file could name one of them millions of times."""
+"""Tables may be shared, so that a small file could refer to one of them millions of times."""
 
 
 class Table:
-    """A table at one position. Columns of many are read by `Tables`; this one costs a microsecond per field."""
+    """A table at one position. Reading a field takes a microsecond. Use `Tables` to read columns of many tables."""
 
     __slots__ = ("_size", "_vtable", "_vtable_bytes", "body", "position")
 
@@ -88,7 +88,7 @@ class Table:
         self._vtable_bytes = read_number(body, _U2, self._vtable)
         self._size = read_number(body, _U2, self._vtable + 2)
         if self._vtable_bytes < 4 or self._vtable_bytes & 1:
-            raise body.corrupt("a vtable has an impossible size")
+            raise body.corrupt("a vtable has an invalid size")
         if self._vtable + self._vtable_bytes > body.size or self._size < 4:
             raise body.corrupt("a vtable points outside the file")
         if position + self._size > body.size:
@@ -120,7 +120,7 @@ class Table:
         return self.field(slot, 1, 1) >= 0
 
     def scalar(self, slot: int, dtype: str, default: int = 0) -> int:
-        """A number, the schema's default where it is absent."""
+        """A number, or the schema's default if the field is absent."""
         kind = NUMBERS[dtype]
         found = self.field(slot, kind.size, kind.size)
         return default if found < 0 else int(kind.unpack_from(self.body.data, found)[0])
@@ -131,7 +131,7 @@ class Table:
         return self.body.data[found : found + width]
 
     def target(self, slot: int, *, required: bool = False) -> int:
-        """Where the offset in a field points, -1 where the field is absent."""
+        """The position that the offset in a field points to, or -1 if the field is absent."""
         found = self._required(slot, 4, 4) if required else self.field(slot, 4, 4)
         return -1 if found < 0 else found + int(_U4.unpack_from(self.body.data, found)[0])
 
@@ -141,12 +141,12 @@ class Table:
         return (-1, 0) if at < 0 else read_vector(self.body, at, item_bytes, alignment)
 
     def blob(self, slot: int) -> bytes | None:
-        """The bytes of a vector, None where the field is absent."""
+        """The bytes of a vector, or None if the field is absent."""
         start, count = self.vector(slot, 1, 1, required=False)
         return None if start < 0 else self.body.data[start : start + count]
 
     def text(self, slot: int, *, required: bool = True) -> str | None:
-        """A string, None where the field is absent."""
+        """A string, or None if the field is absent."""
         start, count = self.vector(slot, 1, 1, required=required)
         if start < 0:
             return None
@@ -156,24 +156,24 @@ class Table:
             raise self.body.corrupt("a string is not UTF-8") from error
 
     def child(self, slot: int) -> Table:
-        """The table that a required field points at."""
+        """The table that a required field points to."""
         return Table(self.body, self.target(slot, required=True))
 
     def children(self, slot: int, *, required: bool = True) -> list[Table]:
-        """The tables of a vector that is short in every file that means well."""
+        """The tables of a vector that is short in every valid file."""
         start, count = self.vector(slot, 4, 4, required=required)
         if count > MOST_CHILDREN:
-            raise self.body.corrupt(f"field {slot} of a table has {count} items; at most {MOST_CHILDREN} make sense")
+            raise self.body.corrupt(f"field {slot} of a table has {count} items, expected at most {MOST_CHILDREN}")
         return [item_table(self.body, start, row) for row in range(count)]
 
 
 def root(body: Body) -> Table:
-    """The table that the file is."""
+    """The root table of the file."""
     return Table(body, read_number(body, _U4, 0))
 
 
 def item_table(body: Body, start: int, row: int) -> Table:
-    """One table of a vector of tables that begins at `start`; the row has been checked."""
+    """One table of the vector of tables at `start`. The row must have been checked."""
     at = start + 4 * row
     return Table(body, at + int(_U4.unpack_from(body.data, at)[0]))
 
@@ -188,7 +188,7 @@ def read_number(body: Body, kind: struct.Struct, at: int) -> int:
 
 
 def read_vector(body: Body, at: int, item_bytes: int, alignment: int) -> tuple[int, int]:
-    """The position of the first item of the vector at a position, and the number of items."""
+    """The position of the first item, and the number of items, of the vector at a position."""
     count = read_number(body, _U4, at)
     start = at + 4
     if start + count * item_bytes > body.size:
@@ -199,7 +199,7 @@ def read_vector(body: Body, at: int, item_bytes: int, alignment: int) -> tuple[i
 
 
 _SHAREABLE_TABLE_BYTES = 8
-"""Tables up to this size carry nothing, so writers may point at one of them many times."""
+"""Tables up to this size are empty, so that writers may refer to one of them many times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,12 +214,12 @@ class Vectors:
         return self.starts >= 0
 
     def bounds(self) -> npt.NDArray[np.int64]:
-        """Where each row's items begin when all are laid end to end; one more entry than rows."""
+        """The offset of each row's items when all are concatenated. There is one more entry than rows."""
         return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self.counts)])
 
 
 class Tables:
-    """Tables of one type at many positions. Rows may differ in their vtables; few distinct ones are expected."""
+    """Tables of one type at many positions. Rows may have different vtables. Few distinct ones are expected."""
 
     __slots__ = ("_sizes", "_slots", "_which", "body", "positions")
 
@@ -232,7 +232,7 @@ class Tables:
         self._sizes = body.read(distinct + 2, "<u2").astype(np.int64)
         if len(distinct):
             if int(vtable_sizes.min()) < 4 or int(np.bitwise_or.reduce(vtable_sizes)) & 1:
-                raise body.corrupt("a vtable has an impossible size")
+                raise body.corrupt("a vtable has an invalid size")
             if int((distinct + vtable_sizes).max()) > body.size or int(self._sizes.min()) < 4:
                 raise body.corrupt("a vtable points outside the file")
             self._check_extent()
@@ -255,7 +255,7 @@ class Tables:
             raise self.body.corrupt("its tables overlap")
 
     def field(self, slot: int, width: int, alignment: int) -> Positions | None:
-        """The position of a field in each row, -1 if it is absent; None if no row has it."""
+        """The position of a field in each row, -1 if it is absent. None if no row has it."""
         if len(self) == 0 or slot >= self._slots.shape[1]:
             return None
         offsets = self._slots[:, slot]
@@ -278,7 +278,7 @@ class Tables:
         return np.zeros(len(self), dtype=np.bool_) if found is None else found >= 0
 
     def scalar(self, slot: int, dtype: str, default: int = 0) -> npt.NDArray[Any]:
-        """A number of each row, the schema's default where it is absent."""
+        """A number of each row, or the schema's default if it is absent."""
         kind = np.dtype(dtype)
         found = self.field(slot, kind.itemsize, kind.itemsize)
         if found is None:
@@ -302,7 +302,7 @@ class Tables:
         return found
 
     def targets(self, slot: int, *, required: bool = False) -> Positions:
-        """Where the offset in a field points, -1 where the field is absent."""
+        """The position that the offset in a field points to, or -1 if the field is absent."""
         found = self._required(slot, 4, 4) if required else self.field(slot, 4, 4)
         if found is None:
             return np.full(len(self), -1, dtype=np.int64)
@@ -315,7 +315,7 @@ class Tables:
         return result
 
     def vectors(self, slot: int, item_bytes: int, alignment: int, *, required: bool = True) -> Vectors:
-        """The vector of each row; the items of all rows together fit into the file."""
+        """The vector of each row. The items of all rows together are not larger than the file."""
         at = self.targets(slot, required=required)
         everywhere = len(at) == 0 or int(at.min()) >= 0
         here = slice(None) if everywhere else at >= 0
@@ -339,18 +339,18 @@ class Tables:
         return self.vectors(slot, 1, 1, required=required)
 
     def tables(self, slot: int, *, required: bool = True) -> tuple[Tables, Vectors]:
-        """All tables that the vectors of a field hold, end to end, and how many each row has."""
+        """All tables in the vectors of a field, concatenated, and how many each row has."""
         held = self.vectors(slot, 4, 4, required=required)
         at = item_positions(self.body, held, 4)
         return Tables(self.body, at + self.body.read(at, "<u4")), held
 
     def child(self, slot: int) -> Tables:
-        """The one table that a required field of each row points at."""
+        """The table that a required field of each row points to."""
         return Tables(self.body, self.targets(slot, required=True))
 
 
 def root_table(body: Body) -> Tables:
-    """The table that the file is."""
+    """The root table of the file."""
     start = int(body.read(np.zeros(1, dtype=np.int64), "<u4")[0])
     return Tables(body, np.array([start], dtype=np.int64))
 
@@ -367,17 +367,17 @@ def item_positions(body: Body, held: Vectors, item_bytes: int) -> Positions:
 
 
 _SORTED_ROWS = 1 << 14
-"""Up to here sorting takes less time than Arrow's functions take to load."""
+"""Up to this many rows, sorting takes less time than loading Arrow's functions."""
 
 
 def distinct_values(values: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32] | None]:
-    """The distinct values and which one each row has; None for the latter when there is only one."""
+    """The distinct values, and the number of each row's value (None if there is only one value)."""
     if len(values) == 0 or bool((values == values[0]).all()):
         return values[:1], None
     if len(values) <= _SORTED_ROWS:
         found, which = np.unique(values, return_inverse=True)
         return found, which.astype(np.int32)
-    # Through buffers: pyarrow's conversions from and to numpy import pandas, which takes longer than the work.
+    # Use buffers: pyarrow's conversions from and to numpy import pandas, which takes longer than the work.
     column = pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
     encoded = column.dictionary_encode()
     distinct = np.frombuffer(encoded.dictionary.buffers()[1], dtype=np.int64, count=len(encoded.dictionary))

@@ -100,7 +100,7 @@ class NodeColumns:
 
 
 def _path_order(body: Body, paths: list[str]) -> list[int]:
-    """Rows by raw UTF-8 bytes of the path; files of correct writers are in that order already."""
+    """Rows by raw UTF-8 bytes of the path. Files of correct writers are already in this order."""
     keys = [path.encode() for path in paths]
     order = sorted(range(len(keys)), key=keys.__getitem__)
     if any(keys[a] == keys[b] for a, b in itertools.pairwise(order)):
@@ -139,12 +139,12 @@ class ShapeColumns:
 
 
 class NameColumns:
-    """Dimension names of every array; an absent or empty name is none."""
+    """Dimension names of every array. An absent or empty name is None."""
 
     def __init__(self, arrays: Tables, ranks: npt.NDArray[np.int64]) -> None:
         names, held = arrays.tables(_DIMENSION_NAMES, required=False)
         if bool((held.present & (held.counts != ranks)).any()):
-            raise arrays.body.corrupt("an array has another number of dimension names than of dimensions")
+            raise arrays.body.corrupt("the number of dimension names of an array is not its number of dimensions")
         self._texts = [text or None for text in texts_of(arrays.body, names.strings(0, required=False))]
         self._bounds = held.bounds().tolist()
         self._present = held.present.tolist()
@@ -170,7 +170,7 @@ class ManifestColumns:
         self._width = ids.shape[1]
         extents = refs.vectors(1, 8, 4)
         if ranks is not None and _differ(extents.counts, np.repeat(ranks, held.counts)):
-            raise body.corrupt("the extents of a manifest have another rank than the array")
+            raise body.corrupt("the extents of a manifest do not have the rank of the array")
         at = item_positions(body, extents, 8)
         self._first = body.read(at, "<u4").tolist()
         self._end = body.read(at + 4, "<u4").tolist()
@@ -238,12 +238,12 @@ def _read_shape(array: Table) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _read_names(array: Table, rank: int) -> tuple[str | None, ...] | None:
-    """Dimension names; an absent or empty name is none."""
+    """Dimension names. An absent or empty name is None."""
     if not array.has(_DIMENSION_NAMES):
         return None
     names = array.children(_DIMENSION_NAMES)
     if len(names) != rank:
-        raise array.body.corrupt("an array has another number of dimension names than of dimensions")
+        raise array.body.corrupt("the number of dimension names of an array is not its number of dimensions")
     return tuple(name.text(0, required=False) or None for name in names)
 
 
@@ -262,18 +262,18 @@ def _read_manifests(array: Table, rank: int) -> tuple[ManifestRef, ...]:
 def _read_extents(ref: Table, rank: int) -> Extents:
     start, count = ref.vector(1, 8, 4)
     if count not in (0, rank):
-        raise ref.body.corrupt("the extents of a manifest have another rank than the array")
+        raise ref.body.corrupt("the extents of a manifest do not have the rank of the array")
     bounds = struct.unpack_from(f"<{2 * count}I", ref.body.data, start)
     return tuple(zip(bounds[::2], bounds[1::2], strict=True))
 
 
 _ID, _PARENT, _NODES, _FLUSHED_AT, _MESSAGE, _METADATA, _MANIFESTS, _MANIFESTS_V2 = range(8)
 _INFO = struct.Struct("<12s4xQI4x")
-"""A manifest file in the older list: its id, its size, how many references it holds."""
+"""A manifest file in the older list: its id, its size, its number of references."""
 
 
 def decode_snapshot_body(body: Body, spec: int) -> Snapshot:
-    """The snapshot of a file; `spec` is the file's own, which may be older than the repository's."""
+    """Decode a snapshot. `spec` is the spec version of the file, which may be older than that of the repository."""
     table = root(body)
     info = _read_info(table, spec)
     return Snapshot(
@@ -288,7 +288,7 @@ def decode_snapshot_body(body: Body, spec: int) -> Snapshot:
 
 
 def decode_snapshot_info_body(body: Body, spec: int) -> SnapshotInfo:
-    """What history shows of a snapshot, without looking at its nodes."""
+    """The history entry of a snapshot, without reading its nodes."""
     return _read_info(root(body), spec)
 
 
@@ -328,7 +328,7 @@ def _has_newer_list(root: Table, spec: int) -> bool:
 
 
 def read_manifest_files(root: Tables, spec: int) -> dict[ObjectId, ManifestFileInfo]:
-    """The manifest files that a snapshot names, read in columns; the newer list is as old as spec 2."""
+    """The manifest files of a snapshot, read as columns. The newer list exists since spec 2."""
     body = root.body
     if spec >= 2 and root.has(_MANIFESTS_V2)[0]:
         infos, _ = root.tables(_MANIFESTS_V2)
@@ -355,7 +355,7 @@ _MANIFEST_INFO = np.dtype(
 
 
 def encode_snapshot_body(snapshot: Snapshot, spec: int) -> bytes:
-    """The flatbuffer of a snapshot; nodes sorted by the raw bytes of their paths."""
+    """Encode a snapshot. Nodes are sorted by the raw bytes of their paths."""
     writer = FlatWriter()
     fields: dict[int, FieldType] = {0: 12, 2: OFFSET_TYPE, 3: "<u8", 4: OFFSET_TYPE, 5: OFFSET_TYPE, 6: OFFSET_TYPE}
     keeps_parent = spec < 2 and snapshot.parent_id is not None
@@ -383,7 +383,7 @@ def object_ids(ids: Sequence[ObjectId]) -> npt.NDArray[np.uint8]:
         return np.frombuffer(decode_base32(ids[0], 12), dtype=np.uint8)[None, :]
     text = "".join(ids).encode("ascii", "replace")
     if len(text) != 20 * len(ids):
-        raise InvalidInputError("an object id of this generation has 20 characters")
+        raise InvalidInputError("an object id does not have 20 characters, as this generation requires")
     return decode_base32_column(np.frombuffer(text, dtype=np.uint8).reshape(len(ids), 20), 12)
 
 
@@ -392,7 +392,7 @@ def _write_manifest_files(writer: FlatWriter, root: TableBlock, infos: Sequence[
     sizes = np.array([info.size_bytes for info in infos], dtype=np.uint64)
     counts = np.array([info.num_chunk_refs for info in infos], dtype=np.uint64)
     none = np.zeros(1, dtype=np.int64)
-    # num_chunk_refs is a hint in 32 bits; no manifest that fits its own limits exceeds them.
+    # num_chunk_refs is a hint with 32 bits. No manifest within its own limits exceeds them.
     counts = np.minimum(counts, 2**32 - 1).astype(np.uint32)
     if spec < 2:
         rows = np.zeros(len(infos), dtype=_MANIFEST_INFO)
@@ -424,7 +424,10 @@ def _write_nodes(writer: FlatWriter, nodes: Sequence[Node], spec: int) -> Positi
 
 
 def _write_arrays(writer: FlatWriter, arrays: Sequence[ArrayNode], spec: int) -> Positions:
-    """Array tables. Those with dimension names have another layout, because an absent list is not an empty one."""
+    """Write array tables.
+
+    Arrays with dimension names have another layout, because an absent list is not an empty one.
+    """
     positions = np.empty(len(arrays), dtype=np.int64)
     named = np.array([node.dimension_names is not None for node in arrays], dtype=np.bool_)
     for has_names in (False, True):
@@ -451,15 +454,18 @@ def _write_shapes(writer: FlatWriter, block: TableBlock, arrays: Sequence[ArrayN
     lengths = np.array([n for node in arrays for n in node.shape], dtype=np.uint64)
     counts = np.array([n for node in arrays for n in node.grid], dtype=np.uint64)
     if len(lengths) != len(counts):
-        raise InvalidInputError("an array has another number of dimensions in its shape than in its chunk grid")
+        raise InvalidInputError("the shape and the chunk grid of an array have different numbers of dimensions")
     if spec < 2:
-        # A chunk length whose quotient is the number of chunks; the real one is in the document.
+        # A chunk length that gives the right number of chunks. The real chunk length is in the zarr.json.
         chunks = np.where(lengths > 0, (lengths - 1) // np.maximum(counts, 1) + 1, 0).astype(np.uint64)
         pairs = np.stack([lengths, chunks], axis=1).astype("<u8")
         block.link(0, writer.vectors(pairs.tobytes(), ranks, 16, 8))
         return
     if len(counts) and int(counts.max()) >= 2**32:
-        raise InvalidInputError(f"an array has {int(counts.max())} chunks in one dimension; the most is 4294967295")
+        raise InvalidInputError(
+            f"an array has {int(counts.max())} chunks in one dimension, expected at most 4294967295. Choose larger "
+            "chunks"
+        )
     block.link(0, writer.vectors(b"", ranks * 0, 16, 8))
     vectors = writer.references(ranks)
     block.link(3, vectors.positions)
@@ -501,5 +507,5 @@ ROOT_MARK_2: Mapping[str, Any] = {"__icechunk": {"is_root": True}}
 
 
 def make_initial_snapshot(written_at: dt.datetime, metadata: Mapping[str, Any]) -> Snapshot:
-    """The snapshot that every history of such a repository ends with."""
+    """The initial snapshot of every repository of these generations."""
     return Snapshot(INITIAL_SNAPSHOT_ID, None, written_at, INITIAL_MESSAGE, metadata, nodes={}, manifests={})

@@ -15,12 +15,12 @@ from icefloe.formats.flatbuf.reader import MAX_BODY_BYTES, Positions
 from icefloe.formats.header import FLATBUFFER_IDENTIFIER
 
 OFFSET_TYPE = "<u4"
-"""A field that points at a string, vector or table; filled by `link`."""
+"""A field that points to a string, vector or table. `link` sets it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """A field that is a vector of u32 of one fixed length, stored inside the table's own stride."""
+    """A field that is a vector of u32 of fixed length, stored within the table's stride."""
 
     length: int
 
@@ -30,7 +30,7 @@ FieldType = str | int | Coordinates
 
 
 class FlatWriter:
-    """Pieces of a file laid end to end; positions are known as soon as a piece is reserved."""
+    """The consecutive pieces of a file. The position of a piece is known when it is reserved."""
 
     def __init__(self) -> None:
         head = np.zeros(8, dtype=np.uint8)
@@ -38,30 +38,30 @@ class FlatWriter:
         self._pieces: list[npt.NDArray[np.uint8]] = [head]
         self._end = 8
         self.apparent_bytes = 8
-        """The size if nothing were shared, which official readers limit too."""
+        """The size without sharing. Official readers limit it too."""
 
     def _align(self, alignment: int, before: int = 0) -> None:
-        """Pad so that the byte `before` bytes further on is aligned."""
+        """Pad so that the position after the next `before` bytes is aligned."""
         gap = -(self._end + before) % alignment
         if gap:
             self._pieces.append(np.zeros(gap, dtype=np.uint8))
             self._end += gap
 
     def append(self, piece: npt.NDArray[np.uint8]) -> int:
-        """Place bytes at the end; returns where they start."""
+        """Append bytes. Returns their position."""
         start = self._end
         self._pieces.append(piece)
         self._end += len(piece)
         self.apparent_bytes += len(piece)
         if max(self._end, self.apparent_bytes) > MAX_BODY_BYTES:
             raise InvalidInputError(
-                f"a metadata file would exceed {MAX_BODY_BYTES} bytes, more than its readers accept; "
-                "split the manifests of this array into smaller ones"
+                f"a metadata file would have more than {MAX_BODY_BYTES} bytes, the limit of its readers. Split the "
+                "manifests of this array into smaller ones"
             )
         return start
 
     def tables(self, count: int, fields: Mapping[int, FieldType]) -> TableBlock:
-        """Room for tables of one kind, to be filled by slot."""
+        """Reserve tables of one kind. Their fields are set by slot."""
         return TableBlock(self, count, fields)
 
     def vectors(
@@ -76,7 +76,8 @@ class FlatWriter:
     ) -> Positions:
         """Write one vector per row. Returns the position of each.
 
-        The items are taken from `data` at `sources`, or without them from its front in turn.
+        The items are taken from `data` at `sources`. Without `sources`, they are taken from the start of `data` in
+        order.
         """
         lengths = counts * item_bytes
         step = max(alignment, 4)
@@ -95,7 +96,7 @@ class FlatWriter:
         try:
             return self.blobs([value.encode() for value in values], text=True)
         except UnicodeEncodeError as error:
-            raise InvalidInputError(f"text that is not Unicode cannot be stored: {error}") from error
+            raise InvalidInputError(f"the text is not valid Unicode and cannot be stored: {error}") from error
 
     def blobs(self, values: Sequence[bytes], *, text: bool = False) -> Positions:
         """One byte vector per row."""
@@ -103,7 +104,7 @@ class FlatWriter:
         return self.vectors(b"".join(values), counts, text=text)
 
     def references(self, counts: npt.NDArray[np.int64]) -> ReferenceBlock:
-        """One vector of table offsets per row, to be linked when the tables have positions."""
+        """One vector of table offsets per row. They are linked when the positions of the tables are known."""
         return ReferenceBlock(self, counts)
 
     def finish(self, root: TableBlock) -> bytes:
@@ -112,7 +113,7 @@ class FlatWriter:
         return b"".join(piece.data for piece in self._pieces)
 
     def aligned(self, alignment: int) -> int:
-        """Pad to an alignment; returns the end."""
+        """Pad to an alignment. Returns the end."""
         self._align(alignment)
         return self._end
 
@@ -138,18 +139,18 @@ class TableBlock:
                 self._rows[f"slot{slot}"] = self._offsets[f"count{slot}"] - self._offsets[f"slot{slot}"]
 
     def set(self, slot: int, values: Any) -> TableBlock:
-        """Fill a scalar or struct field of all rows; structs as uint8[n, width]."""
+        """Set a scalar or struct field of all rows. Structs are given as uint8[n, width]."""
         self._rows[f"slot{slot}"] = values
         return self
 
     def set_coordinates(self, slot: int, values: npt.NDArray[np.uint32]) -> TableBlock:
-        """Fill an embedded vector of all rows, from uint32[n, length]."""
+        """Set an embedded vector of all rows, from uint32[n, length]."""
         if values.shape[1]:
             self._rows[f"items{slot}"] = values
         return self
 
     def link(self, slot: int, targets: Positions) -> TableBlock:
-        """Point a field of all rows at things placed later."""
+        """Link a field of all rows to objects that were written later."""
         self._rows[f"slot{slot}"] = targets - (self.positions + self._offsets[f"slot{slot}"])
         return self
 
@@ -171,7 +172,7 @@ class ReferenceBlock:
         self._heads = starts >> 2
 
     def link(self, targets: Positions) -> None:
-        """Fill all vectors with the positions of tables placed later, end to end."""
+        """Link all vectors to tables that were written later, in order."""
         before = np.cumsum(self._counts) - self._counts
         index = np.repeat(self._heads + 1 - before, self._counts) + np.arange(len(targets), dtype=np.int64)
         self._items[index] = targets - (self._base + index * 4)
@@ -201,7 +202,7 @@ def _plan_row(
         for slot, f in fields.items()
         if not isinstance(f, int)
     }
-    # Four-byte fields first: they fill the gap between the vtable offset and the first eight-byte one.
+    # Four-byte fields first: one of them fills the gap between the vtable offset and the first eight-byte field.
     for width in (4, 8, 2, 1):
         for slot, kind in scalars.items():
             if kind.itemsize == width:

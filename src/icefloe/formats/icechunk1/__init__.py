@@ -18,9 +18,9 @@ SPEC = 1
 class Icechunk1Format(Format):
     """What official 0.2 to 1.x reads and writes, and 2.x in repositories of spec version 1.
 
-    The logs of 1.x have no entry for a move. The node keeps its id and appears under its new path; the log
-    carries the move in the field that 2.x introduced, which 1.x skips: its `diff` shows nothing for the move, its
-    sessions see the new path.
+    The logs of 1.x have no entry for a move. A moved node keeps its id and has its new path. The log contains the move
+    in the field that 2.x introduced. Official 1.x skips this field: its `diff` does not show the move, and its sessions
+    see the new path.
     """
 
     spec_version = SpecVersion.ICECHUNK1

@@ -25,11 +25,11 @@ SPEC = 2
 class Icechunk2Format(Format):
     """What official 2.x reads and writes.
 
-    Official sessions that move nodes do nothing else, but official readers take a commit that does both: they read it,
-    its diff is right, and rebasing over it is a conflict as over any move.
+    Official sessions that move nodes make no other changes. Official readers accept a commit with moves and other
+    changes: they read it, its diff is right, and rebasing over it is a conflict as for any move.
 
-    Snapshot files do not name their parent here: the ledger's `repo` file does. Files of the first generation, which
-    a migrated repository keeps, are read by their own spec byte.
+    Snapshot files do not contain their parent. It is in the `repo` file. A migrated repository keeps files of the first
+    generation. They are read by their own spec byte.
     """
 
     spec_version = SpecVersion.ICECHUNK2

@@ -23,7 +23,7 @@ def public_status(status: stored.StatusRecord) -> RepoStatus:
 
 
 def list_flags(settings: Mapping[str, bool | None]) -> list[FeatureFlag]:
-    """Every known flag; all are on by default."""
+    """Every known flag. All are on by default."""
     return [FeatureFlag(FLAGS[name], name, True, setting) for name, setting in settings.items()]
 
 

@@ -36,21 +36,21 @@ OVERWRITTEN = "overwritten/"
 DEFAULT_PAGE = 1000
 _PAGE_KEY = "num_updates_per_repo_info_file"
 _END_OF_TIME_MS = 32_503_680_000_000
-"""The year 3000: names count down to it, so that the newest comes first in a listing."""
+"""The year 3000. Names count down to it, so that the newest is listed first."""
 
 
 def new_backup_name(now_us: int) -> str:
-    """A fresh name in `overwritten/` for the repo file that is about to be replaced."""
+    """A new name in `overwritten/` for the repo file that will be replaced."""
     return f"repo.{_END_OF_TIME_MS - now_us // 1000:014d}.{encode_base32(random_bytes(12))}"
 
 
 def next_update_time(info: RepoInfo, now_us: int) -> int:
-    """The recorded time of an update: now, but later than the newest one."""
+    """The recorded time of an update: the current time, but later than the newest update."""
     return max(now_us, info.updates[0].at_us + 1)
 
 
 def push_update(info: RepoInfo, update: UpdateRecord, backup: str) -> RepoInfo:
-    """The repository with one more update; `backup` is the name under which its present file will be kept."""
+    """The repository with one more update. `backup` is the name under which its current file will be kept."""
     newest, *older = info.updates
     listed = (update, dataclasses.replace(newest, backup=backup), *older)
     page = page_size(info)
@@ -64,7 +64,7 @@ def push_update(info: RepoInfo, update: UpdateRecord, backup: str) -> RepoInfo:
 
 
 def page_size(info: RepoInfo) -> int:
-    """How many updates a repo file keeps, by the repository's own configuration."""
+    """How many updates a repo file keeps, according to the repository's configuration."""
     if info.config is None:
         return DEFAULT_PAGE
     config = decode_flexible(info.config)
@@ -74,12 +74,15 @@ def page_size(info: RepoInfo) -> int:
 
 MAIN = "main"
 FLAGS: Mapping[str, int] = {"move_node": 3, "create_tag": 4, "delete_tag": 5}
-"""Feature flags by name; all are on unless disabled."""
+"""Feature flags by name. All are on unless disabled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """The repository after a change, without its log entry, and the entry; writing sets time and backup."""
+    """The repository after a change, without its log entry, and that entry.
+
+    Writing sets the time and the backup name.
+    """
 
     info: RepoInfo
     update: UpdateRecord
@@ -111,7 +114,7 @@ def make_record(snapshot: Snapshot, parent_id: ObjectId | None, pruned: tuple[Ob
 def branch_tip(info: RepoInfo, branch: str) -> ObjectId:
     """The tip of a branch."""
     if branch not in info.branches:
-        raise RefNotFoundError(f"no branch {branch!r}; there are {sorted(info.branches)[:20]}", name=branch)
+        raise RefNotFoundError(f"no branch {branch!r}. There are: {sorted(info.branches)[:20]}", name=branch)
     return info.branches[branch]
 
 
@@ -128,17 +131,18 @@ def add_amendment(info: RepoInfo, branch: str, amended: ObjectId, snapshot: Snap
     _require_tip(info, branch, amended)
     replaced = info.snapshots[amended]
     if replaced.parent_id is None:
-        raise InvalidInputError("the initial snapshot cannot be amended; make an ordinary commit first")
+        raise InvalidInputError("the initial snapshot cannot be amended. Make a commit first")
     after = _with_snapshot(info, make_record(snapshot, replaced.parent_id, replaced.pruned_logs))
     after = dataclasses.replace(after, branches={**info.branches, branch: snapshot.id})
     return Edit(after, UpdateRecord(UpdateKind.COMMIT_AMENDED, 0, name=branch, previous_id=amended, new_id=snapshot.id))
 
 
 def add_detached(info: RepoInfo, snapshot: Snapshot) -> Edit:
-    """A snapshot that no ref points at becomes known."""
+    """Add a snapshot that no ref points to."""
     if snapshot.parent_id is not None and snapshot.parent_id not in info.snapshots:
         raise SnapshotNotFoundError(
-            f"the parent {snapshot.parent_id} of a new snapshot was expired meanwhile", snapshot_id=snapshot.parent_id
+            f"the parent {snapshot.parent_id} of a new snapshot has expired in the meantime",
+            snapshot_id=snapshot.parent_id,
         )
     after = _with_snapshot(info, make_record(snapshot, snapshot.parent_id))
     return Edit(after, UpdateRecord(UpdateKind.NEW_DETACHED_SNAPSHOT, 0, new_id=snapshot.id))
@@ -152,7 +156,9 @@ def _require_tip(info: RepoInfo, branch: str, expected: ObjectId) -> None:
 
 def _with_snapshot(info: RepoInfo, record: SnapshotRecord) -> RepoInfo:
     if record.parent_id is not None and record.parent_id not in info.snapshots:
-        raise InvalidInputError(f"snapshot {record.id} has the parent {record.parent_id}, which is not listed")
+        raise InvalidInputError(
+            f"snapshot {record.id} has the parent {record.parent_id}, which is not in the repository"
+        )
     return dataclasses.replace(info, snapshots={**info.snapshots, record.id: record})
 
 
@@ -160,7 +166,7 @@ def create_branch(info: RepoInfo, branch: str, snapshot_id: ObjectId) -> Edit:
     """A new branch."""
     if branch in info.branches:
         raise AlreadyExistsError(
-            f"branch {branch!r} exists already; reset_branch moves it", "branch-already-exists", name=branch
+            f"branch {branch!r} exists already. Use reset_branch to move it", "branch-already-exists", name=branch
         )
     _require_listed(info, snapshot_id)
     after = dataclasses.replace(info, branches={**info.branches, branch: snapshot_id})
@@ -168,7 +174,7 @@ def create_branch(info: RepoInfo, branch: str, snapshot_id: ObjectId) -> Edit:
 
 
 def reset_branch(info: RepoInfo, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> Edit:
-    """A branch points elsewhere."""
+    """Move a branch to another snapshot."""
     standing = branch_tip(info, branch)
     if expected is not None and standing != expected:
         raise branch_moved(branch, expected, standing)
@@ -180,7 +186,9 @@ def reset_branch(info: RepoInfo, branch: str, snapshot_id: ObjectId, expected: O
 def delete_branch(info: RepoInfo, branch: str) -> Edit:
     """Delete a branch. Its snapshots stay until they are collected."""
     if branch == MAIN:
-        raise ForbiddenChangeError("the branch main cannot be deleted: every repository has it", "cannot-delete-main")
+        raise ForbiddenChangeError(
+            "the branch main cannot be deleted, because every repository needs it", "cannot-delete-main"
+        )
     standing = branch_tip(info, branch)
     left = {name: tip for name, tip in info.branches.items() if name != branch}
     return Edit(
@@ -194,17 +202,17 @@ def create_tag(info: RepoInfo, tag: str, snapshot_id: ObjectId) -> Edit:
     _require_flag(info, "create_tag")
     if tag in info.deleted_tags:
         raise AlreadyExistsError(
-            f"tag {tag!r} existed and was deleted; its name cannot be used again", "tag-previously-deleted", name=tag
+            f"tag {tag!r} was deleted. Its name cannot be used again", "tag-previously-deleted", name=tag
         )
     if tag in info.tags:
-        raise AlreadyExistsError(f"tag {tag!r} exists already; tags never move", "tag-already-exists", name=tag)
+        raise AlreadyExistsError(f"tag {tag!r} exists already. Tags cannot be moved", "tag-already-exists", name=tag)
     _require_listed(info, snapshot_id)
     after = dataclasses.replace(info, tags={**info.tags, tag: snapshot_id})
     return Edit(after, UpdateRecord(UpdateKind.TAG_CREATED, 0, name=tag))
 
 
 def find_tag(info: RepoInfo, tag: str) -> ObjectId:
-    """Where a tag points."""
+    """The snapshot of a tag."""
     if tag not in info.tags:
         why = "it was deleted" if tag in info.deleted_tags else f"there are {sorted(info.tags)[:20]}"
         raise RefNotFoundError(f"no tag {tag!r}: {why}", name=tag)
@@ -228,33 +236,32 @@ def _require_listed(info: RepoInfo, snapshot_id: ObjectId) -> None:
 def _require_flag(info: RepoInfo, name: str) -> None:
     if FLAGS[name] in info.disabled_flags:
         raise SessionStateError(
-            f"the repository has the feature {name!r} switched off; repo.set_feature_flag({name!r}, None) allows it "
-            "again"
+            f"the feature {name!r} is disabled in this repository. Enable it with repo.set_feature_flag({name!r}, None)"
         )
 
 
 def set_config(info: RepoInfo, document: Mapping[str, Any]) -> Edit:
-    """Another stored configuration."""
+    """Replace the stored configuration."""
     after = dataclasses.replace(info, config=encode_flexible(dict(document)))
     return Edit(after, UpdateRecord(UpdateKind.CONFIG_CHANGED, 0))
 
 
 def set_metadata(info: RepoInfo, metadata: Mapping[str, Any]) -> Edit:
-    """Other metadata of the repository as a whole."""
+    """Replace the metadata of the repository."""
     after = dataclasses.replace(info, metadata=encode_metadata(metadata, 2))
     return Edit(after, UpdateRecord(UpdateKind.METADATA_CHANGED, 0))
 
 
 def set_status(info: RepoInfo, availability: Availability, reason: str | None, now_us: int) -> Edit:
-    """The repository takes writes or does not."""
+    """Set the status of the repository."""
     status = StatusRecord(availability, now_us, reason)
     return Edit(dataclasses.replace(info, status=status), UpdateRecord(UpdateKind.STATUS_CHANGED, 0, status=status))
 
 
 def set_flag(info: RepoInfo, name: str, value: bool | None) -> Edit:
-    """A feature on, off, or (None) as by default."""
+    """Enable or disable a feature, or (None) restore its default."""
     if name not in FLAGS:
-        raise InvalidInputError(f"no feature flag {name!r}; there are {', '.join(FLAGS)}")
+        raise InvalidInputError(f"unknown feature flag {name!r}. Known: {', '.join(FLAGS)}")
     flag = FLAGS[name]
     enabled, disabled = info.enabled_flags - {flag}, info.disabled_flags - {flag}
     after = dataclasses.replace(
@@ -267,18 +274,18 @@ def set_flag(info: RepoInfo, name: str, value: bool | None) -> Edit:
 
 
 def forget_snapshots(info: RepoInfo, ids: Set[ObjectId]) -> tuple[Edit, frozenset[ObjectId]]:
-    """Collection: snapshots that nothing reaches leave the list; those that became reachable again stay."""
+    """Remove unreachable snapshots from the list. Those that became reachable again stay."""
     from_refs = reachable_snapshots(info)
     gone = frozenset(ids) & frozenset(info.snapshots) - from_refs
     left = {key: record for key, record in info.snapshots.items() if key not in gone}
-    # What stays without a ref (a detached snapshot too young to go) must not lose its parents.
+    # A snapshot without a ref that is too young to be removed must not lose its parents.
     held = _with_ancestors(info, left)
     left = {key: record for key, record in info.snapshots.items() if key in held}
     return Edit(dataclasses.replace(info, snapshots=left), UpdateRecord(UpdateKind.GC_RAN, 0)), gone - frozenset(left)
 
 
 def reachable_snapshots(info: RepoInfo) -> frozenset[ObjectId]:
-    """Every snapshot that a branch or tag leads to."""
+    """Every snapshot that is reachable from a branch or tag."""
     return _with_ancestors(info, {*info.branches.values(), *info.tags.values()})
 
 
@@ -294,7 +301,7 @@ def _with_ancestors(info: RepoInfo, starts: Set[ObjectId] | Mapping[ObjectId, An
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """What an expiry takes out of history."""
+    """What an expiry removes from history."""
 
     snapshots: frozenset[ObjectId]
     branches: frozenset[str]
@@ -352,7 +359,7 @@ def plan_removal(
 def _on_kept(
     snapshots: Mapping[ObjectId, SnapshotRecord], record: SnapshotRecord, gone: Set[ObjectId]
 ) -> SnapshotRecord:
-    """A snapshot on its nearest kept ancestor, with the logs of those in between."""
+    """A snapshot with its nearest kept ancestor as its parent, and the logs of those in between."""
     chain: list[SnapshotRecord] = []
     current = record.parent_id
     while current is not None and current in gone and len(chain) <= len(snapshots):
@@ -364,12 +371,12 @@ def _on_kept(
 
 _SPEC = 2
 _REF_DELAY_US, _DELETION_DELAY_US = 1_000, 2_000
-"""How long after a commit its branch or tag is said to have been made, or a tag to have been deleted."""
+"""The recorded time between a commit and the creation of its branch or tag, or the deletion of a tag."""
 
 
 @dataclass(frozen=True, slots=True)
 class Migrated:
-    """What the former generation said; snapshots have their parents before them."""
+    """The history of the previous generation. Parents precede their children."""
 
     snapshots: tuple[SnapshotInfo, ...]
     branches: Mapping[str, ObjectId]
@@ -381,13 +388,13 @@ class Migrated:
     status: StatusRecord | None
     from_version: int | None
     updates: tuple[UpdateRecord, ...] = ()
-    """The operations log, newest first, where the former repository kept one and all ids stay as they are."""
+    """The operations log, newest first, if the previous repository had one and all ids stay the same."""
 
 
 def migrated_repository(source: Migrated, now_us: int | None = None) -> RepoInfo:
-    """The repo file that lists all of it."""
+    """The repo file of an imported history."""
     now = time.time_ns() // 1000 if now_us is None else now_us
-    # Files that an update replaced stay where they were; here nothing was replaced yet.
+    # No file has been replaced yet, so there are no backups.
     updates = tuple(replace(update, backup=None) for update in source.updates) or plan_updates(source, now)
     return RepoInfo(
         branches=dict(source.branches),
@@ -414,9 +421,9 @@ def _record(info: SnapshotInfo) -> SnapshotRecord:
 
 
 def plan_updates(source: Migrated, now_us: int) -> tuple[UpdateRecord, ...]:
-    """What must have happened, newest first: commits when they were made, refs a moment after what they point at.
+    """The updates that created this history, newest first. Refs are created shortly after the commits they point to.
 
-    Times rise strictly and end before the migration itself, which is the newest entry.
+    Times are strictly increasing. The migration itself is the newest entry.
     """
     written = {info.id: to_microseconds(info.written_at) for info in source.snapshots}
     newest = max(written.values(), default=0)
@@ -446,7 +453,7 @@ def plan_updates(source: Migrated, now_us: int) -> tuple[UpdateRecord, ...]:
 
 
 def _branches_of(source: Migrated) -> dict[ObjectId, str]:
-    """For every snapshot a branch it was committed to, `main` where it can be."""
+    """For every snapshot, a branch that it may have been committed to, preferably `main`."""
     parents = {info.id: info.parent_id for info in source.snapshots}
     found: dict[ObjectId, str] = {}
     for name in sorted(source.branches, key=lambda name: (name != MAIN, name)):

@@ -37,7 +37,7 @@ from icefloe.ids import ObjectId, encode_base32, encode_base32_column
 
 
 class UpdateKind(enum.IntEnum):
-    """What an entry of the operations log records; the value is the union's type byte."""
+    """The kind of an entry of the operations log. The value is the type byte of the union."""
 
     REPO_INITIALIZED = 1
     REPO_MIGRATED = 2
@@ -67,7 +67,7 @@ class Availability(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class StatusRecord:
-    """Whether a repository takes writes, since when, and why not."""
+    """Whether a repository accepts writes, since when, and the reason."""
 
     availability: Availability
     set_at_us: int
@@ -85,12 +85,12 @@ class FlagChange:
 
 @dataclass(frozen=True, slots=True)
 class UpdateRecord:
-    """One entry of the operations log; the fields that its kind does not have are None."""
+    """One entry of the operations log. Fields that its kind does not have are None."""
 
     kind: UpdateKind
     at_us: int
     backup: str | None = None
-    """The name in `overwritten/` of the file that this update's successor replaced; None for the newest."""
+    """The name in `overwritten/` of the file that the next update replaced. None for the newest update."""
     name: str | None = None
     previous_id: ObjectId | None = None
     new_id: ObjectId | None = None
@@ -101,7 +101,7 @@ class UpdateRecord:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRecord:
-    """A snapshot as the repo file lists it; metadata stays encoded, so that rewriting keeps it as it was."""
+    """A snapshot in the repo file. Metadata stays encoded, so that rewriting does not change it."""
 
     id: ObjectId
     parent_id: ObjectId | None
@@ -114,7 +114,7 @@ class SnapshotRecord:
 
 @dataclass(frozen=True, slots=True)
 class RepoInfo:
-    """The whole repo file. Snapshots are named by id; their numbers exist only in the file."""
+    """The whole repo file. Snapshots are identified by id. Their numbers exist only in the file."""
 
     branches: Mapping[str, ObjectId]
     snapshots: Mapping[ObjectId, SnapshotRecord]
@@ -137,7 +137,7 @@ KNOWN_SPEC = 2
 
 
 class RepoHead:
-    """A repo file of which only the parts that are asked for are read."""
+    """A repo file. Only the requested parts are decoded."""
 
     def __init__(self, body: Body) -> None:
         self._body = body
@@ -159,11 +159,11 @@ class RepoHead:
         return StatusRecord(Availability(code), table.scalar(1, "<u8"), table.text(2, required=False))
 
     def find_branch(self, name: str) -> ObjectId | None:
-        """The tip of a branch. None if it is not found this way; the whole file must confirm that."""
+        """The tip of a branch. None if the search does not find it. Decode the whole file to confirm that."""
         return self._find_ref(BRANCHES, name)
 
     def find_tag(self, name: str) -> ObjectId | None:
-        """Where a tag points; None as for branches."""
+        """The snapshot of a tag. None as for branches."""
         return self._find_ref(TAGS, name)
 
     def _find_ref(self, slot: int, name: str) -> ObjectId | None:
@@ -188,7 +188,7 @@ class RepoHead:
         row = ref.scalar(1, "<u4")
         start, count = self._root.vector(SNAPSHOTS, 4, 4)
         if row >= count:
-            raise self._body.corrupt("a ref names a snapshot that is not listed")
+            raise self._body.corrupt("a ref points to a snapshot that is not listed")
         return encode_base32(item_table(self._body, start, row).struct(0, 12))
 
 
@@ -198,10 +198,10 @@ def read_repo_head(data: bytes) -> RepoHead:
 
 
 def check_spec(body: Body, spec: int) -> None:
-    """Refuse what is newer than this library."""
+    """Refuse files that are newer than this library."""
     if spec > KNOWN_SPEC:
         raise UnknownFormatError(
-            f"the repository has spec version {spec}; this library reads up to {KNOWN_SPEC}: upgrade icefloe",
+            f"the repository has spec version {spec}. This library reads versions up to {KNOWN_SPEC}. Upgrade icefloe",
             spec_version=spec,
         )
     if spec == 0:
@@ -209,7 +209,7 @@ def check_spec(body: Body, spec: int) -> None:
 
 
 _FEW = 20
-"""Up to this many ids are quicker spelled one by one."""
+"""Up to this many ids, a Python loop is faster."""
 
 
 def decode_repo(data: bytes) -> RepoInfo:
@@ -266,10 +266,10 @@ def _read_snapshots(root: Tables) -> dict[ObjectId, SnapshotRecord]:
     body = root.body
     infos, _ = root.tables(SNAPSHOTS)
     ids = _id_texts(infos, 0)
-    # The schema's default is 0: an absent parent is the first entry, none is -1.
+    # The schema's default is 0, the first entry. -1 means that there is no parent.
     parents = infos.scalar(1, "<i4", default=0)
     if len(ids) and (int(parents.min()) < -1 or int(parents.max()) >= len(ids)):
-        raise body.corrupt("a snapshot names a parent that is not listed")
+        raise body.corrupt("a snapshot has a parent that is not listed")
     if len(set(ids)) != len(ids):
         raise body.corrupt("a snapshot is listed twice")
     times = infos.scalar(2, "<u8").tolist()
@@ -296,7 +296,7 @@ def _read_refs(root: Tables, slot: int, ids: list[ObjectId]) -> dict[str, Object
     names = texts_of(root.body, refs.strings(0))
     targets = refs.scalar(1, "<u4").tolist()
     if targets and max(targets) >= len(ids):
-        raise root.body.corrupt("a ref names a snapshot that is not listed")
+        raise root.body.corrupt("a ref points to a snapshot that is not listed")
     return {name or "": ids[target] for name, target in zip(names, targets, strict=True)}
 
 
@@ -344,7 +344,7 @@ def _read_updates(root: Tables) -> tuple[UpdateRecord, ...]:
     if not bool(np.isin(kinds, list(UpdateKind)).all()):
         unknown = sorted(set(kinds.tolist()) - set(UpdateKind))
         raise UnknownFormatError(
-            f"the operations log has entries of the unknown types {unknown}; upgrade icefloe", types=unknown
+            f"the operations log has entries of the unknown types {unknown}. Upgrade icefloe", types=unknown
         )
     times = updates.scalar(2, "<u8").tolist()
     backups = texts_of(body, updates.strings(3, required=False))
@@ -424,7 +424,7 @@ def encode_repo(info: RepoInfo) -> bytes:
 
 
 def encode_repo_body(info: RepoInfo) -> bytes:
-    """The flatbuffer of a repo file; snapshots are numbered in the order of their ids."""
+    """Encode a repo file. Snapshots are numbered in the order of their ids."""
     writer = FlatWriter()
     fields: dict[int, FieldType] = {
         0: "u1",
@@ -464,7 +464,7 @@ def encode_repo_body(info: RepoInfo) -> bytes:
 
 def _number(numbers: Mapping[ObjectId, int], snapshot_id: ObjectId, what: str) -> int:
     if snapshot_id not in numbers:
-        raise InvalidInputError(f"{what} points at snapshot {snapshot_id}, which the repository does not list")
+        raise InvalidInputError(f"{what} points to snapshot {snapshot_id}, which is not in the repository")
     return numbers[snapshot_id]
 
 
@@ -493,7 +493,7 @@ def _write_snapshots(
     root.link(4, vector.positions)
     positions = np.empty(len(records), dtype=np.int64)
     pruned = np.array([bool(record.pruned_logs) for record in records], dtype=np.bool_)
-    # An empty list of pruned logs is never written, so records with one are tables of their own kind.
+    # An empty list of pruned logs is not written, so records with such a list need another table layout.
     for has_pruned in (False, True):
         rows = np.flatnonzero(pruned == has_pruned)
         if len(rows) == 0:

@@ -1,4 +1,4 @@
-"""Generation `repository` (seeds 001, 003 and 004): header, zstd and MessagePack.
+"""The generation `repository`: header, zstd and MessagePack.
 
 Modules
 -------
@@ -51,7 +51,7 @@ else:
 
 SPEC_VERSION = 1
 _LEVEL = 1
-"""Level 3 makes these files no smaller and takes twice as long."""
+"""Level 3 takes twice as long and does not make these files smaller."""
 _LIMITS = {
     FileType.SNAPSHOT: DecompressionLimits(max_bytes=1 << 30),
     FileType.MANIFEST: DecompressionLimits(max_bytes=4 << 30),
@@ -63,7 +63,7 @@ _TEXT_ROWS = msgspec.msgpack.Decoder(list[str])
 
 
 class RepositoryFormat(Format):
-    """Writes one layout, reads every one that was released under this generation."""
+    """Writes one layout. Reads all layouts that were released in this generation."""
 
     spec_version = SpecVersion.REPOSITORY
     capabilities = Capabilities(boxes_in_logs=True, attributes_files=True, history_in_snapshot=True)
@@ -123,18 +123,18 @@ class RepositoryFormat(Format):
 
     def _encode(self, file_type: FileType, body: bytes | memoryview) -> bytes:
         compressed = compress(body, self.compression_level or _LEVEL)
-        # Rows that a hint describes do not become values.
+        # Rows that a hint describes are not decoded to Python values.
         hinted = bytes(body[: len(HINT_PREFIX)]) == HINT_PREFIX
         if is_believable(len(body), len(compressed), _LIMITS[file_type]) and (
             hinted or is_believable_messagepack(body, len(compressed))
         ):
             return encode_header(file_type, SPEC_VERSION) + compressed
-        # So repetitive that a reader would take it for a bomb.
+        # It compresses so well that a reader would refuse it as a decompression bomb.
         return encode_header(file_type, SPEC_VERSION, Compression.NONE) + bytes(body)
 
 
 def _decode(file_type: FileType, data: bytes) -> bytes:
-    """The body of a file; those of before the header are bare MessagePack or, for a few weeks, a bare zstd frame."""
+    """The body of a file. Files without a header are plain MessagePack, or a plain zstd frame."""
     if has_magic(data):
         return decode_file(data, file_type, range(SPEC_VERSION, SPEC_VERSION + 1), _LIMITS[file_type])[1]
     if data[: len(ZSTD_MAGIC)] == ZSTD_MAGIC:

@@ -24,7 +24,7 @@ _INLINE_ATTRIBUTES = 1
 
 
 class EarlyDocuments(Protocol):
-    """How zarr.json is built from the MessagePack of that time; the generation that wrote it knows."""
+    """Builds a zarr.json from the MessagePack of early releases."""
 
     def build_group(self, attributes: bytes | None) -> bytes:
         """The document of a group."""
@@ -34,13 +34,13 @@ class EarlyDocuments(Protocol):
 
 
 def is_early_snapshot(body: Body) -> bool:
-    """Whether the node tables of a snapshot of spec 1 have the early layout, told by their sixth field."""
+    """Whether the node tables of a snapshot of spec 1 have the early layout. Their sixth field shows it."""
     nodes, _ = root_table(body).tables(2)
     return len(nodes) > 0 and bool(nodes.has(_DATA).all())
 
 
 def decode_early_snapshot_body(body: Body, documents: EarlyDocuments) -> Snapshot:
-    """The snapshot of an early file, its documents built as that time built them."""
+    """Decode the snapshot of an early file. Documents are built as early releases built them."""
     root = root_table(body)
     nodes, _ = root.tables(2)
     parent = encode_base32(root.struct(1, 12).tobytes()) if root.has(1)[0] else None
@@ -89,11 +89,11 @@ def _read_nodes(nodes: Tables, documents: EarlyDocuments) -> dict[str, Node]:
 
 
 def _read_attributes(nodes: Tables) -> list[bytes | None]:
-    """The MessagePack of each node's attributes, None where it has none."""
+    """The MessagePack of each node's attributes, or None if it has none."""
     kinds = nodes.scalar(_ATTRIBUTES_TYPE, "u1")
     at = nodes.targets(_ATTRIBUTES)
     if not bool(np.isin(kinds, (0, _INLINE_ATTRIBUTES)).all()) or bool(((kinds > 0) & (at < 0)).any()):
-        raise nodes.body.corrupt("the attributes of a node are kept in an unknown way")
+        raise nodes.body.corrupt("the attributes of a node have an unknown encoding")
     here = kinds == _INLINE_ATTRIBUTES
     held = Tables(nodes.body, at[here]).vectors(0, 1, 1)
     found: list[bytes | None] = [None] * len(nodes)
@@ -108,7 +108,7 @@ _SPEC = 1
 
 
 class _Documents:
-    """zarr.json from the members of that time."""
+    """Build a zarr.json from the members of early releases."""
 
     def build_group(self, attributes: bytes | None) -> bytes:
         return join_document(_unpack(attributes), None, AS_EARLY)
@@ -131,7 +131,7 @@ def _unpack(attributes: bytes | None) -> object:
 
 
 def decode_flat_snapshot(body: bytes) -> Snapshot:
-    """A flatbuffers snapshot, of the early layout or already of the later one."""
+    """Decode a flatbuffers snapshot of the early or the later layout."""
     flat = Body(body, "snapshot")
     if is_early_snapshot(flat):
         return decode_early_snapshot_body(flat, _Documents())

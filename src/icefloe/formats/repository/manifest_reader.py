@@ -54,7 +54,7 @@ _MAX_COORD = 2**32 - 1
 
 
 def decode_entries(body: bytes) -> Manifest:
-    """The manifest of a body, of whichever shape it is; its id is empty where the shape does not hold one."""
+    """Decode a manifest of any layout. Its id is empty if the layout does not contain it."""
     manifest_id, references = _take_parts(body)
     with _without_cycle_search():
         return Manifest(manifest_id, _decode_tables(references))
@@ -78,7 +78,7 @@ _paused = 0
 
 
 def _resume_in_child() -> None:
-    # The threads that paused the search are those of the parent.
+    # After a fork, the threads that paused the collector only exist in the parent process.
     global _pauses, _paused
     if _paused:
         gc.enable()
@@ -90,7 +90,7 @@ os.register_at_fork(after_in_child=_resume_in_child)
 
 @contextlib.contextmanager
 def _without_cycle_search() -> Iterator[None]:
-    """No search for cycles while millions of values are made that have none: it would take most of the time."""
+    """Pause the cycle collector while millions of values without cycles are created. It would take most of the time."""
     global _paused
     with _pauses:
         if _paused == 0 and not gc.isenabled():
@@ -127,15 +127,15 @@ def _is_flat(references: msgspec.Raw) -> bool:
     data = memoryview(references)
     head = {0xDE: 3, 0xDF: 5}.get(data[0], 1)
     key = bytes(data[head : head + 2])
-    # A binary node id is itself an array of two, of bytes and an empty array.
+    # A binary node id is itself an array of two: bytes and an empty array.
     return key[:1] == b"\x92" and key[1:] not in (b"\xc4", b"\xc5")
 
 
 def _choose_ranks(by_node: Mapping[NodeId, Mapping[_Coords, _Payload]]) -> dict[NodeId, int]:
     """The rank of every array.
 
-    Some early files hold references that were copied from other arrays, even of another rank, beside an array's own.
-    Where an array has references of several ranks, those that another array holds too are the copies.
+    In some early files, an array also has references that were copied from other arrays, even of another rank. If an
+    array has references of several ranks, those that another array has too are the copies.
     """
     counts = {node: Counter(map(len, entries)) for node, entries in by_node.items() if entries}
     ranks = {node: next(iter(count)) for node, count in counts.items() if len(count) == 1}
@@ -154,20 +154,23 @@ def _choose_ranks(by_node: Mapping[NodeId, Mapping[_Coords, _Payload]]) -> dict[
 
 
 def _make_table(entries: Mapping[_Coords, _Payload], rank: int) -> ChunkTable:
-    """Columns of the entries of one array, sorted; those of another rank can never be asked for."""
+    """Columns of the entries of one array, sorted.
+
+    Entries of another rank are dropped, because nothing can read them.
+    """
     keys = [coords for coords in entries if len(coords) == rank]
     payloads = list(entries.values()) if len(keys) == len(entries) else [entries[coords] for coords in keys]
     try:
         flat = np.fromiter(chain.from_iterable(keys), dtype=np.int64, count=len(keys) * rank)
         coords = flat.reshape(len(keys), rank)
         if coords.size and (int(coords.min()) < 0 or int(coords.max()) > _MAX_COORD):
-            raise FormatError("a manifest holds chunk coordinates outside 0..2^32-1")
+            raise FormatError("a manifest contains chunk coordinates outside of 0..2^32-1")
         if rank and not _is_ascending(coords):
             order = np.lexsort(coords.T[::-1])
             coords, payloads = coords[order], [payloads[row] for row in order.tolist()]
         return _EntryColumns(payloads).finish(coords.astype(np.uint32))
     except (ValueError, TypeError, OverflowError, KeyError, IndexError) as error:
-        raise FormatError(f"a manifest holds a reference that cannot be read: {error}") from error
+        raise FormatError(f"a manifest contains a reference that cannot be read: {error}") from error
 
 
 def _is_ascending(coords: npt.NDArray[np.int64]) -> bool:
@@ -183,7 +186,7 @@ _KINDS = {"Inline": ChunkKind.INLINE, "Ref": ChunkKind.NATIVE, "Virtual": ChunkK
 
 
 class _EntryColumns:
-    """Columns from payloads, kind by kind; ValueError, TypeError and the like for payloads that are none."""
+    """Columns from payloads, kind by kind. Raises ValueError, TypeError and similar errors for invalid payloads."""
 
     def __init__(self, payloads: list[_Payload]) -> None:
         count = len(payloads)
@@ -260,7 +263,7 @@ class _EntryColumns:
 
 
 def _parse_location(wire: Any) -> str:
-    """A location, plain or as the earliest writers wrapped it."""
+    """A location, plain or as the earliest writers encoded it."""
     if isinstance(wire, dict) and len(wire) == 1:
         wire = wire["Absolute"]
     if not isinstance(wire, str):
@@ -269,7 +272,7 @@ def _parse_location(wire: Any) -> str:
 
 
 _BLOCK_ROWS = 1 << 14
-# A hint beyond these is not followed: laying out absurd classes would take longer than reading the entries.
+# Hints beyond these limits are ignored: computing such a layout would take longer than reading the entries.
 _MAX_NDIM = 64
 _MAX_CLASSES = 4096
 # Random per process, so that a file cannot contain texts with colliding hashes on purpose.
@@ -278,10 +281,10 @@ _HINT = msgspec.msgpack.Decoder(tuple[int, str, bytes, list[tuple[int, int, int,
 
 
 def decode_manifest_body(body: bytes, stored_bytes: int | None = None) -> Manifest:
-    """The manifest of a body of any sub-generation; `stored_bytes` is the size of its file, where that is another."""
+    """Decode a manifest of any layout. `stored_bytes` is the size of its file, if it is not that of the body."""
     try:
         return decode_plan(body, read_plan(body))
-    except HintError:  # the hint may be wrong: the entries decide
+    except HintError:  # the hint may be wrong; read the entries
         check_messagepack(body, len(body) if stored_bytes is None else stored_bytes, "manifest")
         return decode_entries(body)
 
@@ -292,13 +295,13 @@ class HintError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """Where the rows of every class are."""
+    """The positions of the rows of every class."""
 
     manifest_id: ObjectId
     counts: npt.NDArray[np.int64]
     classes: list[RowClass]
     codes: npt.NDArray[np.int64] | None
-    """None when all rows are of one class."""
+    """None if all rows are of one class."""
     first: int
     starts: npt.NDArray[np.int64] | None
 
@@ -306,7 +309,7 @@ class RowPlan:
         return int(self.counts.sum())
 
     def row_starts(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Where in the body some rows begin."""
+        """The positions of some rows in the body."""
         return self.first + rows * layout_of(self.classes[0]).row_bytes if self.starts is None else self.starts[rows]
 
     def of_array(self, index: int) -> RowPlan:
@@ -322,7 +325,7 @@ class RowPlan:
 
 
 def read_plan(body: bytes) -> RowPlan:
-    """Where the rows of a body are, by its hint; HintError when there is none that could be true."""
+    """The positions of the rows of a body, from its hint. Raises HintError if there is no plausible hint."""
     if not body.startswith(HINT_PREFIX):
         raise HintError
     hint_start = len(HINT_PREFIX) + 4
@@ -352,7 +355,7 @@ def read_plan(body: bytes) -> RowPlan:
     ):
         raise HintError
     sizes = np.array([layout_of(c).row_bytes for c in classes], dtype=np.int64)
-    # In floats first: the products of a lying hint may not fit an integer.
+    # Check with floats first: the products of a wrong hint may not fit an integer.
     if float(run_counts.astype(np.float64) @ sizes[run_classes].astype(np.float64)) != len(body) - first:
         raise HintError
     if len(classes) == 1:
@@ -436,7 +439,7 @@ class _Target:
             self._place_inline(plan)
 
     def _place_inline(self, plan: RowPlan) -> None:
-        """Inline bytes lie in row order, so that every array's are together."""
+        """Put inline bytes in row order, so that those of each array are contiguous."""
         sizes = np.array([c.text_bytes if c.kind is ChunkKind.INLINE else 0 for c in plan.classes], dtype=np.int64)
         codes = np.zeros(len(plan), dtype=np.int64) if plan.codes is None else plan.codes
         ends = np.cumsum(sizes[codes])
@@ -478,7 +481,7 @@ class _Target:
             try:
                 self._object_id[place] = decode_base32_column(text, OBJECT_ID_BYTES)
             except InvalidInputError as error:
-                raise FormatError(f"a manifest names a chunk by something that is no id: {error}") from error
+                raise FormatError(f"a manifest contains a chunk id that is not valid: {error}") from error
         elif row.checksum == LAST_MODIFIED:
             assert self._modified is not None
             self._modified[place] = block["last_modified"]
@@ -501,7 +504,7 @@ class _Target:
             locations = [text.decode() for text in self._locations]
             etags = [text.decode() for text in self._etags]
         except (InvalidInputError, UnicodeDecodeError) as error:
-            raise FormatError(f"a manifest holds an id or a location that is no text: {error}") from error
+            raise FormatError(f"a manifest contains an id or a location that is not text: {error}") from error
         nodes: list[NodeId] = np.ascontiguousarray(ids).view(f"V{NODE_ID_BYTES}")[:, 0].tolist()
         if len(set(nodes)) != len(nodes):
             raise HintError
@@ -546,7 +549,7 @@ def _index_texts(
         return np.int32(known.setdefault(b"", len(known)))
     texts = np.ascontiguousarray(matrix[field])
     words = _as_words(texts, size)
-    # Neighbours mostly share their text: a run counts once.
+    # Neighbours usually have the same text. A run of equal texts is looked up once.
     changed = np.zeros(len(texts), dtype=np.bool_)
     changed[0] = True
     hashes = np.zeros(len(texts), dtype=np.uint64)
@@ -576,11 +579,11 @@ def _as_words(texts: npt.NDArray[Any], size: int) -> npt.NDArray[np.uint64]:
 
 
 def _check_order(tables: ChunkTables) -> None:
-    """Rows of every array in strictly ascending order; else the entries are read, sorted and made unique."""
+    """Whether the rows of every array are strictly ascending. If not, the entries are read, sorted and made unique."""
     columns = tables.rows
     if len(columns) < 2:
         return
-    # From the last dimension to the first: a later one decides only where all before are equal.
+    # From the last dimension to the first: a dimension only matters where all dimensions before it are equal.
     ascending = np.zeros(len(columns) - 1, dtype=np.bool_)
     for dimension in range(columns.coords.shape[1] - 1, -1, -1):
         column = columns.coords[:, dimension]
@@ -593,7 +596,7 @@ def _check_order(tables: ChunkTables) -> None:
 
 _NODE_TEXT_AT = 2
 _ARRAYS_PER_WHOLE = 16
-"""Reading one of so many arrays alone is quicker than decoding all; when that many were asked for, all are decoded."""
+"""Decode one array alone if the manifest has at least this many arrays. Decode all after this many such requests."""
 
 
 class RowManifest(OpenManifest):
@@ -615,7 +618,7 @@ class RowManifest(OpenManifest):
 
     @property
     def nbytes(self) -> int:
-        # The plan holds two numbers a row, which takes about as much again.
+        # The plan has two numbers per row, which take about as much memory again.
         return 2 * len(self._body)
 
     def decode(self) -> Manifest:
@@ -629,7 +632,7 @@ class RowManifest(OpenManifest):
         for coords in wanted:
             rows = np.flatnonzero(rows_inside(table.coords, coords, [c + 1 for c in coords]))
             if not len(rows):
-                return None  # the search believes in the order of the arrays; that there is no such row needs a proof
+                return None  # the search relies on the order of the arrays, so decode all to be sure
             found.append(table.row(int(rows[0])))
         return found
 
@@ -648,7 +651,7 @@ class RowManifest(OpenManifest):
         return table
 
     def _search(self, text: bytes) -> int | None:
-        """The array of that id, by bisection: arrays are in the order of their ids."""
+        """Find an array by id with bisection. Arrays are sorted by id."""
         low, high = 0, len(self._starts)
         while low < high:
             middle = (low + high) // 2
@@ -664,7 +667,7 @@ class RowManifest(OpenManifest):
 
 
 def _in_order(body: bytes, starts: npt.NDArray[np.int64]) -> bool:
-    """Whether the ids of the arrays ascend, each once."""
+    """Whether the ids of the arrays are strictly ascending."""
     if len(starts) < 2:
         return True
     count = len(body) - _NODE_TEXT_AT - NODE_TEXT_BYTES + 1

@@ -1,7 +1,7 @@
 """Write manifests of the generation `repository` as rows of fixed width.
 
-A class of rows shares kind, rank, widths and text lengths; its rows differ only in the fields of its layout, every
-other byte is constant. Any MessagePack reader reads the same bytes as `{[node, coords]: payload}` entries.
+The rows of a class have the same kind, rank, widths and text lengths. They differ only in the fields of its layout, and
+every other byte is constant. Other MessagePack readers read the same bytes as `{[node, coords]: payload}` entries.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RowClass:
     ndim: int
     kind: ChunkKind
     text_bytes: int
-    """Of the id, the location, or the inline data."""
+    """The length of the id, the location, or the inline data."""
     offset_bytes: int = 0
     length_bytes: int = 0
     checksum: int = NO_CHECKSUM
@@ -55,13 +55,13 @@ class RowClass:
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """The bytes of a class: a template, where its fields are, and the constant rest in pieces of machine words."""
+    """The layout of a class: a template, the positions of its fields, and the constant bytes as machine words."""
 
     template: bytes
     fields: np.dtype[Any]
     constants: np.dtype[Any]
     prefix_bytes: int
-    """Up to the coordinates: the part that holds the node id."""
+    """The part before the coordinates, which contains the node id."""
     row_bytes: int
 
 
@@ -185,11 +185,11 @@ HINT_PREFIX = b"\x93\x01\x81" + bytes([0xA0 | len(HINT_KEY)]) + HINT_KEY + b"\xc
 HINT_VERSION = 1
 
 _BLOCK_ROWS = 1 << 14
-"""Rows filled at a time: what a block touches stays in the processor's cache."""
+"""Rows per block. A block fits into the processor's cache."""
 
 
 def encode_manifest_body(manifest: Manifest) -> memoryview:
-    """The MessagePack body of a manifest file, with the hint by which it is read back as a matrix."""
+    """Encode a manifest as MessagePack, with a hint that lets readers decode it as a matrix."""
     tables = join_tables(manifest.tables)
     columns = tables.rows
     texts = _Texts.of(tables)
@@ -228,7 +228,7 @@ class _Words:
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """Everything of varying length that rows hold."""
+    """All values of varying length in rows."""
 
     nodes: npt.NDArray[Any]
     node_of_row: npt.NDArray[np.int64] | None
@@ -262,7 +262,9 @@ def _classify(tables: ChunkTables, texts: _Texts) -> tuple[npt.NDArray[np.int64]
     etag_bytes = np.zeros(count, dtype=np.int64)
     kinds = set(np.flatnonzero(np.bincount(columns.kind)).tolist())
     if not kinds <= {ChunkKind.INLINE, ChunkKind.NATIVE, ChunkKind.VIRTUAL}:
-        raise InvalidInputError(f"a manifest holds inline, native and virtual references only, not kinds {kinds}")
+        raise InvalidInputError(
+            f"a manifest can only contain inline, native and virtual references, found kinds {kinds}"
+        )
     if ChunkKind.INLINE in kinds:
         text_bytes = np.where(columns.kind == ChunkKind.INLINE, columns.length.astype(np.int64), text_bytes)
     if ChunkKind.VIRTUAL in kinds:
@@ -342,14 +344,14 @@ def _scatter_classes(
     columns: ChunkTable,
     texts: _Texts,
 ) -> None:
-    """Fill the rows of every class on their own and put each at its place."""
+    """Fill the rows of each class, and copy them to their positions."""
     small = codes.astype(np.uint16) if len(classes) < 1 << 16 else codes
     order = np.argsort(small, kind="stable")
     bounds = [0, *np.cumsum(np.bincount(codes, minlength=len(classes))).tolist()]
     for code, row in enumerate(classes):
         rows = order[bounds[code] : bounds[code + 1]]
         size = layout_of(row).row_bytes
-        # Windows of one row at every byte: assigning to some of them scatters whole rows.
+        # A window of one row at every byte. Assigning to some windows scatters whole rows.
         places = np.ndarray((len(body) - size + 1,), dtype=f"V{size}", buffer=body.data, strides=(1,))
         for first in range(0, len(rows), _BLOCK_ROWS):
             block = rows[first : first + _BLOCK_ROWS]
@@ -404,14 +406,14 @@ def _fill_block(
 def _windows(data: npt.NDArray[np.uint8], size: int) -> npt.NDArray[Any]:
     """Every run of `size` bytes as one value."""
     if len(data) < size:
-        raise InvalidInputError(f"a reference points at {size} bytes of {len(data)} that are there")
+        raise InvalidInputError(f"a reference needs {size} bytes, but there are only {len(data)}")
     return np.ndarray((len(data) - size + 1,), dtype=f"V{size}", buffer=data.data, strides=(1,))
 
 
 def _encode_hint(
     manifest_id: ObjectId, counts: npt.NDArray[np.int64], codes: npt.NDArray[np.int64], classes: list[RowClass]
 ) -> bytes:
-    """The manifest's own id, which class every row is of, in runs, and how many rows every array has."""
+    """The id of the manifest, the class of every row as runs, and the number of rows of every array."""
     if len(codes):
         firsts = np.concatenate([[0], np.flatnonzero(np.diff(codes)) + 1])
         run_classes = codes[firsts].astype("<u4")

@@ -1,7 +1,7 @@
 """Snapshots and small documents of the generation `repository`: MessagePack and JSON to values and back.
 
-The members cannot hold how a document was written. Two ways are known and cost nothing: zarr-python's own, and the
-compact one of early snapshots. A document that neither reproduces is stored whole in addition to the members.
+The members do not record the text layout of a document. Two layouts need no extra space: that of zarr-python, and the
+compact layout of early snapshots. A document with another layout is stored whole in addition to the members.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ from icefloe.model.zarr_document import find_bad_path, parse_array_shape, parse_
 WireId: TypeAlias = str | tuple[bytes, tuple[Any, ...]]
 """Text, or [bytes, []]."""
 WireNodeId: TypeAlias = int | str | tuple[bytes, tuple[Any, ...]]
-"""A counter in the earliest files, then as WireId."""
+"""A counter in the earliest files, later the same as WireId."""
 
 T = TypeVar("T")
 
 _CANONICAL_ID = re.compile("[0-9A-HJKMNP-TV-Z]{19}[0G]")
-"""An id as every writer spells it: 20 characters for 96 bits leave four zero bits at the end."""
+"""An id in canonical form: 20 characters have four bits more than the 96 of an id, and these are zero."""
 
 _CANONICAL_IDS = re.compile(f"(?:{_CANONICAL_ID.pattern})+")
 _ID_LENGTH = text_length(OBJECT_ID_BYTES)
 
 MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, TypeError, OverflowError)
-"""What decoding of hostile MessagePack raises."""
+"""The exceptions that decoding invalid MessagePack can raise."""
 
 
 def decode_or_refuse(decoder: msgspec.msgpack.Decoder[T], data: bytes | msgspec.Raw, what: str) -> T:
-    """Decode MessagePack. The FormatError names the expected kind of file."""
+    """Decode MessagePack. A FormatError contains the expected kind of file."""
     try:
         return decoder.decode(data)
     except MALFORMED as error:
-        raise FormatError(f"a {what} file is not what it should be: {error}") from error
+        raise FormatError(f"a {what} file does not match the format: {error}") from error
 
 
 def parse_object_id(wire: Any) -> ObjectId:
@@ -77,7 +77,7 @@ def parse_object_id(wire: Any) -> ObjectId:
 
 
 def are_canonical_ids(texts: Sequence[str]) -> bool:
-    """Whether all of these are ids as every writer spells them."""
+    """Whether all of these are ids in canonical form."""
     return {*map(len, texts)} == {_ID_LENGTH} and _CANONICAL_IDS.fullmatch("".join(texts)) is not None
 
 
@@ -87,10 +87,10 @@ def parse_object_id_bytes(wire: Any) -> bytes:
 
 
 def parse_node_id(wire: Any) -> NodeId:
-    """A node id as 8 bytes; counters become big-endian numbers."""
+    """A node id as 8 bytes. Counters become big-endian numbers."""
     if isinstance(wire, int):
         if not 0 <= wire < 1 << 64:
-            raise FormatError(f"{wire} is not a node id: expected 0..2^64-1")
+            raise FormatError(f"{wire} is not a node id, expected 0..2^64-1")
         return wire.to_bytes(NODE_ID_BYTES, "big")
     return _parse_id(wire, NODE_ID_BYTES)
 
@@ -107,7 +107,7 @@ def _parse_id(wire: Any, byte_count: int) -> bytes:
 
 
 def parse_time(text: str) -> dt.datetime:
-    """An RFC 3339 time in UTC; digits beyond microseconds are cut."""
+    """Parse an RFC 3339 time to UTC. Digits beyond microseconds are dropped."""
     base, _, zone = text.partition("Z")
     whole, _, fraction = base.partition(".")
     try:
@@ -130,9 +130,9 @@ def format_time(moment: dt.datetime) -> str:
 
 
 AS_ZARR, AS_EARLY = 0, 1
-"""How a document is put together: like zarr-python writes it, or like readers of early snapshots did."""
+"""The text layout of a document: that of zarr-python, or that of readers of early snapshots."""
 Kept: TypeAlias = int | bytes
-"""What a snapshot stores in addition to the members: the way to rebuild the document, or the document itself."""
+"""What a snapshot stores in addition to the members: the layout of the document, or the document itself."""
 
 Members: TypeAlias = tuple[list[int], Any, list[int], Any, dict[str, Any], list[Any], Any, Any]
 """shape, data_type, chunk_shape, chunk_key_encoding, fill_value, codecs, storage_transformers, dimension_names."""
@@ -162,18 +162,18 @@ _UNPACKABLE = (OverflowError, UnicodeEncodeError, RecursionError, TypeError, Val
 
 @dataclass(frozen=True, slots=True)
 class SplitDocument:
-    """A document taken apart."""
+    """A document, split into members."""
 
     attributes: bytes
     """MessagePack of the attributes object, or of nil."""
     zarr: bytes | None
     """MessagePack of the eight members; None for groups."""
     kept: Kept
-    """What to keep beside them; AS_ZARR needs no keeping."""
+    """What to store in addition to the members. Nothing for AS_ZARR."""
 
 
 def split_document(document: bytes) -> SplitDocument:
-    """The members of a document, and what has to be kept so that `join_document` gives it back."""
+    """Split a document into members, and what `join_document` needs in addition to restore it."""
     parsed = parse_document(document)
     attributes = parsed.get("attributes")
     try:
@@ -193,7 +193,7 @@ _MEMBERS = msgspec.msgpack.Decoder(Members)
 
 
 def decode_members(zarr: bytes | msgspec.Raw) -> Members:
-    """The eight members from MessagePack; msgspec errors pass."""
+    """Decode the eight members from MessagePack. Raises the errors of msgspec."""
     members: Members = _MEMBERS.decode(zarr)
     return members
 
@@ -273,12 +273,12 @@ def _decode_fill(value: Any) -> Any:
 
 
 def join_document(attributes: Any, members: Members | None, way: int) -> bytes:
-    """The document of a node from its attributes (None: it has none) and members (None: it is a group)."""
+    """Join the document of a node from its attributes (None if it has none) and members (None for a group)."""
     if way == AS_ZARR:
         return _indent(_zarr_order(attributes, members))
     if way == AS_EARLY:
         return json.dumps(_early_order(attributes, members), separators=(",", ":")).encode()
-    raise FormatError(f"a document is put together in the unknown way {way}")
+    raise FormatError(f"a document has the unknown layout {way}")
 
 
 def _zarr_order(attributes: Any, members: Members | None) -> dict[str, Any]:
@@ -335,7 +335,7 @@ def _indent(value: dict[str, Any]) -> bytes:
     try:
         return msgspec.json.format(text, indent=2).encode()
     except msgspec.DecodeError:
-        # NaN and Infinity are written by json and refused by msgspec.
+        # json writes NaN and Infinity, but msgspec refuses them.
         return json.dumps(value, indent=2).encode()
 
 
@@ -344,12 +344,12 @@ DOCUMENTS, MANIFESTS = "icefloe.documents", "icefloe.manifests"
 RESERVED = frozenset({HISTORY, PARENTS, METADATA, DOCUMENTS, MANIFESTS})
 
 MAX_HISTORY = 32
-"""Ancestors that a snapshot quotes. The walk continues in the file of the last one."""
+"""How many ancestors a snapshot file contains. Older history is read from the file of the last one."""
 _MAX_METADATA_BYTES = 1024
 
 
 class MetadataElsewhere(Mapping[str, Any]):
-    """Stands for the metadata of an ancestor that is too large to be quoted: it is in the ancestor's own file."""
+    """Replaces the metadata of an ancestor that is too large to be repeated. It is in the ancestor's own file."""
 
     def __getitem__(self, key: str) -> Any:
         raise KeyError(key)
@@ -362,7 +362,7 @@ class MetadataElsewhere(Mapping[str, Any]):
 
 
 def encode_properties(snapshot: Snapshot) -> dict[str, Any]:
-    """The snapshot's own metadata, and what the history members cannot represent."""
+    """The snapshot's own metadata, and the facts that the history members cannot represent."""
     properties = {key: value for key, value in snapshot.metadata.items() if key not in RESERVED}
     if len(properties) < len(snapshot.metadata):
         properties[METADATA] = {key: value for key, value in snapshot.metadata.items() if key in RESERVED}
@@ -390,7 +390,7 @@ def encode_history(snapshot: Snapshot) -> list[list[str]]:
 
 
 def decode_history(wire: list[Any], properties: Mapping[str, Any]) -> tuple[SnapshotInfo, ...]:
-    """The quoted ancestors; the parent of each is the next one, unless said otherwise."""
+    """The quoted ancestors. The parent of each is the next one, unless another one is recorded."""
     quoted = _mapping(properties.get(HISTORY))
     parents = _mapping(properties.get(PARENTS))
     ids = [parse_object_id(entry[0]) for entry in wire]
@@ -413,7 +413,7 @@ def decode_history(wire: list[Any], properties: Mapping[str, Any]) -> tuple[Snap
 
 
 def parent_or(parents: Mapping[str, Any], child: ObjectId, default: ObjectId | None) -> ObjectId | None:
-    """The recorded parent of a snapshot, or the default where none is recorded."""
+    """The recorded parent of a snapshot, or the default if none is recorded."""
     if child not in parents:
         return default
     return None if parents[child] is None else parse_object_id(parents[child])
@@ -440,14 +440,14 @@ _MOST_KNOWN = 4096
 
 
 class NodeMap(Mapping[str, Node]):
-    """Path to node, by path; a node is decoded at its first use, so that opening a large snapshot is quick."""
+    """Nodes by path. A node is decoded at its first use, so that opening a large snapshot is fast."""
 
     def __init__(self, encoded: Mapping[str, msgspec.Raw], kept: Mapping[str, Kept] | None) -> None:
-        """`kept` is what the snapshot stores in addition to the members. None in files of other writers."""
+        """`kept` is what the snapshot stores in addition to the members. It is None in files of other writers."""
         self._paths = sorted(encoded)
         bad = find_bad_path(encoded)
         if bad is not None:
-            raise FormatError(f"a snapshot holds a node under {bad!r:.80}, which is not the path of a node")
+            raise FormatError(f"a snapshot has a node at {bad!r:.80}, which is not a valid path")
         self._encoded = dict(encoded)
         self._kept = kept
         self._decoded: dict[str, Node] = {}
@@ -490,7 +490,7 @@ class _Described:
 
 
 class _SharedValues:
-    """Decoded values of the nodes of one snapshot. Thousands of arrays have equal values and share them."""
+    """Decoded values of the nodes of one snapshot. Arrays with equal values share them."""
 
     def __init__(self) -> None:
         self.manifests: dict[bytes, tuple[ManifestRef, ...]] = {}
@@ -500,18 +500,18 @@ class _SharedValues:
 def _decode_node(path: str, encoded: msgspec.Raw, kept: Kept, shared: _SharedValues) -> Node:
     wire_id, own_path, wire_attributes, data = decode_or_refuse(_NODE, encoded, "snapshot")
     if own_path != path or not path.startswith("/"):
-        raise FormatError(f"a snapshot holds the node {own_path!r:.80} under the path {path!r:.80}")
+        raise FormatError(f"a snapshot has the node {own_path!r:.80} under the path {path!r:.80}")
     node_id = parse_node_id(wire_id)
     try:
         attributes, reference = _decode_attributes(wire_attributes)
         if isinstance(data, str):
             if data != "Group":
-                raise FormatError(f"the node {path!r:.80} is of the unknown kind {data!r:.40}")
+                raise FormatError(f"the node {path!r:.80} has the unknown kind {data!r:.40}")
             document = kept if isinstance(kept, bytes) else join_document(_value(attributes), None, kept)
             return GroupNode(node_id, path, document, reference)
         (name, (zarr, wire_manifests)) = _only_item(data)
         if name != "Array":
-            raise FormatError(f"the node {path!r:.80} is of the unknown kind {name!r:.40}")
+            raise FormatError(f"the node {path!r:.80} has the unknown kind {name!r:.40}")
         manifests = _decode_manifests(wire_manifests, shared)
         if isinstance(kept, bytes):
             parsed = parse_array_shape(parse_document(kept), path)
@@ -566,7 +566,7 @@ _NIL_BYTES, _EMPTY = b"\xc0", b"\x80"
 
 
 def _decode_attributes(wire: dict[str, msgspec.Raw] | None) -> tuple[bytes, AttributesRef | None]:
-    """The attributes in MessagePack, and where they are if they are elsewhere."""
+    """The attributes in MessagePack, and their location if they are in another file."""
     if wire is None:
         return _NIL_BYTES, None
     name, value = _only_item(wire)
@@ -575,14 +575,14 @@ def _decode_attributes(wire: dict[str, msgspec.Raw] | None) -> tuple[bytes, Attr
     if name == "Ref":
         object_id, row = _REF.decode(value)
         if row < 0:
-            raise FormatError(f"attributes in row {row} of a file")
+            raise FormatError(f"a snapshot refers to attributes in the invalid row {row} of a file")
         return _EMPTY, AttributesRef(parse_object_id(object_id), row)
-    raise FormatError(f"attributes of the unknown kind {name!r:.40}")
+    raise FormatError(f"a snapshot has attributes of the unknown kind {name!r:.40}")
 
 
 def _only_item(mapping: dict[str, Any]) -> tuple[str, Any]:
     if len(mapping) != 1:
-        raise FormatError(f"a variant with {len(mapping)} names, expected one")
+        raise FormatError(f"a variant has {len(mapping)} names, expected one")
     return next(iter(mapping.items()))
 
 
@@ -592,7 +592,7 @@ def _parse_extents(wire: list[list[int]]) -> Extents:
         return ()
     firsts, ends = wire
     if any(not 0 <= first <= end <= _MAX_INDEX + 1 for first, end in zip(firsts, ends, strict=True)):
-        raise FormatError(f"a manifest is said to cover the chunks {wire!s:.120}")
+        raise FormatError(f"a manifest has the invalid extents {wire!s:.120}")
     return tuple(zip(firsts, ends, strict=True))
 
 
@@ -619,7 +619,7 @@ _LENGTHS = {0x9B: 11, 0x99: 9, 0x98: 8}
 
 
 def decode_snapshot_body(body: bytes) -> Snapshot:
-    """The snapshot of a MessagePack body, of whichever sub-generation it is."""
+    """Decode the snapshot of a MessagePack body of any layout."""
     length = _LENGTHS.get(body[0]) if body else None
     if length is None:
         raise FormatError(
@@ -629,7 +629,7 @@ def decode_snapshot_body(body: bytes) -> Snapshot:
     if length == 8:
         return _decode_with_parent(body)
     if length == 11:
-        # Format version and flags stood in front before there was a header.
+        # Before files had a header, the format version and flags came first.
         parts = decode_or_refuse(_PARTS, body, "snapshot")
         body = b"\x99" + b"".join(memoryview(part) for part in parts[2:])
     return _decode_with_history(body)
@@ -685,7 +685,7 @@ def _decode_files(wire: list[tuple[Any, ...]], counts: list[Any], size_at: int) 
     files = {}
     for index, members in enumerate(wire):
         if not 2 <= len(members) <= 4 or not all(isinstance(m, int) for m in members[1:]):
-            raise FormatError(f"a snapshot names a manifest file as {members!r:.120}")
+            raise FormatError(f"a snapshot has an invalid entry for a manifest file: {members!r:.120}")
         manifest_id = parse_object_id(members[0])
         sizes = members[2:] if len(members) != 3 else members[size_at:]
         size, count = (*sizes, 0, 0)[:2]
@@ -696,7 +696,7 @@ def _decode_files(wire: list[tuple[Any, ...]], counts: list[Any], size_at: int) 
 
 
 def _decode_usual_files(wire: list[tuple[Any, ...]], counts: list[Any]) -> dict[ObjectId, ManifestFileInfo] | None:
-    """The same for entries as this library writes them, looked at together; None when one is not such an entry."""
+    """The same for entries that this library wrote, all at once. None if one is not such an entry."""
     if not wire or len(counts) != len(wire) or set(map(len, wire)) != {3}:
         return None
     ids, versions, sizes = zip(*wire, strict=True)
@@ -715,7 +715,7 @@ def _check_kept(kept: Any) -> Mapping[str, Kept] | None:
     if kept is None:
         return None
     if not isinstance(kept, dict) or not all(isinstance(value, int | bytes) for value in kept.values()):
-        raise FormatError("a snapshot keeps its documents in a form that is not known")
+        raise FormatError("a snapshot stores its documents in an unknown form")
     return kept
 
 
@@ -753,12 +753,13 @@ def encode_snapshot_body(snapshot: Snapshot) -> bytes:
         )
     except MALFORMED as error:
         raise InvalidInputError(
-            f"the message or metadata of snapshot {snapshot.id} cannot be stored: {error}; metadata holds JSON values"
+            f"the message or metadata of snapshot {snapshot.id} cannot be stored: {error}. Metadata can only contain "
+            "JSON values"
         ) from error
 
 
 def _encode_nodes(nodes: Mapping[str, Node], kept: dict[str, Kept]) -> msgspec.Raw:
-    """The map of nodes by path, put together from pieces that most nodes share with others."""
+    """Encode the map of nodes by path. Pieces that nodes share are encoded once."""
     ids = encode_base32_all([node.id for node in nodes.values()])
     documents: dict[bytes, SplitDocument] = {}
     links = _Links()
@@ -771,12 +772,12 @@ def _encode_nodes(nodes: Mapping[str, Node], kept: dict[str, Kept]) -> msgspec.R
             kept[path] = split.kept
         encoded = path.encode()
         text = text_header(len(encoded)) + encoded
-        # Key, and a list of four: id, path, attributes, and what is a group's or an array's own.
+        # The key, and a list of four: id, path, attributes, and the data of the group or array.
         parts += (text, _NODE_HEAD, node_id.encode(), text, _encode_attributes(node, split))
         if not isinstance(node, ArrayNode):
             parts.append(_GROUP)
         elif split.zarr is None:
-            raise InvalidInputError(f"the document of array {path} is that of a group")
+            raise InvalidInputError(f"the zarr.json of array {path} is that of a group")
         else:
             parts += (_ARRAY, split.zarr, links.encode(node.manifests))
     return msgspec.Raw(b"".join(parts))
@@ -789,7 +790,7 @@ def _encode_attributes(node: Node, split: SplitDocument) -> bytes:
 
 
 class _Links:
-    """The manifests of nodes as bytes. Thousands of arrays in one manifest have equal links to it."""
+    """The encoded manifest links of nodes. The arrays of one manifest have equal links."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[tuple[ManifestRef, ...], bytes]] = {}
@@ -798,7 +799,7 @@ class _Links:
         known = self._known.get(id(manifests))
         if known is None:
             encoded = _ENCODER.encode([[ref.manifest_id, _encode_extents(ref.extents)] for ref in manifests])
-            # The tuple is held as well: as long as it is, no other one has its number.
+            # Keep the tuple too: while it exists, no other object has its id().
             known = self._known[id(manifests)] = (manifests, encoded)
         return known[1]
 
@@ -808,7 +809,7 @@ def _encode_extents(extents: Extents) -> list[list[int]]:
 
 
 class _SplitDocuments:
-    """Documents taken apart before: most of a snapshot's are those of the one before it."""
+    """Documents that were split before. Most documents of a snapshot are those of its parent."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes

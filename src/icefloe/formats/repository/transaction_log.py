@@ -21,15 +21,15 @@ from icefloe.model.snapshot import Extents, Move, TransactionLog, WrittenChunks,
 Coordinates = npt.NDArray[np.uint32]
 
 _HEAD_BYTES = 1 + NODE_TEXT_BYTES + 5
-"""Of an entry: the text of the node id, and how many coordinates follow."""
+"""The head of an entry: the text of the node id, and the number of coordinates."""
 _FEW_ARRAYS = 8
-"""Up to here, one after the other is as quick as all at once."""
+"""Up to this size, a loop is as fast as a vectorised write."""
 _MANY_ROWS = 4096
-"""Arrays with more chunks are laid out by themselves: memory then holds one of them."""
+"""Arrays with more chunks are written one at a time, to limit memory."""
 
 
 def encode_chunks(chunks: Mapping[NodeId, Coordinates]) -> msgspec.Raw:
-    """The entry of every array: those with few chunks first, each kind ordered by node id."""
+    """Encode the entry of every array: arrays with few chunks first, then the others, each ordered by node id."""
     head = b"\xdf" + len(chunks).to_bytes(4, "big")
     if len(chunks) <= _FEW_ARRAYS:
         return msgspec.Raw(b"".join([head, *_encode_alone(dict(chunks))]))
@@ -102,7 +102,7 @@ def _encode_coords(coords: Coordinates) -> npt.NDArray[np.uint8]:
 
 @functools.cache
 def coords_record(ndim: int) -> np.dtype[Any]:
-    """One row of coordinates as it lies in a file."""
+    """The encoding of one row of coordinates."""
     members: list[tuple[str, str]] = [("head", "u1" if ndim < 16 else "V3")]
     for dimension in range(ndim):
         members += [(f"m{dimension}", "u1"), (f"c{dimension}", ">u4")]
@@ -120,14 +120,14 @@ _MAX_COORD = 2**32 - 1
 
 
 def encode_log_body(log: TransactionLog) -> bytes:
-    """The MessagePack body of a log: eight members, a ninth when nodes were moved, a tenth for boxes of chunks."""
+    """Encode a log as MessagePack: eight members, a ninth if nodes were moved, a tenth for boxes of chunks."""
     members: list[Any] = [
         FILE_VERSION,
         _encode_ids(log.new_groups),
         _encode_ids(log.new_arrays),
         _encode_ids(log.deleted_groups),
         _encode_ids(log.deleted_arrays),
-        # These two lists are "attributes changed" and "metadata changed" for early readers: arrays have both.
+        # Early readers read these two lists as "attributes changed" and "metadata changed". Arrays are in both.
         _encode_ids(log.updated_groups),
         _encode_ids(log.updated_arrays),
         encode_chunks(log.updated_chunks),
@@ -144,7 +144,7 @@ def _encode_ids(ids: Iterable[NodeId]) -> list[str]:
 
 
 def decode_log_body(body: bytes) -> TransactionLog:
-    """The log of a MessagePack body: seven members, eight with a version in front, then moves and boxes if any."""
+    """Decode a log: seven members, or eight with a version first, then moves and boxes if there are any."""
     if not body or body[0] not in (0x97, 0x98, 0x99, 0x9A):
         raise FormatError(
             f"not a transaction log: the body starts with {body[:8].hex() or 'nothing'}, "
@@ -177,7 +177,7 @@ def decode_log_body(body: bytes) -> TransactionLog:
 def _decode_boxes(wire: msgspec.Raw) -> dict[NodeId, tuple[Extents, ...]]:
     found = decode_or_refuse(_BOXES, wire, "transaction log")
     if any(not 0 <= first <= end <= _MAX_COORD + 1 for boxes in found.values() for box in boxes for first, end in box):
-        raise FormatError("a transaction log holds a box of chunks outside 0..2^32-1")
+        raise FormatError("a transaction log contains a box of chunks outside of 0..2^32-1")
     return {parse_node_id(node): tuple(boxes) for node, boxes in found.items()}
 
 
@@ -201,7 +201,7 @@ def _decode_coords(data: memoryview) -> npt.NDArray[np.uint32]:
 
 
 def _view_coords(data: memoryview) -> npt.NDArray[np.uint32] | None:
-    """Coordinates written with fixed width, or None when they are not."""
+    """Decode coordinates of fixed width. None if they do not have one."""
     if len(data) < 6 or data[0] != 0xDD or data[5] & 0xF0 != 0x90:
         return None
     count, ndim = int.from_bytes(data[1:5], "big"), data[5] & 0x0F
@@ -225,7 +225,7 @@ def _parse_coords(data: memoryview) -> npt.NDArray[np.uint32]:
         ndim = len(rows[0]) if rows else 0
         coords = np.array(rows, dtype=np.int64).reshape(len(rows), ndim)
     except MALFORMED as error:
-        raise FormatError(f"a transaction log holds chunk coordinates that cannot be read: {error}") from error
+        raise FormatError(f"a transaction log contains chunk coordinates that cannot be read: {error}") from error
     if coords.size and (int(coords.min()) < 0 or int(coords.max()) > _MAX_COORD):
-        raise FormatError("a transaction log holds chunk coordinates outside 0..2^32-1")
+        raise FormatError("a transaction log contains chunk coordinates outside of 0..2^32-1")
     return coords.astype(np.uint32)

@@ -1,4 +1,4 @@
-"""The generation `store`: JSON files after the schemas of the specification.
+"""The generation `store`: JSON files that follow the schemas of the specification.
 
 Modules
 -------
@@ -60,10 +60,10 @@ class StoreFormat(Format):
         return snapshot_file.decode_attributes(data)
 
     def encode_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> bytes:
-        raise UnsupportedError("the generation `store` has no transaction logs; compare snapshots instead")
+        raise UnsupportedError("the generation `store` has no transaction logs. Compare snapshots instead")
 
     def decode_transaction_log(self, data: bytes) -> TransactionLog:
-        raise UnsupportedError("the generation `store` has no transaction logs; compare snapshots instead")
+        raise UnsupportedError("the generation `store` has no transaction logs. Compare snapshots instead")
 
 
 FORMAT: Format = StoreFormat()

@@ -1,6 +1,6 @@
 """Snapshots and manifests of the generation `store` as early code wrote them: MessagePack, structures as arrays.
 
-Nothing writes this form any more. It is brought into the shape of the JSON files and read on by the same functions.
+Nothing writes this form any more. It is converted to the structure of the JSON files and read by the same functions.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ _ATTRIBUTES_REF = ("object_id", "location", "flags")
 
 
 def is_legacy_msgpack(data: bytes) -> bool:
-    """Whether a file is MessagePack: it then starts with a short array, which no JSON text does."""
+    """Whether a file is MessagePack. MessagePack files start with a short array, JSON texts do not."""
     return 0x90 <= data[0] <= 0x9F if data else False
 
 
 def read_snapshot(data: bytes) -> dict[str, Json]:
-    """A snapshot file in the shape of the JSON one."""
+    """A snapshot file in the structure of the JSON one."""
     document = _record(_unpack(data), _SNAPSHOT)
     try:
         document["metadata"] = _record(document["metadata"], _METADATA)
         document["short_term_history"] = [_record(entry, _METADATA) for entry in document["short_term_history"]]
         document["nodes"] = {path: _node(entry) for path, entry in document["nodes"].items()}
     except (TypeError, AttributeError, KeyError, ValueError) as error:
-        raise FormatError(f"the snapshot file is not as early code wrote it: {error!r}") from error
+        raise FormatError(f"the snapshot file does not match the early format: {error!r}") from error
     return document
 
 
 def read_manifest(data: bytes) -> dict[NodeId, ChunkTable]:
-    """The chunk tables of a manifest file; one entry after the other, as these files are few and small."""
+    """The chunk tables of a manifest file. Entries are read in a loop, because these files are few and small."""
     rows: dict[int, dict[Coords, ChunkRef]] = {}
     try:
         (chunks,) = _unpack(data)
@@ -72,19 +72,19 @@ def read_manifest(data: bytes) -> dict[NodeId, ChunkTable]:
             for number, held in sorted(rows.items())
         }
     except (TypeError, AttributeError, KeyError, ValueError, OverflowError, InvalidInputError) as error:
-        raise FormatError(f"the chunk manifest is not as early code wrote it: {error!r}") from error
+        raise FormatError(f"the chunk manifest does not match the early format: {error!r}") from error
 
 
 def _unpack(data: bytes) -> Json:
     try:
         return msgpack.unpackb(data, strict_map_key=False, use_list=False)
     except (msgpack.UnpackException, ValueError, TypeError, RecursionError) as error:
-        raise FormatError(f"not a MessagePack file of early code: {error!r}") from error
+        raise FormatError(f"not a MessagePack file of the early format: {error!r}") from error
 
 
 def _record(values: Json, names: tuple[str, ...]) -> dict[str, Json]:
     if not isinstance(values, tuple) or len(values) != len(names):
-        raise FormatError(f"a structure of early code must have the {len(names)} members {', '.join(names)}")
+        raise FormatError(f"a structure of the early format does not have the {len(names)} members {', '.join(names)}")
     return dict(zip(names, values, strict=True))
 
 
@@ -106,7 +106,7 @@ def _node(values: Json) -> dict[str, Json]:
 
 
 def _listed(value: Json, depth: int = 0) -> Json:
-    """The value with lists for tuples, as JSON gives it, below the given depth."""
+    """The value with lists in place of tuples below the given depth, as in JSON."""
     if isinstance(value, dict):
         return {key: _listed(item) for key, item in value.items()}
     if isinstance(value, tuple):
@@ -124,6 +124,6 @@ def _payload(payload: Json) -> ChunkRef:
     if kind == "Virtual":
         location = place["Absolute"] if isinstance(place, dict) else place
         if not isinstance(location, str):
-            raise FormatError(f"a virtual chunk without a location: {place!r}")
+            raise FormatError(f"a virtual chunk has no location: {place!r}")
         return ChunkRef(ChunkKind.VIRTUAL, offset, length, location=location)
     raise FormatError(f"an unknown kind of chunk: {str(kind)[:40]!r}")

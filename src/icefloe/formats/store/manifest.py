@@ -1,7 +1,7 @@
 """Manifests of the generation `store`: JSON text to columns and back.
 
-Without its digits such a text is one short pattern repeated, and every entry has the same number of integers. A text of
-any other form is left to the general decoder.
+Without its digits, such a text is one short pattern that repeats, and every entry has the same number of integers.
+Other texts are read by the general decoder.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _MAX_DIGITS = 19
 
 
 def find_native_tables(data: bytes) -> tuple[bytes, dict[NodeId, ChunkTable]] | None:
-    """The manifest's id and chunk tables; None for texts of another form, right or wrong."""
+    """The manifest's id and chunk tables. None for texts of another form, whether valid or not."""
     start = _START.match(data, 0, 200)
     if start is None or not data.endswith(_END):
         return None
-    # One byte of the end stays: it replaces the comma after the last entry.
+    # Keep one byte of the end in place of the comma after the last entry.
     text = np.frombuffer(data, dtype=np.uint8)[start.end() : -1]
     closings = np.flatnonzero(text == ord("}"))
     if len(closings) % 2 == 0 or len(closings) < 3:
@@ -74,13 +74,13 @@ def find_native_tables(data: bytes) -> tuple[bytes, dict[NodeId, ChunkTable]] | 
 
 
 def _runs(values: npt.NDArray[np.intp]) -> list[tuple[int, int]]:
-    """Stretches of equal values."""
+    """Runs of equal values."""
     edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
     return list(itertools.pairwise(edges))
 
 
 def _read_block(text: npt.NDArray[np.uint8], count: int, rank: int) -> npt.NDArray[np.uint64] | None:
-    """The integers of some entries, a row each: node, coordinates, id, offset, length."""
+    """The integers of some entries, one row each: node, coordinates, id, offset, length."""
     if text[-1] == ord("}"):
         text = np.concatenate([text[:-1], np.frombuffer(b",", dtype=np.uint8)])
     pattern = b'"' + b"/" * rank + b'":{"Ref":{"id":[' + b"," * (ID_BYTES - 1) + b'],"offset":,"length":}},'
@@ -109,7 +109,7 @@ def _read_block(text: npt.NDArray[np.uint8], count: int, rank: int) -> npt.NDArr
 
 
 def _add_tables(numbers: npt.NDArray[np.uint64], rank: int, tables: dict[NodeId, ChunkTable]) -> bool:
-    """Cut rows into tables by node; False when rows are not in order."""
+    """Split rows into tables by node. Returns False if rows are not in order."""
     for low, high in _runs(numbers[:, 0].astype(np.int64)):
         rows = numbers[low:high]
         node_id = int(rows[0, 0]).to_bytes(NODE_ID_BYTES, "big")
@@ -142,7 +142,7 @@ Rows = npt.NDArray[np.intp]
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The JSON file of a manifest, entries by node number and coordinates."""
+    """Encode a manifest as JSON. Entries are sorted by node number and coordinates."""
     tables = sorted(((node_number(node), table) for node, table in manifest.tables.items()), key=lambda item: item[0])
     text = b"".join(block for number, table in tables for block in _encode_table(number, table))
     return b'{"id":' + dump_json(dump_object_id(manifest.id)) + b',"chunks":{' + text[:-1] + b"}}"
@@ -150,10 +150,10 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 def _encode_table(number: int, table: ChunkTable) -> Iterator[bytes]:
     if (table.kind > ChunkKind.VIRTUAL).any():
-        raise InvalidInputError("a manifest holds inline, native and virtual chunks only, no deletions")
+        raise InvalidInputError("a manifest can only contain inline, native and virtual chunks, not deletions")
     if table.object_id is not None and table.object_id.shape[1] != ID_BYTES:
         raise InvalidInputError(
-            f"chunk ids of the generation `store` have {ID_BYTES} bytes, found {table.object_id.shape[1]}"
+            f"a chunk id has {table.object_id.shape[1]} bytes, but the generation `store` needs {ID_BYTES}"
         )
     texts = _Texts(table)
     for start in range(0, len(table), _BLOCK_ROWS):
@@ -161,7 +161,7 @@ def _encode_table(number: int, table: ChunkTable) -> Iterator[bytes]:
 
 
 class _Texts:
-    """Locations and ETags of a table as escaped JSON text, looked up by index."""
+    """Locations and ETags of a table as escaped JSON text, by index."""
 
     def __init__(self, table: ChunkTable) -> None:
         self.locations = _EscapedTexts(table.locations)
@@ -184,7 +184,7 @@ class _EscapedTexts:
 
 
 def _encode_rows(number: int, table: ChunkTable, texts: _Texts, rows: Rows) -> Iterator[bytes]:
-    """The text of some rows, in halves when one long row would blow up the width of all."""
+    """The text of some rows. Rows are halved if one long row would make all of them wide."""
     if len(rows) > 1 and _widest(table, texts, rows) * len(rows) > _BLOCK_BYTES:
         middle = len(rows) // 2
         yield from _encode_rows(number, table, texts, rows[:middle])
@@ -244,7 +244,7 @@ def _inline(table: ChunkTable, texts: _Texts, rows: Rows) -> Piece:
     starts = table.offset[rows].astype(np.int64)
     data = np.frombuffer(table.inline, dtype=np.uint8)
     if len(rows) and int((starts + lengths).max()) > len(data):
-        raise InvalidInputError(f"a chunk lies outside of the {len(data)} inline bytes")
+        raise InvalidInputError(f"the offset and length of an inline chunk are outside of the {len(data)} inline bytes")
     content = byte_lists(ragged(data, starts, lengths), lengths)
     return join_pieces([literal(b'{"Inline":[', len(rows)), content, literal(b"]},", len(rows))])
 
@@ -298,7 +298,7 @@ class _Virtual(msgspec.Struct, gc=False):
 class _Payload(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     native: _Native | None = msgspec.field(name="Ref", default=None)
     virtual: _Virtual | None = msgspec.field(name="Virtual", default=None)
-    # Raw takes no None beside it: the empty text stands for absent.
+    # A field of type Raw cannot be None. Empty text means absent.
     inline: msgspec.Raw = msgspec.field(name="Inline", default=msgspec.Raw(b""))
 
 
@@ -311,7 +311,7 @@ _DECODER = msgspec.json.Decoder(_File)
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """The manifest of a JSON file, or of a MessagePack file of early code.
+    """Decode the manifest of a JSON file, or of a MessagePack file of the early format.
 
     Node ids are the node numbers as 8 big-endian bytes.
     """
@@ -325,7 +325,7 @@ def decode_manifest(data: bytes) -> Manifest:
         name = "" if file.id is None else load_object_id(file.id)
         return Manifest(name, _decode_chunks(file.chunks))
     except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError, RecursionError) as error:
-        raise FormatError(f"{_WHAT} is not as the format says: {error}") from error
+        raise FormatError(f"{_WHAT} does not match the format: {error}") from error
 
 
 def _decode_chunks(chunks: dict[str, _Payload]) -> dict[NodeId, ChunkTable]:
@@ -351,7 +351,7 @@ def _decode_chunks(chunks: dict[str, _Payload]) -> dict[NodeId, ChunkTable]:
 
 
 def _decode_payloads(payloads: Sequence[_Payload]) -> ChunkTable:
-    """All payloads as one table whose coordinates are still missing."""
+    """All payloads as one table, without coordinates."""
     count = len(payloads)
     kind = np.full(count, ChunkKind.DELETED, dtype=np.uint8)
     offset, length = np.zeros(count, dtype=np.uint64), np.zeros(count, dtype=np.uint64)
@@ -387,7 +387,7 @@ def _decode_payloads(payloads: Sequence[_Payload]) -> ChunkTable:
 
 
 def _decode_virtual(references: Sequence[_Virtual], rows: npt.NDArray[np.intp], count: int) -> dict[str, Any]:
-    """The columns that only virtual references have."""
+    """The columns of virtual references."""
     coded = pa.array([ref.location for ref in references], pa.large_string()).dictionary_encode()
     columns: dict[str, Any] = {"location": np.full(count, -1, dtype=np.int32)}
     columns["location"][rows] = coded.indices.to_numpy()
@@ -402,7 +402,7 @@ def _decode_virtual(references: Sequence[_Virtual], rows: npt.NDArray[np.intp], 
     if any(ref.last_modified for ref in references):
         seconds = _unsigned([ref.last_modified or 0 for ref in references])
         if (seconds > 0xFFFFFFFF).any():
-            raise FormatError(f"{_WHAT} has a last_modified that is no number of seconds")
+            raise FormatError(f"{_WHAT} has a last_modified that is not a number of seconds")
         columns["last_modified"] = np.zeros(count, dtype=np.uint32)
         columns["last_modified"][rows] = seconds
     return columns

@@ -18,17 +18,17 @@ _TEXT_LENGTH = text_length(ID_BYTES)
 
 
 def dump_object_id(object_id: ObjectId) -> list[int]:
-    """The id as the specification's schemas have it."""
+    """Encode an id as the specification's schemas require."""
     return list(decode_base32(object_id, ID_BYTES))
 
 
 def load_object_id(value: Any) -> ObjectId:
-    """An id written as 16 integers, as 26 characters of base32, or as 32 hexadecimal digits."""
+    """Parse an id: 16 integers, 26 characters of base32, or 32 hexadecimal digits."""
     return encode_base32(load_id_bytes(value))
 
 
 def load_id_bytes(value: Any) -> bytes:
-    """As load_object_id, the bytes themselves."""
+    """The same as load_object_id, but returns the bytes."""
     try:
         if isinstance(value, list) and len(value) == ID_BYTES and all(type(item) is int for item in value):
             return bytes(value)
@@ -49,7 +49,7 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Where a branch or tag points, and since when."""
+    """The snapshot of a branch or tag, and since when."""
 
     snapshot_id: ObjectId
     timestamp: dt.datetime
@@ -68,21 +68,21 @@ def encode_reference(reference: Reference) -> bytes:
 
 
 def decode_reference(data: bytes) -> Reference:
-    """The reference of a JSON file; later early forms have the snapshot only."""
+    """Parse the JSON file of a reference. Some early files only contain the snapshot."""
     document = load_object(data, "the reference file", SMALL_FILE_BYTES)
     properties = document.get("properties", {})
     if "snapshot" not in document or not isinstance(properties, dict):
-        raise FormatError('the reference file must have a "snapshot", and "properties" that are an object')
+        raise FormatError('the reference file has no valid "snapshot", or "properties" that are not an object')
     timestamp = load_time(document["timestamp"], "timestamp") if "timestamp" in document else _EPOCH
     return Reference(load_object_id(document["snapshot"]), timestamp, properties)
 
 
 def sequence_name(sequence: int) -> str:
-    """The name of a branch file: the newest sorts first."""
+    """The name of a branch file. The newest sorts first."""
     return encode_base32((LAST_SEQUENCE - sequence).to_bytes(5, "big")) + EXTENSION
 
 
 def find_sequence(name: str) -> int | None:
-    """The sequence number in a name; None when it is not the name of a branch file."""
+    """The sequence number in a name, or None if it is not the name of a branch file."""
     found = _NAME.fullmatch(name)
     return None if found is None else LAST_SEQUENCE - int.from_bytes(decode_base32(found[1], 5), "big")

@@ -1,7 +1,7 @@
-"""Snapshots and attributes files of the generation `store`: JSON after the specification's schema.
+"""Snapshots and attributes files of the generation `store`: JSON that follows the specification's schema.
 
 Additional members, which the schema permits: `icefloe` at the top (parent, sizes of manifests), `zarr_json` in
-a node whose document the schema cannot express, `parent` and `properties` in entries of the history.
+a node whose document the schema cannot represent, `parent` and `properties` in entries of the history.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _ENCODINGS = {"/": "Slash", ".": "Dot"}
 
 
 def dump_array_metadata(node: ArrayNode, parts: ArrayParts) -> dict[str, Json]:
-    """The object of the specification's schema. What it cannot represent gets a harmless value."""
+    """The object of the specification's schema. Values that it cannot represent are replaced by harmless ones."""
     data_type = parts.data_type
     bits = raw_bits(data_type)
     known = isinstance(data_type, str) and data_type in _VARIANTS
@@ -111,7 +111,7 @@ def _dump_fill_value(data_type: Json, value: Json) -> dict[str, Json]:
         return {"RawBits": []}
     canonical = decode_fill_value(data_type, data)
     parts = canonical if isinstance(canonical, list) else [canonical]
-    # The schema wants numbers, which JSON has none for NaN and the infinities: those go as big-endian bytes.
+    # The schema requires numbers. JSON has no NaN and infinities, so these are written as big-endian bytes.
     if data_type not in _VARIANTS or any(isinstance(part, str) for part in parts):
         return {"RawBits": list(data)}
     return {_VARIANTS[data_type]: canonical}
@@ -122,10 +122,10 @@ def _load_fill_value(data_type: str, stored: Json) -> Json:
     if variant == "RawBits":
         return decode_fill_value(data_type, bytes(value))
     if variant != _VARIANTS.get(data_type):
-        raise FormatError(f"a fill value {variant!r} for an array of {data_type!r}")
+        raise FormatError(f"an array of {data_type!r} has a fill value of kind {variant!r}")
     data = encode_fill_value(data_type, _spelled(value))
     if data is None:
-        raise FormatError(f"{str(value)[:80]!r} is no fill value for an array of {data_type!r}")
+        raise FormatError(f"{str(value)[:80]!r} is not a fill value of an array of {data_type!r}")
     return decode_fill_value(data_type, data)
 
 
@@ -142,7 +142,7 @@ def _dump_named(part: NamedConfiguration) -> dict[str, Json]:
 def _load_named(stored: Json) -> NamedConfiguration:
     configuration = stored.get("configuration")
     if not isinstance(stored["name"], str) or not isinstance(configuration, dict | None):
-        raise FormatError(f"a codec or storage transformer is not as the format says: {str(stored)[:80]}")
+        raise FormatError(f"a codec or storage transformer does not match the format: {str(stored)[:80]}")
     return NamedConfiguration(stored["name"], configuration)
 
 
@@ -176,13 +176,13 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """The snapshot of a JSON file, or of a MessagePack file of early code."""
+    """Decode the snapshot of a JSON file, or of a MessagePack file of the early format."""
     document = read_snapshot(data) if is_legacy_msgpack(data) else load_object(data, _WHAT)
     try:
         nodes = [_load_node(path, node) for path, node in document["nodes"].items()]
         return _build_snapshot(document, {node.path: node for node in sorted(nodes, key=lambda n: n.path.encode())})
     except (InvalidInputError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-        raise FormatError(f"{_WHAT} is not as the format says: {error!r}") from error
+        raise FormatError(f"{_WHAT} does not match the format: {error!r}") from error
 
 
 def _build_snapshot(document: Mapping[str, Json], nodes: Mapping[str, Node]) -> Snapshot:
@@ -243,7 +243,7 @@ def _load_metadata(stored: Json) -> SnapshotInfo:
 
 
 def _load_history(stored: Json, *, ours: bool) -> tuple[SnapshotInfo, ...]:
-    """Ancestors, newest first: ours are written oldest first, those of others in an order that their times tell."""
+    """Ancestors, newest first. This library writes them oldest first. Other writers' are sorted by time."""
     entries = [_load_metadata(entry) for entry in reversed(stored)]
     if ours:
         return tuple(entries)
@@ -271,7 +271,7 @@ def _dump_node(node: Node) -> dict[str, Json]:
         }
         entry["user_attributes"] = {"Ref": reference}
     if isinstance(node, ArrayNode) != isinstance(parts, ArrayParts):
-        raise InvalidInputError(f"the document of {node.path} is not one of its kind of node")
+        raise InvalidInputError(f"the zarr.json of {node.path} is not that of its node type")
     if isinstance(node, ArrayNode) and isinstance(parts, ArrayParts):
         references = [_dump_manifest_ref(reference) for reference in node.manifests]
         entry["node_data"] = {"Array": [dump_array_metadata(node, parts), references]}
@@ -284,12 +284,14 @@ def node_number(node_id: NodeId) -> int:
     """The number of a node in the file."""
     number = int.from_bytes(node_id, "big")
     if number > 0xFFFFFFFF:
-        raise InvalidInputError(f"node ids of the generation `store` are numbers below 2**32, found {node_id.hex()}")
+        raise InvalidInputError(
+            f"the node id {node_id.hex()} does not fit the generation `store`, expected a number below 2**32"
+        )
     return number
 
 
 def _rebuild(entry: Mapping[str, Json]) -> bytes | None:
-    """The document that the members of a node give; None where they give none."""
+    """The document that the members of a node represent, or None."""
     attributes = _plain_attributes(entry.get("user_attributes"))
     if entry["node_data"] == "Group":
         return build_document(GroupParts(attributes))
@@ -318,7 +320,7 @@ def _load_node(path: str, entry: Json) -> Node:
         raise FormatError(f"{_WHAT} has a node {entry['path']!r} under the path {path!r}")
     document = load_document(entry[_DOCUMENT]) if _DOCUMENT in entry else _rebuild(entry)
     if document is None:
-        raise FormatError(f"{_WHAT} describes the array {path} by a data type or fill value that is not there")
+        raise FormatError(f"{_WHAT} has no valid data type or fill value for the array {path}")
     parsed = parse_document(document, path)
     number = entry["id"]
     if type(number) is not int or not 0 <= number <= 0xFFFFFFFF:
@@ -327,7 +329,7 @@ def _load_node(path: str, entry: Json) -> Node:
     attributes = _load_attributes_ref(entry.get("user_attributes"))
     is_group = entry["node_data"] == "Group"
     if is_group != (parsed["node_type"] == "group"):
-        raise FormatError(f"{_WHAT} has a document of another type at {path}")
+        raise FormatError(f"{_WHAT} has a zarr.json of another node type at {path}")
     if is_group:
         return GroupNode(node_id, path, document, attributes)
     shape = parse_array_shape(parsed, path)
@@ -347,9 +349,9 @@ def _load_manifest_ref(stored: Json, rank: int) -> ManifestRef:
         starts, ends = stored["extents"]
         extents = tuple((int(first), int(end)) for first, end in zip(starts, ends, strict=True))
     if len(extents) not in (0, rank):
-        raise FormatError(f"{_WHAT} gives extents of {len(extents)} dimensions to an array of {rank}")
+        raise FormatError(f"{_WHAT} has extents of {len(extents)} dimensions for an array of {rank} dimensions")
     if any(not 0 <= first <= end <= 1 << 32 for first, end in extents):
-        raise FormatError(f"{_WHAT} says that a manifest covers the chunks {extents!s:.120}")
+        raise FormatError(f"{_WHAT} has invalid extents of a manifest: {extents!s:.120}")
     return ManifestRef(load_object_id(stored["object_id"]), extents)
 
 
@@ -357,7 +359,10 @@ _DECODER = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def encode_attributes(attributes: Sequence[bytes]) -> bytes:
-    """Row i is the i-th attributes object as it was written, or that text in a string where it is not strict JSON."""
+    """Encode an attributes file.
+
+    Row i is the i-th attributes object, or a string with its text if it is not strict JSON.
+    """
     return b"[" + b",".join(_dump_row(row) for row in attributes) + b"]"
 
 
@@ -366,7 +371,7 @@ def decode_attributes(data: bytes) -> list[bytes]:
     try:
         return [_load_row(bytes(row)) for row in _DECODER.decode(data)]
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise FormatError(f"the attributes file is not as the format says: {error}") from error
+        raise FormatError(f"the attributes file does not match the format: {error}") from error
 
 
 def _dump_row(row: bytes) -> bytes:
