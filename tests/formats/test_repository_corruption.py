@@ -173,7 +173,7 @@ def test_a_decompression_bomb_stops_early(kind: str, content_size: bool) -> None
     bomb = zstandard.ZstdCompressor(write_content_size=content_size).compress(bytes(256 << 20))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.process_time()
-    with pytest.raises(FormatError, match="more than"):
+    with pytest.raises(FormatError, match="but at most"):
         read(encode_header(file_type, 1) + bomb)
     assert time.process_time() - start < 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
@@ -192,7 +192,7 @@ def test_every_byte_of_the_header_counts(kind: str) -> None:
     other = FileType.MANIFEST if file_type is not FileType.MANIFEST else FileType.SNAPSHOT
     with pytest.raises(FormatError, match="expected"):
         read(encode_header(other, 1) + data[HEADER_BYTES:])
-    with pytest.raises(UnknownFormatError, match="upgrade"):
+    with pytest.raises(UnknownFormatError, match="Upgrade"):
         read(encode_header(file_type, 2) + data[HEADER_BYTES:])
     with pytest.raises(FormatError):
         read(data[:20])

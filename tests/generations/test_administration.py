@@ -81,7 +81,7 @@ def test_flags_forbid_what_they_name(repo: icefloe.Repository) -> None:
         lambda: repo.delete_tag("kept"),
     ]
     for attempt in attempts:
-        with pytest.raises(icefloe.IcefloeError, match="switched off"):
+        with pytest.raises(icefloe.IcefloeError, match="is disabled"):
             attempt()
     repo.set_feature_flag("move_node", None)
     moving.commit("moved")

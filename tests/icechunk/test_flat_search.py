@@ -136,7 +136,7 @@ def test_a_glance_at_a_repo_file_tells_what_all_of_it_tells(info: RepoInfo) -> N
 
 def test_a_glance_refuses_what_is_newer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("icefloe.formats.icechunk2.repo_file.KNOWN_SPEC", 1)
-    with pytest.raises(FormatError, match="upgrade"):
+    with pytest.raises(FormatError, match="Upgrade"):
         read_repo_head(seal_body(repo_body(), FileType.REPO_INFO, 2))
 
 

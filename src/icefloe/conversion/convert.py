@@ -94,7 +94,7 @@ async def convert_async(
     version, storage = parse_spec_version(to), resolve_storage(target)
     context = await _open(source)
     if storage == context.storage:
-        raise InvalidInputError(f"{storage.url} is the source itself; use upgrade(...) or `icefloe convert --in-place`")
+        raise InvalidInputError(f"{storage.url} is the source itself. Use upgrade(...) or `icefloe convert --in-place`")
     await check_target(storage, version)
     request = ConversionRequest(context, storage, version, options, in_place=False)
     return await (plan(request) if dry_run else run_conversion(request, Progress(progress)))
@@ -164,7 +164,7 @@ async def upgrade_async(
     context = await _open(repository)
     if context.storage != storage:
         raise UnsupportedError(
-            f"the files of {storage.url} are in several locations or in an early form; convert it to another location"
+            f"the files of {storage.url} are in several locations or in an early form. Convert it to another location"
         )
     finished = None if dry_run else await finish_interrupted(storage, context.format.spec_version, options)
     if context.format.spec_version is version:

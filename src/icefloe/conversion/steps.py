@@ -70,7 +70,7 @@ class Journal:
 
     def encode(self) -> bytes:
         document = {
-            "what": "a conversion is under way here; `icefloe convert` with the same source and target finishes it",
+            "what": "a conversion is in progress here. `icefloe convert` with the same source and target finishes it",
             "from": self.source.value,
             "to": self.target.value,
             "root": self.root,
@@ -124,7 +124,7 @@ def other_conversion(storage: Storage, known: Journal) -> ConflictError:
     return ConflictError(
         message=f"{storage.url} contains an unfinished conversion of {known.source.value!r} (first snapshot "
         f"{known.root}) to "
-        f"{known.target.value!r}; finish it, or delete {JOURNAL_KEY} and the files that it wrote",
+        f"{known.target.value!r}. Finish it, or delete {JOURNAL_KEY} and the files that it wrote",
         expected_parent=None,
         actual_parent=known.root,
     )
@@ -253,8 +253,8 @@ async def run_conversion(request: ConversionRequest, progress: Progress) -> Conv
             await _switch_refs(request, work, transfer)
             return await _finished(request, found, losses, transfer)
     raise ConflictError(
-        message=f"branches of {request.context.storage.url} changed in each of {_ROUNDS} rounds; stop all writers, "
-        "then retry"
+        message=f"branches of {request.context.storage.url} changed in each of {_ROUNDS} attempts. Stop all writers, "
+        "then try again"
     )
 
 
@@ -366,7 +366,7 @@ async def check_target(target: Storage, version: SpecVersion) -> None:
     if found is not None:
         raise RepositoryExistsError(f"there is a repository of generation {found.value!r} at {target.url} already")
     if not await target.is_empty():
-        raise RepositoryExistsError(f"{target.url} contains other objects; choose an empty location")
+        raise RepositoryExistsError(f"{target.url} contains other objects. Choose an empty location")
 
 
 async def check_in_place(request: ConversionRequest) -> tuple[Loss, ...]:
@@ -374,8 +374,8 @@ async def check_in_place(request: ConversionRequest) -> tuple[Loss, ...]:
     await request.context.ledger.check_convertible()
     if request.options.keep_source and not takes_precedence(request.version, request.present):
         raise InvalidInputError(
-            f"{request.present.value!r} cannot be kept beside {request.version.value!r}: the repository would still "
-            "open as the old generation; convert to another location"
+            f"{request.present.value!r} cannot be kept beside {request.version.value!r}, because the repository would "
+            "still open as the old generation. Convert it to another location"
         )
     journal = await find_journal(request.storage)
     ours = {request.present} if journal is None else {request.present, journal.source, journal.target}
@@ -383,7 +383,7 @@ async def check_in_place(request: ConversionRequest) -> tuple[Loss, ...]:
     if others:
         listed = ", ".join(repr(version.value) for version in sorted(others))
         raise UnsupportedError(
-            f"{request.storage.url} also contains refs of {listed} from an earlier conversion; remove them first"
+            f"{request.storage.url} also contains refs of {listed} from an earlier conversion. Remove them first"
         )
     losses = await _find_all_losses(request, await survey(request.context))
     check_losses(losses, request.options.drop, request.version)
@@ -391,7 +391,7 @@ async def check_in_place(request: ConversionRequest) -> tuple[Loss, ...]:
 
 
 async def _find_all_losses(request: ConversionRequest, found: Survey) -> tuple[Loss, ...]:
-    """What the target cannot store, or the generation that the repository has in between."""
+    """What the target, or the intermediate generation, cannot store."""
     losses: tuple[Loss, ...] = ()
     between = find_bridge(request.present, request.version) if request.in_place else None
     for version in (request.version,) if between is None else (request.version, between):

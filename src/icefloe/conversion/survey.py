@@ -53,8 +53,7 @@ class Survey:
     history: tuple[SnapshotInfo, ...]
     """Every snapshot that refs reach or the repository lists, parents first, with the ids of the history."""
     files: Mapping[ObjectId, ObjectId | None]
-    """The file of each snapshot. Early repositories keep the first one under another name, or quote one that no file
-    has: None."""
+    """The file of each snapshot. In early repositories, the first one has another name, or no file (None)."""
     config: RepositoryConfig | None
     administration: Administration | None
     manifests: Mapping[ObjectId, Mapping[NodeId, Grid]] = field(default_factory=dict)
@@ -163,7 +162,7 @@ def _note(users: dict[NodeId, Grid], node: ArrayNode) -> None:
 async def _walk(
     context: RepositoryContext, refs: Refs
 ) -> tuple[tuple[SnapshotInfo, ...], dict[ObjectId, ObjectId | None], dict[ObjectId, ObjectId]]:
-    """History, parents first; the file of each snapshot; and the id that history gives to what refs name."""
+    """History, parents first, the file of each snapshot, and the id in history of each ref's snapshot."""
     ordered: dict[ObjectId, SnapshotInfo] = {}
     files: dict[ObjectId, ObjectId | None] = {}
     named: dict[ObjectId, ObjectId] = {}
@@ -311,7 +310,7 @@ def parse_drops(given: Iterable[LossKind | str]) -> frozenset[LossKind]:
         return frozenset(LossKind(each) for each in given)
     except ValueError as error:
         allowed = ", ".join(kind.value for kind in LossKind)
-        raise InvalidInputError(f"drop: {error}; allowed: {allowed}") from error
+        raise InvalidInputError(f"drop: {error}. Allowed: {allowed}") from error
 
 
 def check_losses(losses: Collection[Loss], drops: Collection[LossKind], target: SpecVersion) -> None:
@@ -321,7 +320,7 @@ def check_losses(losses: Collection[Loss], drops: Collection[LossKind], target: 
         listed = "; ".join(map(str, refused))
         words = ", ".join(repr(loss.kind.value) for loss in refused)
         raise UnsupportedError(
-            f"generation {target.value!r} cannot store {listed}; nothing was written. To convert without them, pass "
+            f"generation {target.value!r} cannot store {listed}. Nothing was written. To convert without them, pass "
             f"drop=[{words}]",
             losses=tuple(refused),
         )

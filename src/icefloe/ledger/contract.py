@@ -1,10 +1,10 @@
 """The contract of a ledger: refs and history of one repository. Also walks and rewrites ancestry.
 
 Expiry rewrites snapshot files in place: those of kept snapshots that get another parent, and those of their kept
-descendants that quote what expires. Files of snapshots that expire are left alone, so that they do not become young
-again. Afterwards the ref of every branch whose newest snapshot was rewritten is written again, with the same snapshot.
-A commit is the creation of the next branch file, so a writer that still has the old file in memory cannot land a
-commit that quotes what expired: it finds the number taken, reads the snapshot again, and tries the next number.
+descendants that quote expired snapshots. Files of expired snapshots are not rewritten, because that would reset their
+age. Then the ref of every branch whose newest snapshot was rewritten is written again, with the same snapshot. A commit
+creates the next branch file. So a writer that still has the old snapshot in memory cannot commit a quote of an expired
+snapshot: the number is taken, so it reads the snapshot again and tries the next number.
 """
 
 from __future__ import annotations
@@ -42,30 +42,31 @@ MAIN = "main"
 JOURNAL_KEY = "icefloe-conversion.json"
 """The object that exists while a conversion is in progress."""
 CONVERSION = "conversion"
-"""Stands in refs in place of a garbage collection while a conversion in place replaces them."""
+"""Replaces the name of the garbage collection in refs while a conversion in place is running."""
 FRESH_SECONDS = 1.0
 """A branch that was read longer ago is read again before its next file is created. Only a conversion in place removes
 branch files. A writer that waited during a conversion could create a file that no reader finds."""
 _MAX_BYTES = 200
-"""Names are parts of file names, with something before and behind them."""
+"""Names are parts of file names, which have a prefix and a suffix."""
 
 
 def check_new_name(name: str, what: str, *, is_file_name: bool = True) -> str:
-    """A name for a branch or tag that is about to be made."""
+    """Check the name of a new branch or tag."""
     check_name(name, what, is_file_name=is_file_name)
     if not name:
         raise InvalidInputError(f"a new {what} needs a name", "invalid-ref-name")
     if any(ord(symbol) < 32 or ord(symbol) == 127 for symbol in name):
         raise InvalidInputError(f"{name!r} is not a {what} name: control characters are not allowed")
     if len(name.encode("utf-8", "replace")) > _MAX_BYTES:
-        raise InvalidInputError(f"a {what} name of {len(name)} characters; at most {_MAX_BYTES} bytes are allowed")
+        raise InvalidInputError(f"the {what} name has {len(name)} characters, expected at most {_MAX_BYTES} bytes")
     return name
 
 
 def check_name(name: str, what: str, *, is_file_name: bool = True) -> str:
-    """A name that may exist already: other writers allow more than we do.
+    """Check a name that may exist already. Other writers allow names that this library does not create.
 
-    A generation whose refs are entries of one file takes any name. The others make a folder or a file of it.
+    A generation whose refs are entries of one file allows any name. In other generations, the name is part of a file
+    name.
     """
     if not isinstance(name, str) or not (name or not is_file_name):
         raise InvalidInputError(f"a {what} needs a name, found {name!r}", "invalid-ref-name")
@@ -80,27 +81,27 @@ def check_name(name: str, what: str, *, is_file_name: bool = True) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tip:
-    """The snapshot a branch points at, and the token by which `advance` notices that the branch moved."""
+    """The snapshot that a branch points to, and the token with which `advance` detects that the branch moved."""
 
     snapshot_id: ObjectId
     version_token: Any
     collection: Any = field(default=None, compare=False)
-    """Tells the last garbage collection that is known where the tip was read, see `Ledger.collected_since`."""
+    """The last garbage collection before the tip was read, if known. See `Ledger.collected_since`."""
 
 
 class StaleTipError(ConflictError):
     """The branch did not move, but its ref was rewritten because history was expired or garbage collected.
 
-    `tip` is where the branch stands, with its present version token. Whoever commits looks again at what the new
-    snapshot refers to, and tries again.
+    `tip` is the branch with its current version token. The committer checks again what the new snapshot refers to, and
+    retries.
     """
 
     tip: Tip
 
     def __init__(self, tip: Tip) -> None:
         super().__init__(
-            message=f"history was expired or garbage collected in every try to commit on {tip.snapshot_id}; commit "
-            "again",
+            message=f"history was expired or garbage collected during every attempt to commit on {tip.snapshot_id}. "
+            "Commit again",
             expected_parent=tip.snapshot_id,
             actual_parent=tip.snapshot_id,
             tip=tip,
@@ -110,20 +111,20 @@ class StaleTipError(ConflictError):
 async def check_not_converting(storage: Storage, collection: object) -> None:
     """Raise ReadOnlyError if a ref says that a conversion replaces it, and that conversion is not finished.
 
-    `collection` is what the ref tells, see `Tip.collection`. No request is made unless it names a conversion.
+    `collection` is that of the ref, see `Tip.collection`. A request is only made if it is a conversion.
     """
     if collection == CONVERSION and await storage.exists(JOURNAL_KEY):
         raise ReadOnlyError(
-            f"{storage.url} is being converted to another generation, or a conversion was interrupted: until it is "
-            "finished, nothing can be written or deleted. If no conversion is running, run the same conversion again, "
-            "which finishes it. Then open the repository again",
+            f"{storage.url} is being converted to another generation, or a conversion was interrupted. Until it is "
+            "finished, nothing can be written or deleted. If no conversion is running, run the same conversion again "
+            "to finish it. Then open the repository again",
             url=storage.url,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class StoredConfig:
-    """The configuration kept in the repository, as plain JSON-like data, and the token for replacing it."""
+    """The stored configuration as JSON-like data, and the version token for replacing it."""
 
     document: Mapping[str, Any] | None
     version_token: Any = None
@@ -131,10 +132,10 @@ class StoredConfig:
 
 @dataclass(frozen=True, slots=True)
 class HistoryChange:
-    """What an expiry does to refs and history.
+    """The changes of an expiry to refs and history.
 
-    `parents` gives every kept snapshot whose parent goes its new one; `branches` and `tags` are removed if they still
-    point where they are said to point.
+    `parents` contains the new parent of every kept snapshot whose parent expires. `branches` and `tags` are removed if
+    they still point to the given snapshots.
     """
 
     expired: frozenset[ObjectId]
@@ -148,35 +149,35 @@ class HistoryChange:
 
 @dataclass(frozen=True, slots=True)
 class RefTargets:
-    """Where all branches and tags point."""
+    """The snapshots of all branches and tags."""
 
     branches: dict[str, ObjectId]
     tags: dict[str, ObjectId]
 
     def targets(self) -> set[ObjectId]:
-        """Every snapshot that a ref points at."""
+        """Every snapshot that a ref points to."""
         return {*self.branches.values(), *self.tags.values()}
 
     def names_of(self, snapshot_id: ObjectId) -> list[str]:
-        """The refs that point at a snapshot, for people."""
+        """The refs that point to a snapshot, as readable text."""
         named = [f"branch {name}" for name, tip in self.branches.items() if tip == snapshot_id]
         return named + [f"tag {name}" for name, target in self.tags.items() if target == snapshot_id]
 
 
 class RepositoryAdministration(ABC):
-    """What a repository says of itself as a whole, where its generation has a place for it."""
+    """Status, metadata, feature flags and operations log of a repository, in generations that store them."""
 
     @abstractmethod
     async def fetch_status(self) -> RepoStatus:
-        """Whether the repository takes writes, since when, and why not."""
+        """Whether the repository accepts writes, since when, and the reason."""
 
     @abstractmethod
     async def set_status(self, availability: RepoAvailability, reason: str | None) -> None:
-        """Let the repository take writes, or not."""
+        """Set whether the repository accepts writes."""
 
     @abstractmethod
     async def fetch_metadata(self) -> dict[str, Any]:
-        """The metadata of the repository as a whole."""
+        """The metadata of the repository."""
 
     @abstractmethod
     async def set_metadata(self, metadata: Mapping[str, Any]) -> None:
@@ -188,15 +189,15 @@ class RepositoryAdministration(ABC):
 
     @abstractmethod
     async def fetch_flags(self) -> list[FeatureFlag]:
-        """Every feature that can be switched off, and whether it is."""
+        """Every feature that can be disabled, and its state."""
 
     @abstractmethod
     async def set_flag(self, name: str, value: bool | None) -> None:
-        """Switch a feature on or off, or (None) back to its default."""
+        """Enable or disable a feature, or (None) restore its default."""
 
     @abstractmethod
     def ops_log(self) -> AsyncIterator[Update]:
-        """What was done to the repository, newest first."""
+        """The operations log, newest first."""
 
     @abstractmethod
     async def describe(self) -> dict[str, Any]:
@@ -214,14 +215,14 @@ class Administration:
     updates: tuple[Any, ...] = ()
     """The whole operations log, newest first, as records of the generation that stores it."""
     restricted: str | None = None
-    """The name of the status, unless the repository takes all requests."""
+    """The name of the status, unless the repository accepts all requests."""
     operations_beyond_history: tuple[str, ...] = ()
-    """The operations of the log that a repository without one does not tell in another way."""
+    """The operations in the log that a repository without a log does not record otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class WholeHistory:
-    """Everything a ledger keeps: snapshots (parents first), refs, configuration."""
+    """Everything that a ledger stores: snapshots (parents first), refs, configuration."""
 
     snapshots: tuple[SnapshotInfo, ...]
     branches: Mapping[str, ObjectId]
@@ -236,8 +237,8 @@ class WholeHistory:
 class Ledger(ABC):
     """Branches, tags, history and stored configuration of one repository.
 
-    Names are checked here (`check_name`, RefNotFoundError, AlreadyExistsError); existence of snapshots is checked
-    by the caller. Every method that changes something is one atomic step.
+    The ledger checks names (`check_name`, RefNotFoundError, AlreadyExistsError). The caller checks that snapshots
+    exist. Every method that changes something is one atomic step.
     """
 
     storage: Storage
@@ -253,21 +254,27 @@ class Ledger(ABC):
     """Whether a tip always shows garbage collections. If not, a long-running writer asks for them itself."""
 
     parents_change_unseen = False
-    """Whether expiry changes parents in files that a commit neither reads nor writes: then a commit looks again."""
+    """Whether expiry changes parents in files that a commit neither reads nor writes.
+
+    If so, a commit reads them again.
+    """
 
     @abstractmethod
     async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
-        """Make the first ref point at the initial snapshot (already flushed); AlreadyExistsError for all but one."""
+        """Create the first ref, for the initial snapshot (already written).
+
+        All but one caller get AlreadyExistsError.
+        """
 
     keeps_deleted_tags = False
-    """Whether the names of deleted tags are kept. They cannot be given again."""
+    """Whether the names of deleted tags are kept. They cannot be used again."""
 
     @abstractmethod
     async def import_history(self, history: WholeHistory, *, replace_leftovers: bool = False) -> None:
-        """Create refs and history for files that are already there. A second call finishes an interrupted first one.
+        """Create refs and history for files that exist already. A second call finishes an interrupted first one.
 
-        With `replace_leftovers`, another generation in the same storage is still the one that opens, so what an
-        interrupted run left is replaced. Otherwise AlreadyExistsError is raised when there is another repository.
+        With `replace_leftovers`, the storage still opens as another generation, so the files of an interrupted run are
+        replaced. Otherwise AlreadyExistsError is raised if there is another repository.
         """
 
     async def import_config(self, document: Mapping[str, Any]) -> None:
@@ -304,14 +311,14 @@ class Ledger(ABC):
 
     @property
     def administration(self) -> RepositoryAdministration | None:
-        """Status, metadata, feature flags and operations log; None where the generation has none of them."""
+        """Status, metadata, feature flags and operations log. None if the generation has none of them."""
         return None
 
     async def check_feature(self, name: str) -> None:
-        """SessionStateError where the repository has a feature switched off."""
+        """Raise SessionStateError if a feature is disabled in the repository."""
 
     def unstorable_refs(self, branches: Collection[str], tags: Collection[str]) -> set[tuple[str, str]]:
-        """Kind and name of the refs of another repository that this generation has no place for."""
+        """Kind and name of the refs of another repository that this generation cannot store."""
         return set()
 
     async def check_writable(self) -> None:
@@ -322,14 +329,14 @@ class Ledger(ABC):
         await self.check_writable()
 
     def remember(self, found: Versioned) -> None:
-        """Take note of the object by which the repository was recognised, as it was a moment ago."""
+        """Use the object that detection read, to avoid a request."""
 
     def recall_tip(self, branch: str) -> ObjectId | None:
-        """Where a branch stood when it was last seen, without asking; None where that is not known."""
+        """The last known snapshot of a branch, without a request. None if it is not known."""
         return None
 
     def learn_from(self, other: Ledger) -> None:
-        """Take note of what another ledger of the same repository read, for comparing it with what is there now."""
+        """Use the state that another ledger of the same repository read, to compare it with the current state."""
 
     async def fetch_targets(self) -> tuple[dict[str, ObjectId], dict[str, ObjectId]] | None:
         """The targets of all branches and all tags, if one request returns them. None if each needs a request."""
@@ -365,10 +372,10 @@ class Ledger(ABC):
         return True
 
     def note_current(self, branch: str, tip: Tip) -> None:
-        """Take note that the snapshot at a tip was read from storage after the tip was."""
+        """Record that the snapshot at a tip was read from storage after the tip."""
 
     def collected_since(self, earlier: Tip, later: Tip) -> bool:
-        """Whether garbage was collected after one tip of a branch was read and before another was; touches nothing."""
+        """Whether garbage was collected between the reads of two tips of a branch. Makes no request."""
         return bool(earlier.collection != later.collection)
 
     async def announce_collection(self, collection_id: str, *, soon: bool) -> None:
@@ -378,10 +385,10 @@ class Ledger(ABC):
         """
 
     async def log_collection(self) -> None:
-        """Record a collection that found nothing to delete, where there is an operations log."""
+        """Record a collection that found nothing to delete, if there is an operations log."""
 
     async def announce_conversion(self) -> None:
-        """Rewrite refs, so that every commit that is not finished fails, in sessions that are open and in new ones.
+        """Rewrite refs, so that unfinished commits fail, in open sessions and in new ones.
 
         A conversion in place calls it before the new generation exists. See `check_not_converting`.
         """
@@ -389,51 +396,54 @@ class Ledger(ABC):
 
     @abstractmethod
     async def record_detached(self, snapshot: Snapshot) -> None:
-        """Register a written snapshot that no ref points at."""
+        """Register a written snapshot that no ref points to."""
 
     @abstractmethod
     async def create_branch(self, branch: str, snapshot_id: ObjectId) -> None: ...
 
     @abstractmethod
     async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> None:
-        """Point a branch at any snapshot. Raises ConflictError if `expected` is given and the branch is not there."""
+        """Move a branch to any snapshot. Raises ConflictError if `expected` is given and the branch is not at it."""
 
     async def replace_tip(self, branch: str, tip: Tip, snapshot_id: ObjectId) -> None:
-        """Point a branch at any snapshot if it is still at `tip`. Raises the errors of `advance`."""
+        """Move a branch to any snapshot if it is still at `tip`. Raises the errors of `advance`."""
         await self.reset_branch(branch, snapshot_id, tip.snapshot_id)
 
     @abstractmethod
     async def delete_branch(self, branch: str) -> None:
-        """Remove a branch; `main` is refused."""
+        """Remove a branch. Raises for `main`."""
 
     @abstractmethod
     async def create_tag(self, tag: str, snapshot_id: ObjectId) -> None: ...
 
     @abstractmethod
     async def delete_tag(self, tag: str) -> None:
-        """Remove a tag where the generation can; UnsupportedError otherwise."""
+        """Remove a tag. Raises UnsupportedError if the generation cannot."""
 
     @abstractmethod
     def ancestry(self, snapshot_id: ObjectId) -> AsyncIterator[SnapshotInfo]:
-        """The snapshot itself, then its ancestors, newest first, at a cost that does not depend on what is skipped."""
+        """The snapshot, then its ancestors, newest first. The cost does not depend on the skipped entries."""
 
     def ancestry_at(self, tip: Tip) -> AsyncIterator[SnapshotInfo]:
-        """The ancestry of a tip that was just read; as it was then, where the tip was read together with history."""
+        """The ancestry of a tip that was just read.
+
+        If the tip was read together with the history, that history is used.
+        """
         return self.ancestry(tip.snapshot_id)
 
     @abstractmethod
     async def fetch_info(self, snapshot_id: ObjectId) -> SnapshotInfo:
-        """One snapshot as history shows it; SnapshotNotFoundError."""
+        """The history entry of a snapshot. Raises SnapshotNotFoundError."""
 
     async def fetch_pruned_logs(self, snapshot_id: ObjectId, tip: Tip | None = None) -> tuple[ObjectId, ...]:
         """Expired ancestors, oldest first, whose logs belong to the change of this snapshot.
 
-        With a `tip`, those of the history that `ancestry_at` shows.
+        With a `tip`, the history is that of `ancestry_at`.
         """
         return ()
 
     async def fetch_all_pruned_logs(self) -> frozenset[ObjectId]:
-        """The logs that `fetch_pruned_logs` names for any snapshot: they outlive their snapshots."""
+        """The logs that `fetch_pruned_logs` returns for any snapshot. They are kept longer than their snapshots."""
         return frozenset()
 
     async def fetch_listed(self) -> Mapping[ObjectId, SnapshotInfo] | None:
@@ -441,7 +451,7 @@ class Ledger(ABC):
         return None
 
     async def reparent_snapshot(self, snapshot_id: ObjectId, parent_id: ObjectId) -> None:
-        """Give a snapshot another parent, all else equal; doing it twice does no harm."""
+        """Give a snapshot another parent and change nothing else. This is idempotent."""
         raise UnsupportedError(f"{type(self).__name__} cannot give snapshot {snapshot_id} another parent")
 
     async def change_parents(self, change: HistoryChange) -> None:
@@ -468,9 +478,9 @@ class Ledger(ABC):
         return (answer.snapshot_id if isinstance(answer, Tip) else answer) == expected
 
     async def forget_snapshots(self, ids: Set[ObjectId]) -> frozenset[ObjectId]:
-        """Collection: take unreachable snapshots off the list, before their files go.
+        """Garbage collection: remove unreachable snapshots from the list, before their files are deleted.
 
-        Returns those that may go; one that became reachable since is not among them.
+        Returns those whose files may be deleted, without those that became reachable again.
         """
         return frozenset(ids)
 
@@ -479,11 +489,11 @@ class Ledger(ABC):
 
     @abstractmethod
     async def save_config(self, document: Mapping[str, Any], version_token: Any) -> None:
-        """Replace the stored configuration; ConflictError if it changed since it was fetched."""
+        """Replace the stored configuration. Raises ConflictError if it changed since it was fetched."""
 
 
 async def save_config_file(storage: Storage, key: str, data: bytes, version_token: Version | None) -> None:
-    """Create the object, or replace the version that was read; ConflictError when it is another one by now."""
+    """Create the object, or replace the version that was read. Raises ConflictError if it has changed."""
     try:
         if version_token is None:
             await storage.create(key, data, unique=False)
@@ -491,7 +501,7 @@ async def save_config_file(storage: Storage, key: str, data: bytes, version_toke
             await storage.swap(key, data, version_token, unique=False)
     except (AlreadyExistsError, VersionMismatchError, ObjectNotFoundError) as error:
         raise ConflictError(
-            message="the stored configuration changed since it was read; fetch it, then save"
+            message="the stored configuration changed since it was read. Fetch it again, then save"
         ) from error
 
 
@@ -500,16 +510,16 @@ async def walk_history(
 ) -> AsyncIterator[SnapshotInfo]:
     """The snapshot, then its ancestors, newest first.
 
-    A snapshot quotes its newest ancestors; the walk goes on in the file of the last one. Where it quotes none, its
-    parent is fetched. The first snapshot of some early repositories is quoted under an id that no file has: it has no
-    parent, so it is never asked for.
+    A snapshot quotes its newest ancestors. The walk continues in the file of the last one. If it quotes none, its
+    parent is fetched. The first snapshot of some early repositories is quoted with an id that no file has. It has no
+    parent, so its file is never read.
 
-    Every file is read from storage, whatever is remembered: expiry rewrites parents and quotes in place, in another
-    process perhaps.
+    Every file is read from storage, never from a cache, because another process may have rewritten parents and quotes
+    in place.
 
-    A writer that was under way while history was expired may quote snapshots that were collected since. The parent
-    that a snapshot's own file names is always there, so the walk falls back to those. Who knows which snapshots are
-    there (`existing`) is never shown one that is not.
+    A writer that ran while history was expired may quote snapshots that were collected since. The parent in a
+    snapshot's own file always exists, so the walk falls back to those. With `existing`, only snapshots of this set are
+    returned.
     """
     snapshot = await metadata_files.fetch_snapshot(snapshot_id, anew=True)
     seen = {snapshot.id}
@@ -550,7 +560,10 @@ async def _find_snapshot(metadata_files: MetadataFiles, snapshot_id: ObjectId) -
 
 
 async def _follow_parents(metadata_files: MetadataFiles, snapshot: Snapshot, seen: set[ObjectId]) -> Snapshot | None:
-    """The first ancestor not visited yet, by the parents in the snapshots' own files. None if all were visited."""
+    """The first ancestor that was not visited yet, from the parents in the snapshots' own files.
+
+    None if there is none.
+    """
     met = {snapshot.id}
     while snapshot.parent_id is not None:
         _check_new(snapshot.parent_id, met)
@@ -571,7 +584,10 @@ def _find_next(snapshot: Snapshot) -> ObjectId | None:
 
 def _check_new(snapshot_id: ObjectId, seen: set[ObjectId]) -> None:
     if snapshot_id in seen:
-        raise FormatError(f"the history comes back to snapshot {snapshot_id}: its files contradict each other")
+        raise FormatError(
+            f"the history contains snapshot {snapshot_id} twice, so its files contradict each other. Run `icefloe "
+            "verify`"
+        )
     seen.add(snapshot_id)
 
 
@@ -595,9 +611,9 @@ class QuotingLedger(Ledger):
 
     @abstractmethod
     async def touch_branch(self, branch: str, tip: Tip, collection: str | None = None) -> bool:
-        """Write the ref of a branch again, with the snapshot that it has; False when the branch moved meanwhile.
+        """Write the ref of a branch again, with the same snapshot. Returns False if the branch moved in the meantime.
 
-        `collection` names a garbage collection that it tells from now on.
+        `collection` is a garbage collection to record in the ref.
         """
 
     def is_current(self, branch: str, tip: Tip) -> bool:
@@ -630,7 +646,7 @@ class QuotingLedger(Ledger):
             ]
             if all(touched):
                 return
-        raise StorageError(f"branches were moved by others in each of {_ROUNDS} rounds; expire again")
+        raise StorageError(f"other writers moved branches in each of {_ROUNDS} attempts. Expire again")
 
     async def announce_collection(self, collection_id: str, *, soon: bool) -> None:
         for branch in sorted(await self.list_branches()):
@@ -639,7 +655,9 @@ class QuotingLedger(Ledger):
                 if tip is None or await self.touch_branch(branch, tip, collection_id):
                     break
             else:
-                raise StorageError(f"branch {branch!r} was moved by others in each of {_ROUNDS} rounds; collect again")
+                raise StorageError(
+                    f"other writers moved branch {branch!r} in each of {_ROUNDS} attempts. Collect garbage again"
+                )
 
     async def _find_tip(self, branch: str) -> Tip | None:
         try:
@@ -651,10 +669,10 @@ class QuotingLedger(Ledger):
 async def rewrite_history(
     metadata_files: MetadataFiles, starts: Iterable[ObjectId], change: HistoryChange
 ) -> set[ObjectId]:
-    """Rewrite kept snapshots that have, or quote, another history than `change` says; returns their ids.
+    """Rewrite kept snapshots whose history, or quoted history, differs from `change`. Returns their ids.
 
-    Older snapshots come first: as long as a descendant still quotes what expires, history as it is walked shows it,
-    and whoever expires it again does all of this again.
+    Older snapshots come first. While a descendant still quotes an expired snapshot, a walk over history shows it, so
+    that another expiry repeats all of this after an interruption.
     """
     known: dict[ObjectId, Snapshot] = {}
     rewritten: set[ObjectId] = set()
@@ -665,7 +683,7 @@ async def rewrite_history(
             try:
                 snapshot = known[snapshot_id] = await metadata_files.fetch_snapshot(snapshot_id, anew=True)
             except SnapshotNotFoundError:
-                continue  # quoted by a snapshot, but collected: the quote is removed
+                continue  # it is quoted, but its file was collected; the quote is removed
             if not _contradicts(snapshot, change):
                 continue
             parent_id = change.parents.get(snapshot_id, snapshot.parent_id)
@@ -680,7 +698,7 @@ async def rewrite_history(
 
 
 async def _find_candidates(metadata_files: MetadataFiles, start: ObjectId, change: HistoryChange) -> list[ObjectId]:
-    """Kept snapshots on the way to a start, oldest first, that may have or quote another history than they should."""
+    """Kept ancestors of the starts, oldest first, whose parent or quotes may have to change."""
     chain = [info.id async for info in walk_history(metadata_files, start)]
     kept = [snapshot_id for snapshot_id in reversed(chain) if snapshot_id not in change.expired]
     found: list[ObjectId] = []
@@ -698,7 +716,7 @@ async def _find_candidates(metadata_files: MetadataFiles, start: ObjectId, chang
 
 
 def _contradicts(snapshot: Snapshot, change: HistoryChange) -> bool:
-    """Whether the file of a snapshot disagrees with a history change about its ancestors."""
+    """Whether the ancestors in the file of a snapshot differ from those of a history change."""
     if snapshot.parent_id != change.parents.get(snapshot.id, snapshot.parent_id):
         return True
     return any(

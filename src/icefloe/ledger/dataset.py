@@ -60,21 +60,21 @@ from icefloe.storage.requests import RetryPolicy, without_userinfo
 from icefloe.storage.wrappers import SplitStorage
 
 COLLECTION_KEY = "icefloe-collection"
-"""Names the last garbage collection. It is stored in addition to the members of the specification."""
+"""The key of the last garbage collection. The specification does not define it."""
 _CONTENTION = RetryPolicy(max_tries=100, initial_backoff_ms=2, max_backoff_ms=500)
 """Each lost round means that another writer changed the state, so a hundred rounds are enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenState:
-    """A state file as it was read, and the version under which it can be replaced."""
+    """A state file as it was read, and the version token for replacing it."""
 
     state: State
     version: Version
 
 
 async def fetch_state(storage: Storage) -> SeenState:
-    """The state file in a storage; RepositoryNotFoundError when there is none."""
+    """Fetch the state file of a storage. Raises RepositoryNotFoundError if there is none."""
     try:
         found = await storage.get_versioned(STATE_KEY)
     except ObjectNotFoundError as error:
@@ -83,11 +83,11 @@ async def fetch_state(storage: Storage) -> SeenState:
 
 
 async def locate_data(storage: Storage) -> Storage:
-    """The storage of a whole dataset, from the one that holds its state file.
+    """The storage of a whole dataset, from the storage of its state file.
 
-    A state may name another root. A folder below that of the state file is used. Any other root is refused: the file
-    may come from a stranger, and would decide where files are read, written and deleted with the caller's rights. The
-    caller names such a root by opening a SplitStorage.
+    A state file may contain another root. A folder below that of the state file is used. Any other root is refused: the
+    file may come from an untrusted source, and would decide where files are read, written and deleted with the caller's
+    permissions. To use such a root, open a SplitStorage.
     """
     if isinstance(storage, SplitStorage):
         return storage
@@ -99,16 +99,15 @@ async def locate_data(storage: Storage) -> Storage:
         return SplitStorage(storage, storage.child(inner), STATE_KEY)
     shown = without_userinfo(root)
     raise InvalidInputError(
-        f"the state file in {storage.url} says that the files of this dataset are in {shown}, which is not below it; "
-        "if you trust that place, name it yourself:\n"
-        "    from icefloe.storage import SplitStorage\n"
-        f"    icefloe.Repository.open(SplitStorage(state_storage, icefloe.storage_from_url({shown!r})))",
+        f"the state file in {storage.url} says that the files of this dataset are in {shown}, which is not below it. "
+        "If you trust that location, pass it explicitly:\n    from icefloe.storage import SplitStorage\n    "
+        f"icefloe.Repository.open(SplitStorage(state_storage, icefloe.storage_from_url({shown!r})))",
         url=storage.url,
     )
 
 
 def _below(root: str, storage: Storage) -> str | None:
-    """The folder of a storage that a root names, or None when it is no folder below the storage's own."""
+    """The folder of a root within a storage, or None if it is not below the storage."""
     own = storage.url.rstrip("/") + "/"
     path = f"file://{quote(root)}" if root.startswith("/") else root
     if not path.startswith(own):
@@ -119,7 +118,7 @@ def _below(root: str, storage: Storage) -> str | None:
 
 
 class DatasetLedger(Ledger):
-    """The ledger of one dataset; `storage` holds the state file, `metadata_files` everything else."""
+    """The ledger of one dataset. `storage` contains the state file, `metadata_files` everything else."""
 
     def __init__(self, storage: Storage, metadata_files: MetadataFiles) -> None:
         self.storage = storage
@@ -149,7 +148,7 @@ class DatasetLedger(Ledger):
         self._seen = SeenState(state, version)
 
     async def fetch(self) -> SeenState:
-        """The state file as it is now."""
+        """Fetch the current state file."""
         self._seen = await fetch_state(self.storage)
         return self._seen
 
@@ -190,10 +189,10 @@ class DatasetLedger(Ledger):
             entry = snapshot_entry(snapshot.info)
             parent = tip.snapshot_id if amends is None else _require_entry(state, amends).parent_id
             if entry.parent_id != parent:
-                raise StaleTipError(tip)  # the parent expired since the amended snapshot was looked at
+                raise StaleTipError(tip)  # the parent expired after the amended snapshot was read
             return state.with_snapshot(entry).with_ref(branch, _moved(state, branch, snapshot.id))
 
-        # The state of the last read serves as long as it is the one the tip was taken from.
+        # The cached state is used if it is the one that the tip was read from.
         known = self._seen if self._seen is not None and self._seen.version == tip.version_token else None
         seen = await self._update(plan, known)
         return Tip(snapshot.id, seen.version, tip.collection)
@@ -218,7 +217,7 @@ class DatasetLedger(Ledger):
 
         def plan(state: State) -> State:
             if name in state.refs:
-                raise AlreadyExistsError(f"there is a {state.refs[name].type} named {name!r} already")
+                raise AlreadyExistsError(f"a {state.refs[name].type} {name!r} exists already")
             return _require_snapshot(state, ref.snapshot_id).with_ref(name, ref)
 
         await self._update(plan)
@@ -242,7 +241,7 @@ class DatasetLedger(Ledger):
                 raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=standing)
             parent_id = _require_entry(state, snapshot_id).parent_id
             is_cut_off = parent_id is not None and state.find_snapshot(parent_id) is None
-            # What was collected since may be the file of the snapshot, which nothing referred to.
+            # The file of the snapshot may have been collected since, because nothing referred to it.
             if is_cut_off or state.extra.get(COLLECTION_KEY) != tip.collection:
                 raise StaleTipError(Tip(standing, None, state.extra.get(COLLECTION_KEY)))
             return state.with_ref(branch, _moved(state, branch, snapshot_id))
@@ -252,7 +251,7 @@ class DatasetLedger(Ledger):
     async def delete_branch(self, branch: str) -> None:
         if branch == MAIN:
             raise ForbiddenChangeError(
-                "the branch main cannot be deleted: every repository has it", "cannot-delete-main"
+                "the branch main cannot be deleted, because every repository needs it", "cannot-delete-main"
             )
 
         def plan(state: State) -> State:
@@ -263,14 +262,14 @@ class DatasetLedger(Ledger):
 
     async def delete_tag(self, tag: str) -> None:
         _find_ref((await self.fetch()).state, tag, "tag")
-        raise UnsupportedError("tags of the generation `dataset` are permanent: they cannot be deleted")
+        raise UnsupportedError("tags of the generation `dataset` are permanent and cannot be deleted")
 
     async def ancestry(self, snapshot_id: ObjectId) -> AsyncIterator[SnapshotInfo]:
         state = (await self.fetch()).state
         entries = {entry.snapshot_id: entry for entry in state.snapshots}
         wanted: ObjectId | None = snapshot_id
         while wanted is not None:
-            # Popped, so that a ring of parents in a broken file ends.
+            # Entries are removed, so that a cycle of parents in a corrupt file ends.
             entry = entries.pop(wanted, None)
             if entry is None:
                 raise SnapshotNotFoundError(
@@ -297,7 +296,7 @@ class DatasetLedger(Ledger):
         def plan(state: State) -> State:
             if _config_version(state.extra.get(STATE_CONFIG_KEY)) != version_token:
                 raise ConflictError(
-                    message="the stored configuration changed since it was read; read it again and merge"
+                    message="the stored configuration changed since it was read. Fetch it again, then save"
                 )
             return state.with_extra(STATE_CONFIG_KEY, dict(document))
 
@@ -307,7 +306,7 @@ class DatasetLedger(Ledger):
         return {entry.snapshot_id: entry.info() for entry in (await self.fetch()).state.snapshots}
 
     async def change_history(self, change: HistoryChange) -> None:
-        """Expiry in one atomic step. Snapshots that refs point at by then are kept."""
+        """Expire snapshots in one atomic step. Snapshots that refs point to at that time are kept."""
 
         def plan(state: State) -> State | None:
             for name, standing in change.branches.items():
@@ -322,9 +321,9 @@ class DatasetLedger(Ledger):
             await self._rewrite_parent(snapshot_id, parent_id)
 
     async def forget_snapshots(self, ids: Collection[ObjectId]) -> frozenset[ObjectId]:
-        """Drop snapshots from the list and give their children the nearest kept ancestor; returns those dropped.
+        """Remove snapshots from the list, and give their children the nearest kept ancestor. Returns the removed ones.
 
-        InvalidInputError when a branch or tag points at one of them.
+        Raises InvalidInputError if a branch or tag points to one of them.
         """
         dropped: list[frozenset[ObjectId]] = []
 
@@ -357,7 +356,7 @@ class DatasetLedger(Ledger):
         self.metadata_files.forget_snapshot(snapshot_id)
 
     async def _update(self, plan: Callable[[State], State | None], known: SeenState | None = None) -> SeenState:
-        """Replace the state by the result of `plan`. Retries if another writer was faster. None changes nothing."""
+        """Replace the state with the result of `plan`. Retries if another writer was faster. None means no change."""
         for pause in _CONTENTION.pauses():
             seen = known or await self.fetch()
             known = None
@@ -378,12 +377,12 @@ class DatasetLedger(Ledger):
             self._seen = SeenState(fresh, version)
             return self._seen
         raise StorageError(
-            f"{STATE_KEY} in {self.storage.url} changed in each of {_CONTENTION.max_tries} rounds; try again"
+            f"{STATE_KEY} in {self.storage.url} changed in each of {_CONTENTION.max_tries} attempts. Try again"
         )
 
 
 def plan_expiry(state: State, dropped: frozenset[ObjectId]) -> State | None:
-    """The state without some snapshots, their children re-parented; None when it lists none of them."""
+    """The state without some snapshots, with new parents for their children. None if it contains none of them."""
     for name, ref in state.refs.items():
         if ref.snapshot_id in dropped:
             raise InvalidInputError(f"the snapshot {ref.snapshot_id} is the tip of the {ref.type} {name!r}")
@@ -409,9 +408,7 @@ def plan_expiry(state: State, dropped: frozenset[ObjectId]) -> State | None:
 def _find_ref(state: State, name: str, kind: RefType) -> ObjectId:
     ref = state.refs.get(check_name(name, kind))
     if ref is None or ref.type != kind:
-        raise RefNotFoundError(
-            f"no {kind} named {name!r}; there are: {', '.join(sorted(_names(state, kind))) or 'none'}"
-        )
+        raise RefNotFoundError(f"no {kind} {name!r}. There are: {', '.join(sorted(_names(state, kind))) or 'none'}")
     return ref.snapshot_id
 
 
@@ -455,7 +452,7 @@ def _missing(snapshot_id: ObjectId) -> SnapshotNotFoundError:
 
 
 def _was_committed(state: State, standing: ObjectId, snapshot_id: ObjectId) -> bool:
-    """Whether a snapshot is already in the history of a branch tip: an earlier swap of ours whose response was lost."""
+    """Whether a snapshot is already in the history of a branch tip, after a write whose response was lost."""
     if state.find_snapshot(snapshot_id) is None:
         return False
     parents = {entry.snapshot_id: entry.parent_id for entry in state.snapshots}

@@ -41,18 +41,18 @@ class Detected:
 
 
 class Generation:
-    """A version of the format on disk: its format, its ledger, and what tells it from the others in a storage.
+    """A version of the format on disk: its format, its ledger, and how it is detected in a storage.
 
-    The modules of a generation are loaded when they are first used, because some bring large libraries with them.
+    The modules of a generation are imported at their first use, because some need large libraries.
     """
 
     spec_version: ClassVar[SpecVersion]
     ledger_class: ClassVar[str]
     """The class in the ledger module that has the name of the generation."""
     refs_folder: ClassVar[str | None] = None
-    """The folder of refs. None: one file holds refs, settings and history, and is gone after a conversion."""
+    """The folder of refs. None if one file contains refs, settings and history. A conversion removes that file."""
     config_keys: ClassVar[tuple[str, ...]] = ()
-    """The objects that may hold the configuration."""
+    """The objects that may contain the configuration."""
     reads_files_of: ClassVar[SpecVersion | None] = None
     """The older generation whose files this one reads as they are. Only refs and history are converted."""
     locate: ClassVar[str | None] = None
@@ -74,7 +74,7 @@ class Generation:
         return make(storage, metadata_files)
 
     async def locate_files(self, storage: Storage) -> Storage:
-        """The storage of all files of a repository, which may be elsewhere than where it is opened."""
+        """The storage of all files of a repository, which may differ from the storage that is opened."""
         if self.locate is None:
             return storage
         find = cast(Callable[[Storage], Awaitable[Storage]], getattr(self._module(), self.locate))
@@ -169,7 +169,7 @@ class _Icechunk1(Generation):
     config_keys = ("config.yaml",)
 
     async def recognise(self, storage: Storage) -> Detected | None:
-        # The configuration comes along: a request more at once costs less than a round more.
+        # Fetch the configuration too: one more concurrent request is cheaper than another round trip.
         current, config = await asyncio.gather(
             _find_versioned(storage, "refs/branch.main/ref.json"), _find_versioned(storage, "config.yaml")
         )
@@ -205,7 +205,7 @@ DEFAULT_SPEC_VERSION = SpecVersion.REPOSITORY
 
 
 def shares_refs(first: SpecVersion, second: SpecVersion) -> bool:
-    """Whether two generations keep refs under the same names, so that they cannot be stored side by side."""
+    """Whether two generations use the same file names for refs, so that they cannot coexist."""
     folder = GENERATIONS[first].refs_folder
     return first is not second and folder is not None and folder == GENERATIONS[second].refs_folder
 
@@ -222,7 +222,7 @@ def find_bridge(first: SpecVersion, second: SpecVersion) -> SpecVersion | None:
 
 
 def takes_precedence(first: SpecVersion, second: SpecVersion) -> bool:
-    """Whether a storage that holds both generations opens as the first one."""
+    """Whether a storage with both generations opens as the first one."""
     return first > second
 
 
@@ -246,15 +246,15 @@ def make_ledger(spec_version: SpecVersion, storage: Storage, metadata_files: Met
 
 
 async def locate_files(spec_version: SpecVersion, storage: Storage) -> Storage:
-    """The storage of all files of a repository, which may be elsewhere than where it is opened."""
+    """The storage of all files of a repository, which may differ from the storage that is opened."""
     return await GENERATIONS[spec_version].locate_files(storage)
 
 
 async def detect(storage: Storage) -> Detected | None:
-    """Detect what a storage holds. None if it holds nothing. Raises UnknownFormatError for a newer format.
+    """Detect the generation in a storage. None if there is none. Raises UnknownFormatError for a newer format.
 
-    The default generation is named in its `config.json`: one request. Others are recognised by one object, asked for at
-    the same time. The rare ones are searched for. The newest generation wins.
+    The `config.json` of the default generation contains its name. Other generations are detected by one object, which
+    is requested at the same time. Rare generations are searched for. The newest generation wins.
     """
     named = await _find_versioned(storage, CONFIG_KEY)
     if named is not None and names_generation(named):
@@ -296,7 +296,7 @@ async def _find_whole(storage: Storage, key: str) -> bytes | None:
 
 
 async def _search_sequence(storage: Storage, folders: tuple[str, ...]) -> bool:
-    """As `_has_sequence`. A storage that cannot be listed holds nothing that is found by listing."""
+    """The same as `_has_sequence`. False if the storage cannot be listed."""
     try:
         return await _has_sequence(storage, folders)
     except UnsupportedError:
@@ -304,26 +304,26 @@ async def _search_sequence(storage: Storage, folders: tuple[str, ...]) -> bool:
 
 
 async def _has_sequence(storage: Storage, folders: tuple[str, ...]) -> bool:
-    """Whether one of the folders holds numbered branch files."""
+    """Whether one of the folders contains numbered branch files."""
     listed = await asyncio.gather(*(storage.list_names(folder) for folder in folders))
     return any(_SEQUENCE.fullmatch(name) for names in listed for name in names)
 
 
 def _check_repo_file(start: bytes, url: str) -> None:
     if not has_magic(start):
-        raise UnknownFormatError(f"the object `repo` of {url} is no repository file: it starts with {start[:12]!r}")
+        raise UnknownFormatError(f"the object `repo` of {url} is not a repository file: it starts with {start[:12]!r}")
     try:
         header = parse_header(start)
     except FormatError as error:
-        raise UnknownFormatError(f"the object `repo` of {url} is cut short: {error}") from error
+        raise UnknownFormatError(f"the object `repo` of {url} is truncated: {error}") from error
     if header.spec_version > _NEWEST_SPEC:
         raise UnknownFormatError(
-            f"{url} was written with spec version {header.spec_version} by {header.writer!r}; this library knows up to "
-            f"{_NEWEST_SPEC}: upgrade icefloe",
+            f"{url} has spec version {header.spec_version}, written by {header.writer!r}. This library reads versions "
+            f"up to {_NEWEST_SPEC}. Upgrade icefloe",
             spec_version=header.spec_version,
         )
     if header.file_type != FileType.REPO_INFO:
-        raise UnknownFormatError(f"the object `repo` of {url} is of file type {header.file_type}, expected 6")
+        raise UnknownFormatError(f"the object `repo` of {url} has file type {header.file_type}, expected 6")
 
 
 def _is_dataset_state(data: bytes) -> bool:

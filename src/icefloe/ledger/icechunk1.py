@@ -61,9 +61,9 @@ CONTENTION = RetryPolicy(max_tries=100, initial_backoff_ms=5, max_backoff_ms=1_0
 class Icechunk1Ledger(Ledger):
     """The refs of one repository, each an object that is created or swapped on its own.
 
-    The parent of a snapshot is named in its own file. Expiry rewrites that file in place, in another process or by
-    another library. So history is read from storage every time. What was read before only tells which files will
-    probably be asked for next: they are fetched at the same time.
+    The file of a snapshot contains its parent. Expiry rewrites that file in place, possibly in another process or with
+    another library. So history is always read from storage. Earlier reads only show which files will probably be needed
+    next. They are fetched at the same time.
     """
 
     announces_collections = False
@@ -83,7 +83,7 @@ class Icechunk1Ledger(Ledger):
         return self._tips.get(branch)
 
     async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
-        # Every creator writes these very bytes, so finding them is no proof of having won.
+        # Every creator writes the same bytes, so reading them back does not prove who created the ref.
         await self.storage.create(_branch_key(MAIN), _encode_ref(initial.id), unique=False)
         if config is not None:
             await self.save_config(config, None)
@@ -107,7 +107,7 @@ class Icechunk1Ledger(Ledger):
         try:
             found = await self.storage.get_versioned(key)
         except ObjectNotFoundError as error:
-            raise _no_ref(kind, name, "there is none of that name") from error
+            raise _no_ref(kind, name, "it does not exist") from error
         content = _parse_ref(found.data, key)
         return Tip(content.snapshot_id, found.version, CONVERSION if content.converting else None)
 
@@ -120,7 +120,7 @@ class Icechunk1Ledger(Ledger):
         return {name for kind, name, _ in refs if kind == "tag"} - deleted
 
     async def _list_refs(self) -> list[tuple[str, str, bool]]:
-        """Kind, name, and whether it is a tombstone, of every ref object; other objects are passed over."""
+        """Kind, name, and whether it is a tombstone, of every ref object. Other objects are skipped."""
         found = []
         async for page in self.storage.list(_REFS):
             for item in page:
@@ -146,7 +146,7 @@ class Icechunk1Ledger(Ledger):
             raise _no_ref("branch", branch, "it was deleted in the meantime") from error
         if current.snapshot_id == tip.snapshot_id:
             raise StaleTipError(current)
-        # A put whose answer was lost may have landed, and others may have committed on top since.
+        # A write whose response was lost may have succeeded, and others may have committed on top of it since.
         while True:
             try:
                 if await self._is_ancestor(snapshot.id, current.snapshot_id, tip.snapshot_id):
@@ -155,24 +155,24 @@ class Icechunk1Ledger(Ledger):
                 walked, current = current, await self.fetch_tip(branch)
                 if walked.snapshot_id == current.snapshot_id:
                     raise
-                continue  # the branch went on, and the snapshot at which the walk began was collected
+                continue  # the branch moved on, and the first snapshot of the walk was collected
             raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current.snapshot_id)
 
     async def announce_collection(self, collection_id: str, *, soon: bool) -> None:
-        """Write refs again when young objects may be deleted: with other blanks at the end, which JSON ignores.
+        """Rewrite refs if young objects may be deleted, with other blanks at the end, which JSON ignores.
 
-        Writers of the official package then meet a conflict, which is less than they would lose. Otherwise they are
-        left alone: sessions of this library that are open for long ask for collections by themselves.
+        Writers of the official package then get a conflict instead of losing data. Otherwise refs are not rewritten:
+        long-running sessions of this library check for collections themselves.
         """
         if soon:
             await self._rewrite_refs(converting=False)
 
     async def announce_conversion(self) -> None:
-        """Write refs again with one more entry, which readers of all libraries ignore."""
+        """Rewrite refs with one more entry, which readers of all libraries ignore."""
         await self._rewrite_refs(converting=True)
 
     async def _rewrite_refs(self, *, converting: bool) -> None:
-        """Write the refs of all branches again, with other blanks at the end."""
+        """Rewrite the refs of all branches, with other blanks at the end."""
         for branch in sorted(await self.list_branches()):
             for pause in CONTENTION.pauses():
                 try:
@@ -193,14 +193,14 @@ class Icechunk1Ledger(Ledger):
                 raise _contended(branch)
 
     async def _is_ancestor(self, wanted: ObjectId, start: ObjectId, stop: ObjectId) -> bool:
-        """Whether a snapshot lies between two others, newest first, the older one excluded."""
+        """Whether a snapshot is between two others in history, without the older one."""
         async for info in self.ancestry(start):
             if info.id in (wanted, stop):
                 return info.id == wanted
         return False
 
     async def record_detached(self, snapshot: Snapshot) -> None:
-        """Nothing to do: a snapshot is known by its file."""
+        """Do nothing: the file of the snapshot is sufficient."""
 
     async def create_branch(self, branch: str, snapshot_id: ObjectId) -> None:
         check_new_name(branch, "branch")
@@ -208,7 +208,7 @@ class Icechunk1Ledger(Ledger):
             await self.storage.create(_branch_key(branch), _encode_ref(snapshot_id), unique=False)
         except AlreadyExistsError as error:
             raise AlreadyExistsError(
-                f"branch {branch!r} exists already; reset_branch moves it", "branch-already-exists", name=branch
+                f"branch {branch!r} exists already. Reset the branch to move it", "branch-already-exists", name=branch
             ) from error
 
     async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> None:
@@ -245,7 +245,7 @@ class Icechunk1Ledger(Ledger):
         check_name(branch, "branch")
         if branch == MAIN:
             raise ForbiddenChangeError(
-                "the branch main cannot be deleted: every repository has it", "cannot-delete-main"
+                "the branch main cannot be deleted, because every repository needs it", "cannot-delete-main"
             )
         await self.fetch_tip(branch)
         await self.storage.delete([_branch_key(branch)])
@@ -254,7 +254,7 @@ class Icechunk1Ledger(Ledger):
         check_new_name(tag, "tag")
         if await self.storage.exists(_tombstone_key(tag)):
             raise AlreadyExistsError(
-                f"tag {tag!r} existed and was deleted; its name cannot be used again",
+                f"tag {tag!r} was deleted. Its name cannot be used again",
                 "tag-previously-deleted",
                 name=tag,
             )
@@ -262,7 +262,7 @@ class Icechunk1Ledger(Ledger):
             await self.storage.create(_tag_key(tag), _encode_ref(snapshot_id), unique=False)
         except AlreadyExistsError as error:
             raise AlreadyExistsError(
-                f"tag {tag!r} exists already; tags never move", "tag-already-exists", name=tag
+                f"tag {tag!r} exists already. Tags cannot be moved", "tag-already-exists", name=tag
             ) from error
 
     async def delete_tag(self, tag: str) -> None:
@@ -298,12 +298,14 @@ class Icechunk1Ledger(Ledger):
         seen: set[ObjectId] = set()
         while True:
             if info.id in seen:
-                raise FormatError(f"the history of snapshot {snapshot_id} comes back to {info.id}")
+                raise FormatError(
+                    f"the history of snapshot {snapshot_id} contains {info.id} twice. Run `icefloe verify`"
+                )
             seen.add(info.id)
             yield info
             if info.parent_id is None:
                 return
-            # Most walks end after a few steps, so that as many are taken ahead as were taken before.
+            # Most walks end after a few steps, so prefetch as many as were read before.
             info = await self._fetch_parent(info, info.parent_id, ahead, min(len(seen) - 1, _AT_ONCE))
 
     async def _fetch_parent(
@@ -312,7 +314,7 @@ class Icechunk1Ledger(Ledger):
         try:
             return await self._fetch_next(parent_id, ahead, count)
         except SnapshotNotFoundError:
-            # The child was rewritten with another parent, and this one collected, since the child was read.
+            # After the child was read, it was rewritten with another parent, and this snapshot was collected.
             anew = (await self._fetch_history_entry(child.id)).parent_id
             if anew is None or anew == parent_id:
                 raise
@@ -344,7 +346,7 @@ class Icechunk1Ledger(Ledger):
             return None
 
     async def _fetch_history_entry(self, snapshot_id: ObjectId) -> SnapshotInfo:
-        """As `fetch_info`, but without decoding nodes: a walk over history reads many large snapshots."""
+        """The same as `fetch_info`, but without decoding nodes. A walk over history may read many large snapshots."""
         try:
             data = await self.storage.get(self.metadata_files.format.snapshot_key(snapshot_id))
         except ObjectNotFoundError as error:
@@ -362,7 +364,7 @@ class Icechunk1Ledger(Ledger):
         return (await self.metadata_files.fetch_snapshot(snapshot_id, anew=True)).info
 
     async def reparent_snapshot(self, snapshot_id: ObjectId, parent_id: ObjectId) -> None:
-        """Expiry: rewrite a snapshot in place with another parent, all else equal."""
+        """Expiry: rewrite a snapshot in place with another parent."""
         self.metadata_files.forget_snapshot(snapshot_id)
         self._history.pop(snapshot_id, None)
         snapshot = await self.metadata_files.fetch_snapshot(snapshot_id)
@@ -435,5 +437,5 @@ def _no_ref(kind: str, name: str, why: str) -> RefNotFoundError:
 
 def _contended(branch: str) -> StorageError:
     return StorageError(
-        f"branch {branch!r} was replaced by others in each of {CONTENTION.max_tries} rounds; try again", name=branch
+        f"other writers moved branch {branch!r} in each of {CONTENTION.max_tries} attempts. Try again", name=branch
     )

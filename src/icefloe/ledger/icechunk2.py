@@ -70,7 +70,7 @@ from icefloe.storage.contract import Storage, Versioned
 
 REPO_KEY = "repo"
 CONVERTING = "a conversion to another generation is in progress or was interrupted"
-"""Why a conversion in place set the repository to read-only."""
+"""The reason of the read-only status during a conversion in place."""
 _SPEC = 2
 _TOLD_BY_HISTORY = frozenset(
     {
@@ -83,11 +83,11 @@ _TOLD_BY_HISTORY = frozenset(
         UpdateKind.TAG_DELETED,
     }
 )
-"""Entries of an operations log that can be told again from snapshots, refs and the names of deleted tags."""
+"""Entries of an operations log that follow from snapshots, refs and the names of deleted tags."""
 
 
 class SeenRepo:
-    """A repo file as it was read, and the version under which it can be replaced; decoded as far as it is asked."""
+    """A repo file as it was read, and the version token for replacing it. Only requested parts are decoded."""
 
     __slots__ = ("_info", "data", "head", "version")
 
@@ -98,7 +98,7 @@ class SeenRepo:
         self._info = info
 
     def seen_again(self, found: Versioned) -> SeenRepo:
-        """The file after the next read. An unchanged file is not decoded again."""
+        """The file of a later read. An unchanged file is not decoded again."""
         return SeenRepo(found, self._info, self.head) if found.data == self.data else SeenRepo(found)
 
     @property
@@ -177,7 +177,7 @@ class Icechunk2Ledger(Ledger):
         return None if self._seen is None else self._seen.head.find_branch(branch)
 
     async def fetch(self) -> SeenRepo:
-        """The repo file as it is now, in one request."""
+        """Fetch the current repo file in one request."""
         try:
             found = await self.storage.get_versioned(REPO_KEY)
         except ObjectNotFoundError as error:
@@ -187,7 +187,7 @@ class Icechunk2Ledger(Ledger):
         return seen
 
     async def fetch_repo_info(self) -> RepoInfo:
-        """The present content of the repo file."""
+        """The current content of the repo file."""
         return (await self.fetch()).info
 
     async def check_writable(self) -> None:
@@ -199,7 +199,7 @@ class Icechunk2Ledger(Ledger):
             _require_online(status)
 
     async def announce_conversion(self) -> None:
-        """Set the repository to read-only, which writers of the official package observe too."""
+        """Set the repository to read-only. Writers of the official package respect this too."""
 
         def edit(info: RepoInfo, now_us: int) -> Edit | None:
             if info.status.reason == CONVERTING:
@@ -233,7 +233,7 @@ class Icechunk2Ledger(Ledger):
 
         def edit(info: RepoInfo, now_us: int) -> Edit | None:
             if snapshot.id in info.snapshots and snapshot.id in _history(info, edits.branch_tip(info, branch)):
-                return None  # an earlier try of ours landed and its answer was lost
+                return None  # an earlier attempt succeeded, but its response was lost
             now = Tip(edits.branch_tip(info, branch), None, info)
             if now.snapshot_id == tip.snapshot_id and self.collected_since(tip, now):
                 raise StaleTipError(now)
@@ -278,7 +278,7 @@ class Icechunk2Ledger(Ledger):
                 return None
             record = info.snapshots.get(snapshot_id)
             is_cut_off = record is None or (record.parent_id is not None and record.parent_id not in info.snapshots)
-            # What was collected since may be the file of the snapshot, which nothing referred to.
+            # The file of the snapshot may have been collected since, because nothing referred to it.
             if now.snapshot_id == tip.snapshot_id and (is_cut_off or self.collected_since(tip, now)):
                 raise StaleTipError(now)
             return edits.reset_branch(info, branch, snapshot_id, tip.snapshot_id)
@@ -333,30 +333,30 @@ class Icechunk2Ledger(Ledger):
         def edit(info: RepoInfo, now_us: int) -> Edit:
             if info.config != version_token:
                 raise ConflictError(
-                    message="the stored configuration changed since it was read; fetch it and save again"
+                    message="the stored configuration changed since it was read. Fetch it again, then save"
                 )
             return edits.set_config(info, document)
 
         await self._apply(edit)
 
     async def fetch_status(self) -> StatusRecord:
-        """Whether the repository takes writes, since when, and why not."""
+        """Whether the repository accepts writes, since when, and the reason."""
         return (await self.fetch_repo_info()).status
 
     async def set_status(self, availability: Availability, reason: str | None = None) -> None:
-        """Let the repository take writes, or not."""
+        """Set whether the repository accepts writes."""
         await self._apply(lambda info, now_us: edits.set_status(info, availability, reason, now_us), while_offline=True)
 
     async def fetch_metadata(self) -> dict[str, Any]:
-        """The metadata of the repository as a whole."""
+        """The metadata of the repository."""
         return decode_metadata((await self.fetch_repo_info()).metadata, _SPEC)
 
     async def set_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Replace the metadata of the repository as a whole."""
+        """Replace the metadata of the repository."""
         await self._apply(lambda info, now_us: edits.set_metadata(info, metadata))
 
     async def update_metadata(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Set some keys of the metadata, keep the others; returns all of it."""
+        """Set some keys of the metadata and keep the others. Returns all metadata."""
 
         def edit(info: RepoInfo, now_us: int) -> Edit:
             return edits.set_metadata(info, {**decode_metadata(info.metadata, _SPEC), **changes})
@@ -374,17 +374,17 @@ class Icechunk2Ledger(Ledger):
     async def check_feature(self, name: str) -> None:
         if (await self.fetch_flags()).get(name) is False:
             raise SessionStateError(
-                f"the repository has the feature {name!r} switched off; repo.set_feature_flag({name!r}, None) allows "
-                "it again",
+                f"the feature {name!r} is disabled in this repository. Enable it with repo.set_feature_flag({name!r}, "
+                "None)",
                 feature=name,
             )
 
     async def set_flag(self, name: str, value: bool | None) -> None:
-        """Switch a feature on or off, or back to its default."""
+        """Enable or disable a feature, or restore its default."""
         await self._apply(lambda info, now_us: edits.set_flag(info, name, value))
 
     async def ops_log(self) -> AsyncIterator[UpdateRecord]:
-        """What was done to the repository, newest first; it ends where a backup is missing."""
+        """The operations log, newest first. It ends where a backup is missing."""
         info = await self.fetch_repo_info()
         for update in info.updates:
             yield update
@@ -403,7 +403,7 @@ class Icechunk2Ledger(Ledger):
             page = info.updates_before
 
     async def change_history(self, change: HistoryChange) -> None:
-        """Apply a planned expiry in one atomic step. Snapshots that refs point at by then are kept."""
+        """Apply a planned expiry in one atomic step. Snapshots that refs point to at that time are kept."""
 
         def edit(info: RepoInfo, now_us: int) -> Edit | None:
             planned = plan_removal(info, change.expired, change.branches, change.tags)
@@ -412,7 +412,10 @@ class Icechunk2Ledger(Ledger):
         await self._apply(edit)
 
     async def forget_snapshots(self, ids: Set[ObjectId]) -> frozenset[ObjectId]:
-        """Collection: take unreachable snapshots off the list, before their files go; returns those taken off."""
+        """Garbage collection: remove unreachable snapshots from the list, before their files are deleted.
+
+        Returns them.
+        """
         outcome: list[frozenset[ObjectId]] = []
 
         def edit(info: RepoInfo, now_us: int) -> Edit | None:
@@ -453,8 +456,8 @@ class Icechunk2Ledger(Ledger):
             self._seen = replaced = SeenRepo(Versioned(data, version), info)
             return replaced
         raise StorageError(
-            f"the `repo` file of {self.storage.url} was replaced by others in each of {CONTENTION.max_tries} rounds; "
-            "try again"
+            f"other writers replaced the `repo` file of {self.storage.url} in each of {CONTENTION.max_tries} attempts. "
+            "Try again"
         )
 
 
@@ -468,7 +471,7 @@ def _last_collection(info: RepoInfo | None) -> int | None:
 
 
 def to_snapshot_info(record: SnapshotRecord) -> SnapshotInfo:
-    """A listed snapshot as history shows it; the manifests are in its own file."""
+    """The history entry of a listed snapshot. The manifests are in its own file."""
     return SnapshotInfo(
         record.id,
         record.parent_id,
@@ -479,7 +482,7 @@ def to_snapshot_info(record: SnapshotRecord) -> SnapshotInfo:
 
 
 def stored_config(repo: Versioned) -> StoredConfig:
-    """The configuration in a repo file that was read already."""
+    """The configuration in a repo file that was already read."""
     return _decode_config(read_repo_head(repo.data))
 
 
@@ -489,7 +492,7 @@ def _decode_config(head: RepoHead) -> StoredConfig:
         return StoredConfig(None, None)
     document = decode_flexible(config)
     if not isinstance(document, dict):
-        raise FormatError(f"the stored configuration is a {type(document).__name__}, not a map")
+        raise FormatError(f"the stored configuration is a {type(document).__name__}, expected a map")
     return StoredConfig(document, config)
 
 
@@ -499,7 +502,7 @@ def _history(info: RepoInfo, snapshot_id: ObjectId) -> list[ObjectId]:
     current: ObjectId | None = snapshot_id
     while current is not None:
         if current in found:
-            raise FormatError(f"the history of snapshot {snapshot_id} comes back to {current}")
+            raise FormatError(f"the history of snapshot {snapshot_id} contains {current} twice. Run `icefloe verify`")
         found[current] = None
         current = info.snapshots[current].parent_id
     return list(found)
@@ -515,7 +518,7 @@ def _find_record(info: RepoInfo, snapshot_id: ObjectId) -> SnapshotRecord:
     record = info.snapshots.get(snapshot_id)
     if record is None:
         raise SnapshotNotFoundError(
-            f"no snapshot {snapshot_id} in this repository; `icefloe log` lists those of a branch",
+            f"no snapshot {snapshot_id} in this repository. `icefloe log` lists the snapshots of a branch",
             snapshot_id=snapshot_id,
         )
     return record
@@ -561,7 +564,7 @@ def _plan_repo(history: WholeHistory) -> bytes:
 
 
 class Icechunk2Administration(RepositoryAdministration):
-    """Status, metadata, feature flags and operations log, as the `repo` file holds them."""
+    """Status, metadata, feature flags and operations log of the `repo` file."""
 
     def __init__(self, ledger: Icechunk2Ledger) -> None:
         self._ledger = ledger

@@ -1,4 +1,4 @@
-"""Recover refs, the file that holds all refs, and the stored configuration.
+"""Recover refs, the file that contains all refs, and the stored configuration.
 
 A repository does not open if one of these files is empty, truncated, corrupt or missing. Its content is recovered from
 older branch files, from backups of the `repo` file, or from the snapshots, if only one of them can be the tip. Nothing
@@ -50,7 +50,7 @@ from icefloe.model.zarr_document import load_object
 from icefloe.storage.contract import Storage, Versioned
 
 _ASIDE = "damaged/"
-"""Where unreadable files are kept that were replaced."""
+"""The folder of unreadable files that were replaced."""
 _NAMED = 5
 _GONE = "it is gone"
 
@@ -64,16 +64,16 @@ class _Ref:
     key: str
     why: str
     before: ObjectId | None = None
-    """Where a branch stood according to its newest file that can be read."""
+    """The snapshot of the branch in its newest readable file."""
     deleted: bool = False
     """Whether that file marks the branch as deleted."""
     next_key: str | None = None
-    """The file that supersedes the unreadable one, where branch files are never replaced."""
+    """The file that supersedes the unreadable one, in generations that never replace branch files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What was found in the files that decide."""
+    """What was found in the refs and the configuration."""
 
     damages: tuple[Damage, ...]
     refs: RefTargets
@@ -87,7 +87,7 @@ async def recover(
     tips: Mapping[str, ObjectId] | None = None,
     apply: bool = True,
 ) -> Recovery:
-    """Find deciding files that cannot be read, and make them readable again.
+    """Find refs and configuration files that cannot be read, and restore them.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ async def recover(
     tips
         The tips of branches that cannot be recovered from the files.
     apply
-        Write what is missing. Otherwise only report the damage.
+        Write the missing files. Otherwise only report the damage.
     """
     version = version or await _guess_generation(storage)
     if version is None:
@@ -118,7 +118,7 @@ async def _guess_generation(storage: Storage) -> SpecVersion | None:
     if REPO_KEY in names:
         return SpecVersion.ICECHUNK2
     if OVERWRITTEN in names:
-        # Backups of the repo file stay when the repository is converted to another generation where it is.
+        # Backups of the repo file stay when the repository is converted to another generation in place.
         others = await find_generations(storage)
         return max(others, default=SpecVersion.ICECHUNK2)
     if "refs/" in names:
@@ -137,7 +137,7 @@ async def _guess_generation(storage: Storage) -> SpecVersion | None:
 
 
 class _Recovery:
-    """One pass over the deciding files of a repository."""
+    """One pass over the refs and the configuration of a repository."""
 
     def __init__(self, storage: Storage, version: SpecVersion, tips: dict[str, ObjectId], apply: bool) -> None:
         self.storage, self.version, self.tips, self.apply = storage, version, tips, apply
@@ -178,15 +178,15 @@ class _Recovery:
     async def _advice(self, branch: str) -> str:
         snapshots = sorted((await self.snapshots()).values(), key=lambda each: each.written_at, reverse=True)
         if not snapshots:
-            return "no snapshot can be read: restore the repository from a copy"
+            return "no snapshot can be read. Restore the repository from a backup"
         newest = ", ".join(each.id for each in snapshots[:_NAMED])
         return (
-            f"say where it is to stand: `icefloe verify --repair --tip {branch}=SNAPSHOT`; the newest snapshots that "
-            f"can be read are {newest}"
+            f"give its snapshot with `icefloe verify --repair --tip {branch}=SNAPSHOT`. The newest readable snapshots "
+            f"are {newest}"
         )
 
     async def _keep_aside(self, key: str) -> None:
-        """A copy of an unreadable file that is about to be replaced."""
+        """Copy an unreadable file before it is replaced."""
         try:
             await self.storage.put(f"{_ASIDE}{key}.{new_object_id()}", await self.storage.get(key))
         except ObjectNotFoundError:
@@ -228,7 +228,9 @@ class _Recovery:
             if self.apply:
                 await self._replace(REPO_KEY, backup, found, object_metadata("repo-info", 2))
             return
-        self._add(kind, "ref", REPO_KEY, f"{why}; no backup can be read: restore it from a copy", repairable=False)
+        self._add(
+            kind, "ref", REPO_KEY, f"{why}; no backup can be read. Restore the file from a copy", repairable=False
+        )
 
     # -- dataset: one file, without backups -----------------------------------------------------------------------
 
@@ -286,14 +288,14 @@ class _Recovery:
     async def _recover_ref(self, ref: _Ref, known: Iterable[ObjectId], *, alone: bool) -> None:
         kind = DamageKind.MISSING if ref.why == _GONE else DamageKind.UNREADABLE
         if ref.kind == "tag":
-            detail = f"{ref.why}; where it pointed is not kept elsewhere: delete the object {ref.key}, then tag again"
+            detail = f"{ref.why}; its snapshot is not known. Delete the object {ref.key}, then create the tag again"
             self._add(kind, "ref", ref.key, detail, repairable=False)
             return
         target = self.tips.get(ref.name) or ref.before or (await self.only_tip(known) if alone else None)
         if target is None or (ref.before is None and target not in await self.snapshots()):
             self._add(kind, "ref", ref.key, f"{ref.why}; {await self._advice(ref.name)}", repairable=False)
             return
-        self._add(kind, "ref", ref.key, f"{ref.why}; the branch {ref.name} stands at {target}", repairable=True)
+        self._add(kind, "ref", ref.key, f"{ref.why}; the branch {ref.name} is at {target}", repairable=True)
         if not self.apply:
             return
         data = (
@@ -337,7 +339,7 @@ class _Recovery:
         return _Ref(kind, name, key, "", target, deleted)
 
     async def _read_branch(self, branch: str, keys: list[str]) -> _Ref:
-        """A branch whose files have numbers: the newest, and where that cannot be read, what comes before it."""
+        """A branch with numbered files: the newest file, and the one before it if that cannot be read."""
         numbered = {key: number for key in keys if (number := self._number(key)) is not None}
         ordered = sorted(numbered, key=lambda key: numbered[key], reverse=True)
         if not ordered:
@@ -372,7 +374,7 @@ class _Recovery:
             content = parse_ref(data, key)
             return content.snapshot_id, content.deleted
         if is_torn(data):
-            raise FormatError(f"{key} was not written to its end: {len(data)} bytes")
+            raise FormatError(f"{key} is truncated: it has {len(data)} bytes")
         reference = decode_reference(data)
         return reference.snapshot_id, reference.properties.get(DELETED) is True
 
@@ -406,7 +408,7 @@ def _parents_first(snapshots: Mapping[ObjectId, Snapshot]) -> list[Snapshot]:
 
 
 def _damage_of(found: Versioned | None, decode: Callable[[bytes], object]) -> tuple[DamageKind, str] | None:
-    """What is wrong with a file that decides, and why; None where it can be decoded."""
+    """The kind and the reason of the damage of a file. None if it can be decoded."""
     if found is None:
         return DamageKind.MISSING, _GONE
     try:

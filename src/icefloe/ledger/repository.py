@@ -72,7 +72,7 @@ _NAME = re.compile(r"([0-9A-Z]{8}|[0-9A-Z]{13})\.json")
 
 @dataclass(frozen=True, slots=True)
 class RefStyle:
-    """How refs are spelled: `branch.main` or, at the very beginning, `branch:main`; numbers of 5 or 8 bytes."""
+    """The naming of refs: `branch.main`, or `branch:main` in the earliest files. Numbers have 5 or 8 bytes."""
 
     separator: str = "."
     number_bytes: int = 5
@@ -93,22 +93,24 @@ STYLES = (DOTTED, COLON)
 
 
 def parse_folder(kind: str, folder: str) -> str:
-    """The name of the branch or tag that a folder of `refs/` belongs to; empty for other folders."""
+    """The name of the branch or tag of a folder of `refs/`. Empty for other folders."""
     if folder[: len(kind)] != kind or folder[len(kind) : len(kind) + 1] not in (".", ":") or folder[-1] != "/":
         return ""
     return folder[len(kind) + 1 : -1]
 
 
 def encode_sequence(sequence: int, number_bytes: int = 5) -> str:
-    """The file name of a sequence number: the newest sorts first."""
+    """The file name of a sequence number. The newest sorts first."""
     largest = (1 << 8 * number_bytes) - 1
     if not 0 <= sequence <= largest:
-        raise InvalidInputError(f"sequence number {sequence} is outside 0..{largest}: the branch is full")
+        raise InvalidInputError(
+            f"sequence number {sequence} is outside of 0..{largest}. The branch cannot have more commits"
+        )
     return encode_base32((largest - sequence).to_bytes(number_bytes, "big")) + _SUFFIX
 
 
 def parse_sequence(name: str) -> tuple[int, int] | None:
-    """Sequence number and bytes per number of a file name; None for other files."""
+    """Sequence number and bytes per number of a file name. None for other files."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
@@ -127,7 +129,7 @@ class RefContent:
     snapshot_id: ObjectId
     deleted: bool = False
     collection: str | None = None
-    """The last garbage collection before this file was written; every later file of the branch repeats it."""
+    """The last garbage collection before this file was written. Every later file of the branch repeats it."""
 
     def encode(self) -> bytes:
         document: dict[str, str | bool] = {"snapshot": self.snapshot_id}
@@ -139,21 +141,21 @@ class RefContent:
 
 
 class TornRefError(FormatError):
-    """A branch file is what a power loss leaves of a commit that was never finished."""
+    """A branch file is truncated, because a power loss interrupted its commit."""
 
 
 def is_torn(data: bytes) -> bool:
-    """Whether a JSON file was not written to its end: it is empty, or zeros, or the beginning of an object."""
+    """Whether a JSON file is truncated: it is empty, or zeros, or the beginning of an object."""
     written = data.strip(b"\0 \r\n")
     return not written or (written.startswith(b"{") and not written.endswith(b"}"))
 
 
 def parse_ref(data: bytes, key: str) -> RefContent:
-    """The content of a ref file; TornRefError when it was not written to its end."""
+    """Parse a ref file. Raises TornRefError if it is truncated."""
     if is_torn(data):
         raise TornRefError(
-            f"{key} was not written to its end, as after a power loss: {len(data)} bytes; "
-            "`icefloe verify --repair` goes back to what is whole"
+            f"{key} is truncated, as after a power loss: it has {len(data)} bytes. `icefloe verify --repair` restores "
+            "the previous state"
         )
     try:
         if len(data) > SMALL_FILE_BYTES:
@@ -164,7 +166,7 @@ def parse_ref(data: bytes, key: str) -> RefContent:
             raise TypeError(f"the snapshot is {snapshot_id!r}")
         decode_base32(snapshot_id, 12)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise FormatError(f'{key} is not a ref file: {error}; expected {{"snapshot": "<20 characters>"}}') from error
+        raise FormatError(f'{key} is not a ref file: {error}. Expected {{"snapshot": "<20 characters>"}}') from error
     collection = document.get("collection")
     return RefContent(snapshot_id, document.get("deleted") is True, collection if isinstance(collection, str) else None)
 
@@ -173,7 +175,7 @@ _LOG = logging.getLogger(__name__)
 
 CONFIG_KEY, EARLY_CONFIG_KEY = "config.json", "config.yaml"
 GENERATION_KEY, GENERATION = "generation", "repository"
-"""Kept in `config.json`, so that one request returns the generation and the configuration."""
+"""Stored in `config.json`, so that one request returns the generation and the configuration."""
 _CONTENTION = RetryPolicy(max_tries=100, initial_backoff_ms=2, max_backoff_ms=500)
 """Each lost round means that another writer moved the branch, so a hundred rounds are enough."""
 _CONCURRENCY = 32
@@ -197,7 +199,7 @@ class RepositoryLedger(QuotingLedger):
         super().__init__()
         self.storage = storage
         self.metadata_files = metadata_files
-        # Where branches stood when last seen: the newest file is then found without listing all of them.
+        # The last known files of branches. With them, the newest file is found without a listing.
         self._seen: dict[str, _Newest] = {}
         self._looked: dict[str, float] = {}
 
@@ -217,7 +219,7 @@ class RepositoryLedger(QuotingLedger):
         return Tip(newest.content.snapshot_id, newest.sequence, newest.content.collection)
 
     async def _fetch_newest(self, branch: str) -> _Newest | None:
-        """The newest file of a branch, deleted or not; None when there never was one."""
+        """The newest file of a branch, deleted or not. None if there never was one."""
         seen, looked = self._seen.get(branch), monotonic_time()
         newest = None if seen is None else await self._confirm(branch, seen)
         if newest is None:
@@ -230,7 +232,7 @@ class RepositoryLedger(QuotingLedger):
         return newest
 
     async def _confirm(self, branch: str, seen: _Newest) -> _Newest | None:
-        """What was seen before, if it is still there and has no successor."""
+        """The last known file, if it still exists and has no successor."""
         try:
             own, following = await asyncio.gather(
                 self._find_file(branch, seen.style, seen.sequence),
@@ -274,16 +276,16 @@ class RepositoryLedger(QuotingLedger):
                 torn = torn or error
                 continue
             if content is None and torn is not None:
-                break  # the files before were removed by others
+                break  # others removed the earlier files
             if torn is not None:
-                _LOG.warning("%s; branch %r keeps its previous tip", torn, branch)
+                _LOG.warning("%s. Branch %r keeps its previous tip", torn, branch)
             return content
         if torn is not None:
             raise torn
         return None
 
     async def _probe_newest(self, branch: str) -> _Newest | None:
-        """The newest file of a branch on a storage that cannot list: numbers have no gaps, so it is searched for."""
+        """Search the newest file of a branch on a storage that cannot list. Numbers have no gaps."""
         low, high = -1, 0
         while await self._is_there(branch, high):
             low, high = high, 2 * high + 1
@@ -303,7 +305,7 @@ class RepositoryLedger(QuotingLedger):
             return True
 
     async def _first_in_folder(self, folder: str) -> tuple[int, int] | None:
-        """The newest sequence number in a folder: the first file of it in order."""
+        """The newest sequence number in a folder. It is the first file of the listing."""
         async for page in self.storage.list(folder):
             for item in page:
                 found = parse_sequence(item.key.removeprefix(folder))
@@ -312,7 +314,7 @@ class RepositoryLedger(QuotingLedger):
         return None
 
     async def _style(self) -> RefStyle:
-        """How this repository spells its refs, as its main branch shows."""
+        """The naming of refs in this repository, from its main branch."""
         seen = self._seen.get(MAIN) or await self._fetch_newest(MAIN)
         return DOTTED if seen is None else seen.style
 
@@ -344,9 +346,9 @@ class RepositoryLedger(QuotingLedger):
         return files.get(TAG_FILE, set()) - files.get(TAG_TOMBSTONE, set())
 
     async def _tag_files(self) -> dict[str, set[str]]:
-        """The names of tags by the files that they have."""
+        """The names of tags, from their files."""
         found: dict[str, set[str]] = {}
-        # Branches sort before tags, and their files may be many.
+        # Branches sort before tags and may have many files, so start the listing after them.
         async for page in self.storage.list(REFS, after=f"{REFS}tag"):
             for item in page:
                 folder, _, file = item.key.removeprefix(REFS).rpartition("/")
@@ -380,7 +382,7 @@ class RepositoryLedger(QuotingLedger):
             await self._refuse(branch, tip)
 
     async def _refuse(self, branch: str, tip: Tip) -> NoReturn:
-        """Say that a branch is no longer at a tip."""
+        """Raise the error for a branch that is no longer at a tip."""
         current = await self.fetch_tip(branch)
         if current.snapshot_id != tip.snapshot_id:
             raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current.snapshot_id) from None
@@ -402,7 +404,7 @@ class RepositoryLedger(QuotingLedger):
         self._seen[branch] = _Newest(style, sequence, content)
 
     async def record_detached(self, snapshot: Snapshot) -> None:
-        """Nothing to do: a snapshot is known by its file."""
+        """Do nothing: the file of the snapshot is sufficient."""
 
     async def create_branch(self, branch: str, snapshot_id: ObjectId) -> None:
         check_new_name(branch, "branch")
@@ -412,7 +414,7 @@ class RepositoryLedger(QuotingLedger):
         style = await self._style() if newest is None else newest.style
         sequence = 0 if newest is None else newest.sequence + 1
         try:
-            # Two makers of one branch may well write the same bytes.
+            # Two creators of one branch may write the same bytes.
             await self.storage.create(
                 style.branch_key(branch, sequence), RefContent(snapshot_id).encode(), unique=False
             )
@@ -439,7 +441,7 @@ class RepositoryLedger(QuotingLedger):
         check_name(branch, "branch")
         if branch == MAIN:
             raise ForbiddenChangeError(
-                "the branch main cannot be deleted: every repository has it", "cannot-delete-main"
+                "the branch main cannot be deleted, because every repository needs it", "cannot-delete-main"
             )
         for pause in _CONTENTION.pauses():
             newest = await self._fetch_newest(branch)
@@ -468,7 +470,7 @@ class RepositoryLedger(QuotingLedger):
         folder = (await self._style()).tag_folder(tag)
         if await self.storage.exists(folder + TAG_TOMBSTONE):
             raise AlreadyExistsError(
-                f"tag {tag!r} existed and was deleted; its name cannot be used again",
+                f"tag {tag!r} was deleted. Its name cannot be used again",
                 "tag-previously-deleted",
                 name=tag,
             )
@@ -476,12 +478,12 @@ class RepositoryLedger(QuotingLedger):
             await self.storage.create(folder + TAG_FILE, RefContent(snapshot_id).encode(), unique=False)
         except AlreadyExistsError as error:
             raise AlreadyExistsError(
-                f"tag {tag!r} exists already; tags never move", "tag-already-exists", name=tag
+                f"tag {tag!r} exists already. Tags cannot be moved", "tag-already-exists", name=tag
             ) from error
 
     async def delete_tag(self, tag: str) -> None:
         await self.fetch_tag(tag)
-        raise UnsupportedError(f"tag {tag!r} cannot be deleted: tags of a `repository` repository stay for ever")
+        raise UnsupportedError(f"tag {tag!r} cannot be deleted: tags of the generation `repository` are permanent")
 
     def ancestry(self, snapshot_id: ObjectId) -> AsyncIterator[SnapshotInfo]:
         return walk_history(self.metadata_files, snapshot_id)
@@ -508,7 +510,7 @@ class RepositoryLedger(QuotingLedger):
     async def import_config(self, document: Mapping[str, Any]) -> None:
         stored = await self.fetch_config()
         if stored.document != document:
-            # Without the name of the generation: no repository exists before `main` does.
+            # Omit the name of the generation, because the repository does not exist before `main` does.
             data = json.dumps(document, indent=2).encode()
             await save_config_file(self.storage, CONFIG_KEY, data, stored.version_token)
 
@@ -541,14 +543,14 @@ class RepositoryLedger(QuotingLedger):
 
 
 def stored_config(found: Versioned) -> StoredConfig:
-    """The configuration in a `config.json`; the generation it names is no part of it."""
+    """The configuration in a `config.json`, without the name of the generation."""
     document = dict(_parse_config(found.data))
     document.pop(GENERATION_KEY, None)
     return StoredConfig(document or None, found.version)
 
 
 def names_generation(found: Versioned) -> bool:
-    """Whether a `config.json` names this generation."""
+    """Whether a `config.json` contains the name of this generation."""
     try:
         return _parse_config(found.data).get(GENERATION_KEY) == GENERATION
     except FormatError:
@@ -577,16 +579,16 @@ async def _gather_bounded(requests: Iterable[Any]) -> list[Any]:
 
 
 def _no_branch(branch: str) -> RefNotFoundError:
-    return RefNotFoundError(f"no branch {branch!r}; `icefloe branch` lists those there are", name=branch)
+    return RefNotFoundError(f"no branch {branch!r}. `icefloe branch` lists all branches", name=branch)
 
 
 def _branch_exists(branch: str) -> AlreadyExistsError:
     return AlreadyExistsError(
-        f"branch {branch!r} exists already; reset_branch moves it", "branch-already-exists", name=branch
+        f"branch {branch!r} exists already. Reset the branch to move it", "branch-already-exists", name=branch
     )
 
 
 def _contended(branch: str) -> StorageError:
     return StorageError(
-        f"branch {branch!r} was moved by others in each of {_CONTENTION.max_tries} rounds; try again", name=branch
+        f"other writers moved branch {branch!r} in each of {_CONTENTION.max_tries} attempts. Try again", name=branch
     )

@@ -1,6 +1,6 @@
 """Refs and history of the generation `store`: a commit creates the next branch file under `r/`.
 
-| here | there |
+| specification | early code |
 |---|---|
 | `r/NAME/<8>.json` | `r/branch:NAME/<13>.json` |
 | `r/NAME.json` | `r/tag:NAME/ref.json` |
@@ -76,7 +76,7 @@ _LAST = 2**64 - 1
 
 
 async def find_legacy_msgpack(storage: Storage) -> Storage:
-    """The storage itself, or a view of it when early code wrote the repository in it."""
+    """The storage, or a view of it if early code wrote the repository."""
     async for page in storage.list(MAIN_FOLDER):
         if page:
             return LegacyMsgpackStorage(storage)
@@ -84,7 +84,7 @@ async def find_legacy_msgpack(storage: Storage) -> Storage:
 
 
 class LegacyMsgpackStorage(WrappedStorage):
-    """Reads such a repository; writing into it is refused."""
+    """A read-only view of a repository of early code."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LegacyMsgpackStorage, (self.inner,)
@@ -95,20 +95,18 @@ class LegacyMsgpackStorage(WrappedStorage):
 
     @property
     def lists_names_faster(self) -> bool:
-        return False  # the names are other ones
+        return False  # the names differ
 
     async def _forward(self, operation: Operation, call: Callable[[], Awaitable[T]]) -> T:
         if operation.method in WRITES:
-            raise ReadOnlyError(
-                f"{self.url} was written by early code and can only be read; convert it, then write there"
-            )
+            raise ReadOnlyError(f"{self.url} was written by early code and is read-only. Convert it to write to it")
         return await call()
 
     def _rewrap(self, inner: Storage) -> Storage:
         return inner
 
     async def _find(self, key: str) -> str:
-        """The key there; chunks have either of two."""
+        """The key in early code. Chunks have one of two."""
         stored = key_there(key)
         if key.startswith("c/") and not await self.inner.exists(stored):
             return key
@@ -152,7 +150,7 @@ class LegacyMsgpackStorage(WrappedStorage):
 
 
 def key_there(key: str) -> str:
-    """How early code called what the specification calls `key`."""
+    """The name in early code of an object `key` of the specification."""
     folder, _, name = key.partition("/")
     if folder == "r":
         branch, slash, file = name.partition("/")
@@ -160,7 +158,7 @@ def key_there(key: str) -> str:
             return f"r/{_TAG}{name.removesuffix(EXTENSION)}/{_TAG_FILE}"
         sequence = find_sequence(file)
         if sequence is None:
-            raise ObjectNotFoundError(f"no object {key!r}: it is not the name of a branch file")
+            raise ObjectNotFoundError(f"no object {key!r}. It is not the name of a branch file")
         return f"r/{_BRANCH}{branch}/{encode_base32((_LAST - sequence).to_bytes(8, 'big'))}{EXTENSION}"
     if folder in ("s", "m"):
         return f"{folder}/{name.removesuffix(EXTENSION)}{_PACKED}"
@@ -168,7 +166,7 @@ def key_there(key: str) -> str:
 
 
 def key_here(stored: str) -> str:
-    """What the specification calls an object of early code; keys of other forms stay."""
+    """The name in the specification of an object of early code. Other keys stay."""
     folder, _, name = stored.partition("/")
     if folder == "r" and name.startswith(_TAG) and name.endswith("/" + _TAG_FILE):
         return f"r/{name.removeprefix(_TAG).removesuffix('/' + _TAG_FILE)}{EXTENSION}"
@@ -191,7 +189,7 @@ CONFIG_KEY = "config.json"
 DELETED = "icefloe-deleted"
 _UPDATE = "icefloe-update"
 _COLLECTION = "icefloe-collection"
-"""The last garbage collection before the file was written; every later file of the branch repeats it."""
+"""The last garbage collection before the file was written. Every later file of the branch repeats it."""
 _CONTENTION = RetryPolicy(max_tries=100, initial_backoff_ms=2, max_backoff_ms=500)
 """Each lost round means that another writer moved the branch, so a hundred rounds are enough."""
 
@@ -222,14 +220,14 @@ class StoreLedger(QuotingLedger):
         self._looked: dict[str, float] = {}
 
     def unstorable_refs(self, branches: Collection[str], tags: Collection[str]) -> set[tuple[str, str]]:
-        # The folder of such a branch has the name of the file of a tag.
+        # The folder of such a branch would have the name of the file of a tag.
         return {("branch", name) for name in branches if name.endswith(EXTENSION)}
 
     async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
         try:
             await self._create_file(MAIN, 0, initial.id)
         except AlreadyExistsError as error:
-            raise RepositoryExistsError(f"there is a store at {self.storage.url} already") from error
+            raise RepositoryExistsError(f"a repository exists at {self.storage.url} already") from error
         if config is not None:
             await self.save_config(config, None)
 
@@ -241,12 +239,12 @@ class StoreLedger(QuotingLedger):
         looked = monotonic_time()
         newest = await self._find_newest(check_name(branch, "branch"))
         if newest is None or newest.deleted:
-            raise RefNotFoundError(f"no branch {branch!r}; `icefloe branch` lists those there are", name=branch)
+            raise RefNotFoundError(f"no branch {branch!r}. `icefloe branch` lists all branches", name=branch)
         self._looked[branch] = looked
         return newest
 
     async def _find_newest(self, branch: str) -> _Newest | None:
-        """The newest file of a branch, deleted or not; None when there never was one."""
+        """The newest file of a branch, deleted or not. None if there never was one."""
         folder = f"{REFS}{branch}/"
         try:
             async for page in self.storage.list(folder):
@@ -259,7 +257,7 @@ class StoreLedger(QuotingLedger):
         return None
 
     async def _probe_newest(self, branch: str) -> _Newest | None:
-        """The newest file on a storage that cannot list: numbers have no gaps, so it is searched for."""
+        """Search the newest file on a storage that cannot list. Numbers have no gaps."""
         low, high = -1, 0
         while await self._is_there(branch, high):
             low, high = high, 2 * high + 1
@@ -289,8 +287,8 @@ class StoreLedger(QuotingLedger):
             if found is None:
                 break
             if torn is not None:
-                _LOG.warning("%s; branch %r keeps its previous tip", torn, branch)
-            # The next commit takes the number after those of the unfinished ones, which stay.
+                _LOG.warning("%s. Branch %r keeps its previous tip", torn, branch)
+            # The next commit takes the number after those of unfinished commits, whose files stay.
             return _Newest(sequence, found.reference)
         if torn is not None:
             raise torn
@@ -303,14 +301,14 @@ class StoreLedger(QuotingLedger):
         except ObjectNotFoundError:
             return None
         if is_torn(data):
-            raise TornRefError(f"{key} was not written to its end, as after a power loss: {len(data)} bytes")
+            raise TornRefError(f"{key} is truncated, as after a power loss: it has {len(data)} bytes")
         return _Newest(sequence, decode_reference(data))
 
     async def fetch_tag(self, tag: str) -> ObjectId:
         try:
             data = await self.storage.get(_tag_key(check_name(tag, "tag")))
         except ObjectNotFoundError as error:
-            raise RefNotFoundError(f"no tag {tag!r}; `icefloe tag` lists those there are", name=tag) from error
+            raise RefNotFoundError(f"no tag {tag!r}. `icefloe tag` lists all tags", name=tag) from error
         return decode_reference(data).snapshot_id
 
     async def list_branches(self) -> set[str]:
@@ -343,7 +341,7 @@ class StoreLedger(QuotingLedger):
             self._refuse(await self.fetch_tip(branch), tip)
 
     def _refuse(self, current: Tip, tip: Tip) -> NoReturn:
-        """Say that a branch is no longer at a tip."""
+        """Raise the error for a branch that is no longer at a tip."""
         if current.snapshot_id != tip.snapshot_id:
             raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current.snapshot_id) from None
         raise StaleTipError(current) from None
@@ -382,7 +380,7 @@ class StoreLedger(QuotingLedger):
         self._looked[branch] = looked
 
     async def record_detached(self, snapshot: Snapshot) -> None:
-        """Nothing to do: a snapshot is known by its file."""
+        """Do nothing: the file of the snapshot is sufficient."""
 
     async def create_branch(self, branch: str, snapshot_id: ObjectId) -> None:
         _check_new_branch(branch)
@@ -393,7 +391,7 @@ class StoreLedger(QuotingLedger):
             await self._create_file(branch, 0 if newest is None else newest.sequence + 1, snapshot_id)
         except AlreadyExistsError as error:
             raise AlreadyExistsError(
-                f"branch {branch!r} exists already; reset_branch moves it", "branch-already-exists", name=branch
+                f"branch {branch!r} exists already. Reset the branch to move it", "branch-already-exists", name=branch
             ) from error
 
     async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> None:
@@ -414,7 +412,7 @@ class StoreLedger(QuotingLedger):
     async def delete_branch(self, branch: str) -> None:
         if branch == MAIN:
             raise ForbiddenChangeError(
-                "the branch main cannot be deleted: every repository has it", "cannot-delete-main"
+                "the branch main cannot be deleted, because every repository needs it", "cannot-delete-main"
             )
         for pause in _CONTENTION.pauses():
             newest = await self._require_newest(branch)
@@ -434,12 +432,12 @@ class StoreLedger(QuotingLedger):
             await self.storage.create(_tag_key(tag), encode_reference(new_reference(snapshot_id, {})))
         except AlreadyExistsError as error:
             raise AlreadyExistsError(
-                f"tag {tag!r} exists already; tags never move", "tag-already-exists", name=tag
+                f"tag {tag!r} exists already. Tags cannot be moved", "tag-already-exists", name=tag
             ) from error
 
     async def delete_tag(self, tag: str) -> None:
         await self.fetch_tag(tag)
-        raise UnsupportedError(f"tag {tag!r} cannot be deleted: tags of the generation `store` stay for ever")
+        raise UnsupportedError(f"tag {tag!r} cannot be deleted: tags of the generation `store` are permanent")
 
     def ancestry(self, snapshot_id: ObjectId) -> AsyncIterator[SnapshotInfo]:
         return walk_history(self.metadata_files, snapshot_id)
@@ -484,5 +482,5 @@ def new_reference(snapshot_id: ObjectId, properties: Mapping[str, Any]) -> Refer
 
 def _contended(branch: str) -> StorageError:
     return StorageError(
-        f"branch {branch!r} was moved by others in each of {_CONTENTION.max_tries} rounds; try again", name=branch
+        f"other writers moved branch {branch!r} in each of {_CONTENTION.max_tries} attempts. Try again", name=branch
     )

@@ -32,7 +32,7 @@ async def put_whole(
 
 
 async def create_refs(ledger: Ledger, history: WholeHistory) -> None:
-    """One ref after the other; what an interrupted run left is put right, and `main` comes last."""
+    """Create refs one after the other, `main` last. Refs that an interrupted run left are corrected."""
     for name in await ledger.list_branches() - history.branches.keys() - {MAIN}:
         await ledger.delete_branch(name)
     for name, tip in history.branches.items():
@@ -68,8 +68,8 @@ async def _put_tag(ledger: Ledger, name: str, target: ObjectId) -> None:
         found = await _find_tag(ledger, name)
         if found != target:
             raise ConflictError(
-                message=f"an earlier, interrupted run left the tag {name!r} at {found}, it has to be at {target}; "
-                "empty the target and start again",
+                message=f"the tag {name!r} is at {found} after an interrupted run, expected {target}. Empty the target "
+                "and start again",
                 expected_parent=target,
                 actual_parent=found,
             ) from None
@@ -90,7 +90,7 @@ async def remove_refs(storage: Storage, folder: str, main: tuple[str, ...]) -> N
     keys: list[str] = []
     async for page in storage.list(folder):
         keys += [item.key for item in page]
-    # Names of branch files descend: the newest of `main`, which names its tip, is listed first and removed last.
+    # Names of branch files descend: the newest of `main`, which contains its tip, is listed first and removed last.
     for key in sorted((key for key in keys if key.startswith(main)), reverse=True):
         await storage.delete([key])
     rest = [key for key in keys if not key.startswith(main)]

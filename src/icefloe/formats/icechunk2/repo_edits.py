@@ -166,7 +166,7 @@ def create_branch(info: RepoInfo, branch: str, snapshot_id: ObjectId) -> Edit:
     """A new branch."""
     if branch in info.branches:
         raise AlreadyExistsError(
-            f"branch {branch!r} exists already. Use reset_branch to move it", "branch-already-exists", name=branch
+            f"branch {branch!r} exists already. Reset the branch to move it", "branch-already-exists", name=branch
         )
     _require_listed(info, snapshot_id)
     after = dataclasses.replace(info, branches={**info.branches, branch: snapshot_id})
