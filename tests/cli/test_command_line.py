@@ -340,7 +340,7 @@ def test_config_shows_sets_and_unsets(run: Run, ask: Ask, place: str, tmp_path: 
     assert "unknown setting 'inline_chunk_treshold_bytes'" in refused
     assert "inline_chunk_threshold_bytes" in refused
     assert "num_bytes_chunks" in run("config", place, "caching.num_bytes_chunk", "7", code=1)
-    assert "allowed" in run("config", place, "inline_chunk_threshold_bytes", "many", code=1)
+    assert "Allowed" in run("config", place, "inline_chunk_threshold_bytes", "many", code=1)
     assert "not set" in run("config", place, "--unset", "compression", code=1)
     run("config", place, "a", "1", "--unset", "b", code=2)
 

@@ -217,5 +217,5 @@ def test_a_collection_judges_nothing_by_refs_without_main() -> None:
         await storage.delete(keys)
 
     run_blocking(lose())
-    with pytest.raises(icefloe.RefNotFoundError, match="nothing was deleted"):
+    with pytest.raises(icefloe.RefNotFoundError, match="Nothing was deleted"):
         repo.garbage_collect(dt.timedelta(0), ignore_running_sessions=True)

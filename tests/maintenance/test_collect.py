@@ -148,7 +148,7 @@ def test_a_snapshot_that_becomes_reachable_meanwhile_stops_it(past: Past, monkey
         return marking
 
     monkeypatch.setattr(collecting, "plan_collection_of", plan_then_resurrect)
-    with pytest.raises(icefloe.ConflictError, match="collect again"):
+    with pytest.raises(icefloe.ConflictError, match="Collect garbage again"):
         repo.garbage_collect(now())
     assert count(repo) == before
     past.check()

@@ -74,7 +74,7 @@ def test_a_collection_sees_writers_of_its_process_whatever_the_store_s_clock_say
             clocks.store_time(),
             clocks.store_time() - dt.timedelta(seconds=8.9),
         ):
-            with pytest.raises(icefloe.InvalidInputError, match="by the clock of the store"):
+            with pytest.raises(icefloe.InvalidInputError, match="clock of the store"):
                 repo.garbage_collect(cutoff)
         assert repo.garbage_collect(dt.timedelta(seconds=12)).chunks_deleted == 0
         assert repo.garbage_collect(clocks.store_time() - dt.timedelta(seconds=12)).chunks_deleted == 0
@@ -95,7 +95,7 @@ def test_a_writer_is_no_younger_than_either_clock_of_its_machine_says(what: str)
             clocks.wall -= 7200
         else:
             clocks.monotonic -= 7200
-        with pytest.raises(icefloe.InvalidInputError, match="by the clock of the store"):
+        with pytest.raises(icefloe.InvalidInputError, match="clock of the store"):
             repo.garbage_collect(dt.timedelta(hours=1))
         repo.garbage_collect(dt.timedelta(hours=3))
         session.discard_changes()

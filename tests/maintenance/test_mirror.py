@@ -49,9 +49,9 @@ def test_another_repository_is_never_replaced_by_a_mirror(version: str) -> None:
     past = make_past(icefloe.in_memory_storage(), version, commits=1)
     other = make_past(icefloe.in_memory_storage(), version, commits=2)
     tip = other.repo.lookup_branch("main")
-    with pytest.raises(icefloe.InvalidInputError, match="holds another repository"):
+    with pytest.raises(icefloe.InvalidInputError, match="contains another repository"):
         past.repo.mirror(other.repo.storage)
-    with pytest.raises(icefloe.InvalidInputError, match="holds another repository"):
+    with pytest.raises(icefloe.InvalidInputError, match="contains another repository"):
         past.repo.plan_mirror(other.repo.storage)
     assert icefloe.Repository.open(other.repo.storage).lookup_branch("main") == tip
     other.check(icefloe.Repository.open(other.repo.storage))

@@ -176,7 +176,7 @@ def test_splitting_rules_take_the_first_match_and_survive_a_document() -> None:
     condition = ManifestPreloadCondition.num_refs(1, None) | ManifestPreloadCondition.false()
     whole = ManifestConfig(splitting=config, preload=ManifestPreloadConfig(10, condition))
     assert parse_manifest_config(manifest_config_document(whole)) == whole
-    with pytest.raises(InvalidInputError, match="must be at least 1"):
+    with pytest.raises(InvalidInputError, match="expected at least 1"):
         ManifestSplittingConfig.from_dict({split.AnyArray(): {dim.Any(): 0}})
     with pytest.raises(InvalidInputError, match="not a regular expression"):
         ManifestSplittingConfig.from_dict({split.path_matches("["): {dim.Any(): 1}})

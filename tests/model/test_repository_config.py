@@ -176,7 +176,7 @@ def test_merging_goes_into_nested_values() -> None:
 def test_values_are_checked_when_they_are_set() -> None:
     config = RepositoryConfig()
     config.inline_chunk_threshold_bytes = 12
-    with pytest.raises(InvalidInputError, match=r"inline_chunk_threshold_bytes is 'x'; allowed: a whole number"):
+    with pytest.raises(InvalidInputError, match=r"inline_chunk_threshold_bytes is 'x'. Allowed: a whole number"):
         config.inline_chunk_threshold_bytes = "x"  # type: ignore[assignment]
     with pytest.raises(InvalidInputError, match=r"CompressionConfig.level is 99"):
         CompressionConfig(level=99)
@@ -207,8 +207,8 @@ def test_containers_are_known_by_prefix_and_by_name() -> None:
         ("s3://bucket", None, "must end in '/'"),
         ("file:///a/", "a/b", "name"),
         ("file:///a/", "", "name"),
-        ("ftp://a/", None, "does not fit"),
-        ("s3://b/", None, "does not fit"),
+        ("ftp://a/", None, "does not match"),
+        ("s3://b/", None, "does not match"),
     ],
 )
 def test_a_container_that_could_not_work_is_refused(prefix: str, name: str | None, message: str) -> None:

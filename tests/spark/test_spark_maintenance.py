@@ -79,7 +79,7 @@ def test_an_unreadable_manifest_stops_it_before_it_deletes(spark, tmp_path: Path
     key = past.repo.context.format.manifest_key(manifest)
     run_blocking(past.repo.storage.put(key, b"damaged"))
     before = count(past.repo)
-    with pytest.raises(icefloe.StorageError, match="nothing was deleted"):
+    with pytest.raises(icefloe.StorageError, match="Nothing was deleted"):
         maintenance.collect_garbage(spark, past.repo, now())
     assert count(past.repo) == before
 

@@ -1,4 +1,4 @@
-"""Write the files of the target, chunks first, then manifests, then snapshots; and compare both repositories."""
+"""Write the files of the target: chunks first, then manifests, then snapshots. Then compare both repositories."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ class Transfer:
         self._root_mark = dict(target.format.initial_snapshot(work.survey.history[0].written_at).metadata)
 
     async def run(self) -> None:
-        """Write all files. No ref points at them yet."""
+        """Write all files. No ref points to them yet."""
         await self._transfer_lists()
         await self._transfer_attributes()
         await self._transfer_manifests()
@@ -515,7 +515,7 @@ async def compare_object(chunks: ChunkCopies, chunk_id: bytes) -> None:
     if mine != theirs:
         raise FormatError(
             f"the chunk object {encode_base32(chunk_id)} differs: {len(mine)} bytes in the source, {len(theirs)} bytes "
-            "in the target; no ref points at the target yet; delete it and convert again"
+            "in the target. No ref points to the target yet. Delete the target and convert again"
         )
 
 
@@ -541,5 +541,5 @@ async def _document(node: Node, metadata_files: MetadataFiles) -> bytes:
 def _differs(snapshot: Snapshot, what: str, before: object, after: object) -> FormatError:
     return FormatError(
         f"snapshot {snapshot.id} ({snapshot.message!r:.40}) differs after the conversion: {what} was {before!r:.120}, "
-        f"is {after!r:.120}; the source did not change"
+        f"is {after!r:.120}. The source did not change"
     )

@@ -33,7 +33,7 @@ from icefloe.model.snapshot import (
 )
 
 _MIX = np.uint32(0x9E3779B1)
-"""Odd, so that multiplying by it loses nothing."""
+"""An odd factor, so that multiplication is reversible."""
 Ids = npt.NDArray[np.uint8]
 
 

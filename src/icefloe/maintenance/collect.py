@@ -1,10 +1,11 @@
 """Collect garbage: list, mark, plan, check again, then delete in an order that is safe to interrupt.
 
-An incremental collection saves its mark in one object outside the repository's folders: a digest, then zstd of
-MessagePack with columns as bytes. A mark that is damaged, of another version or of another generation is ignored.
+An incremental collection saves its mark in one object outside of the repository's folders: a digest, then zstd of
+MessagePack with columns as bytes. A mark that is corrupt, of another version or of another generation is ignored.
 
-Objects that were live at the last mark and are not any more are known by name; so are those that nothing named and
-that were too young to go. What dead writers left since is not: the next full collection lists and finds it.
+The mark contains the names of all objects that were live, and of unreferenced objects that were too young to be
+deleted. Objects that crashed writers have left since then are not in it. The next full collection finds them in the
+listing.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ from icefloe.session.open_repository import RepositoryContext, oldest_writer
 from icefloe.storage.contract import ObjectInfo, Storage
 
 KINDS = ("snapshots", "transaction_logs", "manifests", "attributes", "chunks")
-"""In the order of deletion: an object is deleted before the objects that it names."""
+"""In the order of deletion: an object is deleted before the objects that it refers to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class GCSummary:
     cutoff
         Only objects last modified before this time, by the store's clock, could be deleted.
     objects_in_use
-        The number of objects that branches and tags lead to. A Spark job does not count chunk objects.
+        The number of objects that are reachable from branches and tags. A Spark job does not count chunk objects.
     objects_too_young
         The number of unreferenced objects that were modified after the cut-off.
 
@@ -151,7 +152,7 @@ class GCSummary:
 
 @dataclass(frozen=True, slots=True)
 class CollectionPlan:
-    """The objects to delete, per kind, and what is left alone."""
+    """The objects to delete, per kind, and the numbers of objects to keep."""
 
     cutoff: dt.datetime
     garbage: Mapping[str, Listed]
@@ -159,10 +160,10 @@ class CollectionPlan:
     young: Mapping[str, int]
     """Unreferenced objects that are too young to be deleted."""
     side_objects: tuple[ObjectInfo, ...] = ()
-    """Objects outside the repository's own folders that no commit names, see `side_objects`."""
+    """Objects outside of the repository's folders that no commit refers to, see `side_objects`."""
 
     def summary(self) -> GCSummary:
-        """What the plan comes to."""
+        """The summary of the plan."""
         counts: Any = {f"{kind}_deleted": len(self.garbage[kind]) for kind in KINDS}
         return GCSummary(
             bytes_deleted=sum(int(listed.size.sum()) for listed in self.garbage.values())
@@ -175,7 +176,7 @@ class CollectionPlan:
         )
 
     def without(self, marked: Marked) -> CollectionPlan:
-        """The plan without what is in use by now."""
+        """The plan without objects that are in use in the meantime."""
         garbage = {
             kind: listed.take(~is_among(listed.ids, _live_keys(kind, marked, listed.ids.shape[1])))
             for kind, listed in self.garbage.items()
@@ -199,7 +200,7 @@ class CollectionPlan:
 
 @dataclass(frozen=True, slots=True)
 class AgeLimits:
-    """The ages at which objects may be deleted, in microseconds since 1970."""
+    """The cut-off times of objects, in microseconds since 1970."""
 
     before: int
     not_before: int | None = None
@@ -212,7 +213,7 @@ def plan_collection(
     cutoff: dt.datetime,
     side_objects: Sequence[ObjectInfo] = (),
 ) -> CollectionPlan:
-    """Everything listed that nothing names and that is old enough."""
+    """All listed objects that are unreferenced and old enough."""
     garbage, live, young = {}, {}, {}
     for kind in KINDS:
         listed = listings[kind]
@@ -253,19 +254,19 @@ _Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedMark:
-    """Everything that was live, and everything unreachable that was too young to go."""
+    """Everything that was live, and everything unreachable that was too young to be deleted."""
 
     spec_version: str
     known: Known
     snapshot_times: Mapping[ObjectId, int]
-    """When snapshot files were modified: expiry rewrites them in place."""
+    """The times of snapshot files. Expiry rewrites these files in place."""
     live: Mapping[str, Listed]
-    """Live manifests, attributes files and chunk objects; a time may be later than the true one, never earlier."""
+    """Live manifests, attributes files and chunk objects. Their times may be too late, but never too early."""
     pending: Mapping[str, Listed]
 
 
 def encode_mark(mark: SavedMark) -> bytes:
-    """The bytes of a mark."""
+    """Encode a mark."""
     snapshots = [
         [facts.id, facts.parent_id, facts.manifests, facts.attributes, facts.quoted, facts.side_objects, time]
         for facts, time in ((f, mark.snapshot_times.get(f.id, -1)) for f in mark.known.snapshots.values())
@@ -284,7 +285,7 @@ def encode_mark(mark: SavedMark) -> bytes:
 
 
 def find_mark_in(data: bytes, spec_version: str, width: int) -> SavedMark | None:
-    """The mark in a file, or None when it cannot be relied on."""
+    """Decode a mark. None if it is not valid."""
     digest, body = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
     if hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != digest:
         return None
@@ -344,7 +345,7 @@ async def fetch_mark(storage: Storage, spec_version: str, width: int) -> SavedMa
 
 
 async def save_mark(storage: Storage, mark: SavedMark) -> None:
-    """Keep a mark for the next collection; one that is too large to be worth it is not kept."""
+    """Save a mark for the next collection, unless it is too large to be useful."""
     data = encode_mark(mark)
     if len(data) > _MAX_BYTES // 4:
         await storage.delete([KEY])
@@ -354,14 +355,14 @@ async def save_mark(storage: Storage, mark: SavedMark) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """What may be garbage, per kind, and which snapshots need not be read again."""
+    """The objects that may be garbage, per kind, and the snapshots that need not be read again."""
 
     listings: dict[str, Listed]
     known: Known
 
 
 async def list_candidates(uncached: UncachedRepository, mark: SavedMark) -> Candidates:
-    """Snapshot files as they are now, and everything else as the mark knows it."""
+    """The current snapshot files, and all other objects from the mark."""
     width = uncached.format.capabilities.object_id_bytes
     layout = uncached.format
     files = await list_folder(uncached.storage, layout.snapshots_folder, layout.metadata_extension, width)
@@ -381,7 +382,7 @@ def _distinct(listed: Listed) -> Listed:
 
 
 def next_mark(layout: Format, marked: Marked, plan: CollectionPlan, listings: dict[str, Listed], now: int) -> SavedMark:
-    """The mark after a collection: what is live, and what nothing names but had to stay."""
+    """The mark after a collection: live objects, and unreferenced objects that were too young."""
     width = listings["snapshots"].ids.shape[1]
     files = listings["snapshots"]
     times = dict(zip(files.texts(), files.modified.tolist(), strict=True))
@@ -402,7 +403,7 @@ def next_mark(layout: Format, marked: Marked, plan: CollectionPlan, listings: di
 
 
 def _as_listed(texts: list[ObjectId], listed: Listed, now: int, width: int) -> Listed:
-    """Objects by name with the sizes and times that a listing knows; others are as if written now."""
+    """Objects by name, with sizes and times from a listing. Objects that are not listed count as new."""
     ids = text_ids(texts, width)
     return _look_up(ids, np.zeros(len(ids), dtype=np.int64), listed, now)
 
@@ -438,7 +439,7 @@ _DELETES_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class CollectionRequest:
-    """What is asked of a collection."""
+    """The options of a collection."""
 
     older_than: dt.datetime | dt.timedelta
     """Only objects last modified before this time, or longer ago than this, are deleted. By the store's clock."""
@@ -446,7 +447,7 @@ class CollectionRequest:
     limits: FetchLimits = field(default_factory=FetchLimits)
     ignore_running: bool = False
     incremental: bool = False
-    """Begin where the mark of the last incremental run ends, and leave one for the next."""
+    """Start from the mark of the last incremental run, and save one for the next run."""
 
     def __post_init__(self) -> None:
         if self.created_after is not None:
@@ -455,13 +456,13 @@ class CollectionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Marking:
-    """A plan, and what it was made from."""
+    """A plan and its inputs."""
 
     plan: CollectionPlan
     marked: Marked
     listings: dict[str, Listed]
     now: dt.datetime | None = None
-    """The time by the store's clock when the cut-off was decided; a Spark job does not need it."""
+    """The time by the store's clock when the cut-off was computed. A Spark job does not need it."""
 
 
 _LEFTOVER_AGE = dt.timedelta(minutes=5)
@@ -469,11 +470,11 @@ _LEFTOVER_AGE = dt.timedelta(minutes=5)
 
 
 async def collect(context: RepositoryContext, request: CollectionRequest) -> GCSummary:
-    """Delete what no branch or tag leads to and what is old enough."""
+    """Delete objects that are unreachable from branches and tags and old enough."""
     await context.check_writable()
     uncached = open_uncached(context)
     if uncached.storage.read_only:
-        raise ReadOnlyError(f"{uncached.storage.url} takes no writes; garbage cannot be collected")
+        raise ReadOnlyError(f"{uncached.storage.url} is read-only, so garbage cannot be collected")
     marking = await plan_collection_of(uncached, request)
     marking = replace(marking, plan=await apply_plan(context, uncached, marking))
     if not request.incremental and marking.now is not None:
@@ -486,11 +487,11 @@ async def collect(context: RepositoryContext, request: CollectionRequest) -> GCS
 
 
 async def plan_collection_of(uncached: UncachedRepository, request: CollectionRequest) -> Marking:
-    """What would be deleted now.
+    """Plan what to delete.
 
-    Objects are listed before refs are read: whatever a commit names that lands in between is seen as named.
+    Objects are listed before refs are read. So the references of a commit in between are seen.
     """
-    # Files of the new generation look like garbage or damage as long as its refs do not exist.
+    # Files of the new generation look like garbage or damage until its refs exist.
     await check_not_converting(uncached.storage, CONVERSION)
     decided = await fetch_cutoff(uncached.storage, request.older_than)
     check_running(uncached, decided, request)
@@ -510,7 +511,7 @@ async def plan_collection_of(uncached: UncachedRepository, request: CollectionRe
 
 
 async def _list(uncached: UncachedRepository, request: CollectionRequest) -> tuple[Known, dict[str, Listed]]:
-    """The candidates for deletion: all objects, or those that a saved mark names."""
+    """The candidates for deletion: all objects, or those in a saved mark."""
     if request.incremental:
         width = uncached.format.capabilities.object_id_bytes
         mark = await fetch_mark(uncached.storage, uncached.format.spec_version.value, width)
@@ -521,22 +522,26 @@ async def _list(uncached: UncachedRepository, request: CollectionRequest) -> tup
 
 
 def check_running(uncached: UncachedRepository, cutoff: Cutoff, request: CollectionRequest) -> None:
-    """Refuse a cut-off after the start of a writable session of this process: its chunks could be deleted."""
+    """Refuse a cut-off after the start of a writable session of this process, because its chunks could be deleted."""
     age = oldest_writer(uncached.storage)
     if age is None or request.ignore_running:
         return
     started = cutoff.started(age)
     if started < cutoff.time:
         raise InvalidInputError(
-            f"a writable session of this process is open since {started.isoformat()} by the clock of the store and may "
-            f"have written chunks that it did not commit yet; objects older than {cutoff.time.isoformat()} would be "
-            "judged. Commit or discard it, choose an earlier time, or pass ignore_running_sessions=True",
+            f"a writable session of this process is open since {started.isoformat()} (clock of the store) and may have "
+            "uncommitted chunks. The collection would delete unreferenced objects from before "
+            f"{cutoff.time.isoformat()}. Commit or discard the session, choose an earlier time, or pass "
+            "ignore_running_sessions=True",
             started=started,
         )
 
 
 async def list_all(uncached: UncachedRepository, *, sized_chunks: bool = True) -> dict[str, Listed]:
-    """Every folder of a repository as columns; of chunks perhaps only the names, see `list_folder_names`."""
+    """List every folder of a repository as columns.
+
+    Sizes and times of chunks may be missing, see `list_folder_names`.
+    """
     width = uncached.format.capabilities.object_id_bytes
     folders = folders_of(uncached)
 
@@ -567,12 +572,12 @@ def folders_of(uncached: UncachedRepository) -> dict[str, str]:
 
 
 async def apply_plan(context: RepositoryContext, uncached: UncachedRepository, marking: Marking) -> CollectionPlan:
-    """Delete garbage, unless it became reachable since the plan was made. Rewrite quotes of deleted snapshots.
+    """Delete garbage, except objects that became reachable since the plan. Rewrite quotes of deleted snapshots.
 
-    Returns what was deleted: the plan without what commits refer to that landed meanwhile.
+    Returns what was deleted: the plan without objects that new commits refer to.
 
-    Snapshots go before what they name: whoever dies in between leaves files that nothing names, never a snapshot whose
-    files are gone; the next run finds the rest.
+    Snapshots are deleted before the objects that they refer to. So an interruption leaves unreferenced files, but never
+    a snapshot with missing files. The next run finds the rest.
     """
     if has_stale_quotes(marking):
         await correct_quotes(context, uncached)
@@ -586,7 +591,10 @@ async def apply_plan(context: RepositoryContext, uncached: UncachedRepository, m
 async def delete_garbage(
     context: RepositoryContext, uncached: UncachedRepository, marking: Marking, announcement: Announcement
 ) -> tuple[CollectionPlan, Marked]:
-    """Delete what a plan names, but for what commits refer to that landed since; what that was, and what is in use."""
+    """Delete the objects of a plan, except those that new commits refer to.
+
+    Returns the deleted objects and those in use.
+    """
     await context.ledger.announce_collection(announcement.record.id, soon=announcement.is_soon)
     marked = await mark_again(uncached, marking)
     plan = marking.plan.without(marked)
@@ -603,21 +611,24 @@ async def delete_garbage(
 
 
 async def mark_again(uncached: UncachedRepository, marking: Marking) -> Marked:
-    """What is in use now: refs that moved since they were read are followed, the rest is known.
+    """The objects that are in use now. Only refs that moved since the mark are followed.
 
-    A commit that lands after this was told of the collection, and looks itself whether what it refers to is there.
+    A later commit is notified of the collection and checks itself that the objects it refers to exist.
     """
     fresh = await fetch_all_refs(uncached.ledger)
     if fresh.targets() <= marking.marked.refs.targets():
         return marking.marked
     await check_refs(uncached, marking, fresh, frozenset(marking.plan.garbage["snapshots"].texts()))
     known = Known(marking.marked.snapshots, marking.marked.manifests)
-    # A separate uncached view: files that the first one cached may have been rewritten since.
+    # Another uncached view, because files that the first one cached may have been rewritten since.
     return await mark(reopen_uncached(uncached), frozenset(), frozenset(), known)
 
 
 def has_stale_quotes(marking: Marking) -> bool:
-    """Whether a snapshot seems to quote ancestors that were collected; a session that outlived both commits such."""
+    """Whether a snapshot quotes collected ancestors.
+
+    A session that was open during expiry and collection commits such.
+    """
     there = frozenset(marking.listings["snapshots"].texts())
     return any(not there.issuperset(facts.quoted) for facts in marking.marked.snapshots.values())
 
@@ -625,7 +636,7 @@ def has_stale_quotes(marking: Marking) -> bool:
 async def check_refs(
     uncached: UncachedRepository, marking: Marking, fresh: RefTargets, doomed: frozenset[ObjectId]
 ) -> None:
-    """Follow refs that moved since the mark down to a snapshot that stays."""
+    """Follow refs that moved since the mark, until a kept snapshot is reached."""
     for start in fresh.targets() - marking.marked.refs.targets():
         try:
             async for info in uncached.ledger.ancestry(start):
@@ -652,8 +663,8 @@ async def _forget(context: RepositoryContext, doomed: frozenset[ObjectId], liste
 def _became_reachable(snapshot_id: ObjectId, refs: Sequence[str]) -> ConflictError:
     where = f" ({', '.join(refs)})" if refs else ""
     return ConflictError(
-        message=f"snapshot {snapshot_id} became reachable{where} while garbage was judged; nothing was deleted: "
-        "collect again"
+        message=f"snapshot {snapshot_id} became reachable{where} during the collection. Nothing was deleted. Collect "
+        "garbage again"
     )
 
 
@@ -673,7 +684,7 @@ async def delete_objects(uncached: UncachedRepository, kind: str, listed: Listed
 
 
 def key_builder(uncached: UncachedRepository, kind: str) -> Callable[[ObjectId], str]:
-    """How the id of an object becomes its key."""
+    """The function from the id of an object to its key."""
     layout = uncached.format
     if kind == "chunks":
         return lambda text: f"{layout.chunks_folder}{text}"

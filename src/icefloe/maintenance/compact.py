@@ -38,7 +38,7 @@ from icefloe.storage.contract import Buffer
 
 
 def hilbert_order(coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.intp]:
-    """The order of coordinates along a Hilbert curve through the smallest cube that holds them all."""
+    """The order of coordinates along a Hilbert curve through the smallest cube that contains them."""
     count, ndim = coords.shape
     if count < 2 or ndim == 0:
         return np.arange(count)
@@ -46,7 +46,7 @@ def hilbert_order(coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.intp]:
         return np.argsort(coords[:, 0], kind="stable")
     bits = max(int(coords.max()).bit_length(), 1)
     axes = _to_transposed(coords.astype(np.uint32).copy(), bits)
-    # The transposed index holds the bits of the place: the highest bit of every axis first, then the next.
+    # The transposed index contains the bits of the position: the highest bit of every axis first, then the next.
     columns = []
     for bit in range(bits - 1, -1, -1):
         columns += [(axes[:, axis] >> np.uint32(bit)) & np.uint32(1) for axis in range(ndim)]
@@ -89,10 +89,10 @@ class ChunkOrder(enum.Enum):
 
 
 class Layout(enum.Enum):
-    """What becomes of chunks."""
+    """What a compaction does with chunks."""
 
     PACK = "pack"
-    """Small chunks that are alone, or in packs with dead bytes, are packed together."""
+    """Small chunks in separate objects, or in packs with unused bytes, are packed together."""
     UNPACK = "unpack"
     """Each chunk in a pack becomes a separate object."""
     MATERIALIZE = "materialize"
@@ -101,31 +101,33 @@ class Layout(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CompactRequest:
-    """What is asked of a compaction."""
+    """The options of a compaction."""
 
     branch: str = "main"
     layout: Layout = Layout.PACK
     pattern: str = "/*"
-    """Paths of arrays; `*` stands for anything."""
+    """Paths of arrays. `*` matches any text."""
     region: Extents | None = None
     """Only chunks in this box of the chunk grid."""
     order: ChunkOrder = ChunkOrder.CHUNK
     threshold_bytes: int = 256 << 10
     target_bytes: int = 8 << 20
     dead_share: float = 0.3
-    """Packs with a larger unreferenced part on the branch are rewritten."""
+    """Packs with a larger share of bytes that the branch does not reference are rewritten."""
     batch_bytes: int = 128 << 20
-    """So much is written before it is committed."""
+    """The number of bytes in each commit."""
     message: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.dead_share <= 1:
-            raise InvalidInputError(f"dead_share={self.dead_share}: expected a part between 0 and 1")
+            raise InvalidInputError(f"dead_share is {self.dead_share}, expected a number between 0 and 1")
         if self.target_bytes < 1 or self.batch_bytes < 1:
-            raise InvalidInputError("target_bytes and batch_bytes are at least 1")
+            raise InvalidInputError(
+                "target_bytes is {self.target_bytes} and batch_bytes is {self.batch_bytes}, expected at least 1"
+            )
 
     def wants(self, path: str) -> bool:
-        """Whether an array is among those asked for."""
+        """Whether an array is selected."""
         pattern = self.pattern if self.pattern.startswith("/") else "/" + self.pattern
         return fnmatchcase(path, pattern)
 
@@ -137,7 +139,7 @@ class ArrayRewrite:
     node_id: NodeId
     path: str
     table: ChunkTable
-    """Their references; rows are sorted by coordinates."""
+    """Their references. Rows are sorted by coordinates."""
     order: npt.NDArray[np.intp]
 
     @property
@@ -173,7 +175,7 @@ class CompactionPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObjectUse:
-    """The chunk objects that a snapshot names, by key in order: bytes in use, references, whole size."""
+    """The chunk objects of a snapshot, sorted by key: bytes in use, references, total size."""
 
     keys: Keys
     used: npt.NDArray[np.int64]
@@ -186,7 +188,7 @@ class ObjectUse:
 
 
 def object_use(tables: Mapping[NodeId, ChunkTable], listed: Listed) -> ObjectUse:
-    """How much of each object is in use; an object that is not listed counts as used whole."""
+    """The bytes of each object that are in use. An object that is not listed counts as fully used."""
     keys, lengths = [], []
     for table in tables.values():
         if table.object_id is not None:
@@ -224,14 +226,14 @@ def choose_rows(table: ChunkTable, use: ObjectUse, request: CompactRequest) -> n
     small = (table.length <= request.threshold_bytes) & (use.size[rows] < request.target_bytes // 2)
     alone = small & (use.references[rows] == 1)
     chosen = native & (dead | alone)
-    # A single chunk is left as it is: rewriting it gains nothing.
+    # Do not rewrite a single chunk, because that gains nothing.
     return chosen if int(np.count_nonzero(chosen)) > 1 or bool((chosen & dead).any()) else np.zeros_like(chosen)
 
 
 def plan_array(
     node_id: NodeId, path: str, table: ChunkTable, use: ObjectUse, request: CompactRequest
 ) -> ArrayRewrite | None:
-    """The part of the plan of one array; None when nothing is to be done."""
+    """The plan of one array. None if there is nothing to do."""
     rows = np.flatnonzero(choose_rows(table, use, request))
     if not len(rows):
         return None
@@ -241,21 +243,21 @@ def plan_array(
 
 
 REWRITTEN = "icefloe_rewritten_chunks"
-"""Metadata of a commit that moved bytes and changed none: its log tells of no chunks, so that writers do not clash."""
+"""Metadata of a commit that only moved bytes. Its log contains no chunks, so that it conflicts with no writer."""
 _TRIES = 50
 _PUTS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class CompactSummary:
-    """What a compaction did."""
+    """The result of a compaction."""
 
     chunks: int = 0
     bytes_written: int = 0
     objects_written: int = 0
     commits: tuple[ObjectId, ...] = ()
     skipped: int = 0
-    """Chunks that others replaced in the meantime: theirs stay."""
+    """Chunks that other writers replaced in the meantime. They were not rewritten."""
 
     def __str__(self) -> str:
         return (
@@ -309,7 +311,7 @@ class _Piece:
 
 
 def _batches(plan: CompactionPlan) -> Iterator[list[_Piece]]:
-    """Pieces of arrays that together come to about the size of a batch."""
+    """Batches of chunks of arrays, each of about the batch size."""
     batch: list[_Piece] = []
     left = plan.request.batch_bytes
     for array in plan.arrays:
@@ -359,7 +361,7 @@ async def _apply_batch(
 
 
 async def _write(context: RepositoryContext, request: CompactRequest, piece: _Piece) -> tuple[ChunkTable, int]:
-    """Store the chunks of a piece; their new references, and how many objects hold them."""
+    """Store some chunks. Returns their new references and the number of new objects."""
     table = piece.array.table
     bodies = await context.reader.fetch_many(table, piece.rows, array_path=piece.array.path)
     lengths = np.fromiter(map(len, bodies), dtype=np.uint64, count=len(bodies))
@@ -384,7 +386,7 @@ async def _write(context: RepositoryContext, request: CompactRequest, piece: _Pi
 
 
 def _cut(lengths: npt.NDArray[np.uint64], target: int, threshold: int) -> list[int]:
-    """Where objects begin: chunks are gathered up to the target, those above the threshold stay alone."""
+    """The first chunk of each object. Chunks are joined up to the target size. Larger chunks are separate objects."""
     starts: list[int] = []
     held = target + 1
     alone = True
@@ -405,9 +407,9 @@ async def _land(
     commit: CommitRequest,
     written: dict[NodeId, tuple[ChunkTable, ChunkTable]],
 ) -> tuple[ObjectId | None, int]:
-    """Commit new references for the chunks that are still as they were read; how many that are.
+    """Commit new references for the chunks that did not change since they were read. Returns their number.
 
-    `first` is where the branch stood before the chunks were written.
+    `first` is the snapshot of the branch before the chunks were written.
     """
     tip, base = await context.fetch_branch(branch)
     state = SessionState(context, base, tip=first)
@@ -436,24 +438,24 @@ _REWRITE_TRIES = 20
 
 @dataclass(frozen=True, slots=True)
 class RewriteRequest:
-    """What is asked of a rewrite."""
+    """The options of a rewrite."""
 
     branch: str
     message: str
     metadata: Mapping[str, Any]
     amends: bool = False
-    """Whether the newest commit is replaced, instead of one being added."""
+    """Whether the newest commit is replaced. Otherwise a commit is added."""
 
 
 async def plan_rewrite(context: RepositoryContext, branch: str) -> ManifestPlan:
-    """How the manifests of a branch would be packed now."""
+    """Plan how to pack the manifests of a branch."""
     return _plan((await _open(context, branch))[0])
 
 
 async def rewrite_manifests(context: RepositoryContext, request: RewriteRequest) -> ObjectId:
     """Commit the same chunks in repacked manifests. Returns the snapshot.
 
-    Commits that land in between are kept: the rewrite is made again on top of them.
+    Concurrent commits are kept: the rewrite is repeated on top of them.
     """
     await context.check_writable()
     for attempt in range(_REWRITE_TRIES):

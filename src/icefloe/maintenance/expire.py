@@ -57,9 +57,9 @@ class RetentionRule:
 
     def __post_init__(self) -> None:
         if self.keep_last is not None and self.keep_last < 1:
-            raise InvalidInputError(f"keep_last={self.keep_last}: keep at least 1 commit")
+            raise InvalidInputError(f"keep_last is {self.keep_last}, expected at least 1")
         if not self.forever and self.keep_for is None and self.keep_last is None:
-            raise InvalidInputError(f"the rule for {self.pattern!r} keeps nothing: give keep_for, keep_last or forever")
+            raise InvalidInputError(f"the rule for {self.pattern!r} keeps nothing. Give keep_for, keep_last or forever")
 
     def matches(self, kind: str, name: str) -> bool:
         """Return whether the rule applies to a branch or tag.
@@ -89,7 +89,7 @@ class RetentionRule:
 
 @dataclass(frozen=True, slots=True)
 class ExpiryRequest:
-    """What is asked to expire; by name, or else by age, number and rules."""
+    """The options of an expiry: snapshots by id, or age, number and rules."""
 
     older_than: dt.datetime | None = None
     retain_last: int | None = None
@@ -101,16 +101,16 @@ class ExpiryRequest:
 
     def __post_init__(self) -> None:
         if self.older_than is None and self.retain_last is None and not self.rules and not self.snapshots:
-            raise InvalidInputError("nothing is chosen to expire: give older_than, retain_last, rules or snapshots")
+            raise InvalidInputError("nothing is selected to expire. Give older_than, retain_last, rules or snapshots")
         if self.retain_last is not None and self.retain_last < 1:
-            raise InvalidInputError(f"retain_last={self.retain_last}: at least one commit of a ref stays")
+            raise InvalidInputError(f"retain_last is {self.retain_last}, expected at least 1")
         if self.older_than is not None:
             check_past(self.older_than, "older_than", self.now)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpiryPlan:
-    """The snapshots that leave history, and the new parents of those that stay."""
+    """The snapshots to remove from history, and the new parents of kept snapshots."""
 
     change: HistoryChange
     expired: tuple[SnapshotInfo, ...]
@@ -131,14 +131,14 @@ class ExpiryPlan:
 
 
 def plan_expiry(history: History, request: ExpiryRequest, *, tags_can_go: bool = True) -> ExpiryPlan:
-    """Decide what expires. Roots stay, and so does what a ref points at, unless that ref is to go with it."""
+    """Decide what expires. Roots stay. The snapshot of a ref stays too, unless the ref is removed."""
     if request.snapshots:
         return _plan_named(history, request.snapshots)
     branches, tags = _refs_to_go(history, request)
     if tags and not tags_can_go:
         raise UnsupportedError(
-            f"tags {', '.join(sorted(tags))} point at expired snapshots, but tags of this repository stay for ever; "
-            "expire without delete_expired_tags"
+            f"tags {', '.join(sorted(tags))} point to expired snapshots, but tags of this repository cannot be "
+            "deleted. Expire without delete_expired_tags"
         )
     kept = history.roots()
     for kind, name, start in _refs(history):
@@ -168,7 +168,7 @@ def _refs_to_go(history: History, request: ExpiryRequest) -> tuple[dict[str, Obj
 
 
 def _stays(kind: str, name: str, index: int, info: SnapshotInfo, request: ExpiryRequest) -> bool:
-    """Whether a snapshot, the index-th of a ref's history, stays because of this ref."""
+    """Whether a ref keeps the snapshot at this index of its history."""
     for rule in request.rules:
         if rule.matches(kind, name):
             young = rule.keep_for is not None and info.written_at >= request.now - rule.keep_for
@@ -187,19 +187,20 @@ def _plan_named(history: History, named: frozenset[ObjectId]) -> ExpiryPlan:
     unknown = named - history.snapshots.keys() - history.detached.keys()
     if unknown:
         raise SnapshotNotFoundError(
-            f"no branch or tag leads to {', '.join(sorted(unknown)[:3])}; `icefloe log --graph` shows what there is",
+            f"{', '.join(sorted(unknown)[:3])} cannot be reached from a branch or tag. `icefloe log --graph` shows all "
+            "snapshots",
             snapshot_id=min(unknown),
         )
     for snapshot_id in named & history.refs.targets():
         refs = " and ".join(history.refs.names_of(snapshot_id))
-        raise InvalidInputError(f"snapshot {snapshot_id} is where {refs} points: reset or delete that first")
+        raise InvalidInputError(f"snapshot {snapshot_id} is the tip of {refs}. Reset or delete it first")
     if named & history.roots():
-        raise InvalidInputError(f"snapshot {min(named & history.roots())} is the first one; it stays")
+        raise InvalidInputError(f"snapshot {min(named & history.roots())} is the first one and cannot expire")
     return _finish(history, named, {}, {})
 
 
 def plan_again(history: History, expired: frozenset[ObjectId]) -> ExpiryPlan:
-    """What is left of an expiry: snapshots that it took out and that refs lead to again; what a ref points at stays."""
+    """The rest of an expiry: removed snapshots that are reachable again. Snapshots of refs stay."""
     kept = history.refs.targets() | history.roots()
     return _finish(history, frozenset(expired & history.snapshots.keys()) - kept, {}, {})
 
@@ -222,7 +223,7 @@ def _finish(
 
 
 def _skipped(history: History, start: ObjectId, expired: frozenset[ObjectId]) -> tuple[ObjectId, ...]:
-    """Expired snapshots from one down to the nearest kept ancestor, which is not among them."""
+    """Expired snapshots from one to its nearest kept ancestor, without the latter."""
     found: list[ObjectId] = []
     current: ObjectId | None = start
     while current is not None and current in expired:
@@ -232,22 +233,22 @@ def _skipped(history: History, start: ObjectId, expired: frozenset[ObjectId]) ->
 
 
 _ROUNDS = 20
-"""How often the work is done again because others committed on what was being expired."""
+"""The number of attempts if others commit on snapshots that are being expired."""
 
 
 async def plan_expiry_of(context: RepositoryContext, request: ExpiryRequest) -> ExpiryPlan:
-    """What would expire now."""
+    """Plan an expiry."""
     history = await fetch_history(open_uncached(context))
     return plan_expiry(history, request, tags_can_go=context.capabilities.deletable_tags)
 
 
 async def expire(context: RepositoryContext, request: ExpiryRequest) -> ExpiryPlan:
-    """Take old snapshots out of history; their files stay until garbage is collected."""
+    """Remove old snapshots from history. Their files stay until garbage is collected."""
     return await apply_expiry(context, await plan_expiry_of(context, request))
 
 
 async def apply_expiry(context: RepositoryContext, plan: ExpiryPlan) -> ExpiryPlan:
-    """Carry a plan out."""
+    """Apply a plan."""
     await context.check_writable()
     if plan.change.is_empty():
         return plan
@@ -271,7 +272,7 @@ async def _apply(context: RepositoryContext, plan: ExpiryPlan) -> None:
     exact = {}
     for number, (child, skipped) in enumerate(seams.items()):
         report_progress("join transaction logs", number, len(seams))
-        # Until the parents change, the log contains both: a log with missing changes would hide a conflict.
+        # Until the parents change, the log contains both, because a log with missing changes would hide a conflict.
         own = await _log_since(uncached, [child], skipped[0])
         exact[child] = await _log_since(uncached, [*reversed(skipped), child], plan.change.parents[child])
         await _write_log(context, child, _union(own, exact[child]))
@@ -284,7 +285,7 @@ async def _apply(context: RepositoryContext, plan: ExpiryPlan) -> None:
 
 
 async def _follow_others(context: RepositoryContext, child: ObjectId, parent: ObjectId) -> None:
-    """Write a log again that replaced the one of another expiry, which moved the parent further meanwhile.
+    """Write a log again that replaced the log of a concurrent expiry, which changed the parent too.
 
     An expiry changes the parent before it writes its last log. So whoever writes a log last sees the parent that the
     log has to begin at.
@@ -300,11 +301,11 @@ async def _follow_others(context: RepositoryContext, child: ObjectId, parent: Ob
                 skipped.append(at)
                 above = (await uncached.metadata_files.fetch_snapshot(at)).parent_id
                 if above is None:
-                    return  # the parent is not an earlier ancestor: nothing was expired
+                    return  # the parent is not an earlier ancestor, so nothing was expired
                 at = above
             log = await _log_since(uncached, [*reversed(skipped), child], begins)
         except SnapshotNotFoundError:
-            return  # a collection deleted what expired; the expiry wrote the log
+            return  # a collection deleted the expired files; the expiry wrote the log
         await _write_log(context, child, log)
         parent = begins
 

@@ -1,4 +1,4 @@
-"""The content of single files as plain data, and how many bytes chunks take."""
+"""The content of single files as plain data, and the total size of chunks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def inspect_manifest(context: RepositoryContext, manifest_id: ObjectId) ->
 
 
 async def inspect_transaction_log(context: RepositoryContext, snapshot_id: ObjectId) -> dict[str, Any]:
-    """What one commit changed, by node id."""
+    """The changes of a commit, by node id."""
     log = await open_uncached(context).metadata_files.fetch_transaction_log(snapshot_id)
     sets = ("new_groups", "new_arrays", "deleted_groups", "deleted_arrays", "updated_groups", "updated_arrays")
     return {
@@ -98,7 +98,7 @@ async def inspect_transaction_log(context: RepositoryContext, snapshot_id: Objec
 
 
 async def _header(context: RepositoryContext, key: str) -> dict[str, Any] | None:
-    """The header of a file; None where the generation has none."""
+    """The header of a file. None if the generation has none."""
     start = await context.storage.get_range(key, 0, HEADER_BYTES)
     if not has_magic(start):
         return None
@@ -113,10 +113,10 @@ async def _header(context: RepositoryContext, key: str) -> dict[str, Any] | None
 
 @dataclass(frozen=True, slots=True)
 class ChunkStorageStats:
-    """Bytes of all chunks that branches and tags lead to, through all of history."""
+    """The size of all chunks that are reachable from branches and tags, including history."""
 
     native_bytes: int = 0
-    """Bytes of chunk objects in the repository, dead bytes of packs included."""
+    """Bytes of chunk objects in the repository, including unused bytes of packs."""
     virtual_bytes: int = 0
     """Bytes of distinct virtual references."""
     inlined_bytes: int = 0
@@ -136,7 +136,10 @@ class ChunkStorageStats:
 
 
 async def chunk_storage_stats(context: RepositoryContext, limits: FetchLimits | None = None) -> ChunkStorageStats:
-    """Count what refs lead to; a chunk object or a range of a virtual file that several snapshots share counts once."""
+    """Count all reachable chunks.
+
+    A chunk object or a range of a virtual file that several snapshots share counts once.
+    """
     uncached = open_uncached(context)
     listings = await list_all(uncached)
     marked = await mark(uncached, frozenset(), frozenset(), limits=limits)
@@ -161,7 +164,7 @@ async def chunk_storage_stats(context: RepositoryContext, limits: FetchLimits | 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranges:
-    """Ranges of virtual files, as columns; `file` numbers `files`."""
+    """Ranges of virtual files, as columns. `file` is an index into `files`."""
 
     files: list[str]
     file: npt.NDArray[np.int64]

@@ -51,7 +51,7 @@ def reporting_to(report: Report | None) -> Iterator[None]:
 
 
 def report_progress(stage: str, done: int, total: int = 0) -> None:
-    """Report how far a stage is, if a listener is set."""
+    """Report the progress of a stage, if a listener is set."""
     report = _listener.get()
     if report is not None:
         report(stage, done, total)
@@ -90,22 +90,22 @@ class Cutoff:
 
 
 async def fetch_cutoff(storage: Storage, older_than: dt.datetime | dt.timedelta) -> Cutoff:
-    """A time as given, or so long ago by the store's clock; never one that is in the future by that clock."""
+    """The given time, or the store's time minus the given age. Raises if it is in the future by the store's clock."""
     if isinstance(older_than, dt.datetime):
         check_zone(older_than, _ARGUMENT)
-        # A plan may be made where nothing can be written; nothing is deleted there either.
+        # A dry run also works on a read-only storage. Nothing is deleted there.
         now, read_at = (current_time(), monotonic_time()) if storage.read_only else await _fetch_store_time(storage)
         check_past(older_than, _ARGUMENT, now)
         # Some stores report whole seconds.
         return Cutoff(older_than if older_than <= now + _RESOLUTION else now, now, read_at)
     if older_than < dt.timedelta(0):
-        raise InvalidInputError(f"{older_than} is in the future; garbage is older than a time span, not younger")
+        raise InvalidInputError(f"{older_than} is in the future. Give a time in the past or a positive time span")
     now, read_at = await _fetch_store_time(storage)
     return Cutoff(now - older_than, now, read_at)
 
 
 async def fetch_store_time(storage: Storage) -> dt.datetime:
-    """The store's time: that of an object written for the purpose."""
+    """The store's time, from an object that is written to measure it."""
     return (await _fetch_store_time(storage))[0]
 
 
@@ -122,7 +122,7 @@ async def _fetch_store_time(storage: Storage) -> tuple[dt.datetime, float]:
 
 Ids = npt.NDArray[np.uint8]
 NEVER = 1 << 62
-"""A time that no cut-off reaches."""
+"""A time after every cut-off."""
 _VALID = np.zeros(256, dtype=bool)
 _VALID[np.frombuffer(b"0123456789ABCDEFGHJKMNPQRSTVWXYZ", dtype=np.uint8)] = True
 
@@ -176,14 +176,15 @@ def text_ids(texts: Sequence[ObjectId], width: int) -> Ids:
         return np.empty((0, width), dtype=np.uint8)
     length = text_length(width)
     joined = np.frombuffer("".join(texts).encode("utf-8", "replace"), dtype=np.uint8)
-    # Ids of other lengths must not be taken for parts of their neighbours: what is named here is kept.
+    # Check all lengths, or ids of other lengths would be read as parts of their neighbours. These ids decide what is
+    # kept.
     wrong = next((text for text in texts if len(text) != length), "") if len(joined) else texts[0]
     if wrong or len(joined) != length * len(texts):
-        raise FormatError(f"{wrong!r:.80} is named as an id; ids have {length} characters of base32")
+        raise FormatError(f"{wrong!r:.80} is not an id, expected {length} characters of base32")
     try:
         return decode_base32_column(joined.reshape(len(texts), length), width)
     except InvalidInputError as error:
-        raise FormatError(f"a file names an object by something that is no id: {error.message}") from error
+        raise FormatError(f"a file contains an invalid object id: {error.message}") from error
 
 
 def microseconds(time: dt.datetime) -> int:
@@ -199,7 +200,7 @@ def empty_listing(width: int) -> Listed:
 
 
 async def list_folder(storage: Storage, folder: str, extension: str, width: int) -> Listed:
-    """Everything in a folder; pages become columns as they come."""
+    """List a folder. Pages are converted to columns as they arrive."""
     if storage.lists_names_faster:
         listed = await list_folder_names(storage, folder, extension, width)
         return await fetch_sizes(storage, folder, extension, listed, np.ones(len(listed), dtype=bool))
@@ -214,7 +215,7 @@ async def list_folder(storage: Storage, folder: str, extension: str, width: int)
 
 
 async def list_folder_names(storage: Storage, folder: str, extension: str, width: int) -> Listed:
-    """Everything in a folder. Sizes and times are left out if each costs a request: see `fetch_sizes`."""
+    """List a folder. Sizes and times are left out if each needs a request, see `fetch_sizes`."""
     if not storage.lists_names_faster:
         return await list_folder(storage, folder, extension, width)
     length = text_length(width) + len(extension)
@@ -247,7 +248,7 @@ def text_columns(
     extension: str,
     width: int,
 ) -> Listed:
-    """Objects from the letters of their names, uint8[n, length]; names that are no ids are only counted."""
+    """Objects from the characters of their names, uint8[n, length]. Names that are not ids are only counted."""
     length = text_length(width)
     ending = np.frombuffer(extension.encode(), dtype=np.uint8)
     proper = _VALID[text[:, :length]].all(axis=1) & (text[:, length:] == ending).all(axis=1)
@@ -268,7 +269,7 @@ def join_listings(parts: Sequence[Listed], width: int, foreign: int = 0) -> List
 
 
 def columns_of(page: Sequence[ObjectInfo], folder: str, extension: str, width: int) -> Listed:
-    """One page as columns; names that are no ids are only counted."""
+    """One page as columns. Names that are not ids are only counted."""
     length = text_length(width)
     expected = len(folder) + length + len(extension)
     fitting = [item for item in page if len(item.key) == expected and item.key.endswith(extension)]
@@ -297,18 +298,21 @@ def _nothing(width: int, foreign: int) -> Listed:
 
 
 def id_keys(ids: Ids) -> npt.NDArray[np.uint64]:
-    """The first eight bytes of ids as numbers. Ids are random: two that agree here only keep garbage."""
+    """The first eight bytes of ids as numbers.
+
+    Ids are random. If two agree here, the effect is that garbage is kept.
+    """
     return np.ascontiguousarray(ids[:, :8]).view(">u8").ravel().astype(np.uint64)
 
 
 def sorted_distinct(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Keys in order, each once; several times quicker than `np.unique`."""
+    """Sorted distinct keys. Several times faster than `np.unique`."""
     keys = np.sort(keys)
     return keys[_heads(keys)]
 
 
 def first_rows(ids: Ids) -> npt.NDArray[np.intp]:
-    """For every distinct key, in order, a row that has it."""
+    """For every distinct key, in order, one of its rows."""
     keys = id_keys(ids)
     order = np.argsort(keys)
     return order[_heads(keys[order])]
@@ -321,7 +325,7 @@ def _heads(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
 
 
 def is_among(ids: Ids, live: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    """Which ids are among live ones, given as sorted keys."""
+    """Which ids are live. Live ids are given as sorted keys."""
     if not len(live) or not len(ids):
         return np.zeros(len(ids), dtype=bool)
     keys = id_keys(ids)
@@ -335,12 +339,12 @@ _PIECE_BYTES = 1 << 20
 
 
 async def list_side_objects(storage: Storage) -> tuple[ObjectInfo, ...]:
-    """All side objects, whether a commit names them or not."""
+    """All side objects, whether a commit refers to them or not."""
     return tuple([item async for page in storage.list(INGESTED_FOLDER) for item in page])
 
 
 def find_corruption(data: bytes) -> str | None:
-    """What is wrong with the bytes of a list, which is one zstd frame. It is decompressed in pieces of bounded size."""
+    """The damage of a list, or None. A list is one zstd frame. It is decompressed in pieces of bounded size."""
     try:
         declared = zstandard.frame_content_size(data)
         found = 0
@@ -355,7 +359,7 @@ def find_corruption(data: bytes) -> str | None:
 def find_unreferenced(
     found: Sequence[ObjectInfo], named: Iterable[str], before: int, not_before: int | None
 ) -> tuple[ObjectInfo, ...]:
-    """The objects that no commit names and that are old enough. Times are microseconds since 1970."""
+    """The objects that no commit refers to and that are old enough. Times are microseconds since 1970."""
     kept, floor = frozenset(named), not_before if not_before is not None else -(1 << 62)
     return tuple(item for item in found if item.key not in kept and floor <= microseconds(item.last_modified) < before)
 
@@ -368,7 +372,7 @@ _LIMITS = CacheLimits(snapshots=64 << 20, manifests=0, transaction_logs=0, attri
 
 @dataclass(frozen=True, slots=True)
 class UncachedRepository:
-    """The storage, format and ledger of a repository, with caches of their own. Nothing stale is read."""
+    """The storage, format and ledger of a repository, with separate caches. Nothing stale is read."""
 
     storage: Storage
     format: Format
@@ -393,7 +397,7 @@ def reopen_uncached(uncached: UncachedRepository) -> UncachedRepository:
 
 
 async def fetch_all_refs(ledger: Ledger) -> RefTargets:
-    """All refs, as they are now."""
+    """Fetch all current refs."""
     found = await ledger.fetch_targets()
     if found is not None:
         return RefTargets(*found)
@@ -410,14 +414,14 @@ async def fetch_all_refs(ledger: Ledger) -> RefTargets:
 async def gather_bounded(
     work: Callable[[T], Awaitable[R]], items: Iterable[T], at_once: int = REQUESTS_AT_ONCE
 ) -> list[R]:
-    """The results of work on all items, in order, a bounded number at a time; the first error ends it."""
+    """The results of all items, in order. A bounded number runs concurrently. The first error ends it."""
     return [result async for result in stream_bounded(work, items, at_once)]
 
 
 async def stream_bounded(
     work: Callable[[T], Awaitable[R]], items: Iterable[T], at_once: int = REQUESTS_AT_ONCE
 ) -> AsyncIterator[R]:
-    """Results in the order of the items, while up to `at_once` of them are worked on."""
+    """Yield results in the order of the items. Up to `at_once` items are processed concurrently."""
     waiting: list[asyncio.Task[R]] = []
     source = iter(items)
     try:
@@ -448,9 +452,9 @@ class History:
     refs: RefTargets
     snapshots: Mapping[ObjectId, SnapshotInfo]
     detached: Mapping[ObjectId, SnapshotInfo] = field(default_factory=dict)
-    """Snapshots that the repository lists although no ref leads to them."""
+    """Snapshots that the repository lists although they are unreachable."""
     misquoted: Mapping[ObjectId, ObjectId] = field(default_factory=dict)
-    """Snapshots, and their parents, that some descendants quote with a parent that is no longer there."""
+    """Snapshots, with their parents, that some descendants quote with a parent that no longer exists."""
 
     def chain(self, start: ObjectId) -> list[SnapshotInfo]:
         """A snapshot and its ancestors, newest first."""
@@ -459,7 +463,7 @@ class History:
         while current is not None:
             info = self.snapshots.get(current)
             if info is None:
-                raise SnapshotNotFoundError(f"the history of {start} leads to {current}, which is not there")
+                raise SnapshotNotFoundError(f"the history of {start} contains {current}, which does not exist")
             found.append(info)
             current = info.parent_id
         return found
@@ -470,7 +474,7 @@ class History:
 
 
 async def fetch_history(uncached: UncachedRepository) -> History:
-    """The history of a repository as it is now."""
+    """Fetch the current history of a repository."""
     existing = await _fetch_existing(uncached)
     refs = await fetch_all_refs(uncached.ledger)
     listed = await uncached.ledger.fetch_listed()
@@ -486,9 +490,10 @@ async def fetch_history(uncached: UncachedRepository) -> History:
         async with aclosing(_walk(uncached, start, existing)) as walk:  # type: ignore[type-var]
             async for info in walk:
                 if previous is None and info.id != start:
-                    # The first snapshot of some early repositories has another id than its file: refs name the file.
+                    # In some early repositories, the id of the first snapshot is not that of its file. Refs contain the
+                    # id of the file.
                     info = dataclasses.replace(info, id=start)
-                # A quoted entry may name a parent that was collected since: what is walked next is the parent.
+                # A quoted entry may have a parent that was collected since. The parent is the next entry of the walk.
                 if previous is not None and found[previous].parent_id != info.id:
                     misquoted[previous] = info.id
                     found[previous] = _with_parent(found[previous], info.id)
@@ -531,7 +536,7 @@ def _follow_listed(
         while current is not None and current not in found:
             if current not in listed:
                 raise SnapshotNotFoundError(
-                    f"the history of {start} leads to {current}, which the repository does not list",
+                    f"the history of {start} contains {current}, which the repository does not list",
                     snapshot_id=current,
                 )
             found[current] = listed[current]

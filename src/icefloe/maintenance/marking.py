@@ -28,12 +28,12 @@ from icefloe.model.snapshot import ArrayNode, Manifest, Snapshot, named_objects
 
 Keys = npt.NDArray[np.uint64]
 _MANY_OBJECTS = 50_000
-"""Sorting this many takes longer than a thread needs to begin."""
+"""Sorting this many ids takes longer than starting a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFacts:
-    """What marking needs of a snapshot."""
+    """The facts of a snapshot that marking needs."""
 
     id: ObjectId
     parent_id: ObjectId | None
@@ -41,23 +41,23 @@ class SnapshotFacts:
     attributes: tuple[ObjectId, ...]
     quoted: tuple[ObjectId, ...] = ()
     side_objects: tuple[str, ...] = ()
-    """Keys of objects that the commit's metadata name, see `side_objects`."""
+    """Keys of objects in the commit's metadata, see `side_objects`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestFacts:
-    """What marking needs of a manifest: the chunk objects it names, each once."""
+    """The facts of a manifest that marking needs: its distinct chunk objects."""
 
     id: ObjectId
     objects: npt.NDArray[np.uint8]
     """uint8[n, width], sorted."""
     sizes: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    """int64[n]: where the last reference into each object ends."""
+    """int64[n]: the end of the last reference into each object."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """How much is in flight while marking."""
+    """Limits of concurrent work while marking."""
 
     at_once: int = REQUESTS_AT_ONCE
     manifest_bytes: int = 512 << 20
@@ -65,7 +65,7 @@ class FetchLimits:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """What stays. Chunk objects are sorted keys, see `id_keys`."""
+    """Everything that must be kept. Chunk objects are sorted keys, see `id_keys`."""
 
     refs: RefTargets
     snapshots: Mapping[ObjectId, SnapshotFacts]
@@ -76,14 +76,14 @@ class Marked:
     listed: frozenset[ObjectId] = field(default=frozenset())
     """Snapshots that the repository lists, live or not."""
     side_objects: frozenset[str] = field(default=frozenset())
-    """Keys of objects that metadata of commits name."""
+    """Keys of objects in the metadata of commits."""
     unreferenced: frozenset[ObjectId] = field(default=frozenset())
-    """Manifests that no ref leads to. Only young snapshots name them, as those of refused commits."""
+    """Unreachable manifests. Only young snapshots, such as those of refused commits, refer to them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Facts of files that an earlier run read, for those that are still the same."""
+    """Facts of unchanged files that an earlier run read."""
 
     snapshots: Mapping[ObjectId, SnapshotFacts] = field(default_factory=dict)
     manifests: Mapping[ObjectId, ManifestFacts] = field(default_factory=dict)
@@ -96,7 +96,7 @@ async def mark(
     known: Known | None = None,
     limits: FetchLimits | None = None,
 ) -> Marked:
-    """Find everything that must stay, down to chunk objects; see `mark_snapshots`."""
+    """Find everything that must be kept, including chunk objects. See `mark_snapshots`."""
     known, limits = known or Known(), limits or FetchLimits()
     sizes: dict[ObjectId, int] = {}
     marked = await mark_snapshots(uncached, young, existing, known, limits, sizes)
@@ -114,17 +114,17 @@ async def mark_snapshots(
     limits: FetchLimits | None = None,
     sizes: dict[ObjectId, int] | None = None,
 ) -> Marked:
-    """Find everything that must stay, except chunk objects: of manifests only the names.
+    """Find everything that must be kept, except chunk objects. Manifests are not read.
 
-    `young` are snapshots whose files are too young to go: they stay with all they name, so that a commit under way and
-    a snapshot that was saved without a branch keep theirs. `existing` are all snapshot files. `sizes` takes the bytes
-    of manifests. Whatever a ref leads to must be readable, or this raises.
+    `young` are snapshots whose files are too young to be deleted. They are kept with everything that they refer to, for
+    commits in progress and snapshots without a branch. `existing` are all snapshot files. The sizes of manifests are
+    added to `sizes`. Raises if a reachable snapshot cannot be read.
     """
     refs = await fetch_all_refs(uncached.ledger)
     if MAIN not in refs.branches:
         raise RefNotFoundError(
-            "there is no branch 'main', so that other refs may be missing, too; nothing was deleted. Open the "
-            "repository again; `icefloe verify` shows damage",
+            "there is no branch 'main', so other refs may be missing too. Nothing was deleted. Open the repository "
+            "again, and check it with `icefloe verify`",
             name=MAIN,
         )
     listed = await uncached.ledger.fetch_listed()
@@ -153,7 +153,7 @@ async def mark_snapshots(
 
 
 def live_keys(manifests: Mapping[ObjectId, ManifestFacts]) -> Keys:
-    """The keys of all chunk objects that manifests name, sorted, each once."""
+    """The sorted distinct keys of all chunk objects of manifests."""
     columns = [facts.objects for facts in manifests.values() if len(facts.objects)]
     return sorted_distinct(id_keys(np.concatenate(columns))) if columns else np.empty(0, dtype=np.uint64)
 
@@ -176,7 +176,10 @@ class _SnapshotMarker:
         self.sizes: dict[ObjectId, int] = {}
 
     async def follow(self, starts: set[ObjectId] | frozenset[ObjectId], *, must_exist: bool) -> None:
-        """Find snapshots and all their ancestors; what is missing is damage when it must exist, else nothing."""
+        """Find snapshots and all their ancestors.
+
+        A missing snapshot is an error if it must exist, and is skipped otherwise.
+        """
         waiting = {each for each in starts if each not in self.found}
         while waiting:
             following: set[ObjectId] = set()
@@ -193,14 +196,14 @@ class _SnapshotMarker:
             waiting = following - self.found.keys()
 
     def _keep(self, facts: SnapshotFacts) -> set[ObjectId]:
-        """Take a snapshot as found; its parent, if it has one. The parent that the repository lists counts."""
+        """Add a snapshot. Returns its parent, if it has one. A parent that the repository lists takes precedence."""
         if self.parents is not None:
             facts = replace(facts, parent_id=self.parents.get(facts.id))
         self.found[facts.id] = facts
         return set() if facts.parent_id is None else {facts.parent_id}
 
     def _ahead(self, waiting: set[ObjectId]) -> set[ObjectId]:
-        """The requested snapshots, and their ancestors as far as the repository lists them."""
+        """The requested snapshots, and their listed ancestors."""
         if self.parents is None:
             return waiting
         ahead: set[ObjectId] = set()
@@ -224,15 +227,15 @@ class _SnapshotMarker:
             raise _unreadable(f"snapshot {snapshot_id}", error) from error
         for info in snapshot.manifests.values():
             self.sizes[info.id] = info.size_bytes
-        # The first snapshot of some early repositories has another id than its file: the file is what stays.
+        # In some early repositories, the id of the first snapshot is not that of its file. The file is kept.
         return replace(snapshot_facts(snapshot), id=snapshot_id)
 
 
 async def _is_left_over(uncached: UncachedRepository, snapshot_id: ObjectId) -> bool:
     """Whether a snapshot file is of the generation that the repository had before it was converted in place.
 
-    Three generations keep snapshots under the same names. A file of another one means nothing once the conversion is
-    done and the refs of that generation are gone.
+    Three generations use the same names for snapshots. After a conversion, the refs of the old generation are removed,
+    and its files have no meaning.
     """
     own = uncached.format.spec_version
     if await find_generations(uncached.storage) - {own} or await uncached.storage.exists(JOURNAL_KEY):
@@ -251,7 +254,7 @@ async def _is_left_over(uncached: UncachedRepository, snapshot_id: ObjectId) -> 
 
 
 def snapshot_facts(snapshot: Snapshot) -> SnapshotFacts:
-    """What marking needs of a snapshot: its list of manifests, and those that only nodes name."""
+    """The facts of a snapshot: its list of manifests, and those that only its nodes refer to."""
     manifests = dict.fromkeys(snapshot.manifests)
     attributes = dict.fromkeys(snapshot.attribute_files)
     for node in snapshot.nodes.values():
@@ -284,10 +287,10 @@ async def _mark_manifests(
 async def fetch_manifest_facts(
     uncached: UncachedRepository, manifest_id: ObjectId, *, may_be_gone: bool = False
 ) -> ManifestFacts:
-    """The chunk objects of a manifest; whatever keeps it from being read stops the caller.
+    """The chunk objects of a manifest. Raises if it cannot be read.
 
-    One that `may_be_gone` names none where it is missing: an earlier run collected it before it refused the commit that
-    was to name it.
+    With `may_be_gone`, a missing manifest has no chunk objects: an earlier run collected it before the commit that
+    refers to it was refused.
     """
     width = uncached.format.capabilities.object_id_bytes
     try:
@@ -302,7 +305,7 @@ async def fetch_manifest_facts(
 
 
 def manifest_facts(manifest: Manifest, width: int) -> ManifestFacts:
-    """The chunk objects that a manifest names, each once."""
+    """The distinct chunk objects of a manifest."""
     columns, ends = [], []
     for table in manifest.tables.values():
         if table.object_id is not None:
@@ -317,11 +320,11 @@ def manifest_facts(manifest: Manifest, width: int) -> ManifestFacts:
 def _distinct(
     ids: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Ids sorted, each once, with the largest end; chunks of a pack mostly follow each other, so runs go first."""
+    """Sorted distinct ids with their largest end. Chunks of a pack are mostly consecutive, so runs are joined first."""
     if not len(ids):
         return ids, ends
     width = ids.shape[1]
-    # All ids have one width, so that texts which end in zero bytes still differ where the ids do.
+    # All ids have the same width, so that padding with zero bytes does not make different ids equal.
     values = np.ascontiguousarray(ids).view(f"S{width}").ravel()
     heads = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
     values, ends = values[heads], np.maximum.reduceat(ends, heads)
@@ -367,6 +370,6 @@ class _Held:
 
 def _unreadable(what: str, error: IcefloeError) -> FormatError:
     return FormatError(
-        f"{what} is reachable from a branch or tag but cannot be read ({error}); nothing was deleted. "
+        f"{what} is reachable from a branch or tag but cannot be read ({error}). Nothing was deleted. "
         "`icefloe verify` shows the damage"
     )

@@ -35,7 +35,7 @@ from icefloe.session.session_state import SessionState
 class MergePlan:
     """The changes to apply to a branch, and the conflicts that no solver resolves.
 
-    `base` is where both sides come from; in conflicts, *ours* is what comes to the branch, *theirs* what it has.
+    `base` is the common ancestor of both sides. In conflicts, *ours* is the change to apply, *theirs* is the branch.
     """
 
     branch: str
@@ -45,16 +45,16 @@ class MergePlan:
     diff: Diff
     conflicts: tuple[Conflict, ...] = ()
     fast_forward: bool = False
-    """The branch is only moved: it has no commits that the source lacks."""
+    """The branch is only moved, because it has no commits that the source does not have."""
     up_to_date: bool = False
-    """The branch holds the changes already."""
+    """The branch contains the changes already."""
 
     def __str__(self) -> str:
         if self.up_to_date:
-            return f"branch {self.branch} holds {self.source} already"
+            return f"branch {self.branch} contains {self.source} already"
         if self.fast_forward:
             return f"branch {self.branch} moves from {self.target} to {self.source}"
-        lines = [f"{self.source} comes to branch {self.branch} at {self.target}; both come from {self.base}"]
+        lines = [f"apply {self.source} to branch {self.branch} at {self.target}, common ancestor {self.base}"]
         if self.conflicts:
             lines.append(f"{format_count(len(self.conflicts), 'conflict')}:")
             lines += [f"  {conflict}" for conflict in self.conflicts]
@@ -65,7 +65,7 @@ class MergePlan:
 
 @dataclass(slots=True)
 class CollectingSolver(ConflictSolver):
-    """Asks another solver; what that one fails is noted and given up, so that all conflicts are found in one pass."""
+    """Calls another solver. Records the conflicts that it does not resolve, so that one pass finds all conflicts."""
 
     inner: ConflictSolver
     unsolved: list[Conflict] = field(default_factory=list)
@@ -85,7 +85,7 @@ class CollectingSolver(ConflictSolver):
 
 
 async def changes_between(context: RepositoryContext, old: Snapshot, new: Snapshot) -> ChangeSet:
-    """What must be done to `old` so that it holds what `new` holds; no chunk is read."""
+    """The changes from `old` to `new`. No chunk is read."""
     changes = ChangeSet()
     before = {node.id: node for node in old.nodes.values()}
     after = {node.id: node for node in new.nodes.values()}
@@ -103,7 +103,7 @@ async def changes_between(context: RepositoryContext, old: Snapshot, new: Snapsh
 
 
 def _change_nodes(changes: ChangeSet, old: Snapshot, before: dict[NodeId, Node], after: dict[NodeId, Node]) -> None:
-    # All moved nodes are removed before any is added: two may have swapped paths.
+    # Remove all moved nodes before adding any, because two may have swapped paths.
     for node_id, node in before.items():
         if node_id not in after or after[node_id].path != node.path:
             changes.remove_node(old, node)
@@ -119,7 +119,7 @@ def _change_nodes(changes: ChangeSet, old: Snapshot, before: dict[NodeId, Node],
 
 
 async def _edits(lookup: ChunkLookup, was: ArrayNode | None, now: ArrayNode) -> EditBuffer | None:
-    """The references that differ; None when none does."""
+    """The references that differ. None if there are none."""
     if was is not None and was.manifests == now.manifests and was.grid == now.grid:
         return None
     fresh = await lookup.table(now)
@@ -172,7 +172,10 @@ async def transplant(
 
 
 async def log_between(context: RepositoryContext, old: Snapshot, new: Snapshot) -> TransactionLog:
-    """What changed between two snapshots: from the logs along one history, else by comparing both."""
+    """The changes between two snapshots.
+
+    Reads the logs if one is an ancestor of the other, and compares both otherwise.
+    """
     between: list[ObjectId] = []
     if context.capabilities.transaction_logs:
         async for info in context.ledger.ancestry(new.id):
@@ -186,13 +189,13 @@ async def log_between(context: RepositoryContext, old: Snapshot, new: Snapshot) 
 
 
 MERGED = "merged_snapshot"
-"""Metadata of a merge: the snapshot whose changes it brought."""
+"""Metadata of a merge: the snapshot whose changes were applied."""
 _TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class MergeRequest:
-    """A change, from one snapshot to another, that shall come to a branch."""
+    """A change from one snapshot to another, to be applied to a branch."""
 
     branch: str
     old: ObjectId
@@ -204,7 +207,7 @@ class MergeRequest:
 
 
 async def plan_change(context: RepositoryContext, request: MergeRequest) -> MergePlan:
-    """What would come to the branch now."""
+    """Plan the application of a change to a branch."""
     shortcut = await _shortcut(context, request)
     if shortcut is not None:
         return shortcut
@@ -235,7 +238,7 @@ async def _land(context: RepositoryContext, request: MergeRequest, moved: Transp
         return moved.target.id
     state = SessionState(context, moved.target, moved.changes, moved.tip)
     snapshot = await write_snapshot(state, CommitRequest(request.message, request.metadata))
-    # Its references come from these snapshots. Garbage collection deletes a snapshot before what it refers to.
+    # Its references come from these snapshots. Garbage collection deletes a snapshot before its files.
     await check_objects(context, [context.format.snapshot_key(each) for each in (request.old, request.new)])
     await advance_branch(context, request.branch, moved.tip, snapshot)
     return snapshot.id
@@ -255,7 +258,7 @@ def _plan(request: MergeRequest, moved: Transplant) -> MergePlan:
 
 
 async def _shortcut(context: RepositoryContext, request: MergeRequest) -> MergePlan | None:
-    """A plan without a commit, where the branch may simply be moved or holds the change already."""
+    """A plan without a commit: the branch can be moved, or contains the change already."""
     tip = (await context.ledger.fetch_tip(request.branch)).snapshot_id
     up_to_date = request.new == request.old
     if not up_to_date and not (request.may_fast_forward and tip == request.old):
@@ -274,7 +277,7 @@ async def _apply_shortcut(context: RepositoryContext, plan: MergePlan) -> Object
 
 
 async def find_merge_base(context: RepositoryContext, source: ObjectId, target: ObjectId) -> ObjectId:
-    """The newest snapshot of the source's history that the target has, in its own history or by an earlier merge."""
+    """The newest snapshot of the source that the target contains, in its history or through an earlier merge."""
     known: set[ObjectId] = set()
     async for info in context.ledger.ancestry(target):
         known.add(info.id)
@@ -284,20 +287,20 @@ async def find_merge_base(context: RepositoryContext, source: ObjectId, target: 
     async for info in context.ledger.ancestry(source):
         if info.id in known:
             return info.id
-    raise InvalidInputError(f"the histories of {source} and {target} have nothing in common; they cannot be merged")
+    raise InvalidInputError(f"the histories of {source} and {target} have no common snapshot, so they cannot be merged")
 
 
 async def fetch_parent(context: RepositoryContext, snapshot_id: ObjectId) -> ObjectId:
     """The parent of a snapshot that has one."""
     parent = (await context.ledger.fetch_info(snapshot_id)).parent_id
     if parent is None:
-        raise InvalidInputError(f"snapshot {snapshot_id} is the first one: it changed nothing that could be taken over")
+        raise InvalidInputError(f"snapshot {snapshot_id} is the first one. It has no changes to apply")
     return parent
 
 
 @dataclass(frozen=True, slots=True)
 class FastForwardPlan:
-    """A branch that moves to a descendant of its tip."""
+    """The move of a branch to a descendant of its tip."""
 
     branch: str
     tip: ObjectId
@@ -325,8 +328,8 @@ async def plan_fast_forward(context: RepositoryContext, branch: str, snapshot_id
         if info.id == tip:
             return FastForwardPlan(branch, tip, snapshot_id)
     raise ConflictError(
-        message=f"branch {branch!r} is at {tip}, which is no ancestor of {snapshot_id}: merge instead, or reset the "
-        "branch",
+        message=f"branch {branch!r} is at {tip}, which is not an ancestor of {snapshot_id}. Merge instead, or reset "
+        "the branch",
         expected_parent=tip,
         actual_parent=snapshot_id,
     )
@@ -334,7 +337,7 @@ async def plan_fast_forward(context: RepositoryContext, branch: str, snapshot_id
 
 @dataclass(frozen=True, slots=True)
 class SquashPlan:
-    """Commits of a branch that become one."""
+    """Commits of a branch to join into one."""
 
     branch: str
     tip: ObjectId
@@ -347,7 +350,7 @@ class SquashPlan:
 
 
 async def plan_squash(context: RepositoryContext, branch: str, onto: ObjectId) -> SquashPlan:
-    """Which commits a squash would join."""
+    """Plan a squash."""
     for attempt in range(_TRIES):
         tip = (await context.ledger.fetch_tip(branch)).snapshot_id
         commits: list[ObjectId] = []
@@ -358,18 +361,18 @@ async def plan_squash(context: RepositoryContext, branch: str, onto: ObjectId) -
                 commits.append(info.id)
             break
         except SnapshotNotFoundError:
-            # Others expired and collected a commit on the way: the next walk does not meet it.
+            # A commit of the walk was expired and collected. The next walk does not contain it.
             if attempt == _TRIES - 1:
                 raise
     raise SnapshotNotFoundError(
-        f"snapshot {onto} is not in the history of branch {branch!r}: it is of another branch, or was expired; "
-        f"`icefloe log` lists the snapshots of a branch",
+        f"snapshot {onto} is not in the history of branch {branch!r}. It belongs to another branch, or has expired. "
+        "`icefloe log` lists the snapshots of a branch",
         snapshot_id=onto,
     )
 
 
 async def squash(context: RepositoryContext, plan: SquashPlan, message: str, metadata: Mapping[str, Any]) -> ObjectId:
-    """Replace the commits of a plan by one; ConflictError when the branch moved since."""
+    """Replace the commits of a plan with one. Raises ConflictError if the branch moved since."""
     await context.check_writable()
     if len(plan.commits) < 2:
         return plan.tip
@@ -377,7 +380,7 @@ async def squash(context: RepositoryContext, plan: SquashPlan, message: str, met
         try:
             return await _squash(context, plan, message, metadata)
         except (StaleTipError, *GONE) as error:
-            # History was expired meanwhile: others are between the tip and the snapshot below by now.
+            # History has expired in the meantime, so other snapshots are between the tip and the base.
             if attempt == _TRIES - 1:
                 raise
             now = await plan_squash(context, plan.branch, plan.onto)

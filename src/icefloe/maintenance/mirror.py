@@ -19,7 +19,7 @@ _COPIES_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class MirrorPlan:
-    """What is copied: data first, then what names it, refs last; `removed` are refs that the source no longer has."""
+    """The objects to copy: chunks first, refs last. `removed` are refs that the source no longer has."""
 
     copied: tuple[ObjectInfo, ...]
     removed: tuple[str, ...]
@@ -34,15 +34,15 @@ class MirrorPlan:
 
 
 async def plan_mirror(context: RepositoryContext, target: Storage) -> MirrorPlan:
-    """What a mirror would copy now."""
+    """Plan a mirror."""
     return (await _prepare(context, target))[0]
 
 
 async def _prepare(context: RepositoryContext, target: Storage) -> tuple[MirrorPlan, dict[str, bytes]]:
-    """The plan, and the bytes of refs as they were before anything else was listed.
+    """The plan, and the bytes of refs as they were before the listing.
 
-    What refs name is there by then, so that it is listed and copied. An object whose name is random is the same
-    wherever it has the same size; what can change in place is compared by time, too, and copied when in doubt.
+    The objects that refs refer to exist at that time, so they are listed and copied. Objects with random names are
+    equal if their sizes are. Objects that can change in place are also compared by time, and copied in case of doubt.
     """
     await _check_target(context, target)
     uncached = open_uncached(context)
@@ -103,19 +103,19 @@ async def _check_target(context: RepositoryContext, target: Storage) -> None:
     there = await detect_generation(target)
     if there is not None and there is not context.format.spec_version:
         raise InvalidInputError(
-            f"{target.url} holds a repository of generation {there.value!r}; mirror to another storage"
+            f"{target.url} contains a repository of generation {there.value!r}. Mirror to another storage"
         )
     if there is None and not await target.is_empty():
-        raise InvalidInputError(f"{target.url} holds objects that are no repository; mirror to an empty storage")
+        raise InvalidInputError(f"{target.url} contains objects that are not a repository. Mirror to an empty storage")
     if there is not None and not await _is_a_copy(context, target):
         raise InvalidInputError(
-            f"{target.url} holds another repository: it has no snapshot in common with {context.storage.url}, and the "
-            "mirror would replace its branches. Mirror to an empty storage, or delete that repository first"
+            f"{target.url} contains another repository: it has no snapshot in common with {context.storage.url}, and "
+            "the mirror would replace its branches. Mirror to an empty storage, or delete that repository first"
         )
 
 
 async def _is_a_copy(context: RepositoryContext, target: Storage) -> bool:
-    """Whether the target has a snapshot of the source, or none but the first one that all repositories share."""
+    """Whether the target has a snapshot of the source, or only the first one, which all repositories share."""
     folder = context.format.snapshots_folder
     theirs = set(await target.list_names(folder))
     theirs.discard(context.format.initial_snapshot(current_time()).id + context.format.metadata_extension)
@@ -125,7 +125,8 @@ async def _is_a_copy(context: RepositoryContext, target: Storage) -> bool:
 async def mirror(context: RepositoryContext, target: Storage) -> MirrorPlan:
     """Make the target a copy of the repository. Concurrent readers see the old state or the new one.
 
-    Nobody else may write to the target. Objects that the source no longer has stay until garbage is collected there.
+    There must be no other writer to the target. Objects that the source no longer has stay until garbage is collected
+    there.
     """
     plan, captured = await _prepare(context, target)
     uncached = open_uncached(context)
@@ -137,7 +138,7 @@ async def mirror(context: RepositoryContext, target: Storage) -> MirrorPlan:
             try:
                 data = await uncached.storage.get(key)
             except ObjectNotFoundError:
-                return  # collected since it was listed: nothing that is copied names it
+                return  # collected since the listing; no copied object refers to it
         await target.put(key, data)
 
     done = 0

@@ -47,18 +47,18 @@ from icefloe.storage.contract import ObjectInfo
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
-    """How deep to look."""
+    """The options of a verification."""
 
     logs: bool = True
-    """Compare transaction logs with what their snapshots changed."""
+    """Compare transaction logs with the changes of their snapshots."""
     decode: bool = False
-    """Read and decode every native chunk that refs lead to now (branches and tags, not their history)."""
+    """Read and decode every native chunk of the tips of branches and tags (not of their history)."""
     virtual: bool = True
-    """Look whether the files of virtual chunks are there and unchanged, where access to them was authorised."""
+    """Check that the files of virtual chunks exist and are unchanged, if access to them is authorised."""
 
 
 async def verify(context: RepositoryContext, request: VerifyRequest | None = None) -> VerifyReport:
-    """Check the whole repository; objects are listed first, so that later commits do not look like damage."""
+    """Check the whole repository. Objects are listed first, so that concurrent commits do not look like damage."""
     uncached = open_uncached(context)
     listings = await list_all(uncached)
     work = _Verification(context, uncached, listings, request or VerifyRequest())
@@ -67,7 +67,7 @@ async def verify(context: RepositoryContext, request: VerifyRequest | None = Non
 
 
 class _Verification:
-    """One pass over refs, snapshots, manifests and logs, gathering damage."""
+    """One pass over refs, snapshots, manifests and logs. Collects damage."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class _Verification:
         self.parents: dict[ObjectId, ObjectId | None] = {}
         self.manifests: dict[ObjectId, ManifestFileInfo | None] = {}
         self.named_by: dict[ObjectId, ObjectId] = {}
-        """A snapshot that names a manifest or attributes file."""
+        """A snapshot that refers to a manifest or attributes file."""
         self.uses: dict[ObjectId, dict[ManifestUse, ObjectId]] = {}
         self.attributes: dict[ObjectId, tuple[int, ObjectId]] = {}
         self.objects = ChunkObjects.of(listings["chunks"])
@@ -89,7 +89,7 @@ class _Verification:
         self.refs = RefTargets({}, {})
         self.checked = dict.fromkeys(("refs", "snapshots", "transaction_logs", "manifests", "attributes", "chunks"), 0)
         self.lists: dict[str, ObjectId] = {}
-        """Lists of ingested sources, and a snapshot that names each."""
+        """Lists of ingested sources, and a snapshot that refers to each."""
         self.unnamed_lists: tuple[ObjectInfo, ...] = ()
         self.files = VirtualFiles()
         self.unchecked: dict[str, Unchecked] = {}
@@ -113,7 +113,7 @@ class _Verification:
                 try:
                     self.damages += await undecodable_chunks(self.context, start)
                 except IcefloeError as error:
-                    if not self.damages:  # else what hinders it was found already
+                    if not self.damages:  # otherwise the damage that prevents it is already reported
                         key = self.uncached.format.snapshot_key(start)
                         self._add(DamageKind.UNREADABLE, "snapshot", key, str(error), start)
 
@@ -159,7 +159,7 @@ class _Verification:
                     DamageKind.MISQUOTED,
                     "snapshot",
                     self.uncached.format.snapshot_key(snapshot_id),
-                    f"it quotes {len(gone)} ancestors that were collected, {gone[0]} among them",
+                    f"it quotes {len(gone)} ancestors that were collected, for example {gone[0]}",
                     snapshot_id,
                     repairable=True,
                 )
@@ -170,7 +170,7 @@ class _Verification:
         try:
             snapshot = await self.uncached.metadata_files.fetch_snapshot(snapshot_id)
         except SnapshotNotFoundError:
-            why = "a ref points at it" if child == snapshot_id else f"it is the parent of {child}"
+            why = "a ref points to it" if child == snapshot_id else f"it is the parent of {child}"
             self._add(DamageKind.MISSING, "snapshot", key, why, child)
             return snapshot_id, None
         except FormatError as error:
@@ -214,7 +214,7 @@ class _Verification:
         try:
             flaw = find_corruption(await self.uncached.storage.get(key))
         except ObjectNotFoundError:
-            return key, (DamageKind.MISSING, "list", key, "the commit of an ingest names its sources in it")
+            return key, (DamageKind.MISSING, "list", key, "the commit of an ingest refers to it")
         return key, None if flaw is None else (DamageKind.UNREADABLE, "list", key, flaw)
 
     # -- attributes -----------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class _Verification:
             try:
                 await self.uncached.metadata_files.fetch_attributes(attributes_id, row)
             except ObjectNotFoundError:
-                self._add(DamageKind.MISSING, "attributes", key, "nodes keep their attributes in it", snapshot_id)
+                self._add(DamageKind.MISSING, "attributes", key, "nodes have their attributes in it", snapshot_id)
             except FormatError as error:
                 self._add(DamageKind.UNREADABLE, "attributes", key, str(error), snapshot_id)
 
@@ -269,13 +269,14 @@ class _Verification:
             DamageKind.WRONG_SIZE,
             "manifest",
             self.uncached.format.manifest_key(info.id),
-            f"the snapshot says {info.size_bytes} bytes and {info.num_chunk_refs} chunks; it has {size} and {refs}",
+            f"the snapshot records {info.size_bytes} bytes and {info.num_chunk_refs} chunks, but it has {size} and "
+            f"{refs}",
             snapshot_id,
             repairable=True,
         )
 
     async def _virtual_files(self) -> None:
-        """One request for each file, however many references lead to it."""
+        """Check each file with one request, however many references it has."""
 
         async def check(location: str) -> tuple[str, list[Damage] | str]:
             return location, await check_file(self.context, location, self.files.uses[location])
@@ -291,7 +292,7 @@ class _Verification:
                 self.damages += found
                 continue
             chunks = sum(use.chunks for use in self.files.uses[location].values())
-            # Reasons name the file. Files of one folder that cannot be checked are reported together.
+            # Reasons contain the file. Files of one folder that cannot be checked are reported together.
             reason = found.replace(location, "it")
             known = self.unchecked.get(reason, Unchecked(reason, 0, 0, location))
             self.unchecked[reason] = replace(known, files=known.files + 1, chunks=known.chunks + chunks)
@@ -325,7 +326,7 @@ class _Verification:
         self.damages.append(Damage(kind, what, key, detail, snapshot_id, array or None, repairable=repairable))
 
     def _refs_of(self, snapshot_id: ObjectId | None) -> tuple[str, ...]:
-        """Refs that point at a snapshot or at a descendant of it."""
+        """Refs that point to a snapshot or to a descendant of it."""
         if snapshot_id is None:
             return ()
         return tuple(
@@ -385,7 +386,7 @@ def _sizes(listed: Listed, wanted: list[ObjectId]) -> dict[ObjectId, int]:
 
 
 async def repair(context: RepositoryContext, request: VerifyRequest | None = None) -> tuple[VerifyReport, VerifyReport]:
-    """Verify, repair what can be, verify again; both reports."""
+    """Verify, repair what can be repaired, and verify again. Returns both reports."""
     before = found = await verify(context, request)
     if any(damage.repairable for damage in found.damages):
         await context.check_writable()
@@ -410,7 +411,7 @@ async def repair(context: RepositoryContext, request: VerifyRequest | None = Non
 
 
 async def _correct_sizes(context: RepositoryContext, uncached: UncachedRepository, snapshot_id: ObjectId) -> None:
-    """Write a snapshot again with the sizes that its manifests have."""
+    """Rewrite a snapshot with the actual sizes of its manifests."""
     snapshot = await uncached.metadata_files.fetch_snapshot(snapshot_id)
     infos = {}
     for manifest_id in snapshot.manifests:

@@ -46,7 +46,7 @@ class Unchecked:
 
     def __str__(self) -> str:
         what = f"{format_count(self.files, 'virtual file')} with {format_count(self.chunks, 'chunk')}"
-        return printable(f"not checked: {what}, {self.example} among them: {self.reason}")
+        return printable(f"not checked: {what}, for example {self.example}: {self.reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ class VerifyReport:
         unused = sum(self.orphans.values())
         if unused:
             lines.append(
-                f"{format_count(unused, 'object')} ({format_bytes(self.orphan_bytes)}) that nothing names; "
-                "garbage collection removes them when they are old enough"
+                f"{format_count(unused, 'object')} ({format_bytes(self.orphan_bytes)}) are unreferenced. Garbage "
+                "collection deletes them when they are old enough"
             )
         return "\n".join(lines)
 
@@ -100,7 +100,7 @@ class ManifestUse:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkObjects:
-    """The chunk objects that are there, by key in order, with their sizes."""
+    """The existing chunk objects, sorted by key, with their sizes."""
 
     keys: Keys
     sizes: npt.NDArray[np.int64]
@@ -119,7 +119,7 @@ def check_manifest(
     context: RepositoryContext,
     key: str,
 ) -> tuple[list[Damage], Keys]:
-    """Damage of the references that arrays use, and the keys of all chunk objects the manifest names."""
+    """Damage of the references that arrays use, and the keys of all chunk objects of the manifest."""
     found: list[Damage] = []
     named: list[Keys] = []
     for table in manifest.tables.values():
@@ -145,10 +145,10 @@ def _check_extents(table: ChunkTable, use: ManifestUse, snapshot_id: ObjectId, k
     high = np.array([end for _, end in use.extents], dtype=np.int64)
     inside_grid = np.asarray((table.coords < np.array(use.grid, dtype=np.int64)).all(axis=1), dtype=bool)
     outside = inside_grid & ~((table.coords >= low) & (table.coords < high)).all(axis=1)
-    # A manifest whose box was cut, because another one took the rest over, still has rows inside the box.
+    # A manifest whose box was reduced, because another one replaced the rest, still has rows inside of the box.
     inside = inside_grid & ~outside
     if outside.any() and not inside.any():
-        detail = f"its {len(table)} chunks, {_coords(table, outside)} among them, lie outside of {list(use.extents)}"
+        detail = f"its {len(table)} chunks, for example {_coords(table, outside)}, are outside of {list(use.extents)}"
         return [Damage(DamageKind.WRONG_EXTENTS, "manifest", key, detail, snapshot_id, use.path)]
     return []
 
@@ -164,20 +164,20 @@ def _check_native(
     found = []
     for row, count in _by_object(table, rows[~there]):
         object_key = context.format.chunk_key(table.object_id[row].tobytes())
-        detail = f"{count} chunks, {_coords(table, row)} among them, are in it"
+        detail = f"{count} chunks are in it, for example {_coords(table, row)}"
         found.append(Damage(DamageKind.MISSING, "chunk", object_key, detail, snapshot_id, use.path))
     held = rows[there]
     ends = table.offset[held] + table.length[held]
     sizes = objects.sizes[np.searchsorted(objects.keys, id_keys(table.object_id[held]))].astype(np.uint64)
     for row, count in _by_object(table, held[ends > sizes]):
         object_key = context.format.chunk_key(table.object_id[row].tobytes())
-        detail = f"{count} chunks, {_coords(table, row)} among them, end behind its end"
+        detail = f"{count} chunks end after its last byte, for example {_coords(table, row)}"
         found.append(Damage(DamageKind.TOO_SHORT, "chunk", object_key, detail, snapshot_id, use.path))
     return found
 
 
 def _by_object(table: ChunkTable, rows: npt.NDArray[np.intp]) -> list[tuple[int, int]]:
-    """For each object among the rows one row, and how many there are."""
+    """One row of each object, and the number of its rows."""
     if not len(rows):
         return []
     assert table.object_id is not None
@@ -202,7 +202,7 @@ def _check_virtual(
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """The state of a virtual file that references were made for; None is not known."""
+    """The recorded state of a virtual file. None if it is not known."""
 
     etag: str | None
     last_modified: int | None
@@ -210,7 +210,7 @@ class FileState:
 
 @dataclass(slots=True)
 class FileUse:
-    """The references of arrays to one state of a virtual file."""
+    """The references of arrays to one recorded state of a virtual file."""
 
     path: str
     snapshot_id: ObjectId
@@ -220,13 +220,13 @@ class FileUse:
 
 
 class VirtualFiles:
-    """The files that virtual references lead to, gathered over manifests by their distinct locations."""
+    """The files of virtual references of all manifests, by distinct location."""
 
     def __init__(self) -> None:
         self.uses: dict[str, dict[FileState, FileUse]] = {}
 
     def add(self, manifest: Manifest, uses: Mapping[ManifestUse, ObjectId]) -> None:
-        """Note the references of the tables that arrays use."""
+        """Add the references of the tables that arrays use."""
         seen: set[NodeId] = set()
         for use, snapshot_id in uses.items():
             table = manifest.tables.get(use.node_id)
@@ -256,7 +256,7 @@ class VirtualFiles:
 async def check_file(
     context: RepositoryContext, location: str, uses: Mapping[FileState, FileUse]
 ) -> list[Damage] | str:
-    """Damage of the references to a virtual file, found with one request, or why it cannot be checked."""
+    """Check the references to a virtual file with one request. Returns the damage, or why it cannot be checked."""
     try:
         source = context.containers.resolve(location)
     except VirtualChunkError as error:
@@ -286,7 +286,7 @@ async def check_file(
         if not detail and info.size_bytes < use.end:
             kind, detail = (
                 DamageKind.TOO_SHORT,
-                f"it has {info.size_bytes} bytes, and chunks that end at byte {use.end}",
+                f"it has {info.size_bytes} bytes, but chunks end at byte {use.end}",
             )
         if detail:
             detail = f"{use.chunks} chunks are in it: {detail}"
@@ -304,7 +304,7 @@ def _coords(table: ChunkTable, which: npt.NDArray[np.bool_] | int) -> list[int]:
 
 
 async def undecodable_chunks(context: RepositoryContext, snapshot_id: ObjectId) -> list[Damage]:
-    """Read and decode every native and inline chunk of a snapshot; those that do not."""
+    """Read and decode every native and inline chunk of a snapshot. Returns those that fail."""
     session = Session(context, await context.metadata_files.fetch_snapshot(snapshot_id))
     found: list[Damage] = []
     for node in session.state.tree.nodes():
@@ -341,7 +341,7 @@ _CHUNKS_READ = 64
 
 
 async def check_log(uncached: UncachedRepository, snapshot_id: ObjectId, parent_id: ObjectId) -> Damage | None:
-    """The damage of a snapshot's log, if any; where its files are damaged themselves, nothing is said of the log."""
+    """The damage of a snapshot's log. None if there is none, or if the files of the snapshot are damaged."""
     key = uncached.format.transaction_log_key(snapshot_id)
     try:
         pruned = await uncached.ledger.fetch_pruned_logs(snapshot_id)
@@ -358,7 +358,7 @@ async def check_log(uncached: UncachedRepository, snapshot_id: ObjectId, parent_
         snapshot = await uncached.metadata_files.fetch_snapshot(snapshot_id)
         parent = await uncached.metadata_files.fetch_snapshot(parent_id)
         if uncached.ledger.parents_change_unseen and is_cut_off(told, parent, snapshot):
-            return None  # expired by the official package: readers compare the snapshots
+            return None  # expired by the official package; readers compare the snapshots
         if REWRITTEN in snapshot.metadata:
             true = replace(true, updated_chunks={})
     except (NotFoundError, FormatError):
@@ -371,7 +371,7 @@ async def check_log(uncached: UncachedRepository, snapshot_id: ObjectId, parent_
 async def _join(
     uncached: UncachedRepository, logs: list[TransactionLog], snapshot_id: ObjectId, parent_id: ObjectId
 ) -> TransactionLog | None:
-    """The logs as readers join them; None where the files of a snapshot are damaged themselves."""
+    """The logs as readers join them. None if the files of a snapshot are damaged."""
     metadata_files = uncached.metadata_files
     try:
         before, after = await metadata_files.fetch_snapshot(parent_id), await metadata_files.fetch_snapshot(snapshot_id)
@@ -381,7 +381,7 @@ async def _join(
 
 
 async def true_log(uncached: UncachedRepository, snapshot_id: ObjectId, parent_id: ObjectId) -> TransactionLog:
-    """What a snapshot changed against its parent, by comparing both."""
+    """The changes of a snapshot, by comparison with its parent."""
     metadata_files = uncached.metadata_files
     old, new = await metadata_files.fetch_snapshot(parent_id), await metadata_files.fetch_snapshot(snapshot_id)
     log = await compare_snapshots(old, new, metadata_files)
@@ -391,7 +391,7 @@ async def true_log(uncached: UncachedRepository, snapshot_id: ObjectId, parent_i
 async def _without_moved(
     uncached: UncachedRepository, told: TransactionLog, true: TransactionLog, parent_id: ObjectId, snapshot: Snapshot
 ) -> TransactionLog:
-    """Changes without chunks that are only somewhere else: the commit of a compaction between both may have expired."""
+    """The changes without chunks that were only moved. The commit of a compaction in between may have expired."""
     untold = {key: _unlogged_chunks(told, key, coords) for key, coords in true.updated_chunks.items()}
     untold = {key: coords for key, coords in untold.items() if len(coords)}
     if not untold:
@@ -418,7 +418,7 @@ def _unlogged_chunks(told: TransactionLog, node_id: NodeId, coords: npt.NDArray[
 
 def _rows(coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.bytes_]:
     flat = np.ascontiguousarray(coords, dtype=">u4")
-    # Rows have one width, so that those which end in zero bytes still differ where the coordinates do.
+    # Rows have the same width, so that padding with zero bytes does not make different coordinates equal.
     return flat.view(f"S{4 * coords.shape[1]}").ravel() if coords.shape[1] else np.zeros(len(coords), dtype="S1")
 
 
@@ -454,7 +454,7 @@ async def _read(uncached: UncachedRepository, table: ChunkTable, row: int) -> by
 def _in_grid(
     chunks: Mapping[NodeId, npt.NDArray[np.uint32]], snapshot: Snapshot
 ) -> dict[NodeId, npt.NDArray[np.uint32]]:
-    """Without the chunks that an array lost by becoming smaller: its document shows that."""
+    """The changes without chunks that an array lost when it became smaller. Its document shows that."""
     grids = {node.id: node.grid for node in snapshot.nodes.values() if isinstance(node, ArrayNode)}
     inside = {
         node_id: coords[(coords < np.array(grids[node_id], dtype=np.int64)).all(axis=1)]
@@ -466,7 +466,7 @@ def _in_grid(
 def find_unlogged(told: TransactionLog, true: TransactionLog, present: frozenset[NodeId]) -> str | None:
     """A change that is missing in the log, or a change in the log that cannot have happened.
 
-    A log may contain more: chunks that were rewritten, or changes of ancestors that an interrupted expiry was removing.
+    A log may contain more: rewritten chunks, or changes of ancestors that an interrupted expiry was removing.
     """
     for name in ("new_groups", "new_arrays", "deleted_groups", "deleted_arrays"):
         expected, found = getattr(true, name), getattr(told, name)
@@ -475,7 +475,7 @@ def find_unlogged(told: TransactionLog, true: TransactionLog, present: frozenset
         gone = present | told.deleted_arrays | told.deleted_groups
         wrong = found - expected - gone if name.startswith("new") else found & present
         if wrong:
-            return f"the log tells of {len(wrong)} {name.replace('_', ' ')} that there are not"
+            return f"the log contains {len(wrong)} {name.replace('_', ' ')} that did not happen"
     updated = told.updated_arrays | told.updated_groups
     changed = (true.updated_arrays | true.updated_groups) - updated
     if changed:

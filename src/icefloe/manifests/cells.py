@@ -1,4 +1,4 @@
-"""Boxes of the chunk grid, cells of large arrays, and how edits are merged into the manifests that they touch."""
+"""Boxes of the chunk grid, cells of large arrays, and how edits are merged into the manifests that they overlap."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BLOCK = 1 << 20
 
 
 def bounding_box(coords: npt.NDArray[np.uint32]) -> Extents:
-    """The smallest box around some chunks; there is at least one."""
+    """The smallest box around some chunks. There must be at least one."""
     return tuple((first, last + 1) for first, last in zip(lowest(coords), highest(coords), strict=True))
 
 
@@ -40,17 +40,17 @@ def to_extents(box: npt.NDArray[np.int64]) -> Extents:
 
 
 def intersect(a: Extents, b: Extents) -> Extents:
-    """The overlap of two boxes; first = end if they do not overlap."""
+    """The overlap of two boxes. first = end if they do not overlap."""
     return tuple((max(x[0], y[0]), max(max(x[0], y[0]), min(x[1], y[1]))) for x, y in zip(a, b, strict=True))
 
 
 def volume(box: Extents) -> int:
-    """The number of chunks in a box; a box without dimensions holds one."""
+    """The number of chunks in a box. A box without dimensions contains one."""
     return math.prod(end - first for first, end in box)
 
 
 def contains(outer: Extents, inner: Extents) -> bool:
-    """Whether a box lies wholly in another."""
+    """Whether a box is completely inside of another."""
     return all(a <= c and d <= b for (a, b), (c, d) in zip(outer, inner, strict=True))
 
 
@@ -93,7 +93,7 @@ def bounding_boxes(boxes: Boxes, labels: npt.NDArray[np.int64], count: int) -> B
 
 
 def filter_box(table: ChunkTable, extents: Extents) -> ChunkTable:
-    """The rows inside a box; the empty box of formats that do not know extents covers everything."""
+    """The rows inside of a box. The empty box of formats without extents contains everything."""
     if not extents or len(table) == 0:
         return table
     start, stop = _first_axis_range(table, extents[0])
@@ -104,7 +104,7 @@ def filter_box(table: ChunkTable, extents: Extents) -> ChunkTable:
 
 
 def in_box(coords: npt.NDArray[np.uint32], box: Extents) -> npt.NDArray[np.bool_]:
-    """Which coordinates lie in a box."""
+    """Which coordinates are inside of a box."""
     return rows_inside(coords, [first for first, _ in box], [end for _, end in box])
 
 
@@ -118,7 +118,7 @@ def _first_axis_range(table: ChunkTable, span: tuple[int, int]) -> tuple[int, in
 
 @dataclass(frozen=True, slots=True)
 class CellRows:
-    """The rows of a table that lie in one cell, and their bounding box."""
+    """The rows of a table in one cell, and their bounding box."""
 
     cell: Coords
     rows: Rows
@@ -127,7 +127,7 @@ class CellRows:
 
 
 def rows_by_cell(table: ChunkTable, cell_shape: Sequence[int]) -> Iterator[CellRows]:
-    """The non-empty cells of a table in order; the rows of a cell are a slice where they follow each other."""
+    """The non-empty cells of a table, in order. The rows of a cell are a slice if they are consecutive."""
     if len(table) == 0:
         return
     if table.ndim == 0:
@@ -166,7 +166,7 @@ def halve(table: ChunkTable, limit: int) -> Iterator[ChunkTable]:
 
 @dataclass(frozen=True, slots=True)
 class PartRef:
-    """A manifest file written elsewhere, by a task of a distributed write, to be linked into the snapshot."""
+    """A manifest file that a task of a distributed write has written, to be linked into the snapshot."""
 
     manifest_id: ObjectId
     node_id: NodeId
@@ -174,7 +174,7 @@ class PartRef:
     count: int
     size_bytes: int
     visible: Extents | None = None
-    """What is left of it after the array became smaller; None for all."""
+    """The part that is left after the array became smaller. None for all of it."""
 
     @property
     def box(self) -> Extents:
@@ -182,7 +182,7 @@ class PartRef:
         return self.extents if self.visible is None else intersect(self.extents, self.visible)
 
     def clipped(self, box: Extents) -> PartRef:
-        """The same part, seen only inside a box."""
+        """The same part, limited to a box."""
         return replace(self, visible=box if self.visible is None else intersect(self.visible, box))
 
     @property
@@ -192,16 +192,16 @@ class PartRef:
 
 @dataclass(frozen=True, slots=True)
 class ClearedChunks:
-    """Chunks that a task of a distributed write set to fill values where none was written: no manifest knows them."""
+    """Chunks that a task of a distributed write set to fill values. They are in no manifest."""
 
     extents: Extents
     count: int
     packed: bytes = field(repr=False)
-    """The differences of their sorted coordinates, compressed: patterns that repeat take a few bytes."""
+    """The differences of their sorted coordinates, compressed. Repeating patterns take a few bytes."""
 
     @classmethod
     def of(cls, coords: npt.NDArray[np.uint32]) -> ClearedChunks:
-        """Some chunks, at least one, by their sorted coordinates."""
+        """Create the value from sorted coordinates. There must be at least one chunk."""
         steps = np.diff(coords.astype(np.int64), axis=0, prepend=0)
         return cls(bounding_box(coords), len(coords), zlib.compress(steps.astype("<i8").tobytes()))
 
@@ -213,7 +213,7 @@ class ClearedChunks:
 
 @dataclass(frozen=True, slots=True)
 class ArrayEdits:
-    """What a change set does to the chunks of one array: parts win over the base, `table` over both.
+    """The edits of a change set to the chunks of one array. Parts win over the base, `table` wins over both.
 
     `base_box` is the part of the base that is still visible, None for all of it.
     """
@@ -228,7 +228,7 @@ class ArrayEdits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BulkEdits(Mapping[NodeId, ArrayEdits]):
-    """Edits by array, those of `fresh` in common columns: arrays without manifests and without deletions among them.
+    """Edits by array. `fresh` are arrays without manifests and without deletions, in common columns.
 
     No array is in both. A plan and its builder treat the fresh arrays of a manifest as one.
     """
@@ -250,7 +250,7 @@ class BulkEdits(Mapping[NodeId, ArrayEdits]):
 
 @dataclass(frozen=True, slots=True)
 class ManifestSource:
-    """A manifest to read an array's references from, and the box that it covers."""
+    """A manifest with references of an array, and the box that it covers."""
 
     manifest_id: ObjectId
     extents: Extents
@@ -258,9 +258,9 @@ class ManifestSource:
 
 @dataclass(frozen=True, slots=True)
 class OutputSlice:
-    """The references of one array that go together: those of the sources inside the box, later ones win, then edits.
+    """References of one array that are written together: those of the sources inside of the box, then edits.
 
-    With a limit, more references than that are cut into several manifests.
+    With a limit, they are split into several manifests if there are more.
     """
 
     node_id: NodeId
@@ -277,7 +277,7 @@ class OutputSlice:
 
 @dataclass(frozen=True, slots=True)
 class LinkedManifest:
-    """A manifest of an array as a plan sees it: what it may hold, and whether it must be rewritten."""
+    """A manifest of an array in a plan: its possible content, and whether it must be rewritten."""
 
     layer: int
     ref: ManifestRef
@@ -310,9 +310,9 @@ def full_box(node: ArrayNode) -> Extents:
 def list_items(
     node: ArrayNode, change: ArrayEdits | None, infos: Mapping[ObjectId, ManifestFileInfo]
 ) -> LinkedManifests:
-    """The base manifests, clipped to what is still visible, and the parts.
+    """The base manifests, clipped to their visible part, and the linked parts.
 
-    Readers take the first manifest whose extents hold a chunk, so among base manifests the first one is the top layer.
+    Readers use the first manifest whose extents contain a chunk, so the first base manifest is the top layer.
     """
     if not node.manifests and (change is None or not change.parts):
         return _NO_MANIFESTS
@@ -327,7 +327,7 @@ def list_items(
             continue
         info = infos.get(ref.manifest_id)
         most = volume(box)
-        # Early generations do not record how many references a manifest holds.
+        # Early generations do not record the number of references of a manifest.
         count = min(most, info.num_chunk_refs) if info is not None and info.num_chunk_refs else most
         forced = change.base_box is not None if unknown else box != ref.extents
         items.append(LinkedManifest(-1 - index, ref, box, count, forced))
@@ -346,14 +346,14 @@ def list_items(
 CellShape = tuple[int, ...]
 
 WHOLE = 2**32 - 1
-"""The length of a cell along a dimension that is not cut, however much it grows."""
+"""The length of a cell along a dimension that is not split."""
 
 _MANY_CELLS = 64
 _SPARSE = 16
 
 
 def configured_cell_shape(node: ArrayNode, config: ManifestConfig) -> CellShape | None:
-    """The cell shape that a splitting rule asks for, or None when no rule is about this array."""
+    """The cell shape of a splitting rule, or None if no rule matches this array."""
     if config.splitting is None:
         return None
     names = node.dimension_names or (None,) * len(node.grid)
@@ -362,11 +362,11 @@ def configured_cell_shape(node: ArrayNode, config: ManifestConfig) -> CellShape 
 
 
 def cell_shape(grid: Sequence[int], limit: int, existing: Boxes | None = None) -> CellShape:
-    """Cells of at most `limit` chunks, trailing dimensions whole, lengths powers of two, anchored at the origin.
+    """Choose cells of at most `limit` chunks. Leading dimensions are split first. Lengths are powers of two.
 
-    The first dimension alone decides where cells end once the others fit, so appending along it touches only the last
-    cells. The shape starts from the smallest one in which every existing box lies inside one cell: growth along any
-    dimension, which would give another shape from scratch, leaves the cells already written where they are.
+    If the other dimensions fit, only the first dimension is split, so that appending along it changes only the last
+    cells. The search starts from the smallest shape in which every existing box is inside of one cell. So an array that
+    grows keeps the cells that are already written.
     """
     budget = 1 << (max(limit, 1).bit_length() - 1)
     shape = _smallest_shape(existing) if existing is not None and len(existing) else [1] * len(grid)
@@ -391,12 +391,12 @@ def _power_of_two(count: int) -> int:
 
 
 def is_sparse(rows: int, cells: int, limit: int) -> bool:
-    """Whether that many rows in that many cells leave the cells next to empty."""
+    """Whether this many rows leave this many cells nearly empty."""
     return cells > _MANY_CELLS and rows * _SPARSE < cells * limit
 
 
 def coarsen_for(table: ChunkTable, shape: CellShape, limit: int, grid: Sequence[int]) -> CellShape:
-    """Larger cells, so large that the chunks of the table fill them somewhat or that they are few."""
+    """Enlarge cells until the chunks of the table fill them sufficiently, or there are few cells."""
     current = list(shape)
     while is_sparse(len(table), _count_cells(table, current), limit):
         growing = [axis for axis in range(len(grid)) if current[axis] < grid[axis]]
@@ -436,7 +436,7 @@ _FEW_CELLS = 64
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """How an array is cut: into cells a splitting rule asks for, or into cells of at most `limit` chunks."""
+    """How an array is split: into the cells of a splitting rule, or into cells of at most `limit` chunks."""
 
     shape: CellShape | None
     limit: int | None
@@ -449,7 +449,7 @@ class Cutting:
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """What becomes of one array: manifests that stay, parts among them, and pieces to be written."""
+    """The plan of one array: manifests that stay, including linked parts, and pieces to write."""
 
     kept: tuple[ManifestRef, ...]
     linked: tuple[PartRef, ...]
@@ -459,8 +459,8 @@ class Regions:
 def plan_regions(node: ArrayNode, change: ArrayEdits, listed: LinkedManifests, cutting: Cutting) -> Regions:
     """Group edits with the manifests they overlap, so that no two boxes of the result overlap.
 
-    Edits inside one manifest's box rewrite that manifest. Edits in new territory join the manifests of their cell, so
-    that a cell fills up by appends. Whatever a group's bounding box meets joins it.
+    Edits inside of one manifest's box rewrite that manifest. Edits outside of all boxes join the manifests of their
+    cell, so that appends fill a cell. Everything that overlaps a group's bounding box joins it.
     """
     items = listed.items
     boxes = box_array([item.box for item in items], len(node.grid))
@@ -486,7 +486,7 @@ def plan_regions(node: ArrayNode, change: ArrayEdits, listed: LinkedManifests, c
 def cut_rows(
     node: ArrayNode, table: ChunkTable, shape: CellShape, cutting: Cutting
 ) -> tuple[CellShape, list[CellRows]]:
-    """The rows of a table by cells of this shape, or of a larger one where they are sparse."""
+    """The rows of a table by cells of this shape, or of a larger shape if they are sparse."""
     cells = list(rows_by_cell(table, shape))
     if cutting.limit is not None and is_sparse(len(table), len(cells), cutting.limit):
         shape = coarsen_for(table, shape, cutting.limit, node.grid)
@@ -500,7 +500,7 @@ def plan_recut(node: ArrayNode, listed: LinkedManifests, cutting: Cutting, share
     meeting: dict[Coords, list[LinkedManifest]] = defaultdict(list)
     for item in listed.items:
         if not _listable(item.box, item.count, shape, cutting.limit):
-            # Too sparse for cells: everything is read once and halved until it fits.
+            # Too sparse for cells: read everything once, and halve it until it fits.
             return _regions([], [_output_slice(node, full_box(node), listed.items, None, cutting.limit)])
         for cell in cells_meeting(item.box, shape):
             meeting[cell].append(item)
@@ -534,7 +534,7 @@ def _output_slice(
 
 
 def _listable(box: Extents, count: int, shape: CellShape, limit: int | None) -> bool:
-    """Whether a box has few enough cells to be cut by them; a nearly empty one is not worth it."""
+    """Whether a box has few enough cells to be split by them. A nearly empty box is not split."""
     full = 1 if limit is None else -(-count // limit)
     return count_cells_meeting(box, shape) <= max(_FEW_CELLS, _CELLS_PER_FULL_CELL * full, count)
 
@@ -594,7 +594,7 @@ class _Groups:
                 self._join(other, index)
 
     def _items_by_cell(self, shape: CellShape) -> dict[Coords, list[int]]:
-        """The manifests that lie inside one cell, by cell."""
+        """The manifests that are inside of one cell, by cell."""
         own = self.boxes[: len(self.items)]
         size = np.asarray(shape, dtype=np.int64)
         first, last = own[:, :, 0] // size, (own[:, :, 1] - 1) // size

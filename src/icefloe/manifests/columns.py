@@ -33,14 +33,14 @@ else:
     pa = lazy_module("pyarrow")
 
 Radix = tuple[int, ...] | None
-"""The number of values per dimension, or None when their product does not fit 64 bits."""
+"""The number of values per dimension, or None if their product does not fit 64 bits."""
 
 _FEW = 64
-"""Up to this many look-ups, searching one by one beats building the keys of the whole table."""
+"""Up to this many look-ups, single searches are faster than building the keys of the whole table."""
 
 
 def common_radix(*coords: npt.NDArray[np.uint32]) -> Radix:
-    """The radix under which the keys of all these coordinates can be compared."""
+    """A radix for which the keys of all these coordinates are comparable."""
     filled = [c for c in coords if len(c)]
     if not filled:
         return (1,) * coords[0].shape[1] if coords else ()
@@ -49,12 +49,12 @@ def common_radix(*coords: npt.NDArray[np.uint32]) -> Radix:
 
 
 def sort_keys(coords: npt.NDArray[Any], radix: Radix) -> npt.NDArray[Any]:
-    """One key per row that sorts as the coordinates do; comparable with other keys of the same radix."""
+    """One key per row that sorts like the coordinates. Keys of the same radix are comparable."""
     count, ndim = coords.shape
     if ndim == 0:
         return np.zeros(count, dtype=np.uint64)
     if radix is None:
-        # Big-endian bytes compare as the numbers do; numpy pads text with zeros, which changes nothing at equal width.
+        # Big-endian bytes sort like the numbers. The padding of numpy has no effect at equal width.
         return np.ascontiguousarray(coords, dtype=">u4").view(f"S{4 * ndim}").ravel()
     keys = coords[:, 0].astype(np.uint64)
     for axis in range(1, ndim):
@@ -77,7 +77,7 @@ def find_position(table: ChunkTable, target: list[int]) -> tuple[int, bool]:
 
 
 def find_row(table: ChunkTable, coords: Sequence[int]) -> int | None:
-    """The row of a chunk, or None; a few microseconds, nothing is prepared or kept."""
+    """The row of a chunk, or None. It takes a few microseconds and needs no preparation."""
     if len(coords) != table.ndim:
         return None
     position, found = find_position(table, list(coords))
@@ -97,7 +97,7 @@ def find_rows(table: ChunkTable, coords: npt.NDArray[np.uint32]) -> npt.NDArray[
     own_keys = sort_keys(coords, common_radix(coords))
     first, _ = find_position(table, coords[own_keys.argmin()].tolist())
     last, is_there = find_position(table, coords[own_keys.argmax()].tolist())
-    # Only the part of the table that the question spans gets keys: a slab of a large table costs what the slab is.
+    # Build keys only for the part of the table that the look-up spans, so that the cost is that of this part.
     part = table.coords[first : last + is_there]
     if len(part) == 0:
         return result
@@ -109,25 +109,25 @@ def find_rows(table: ChunkTable, coords: npt.NDArray[np.uint32]) -> npt.NDArray[
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Rows of a table that answer a part of a question about many chunks."""
+    """Rows of a table that were found for some of the requested chunks."""
 
     table: ChunkTable
     rows: npt.NDArray[np.intp]
     positions: npt.NDArray[np.intp]
-    """Which chunks of the question the rows are, ascending."""
+    """The positions of these chunks in the request, ascending."""
 
 
 def find_in(
     table: ChunkTable, coords: npt.NDArray[np.uint32], positions: npt.NDArray[np.intp]
 ) -> tuple[Found, npt.NDArray[np.intp]]:
-    """Look up `coords[positions]` in a table: what is there, and the positions that are not."""
+    """Look up `coords[positions]` in a table. Returns the found rows, and the positions that are missing."""
     rows = find_rows(table, coords[positions])
     there = rows >= 0
     return Found(table, rows[there].astype(np.intp), positions[there]), positions[~there]
 
 
 def sort_order(coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64] | None:
-    """Rows in lexicographic order, of equal ones only the last; None when they already are so."""
+    """Rows in lexicographic order, only the last of equal ones. None if they already are."""
     if len(coords) < 2:
         return None
     keys = sort_keys(coords, common_radix(coords))
@@ -148,7 +148,7 @@ _APPEND_RATIO = 16
 
 
 def take(table: ChunkTable, rows: Rows) -> ChunkTable:
-    """The chosen rows, in the order given (which must keep the table sorted); dictionaries shrink with them."""
+    """The chosen rows, in the given order (which must keep the table sorted). Dictionaries are reduced."""
     chosen = _take_columns(table, rows)
     return compact_locations(compact_inline(chosen)) if len(chosen) < len(table) else chosen
 
@@ -173,7 +173,7 @@ def _take_columns(table: ChunkTable, rows: Rows) -> ChunkTable:
 
 
 def concat(tables: Sequence[ChunkTable]) -> ChunkTable:
-    """Tables as one, sorted; where coordinates are not disjoint the later table wins."""
+    """Join tables, sorted. For equal coordinates, the later table wins."""
     filled = [t for t in tables if len(t)]
     if len(filled) <= 1:
         return filled[0] if filled else tables[0]
@@ -182,15 +182,15 @@ def concat(tables: Sequence[ChunkTable]) -> ChunkTable:
 
 
 def normalise(table: ChunkTable) -> ChunkTable:
-    """Columns in any order made a table: sorted by coordinates, the last of equal ones wins."""
+    """A table from columns in any order: sorted by coordinates, the last of equal ones wins."""
     order = sort_order(table.coords)
     return table if order is None else _take_columns(table, order)
 
 
 def join_columns(tables: Sequence[ChunkTable], order: npt.NDArray[np.int64] | None = None) -> ChunkTable:
-    """The rows of all tables one after the other, or those named by `order`; dictionaries are unified.
+    """The concatenated rows of all tables, or the rows of `order`. Dictionaries are unified.
 
-    Each column is joined and ordered by itself, so that memory holds only one of them twice.
+    Columns are joined and ordered one at a time, so that only one of them is in memory twice.
     """
     filled = [t for t in tables if len(t)]
     if order is None and len(filled) <= 1:
@@ -221,7 +221,7 @@ def join_columns(tables: Sequence[ChunkTable], order: npt.NDArray[np.int64] | No
 
 def _check_ranks(tables: Sequence[ChunkTable]) -> None:
     if len({t.ndim for t in tables}) > 1:
-        raise InvalidInputError(f"chunk tables of different ranks: {sorted({t.ndim for t in tables})}")
+        raise InvalidInputError(f"chunk tables have different ranks: {sorted({t.ndim for t in tables})}")
 
 
 def _join_optional(tables: Sequence[ChunkTable], column: Callable[[ChunkTable], Any], dtype: Any) -> Any:
@@ -238,7 +238,7 @@ def _join_ids(tables: Sequence[ChunkTable]) -> npt.NDArray[np.uint8] | None:
     if not widths:
         return None
     if len(widths) > 1:
-        raise InvalidInputError(f"chunk ids of different widths in one array: {sorted(widths)} bytes")
+        raise InvalidInputError(f"chunk ids of one array have different widths: {sorted(widths)} bytes")
     width = widths.pop()
     return np.concatenate(
         [np.zeros((len(t), width), dtype=np.uint8) if t.object_id is None else t.object_id for t in tables]
@@ -281,7 +281,7 @@ def _unify(coded: Sequence[tuple[Any, Sequence[str]]]) -> tuple[list[Any], Strin
     joined = pa.concat_arrays(list(distinct.values()))
     longest = max(len(d) for d in distinct.values())
     if (len(joined) - longest) * _APPEND_RATIO < longest:
-        # A few new texts behind many: a text twice costs less than hashing them all.
+        # A few new texts after many: storing a text twice is cheaper than hashing all of them.
         mapping, texts = np.arange(len(joined), dtype=np.int32), joined
     else:
         mapping, coded_texts = code_rows(StringColumn(joined), np.arange(len(joined)))
@@ -310,7 +310,7 @@ def bounding_rows(tables: ChunkTables) -> npt.NDArray[np.int64]:
 
 
 def compact_locations(table: ChunkTable) -> ChunkTable:
-    """The same table with dictionaries that hold only what its rows use, each text once."""
+    """The same table with reduced dictionaries: only texts that its rows use, without duplicates."""
     if table.location is None and table.etag is None:
         return table
     location, locations = _compact_coded(table.location, table.locations)
@@ -359,7 +359,7 @@ def compact_inline(table: ChunkTable) -> ChunkTable:
 
 
 def _gather_bytes(source: bytes | memoryview, starts: Any, lengths: Any, ends: Any) -> bytes:
-    """The byte ranges one after the other, in blocks so that the index stays small."""
+    """The concatenated byte ranges, gathered in blocks so that the index stays small."""
     data = np.frombuffer(source, dtype=np.uint8)
     slices: list[bytes] = []
     for first, last in batches_up_to(_GATHER_BLOCK, ends):
@@ -370,7 +370,7 @@ def _gather_bytes(source: bytes | memoryview, starts: Any, lengths: Any, ends: A
 
 
 def code_texts(values: Any, count: int) -> tuple[npt.NDArray[np.int32], StringColumn]:
-    """Texts in any columnar form (one for all rows, list, numpy, Arrow plain or dictionary) as codes; null is -1."""
+    """Texts in any columnar form (one for all rows, list, numpy, Arrow plain or dictionary) as codes. Null is -1."""
     if isinstance(values, str):
         return np.zeros(count, dtype=np.int32), string_column([values])
     if isinstance(values, pa.ChunkedArray):
@@ -378,7 +378,9 @@ def code_texts(values: Any, count: int) -> tuple[npt.NDArray[np.int32], StringCo
     if not isinstance(values, pa.DictionaryArray):
         values = string_column(values).arrow.dictionary_encode()
     if len(values) != count:
-        raise InvalidInputError(f"{len(values)} texts for {count} chunk references")
+        raise InvalidInputError(
+            f"there are {len(values)} texts for {count} chunk references. Give one for each, or one for all"
+        )
     codes = codes_of(values.indices)
     return codes, string_column(values.dictionary)
 
@@ -395,14 +397,14 @@ def table_from_columns(
     last_modified: npt.ArrayLike | None = None,
     inline: bytes | memoryview = b"",
 ) -> ChunkTable:
-    """A table from columns in any order; the last of equal coordinates wins.
+    """A table from columns in any order. The last of equal coordinates wins.
 
-    A single value stands for all rows. `location` and `etag` take one text, a list, numpy texts, or an Arrow array,
-    plain or dictionary-coded; a null is "none".
+    A single value applies to all rows. `location` and `etag` can be one text, a list, numpy texts, or an Arrow array,
+    plain or dictionary-encoded. Null means none.
     """
     where = _whole_numbers(coords, np.uint32, "coords")
     if where.ndim != 2:
-        raise InvalidInputError(f"chunk coordinates have the shape [references, dimensions], not {where.shape}")
+        raise InvalidInputError(f"chunk coordinates have the shape {where.shape}, expected [references, dimensions]")
     count = len(where)
     if count == 0:
         return empty_table(where.shape[1])
@@ -421,7 +423,7 @@ def table_from_columns(
         if ids.ndim == 1:
             ids = np.broadcast_to(ids, (count, len(ids)))
         if len(ids) != count:
-            raise InvalidInputError(f"{len(ids)} object ids for {count} chunk references")
+            raise InvalidInputError(f"there are {len(ids)} object ids for {count} chunk references")
     coded, texts = (None, ()) if location is None else code_texts(location, count)
     tags, tag_texts = (None, ()) if etag is None else code_texts(etag, count)
     table = ChunkTable(
@@ -445,16 +447,18 @@ def _whole_numbers(values: npt.ArrayLike, dtype: Any, name: str) -> npt.NDArray[
     numbers = np.asarray(values)
     if numbers.size and numbers.dtype != dtype:
         if numbers.dtype.kind not in "iub":
-            raise InvalidInputError(f"column {name} holds {numbers.dtype}, expected whole numbers")
+            raise InvalidInputError(f"column {name} has the type {numbers.dtype}, expected whole numbers")
         low, high = int(numbers.min()), int(numbers.max())
         if low < 0 or high > np.iinfo(dtype).max:
-            raise InvalidInputError(f"column {name} holds {low if low < 0 else high}, outside 0..{np.iinfo(dtype).max}")
+            raise InvalidInputError(
+                f"column {name} contains {low if low < 0 else high}, which is outside of 0..{np.iinfo(dtype).max}"
+            )
     return numbers.astype(dtype, copy=False)
 
 
 def _check_kinds(table: ChunkTable) -> None:
     if int(table.kind.max()) > max(ChunkKind):
-        raise InvalidInputError(f"column kind holds {int(table.kind.max())}, which is no kind of chunk reference")
+        raise InvalidInputError(f"column kind contains {int(table.kind.max())}, which is not a kind of chunk reference")
     if table.object_id is None and bool((table.kind == ChunkKind.NATIVE).any()):
         raise InvalidInputError("native chunk references need a column object_id")
     virtual = table.kind == ChunkKind.VIRTUAL
@@ -463,7 +467,7 @@ def _check_kinds(table: ChunkTable) -> None:
         raise InvalidInputError(f"the virtual reference of chunk {table.coords[row].tolist()} has no location")
     inline = table.kind == ChunkKind.INLINE
     if bool(inline.any()) and int((table.offset[inline] + table.length[inline]).max()) > len(table.inline):
-        raise InvalidInputError("inline references point outside of the inline bytes")
+        raise InvalidInputError("offsets and lengths of inline references are outside of the inline bytes")
 
 
 _SPLICE_EDITS = 64
@@ -471,7 +475,7 @@ _UINT32_END = 2**32
 
 
 def overlay(*tables: ChunkTable) -> ChunkTable:
-    """All rows of all tables; where several have the same coordinates the later table wins. Tombstones stay."""
+    """All rows of all tables. For equal coordinates, the later table wins. Tombstones stay."""
     return concat(tables)
 
 
@@ -482,7 +486,7 @@ def drop_tombstones(table: ChunkTable) -> ChunkTable:
 
 
 def merge_edits(base: ChunkTable, edits: ChunkTable) -> ChunkTable:
-    """The base after the edits: they win, and DELETED ones remove."""
+    """Apply edits to the base. Edits win, and DELETED edits remove rows."""
     if len(edits) == 0:
         return base
     if len(base) == 0:
@@ -493,7 +497,7 @@ def merge_edits(base: ChunkTable, edits: ChunkTable) -> ChunkTable:
 
 
 def _splice(base: ChunkTable, edits: ChunkTable) -> ChunkTable:
-    """A few edits in a long table: slices between them are copied, no key is built."""
+    """Apply a few edits to a long table. The slices between them are copied, without building keys."""
     tables: list[ChunkTable] = []
     start = 0
     for index, coords in enumerate(edits.coords.tolist()):
@@ -509,7 +513,7 @@ def _splice(base: ChunkTable, edits: ChunkTable) -> ChunkTable:
 
 
 def _share_buffers(tables: Sequence[ChunkTable], base: ChunkTable) -> list[ChunkTable]:
-    """Slices of one table would repeat its inline bytes; they get them once, in front of those of the edits."""
+    """Slices of one table would repeat its inline bytes. Store them once, before those of the edits."""
     extra = bytearray()
     shifted: list[ChunkTable] = []
     for table in tables:
@@ -523,7 +527,7 @@ def _share_buffers(tables: Sequence[ChunkTable], base: ChunkTable) -> list[Chunk
                 extra += data
         shifted.append(replace(table, offset=offset, inline=b""))
     joined = b"".join([base.inline, extra]) if extra else base.inline
-    # Only the first table carries the bytes, so that joining leaves every offset as it is.
+    # Only the first table has the bytes, so that joining does not change offsets.
     return [replace(t, inline=joined if i == 0 else b"") for i, t in enumerate(shifted)]
 
 
@@ -545,7 +549,7 @@ def _slice(table: ChunkTable, start: int, end: int) -> ChunkTable:
 
 
 def diff_tables(before: ChunkTable, after: ChunkTable) -> npt.NDArray[np.uint32]:
-    """Coordinates whose reference was added, removed or is another one, in order."""
+    """Coordinates whose reference was added, removed or changed, in order."""
     rows_in_after = find_rows(after, before.coords)
     rows_in_before = find_rows(before, after.coords)
     kept = np.flatnonzero(rows_in_after >= 0)
@@ -558,7 +562,7 @@ def diff_tables(before: ChunkTable, after: ChunkTable) -> npt.NDArray[np.uint32]
 
 
 def take_raw(table: ChunkTable, rows: npt.NDArray[np.int64]) -> ChunkTable:
-    """Rows with the dictionaries and bytes of the whole table."""
+    """Some rows, with the dictionaries and bytes of the whole table."""
 
     def pick(column: Any) -> Any:
         return None if column is None else column[rows]
@@ -577,7 +581,7 @@ def take_raw(table: ChunkTable, rows: npt.NDArray[np.int64]) -> ChunkTable:
 
 
 def same_references(a: ChunkTable, b: ChunkTable) -> npt.NDArray[np.bool_]:
-    """Row by row: do two tables of equal length hold the same reference?"""
+    """Whether two tables of equal length have the same reference, row by row."""
     if len(a) == 0:
         return np.zeros(0, dtype=bool)
     joined = join_columns([a, b])
@@ -601,7 +605,7 @@ def same_references(a: ChunkTable, b: ChunkTable) -> npt.NDArray[np.bool_]:
 
 
 def _same_codes(left: Any, right: Any, texts: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Codes may differ while the texts are the same, because a dictionary can hold a text twice."""
+    """Compare texts, not codes, because a dictionary can contain a text twice."""
     same = left == right
     for row in np.flatnonzero(~same & (left >= 0) & (right >= 0)).tolist():
         same[row] = texts[left[row]] == texts[right[row]]
@@ -618,11 +622,13 @@ def shift_coords(table: ChunkTable, offset: Sequence[int], grid: Sequence[int]) 
 
 
 def map_coords(table: ChunkTable, func: Callable[[Coords], Sequence[int] | None]) -> ChunkTable:
-    """Every chunk moved by a Python function (None drops it); one call per row, so not for bulk work."""
+    """Every chunk moved by a Python function (None drops it). One call per row, so not for bulk work."""
     moved = [func(tuple(coords)) for coords in table.coords.tolist()]
     rows = np.array([i for i, coords in enumerate(moved) if coords is not None], dtype=np.int64)
     kept = [list(coords) for coords in moved if coords is not None]
     if any(len(c) != table.ndim or any(not 0 <= n < _UINT32_END for n in c) for c in kept):
-        raise InvalidInputError(f"a chunk was moved to coordinates that are not {table.ndim} whole numbers from 0 on")
+        raise InvalidInputError(
+            f"a chunk was moved to invalid coordinates, expected {table.ndim} whole numbers of at least 0"
+        )
     coords = np.array(kept, dtype=np.uint32).reshape(len(kept), table.ndim)
     return normalise(replace(take(table, rows), coords=coords))

@@ -1,4 +1,4 @@
-"""Plan and build the manifests of a snapshot: which stay, which are rewritten, what each holds, which to preload."""
+"""Plan and build the manifests of a snapshot: which stay, which are rewritten, their content, and which to preload."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def closure(modified: Iterable[A], manifests_of: ManifestsOfArrays[A, M], arrays
 
 
 class Package(NamedTuple):
-    """An array to be packed: its size in chunks and the set its rule sends it to."""
+    """An array to pack: its size in chunks and the set of its rule."""
 
     node_id: NodeId
     path: str
@@ -88,7 +88,7 @@ class Package(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """One manifest to be: its set and its arrays."""
+    """A planned manifest: its set and its arrays."""
 
     set_name: str
     packages: tuple[Package, ...]
@@ -118,7 +118,7 @@ def topological_order(sets: Sequence[ManifestSet]) -> list[ManifestSet]:
 
 
 def pack(packages: Iterable[Package], config: ManifestConfig, carried_over: Mapping[str, int]) -> list[Bin]:
-    """Every package in exactly one bin. `carried_over` counts the manifests each set keeps as they are."""
+    """Put every package in exactly one bin. `carried_over` counts the unchanged manifests of each set."""
     waiting: dict[str, list[Package]] = {s.name: [] for s in config.sets}
     for package in packages:
         waiting[package.target].append(package)
@@ -164,7 +164,7 @@ def _fit(ordered: Sequence[Package], limit: int) -> list[list[Package]]:
             else:
                 left, negative = free.pop(position)
                 index = -negative
-            # The bin that took one of this size is the best for the next ones of it, until they do not fit.
+            # The bin of a package is also the best for the next packages of this size, until they do not fit.
             taken = min(left // size, len(waiting)) if size else len(waiting)
             bins[index] += waiting[:taken]
             del waiting[:taken]
@@ -193,7 +193,7 @@ class Placement:
 
 
 def place(node: ArrayNode, initialized: int, config: ManifestConfig) -> Placement:
-    """Follow the rules and, by size, the overflow, until a set takes the array whole or cuts it."""
+    """Follow the rules and, by size, the overflow, until a set packs the array or splits it."""
     size = math.prod(node.grid)
     target = find_target(config, node.path, size, initialized)
     asked = configured_cell_shape(node, config)
@@ -220,7 +220,7 @@ def is_placed_by_path_and_grid(config: ManifestConfig) -> bool:
 
 
 class PlacementCache:
-    """Caches placements by path and grid: thousands of arrays often have the same."""
+    """Caches placements by path and grid. Thousands of arrays often have the same grid."""
 
     def __init__(self, config: ManifestConfig) -> None:
         self._config = config
@@ -229,7 +229,7 @@ class PlacementCache:
         self._by_grid: dict[tuple[int, ...], tuple[int, Placement]] = {}
 
     def place(self, node: ArrayNode) -> tuple[int, Placement]:
-        """The number of chunks in the grid of an array, and where it belongs."""
+        """The number of chunks in the grid of an array, and its placement."""
         known = self._by_grid.get(node.grid)
         if known is not None:
             return known
@@ -263,9 +263,9 @@ def visible_box(node: ArrayNode) -> Extents:
 def take_carried_over(
     tables: Mapping[NodeId, ChunkTable], nodes: Sequence[ArrayNode]
 ) -> tuple[ChunkTables, list[ArrayNode]]:
-    """The references of all arrays whose references are all visible. The others are returned to be built one by one.
+    """The references of arrays whose references are all visible. Other arrays are returned, to be built one by one.
 
-    Early writers left references of other arrays behind, and extents may be narrower than what a manifest holds.
+    Early writers left references of other arrays behind, and a manifest may contain references outside of its extents.
     """
     held = [node for node in nodes if node.id in tables]
     if isinstance(tables, ChunkTables):
@@ -283,7 +283,7 @@ def take_carried_over(
 
 
 def _shows_all(tables: ChunkTables, nodes: Sequence[ArrayNode]) -> npt.NDArray[np.bool_]:
-    """Whether the references of every array have its rank and lie inside the box that its manifest covers."""
+    """Whether the references of every array have its rank and are inside of the box of its manifest."""
     width = tables.rows.coords.shape[1]
     known: dict[tuple[tuple[int, ...], Extents], list[int]] = {}
     allowed = []
@@ -304,12 +304,12 @@ def _shows_all(tables: ChunkTables, nodes: Sequence[ArrayNode]) -> npt.NDArray[n
 
 @dataclass(frozen=True, slots=True)
 class PlannedManifest:
-    """One manifest to be written; a piece with a limit may become several, one with no chunks left none."""
+    """A manifest to write. A piece with a limit may become several manifests. A piece without chunks becomes none."""
 
     set_name: str
     slices: tuple[OutputSlice, ...]
     fresh: tuple[NodeId, ...] = ()
-    """Arrays of `BulkEdits.fresh` that go in whole."""
+    """Arrays of `BulkEdits.fresh` that it contains completely."""
     carried_over: tuple[CarriedOver, ...] = ()
 
     @property
@@ -320,7 +320,7 @@ class PlannedManifest:
 
     @property
     def node_ids(self) -> Iterator[NodeId]:
-        """The arrays whose references it will hold."""
+        """The arrays whose references it will contain."""
         yield from (slice_.node_id for slice_ in self.slices)
         yield from self.fresh
         yield from (node.id for each in self.carried_over for node in each.nodes)
@@ -332,7 +332,7 @@ class PlannedManifest:
 
 @dataclass(frozen=True, slots=True)
 class ManifestPlan:
-    """What is to be written, and what each changed array keeps; arrays not named keep all they have."""
+    """The manifests to write, and the manifests that each changed array keeps. Other arrays do not change."""
 
     outputs: tuple[PlannedManifest, ...] = ()
     kept: Mapping[NodeId, tuple[ManifestRef, ...]] = field(default_factory=dict)
@@ -341,7 +341,7 @@ class ManifestPlan:
 
     @property
     def fetch(self) -> tuple[ObjectId, ...]:
-        """All manifests that must be read, in the order in which they are first needed."""
+        """All manifests to read, in the order of their first use."""
         return tuple(dict.fromkeys(m for output in self.outputs for m in output.fetch))
 
     def __str__(self) -> str:
@@ -350,7 +350,7 @@ class ManifestPlan:
 
 
 def cut_table(node: ArrayNode, table: ChunkTable, config: ManifestConfig) -> Iterator[ChunkTable]:
-    """The references a worker wrote, split into tables for separate manifests, as a plan would split them."""
+    """Split the references of a worker into tables for separate manifests, as a plan would."""
     cutting = place(node, math.prod(node.grid), config).cutting
     if cutting is None:
         yield table
@@ -431,7 +431,7 @@ def _plan(
 def _place_fresh(
     fresh: ChunkTables, nodes: Mapping[NodeId, ArrayNode], config: ManifestConfig
 ) -> tuple[list[Package], dict[NodeId, ArrayEdits]]:
-    """The arrays that a set takes whole, as packages, and the edits of those that are cut into cells."""
+    """The arrays that sets pack, as packages, and the edits of arrays that are split into cells."""
     alike = PlacementCache(config)
     packages: list[Package] = []
     cut: dict[NodeId, ArrayEdits] = {}
@@ -448,7 +448,7 @@ def _place_fresh(
 
 
 class _Placements(dict[NodeId, Placement]):
-    """Where arrays belong, found when asked: a commit to one large array looks at no other."""
+    """Placements of arrays, computed on demand. A commit to one large array does not look at others."""
 
     def __init__(
         self,
@@ -471,7 +471,7 @@ class _Placements(dict[NodeId, Placement]):
         return placement
 
     def _count_written(self, node: ArrayNode) -> int:
-        """At most: what the manifests hold inside the array's extents, and its edits."""
+        """An upper bound: the references of its manifests inside of its extents, and its edits."""
         if not self._counting:
             return math.prod(node.grid)
         change = self._edits.get(node.id)
@@ -495,7 +495,7 @@ def _plan_small(
     infos: Mapping[ObjectId, ManifestFileInfo],
     fresh: Sequence[Package],
 ) -> list[PlannedManifest]:
-    """Pack the closure of the modified arrays by sets; arrays that are cut into cells take no part in it."""
+    """Pack the closure of the modified arrays by sets, without arrays that are split into cells."""
     if not modified and not fresh:
         return []
     arrays_of: dict[ObjectId, list[NodeId]] = defaultdict(list)
@@ -535,7 +535,7 @@ def _planned(
     infos: Mapping[ObjectId, ManifestFileInfo],
     fresh: tuple[NodeId, ...],
 ) -> PlannedManifest:
-    """A manifest with all of some arrays, those that need no looking into put together."""
+    """A manifest with some complete arrays. Arrays that need no filtering are joined."""
     slices: list[OutputSlice] = []
     carried_over: dict[ObjectId, list[ArrayNode]] = defaultdict(list)
     for node in nodes:
@@ -571,8 +571,8 @@ def _count_carried_over(
 ) -> Counter[str]:
     """The manifests that stay, by the set they belong to.
 
-    Files do not name their set: it is the last one, in overflow order, that a rule sends one of their arrays to, or
-    the next after it that takes a manifest of that size.
+    Files do not record their set. It is the last set, in overflow order, of the rules of its arrays, or the next one
+    after it that allows a manifest of that size.
     """
     rank = {entry.name: i for i, entry in enumerate(topological_order(config.sets))}
     counted: Counter[str] = Counter()
@@ -600,12 +600,12 @@ def _sources(items: Sequence[LinkedManifest]) -> tuple[ManifestSource, ...]:
 Fetch = Callable[[ObjectId], Manifest]
 
 _FEW_ARRAYS = 8
-"""Up to here, a table for each is as quick as columns for all."""
+"""Up to this many arrays, separate tables are as fast as common columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltManifest:
-    """A manifest ready to be written, and the link to it in each of its arrays."""
+    """A manifest that is ready to write, and the link to it for each of its arrays."""
 
     manifest: Manifest
     refs: Mapping[NodeId, ManifestRef]
@@ -617,7 +617,7 @@ def build_output(
     edits: Mapping[NodeId, ArrayEdits],
     new_id: Callable[[], ObjectId] = new_object_id,
 ) -> Iterator[BuiltManifest]:
-    """The manifests of one output; outputs are independent of each other and can be built at the same time."""
+    """Build the manifests of one output. Outputs are independent and can be built concurrently."""
     together: dict[NodeId, ChunkTable] = {}
     for slice_ in output.slices:
         table = build_slice(slice_, fetch, edits.get(slice_.node_id))
@@ -654,7 +654,7 @@ def build_slice(slice_: OutputSlice, fetch: Fetch, change: ArrayEdits | None) ->
     layers: list[ChunkTable] = []
     for source in slice_.sources:
         table = fetch(source.manifest_id).tables.get(slice_.node_id)
-        # Early writers left references of other arrays behind; those of another rank cannot be this array's.
+        # Early writers left references of other arrays behind. Those of another rank do not belong to this array.
         if table is not None and table.ndim == ndim:
             layers.append(filter_box(table, intersect(source.extents, slice_.box)))
     if len(layers) == 1:
@@ -697,7 +697,7 @@ def _share_refs(manifest_id: ObjectId, tables: ChunkTables) -> list[ManifestRef]
 def link_manifests(
     plan: ManifestPlan, built: Iterable[Mapping[NodeId, ManifestRef]]
 ) -> dict[NodeId, tuple[ManifestRef, ...]]:
-    """The manifests of every array that the plan changes, from what stays and the `refs` of what was built."""
+    """The manifests of every array that the plan changes: those that stay, and the `refs` of new ones."""
     linked = dict(plan.kept)
     several: set[NodeId] = set()
     alone: dict[int, tuple[ManifestRef, ...]] = {}
@@ -708,7 +708,7 @@ def link_manifests(
                 linked[key] = (*before, ref)
                 several.add(key)
                 continue
-            # Thousands of arrays have equal links to one manifest: they share the tuple, too.
+            # Thousands of arrays have equal links to one manifest. They share the tuple.
             one = alone.get(id(ref))
             linked[key] = alone.setdefault(id(ref), (ref,)) if one is None else one
     for key in several:
@@ -725,7 +725,7 @@ _DEFAULT_TOTAL_REFS = 10_000
 
 
 def manifests_to_preload(snapshot: Snapshot, config: ManifestConfig | None) -> list[ObjectId]:
-    """The manifests that the configuration names, in the order in which they are wanted."""
+    """The manifests to preload, in the order of the configuration."""
     chosen = config or SPECIFIED
     if chosen.preload is not None:
         return list(_by_condition(snapshot, chosen.preload))

@@ -1,4 +1,4 @@
-"""What is known of a repository as a whole: whether it takes writes, its feature flags, what was done to it."""
+"""The administration of a repository: its status, its feature flags and its operations log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 
 
 class RepoAvailability(enum.Enum):
-    """Whether a repository takes writes."""
+    """Whether a repository accepts writes."""
 
     online = 0
     read_only = 1
@@ -113,12 +113,12 @@ class UpdateType:
 
 @dataclass(frozen=True, slots=True)
 class RepoInitialized(UpdateType):
-    """The repository was made."""
+    """The repository was created."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepoMigrated(UpdateType):
-    """The repository was brought to another generation."""
+    """The repository was converted to another generation."""
 
     from_version: int
     to_version: int
@@ -126,24 +126,24 @@ class RepoMigrated(UpdateType):
 
 @dataclass(frozen=True, slots=True)
 class RepoStatusChanged(UpdateType):
-    """The repository takes writes again, or no longer."""
+    """The status of the repository was set."""
 
     status: RepoStatus
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigChanged(UpdateType):
-    """Another configuration was stored."""
+    """The stored configuration was replaced."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataChanged(UpdateType):
-    """Other metadata of the repository was stored."""
+    """The metadata of the repository was replaced."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureFlagChanged(UpdateType):
-    """A feature was switched on, off, or (None) back to its default."""
+    """A feature was enabled, disabled, or (None) set back to its default."""
 
     id: int
     new_value: bool | None
@@ -166,14 +166,14 @@ class TagDeleted(UpdateType):
 
 @dataclass(frozen=True, slots=True)
 class BranchCreated(UpdateType):
-    """A new branch."""
+    """A branch was created."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class BranchDeleted(UpdateType):
-    """A branch went."""
+    """A branch was deleted."""
 
     name: str
     previous_snap_id: str
@@ -181,7 +181,7 @@ class BranchDeleted(UpdateType):
 
 @dataclass(frozen=True, slots=True)
 class BranchReset(UpdateType):
-    """A branch was pointed at another snapshot."""
+    """A branch was moved to another snapshot."""
 
     name: str
     previous_snap_id: str
@@ -189,7 +189,7 @@ class BranchReset(UpdateType):
 
 @dataclass(frozen=True, slots=True)
 class NewCommit(UpdateType):
-    """A commit landed on a branch."""
+    """A commit was added to a branch."""
 
     branch: str
     new_snap_id: str
@@ -206,7 +206,7 @@ class CommitAmended(UpdateType):
 
 @dataclass(frozen=True, slots=True)
 class NewDetachedSnapshot(UpdateType):
-    """A snapshot was saved that no branch points at."""
+    """A snapshot was saved without a branch."""
 
     new_snap_id: str
 

@@ -1,4 +1,4 @@
-"""What a generation of the format can do, asked instead of its name."""
+"""What a generation of the format can do. Code asks for capabilities, not for names of generations."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 
 class SpecVersion(enum.Enum):
-    """The on-disk generations, oldest first, by the name a user gives when creating a repository.
+    """The on-disk generations, oldest first, by the name that is given when a repository is created.
 
-    The official package numbers the ones it writes: `SpecVersion.v2`, `SpecVersion(2)` and `spec_version >= 2` mean
-    what they mean there; every earlier generation is below 1.
+    The official package has numbers for the generations that it writes: `SpecVersion.v2`, `SpecVersion(2)` and
+    `spec_version >= 2` have the same meaning here. Every earlier generation is below 1.
     """
 
     DATASET = "dataset"

@@ -25,26 +25,26 @@ else:
 
 
 def batches_up_to(most: int, ends: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
-    """Bounds [first, end) of runs, cut where the next item would pass the size; a larger item is a run by itself.
+    """Bounds [first, end) of batches. A batch ends before the item that would exceed the size.
 
-    `ends` are the sizes of the items, added up.
+    An item that is larger than the size is a batch. `ends` are the cumulative sizes of the items.
     """
     first = 0
     while first < len(ends):
         done = int(ends[first - 1]) if first else 0
-        # As the column's own type: numpy compares unsigned columns with other numbers as floats.
+        # Use the column's type, because numpy compares unsigned columns with other numbers as floats.
         end = max(int(np.searchsorted(ends, ends.dtype.type(done + most), side="right")), first + 1)
         yield first, end
         first = end
 
 
 def lowest(coords: npt.NDArray[Any]) -> tuple[int, ...]:
-    """The least coordinate in every dimension; there is at least one row."""
+    """The smallest coordinate in every dimension. There must be at least one row."""
     return tuple(int(coords[:, axis].min()) for axis in range(coords.shape[1]))
 
 
 def highest(coords: npt.NDArray[Any]) -> tuple[int, ...]:
-    """The greatest coordinate in every dimension; there is at least one row."""
+    """The largest coordinate in every dimension. There must be at least one row."""
     return tuple(int(coords[:, axis].max()) for axis in range(coords.shape[1]))
 
 
@@ -113,7 +113,7 @@ class StringColumn(Sequence[str]):
 
 
 def string_column(values: Any) -> StringColumn:
-    """Any sequence of str (list, numpy, Arrow, StringColumn) as a StringColumn, without copies where possible."""
+    """Any sequence of str (list, numpy, Arrow, StringColumn) as a StringColumn, without copies if possible."""
     if isinstance(values, StringColumn):
         return values
     if isinstance(values, pa.ChunkedArray):
@@ -130,7 +130,7 @@ def text_array(values: Sequence[str | None]) -> pa.Array:
     try:
         joined = "".join(texts)
     except TypeError as error:
-        raise InvalidInputError(f"a column of texts holds something else: {error}") from error
+        raise InvalidInputError(f"a column of texts contains a value that is not text: {error}") from error
     if joined.isascii():
         data, lengths = joined.encode(), np.fromiter(map(len, texts), np.int64, len(texts))
     else:
@@ -143,7 +143,7 @@ def text_array(values: Sequence[str | None]) -> pa.Array:
 
 
 FEW_TEXTS = 2048
-"""So many texts are gathered and coded one by one in less time than Arrow's functions take to load."""
+"""Up to this many texts, a Python loop is faster than loading Arrow's functions."""
 
 
 def code_rows(texts: Sequence[str], rows: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int32], StringColumn]:
@@ -158,14 +158,14 @@ def code_rows(texts: Sequence[str], rows: npt.NDArray[Any]) -> tuple[npt.NDArray
 
 
 def number_array(values: npt.NDArray[Any], missing: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-    """A numpy column as an Arrow array over the same memory, null where told; without pandas, as above."""
+    """A numpy column as an Arrow array over the same memory, with optional nulls. Does not import pandas."""
     column = np.ascontiguousarray(values)
     kind = pa.from_numpy_dtype(column.dtype)
     return pa.Array.from_buffers(kind, len(column), [_validity(missing), pa.py_buffer(column)])
 
 
 def codes_of(indices: pa.Array) -> npt.NDArray[np.int32]:
-    """The indices of a dictionary array as numpy, -1 where null; without pandas, as above."""
+    """The indices of a dictionary array as numpy, -1 for null. Does not import pandas."""
     filled = indices.fill_null(-1) if indices.null_count else indices
     width = np.dtype(filled.type.to_pandas_dtype())
     start = filled.offset
@@ -185,25 +185,25 @@ ChunkBatch: TypeAlias = tuple[
     npt.NDArray[np.uint64],
     dict[int, bytes],
 ]
-"""References as the official package gives them: coordinates, kinds, locations, offsets, lengths and inline bytes."""
+"""References in the form of the official package: coordinates, kinds, locations, offsets, lengths and inline bytes."""
 
 
 class ChunkKind(enum.IntEnum):
-    """What a reference points at; the value is the byte in the kind column."""
+    """The kind of a reference. The value is the byte in the kind column."""
 
     INLINE = 0
     NATIVE = 1
     VIRTUAL = 2
     DELETED = 3
-    """Only in change sets: the chunk was there and is removed."""
+    """Only in change sets: an existing chunk is removed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkTable:
-    """References as columns. A column that is None holds its default in every row.
+    """References as columns. A column that is None has its default in every row.
 
-    Two tables are equal when they hold the same references, however their dictionaries and inline bytes are laid out.
-    `locations` and `etags` may hold entries twice, or ones that no row uses.
+    Two tables are equal if they have the same references, whatever the layout of their dictionaries and inline bytes.
+    `locations` and `etags` may contain duplicates and unused entries.
 
     coords         uint32[n, ndim], unique rows in lexicographic order
     kind           uint8[n], values of ChunkKind
@@ -237,7 +237,7 @@ class ChunkTable:
 
     @property
     def nbytes(self) -> int:
-        """Memory held by the columns, for caches; dictionaries are estimated."""
+        """Memory of the columns, for caches. Dictionaries are estimated."""
         columns: list[Any] = [
             self.coords,
             self.kind,
@@ -258,7 +258,7 @@ class ChunkTable:
         return tuple((a, b + 1) for a, b in zip(lowest(self.coords), highest(self.coords), strict=True))
 
     def row(self, index: int) -> ChunkRef:
-        """One row as a value; for look-ups of single chunks, never for bulk work."""
+        """One row as a value. For look-ups of single chunks, not for bulk work."""
         kind = ChunkKind(int(self.kind[index]))
         offset, length = int(self.offset[index]), int(self.length[index])
         if kind is ChunkKind.INLINE:
@@ -288,7 +288,7 @@ class ChunkTable:
     __hash__ = None  # type: ignore[assignment]
 
     def rows(self) -> Iterator[tuple[Coords, ChunkRef]]:
-        """Every row as a value; for tests and small displays only."""
+        """Every row as a value. For tests and small displays only."""
         for index in range(len(self)):
             yield tuple(int(c) for c in self.coords[index]), self.row(index)
 
@@ -376,7 +376,7 @@ def tombstones(coords: npt.NDArray[np.uint32]) -> ChunkTable:
 
 
 def table_from_rows(rows: Sequence[tuple[Coords, ChunkRef]], ndim: int) -> ChunkTable:
-    """A table of single references; the last one of equal coordinates wins.
+    """A table of single references. The last one of equal coordinates wins.
 
     Use this for single edits. Bulk code builds columns directly.
     """
@@ -384,7 +384,7 @@ def table_from_rows(rows: Sequence[tuple[Coords, ChunkRef]], ndim: int) -> Chunk
     ordered = sorted(latest)
     count = len(ordered)
     if any(len(coords) != ndim for coords in ordered):
-        raise InvalidInputError(f"chunk coordinates of another rank than the array's {ndim} dimensions")
+        raise InvalidInputError(f"chunk coordinates do not have the {ndim} dimensions of the array")
     coords = np.array(ordered, dtype=np.uint32).reshape(count, ndim)
     kind = np.zeros(count, dtype=np.uint8)
     offset = np.zeros(count, dtype=np.uint64)
@@ -437,15 +437,15 @@ def table_from_rows(rows: Sequence[tuple[Coords, ChunkRef]], ndim: int) -> Chunk
 Numbers = npt.NDArray[np.int64]
 
 _FEW_ROWS = 64
-"""Up to here, a dictionary is made as quickly value by value."""
+"""Up to this many rows, a Python loop builds the dictionary as fast."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkTables(Mapping[NodeId, ChunkTable]):
-    """Table by node id; thousands of small arrays cost what their columns cost, not a table each.
+    """Tables by node id. Arrays share columns, so that thousands of small arrays do not need a table each.
 
-    `rows` holds the rows of all arrays, array after array in the order of `nodes`, sorted within each; its coordinates
-    are as wide as the largest rank, zero beyond an array's own. No array is without rows.
+    `rows` contains the rows of all arrays in the order of `nodes`, sorted within each array. Its coordinates have the
+    largest rank. They are zero beyond the rank of an array. Every array has rows.
     """
 
     nodes: Sequence[NodeId]
@@ -464,7 +464,7 @@ class ChunkTables(Mapping[NodeId, ChunkTable]):
 
     def _index(self) -> dict[NodeId, int]:
         if not self._places:
-            # At once: readers on other threads find nothing here, or all of it.
+            # In one assignment, so that readers on other threads find nothing or all of it.
             self._places.update(dict(zip(self.nodes, range(len(self.nodes)), strict=True)))
         return self._places
 
@@ -491,7 +491,7 @@ class ChunkTables(Mapping[NodeId, ChunkTable]):
 
     @property
     def nbytes(self) -> int:
-        """Memory held by the columns, for caches."""
+        """Memory of the columns, for caches."""
         return self.rows.nbytes + 100 * len(self.nodes)
 
     def positions(self, node_ids: Sequence[NodeId]) -> Numbers:
@@ -511,7 +511,7 @@ class ChunkTables(Mapping[NodeId, ChunkTable]):
 
     def by_id(self) -> ChunkTables:
         """The same arrays, ordered by node id."""
-        # All ids have eight bytes, so that they sort as numbers do.
+        # All ids have eight bytes, so that they sort like numbers.
         ids = np.frombuffer(b"".join(self.nodes), dtype=">u8")
         return self if bool((ids[1:] > ids[:-1]).all()) else self.select(np.argsort(ids).astype(np.int64))
 
@@ -584,7 +584,7 @@ def _pick(rows: ChunkTable, chosen: Numbers, width: int) -> ChunkTable:
 
 
 def widen(coords: npt.NDArray[np.uint32], width: int) -> npt.NDArray[np.uint32]:
-    """Coordinates of just that many dimensions, zero beyond those they have."""
+    """Coordinates with this many dimensions. Missing dimensions are zero."""
     if coords.shape[1] >= width:
         return coords[:, :width]
     wide = np.zeros((len(coords), width), dtype=np.uint32)
@@ -604,7 +604,7 @@ def join_tables(tables: Mapping[NodeId, ChunkTable]) -> ChunkTables:
 
 
 def concat_tables(parts: Sequence[ChunkTables]) -> ChunkTables:
-    """The arrays of all parts, part after part; no array is in two of them."""
+    """The arrays of all parts, in order. No array is in two of them."""
     filled = [part for part in parts if len(part)]
     if len(filled) < 2:
         return filled[0] if filled else NO_TABLES
@@ -615,7 +615,7 @@ def concat_tables(parts: Sequence[ChunkTables]) -> ChunkTables:
 
 
 def _join_rows(parts: list[ChunkTable]) -> ChunkTable:
-    """The rows of all tables, table after table."""
+    """The concatenated rows of all tables."""
     if len(parts) < 2:
         return parts[0] if parts else empty_table(0)
     counts = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))

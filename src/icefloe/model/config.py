@@ -10,25 +10,25 @@ from icefloe.model.config_value import Anything, Choice, ConfigValue, Count, Fla
 from icefloe.model.manifest_config import ManifestConfig
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 
-# Annotations are evaluated with the class, because `settings_of` reads the settings from them in every process.
+# Annotations are evaluated when the class is created, because `settings_of` reads the settings from them.
 
 
 class PackBy(enum.Enum):
     """Which chunks can share a pack."""
 
     MIXED = "mixed"
-    """A pack holds chunks of several arrays. This needs the fewest objects."""
+    """A pack contains chunks of several arrays. This needs the fewest objects."""
     ARRAY = "array"
-    """A pack holds chunks of one array. A deleted array then leaves no partly used packs."""
+    """A pack contains chunks of one array. A deleted array then leaves no partly used packs."""
 
 
 @dataclass(slots=True, repr=False)
 class ChunkPackingConfig(ConfigValue):
     """How small chunks of a session are packed into shared objects ("packs"). Larger chunks are objects of their own.
 
-    With the default target size, a pack is written in one request and read in one or two. It holds about 2,000 chunks
-    of 4 KiB. Above the default threshold, requests are limited by bandwidth and not by latency. Packing then saves
-    little time, and garbage collection can free less.
+    With the default target size, a pack is written in one request and read in one or two. It contains about 2,000
+    chunks of 4 KiB. Above the default threshold, requests are limited by bandwidth and not by latency. Packing then
+    saves little time, and garbage collection can free less.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class ChunkPackingConfig(ConfigValue):
     target_bytes
         A pack is closed when the next chunk would make it larger than this.
     by
-        Whether a pack holds chunks of several arrays (`PackBy.MIXED`) or of one (`PackBy.ARRAY`).
+        Whether a pack contains chunks of several arrays (`PackBy.MIXED`) or of one (`PackBy.ARRAY`).
 
     Examples
     --------
@@ -567,7 +567,7 @@ class RepositoryConfig(ConfigValue):
 
     @property
     def previous_file(self) -> str | None:
-        """The file that holds the configuration before this one, if the official package has written it."""
+        """The file of the previous configuration, if the official package has written it."""
         found = self.unknown.get("previous_file")
         return found if isinstance(found, str) else None
 
@@ -595,7 +595,7 @@ class RepositoryConfig(ConfigValue):
         ['s3://bucket/']
         """
         if not isinstance(cont, VirtualChunkContainer):
-            raise InvalidInputError(f"a VirtualChunkContainer is needed, not {cont!r}")
+            raise InvalidInputError(f"expected a VirtualChunkContainer, found {cont!r}")
         cont.check()
         kept = {
             key: other

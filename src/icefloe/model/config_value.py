@@ -151,10 +151,10 @@ class Setting:
 
 
 def refused(where: str, value: Any, allowed: str) -> InvalidInputError:
-    """The error for a value that a setting does not take."""
+    """The error for an invalid value of a setting."""
     shown = repr(value)
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return InvalidInputError(f"{where} is {shown}; allowed: {allowed}", setting=where)
+    return InvalidInputError(f"{where} is {shown}. Allowed: {allowed}", setting=where)
 
 
 _SETTINGS: dict[type[Any], Mapping[str, Setting]] = {}
@@ -164,7 +164,7 @@ def settings_of(cls: type[Any]) -> Mapping[str, Setting]:
     """The settings of a configuration class by name."""
     found = _SETTINGS.get(cls)
     if found is None:
-        # `typing.get_type_hints` would compile and evaluate texts: more than opening a repository takes otherwise.
+        # `typing.get_type_hints` would compile and evaluate texts, which takes longer than opening a repository.
         hints = {name: hint for base in reversed(cls.__mro__) for name, hint in inspect.get_annotations(base).items()}
         marks = {name: getattr(hint, "__metadata__", (None,))[0] for name, hint in hints.items()}
         found = _SETTINGS[cls] = {name: mark for name, mark in marks.items() if isinstance(mark, Setting)}
@@ -215,7 +215,7 @@ def settings_table(cls: type[Any], *, unused: bool) -> str:
 
 
 def default_text(setting: Setting) -> str:
-    """The default of a setting for people."""
+    """The default of a setting as text."""
     if setting.default is None:
         return "unset"
     if isinstance(setting.default, enum.Enum):

@@ -1,4 +1,4 @@
-"""What can be wrong with the objects of a repository."""
+"""The kinds of damage of a repository."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from icefloe.ids import ObjectId
 
 
 class DamageKind(enum.Enum):
-    """What is wrong with an object."""
+    """The kind of damage of an object."""
 
     MISSING = "missing"
-    """Something names it, and it is not there."""
+    """It is referenced, but does not exist."""
     UNREADABLE = "unreadable"
-    """It exists, but its content is not what its name says."""
+    """It exists, but its content cannot be read."""
     WRONG_ID = "wrong id"
-    """Its content names another id."""
+    """Its content has another id."""
     WRONG_SIZE = "wrong size"
     """Its size or number of references differs from its record in a snapshot."""
     TOO_SHORT = "too short"
-    """References point behind its end."""
+    """References end after its last byte."""
     WRONG_EXTENTS = "wrong extents"
-    """A manifest holds chunks outside the extents in the snapshot: they are never found."""
+    """A manifest contains chunks outside of the extents in the snapshot, so that they are never found."""
     MISQUOTED = "misquoted"
-    """Snapshots quote an ancestor that is no longer there."""
+    """Snapshots quote an ancestor that no longer exists."""
     LOG_DIFFERS = "log differs"
     """A transaction log does not match the changes of its snapshot."""
     UNDECODABLE = "undecodable"
-    """The bytes of a chunk do not decode."""
+    """The bytes of a chunk cannot be decoded."""
     NO_CONTAINER = "no container"
-    """Virtual chunks lie where no configured container is."""
+    """Virtual chunks are outside of all configured containers."""
     CHANGED = "changed"
-    """A file of virtual chunks is no longer the one that they were made for."""
+    """A file of virtual chunks changed since the references were written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One thing that is wrong."""
+    """One damage."""
 
     kind: DamageKind
     what: str
@@ -50,7 +50,7 @@ class Damage:
     """A snapshot that it is part of."""
     array: str | None = None
     refs: tuple[str, ...] = ()
-    """Branches and tags that lead to it."""
+    """Branches and tags from which it is reachable."""
     repairable: bool = False
 
     def __str__(self) -> str:

@@ -18,20 +18,20 @@ _ENDING = re.compile(r"(?:\.\*)?[\w/ -]*", re.ASCII)
 
 
 def check_pattern(regex: str, entry: str) -> None:
-    """Check a regular expression. The error names the entry of the configuration.
+    """Check a regular expression. The error contains the entry of the configuration.
 
     The syntax is that of RE2, which is nearly that of Rust's regex crate. There is no look-around and no backreference.
     """
     if len(regex) > _MOST_PATTERN_CHARACTERS:
         raise InvalidInputError(
-            f"{entry}: a regular expression of {len(regex)} characters; allowed: at most {_MOST_PATTERN_CHARACTERS}"
+            f"{entry}: the regular expression has {len(regex)} characters, expected at most {_MOST_PATTERN_CHARACTERS}"
         )
     try:
         _search(regex, "")
     except ValueError as error:
         raise InvalidInputError(
-            f"{entry}: {regex!r} is not a regular expression of RE2, which knows no look-around and no "
-            f"backreferences: {error}"
+            f"{entry}: {regex!r} is not a regular expression of RE2, which has no look-around and no backreferences: "
+            f"{error}"
         ) from error
 
 
@@ -90,7 +90,7 @@ def _search(regex: str, text: str) -> bool:
     """
     if _ENDING.fullmatch(regex):
         return regex.removeprefix(".*") in text
-    # Arrow brings RE2 along; loading it takes a twentieth of a second that most configurations do not need.
+    # Arrow contains RE2. Import it only if needed, because that takes 0.05 s.
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.compute as pc  # noqa: PLC0415
 
@@ -142,7 +142,7 @@ class _Condition:
         Parameters
         ----------
         entry
-            The entry of the configuration that the error names.
+            The entry of the configuration, for the error message.
 
         Raises
         ------
@@ -637,7 +637,7 @@ class _PreloadFalse(_PreloadConstant):
 ManifestPreloadCondition.Or, ManifestPreloadCondition.And = _PreloadOr, _PreloadAnd
 ManifestPreloadCondition.PathMatches, ManifestPreloadCondition.NameMatches = _PreloadPath, _PreloadName
 ManifestPreloadCondition.NumRefs = _PreloadRefs
-# These two names are words of Python.
+# These two names are keywords of Python.
 setattr(ManifestPreloadCondition, "True", _PreloadTrue)
 setattr(ManifestPreloadCondition, "False", _PreloadFalse)
 
@@ -774,7 +774,7 @@ def parse_dim_condition(document: Any, entry: str) -> ManifestSplitDimCondition:
         return _DimensionName(_regex(value, entry))
     if word == "Any":
         return _AnyDimension()
-    raise InvalidInputError(f"{entry}: {document!r} is not a dimension; use Axis, DimensionName or Any")
+    raise InvalidInputError(f"{entry}: {document!r} is not a dimension. Use Axis, DimensionName or Any")
 
 
 def dim_document(condition: ManifestSplitDimCondition) -> Any:

@@ -24,7 +24,7 @@ DEFAULT_MAX_MANIFEST_SIZE = 1_000_000
 DEFAULT_SPLIT_SIZE = 16_384
 """A larger array is split into cells of at most this number of references.
 
-A commit rewrites the touched cell (about ten bytes a reference, compressed) and the list of cells in the snapshot
+A commit rewrites the changed cell (about ten bytes a reference, compressed) and the list of cells in the snapshot
 (about sixty bytes a cell). For n references, their sum has its minimum near sqrt(6 n): 2,500 for a million, 25,000 for
 a hundred million. 16,384 is near the optimum for large arrays and keeps the number of requests of a cold read small.
 """
@@ -288,7 +288,7 @@ class ManifestSplittingConfig:
             condition.check(f"splitting[{index}]")
             for dimension, size in sizes:
                 if size < 1:
-                    raise InvalidInputError(f"splitting[{index}]: {dimension!r} has size {size}, must be at least 1")
+                    raise InvalidInputError(f"splitting[{index}]: {dimension!r} has size {size}, expected at least 1")
 
     @classmethod
     def from_dict(
@@ -464,7 +464,7 @@ class ManifestConfig:
 
 
 def validate(config: ManifestConfig) -> None:
-    """Check a configuration. The error names the invalid entry."""
+    """Check a configuration. The error contains the invalid entry."""
     names = [s.name for s in config.sets]
     for index, entry in enumerate(config.sets):
         where = f"chunk-manifests.sets[{index}] ({entry.name})"
@@ -490,15 +490,17 @@ def _check_set(entry: ManifestSet, where: str, names: Sequence[str]) -> None:
     if (entry.max_manifest_size is None) == (entry.arrays_per_manifest is None):
         found = "neither" if entry.max_manifest_size is None else "both"
         raise InvalidInputError(
-            f"{where}: needs exactly one of max-manifest-size and arrays-per-manifest, {found} is given"
+            f"{where}: expected exactly one of max-manifest-size and arrays-per-manifest, found {found}"
         )
     if entry.name == DEFAULT_SET:
         if entry.cardinality is not None:
-            raise InvalidInputError(f"{where}: the default set takes every array, it cannot have a cardinality")
+            raise InvalidInputError(
+                f"{where}: the default set must accept every array, so it cannot have a cardinality"
+            )
         if entry.overflow_to is not None:
-            raise InvalidInputError(f"{where}: the default set is the last one, it cannot have overflow-to")
+            raise InvalidInputError(f"{where}: the default set is the last one, so it cannot have overflow-to")
     elif entry.overflow_to not in names:
-        raise InvalidInputError(f"{where}: overflow-to {entry.overflow_to!r} is not a set; there are {sorted(names)}")
+        raise InvalidInputError(f"{where}: overflow-to {entry.overflow_to!r} is not a set. There are: {sorted(names)}")
 
 
 def _check_no_loop(entry: ManifestSet, config: ManifestConfig) -> None:
@@ -507,14 +509,14 @@ def _check_no_loop(entry: ManifestSet, config: ManifestConfig) -> None:
         entry = config.find_set(entry.overflow_to)
         if entry.name in seen:
             raise InvalidInputError(
-                f"chunk-manifests.sets: overflow-to goes in a loop: {' -> '.join([*seen, entry.name])}"
+                f"chunk-manifests.sets: overflow-to has a cycle: {' -> '.join([*seen, entry.name])}"
             )
         seen.append(entry.name)
 
 
 def _check_rule(rule: ManifestRule, where: str, names: Sequence[str]) -> None:
     if rule.target not in names:
-        raise InvalidInputError(f"{where}: target {rule.target!r} is not a set; there are {sorted(names)}")
+        raise InvalidInputError(f"{where}: target {rule.target!r} is not a set. There are: {sorted(names)}")
     if rule.path is not None:
         _check_pattern(rule.path, f"{where}.path")
     for name, limits in (("metadata-chunks", rule.metadata_chunks), ("initialized-chunks", rule.initialized_chunks)):
@@ -536,8 +538,8 @@ def _check_pattern(regex: object, where: str) -> None:
 
 def _check_count(value: object, where: str, least: int) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-        raise InvalidInputError(f"{where}: expected a whole number from {least} on, or null; found {value!r}")
+        raise InvalidInputError(f"{where}: expected a whole number of at least {least}, or null, found {value!r}")
 
 
 SPECIFIED: Final = ManifestConfig()
-"""The configuration of a repository without one. Read it, never change it."""
+"""The configuration of a repository without a stored one. Do not modify it."""

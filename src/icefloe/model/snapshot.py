@@ -20,11 +20,11 @@ from icefloe.model.chunk_table import NO_TABLES, ChunkTable, ChunkTables, widen
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _LAST = (dt.datetime.max.replace(tzinfo=dt.UTC) - _EPOCH) // dt.timedelta(microseconds=1)
 _CLOCK_DIFFERENCE = dt.timedelta(minutes=5)
-"""How far the clocks of two machines may be apart."""
+"""The largest expected difference between the clocks of two machines."""
 
 
 def to_microseconds(time: dt.datetime) -> int:
-    """A time as the files keep it; a naive one is taken as UTC."""
+    """A time as files store it. A time without a zone is UTC."""
     if time.tzinfo is None:
         time = time.replace(tzinfo=dt.UTC)
     return (time - _EPOCH) // dt.timedelta(microseconds=1)
@@ -33,12 +33,12 @@ def to_microseconds(time: dt.datetime) -> int:
 def from_microseconds(microseconds: int) -> dt.datetime:
     """A time of a file, in UTC."""
     if not 0 <= microseconds <= _LAST:
-        raise FormatError(f"a file says it was written {microseconds} microseconds after 1970, which no calendar has")
+        raise FormatError(f"a file has the invalid time {microseconds} microseconds after 1970")
     return _EPOCH + dt.timedelta(microseconds=microseconds)
 
 
 def check_zone(moment: dt.datetime, name: str) -> dt.datetime:
-    """A time with a time zone. Raises InvalidInputError for a time without one: the zone would be a guess."""
+    """Check that a time has a time zone. Raises InvalidInputError otherwise."""
     if moment.tzinfo is None or moment.utcoffset() is None:
         raise InvalidInputError(
             f"{name}={moment.isoformat()} has no time zone. Give one, for example datetime.now(timezone.utc) or "
@@ -48,7 +48,7 @@ def check_zone(moment: dt.datetime, name: str) -> dt.datetime:
 
 
 def check_past(moment: dt.datetime, name: str, now: dt.datetime) -> dt.datetime:
-    """A time with a zone that is not in the future, up to the difference between two clocks."""
+    """Check that a time has a zone and is not in the future, except for differences between clocks."""
     if check_zone(moment, name) > now + _CLOCK_DIFFERENCE:
         raise InvalidInputError(
             f"{name}={moment.isoformat()} is in the future. The time is {now.isoformat()}. Check the time zone, or "
@@ -58,7 +58,7 @@ def check_past(moment: dt.datetime, name: str, now: dt.datetime) -> dt.datetime:
 
 
 def later_than(previous: dt.datetime | None, now: dt.datetime | None = None) -> dt.datetime:
-    """The recorded time of a commit: now, but at least a microsecond after its parent.
+    """The recorded time of a commit: the current time, but at least a microsecond after its parent.
 
     Official libraries refuse to commit a snapshot that is not later than its parent.
     """
@@ -67,12 +67,12 @@ def later_than(previous: dt.datetime | None, now: dt.datetime | None = None) -> 
 
 
 Extents: TypeAlias = tuple[tuple[int, int], ...]
-"""[first, end) of chunk indices per dimension; the empty tuple covers everything."""
+"""[first, end) of chunk indices per dimension. The empty tuple covers everything."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestRef:
-    """A manifest that holds chunks of an array, and the box of the grid that it covers."""
+    """A manifest with chunks of an array, and the box of the grid that it covers."""
 
     manifest_id: ObjectId
     extents: Extents
@@ -80,7 +80,7 @@ class ManifestRef:
 
 @dataclass(frozen=True, slots=True)
 class AttributesRef:
-    """Where the attributes of a node are kept when they are not in its document."""
+    """The location of the attributes of a node, if they are not in its document."""
 
     object_id: ObjectId
     row: int
@@ -90,7 +90,7 @@ class AttributesRef:
 class GroupNode:
     """A group: its id, path, and zarr.json as written.
 
-    When `attributes` is set, the document holds `{}` for its attributes and the real ones are in that file.
+    If `attributes` is set, the document has `{}` for its attributes, and the real ones are in that file.
     """
 
     id: NodeId
@@ -101,7 +101,7 @@ class GroupNode:
 
 @dataclass(frozen=True, slots=True)
 class ArrayNode:
-    """An array: as a group, plus its grid and the manifests that hold its chunks."""
+    """An array: the same as a group, plus its grid and the manifests with its chunks."""
 
     id: NodeId
     path: str
@@ -114,8 +114,8 @@ class ArrayNode:
     attributes: AttributesRef | None = None
 
     def with_manifests(self, manifests: tuple[ManifestRef, ...]) -> ArrayNode:
-        """The same array, its chunks in other manifests."""
-        # Commits of thousands of arrays notice: the constructor of a frozen class takes twice as long as its slots do,
+        """The same array with other manifests."""
+        # For speed: the constructor of a frozen class takes twice as long as setting its slots,
         # `dataclasses.replace` several times.
         twin = object.__new__(ArrayNode)
         _set_id(twin, self.id)
@@ -138,32 +138,32 @@ Node: TypeAlias = GroupNode | ArrayNode
 
 
 INGESTED_KEY = "icefloe.ingested"
-"""Metadata that a commit takes over from the one below it: a list of texts that tells which sources were ingested.
+"""Metadata that a commit inherits from its parent: a list of texts that records which sources were ingested.
 
-History may be shortened, squashed or converted: the list of what a snapshot holds is in the snapshot itself.
+History may be expired, squashed or converted. So the list of the sources of a snapshot is in the snapshot itself.
 """
 
 INGEST_KEY = "icefloe.ingest"
-"""The record of the ingest that made a commit."""
+"""The record of the ingest that created a commit."""
 
 INGESTED_FOLDER = "icefloe-ingested/"
-"""Objects that the texts of the list name."""
+"""The folder of objects that texts of the list refer to."""
 
 INLINE_SOURCES, REMOVED_SOURCES = "=", "-"
-"""How a text of the list begins that is fingerprints in base64, and one whose sources are no longer there."""
+"""Prefixes of texts of the list: fingerprints in base64, and sources that were removed."""
 
 REWRITTEN_PARENT_KEY = "icefloe_rewritten_parent"
-"""Metadata of a compaction: the snapshot whose chunks it holds, in other objects.
+"""Metadata of a compaction: the snapshot whose chunks it contains, in other objects.
 
-It says nothing once expiry gave the commit another parent. No other commit has it, whatever metadata it is given.
+It has no meaning after expiry gave the commit another parent. No other commit can have this key.
 """
 
 
 def inherit_metadata(parent: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The metadata of a commit on top of another: its own, and what it takes over.
+    """The metadata of a commit: its own, and what it inherits from its parent.
 
-    A commit adds to the list by giving a list, or changes it by giving a mapping of texts to `add` and to `drop`. Later
-    texts count more, so what is added stands last.
+    A commit adds to the list with a list, or changes it with a mapping of texts to `add` and to `drop`. Later texts
+    take precedence, so new texts are last.
     """
     if REWRITTEN_PARENT_KEY in own:
         own = {key: value for key, value in own.items() if key != REWRITTEN_PARENT_KEY}
@@ -179,7 +179,7 @@ def inherit_metadata(parent: Mapping[str, Any], own: Mapping[str, Any]) -> Mappi
 
 
 def ingested_texts(metadata: Mapping[str, Any]) -> list[str]:
-    """The list of a commit; empty where there is none."""
+    """The list of a commit. Empty if there is none."""
     return _texts(metadata.get(INGESTED_KEY))
 
 
@@ -189,7 +189,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def named_objects(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """The objects that the metadata of a commit name, in an entry or inside one."""
+    """The objects that the metadata of a commit refers to, in an entry or inside of one."""
     texts: list[Any] = []
     for value in metadata.values():
         texts += value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
@@ -198,7 +198,7 @@ def named_objects(metadata: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def own_sources(metadata: Mapping[str, Any]) -> list[str]:
-    """What the commit of an ingest adds to the list of ingested sources: an object, or the fingerprints themselves."""
+    """The new text of the list for an ingest: the name of an object, or the fingerprints themselves."""
     entry = metadata.get(INGEST_KEY)
     if not isinstance(entry, Mapping):
         return []
@@ -216,7 +216,7 @@ def added_sources(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 def reverted_sources(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """The list entries that undo what the commit `new` on top of `old` added to the list of ingested sources."""
-    # The commit of an ingest may also have joined the texts of others; its entry names its own sources.
+    # The commit of an ingest may also have joined texts of others. Its entry contains its own sources.
     done = own_sources(new) or added_sources(old, new)
     sign = REMOVED_SOURCES
     return [text.removeprefix(sign) if text.startswith(sign) else sign + text for text in done]
@@ -314,7 +314,7 @@ class Snapshot:
     manifests: Mapping[ObjectId, ManifestFileInfo]
     attribute_files: tuple[ObjectId, ...] = ()
     history: tuple[SnapshotInfo, ...] = ()
-    """Newest ancestors, newest first, where the generation keeps them in the file; may be cut short."""
+    """Newest ancestors, newest first, if the generation stores them in the file. The list may be incomplete."""
     total_ancestors: int | None = None
     started_at: dt.datetime | None = None
 
@@ -327,7 +327,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The chunk references of one or several arrays, as one file holds them."""
+    """The chunk references of one or several arrays, in one file."""
 
     id: ObjectId
     tables: Mapping[NodeId, ChunkTable]
@@ -339,7 +339,7 @@ class Manifest:
 
     @property
     def nbytes(self) -> int:
-        """Memory held, for caches."""
+        """Memory used, for caches."""
         if isinstance(self.tables, ChunkTables):
             return self.tables.nbytes
         return sum(table.nbytes for table in self.tables.values())
@@ -347,7 +347,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A node that has another path now; descendants have entries of their own."""
+    """A node with a new path. Descendants have separate entries."""
 
     from_path: str
     to_path: str
@@ -357,7 +357,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WrittenChunks(Mapping[NodeId, npt.NDArray[np.uint32]]):
-    """Coordinates by array, those of many arrays in common columns. No array is in both."""
+    """Coordinates by array. Those of many arrays are in common columns. No array is in both."""
 
     together: ChunkTables
     alone: Mapping[NodeId, npt.NDArray[np.uint32]]
@@ -376,7 +376,10 @@ class WrittenChunks(Mapping[NodeId, npt.NDArray[np.uint32]]):
 
 @dataclass(frozen=True, slots=True)
 class WrittenColumns:
-    """The coordinates of some arrays, array after array, as wide as the largest rank and zero beyond an array's own."""
+    """The coordinates of some arrays, concatenated.
+
+    They have the largest rank, and are zero beyond the rank of an array.
+    """
 
     nodes: list[NodeId]
     counts: npt.NDArray[np.int64]
@@ -403,8 +406,7 @@ def join_written(chunks: Mapping[NodeId, npt.NDArray[np.uint32]]) -> WrittenColu
 class TransactionLog:
     """Sets of node ids, and the coordinates of the chunks that were set, replaced or deleted.
 
-    Whether an updated node is an array or a group is decided by looking the id up in a snapshot: early files do not
-    keep the two apart.
+    A snapshot shows whether an updated node is an array or a group, because early files do not distinguish them.
     """
 
     new_groups: frozenset[NodeId] = frozenset()
@@ -417,7 +419,7 @@ class TransactionLog:
     """uint32[n, ndim] per array, unique rows in lexicographic order."""
     moves: tuple[Move, ...] = ()
     updated_boxes: Mapping[NodeId, tuple[Extents, ...]] = field(default_factory=dict)
-    """Boxes of the chunk grid that a distributed write set chunks in: which ones, only its manifests know."""
+    """Boxes of the chunk grid in which a distributed write set chunks. Its manifests contain which ones."""
 
     def is_empty(self) -> bool:
         return not (

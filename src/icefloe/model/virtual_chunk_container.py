@@ -12,10 +12,10 @@ from urllib.parse import unquote, urlsplit
 from icefloe.errors import InvalidInputError
 
 Checksum: TypeAlias = str | dt.datetime | None
-"""What a file of virtual chunks must still have: an ETag, or a time after which it was not modified."""
+"""The expected state of a file of virtual chunks: its ETag, or a time after which it was not modified."""
 
 _SECRET = re.compile("key|token|secret|password|credential|service_account|sas|certificate_path", re.IGNORECASE)
-"""Options of a client that hold credentials or say where they lie; these are never stored."""
+"""Options of a client that contain credentials or their location. They are never stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class S3Options:
                 continue
             wanted = _S3_TYPES.get(setting.name, str)
             if type(value) is not wanted:
-                raise InvalidInputError(f"{setting.name} of an S3 store is a {wanted.__name__}; found {value!r}")
+                raise InvalidInputError(f"{setting.name} of an S3 store is {value!r}, expected a {wanted.__name__}")
             found[setting.name] = value
         return cls(**found)
 
@@ -168,12 +168,14 @@ class ObjectStoreConfig:
         """
         variant: Mapping[str, Any] = {given: None} if isinstance(given, str) else given
         if len(variant) != 1:
-            raise InvalidInputError(f"an object store is one variant like {{'s3': {{...}}}}; found {sorted(variant)}")
+            raise InvalidInputError(
+                f"expected an object store with one key such as {{'s3': {{...}}}}, found the keys {sorted(variant)}"
+            )
         ((tag, content),) = variant.items()
         kind = _KINDS.get(tag.replace("_", "").lower())
         if kind is None:
             known = ", ".join(kind.tag for kind in _KINDS.values())
-            raise InvalidInputError(f"{tag!r} is no object store; known are {known}")
+            raise InvalidInputError(f"unknown object store {tag!r}. Known: {known}")
         return _parse_content(kind, content)
 
 
@@ -383,17 +385,17 @@ def _parse_content(kind: type[ObjectStoreConfig], content: Any) -> ObjectStoreCo
         return InMemoryObjectStore()
     if kind is LocalFileSystemObjectStore:
         if not isinstance(content, str):
-            raise InvalidInputError(f"a local_file_system store holds a path; found {content!r}")
+            raise InvalidInputError(f"a local_file_system store needs a path, found {content!r}")
         return LocalFileSystemObjectStore(content)
     if content is None:
         content = {}
     if not isinstance(content, Mapping):
-        raise InvalidInputError(f"a {kind.tag} store holds options; found {content!r}")
+        raise InvalidInputError(f"a {kind.tag} store needs a map of options, found {content!r}")
     if issubclass(kind, _S3Like):
         return kind(S3Options.from_dict(content))
     headers = content.get("headers") if kind is HttpObjectStore else None
     if headers is not None and not isinstance(headers, Mapping):
-        raise InvalidInputError(f"the headers of an http store are a map; found {headers!r}")
+        raise InvalidInputError(f"the headers of an http store must be a map, found {headers!r}")
     opts = {name: str(value) for name, value in content.items() if not (headers is not None and name == "headers")}
     if kind is HttpObjectStore:
         return HttpObjectStore(opts, {str(name): str(value) for name, value in (headers or {}).items()})
@@ -471,7 +473,9 @@ def s3_store(
     True
     """
     if endpoint_url is not None and "@" in endpoint_url:
-        raise InvalidInputError("the endpoint_url of an S3 service holds no user and no password; give access keys")
+        raise InvalidInputError(
+            "the endpoint_url of an S3 service contains a user or a password. Pass access keys instead"
+        )
     options = S3Options(
         region,
         endpoint_url,
@@ -600,16 +604,15 @@ SCHEMES: dict[str, frozenset[str]] = {
 class VirtualChunkContainer:
     """An object store for virtual chunks whose URLs start with a prefix.
 
-    A container that was read from a repository was written by somebody else. It cannot decide which directory an
-    authorised prefix stands for, nor where credentials are sent. To decide that, give a container of your own in the
-    configuration.
+    A container that was read from a repository is not trusted. It cannot decide which directory belongs to an
+    authorised prefix, or where credentials are sent. To set these, pass a container in the configuration.
 
     Parameters
     ----------
     url_prefix
         The start of the URLs. It ends in `/`.
     store
-        The object store that holds the files.
+        The object store of the files.
     name
         A name for locations of the form `vcc://name/...`.
     stored
@@ -643,17 +646,17 @@ class VirtualChunkContainer:
         scheme = str(self.url_prefix).partition("://")[0].lower()
         if not isinstance(self.url_prefix, str) or "://" not in self.url_prefix:
             raise InvalidInputError(
-                f"the url_prefix {self.url_prefix!r} of a VirtualChunkContainer is not a URL; "
-                "allowed: scheme://..., for instance 's3://bucket/' or 'file:///data/'"
+                f"the url_prefix {self.url_prefix!r} of a VirtualChunkContainer is not a URL, expected for example "
+                "'s3://bucket/' or 'file:///data/'"
             )
         if not self.url_prefix.endswith("/"):
             raise InvalidInputError(
-                f"the url_prefix {self.url_prefix!r} of a VirtualChunkContainer must end in '/', "
-                f"or it would also cover its siblings; write {self.url_prefix + '/'!r}"
+                f"the url_prefix {self.url_prefix!r} of a VirtualChunkContainer must end in '/', or it would match "
+                f"other folders too. Use {self.url_prefix + '/'!r}"
             )
         if scheme in ("http", "https") and "@" in self.url_prefix.partition("://")[2].partition("/")[0]:
             raise InvalidInputError(
-                "the url_prefix of a VirtualChunkContainer is stored and must not hold a user or a password; give "
+                "the url_prefix of a VirtualChunkContainer is stored and must not contain a user or a password. Pass "
                 "credentials as headers of its http_store(...)"
             )
         if self.name is not None and (not isinstance(self.name, str) or not self.name or "/" in self.name):
@@ -662,12 +665,12 @@ class VirtualChunkContainer:
             )
         if not isinstance(self.store, ObjectStoreConfig):
             raise InvalidInputError(
-                f"the store of the VirtualChunkContainer {self.url_prefix!r} is {self.store!r}; "
-                "allowed: s3_store(...), gcs_store(...), local_filesystem_store(...) and their like"
+                f"the store of the VirtualChunkContainer {self.url_prefix!r} is {self.store!r}, expected "
+                "s3_store(...), gcs_store(...), local_filesystem_store(...) or another store configuration"
             )
         allowed = SCHEMES.get(self.store.tag)
         if allowed is not None and scheme not in allowed:
             raise InvalidInputError(
-                f"the url_prefix {self.url_prefix!r} does not fit its {self.store.tag} store; "
-                f"allowed schemes: {', '.join(sorted(allowed))}"
+                f"the url_prefix {self.url_prefix!r} does not match its {self.store.tag} store. Allowed schemes: "
+                f"{', '.join(sorted(allowed))}"
             )

@@ -1,7 +1,7 @@
 """Node paths, chunk keys, bounds on decoded sizes, and the parts of a zarr.json that the engine needs.
 
-One byte of a body can become a Python object of a hundred. A file may become values of 256 MiB, or of 1,000 times its
-stored size. A body that is so small that it cannot pass this is not looked at.
+One byte of a body can become a Python object of a hundred bytes. A file may become values of 256 MiB, or of 1,000 times
+its stored size. Bodies that are too small to exceed this are not checked.
 """
 
 from __future__ import annotations
@@ -22,50 +22,50 @@ from icefloe.model.chunk_table import Coords
 FREE_BYTES: Final = 256 << 20
 RATIO: Final = 1000
 DOCUMENT_BYTES: Final = 512 << 20
-"""What one JSON document inside a file may become."""
+"""The memory limit of the values of one JSON document inside of a file."""
 SMALL_FILE_BYTES: Final = 4 << 20
-"""What a ref or a configuration may have: far more than any needs."""
+"""The size limit of a ref or a configuration. Real ones are much smaller."""
 
 _MOST_PER_BYTE: Final = 128
-"""No encoding of a value makes more of one byte; most have small maps and empty arrays."""
+"""The most memory that one byte can become. Small maps and empty arrays become the most."""
 _BLOCK_BYTES: Final = 1 << 20
 _SLOT, _ENTRY, _CONTAINER, _SMALL_MAP, _TEXT, _COMPRESSED_NUMBER, _EXTENSION = 9, 150, 80, 240, 64, 40, 160
 _JSON_BYTES: Final = {b"[": 120, b"{": 240, b",": 48, b":": 64, b'"': 32}
 
 
 def check_messagepack(body: bytes | memoryview, stored_bytes: int, what: str) -> None:
-    """FormatError when the values of a body would take far more memory than the stored file makes believable."""
+    """Raise FormatError if the values of a body would take implausibly much memory for the size of the file."""
     allowed = max(FREE_BYTES, RATIO * stored_bytes)
     if len(body) * _MOST_PER_BYTE <= allowed:
         return
     estimate = estimate_messagepack(body)
     if estimate > allowed:
         raise FormatError(
-            f"a {what} file of {stored_bytes} bytes would become values of about {estimate >> 20} MiB, more than the "
-            f"{allowed >> 20} that are allowed"
+            f"a {what} file of {stored_bytes} bytes would need about {estimate >> 20} MiB of memory, but at most "
+            f"{allowed >> 20} MiB are allowed"
         )
 
 
 def is_believable_messagepack(body: bytes | memoryview, stored_bytes: int) -> bool:
-    """Whether a reader would take a body that is stored in so many bytes."""
+    """Whether a reader accepts a body of this stored size."""
     allowed = max(FREE_BYTES, RATIO * stored_bytes)
     return len(body) * _MOST_PER_BYTE <= allowed or estimate_messagepack(body) <= allowed
 
 
 def check_json(document: bytes | str, what: str) -> None:
-    """FormatError when the values of one JSON document would take more than DOCUMENT_BYTES."""
+    """Raise FormatError if the values of one JSON document would take more than DOCUMENT_BYTES."""
     if len(document) * _JSON_BYTES[b"["] <= DOCUMENT_BYTES:
         return
     estimate = estimate_json(document)
     if estimate > DOCUMENT_BYTES:
         raise FormatError(
-            f"{what}: JSON of {len(document)} bytes would become values of about {estimate >> 20} MiB, more than the "
-            f"{DOCUMENT_BYTES >> 20} that are allowed"
+            f"{what}: JSON of {len(document)} bytes would need about {estimate >> 20} MiB of memory, but at most "
+            f"{DOCUMENT_BYTES >> 20} MiB are allowed"
         )
 
 
 def load_json(data: bytes, what: str) -> Any:
-    """Parsed JSON; FormatError that names the file otherwise."""
+    """Parse JSON. A FormatError contains the name of the file."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -73,20 +73,20 @@ def load_json(data: bytes, what: str) -> Any:
 
 
 def load_object(data: bytes, what: str, most_bytes: int | None = None) -> dict[str, Any]:
-    """A parsed JSON object; FormatError otherwise, and when it has more than `most_bytes`."""
+    """Parse a JSON object. Raises FormatError if it is not one, or has more than `most_bytes`."""
     if most_bytes is not None and len(data) > most_bytes:
-        raise FormatError(f"{what} has {len(data)} bytes; allowed: at most {most_bytes}")
+        raise FormatError(f"{what} has {len(data)} bytes, expected at most {most_bytes}")
     parsed = load_json(data, what)
     if not isinstance(parsed, dict):
-        raise FormatError(f"{what} must be a JSON object, found {type(parsed).__name__}")
+        raise FormatError(f"{what} is a {type(parsed).__name__}, expected a JSON object")
     return parsed
 
 
 def estimate_messagepack(body: bytes | memoryview) -> int:
-    """At least the bytes that the values of a body take, roughly.
+    """A rough lower bound of the memory that the values of a body take.
 
-    Every byte is counted as if it began a value, so that nothing has to be parsed. Text of ASCII begins none that
-    takes memory: small numbers are shared by Python, and the places for them are counted with their container.
+    Every byte is counted as if it began a value, so that nothing has to be parsed. ASCII bytes begin values that take
+    no memory: Python shares small numbers, and their slots are counted with their container.
     """
     data = np.frombuffer(body, dtype=np.uint8)
     total = len(data)
@@ -131,7 +131,7 @@ _LONG_CONTAINERS = ((0xDC, 2, 1, _SLOT), (0xDD, 4, 1, _SLOT), (0xDE, 2, 2, _ENTR
 
 
 def estimate_json(document: bytes | str) -> int:
-    """At least the bytes that the values of a document take, roughly: counted by its punctuation."""
+    """A rough lower bound of the memory that the values of a document take, from its punctuation."""
     if isinstance(document, str):
         return len(document) + sum(cost * document.count(mark.decode()) for mark, cost in _JSON_BYTES.items())
     return len(document) + sum(cost * document.count(mark) for mark, cost in _JSON_BYTES.items())
@@ -159,7 +159,7 @@ class ChunkKey:
 
 @dataclass(frozen=True, slots=True)
 class OtherKey:
-    """A key of another form: a chunk of an array with another key encoding, or nothing of ours."""
+    """A key of another form: a chunk of an array with another key encoding, or an unknown key."""
 
     text: str
 
@@ -168,7 +168,7 @@ Key: TypeAlias = DocumentKey | ChunkKey | OtherKey
 
 
 def parse_key(key: str) -> Key:
-    """What a store key names, by its form alone."""
+    """Parse a store key by its form alone."""
     if key == DOCUMENT:
         return DocumentKey("/")
     if key.endswith("/" + DOCUMENT):
@@ -182,12 +182,12 @@ def parse_key(key: str) -> Key:
 
 
 def is_v2_key(key: str) -> bool:
-    """Whether a key is a Zarr v2 metadata document, which is never here."""
+    """Whether a key is a Zarr v2 metadata document. These never exist here."""
     return key.rpartition("/")[2] in _V2_NAMES
 
 
 def is_node_path(path: str) -> bool:
-    """Whether a path of a stored file names a node: absolute, without empty parts, `.` and `..`."""
+    """Whether a path in a stored file is a node path: absolute, without empty segments, `.` and `..`."""
     if path == "/":
         return True
     if path[:1] != "/" or path[-1] == "/" or "//" in path:
@@ -214,13 +214,13 @@ def document_key(path: str) -> str:
 
 
 def check_unicode(text: str, what: str) -> str:
-    """A text that can be stored; lone surrogates, as in file names that are not UTF-8, cannot."""
+    """Check that a text can be stored. Lone surrogates, as in file names that are not UTF-8, cannot."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidInputError(
-            f"{what} {text!r} is not valid Unicode: it has a lone surrogate at position {error.start}. File names that "
-            "are not UTF-8 come out of os.listdir like this; give it a text of your own"
+            f"{what} {text!r} is not valid Unicode: it has a lone surrogate at position {error.start}. os.listdir "
+            "returns such text for file names that are not UTF-8. Choose another text"
         ) from error
     return text
 
@@ -244,7 +244,7 @@ def parent_path(path: str) -> str | None:
 
 
 def subtree_bounds(path: str) -> tuple[str, str]:
-    """Strings between which, in sorted order, all paths strictly below `path` lie: [first, end)."""
+    """The bounds [first, end), in sorted order, of all paths strictly below `path`."""
     prefix = "/" if path == "/" else path + "/"
     return prefix, prefix[:-1] + chr(ord("/") + 1)
 
@@ -263,7 +263,7 @@ class ArrayShape:
 
 
 def parse_document(document: bytes, key: str = "zarr.json") -> dict[str, Any]:
-    """A zarr.json as a dictionary, refused when it is not a Zarr v3 node document."""
+    """Parse a zarr.json. Raises InvalidInputError if it is not a Zarr v3 node document."""
     check_json(document, key)
     try:
         parsed = json.loads(document)
@@ -294,7 +294,7 @@ def _count_chunks(shape: tuple[int, ...], chunk_grid: Mapping[str, Any]) -> tupl
         chunks = configuration["chunk_shape"]
         if len(chunks) != len(shape):
             raise ValueError(f"chunk shape {chunks} for shape {shape}")
-        # Zarr lets a chunk length be zero where the dimension is empty.
+        # Zarr allows a chunk length of zero if the dimension is empty.
         return tuple(-(-n // int(c)) if n else 0 for n, c in zip(shape, chunks, strict=True))
     if name == "rectilinear":
         return tuple(
@@ -332,7 +332,7 @@ def _skip(text: str, position: int) -> int:
 
 
 def split_attributes(document: bytes) -> tuple[bytes, bytes] | None:
-    """The document with `{}` for its attributes, and the attributes as written; None when it has none."""
+    """The document with `{}` for its attributes, and the attributes as written. None if it has none."""
     text = document.decode()
     span = find_attributes(text)
     if span is None:
@@ -342,7 +342,7 @@ def split_attributes(document: bytes) -> tuple[bytes, bytes] | None:
 
 
 def join_attributes(document: bytes, attributes: bytes) -> bytes:
-    """Undo split_attributes, byte for byte."""
+    """The inverse of split_attributes, byte for byte."""
     check_json(document, "a document")
     check_json(attributes, "attributes")
     try:
@@ -351,17 +351,17 @@ def join_attributes(document: bytes, attributes: bytes) -> bytes:
     except (ValueError, IndexError) as error:
         raise FormatError(f"a document or its attributes are not JSON in UTF-8: {error}") from error
     if span is None:
-        raise InvalidInputError("the document has no place for its attributes")
+        raise InvalidInputError("the zarr.json has no attributes")
     start, end = span
     return (text[:start] + inner + text[end:]).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class KeyEncoding:
-    """How the coordinates of a chunk are written after the path of its array."""
+    """How the coordinates of a chunk follow the path of its array in a key."""
 
     lead: str
-    """`c` in the default encoding, nothing in the one of Zarr v2."""
+    """`c` in the default encoding, empty in that of Zarr v2."""
     separator: str
 
     @property
@@ -376,7 +376,7 @@ class KeyEncoding:
         return self.separator.join([self.lead, *numbers])
 
     def parse(self, suffix: str, ndim: int) -> Coords | None:
-        """The coordinates in a key below the path of the array, or None when it is not a chunk key."""
+        """The coordinates in a key below the path of the array, or None if it is not a chunk key."""
         numbers = suffix
         if self.lead:
             if suffix == self.lead:
@@ -392,7 +392,7 @@ class KeyEncoding:
         return tuple(map(int, parts)) if len(parts) == ndim else None
 
     def parse_folder(self, folder: str, ndim: int) -> Coords | None:
-        """The leading coordinates of the chunks in a folder below the array, or None when it can hold none."""
+        """The leading coordinates of the chunks in a folder below the array, or None if it cannot contain chunks."""
         if self.separator != "/":
             return None
         parts = folder.split("/")
@@ -409,7 +409,7 @@ DEFAULT_ENCODING = KeyEncoding("c", "/")
 
 @lru_cache(maxsize=4096)
 def key_encoding(document: bytes) -> KeyEncoding:
-    """The chunk key encoding that an array document asks for."""
+    """The chunk key encoding of an array document."""
     encoding = parse_document(document).get("chunk_key_encoding")
     if isinstance(encoding, str):
         encoding = {"name": encoding}
