@@ -130,8 +130,8 @@ S = {"max-manifest-size": 5}
     ("document", "complaint"),
     [
         ({"sets": [{"a": S | {"overflow-to": "b"}}]}, r"sets\[0\] \(a\): overflow-to 'b' is not a set"),
-        ({"sets": [{"a": S | {"overflow-to": "b"}}, {"b": S | {"overflow-to": "a"}}]}, "loop: a -> b -> a"),
-        ({"sets": [{"a": S | {"overflow-to": "a"}}]}, "loop: a -> a"),
+        ({"sets": [{"a": S | {"overflow-to": "b"}}, {"b": S | {"overflow-to": "a"}}]}, "cycle: a -> b -> a"),
+        ({"sets": [{"a": S | {"overflow-to": "a"}}]}, "cycle: a -> a"),
         ({"sets": [{"a": S | {"arrays-per-manifest": 2}}]}, r"sets\[0\] \(a\): .*exactly one .*both"),
         ({"sets": [{"a": {}}]}, r"sets\[0\] \(a\): .*exactly one .*neither"),
         ({"sets": [{"default": {"cardinality": 2}}]}, "default.*cannot have a cardinality"),

@@ -260,7 +260,7 @@ class ManifestSource:
 class OutputSlice:
     """References of one array that are written together: those of the sources inside of the box, then edits.
 
-    With a limit, they are split into several manifests if there are more.
+    Later sources win. With a limit, they are split into several manifests if there are more.
     """
 
     node_id: NodeId
