@@ -846,7 +846,8 @@ class IcechunkStore(Store, Described):
         ------
         tuple
             Coordinates, kinds (values of ChunkType), locations, offsets, lengths, and the bytes of inline chunks by
-            row.
+            row. The location of a virtual chunk is its URL. The location of a native chunk is the name of its object,
+            without the folder.
 
         Raises
         ------

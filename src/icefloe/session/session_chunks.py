@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from icefloe.blocking import awaitable, blocking
-from icefloe.ids import encode_base32
-from icefloe.model.chunk_table import ChunkBatch, ChunkKind, ChunkRef
+from icefloe.ids import encode_base32, encode_base32_column
+from icefloe.model.chunk_table import ChunkBatch, ChunkKind, ChunkRef, ChunkTable
 from icefloe.model.snapshot import ArrayNode
 from icefloe.model.virtual_chunk_container import Checksum, VirtualChunkSpec
 from icefloe.session.keyspace import KeySpace
@@ -38,6 +38,18 @@ _TYPE_OF_KIND = {
     ChunkKind.INLINE: ChunkType.INLINE,
 }
 _TYPE_CODES = np.array([ChunkType.INLINE.value, ChunkType.NATIVE.value, ChunkType.VIRTUAL.value, 0], dtype=np.uint8)
+
+
+def _locations(table: ChunkTable) -> list[str]:
+    """The URLs of virtual chunks, the names of the objects of native ones, nothing for inline ones."""
+    texts = np.asarray([*table.locations, ""], dtype=object)
+    found = texts[np.full(len(table), -1) if table.location is None else table.location]
+    if table.object_id is not None:
+        native = np.flatnonzero(table.kind == ChunkKind.NATIVE)
+        names = np.ascontiguousarray(encode_base32_column(table.object_id[native]))
+        found[native] = names.view(f"S{names.shape[1]}").ravel().astype(str).astype(object)
+    located: list[str] = found.tolist()
+    return located
 
 
 class ChunkMethods:
@@ -405,7 +417,8 @@ class ChunkMethods:
         Yields
         ------
         tuple
-            Coordinates, kinds, locations, offsets, lengths, and the bytes of inline chunks by row.
+            Coordinates, kinds, locations, offsets, lengths, and the bytes of inline chunks by row. The location of a
+            native chunk is the name of its object, without the folder.
 
         Raises
         ------
@@ -428,9 +441,8 @@ class ChunkMethods:
         view = self._state.view(node.id)
         async for table in view.chunk_batches(view.tree.array(node.path), batch_size):
             inline = {int(i): table.row(int(i)).data or b"" for i in np.flatnonzero(table.kind == ChunkKind.INLINE)}
-            texts = np.asarray([*table.locations, ""], dtype=object)
-            codes = np.full(len(table), -1) if table.location is None else table.location
-            yield table.coords, _TYPE_CODES[table.kind], texts[codes].tolist(), table.offset, table.length, inline
+            offsets = np.where(table.kind == ChunkKind.INLINE, np.uint64(0), table.offset)
+            yield table.coords, _TYPE_CODES[table.kind], _locations(table), offsets, table.length, inline
 
     async def chunk_type_async(self, array_path: str, chunk_coordinates: Sequence[int]) -> ChunkType:
         """Return how the bytes of a chunk are stored.
