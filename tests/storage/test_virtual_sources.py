@@ -82,7 +82,7 @@ async def test_a_changed_local_file_is_refused(tmp_path: Path) -> None:
     os.utime(path, ns=(0, 1_700_000_000_700_000_000))
     store = open_object_store(local_filesystem_store(str(tmp_path)), None, "")
     etag = (await store.head("f")).version.etag
-    written = dt.datetime.fromtimestamp(1_700_000_000, dt.UTC)
+    written = dt.datetime.fromtimestamp(1_700_000_001, dt.UTC)
     assert await store.get_range_if("f", 0, 3, etag=etag, not_modified_after=written) == b"012"
     assert await store.get_range_if("f", 0, 3, etag=f'"{etag}"') == b"012"
     path.write_bytes(b"9876543210")

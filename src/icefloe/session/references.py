@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -118,7 +120,17 @@ def _split_checksum(state: SessionState, checksum: Checksum) -> tuple[str | None
         raise InvalidInputError(
             f"the checksum time {checksum} has no time zone; use datetime(..., tzinfo=timezone.utc)"
         )
-    return None, int(checksum.timestamp())
+    return None, _whole_seconds(checksum)
+
+
+def _whole_seconds(checksum: dt.datetime) -> int:
+    """A time that a file must not have been modified after, in whole seconds.
+
+    A time in the past may be the modification time of the file itself, so it is rounded up. A time in the future leaves
+    enough room for that, and is rounded down: the file is protected from its last second on.
+    """
+    seconds = checksum.timestamp()
+    return math.ceil(seconds) if checksum <= dt.datetime.now(dt.UTC) else math.floor(seconds)
 
 
 def set_specs(
@@ -159,6 +171,8 @@ def set_columns(
     """Set the references of a box of chunks from columns in C order; empty locations are left alone."""
     node = _array(state, array_path)
     ndim = len(node.shape)
+    if ndim == 0 and math.prod(grid_shape) == 1 and not any(first or ()):
+        grid_shape, first = (), None  # VirtualiZarr describes the one chunk of a scalar as a box of shape (1,)
     corner = tuple(first) if first is not None else (0,) * ndim
     if len(grid_shape) != ndim or len(corner) != ndim:
         raise InvalidInputError(

@@ -862,13 +862,14 @@ def check_unchanged(
 ) -> None:
     """Refuse a file that is no longer the one that was described, as far as it can be told.
 
-    Times are compared in whole seconds: a reference holds no finer ones.
+    A reference holds whole seconds. A file that was modified in the course of the second after `not_modified_after` has
+    changed: stores that tell parts of a second are compared with them.
     """
     if etag is not None and found_etag is not None and normal_etag(etag) != normal_etag(found_etag):
         raise changed(shown, f"its ETag is {found_etag}, the reference was made for ETag {etag}")
     if not_modified_after is None or found_modified is None:
         return
-    if int(found_modified.timestamp()) > int(not_modified_after.timestamp()):
+    if found_modified > not_modified_after:
         raise changed(shown, f"it was modified at {found_modified}, the reference was made at {not_modified_after}")
 
 

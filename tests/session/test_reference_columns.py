@@ -1,0 +1,129 @@
+"""References of chunks as columns: parsers and writers of virtual datasets read and set them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import icefloe
+from icefloe.blocking import iterate_blocking
+from icefloe.errors import InvalidInputError, VirtualChunkError
+from icefloe.session.session_chunks import ChunkType
+
+GENERATIONS = ("repository", "icechunk1", "icechunk2", "dataset", "store")
+CELLS = {"inline": 1, "packed": 400, "whole": 100_000}
+"""The bytes of a chunk decide where it is stored."""
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "a.bin").write_bytes(bytes(range(256)) * 1000)
+    return folder
+
+
+def create(tmp_path: Path, data: Path, generation: str) -> icefloe.Repository:
+    prefix = f"file://{data}/"
+    config = icefloe.RepositoryConfig.default()
+    config.set_virtual_chunk_container(icefloe.VirtualChunkContainer(prefix, icefloe.local_filesystem_store(str(data))))
+    storage = icefloe.local_filesystem_storage(str(tmp_path / "repo"))
+    return icefloe.Repository.create(storage, config, {prefix: None}, spec_version=generation)
+
+
+def add(store: Any, name: str, shape: tuple[int, ...], chunks: tuple[int, ...] | None = None) -> Any:
+    return zarr.create_array(
+        store, name=name, shape=shape, chunks=chunks or shape, dtype="u1", fill_value=7, compressors=None, filters=None
+    )
+
+
+@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_the_columns_of_references_find_the_bytes_of_every_chunk(
+    tmp_path: Path, data: Path, generation: str, kind: str
+) -> None:
+    size = CELLS[kind]
+    repo = create(tmp_path, data, generation)
+    session = repo.writable_session("main")
+    array = add(session.store, "a", (5 * size,), (size,))
+    array[: 2 * size] = np.arange(2 * size) % 251
+    location = f"file://{data}/a.bin"
+    session.store.set_virtual_ref("a/c/3", location, offset=100, length=size)
+    session.commit("Two chunks and a reference")
+    reader = repo.readonly_session("main").store
+    expected = zarr.open_array(reader, path="a")[:]
+    found = np.full(5 * size, 7, dtype="u1")
+    kinds = set()
+    for coords, types, locations, offsets, lengths, inline in iterate_blocking(reader.array_chunk_iterator("a", 2)):
+        for row, (n,) in enumerate(coords.tolist()):
+            start, end = int(offsets[row]), int(offsets[row] + lengths[row])
+            kinds.add(ChunkType(int(types[row])))
+            match ChunkType(int(types[row])):
+                case ChunkType.INLINE:
+                    assert locations[row] == "" and start == 0
+                    part = inline[row]
+                case ChunkType.NATIVE:
+                    (file,) = (tmp_path / "repo").glob(f"**/{locations[row]}")
+                    part = file.read_bytes()[start:end]
+                case _:
+                    assert locations[row] == location
+                    part = (data / "a.bin").read_bytes()[start:end]
+            assert len(part) == lengths[row] == size
+            found[n * size : (n + 1) * size] = np.frombuffer(bytes(part), dtype="u1")
+    assert found.tolist() == expected.tolist()
+    assert ChunkType.VIRTUAL in kinds and len(kinds) == 2
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_the_one_chunk_of_a_scalar_is_a_box_without_dimensions_or_with_one(
+    tmp_path: Path, data: Path, generation: str
+) -> None:
+    session = create(tmp_path, data, generation).writable_session("main")
+    shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1))
+    for n, shape in enumerate(shapes):
+        array = add(session.store, f"s{n}", ())
+        session.store.set_virtual_refs_arr(f"s{n}", shape, [f"file://{data}/a.bin"], [40 + n], [1])
+        assert int(array[()]) == 40 + n
+    for shape, first in (((2,), None), ((1,), (1,)), ((0,), None)):
+        with pytest.raises(InvalidInputError, match="does not fit"):
+            session.store.set_virtual_refs_arr(
+                "s0", shape, [f"file://{data}/a.bin"] * 2, [0, 1], [1, 1], arr_offset=first
+            )
+
+
+def _read(repo: icefloe.Repository, path: Path, modified_ns: int, checksum: dt.datetime) -> int:
+    """The value of a reference that was made with a checksum, to a file that was modified at a time."""
+    session = repo.writable_session("main")
+    array = add(session.store, f"c{time.monotonic_ns()}", (1,))
+    session.store.set_virtual_ref(f"{array.path}/c/0", f"file://{path}", offset=3, length=1, checksum=checksum)
+    os.utime(path, ns=(modified_ns, modified_ns))
+    return int(array[0])
+
+
+@pytest.mark.parametrize("generation", ["repository", "icechunk1", "icechunk2"])
+def test_a_file_that_is_replaced_within_the_second_of_its_checksum_is_refused(
+    tmp_path: Path, data: Path, generation: str
+) -> None:
+    repo = create(tmp_path, data, generation)
+    path = data / "a.bin"
+    second = 1_000_000_000
+    written = 1_700_000_000 * second + 700_000_000
+    exact = dt.datetime.fromtimestamp(1_700_000_000, dt.UTC) + dt.timedelta(milliseconds=700)
+    assert _read(repo, path, written, exact) == 3  # the time of the file itself
+    assert _read(repo, path, written, exact.replace(microsecond=0) + dt.timedelta(seconds=1)) == 3
+    for later in (written + second, written + 301_000_000):
+        with pytest.raises(VirtualChunkError, match="changed"):
+            _read(repo, path, later, exact)
+    # A time in the future, as writers give to be safe: the file must not change from its last second on.
+    future = dt.datetime.now(dt.UTC).replace(microsecond=800_000) + dt.timedelta(hours=1)
+    start = int(future.timestamp()) * second
+    assert _read(repo, path, start, future) == 3
+    with pytest.raises(VirtualChunkError, match="changed"):
+        _read(repo, path, start + 100_000_000, future)
