@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +17,14 @@ from zarr.core.buffer import cpu
 from zarr.testing.stateful import ZarrHierarchyStateMachine, ZarrStoreStateMachine
 
 import icefloe
+from icefloe import icechunk
 from icefloe.storage.contract import Storage
 
 
 class HierarchyMachine(ZarrHierarchyStateMachine):
     """Hierarchies in a session, with commits, reopening and moves in between."""
+
+    moves_anywhere = True
 
     def __init__(self, repository: icefloe.Repository, branch: str) -> None:
         self.repository = repository
@@ -32,10 +36,10 @@ class HierarchyMachine(ZarrHierarchyStateMachine):
     def commit(self, reopen: bool) -> None:
         note(f"committing {reopen=}")
         self.store.session.commit("a step")
-        repository = icefloe.Repository.open(self.repository.storage) if reopen else self.repository
+        repository = type(self.repository).open(self.repository.storage) if reopen else self.repository
         self.store = repository.writable_session(self.branch).store
 
-    @precondition(lambda self: bool(self.all_arrays or self.all_groups))
+    @precondition(lambda self: self.moves_anywhere and bool(self.all_arrays or self.all_groups))
     @rule(data=st.data())
     def move(self, data: st.DataObject) -> None:
         source = data.draw(st.sampled_from(sorted(self.all_arrays | self.all_groups)))
@@ -53,6 +57,12 @@ class HierarchyMachine(ZarrHierarchyStateMachine):
             for path in [path for path in nodes if path == source or path.startswith(source + "/")]:
                 nodes.remove(path)
                 nodes.add(target + path[len(source) :])
+
+
+class DropInHierarchyMachine(HierarchyMachine):
+    """The same with `icefloe.icechunk`, where nodes are moved in other sessions."""
+
+    moves_anywhere = False
 
 
 class KeyMachine(ZarrStoreStateMachine):
@@ -124,3 +134,19 @@ def test_any_hierarchy_is_as_in_zarrs_memory_store(place: Storage) -> None:
 def test_any_keys_and_values_are_as_in_a_dict(place: Storage) -> None:
     repository = icefloe.Repository.create(place)
     run(lambda: KeyMachine(repository.writable_session("main").store), examples=4 if _few(place) else 25, steps=30)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_any_hierarchy_and_any_keys_are_so_in_the_drop_in(version: int) -> None:
+    repository = icechunk.Repository.create(icechunk.in_memory_storage(), spec_version=version)
+    root = next(iter(repository.ancestry(branch="main"))).id
+    names = (f"branch-{n}" for n in itertools.count())
+
+    def machine() -> DropInHierarchyMachine:
+        branch = next(names)
+        repository.create_branch(branch, root)
+        return DropInHierarchyMachine(repository, branch)
+
+    with zarr.config.set({"array.rectilinear_chunks": False}) if version == 1 else contextlib.nullcontext():
+        run(machine, examples=15, steps=20)
+    run(lambda: KeyMachine(repository.writable_session("main").store), examples=15, steps=30)

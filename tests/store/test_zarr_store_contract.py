@@ -20,6 +20,7 @@ from zarr.core.sync import _collect_aiterator
 from zarr.testing.store import StoreTests
 
 import icefloe
+from icefloe import icechunk
 from icefloe.storage.contract import Storage
 from icefloe.store import IcechunkStore
 
@@ -65,6 +66,17 @@ async def set_all(store: Store, values: Iterable[tuple[str, bytes]]) -> None:
 class TestIcechunkStore(StoreTests[IcechunkStore, cpu.Buffer]):
     store_cls = IcechunkStore
     buffer_cls = cpu.Buffer
+    encoding = "v2"
+
+    def document(self, ndim: int, separator: str = "/") -> bytes:
+        """An array in the key encoding of this store's tests."""
+        return array_document(ndim, self.encoding, separator if self.encoding == "v2" else "/")
+
+    def key(self, path: str, *coords: int, separator: str = "/") -> str:
+        """The key of a chunk of such an array."""
+        if self.encoding == "v2":
+            return f"{path}/{separator.join(map(str, coords))}"
+        return "/".join([path, "c", *map(str, coords)])
 
     def prepare(self, store: IcechunkStore, key: str) -> None:
         """Create the array that a chunk key belongs to."""
@@ -125,13 +137,13 @@ class TestIcechunkStore(StoreTests[IcechunkStore, cpu.Buffer]):
 
     # `cc/0` cannot be beside an array at the root: arrays `c` and `cc` hold the same chunk keys, and a document each.
     async def test_getsize_prefix(self, store: IcechunkStore) -> None:
-        documents = {"c/zarr.json": array_document(2, "v2", "/"), "cc/zarr.json": array_document(1, "v2", "/")}
-        chunks = ["c/0/0", "c/0/1", "c/1/0", "c/1/1"]
-        await set_all(store, [*documents.items(), *((key, SOME) for key in [*chunks, "cc/0"])])
+        documents = {"c/zarr.json": self.document(2), "cc/zarr.json": self.document(1)}
+        chunks = [self.key("c", *coords) for coords in ((0, 0), (0, 1), (1, 0), (1, 1))]
+        await set_all(store, [*documents.items(), *((key, SOME) for key in [*chunks, self.key("cc", 0)])])
         expected = len(documents["c/zarr.json"]) + len(SOME) * len(chunks)
         assert await store.getsize_prefix("c") == expected
         assert await store.getsize_prefix("c/") == expected
-        assert await store.getsize_prefix("c/0") == 2 * len(SOME)
+        assert await store.getsize_prefix(self.key("c", 0)) == 2 * len(SOME)
         assert await store.getsize_prefix("") == expected + len(documents["cc/zarr.json"]) + len(SOME)
 
     # A chunk needs its array, and a document is JSON.
@@ -141,9 +153,9 @@ class TestIcechunkStore(StoreTests[IcechunkStore, cpu.Buffer]):
         self.prepare(store, key)
         await super().test_set(store, key, data)
 
-    @pytest.mark.parametrize("document", [GROUP, array_document(0), array_document(3, "v2", ".")])
-    async def test_set_document(self, store: IcechunkStore, document: bytes) -> None:
-        await super().test_set(store, "zarr.json", document)
+    @pytest.mark.parametrize("ndim", [None, 0, 3])
+    async def test_set_document(self, store: IcechunkStore, ndim: int | None) -> None:
+        await super().test_set(store, "zarr.json", GROUP if ndim is None else self.document(ndim, "."))
 
     # A chunk needs its array.
     async def test_set_not_open(self, store_not_open: IcechunkStore) -> None:
@@ -152,9 +164,9 @@ class TestIcechunkStore(StoreTests[IcechunkStore, cpu.Buffer]):
 
     # The documents of the test are not JSON, and the root is a group and an array at once.
     async def test_set_many(self, store: IcechunkStore) -> None:
-        documents = {"zarr.json": GROUP, "foo/zarr.json": array_document(2, "v2", "/"), "bar/zarr.json": GROUP}
+        documents = {"zarr.json": GROUP, "foo/zarr.json": self.document(2), "bar/zarr.json": GROUP}
         await store._set_many((key, self.buffer_cls.from_bytes(value)) for key, value in documents.items())
-        chunks = {f"foo/{n}/{n}": str(n).encode() for n in range(5)}
+        chunks = {self.key("foo", n, n): str(n).encode() for n in range(5)}
         await store._set_many((key, self.buffer_cls.from_bytes(value)) for key, value in chunks.items())
         for key, value in {**documents, **chunks}.items():
             assert (await self.get(store, key)).to_bytes() == value
@@ -247,9 +259,9 @@ class TestIcechunkStore(StoreTests[IcechunkStore, cpu.Buffer]):
             "a/b/c/zarr.json": array_document(2),
             "a/b/c/c/1/10": SOME,
             "a/b/c/c/1/2": SOME,
-            "a/v2/zarr.json": array_document(2, "v2", "."),
-            "a/v2/0.0": SOME,
-            "a/v2/10.1": SOME,
+            "a/v2/zarr.json": self.document(2, "."),
+            self.key("a/v2", 0, 0, separator="."): SOME,
+            self.key("a/v2", 10, 1, separator="."): SOME,
         }
         await set_all(store, contents.items())
         prefixes = {key[:cut] for key in contents for cut in range(len(key) + 1)} | {"b", "a/bb", "a/b/c/c/2"}
@@ -276,14 +288,17 @@ class TestIcechunkStore(StoreTests[IcechunkStore, cpu.Buffer]):
             "foo/c/1/1": SOME,
             "foo/c/1/2": SOME,
             "foo/c/10/1": SOME,
-            "bar/one/zarr.json": array_document(2, "v2", "/"),
-            "bar/one/0/1": SOME,
-            "bar/one/12/3": SOME,
-            "bar/two/zarr.json": array_document(2, "default", "."),
-            "bar/two/c.0.1": SOME,
-            "bar/two/c.0.2": SOME,
+            "bar/one/zarr.json": self.document(2),
+            self.key("bar/one", 0, 1): SOME,
+            self.key("bar/one", 12, 3): SOME,
+            "bar/two/zarr.json": self.document(2, "."),
+            self.key("bar/two", 0, 1, separator="."): SOME,
+            self.key("bar/two", 0, 2, separator="."): SOME,
             "bar/two-a/zarr.json": GROUP,
         }
+        if self.encoding == "v2":
+            contents |= {"bar/three/zarr.json": array_document(2, "default", "."), "bar/three/c.0.1": SOME}
+            contents |= {"bar/three/c.0.2": SOME}
         await set_all(store, contents.items())
         folders = {key.rsplit("/", depth)[0] for key in contents for depth in range(1, key.count("/") + 1)}
         for folder in ["", "none", "foo/c/7", *sorted(folders)]:
@@ -329,6 +344,41 @@ class TestIcechunkStore(StoreTests[IcechunkStore, cpu.Buffer]):
             pytest.skip("this zarr has no such shortcut")
         store.session.state.write_document("/", GROUP)
         assert store._get_json_sync("zarr.json", prototype=PROTOTYPE) == json.loads(GROUP)
+
+
+class TestDropInStore(TestIcechunkStore):
+    """The same on the stores of `icefloe.icechunk`, in both versions of the official format.
+
+    These hold chunks in the default key encoding only. Keys of other encodings are refused, and the tests that write
+    them say so.
+    """
+
+    store_cls = icechunk.IcechunkStore
+    encoding = "default"
+
+    @pytest.fixture(params=[1, 2])
+    def store_kwargs(self, request: pytest.FixtureRequest) -> dict[str, Any]:
+        repo = icechunk.Repository.create(icechunk.in_memory_storage(), spec_version=request.param)
+        return {"session": repo.writable_session("main"), "read_only": False}
+
+    def prepare(self, store: IcechunkStore, key: str) -> None:
+        if b'"v2"' in ARRAYS[key][1]:
+            with pytest.raises(icechunk.InvalidInputError, match="chunk key encoding"):
+                super().prepare(store, key)
+            pytest.skip("the official format has no chunk of this key")
+        super().prepare(store, key)
+
+    def test_store_repr(self, store: IcechunkStore) -> None:
+        assert "IcechunkStore" in repr(store)
+
+    def test_store_type(self, store: IcechunkStore) -> None:
+        assert isinstance(store.session.store, self.store_cls)
+
+    # Its keys are those of an array in Zarr v2's encoding.
+    async def test_get_many(self, store: IcechunkStore) -> None:
+        await set_all(store, [("zarr.json", array_document(1)), *((f"c/{n}", str(n).encode()) for n in range(10))])
+        found = await _collect_aiterator(store._get_many([(f"c/{n}", PROTOTYPE, None) for n in range(10)]))
+        assert {key: value.to_bytes() for key, value in found} == {f"c/{n}": str(n).encode() for n in range(10)}
 
 
 def _cut(data: bytes, byte_range: Any) -> bytes:
