@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -368,3 +371,36 @@ def test_options_are_checked_by_name(options: dict[str, str], told: str) -> None
 
 def test_a_place_never_shows_what_it_carries() -> None:
     assert repr(RepositoryAddress("s3://b/p", packed=b"secret")) == "RepositoryAddress('s3://b/p')"
+
+
+_WORKER = """
+import os, sys, types
+sys.modules["__main__"].__spec__ = types.SimpleNamespace(name="pyspark.sql.worker.plan_data_source_read")
+os.environ.pop("ICEFLOE_DRIVER_PID", None)
+from icefloe.tables.options import absolute_address
+print(absolute_address("sub/repo"))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="needs /proc")
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [("SparkSubmit pyspark-shell", "driver"), ("SparkSubmit script.py", "session"), ("SparkConnectServer", "refused")],
+)
+def test_relative_paths_start_at_the_directory_of_a_driver_that_started_spark_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, expected: str
+) -> None:
+    # The process that plans is started by the JVM, and the JVM by the driver, which has changed its directory since.
+    java = tmp_path / "java"
+    java.symlink_to(Path(sys.executable).resolve())
+    for name in ("driver", "session", "worker"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "worker.py").write_text(_WORKER)
+    started = "import subprocess, sys; subprocess.run([sys.argv[1], sys.argv[2]], cwd='../worker')"
+    command = [str(java), "-c", started, sys.executable, str(tmp_path / "worker.py"), *arguments.split()]
+    monkeypatch.chdir(tmp_path / "driver")
+    ended = subprocess.run(command, cwd=tmp_path / "session", capture_output=True, text=True, check=False)
+    if expected == "refused":
+        assert "InvalidInputError: give an absolute path instead of 'sub/repo'" in ended.stderr
+    else:
+        assert ended.stdout.strip() == str(tmp_path / expected / "sub" / "repo"), ended.stderr

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -77,12 +78,32 @@ def _driver_folder(path: str) -> str:
     if not started_as.startswith("pyspark."):
         return os.getcwd()
     try:
-        return os.readlink(f"/proc/{os.environ[DRIVER_VARIABLE]}/cwd")
-    except (KeyError, OSError):
+        return os.readlink(f"/proc/{os.environ.get(DRIVER_VARIABLE) or _driver_process(path)}/cwd")
+    except OSError:
+        # Without /proc, the directory in which the session started is what Spark's own data sources use.
+        return os.getcwd()
+
+
+def _driver_process(path: str) -> int:
+    """Return the process of the driver, for a session that this library did not start.
+
+    A driver in Python starts the JVM as `pyspark-shell`. The JVM of `spark-submit` runs in the directory of its driver.
+    """
+    process = os.getppid()
+    while process > 1 and Path(f"/proc/{process}/comm").read_text().strip() != "java":
+        process = _parent_process(process)
+    command = Path(f"/proc/{process}/cmdline").read_bytes()
+    if b"SparkConnectServer" in command:
         raise InvalidInputError(
-            f"the path {path!r} is relative, and the working directory of the driver is not known. Give an absolute "
-            "path"
-        ) from None
+            f"give an absolute path instead of {path!r}. A Spark Connect server does not know the working directory of "
+            "its clients"
+        )
+    return _parent_process(process) if b"pyspark-shell" in command else process
+
+
+def _parent_process(process: int) -> int:
+    # The name of the command stands in parentheses and may contain anything.
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @lru_cache(maxsize=8)
