@@ -158,7 +158,7 @@ def test_what_is_unset_is_none_and_has_a_default() -> None:
     assert config.effective("max_concurrent_requests") == 256
     assert CompressionConfig().effective("algorithm") is CompressionAlgorithm.Zstd
     assert CachingConfig().effective("num_chunk_refs") == 15_000_000
-    assert "default 512" in repr(config)
+    assert "512 (default)" in str(config)
     assert CachingConfig(num_bytes_manifests=5).manifests_limit_bytes == 5
 
 

@@ -5,6 +5,7 @@ Terminal output with colours and tables is in `icefloe.cli`.
 
 Modules
 -------
-- `card`: Numbers and times as text, and cards of facts for notebooks (HTML) and terminals (rich markup).
+- `card`: Numbers and times as text, cards of facts for notebooks (HTML) and terminals (rich markup), and lists of
+  fields.
 - `graph`: The graph of a history: its layout, drawn as text or as SVG.
 """

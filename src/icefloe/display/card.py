@@ -1,13 +1,15 @@
-"""Numbers and times as text, and cards of facts for notebooks (HTML) and terminals (rich markup)."""
+"""Numbers and times as text, cards of facts for notebooks (HTML) and terminals (rich markup), and lists of fields."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
+import enum
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from icefloe.errors import printable
 
@@ -124,6 +126,8 @@ class Card:
     name: Words
     facts: Sequence[Fact] = ()
     listings: Sequence[Listing] = ()
+    path: str = ""
+    """The full name of the class, for the tool tip of the card."""
 
     def html(self, picture: str = "") -> str:
         """The card as HTML. `picture` is HTML below the facts."""
@@ -133,8 +137,9 @@ class Card:
         )
         table = f'<table style="{_TABLE}">{rows}</table>' if rows else ""
         lists = "".join(_listing_html(listing) for listing in self.listings)
+        title = f' title="{escape(self.path)}"' if self.path else ""
         return (
-            f'<div class="icefloe-card" style="{_CARD}"><div style="{_HEAD}">'
+            f'<div class="icefloe-card"{title} style="{_CARD}"><div style="{_HEAD}">'
             f'<span style="{_DIM}">{escape(self.kind)}</span> <b>{_html(self.name)}</b></div>'
             f"{table}{lists}{picture}</div>"
         )
@@ -197,3 +202,130 @@ def _markup(words: Words) -> str:
 
 def _escaped(text: str) -> str:
     return printable(text).replace("\\", "\\\\").replace("[", "\\[")
+
+
+# Values as lists of their fields
+# ------------------------------
+# A value of the official package prints its full name there, such as `icechunk.config.CachingConfig`. The `repr` of a
+# configuration is Python code: `eval` gives an equal value if `icechunk` is the official package or `icefloe.icechunk`.
+# `str` is for people. It has a line for each field, and shows the value in effect where a setting is not set. HTML is
+# for notebooks, with nested values folded.
+
+_INDENT = "    "
+_FIELDS_BOX = "font-size:13px;line-height:1.5;color:inherit;background:transparent"
+_FIELD_ROW = "background:transparent;border:none;text-align:left;vertical-align:top"
+
+
+class ShownField(NamedTuple):
+    """A field of a value: its name, its value, and the value in effect if it is None."""
+
+    name: str
+    value: Any
+    default: Any = None
+
+
+class WithFields:
+    """Base of values that print their fields.
+
+    A subclass sets `_full_name`, its full name in the official package. `_is_code` says whether the fields are
+    arguments of the class, so that the `repr` can be evaluated.
+    """
+
+    __slots__ = ()
+    _full_name: ClassVar[str] = ""
+    _is_code: ClassVar[bool] = False
+
+    def _shown_fields(self) -> Iterator[ShownField]:
+        for each in dataclasses.fields(self):  # type: ignore[arg-type]
+            yield ShownField(each.name, getattr(self, each.name))
+
+    def __repr__(self) -> str:
+        if not self._is_code:
+            return fields_text(self._full_name, self._shown_fields())
+        arguments = "".join(f"\n{_INDENT}{each.name}={_indented(code(each.value))}," for each in self._shown_fields())
+        return f"{self._full_name}({arguments}\n)" if arguments else f"{self._full_name}()"
+
+    def __str__(self) -> str:
+        return fields_text(self._full_name, self._shown_fields(), quoted=self._is_code)
+
+    def _repr_html_(self) -> str:
+        return fields_html(self._full_name, self._shown_fields(), quoted=self._is_code)
+
+
+def code(value: Any) -> str:
+    """Python code of a value. Texts have double quotes."""
+    if isinstance(value, str) and not isinstance(value, enum.Enum):
+        # With an apostrophe and no double quote in it, `repr` chooses double quotes.
+        return repr(value) if '"' in value else '"' + repr("'" + value)[2:]
+    if isinstance(value, enum.Enum):
+        return f"icechunk.config.{type(value).__name__}.{value.name}"
+    if isinstance(value, Mapping):
+        items = "".join(f"\n{_INDENT}{code(key)}: {_indented(code(each))}," for key, each in value.items())
+        return "{" + items + "\n}" if items else "{}"
+    if isinstance(value, (list, tuple)):
+        inner = ", ".join(code(each) for each in value)
+        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
+    return repr(value)
+
+
+def fields_text(path: str, shown: Iterator[ShownField], *, quoted: bool = False) -> str:
+    """A line with the class, and a line for each field. Nested values are indented below their name."""
+    lines = [f"<{path}>"]
+    for each in shown:
+        value = each.default if each.value is None else each.value
+        nested = _nested_texts(value)
+        if nested is None:
+            mark = " (default)" if each.value is None and value is not None else ""
+            lines.append(f"{each.name}: {_plain(value, quoted)}{mark}")
+        else:
+            lines += [f"{each.name}:", *(_INDENT + _indented(text) for text in nested)]
+    return "\n".join([*lines, ""])
+
+
+def fields_html(path: str, shown: Iterator[ShownField], *, quoted: bool = False) -> str:
+    """The fields as a table. Nested values are folded."""
+    rows = []
+    for each in shown:
+        value = each.default if each.value is None else each.value
+        inner = _nested_html(value)
+        if inner is None:
+            mark = " (default)" if each.value is None and value is not None else ""
+            shown_value = escape(printable(f"{_plain(value, quoted)}{mark}"))
+        else:
+            shown_value = f"<details><summary>{escape(type(value).__name__)}</summary>{inner}</details>"
+        name = escape(each.name)
+        cells = f'<th style="{_FIELD_ROW}">{name}</th><td style="{_FIELD_ROW}">{shown_value}</td>'
+        rows.append(f'<tr style="{_FIELD_ROW}">{cells}</tr>')
+    table = f"<table>{''.join(rows)}</table>" if rows else ""
+    head = f"<code>{escape(f'<{path}>')}</code>"
+    return f'<div class="icechunk-repr"><div style="{_FIELDS_BOX}">{head}{table}</div></div>'
+
+
+def _nested_texts(value: Any) -> list[str] | None:
+    if isinstance(value, WithFields):
+        return [str(value).rstrip("\n")]
+    if isinstance(value, Mapping) and any(isinstance(each, WithFields) for each in value.values()):
+        return [f"{printable(str(key))}:\n{_INDENT}{_indented(str(each).rstrip())}" for key, each in value.items()]
+    return None
+
+
+def _nested_html(value: Any) -> str | None:
+    if isinstance(value, WithFields):
+        return value._repr_html_()
+    if isinstance(value, Mapping) and any(isinstance(each, WithFields) for each in value.values()):
+        return "".join(f"<div>{escape(printable(str(key)))}</div>{_nested_html(each)}" for key, each in value.items())
+    return None
+
+
+def _plain(value: Any, quoted: bool) -> str:
+    if isinstance(value, dt.datetime):
+        return value.isoformat()
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, str):
+        return code(value) if quoted else printable(value).replace("\n", "\n" + _INDENT)
+    return printable(repr(value) if not isinstance(value, tuple) else repr(list(value)))
+
+
+def _indented(text: str) -> str:
+    return text.replace("\n", "\n" + _INDENT)

@@ -417,7 +417,7 @@ class AncestryGraph:
     refs
         The branches and tags to draw.
     plain
-        Whether to draw without colours.
+        Whether to draw without colours. None uses colours in notebooks and on terminals.
 
     Examples
     --------
@@ -429,7 +429,7 @@ class AncestryGraph:
     ○ A first
     """
 
-    def __init__(self, commits: Iterable[Commit], refs: Iterable[Ref], *, plain: bool = False) -> None:
+    def __init__(self, commits: Iterable[Commit], refs: Iterable[Ref], *, plain: bool | None = None) -> None:
         self.commits = tuple(commits)
         self.refs = tuple(refs)
         self.plain = plain
@@ -480,13 +480,13 @@ class AncestryGraph:
         >>> repo.ancestry_graph().to_svg()[:4]
         '<svg'
         """
-        return graph_svg(self.layout, self.refs, plain=self.plain)
+        return graph_svg(self.layout, self.refs, plain=bool(self.plain))
 
     def __len__(self) -> int:
         return len(self.commits)
 
     def __str__(self) -> str:
-        return self.text(colour=not self.plain and _wants_colour())
+        return self.text(colour=_wants_colour() if self.plain is None else not self.plain)
 
     def __repr__(self) -> str:
         return f"<icefloe.AncestryGraph {self._summary()}>"
@@ -505,7 +505,7 @@ class AncestryGraph:
             note = f"<div>… {rest:,} older commits: print the graph, or see <code>to_svg()</code></div>"
             edges = tuple(edge for edge in shown.edges if edge.parent < _MOST_ROWS_IN_A_PAGE)
             shown = Layout(shown.rows[:_MOST_ROWS_IN_A_PAGE], edges, shown.width)
-        picture = graph_svg(shown, self.refs, plain=self.plain, standalone=False)
+        picture = graph_svg(shown, self.refs, plain=bool(self.plain), standalone=False)
         return Card("History", self._summary()).html(picture + note)
 
     def _summary(self) -> str:

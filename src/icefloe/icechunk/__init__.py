@@ -21,7 +21,7 @@ Modules
 - `session`: Sessions, as `icechunk.session`.
 - `snapshots`: Snapshots, differences and graphs of history, as `icechunk.snapshots`.
 - `storage`: Storages and stores of virtual chunks, as `icechunk.storage`.
-- `store`: The Zarr store of a session, as `icechunk.store`. Both packages have one class of stores.
+- `store`: The Zarr store of a session, as `icechunk.store`.
 - `testing`: A storage with delays for tests, as `icechunk.testing`.
 - `types`: Types of arguments, as `icechunk.types`.
 - `virtual`: Virtual chunk containers and references, as `icechunk.virtual`.

@@ -8,8 +8,8 @@ from typing import Any
 import zarr
 
 from icefloe.icechunk.session import ForkSession, Session
+from icefloe.icechunk.store import IcechunkStore
 from icefloe.session.session import ForkSession as AnyForkSession
-from icefloe.store import IcechunkStore
 
 
 def extract_session(zarray: zarr.Array[Any], axis: Any = None, keepdims: Any = None) -> Session:

@@ -15,6 +15,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from icefloe.blocking import AsyncCloseableIterator, blocking, blocking_classmethod, blocking_staticmethod
+from icefloe.display.card import ShownField, fields_html, fields_text
 from icefloe.display.graph import AncestryGraph
 from icefloe.errors import InvalidInputError, RepositoryNotFoundError
 from icefloe.formats.config_document import splitting_document
@@ -25,6 +26,7 @@ from icefloe.icechunk.ops import GCSummary, Update
 from icefloe.icechunk.session import Session
 from icefloe.icechunk.snapshots import Diff, ManifestFileInfo, SnapshotInfo
 from icefloe.icechunk.storage import Storage
+from icefloe.icechunk.store import IcechunkStore
 from icefloe.icechunk.types import CommitMethod
 from icefloe.maintenance.inspect import ChunkStorageStats
 from icefloe.model.administration import RepoStatus
@@ -34,7 +36,6 @@ from icefloe.repository import Repository as EngineRepository
 from icefloe.session.session import Session as EngineSession
 from icefloe.storage.build import resolve_storage
 from icefloe.storage.contract import Storage as EngineStorage
-from icefloe.store import IcechunkStore
 
 _log = logging.getLogger("icefloe.icechunk")
 
@@ -110,6 +111,16 @@ class Repository(EngineRepository):
 
     _session_class: type[EngineSession] = Session
     _attribution = Attribution()
+
+    def _shown_fields(self) -> Iterator[ShownField]:
+        yield ShownField("storage", self.storage)
+        yield ShownField("config", "<RepositoryConfig ...>")
+
+    def __repr__(self) -> str:
+        return fields_text(f"icechunk.Repository (v{self.spec_version.number})", self._shown_fields())
+
+    def _repr_html_(self) -> str:
+        return fields_html(f"icechunk.Repository (v{self.spec_version.number})", self._shown_fields())
 
     @classmethod
     async def create_async(
@@ -285,6 +296,22 @@ class Repository(EngineRepository):
         )
 
     garbage_collect = blocking(garbage_collect_async)  # type: ignore[arg-type]
+
+    async def ancestry_graph_async(
+        self,
+        *,
+        branch: str | None = None,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+        plain: bool = False,
+        limit: int | None = None,
+    ) -> AncestryGraph:
+        """Draw the commits of all branches and tags, or of one of them. Without `plain`, the text has colours."""
+        return await super().ancestry_graph_async(
+            branch=branch, tag=tag, snapshot_id=snapshot_id, plain=plain, limit=limit
+        )
+
+    ancestry_graph = blocking(ancestry_graph_async)  # type: ignore[arg-type]
 
     async def rewrite_manifests_async(
         self,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from icefloe.display.card import ShownField, fields_html, fields_text
 from icefloe.errors import SessionStateError
+from icefloe.icechunk.store import IcechunkStore
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.snapshot import Diff
 from icefloe.session import session as engine
 from icefloe.session.rebase import ConflictSolver
 from icefloe.session.session import ChunkType, SessionMode
-from icefloe.store import IcechunkStore
 
 
 class Session(engine.Session):
@@ -25,6 +26,22 @@ class Session(engine.Session):
     @property
     def _fork_class(self) -> type[engine.ForkSession]:
         return ForkSession
+
+    def _make_store(self) -> IcechunkStore:
+        return IcechunkStore(self)
+
+    def _shown_fields(self) -> Iterator[ShownField]:
+        yield ShownField("read_only", self.read_only)
+        yield ShownField("snapshot_id", self.snapshot_id)
+        if not self.read_only:
+            yield ShownField("branch", self.branch)
+            yield ShownField("has_uncommitted_changes", self.has_uncommitted_changes)
+
+    def __repr__(self) -> str:
+        return fields_text(f"icechunk.session.{type(self).__name__}", self._shown_fields())
+
+    def _repr_html_(self) -> str:
+        return fields_html(f"icechunk.session.{type(self).__name__}", self._shown_fields())
 
     def move(self, from_path: str, to_path: str) -> None:
         """Move a node, with all nodes below it, to another path. The session must be a rearrange session."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from icefloe.icechunk.session import ForkSession, Session
-from icefloe.store import IcechunkStore
+from icefloe.icechunk.store import IcechunkStore
 from icefloe.xarray import to_icechunk
 
 __all__ = ["ForkSession", "IcechunkStore", "Session", "to_icechunk"]

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from icefloe.display.card import format_bytes, format_count
+from icefloe.display.card import WithFields, format_bytes, format_count
 from icefloe.errors import (
     ConflictError,
     FormatError,
@@ -74,8 +74,8 @@ KINDS = ("snapshots", "transaction_logs", "manifests", "attributes", "chunks")
 """In the order of deletion: an object is deleted before the objects that it refers to."""
 
 
-@dataclass(frozen=True, slots=True)
-class GCSummary:
+@dataclass(frozen=True, slots=True, repr=False)
+class GCSummary(WithFields):
     """The result of a garbage collection, or of a dry run.
 
     Parameters
@@ -104,6 +104,8 @@ class GCSummary:
     >>> repo.garbage_collect(dt.timedelta(days=7)).chunks_deleted
     0
     """
+
+    _full_name = "icechunk.ops.GCSummary"
 
     bytes_deleted: int = 0
     chunks_deleted: int = 0

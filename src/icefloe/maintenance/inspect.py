@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from icefloe.display.card import format_bytes
+from icefloe.display.card import WithFields, format_bytes
 from icefloe.formats.header import HEADER_BYTES, Compression, FileType, has_magic, parse_header
 from icefloe.ids import ObjectId, encode_base32
 from icefloe.maintenance.collect import list_all
@@ -111,9 +111,11 @@ async def _header(context: RepositoryContext, key: str) -> dict[str, Any] | None
     }
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkStorageStats:
+@dataclass(frozen=True, slots=True, repr=False)
+class ChunkStorageStats(WithFields):
     """The size of all chunks that are reachable from branches and tags, including history."""
+
+    _full_name = "icechunk.stats.ChunkStorageStats"
 
     native_bytes: int = 0
     """Bytes of chunk objects in the repository, including unused bytes of packs."""

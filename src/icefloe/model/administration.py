@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
+
+from icefloe.display.card import ShownField, WithFields
 
 
 class RepoAvailability(enum.Enum):
@@ -16,8 +19,8 @@ class RepoAvailability(enum.Enum):
     offline = 2
 
 
-@dataclass(frozen=True, slots=True)
-class RepoStatus:
+@dataclass(frozen=True, slots=True, repr=False)
+class RepoStatus(WithFields):
     """Whether a repository can be written to.
 
     Parameters
@@ -38,6 +41,8 @@ class RepoStatus:
     'moving'
     """
 
+    _full_name = "icechunk.repository.RepoStatus"
+
     availability: RepoAvailability
     set_at: dt.datetime = None  # type: ignore[assignment]
     limited_availability_reason: str | None = None
@@ -46,9 +51,14 @@ class RepoStatus:
         if self.set_at is None:
             object.__setattr__(self, "set_at", dt.datetime.now(dt.UTC))
 
+    def _shown_fields(self) -> Iterator[ShownField]:
+        yield ShownField("availability", self.availability.name.replace("_", " ").capitalize())
+        yield ShownField("set_at", self.set_at)
+        yield ShownField("limited_availability_reason", self.limited_availability_reason)
 
-@dataclass(frozen=True, slots=True)
-class FeatureFlag:
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FeatureFlag(WithFields):
     """A feature that a repository can disable for all its writers.
 
     Parameters
@@ -68,6 +78,8 @@ class FeatureFlag:
     True
     """
 
+    _full_name = "icechunk.config.FeatureFlag"
+
     id: int
     name: str
     default_enabled: bool
@@ -77,6 +89,10 @@ class FeatureFlag:
     def enabled(self) -> bool:
         """Whether the feature is enabled."""
         return self.default_enabled if self.setting is None else self.setting
+
+    def _shown_fields(self) -> Iterator[ShownField]:
+        for name in ("id", "name", "default_enabled", "setting", "enabled"):
+            yield ShownField(name, getattr(self, name))
 
 
 class UpdateType:
@@ -242,8 +258,8 @@ for _kind in (
     setattr(UpdateType, _kind.__name__, _kind)
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+@dataclass(frozen=True, slots=True, repr=False)
+class Update(WithFields):
     """An entry of the operations log.
 
     Parameters
@@ -262,6 +278,8 @@ class Update:
     >>> [update.kind for update in repo.ops_log()]
     [RepoInitialized()]
     """
+
+    _full_name = "icechunk.ops.Update"
 
     kind: UpdateType
     updated_at: dt.datetime

@@ -47,6 +47,8 @@ class ChunkPackingConfig(ConfigValue):
     False
     """
 
+    _full_name = "icefloe.ChunkPackingConfig"
+
     enabled: Annotated[
         bool | None, Setting(Flag(), True, doc="small chunks share objects; false stores one object per chunk")
     ] = None
@@ -111,6 +113,8 @@ class StorageConcurrencySettings(ConfigValue):
     18
     """
 
+    _full_name = "icechunk.storage.StorageConcurrencySettings"
+
     max_concurrent_requests_for_object: Annotated[
         int | None, Setting(Count(1, 65535), 18, unused="reads are limited by `max_concurrent_requests`")
     ] = None
@@ -143,6 +147,8 @@ class StorageRetriesSettings(ConfigValue):
     >>> StorageRetriesSettings(max_tries=3).effective("initial_backoff_ms")
     100
     """
+
+    _full_name = "icechunk.storage.StorageRetriesSettings"
 
     max_tries: Annotated[
         int | None,
@@ -188,6 +194,8 @@ class StorageTimeoutSettings(ConfigValue):
     >>> StorageTimeoutSettings(connect_timeout_ms=5000).connect_timeout_ms
     5000
     """
+
+    _full_name = "icechunk.storage.StorageTimeoutSettings"
 
     connect_timeout_ms: Annotated[int | None, Setting(Count(1), unused="")] = None
     read_timeout_ms: Annotated[
@@ -235,6 +243,9 @@ class StorageSettings(ConfigValue):
     3
     """
 
+    _full_name = "icechunk.storage.StorageSettings"
+    _own_settings = frozenset({"fsync"})
+
     concurrency: Annotated[StorageConcurrencySettings | None, Setting(Nested(StorageConcurrencySettings))] = None
     retries: Annotated[StorageRetriesSettings | None, Setting(Nested(StorageRetriesSettings))] = None
     unsafe_use_conditional_create: Annotated[
@@ -267,7 +278,14 @@ _CHUNK_REF_BYTES = 48
 _CHANGE_BYTES = 24
 
 
-class CompressionAlgorithm(enum.Enum):
+class _CallableForDefault(enum.EnumMeta):
+    """The official package makes the default by calling the class without arguments."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs) if args or kwargs else next(iter(cls))
+
+
+class CompressionAlgorithm(enum.Enum, metaclass=_CallableForDefault):
     """The compression of metadata files."""
 
     Zstd = 0
@@ -308,6 +326,8 @@ class CompressionConfig(ConfigValue):
     >>> CompressionConfig(level=9).level
     9
     """
+
+    _full_name = "icechunk.config.CompressionConfig"
 
     algorithm: Annotated[
         CompressionAlgorithm | None, Setting(_ALGORITHMS, CompressionAlgorithm.Zstd, doc="the only supported algorithm")
@@ -354,6 +374,9 @@ class CachingConfig(ConfigValue):
     >>> CachingConfig(num_bytes_chunks=1 << 30).effective("num_chunk_refs")
     15000000
     """
+
+    _full_name = "icechunk.config.CachingConfig"
+    _own_settings = frozenset({"num_bytes_snapshots", "num_bytes_manifests", "num_bytes_transaction_logs"})
 
     num_snapshot_nodes: Annotated[
         int | None, Setting(Count(), 500_000, doc="snapshot nodes kept in memory", stored=(0, 5_000_000))
@@ -417,6 +440,8 @@ class RepoUpdateRetryConfig(ConfigValue):
         The number of attempts and the waits between them.
     """
 
+    _full_name = "icechunk.config.RepoUpdateRetryConfig"
+
     default: Annotated[
         StorageRetriesSettings | None,
         Setting(
@@ -467,6 +492,9 @@ class RepositoryConfig(ConfigValue):
     >>> config.merge(RepositoryConfig(max_concurrent_requests=64)).inline_chunk_threshold_bytes
     1024
     """
+
+    _full_name = "icechunk.config.RepositoryConfig"
+    _own_settings = frozenset({"chunk_packing", "attributes_threshold_bytes"})
 
     inline_chunk_threshold_bytes: Annotated[
         int | None,

@@ -10,10 +10,11 @@ from __future__ import annotations
 import enum
 import inspect
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
+from icefloe.display.card import ShownField, WithFields
 from icefloe.errors import InvalidInputError
 
 Self = TypeVar("Self", bound="ConfigValue")
@@ -223,10 +224,13 @@ def default_text(setting: Setting) -> str:
     return str(setting.default).lower() if isinstance(setting.default, bool) else f"{setting.default:,}"
 
 
-class ConfigValue:
+class ConfigValue(WithFields):
     """Base of the configuration classes: dataclasses with slots whose unset fields are None."""
 
     __slots__ = ()
+    _is_code: ClassVar[bool] = True
+    _own_settings: ClassVar[frozenset[str]] = frozenset()
+    """Settings that the official package does not have. They are shown if they are set."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         setting = settings_of(type(self)).get(name)
@@ -296,15 +300,13 @@ class ConfigValue:
         value = getattr(self, name)
         return settings_of(type(self))[name].default if value is None else value
 
-    def __repr__(self) -> str:
-        parts = []
+    def _shown_fields(self) -> Iterator[ShownField]:
         for name, setting in settings_of(type(self)).items():
             value = getattr(self, name)
-            if value is not None:
-                parts.append(f"{name}={value!r}")
-            elif setting.default is not None:
-                parts.append(f"{name}=None (default {setting.default!r})")
-        return f"{type(self).__name__}({', '.join(parts)})"
+            if value is None and name in self._own_settings:
+                continue
+            default = setting.kind.cls() if isinstance(setting.kind, Nested) else setting.default
+            yield ShownField(name, value, default)
 
 
 def _merged(mine: Any, theirs: Any) -> Any:

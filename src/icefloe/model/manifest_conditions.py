@@ -178,7 +178,7 @@ class ManifestSplitCondition(_Condition):
     Examples
     --------
     >>> ManifestSplitCondition.name_matches("temp") & ManifestSplitCondition.path_matches("/model/")
-    ManifestSplitCondition.and_conditions([ManifestSplitCondition.name_matches('temp'), ...])
+    icechunk.config.ManifestSplitCondition.and_conditions([...])
     """
 
     __slots__ = ()
@@ -205,7 +205,7 @@ class ManifestSplitCondition(_Condition):
         Examples
         --------
         >>> ManifestSplitCondition.or_conditions([ManifestSplitCondition.any_array()])
-        ManifestSplitCondition.or_conditions([ManifestSplitCondition.AnyArray()])
+        icechunk.config.ManifestSplitCondition.or_conditions([icechunk.config.ManifestSplitCondition.AnyArray()])
         """
         return _SplitOr(tuple(conditions))
 
@@ -226,7 +226,7 @@ class ManifestSplitCondition(_Condition):
         Examples
         --------
         >>> ManifestSplitCondition.and_conditions([ManifestSplitCondition.any_array()])
-        ManifestSplitCondition.and_conditions([ManifestSplitCondition.AnyArray()])
+        icechunk.config.ManifestSplitCondition.and_conditions([icechunk.config.ManifestSplitCondition.AnyArray()])
         """
         return _SplitAnd(tuple(conditions))
 
@@ -284,7 +284,7 @@ class ManifestSplitCondition(_Condition):
         Examples
         --------
         >>> ManifestSplitCondition.any_array()
-        ManifestSplitCondition.AnyArray()
+        icechunk.config.ManifestSplitCondition.AnyArray()
         """
         return _SplitAny()
 
@@ -303,7 +303,7 @@ class ManifestPreloadCondition(_Condition):
     Examples
     --------
     >>> ManifestPreloadCondition.name_matches("time") | ManifestPreloadCondition.num_refs(0, 1000)
-    ManifestPreloadCondition.or_conditions([ManifestPreloadCondition.name_matches('time'), ...])
+    icechunk.config.ManifestPreloadCondition.or_conditions([...])
     """
 
     __slots__ = ()
@@ -331,7 +331,7 @@ class ManifestPreloadCondition(_Condition):
         Examples
         --------
         >>> ManifestPreloadCondition.or_conditions([ManifestPreloadCondition.true()])
-        ManifestPreloadCondition.or_conditions([ManifestPreloadCondition.true()])
+        icechunk.config.ManifestPreloadCondition.or_conditions([icechunk.config.ManifestPreloadCondition.true()])
         """
         return _PreloadOr(tuple(conditions))
 
@@ -352,7 +352,7 @@ class ManifestPreloadCondition(_Condition):
         Examples
         --------
         >>> ManifestPreloadCondition.and_conditions([ManifestPreloadCondition.true()])
-        ManifestPreloadCondition.and_conditions([ManifestPreloadCondition.true()])
+        icechunk.config.ManifestPreloadCondition.and_conditions([icechunk.config.ManifestPreloadCondition.true()])
         """
         return _PreloadAnd(tuple(conditions))
 
@@ -433,7 +433,7 @@ class ManifestPreloadCondition(_Condition):
         Examples
         --------
         >>> ManifestPreloadCondition.true()
-        ManifestPreloadCondition.true()
+        icechunk.config.ManifestPreloadCondition.true()
         """
         return _PreloadTrue()
 
@@ -449,7 +449,7 @@ class ManifestPreloadCondition(_Condition):
         Examples
         --------
         >>> ManifestPreloadCondition.false()
-        ManifestPreloadCondition.false()
+        icechunk.config.ManifestPreloadCondition.false()
         """
         return _PreloadFalse()
 
@@ -530,7 +530,8 @@ class _Name(_Condition):
         return f"{self._owner}.name_matches({self.regex!r})"
 
 
-_SPLIT, _PRELOAD = "ManifestSplitCondition", "ManifestPreloadCondition"
+_SPLIT, _PRELOAD = "icechunk.config.ManifestSplitCondition", "icechunk.config.ManifestPreloadCondition"
+_DIMENSION = "icechunk.config.ManifestSplitDimCondition"
 
 
 class _SplitOr(_Or, ManifestSplitCondition):
@@ -648,7 +649,7 @@ class ManifestSplitDimCondition:
     Examples
     --------
     >>> ManifestSplitDimCondition.Axis(0)
-    ManifestSplitDimCondition.Axis(0)
+    icechunk.config.ManifestSplitDimCondition.Axis(0)
     """
 
     __slots__ = ()
@@ -687,7 +688,7 @@ class _Axis(ManifestSplitDimCondition):
         return axis == self.axis
 
     def __repr__(self) -> str:
-        return f"ManifestSplitDimCondition.Axis({self.axis})"
+        return f"{_DIMENSION}.Axis({self.axis})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -698,7 +699,7 @@ class _DimensionName(ManifestSplitDimCondition):
         return name is not None and pattern_found(self.regex, name)
 
     def __repr__(self) -> str:
-        return f"ManifestSplitDimCondition.DimensionName({self.regex!r})"
+        return f"{_DIMENSION}.DimensionName({self.regex!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -707,7 +708,7 @@ class _AnyDimension(ManifestSplitDimCondition):
         return True
 
     def __repr__(self) -> str:
-        return "ManifestSplitDimCondition.Any()"
+        return f"{_DIMENSION}.Any()"
 
 
 ManifestSplitDimCondition.Axis = _Axis

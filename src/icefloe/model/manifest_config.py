@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from icefloe.display.card import ShownField, WithFields
 from icefloe.errors import InvalidInputError
 from icefloe.model.manifest_conditions import (
     ArrayFacts,
@@ -235,8 +236,8 @@ def _matches_any(patterns: tuple[str, ...], path: str) -> bool:
     return any(pattern_fits(pattern, path) for pattern in patterns)
 
 
-@dataclass(slots=True)
-class ManifestPreloadConfig:
+@dataclass(slots=True, repr=False)
+class ManifestPreloadConfig(WithFields):
     """The preload setting of the official configuration. If it is set, it replaces the preload rules.
 
     Parameters
@@ -255,16 +256,24 @@ class ManifestPreloadConfig:
     True
     """
 
+    _full_name = "icechunk.config.ManifestPreloadConfig"
+    _is_code = True
+
     max_total_refs: int | None = None
     preload_if: ManifestPreloadCondition | None = None
     max_arrays_to_scan: int | None = None
+
+    def _shown_fields(self) -> Iterator[ShownField]:
+        yield ShownField("max_total_refs", self.max_total_refs, 10_000)
+        yield ShownField("preload_if", self.preload_if)
+        yield ShownField("max_arrays_to_scan", self.max_arrays_to_scan, 50)
 
 
 SplitSizes = Sequence[tuple[ManifestSplitCondition, Sequence[tuple[ManifestSplitDimCondition, int]]]]
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestSplittingConfig:
+@dataclass(frozen=True, slots=True, repr=False)
+class ManifestSplittingConfig(WithFields):
     """The sizes of the cells into which chunk grids are split, by array and dimension. The first match applies.
 
     Parameters
@@ -278,6 +287,9 @@ class ManifestSplittingConfig:
     >>> ManifestSplittingConfig([(ManifestSplitCondition.any_array(), [(time, 1000)])]).find_sizes("/a", ["time", "x"])
     (1000, None)
     """
+
+    _full_name = "icechunk.config.ManifestSplittingConfig"
+    _is_code = True
 
     split_sizes: tuple[tuple[ManifestSplitCondition, tuple[tuple[ManifestSplitDimCondition, int], ...]], ...] = ()
 
@@ -359,8 +371,8 @@ class ManifestSplittingConfig:
         return None
 
 
-@dataclass(slots=True)
-class ManifestVirtualChunkLocationCompressionConfig:
+@dataclass(slots=True, repr=False)
+class ManifestVirtualChunkLocationCompressionConfig(WithFields):
     """How the official package compresses the locations of virtual chunks. Icefloe stores these settings.
 
     Parameters
@@ -380,14 +392,23 @@ class ManifestVirtualChunkLocationCompressionConfig:
     500
     """
 
+    _full_name = "icechunk.config.ManifestVirtualChunkLocationCompressionConfig"
+    _is_code = True
+
     min_num_chunks: int | None = None
     dictionary_max_training_samples: int | None = field(default=None, kw_only=True)
     dictionary_max_size_bytes: int | None = field(default=None, kw_only=True)
     compression_level: int | None = field(default=None, kw_only=True)
 
+    def _shown_fields(self) -> Iterator[ShownField]:
+        yield ShownField("min_num_chunks", self.min_num_chunks, 1000)
+        yield ShownField("dictionary_max_training_samples", self.dictionary_max_training_samples, 100)
+        yield ShownField("dictionary_max_size_bytes", self.dictionary_max_size_bytes, 2048)
+        yield ShownField("compression_level", self.compression_level, 3)
 
-@dataclass(slots=True)
-class ManifestConfig:
+
+@dataclass(slots=True, repr=False)
+class ManifestConfig(WithFields):
     """How chunk references are divided into manifest files. The defaults are those of the specification.
 
     Fields can be changed one by one. An invalid change raises `InvalidInputError` and is undone.
@@ -415,6 +436,9 @@ class ManifestConfig:
     16384
     """
 
+    _full_name = "icechunk.config.ManifestConfig"
+    _is_code = True
+
     preload: ManifestPreloadConfig | None = None
     splitting: ManifestSplittingConfig | None = None
     virtual_chunk_location_compression: ManifestVirtualChunkLocationCompressionConfig | None = None
@@ -441,6 +465,21 @@ class ManifestConfig:
         object.__setattr__(self, "sets", sets)
         object.__setattr__(self, "rules", tuple(self.rules))
         validate(self)
+
+    def _shown_fields(self) -> Iterator[ShownField]:
+        yield ShownField("preload", self.preload, ManifestPreloadConfig())
+        yield ShownField("splitting", self.splitting)
+        yield ShownField(
+            "virtual_chunk_location_compression",
+            self.virtual_chunk_location_compression,
+            ManifestVirtualChunkLocationCompressionConfig(),
+        )
+        fetches = self.max_concurrent_manifest_fetches_during_commit
+        yield ShownField("max_concurrent_manifest_fetches_during_commit", fetches, 1)
+        for name in ("sets", "rules", "preload_rules"):
+            # The official package does not have them.
+            if getattr(self, name) != getattr(SPECIFIED, name):
+                yield ShownField(name, getattr(self, name))
 
     def find_set(self, name: str) -> ManifestSet:
         """Return the set with a name.

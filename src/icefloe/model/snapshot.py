@@ -12,7 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.blocking import current_time
-from icefloe.display.card import Card, Described, Fact, Listing, Styled, format_bytes, format_count, format_time
+from icefloe.display.card import (
+    Card,
+    Described,
+    Fact,
+    Listing,
+    ShownField,
+    Styled,
+    WithFields,
+    format_bytes,
+    format_count,
+    format_time,
+)
 from icefloe.errors import FormatError, InvalidInputError, printable
 from icefloe.ids import NodeId, ObjectId
 from icefloe.model.chunk_table import NO_TABLES, ChunkTable, ChunkTables, widen
@@ -222,8 +233,8 @@ def reverted_sources(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str
     return [text.removeprefix(sign) if text.startswith(sign) else sign + text for text in done]
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestFileInfo:
+@dataclass(frozen=True, slots=True, repr=False)
+class ManifestFileInfo(WithFields):
     """A manifest file of a snapshot.
 
     Parameters
@@ -243,13 +254,15 @@ class ManifestFileInfo:
     []
     """
 
+    _full_name = "icechunk.snapshots.ManifestFileInfo"
+
     id: ObjectId
     size_bytes: int
     num_chunk_refs: int
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotInfo(Described):
+@dataclass(frozen=True, slots=True, repr=False)
+class SnapshotInfo(Described, WithFields):
     """A commit in the history of a repository.
 
     Parameters
@@ -275,12 +288,18 @@ class SnapshotInfo(Described):
     ['Repository initialized']
     """
 
+    _full_name = "icechunk.snapshots.SnapshotInfo"
+
     id: ObjectId
     parent_id: ObjectId | None
     written_at: dt.datetime
     message: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
     manifests: tuple[ManifestFileInfo, ...] = ()
+
+    def _shown_fields(self) -> Iterator[ShownField]:
+        for name in ("id", "parent_id", "written_at", "message", "metadata"):
+            yield ShownField(name, getattr(self, name))
 
     def _card(self) -> Card:
         size = sum(manifest.size_bytes for manifest in self.manifests)
@@ -298,6 +317,7 @@ class SnapshotInfo(Described):
                 *metadata,
                 *manifests,
             ],
+            path=self._full_name,
         )
 
 
@@ -532,7 +552,8 @@ class Diff(Described):
             Listing("moved", "tag", [f"{old} → {new}" for old, new in self.moved_nodes]),
             Listing("updated chunks", "changed", chunks),
         )
-        return Card("Diff", "no changes" if self.is_empty() else "", (), [each for each in listings if each.entries])
+        filled = [each for each in listings if each.entries]
+        return Card("Diff", "no changes" if self.is_empty() else "", (), filled, path="icechunk.snapshots.Diff")
 
     def __repr__(self) -> str:
         lines = []

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, TypeAlias
 from urllib.parse import unquote, urlsplit
 
+from icefloe.display.card import ShownField, WithFields, code
 from icefloe.errors import InvalidInputError
 
 Checksum: TypeAlias = str | dt.datetime | None
@@ -18,8 +19,8 @@ _SECRET = re.compile("key|token|secret|password|credential|service_account|sas|c
 """Options of a client that contain credentials or their location. They are never stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class S3Options:
+@dataclass(frozen=True, slots=True, repr=False)
+class S3Options(WithFields):
     """How to connect to an S3 service.
 
     Parameters
@@ -46,6 +47,9 @@ class S3Options:
     >>> S3Options(region="eu-west-1", anonymous=True).region
     'eu-west-1'
     """
+
+    _full_name = "icechunk.storage.S3Options"
+    _is_code = True
 
     region: str | None = None
     endpoint_url: str | None = None
@@ -101,13 +105,13 @@ _S3_TYPES: dict[str, type] = {
 }
 
 
-class ObjectStoreConfig:
+class ObjectStoreConfig(WithFields):
     """Base class of the object store configurations. Its class attributes are the kinds.
 
     Examples
     --------
     >>> ObjectStoreConfig.Gcs()
-    GcsObjectStore(opts={})
+    icechunk.config.ObjectStoreConfig.Gcs({})
     >>> isinstance(s3_store(region="eu-west-1"), ObjectStoreConfig)
     True
     """
@@ -123,6 +127,17 @@ class ObjectStoreConfig:
     Http: ClassVar[type[HttpObjectStore]]
     LocalFileSystem: ClassVar[type[LocalFileSystemObjectStore]]
     InMemory: ClassVar[type[InMemoryObjectStore]]
+
+    @property
+    def _arguments(self) -> tuple[Any, ...]:
+        return ()
+
+    def _shown_fields(self) -> Iterator[ShownField]:
+        for each in fields(self):  # type: ignore[arg-type]
+            yield ShownField(each.name, getattr(self, each.name))
+
+    def __repr__(self) -> str:
+        return f"{self._full_name}({', '.join(code(each) for each in self._arguments)})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the form that repositories store: the kind as key, its options as value.
@@ -164,7 +179,7 @@ class ObjectStoreConfig:
         Examples
         --------
         >>> ObjectStoreConfig.from_dict({"gcs": {}})
-        GcsObjectStore(opts={})
+        icechunk.config.ObjectStoreConfig.Gcs({})
         """
         variant: Mapping[str, Any] = {given: None} if isinstance(given, str) else given
         if len(variant) != 1:
@@ -179,15 +194,22 @@ class ObjectStoreConfig:
         return _parse_content(kind, content)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class _S3Like(ObjectStoreConfig):
     options: S3Options = S3Options()
+
+    @property
+    def _arguments(self) -> tuple[Any, ...]:
+        return (self.options,)
+
+    def _shown_fields(self) -> Iterator[ShownField]:
+        return self.options._shown_fields()
 
     def _content(self) -> Any:
         return asdict(self.options)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class S3ObjectStore(_S3Like):
     """Amazon S3.
 
@@ -202,10 +224,11 @@ class S3ObjectStore(_S3Like):
     'eu-west-1'
     """
 
+    _full_name = "icechunk.config.ObjectStoreConfig.S3"
     tag: ClassVar[str] = "s3"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class S3CompatibleObjectStore(_S3Like):
     """A service with the S3 protocol that is not AWS.
 
@@ -220,10 +243,11 @@ class S3CompatibleObjectStore(_S3Like):
     's3_compatible'
     """
 
+    _full_name = "icechunk.config.ObjectStoreConfig.S3Compatible"
     tag: ClassVar[str] = "s3_compatible"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class TigrisObjectStore(_S3Like):
     """Tigris.
 
@@ -238,12 +262,20 @@ class TigrisObjectStore(_S3Like):
     'tigris'
     """
 
+    _full_name = "icechunk.config.ObjectStoreConfig.Tigris"
     tag: ClassVar[str] = "tigris"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class _WithOptions(ObjectStoreConfig):
     opts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def _arguments(self) -> tuple[Any, ...]:
+        return ({name: "****" if _SECRET.search(name) else value for name, value in self.opts.items()},)
+
+    def _shown_fields(self) -> Iterator[ShownField]:
+        yield ShownField("opts", self._arguments[0])
 
     def __hash__(self) -> int:
         return hash((self.tag, tuple(sorted(self.opts.items()))))
@@ -252,7 +284,7 @@ class _WithOptions(ObjectStoreConfig):
         return {name: value for name, value in self.opts.items() if _SECRET.search(name) is None}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class GcsObjectStore(_WithOptions):
     """Google Cloud Storage.
 
@@ -267,10 +299,11 @@ class GcsObjectStore(_WithOptions):
     'gcs'
     """
 
+    _full_name = "icechunk.config.ObjectStoreConfig.Gcs"
     tag: ClassVar[str] = "gcs"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class AzureObjectStore(_WithOptions):
     """Azure Blob Storage.
 
@@ -285,10 +318,11 @@ class AzureObjectStore(_WithOptions):
     'acme'
     """
 
+    _full_name = "icechunk.config.ObjectStoreConfig.Azure"
     tag: ClassVar[str] = "azure"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class HttpObjectStore(_WithOptions):
     """A web server.
 
@@ -305,15 +339,21 @@ class HttpObjectStore(_WithOptions):
     {'http': {}}
     """
 
+    _full_name = "icechunk.config.ObjectStoreConfig.Http"
     tag: ClassVar[str] = "http"
     headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def _arguments(self) -> tuple[Any, ...]:
+        hidden = dict.fromkeys(self.headers, "****")
+        return (_WithOptions._arguments.fget(self)[0], *([hidden] if hidden else []))  # type: ignore[attr-defined]
 
     def _content(self) -> Any:
         # Headers can contain keys and cookies. They are given when a repository is opened.
         return {name: value for name, value in self.opts.items() if _SECRET.search(name) is None}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class LocalFileSystemObjectStore(ObjectStoreConfig):
     """A directory of local files.
 
@@ -328,6 +368,7 @@ class LocalFileSystemObjectStore(ObjectStoreConfig):
     {'local_file_system': '/data'}
     """
 
+    _full_name = "icechunk.config.ObjectStoreConfig.LocalFileSystem"
     tag: ClassVar[str] = "local_file_system"
     path: str = ""
 
@@ -336,11 +377,15 @@ class LocalFileSystemObjectStore(ObjectStoreConfig):
         """The folder on disk. The path may be given as a URL, such as `file:///data/`."""
         return unquote(urlsplit(self.path).path) if self.path.startswith("file://") else self.path
 
+    @property
+    def _arguments(self) -> tuple[Any, ...]:
+        return (self.path,)
+
     def _content(self) -> Any:
         return self.path
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class InMemoryObjectStore(ObjectStoreConfig):
     """An object store in memory, for tests.
 
@@ -350,6 +395,7 @@ class InMemoryObjectStore(ObjectStoreConfig):
     'in_memory'
     """
 
+    _full_name = "icechunk.config.ObjectStoreConfig.InMemory"
     tag: ClassVar[str] = "in_memory"
 
     def _content(self) -> Any:
@@ -505,7 +551,7 @@ def gcs_store(opts: Mapping[str, str] | None = None) -> GcsObjectStore:
     Examples
     --------
     >>> gcs_store()
-    GcsObjectStore(opts={})
+    icechunk.config.ObjectStoreConfig.Gcs({})
     """
     return GcsObjectStore(dict(opts or {}))
 
@@ -526,7 +572,9 @@ def azure_store(opts: Mapping[str, str] | None = None) -> AzureObjectStore:
     Examples
     --------
     >>> azure_store({"account_name": "acme"})
-    AzureObjectStore(opts={'account_name': 'acme'})
+    icechunk.config.ObjectStoreConfig.Azure({
+        "account_name": "acme",
+    })
     """
     return AzureObjectStore(dict(opts or {}))
 
@@ -600,8 +648,8 @@ SCHEMES: dict[str, frozenset[str]] = {
 """URL schemes of each kind of store."""
 
 
-@dataclass(frozen=True, slots=True)
-class VirtualChunkContainer:
+@dataclass(frozen=True, slots=True, repr=False)
+class VirtualChunkContainer(WithFields):
     """An object store for virtual chunks whose URLs start with a prefix.
 
     A container that was read from a repository is not trusted. It cannot decide which directory belongs to an
@@ -625,10 +673,17 @@ class VirtualChunkContainer:
     'data'
     """
 
+    _full_name = "icechunk.virtual.VirtualChunkContainer"
+    _is_code = True
+
     url_prefix: str
     store: ObjectStoreConfig
     name: str | None = None
     stored: bool = field(default=False, compare=False, repr=False)
+
+    def _shown_fields(self) -> Iterator[ShownField]:
+        for name in ("name", "url_prefix", "store"):
+            yield ShownField(name, getattr(self, name))
 
     def check(self) -> None:
         """Check the prefix, the name and the store.

@@ -33,7 +33,7 @@ _IGNORED_LIMITS = ("max_snapshots_in_memory", "max_decoded_manifest_mem_bytes")
 
 
 async def fetch_graph(
-    context: RepositoryContext, choice: RefChoice, *, plain: bool, limit: int | None
+    context: RepositoryContext, choice: RefChoice, *, plain: bool | None, limit: int | None
 ) -> AncestryGraph:
     """Return the graph of all commits that branches and tags reach, or of the history of one of them."""
     if limit is not None and limit < 1:
@@ -142,7 +142,7 @@ class HistoryMixin:
         branch: str | None = None,
         tag: str | None = None,
         snapshot_id: str | None = None,
-        plain: bool = False,
+        plain: bool | None = None,
         limit: int | None = None,
     ) -> AncestryGraph:
         """Draw the commits of all branches and tags, or of one of them.
@@ -156,7 +156,7 @@ class HistoryMixin:
         snapshot_id
             Only draw the history of this snapshot.
         plain
-            Draw without colours.
+            Draw without colours. By default, there are colours if the output is a terminal. False always uses them.
         limit
             Only draw this many commits, the newest ones. None draws all.
 

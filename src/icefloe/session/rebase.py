@@ -7,6 +7,7 @@ missing. A writer based on one of these ancestors would see its own changes as c
 from __future__ import annotations
 
 import enum
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.chunks.reader import ChunkLookup
+from icefloe.display.card import ShownField, WithFields
 from icefloe.errors import RebaseFailedError, printable
 from icefloe.ids import NodeId
 from icefloe.manifests.columns import find_rows
@@ -210,7 +212,7 @@ async def _find_unchanged(was: ArrayNode, now: ArrayNode, coords: Coordinates, l
 
 
 class ConflictType(enum.Enum):
-    """The kind of a conflict."""
+    """The kind of a conflict. `str` gives it in words."""
 
     NewNodeConflictsWithExistingNode = (1,)
     NewNodeInInvalidGroup = (2,)
@@ -224,6 +226,13 @@ class ConflictType(enum.Enum):
     DeleteOfUpdatedGroup = (10,)
     MoveOperationCannotBeRebased = (11,)
 
+    @classmethod
+    def _missing_(cls, value: object) -> ConflictType | None:
+        return next((each for each in cls if each.value == (value,)), None)
+
+    def __str__(self) -> str:
+        return re.sub("(?<=[a-z])[A-Z]", lambda found: " " + found[0].lower(), self.name)
+
 
 class VersionSelection(enum.Enum):
     """Whose version of a thing wins."""
@@ -233,8 +242,8 @@ class VersionSelection(enum.Enum):
     UseTheirs = 2
 
 
-@dataclass(frozen=True)
-class Conflict:
+@dataclass(frozen=True, repr=False)
+class Conflict(WithFields):
     """A conflict between the changes of a session and a commit that it missed.
 
     Parameters
@@ -251,6 +260,8 @@ class Conflict:
     >>> str(Conflict(ConflictType.ZarrMetadataDoubleUpdate, "/temperature"))
     'ZarrMetadataDoubleUpdate at /temperature'
     """
+
+    _full_name = "icechunk.conflicts.Conflict"
 
     conflict_type: ConflictType
     path: str
@@ -271,6 +282,10 @@ class Conflict:
     def conflicted_chunks(self) -> list[list[int]] | None:
         """The coordinates of the chunks in conflict. None if the conflict is not about chunks."""
         return None if self.chunk_coords is None else self.chunk_coords.tolist()
+
+    def _shown_fields(self) -> Iterator[ShownField]:
+        for name in ("conflict_type", "path", "conflicted_chunks"):
+            yield ShownField(name, getattr(self, name))
 
     def __str__(self) -> str:
         chunks = ""

@@ -140,9 +140,13 @@ class Session(ChunkMethods, Described):
         """The session as a Zarr store. By default, zarr reads and writes it with Icefloe's codec pipeline."""
         # Zarr takes longer to import than everything else together. Only who reads or writes arrays needs it.
         from icefloe.codec_pipeline import prefer_fast_pipeline  # noqa: PLC0415
-        from icefloe.store import IcechunkStore  # noqa: PLC0415
 
         prefer_fast_pipeline()
+        return self._make_store()
+
+    def _make_store(self) -> IcechunkStore:
+        from icefloe.store import IcechunkStore  # noqa: PLC0415
+
         return IcechunkStore(self)
 
     @property

@@ -6,7 +6,7 @@ import asyncio
 import builtins
 import datetime as dt
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from icefloe.blocking import run_blocking
+from icefloe.display.card import ShownField, WithFields
 from icefloe.errors import (
     ObjectNotFoundError,
     StorageError,
@@ -81,7 +82,7 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 
 
-class Storage(ABC):
+class Storage(WithFields, ABC):
     """A folder of an object store.
 
     Keys are relative. Their parts are separated by `/`, and they do not start with a slash. Every method raises
@@ -100,6 +101,12 @@ class Storage(ABC):
     >>> asyncio.run(storage.get("a/b"))
     b'content'
     """
+
+    _full_name = "icechunk.Storage"
+
+    def _shown_fields(self) -> Iterator[ShownField]:
+        yield ShownField("type", type(self).__name__)
+        yield ShownField("url", self.url)
 
     @property
     @abstractmethod

@@ -6,10 +6,11 @@ import asyncio
 import datetime as dt
 import inspect
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
+from icefloe.display.card import ShownField, WithFields
 from icefloe.errors import InvalidInputError
 
 try:
@@ -113,8 +114,8 @@ def _pickle_function(function: Callable[..., Any]) -> bytes:
     return data
 
 
-@dataclass(frozen=True, slots=True)
-class S3StaticCredentials:
+@dataclass(frozen=True, slots=True, repr=False)
+class S3StaticCredentials(WithFields):
     """An S3 access key.
 
     Parameters
@@ -130,14 +131,27 @@ class S3StaticCredentials:
 
     Examples
     --------
-    >>> S3StaticCredentials("AKIA", "secret")
-    S3StaticCredentials(access_key_id='AKIA', expires_after=None)
+    >>> print(S3StaticCredentials("AKIA123456", "secret"))
+    <icechunk.credentials.S3StaticCredentials>
+    access_key_id: AKIA****
+    secret_access_key: ****
+    session_token: None
+    expires_after: None
+    <BLANKLINE>
     """
+
+    _full_name = "icechunk.credentials.S3StaticCredentials"
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
     session_token: str | None = field(default=None, repr=False)
     expires_after: dt.datetime | None = None
+
+    def _shown_fields(self) -> Iterator[ShownField]:
+        yield ShownField("access_key_id", f"{self.access_key_id[:4]}****" if len(self.access_key_id) > 8 else "****")
+        yield ShownField("secret_access_key", "****")
+        yield ShownField("session_token", None if self.session_token is None else "****")
+        yield ShownField("expires_after", self.expires_after)
 
 
 @dataclass(frozen=True, slots=True)

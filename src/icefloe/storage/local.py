@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from icefloe.display.card import ShownField
 from icefloe.errors import (
     AlreadyExistsError,
     OutcomeUnknownError,
@@ -622,8 +623,9 @@ class LocalStorage(SourceStorage):
             self._unsynced.sync()
         return _rebuild, (self._root, self._fsync, self._encoded, self._home, self._bounds.root)
 
-    def __repr__(self) -> str:
-        return f"LocalStorage({self._root!r})"
+    def _shown_fields(self) -> Iterator[ShownField]:
+        yield ShownField("type", "local filesystem")
+        yield ShownField("path", str(self._root))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, LocalStorage):

@@ -9,11 +9,12 @@ import os
 import threading
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from icefloe.blocking import fork_safe_lock
+from icefloe.display.card import ShownField
 from icefloe.errors import (
     AlreadyExistsError,
     InvalidInputError,
@@ -107,8 +108,9 @@ class MemoryStorage(SourceStorage):
     def __reduce__(self) -> tuple[Any, ...]:
         return _find_storage, (self._objects.name, self._objects.pid, self._prefix)
 
-    def __repr__(self) -> str:
-        return f"MemoryStorage({self.url!r})"
+    def _shown_fields(self) -> Iterator[ShownField]:
+        yield ShownField("type", "in-memory")
+        yield ShownField("url", self.url)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, MemoryStorage) and (self._objects is other._objects and self._prefix == other._prefix)

@@ -8,13 +8,14 @@ import itertools
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import obstore
 from obstore.exceptions import NotSupportedError, PreconditionError
 
 from icefloe.blocking import fork_safe_lock
+from icefloe.display.card import ShownField
 from icefloe.errors import ReadOnlyError, StorageError, UnsupportedError, VersionMismatchError
 from icefloe.model.config import StorageRetriesSettings, StorageSettings
 from icefloe.storage.conditional_writes import ConditionalWrite, WriteOutcome, look_by_content, write_conditionally
@@ -29,7 +30,7 @@ from icefloe.storage.contract import (
     flat_bytes,
     normal_etag,
 )
-from icefloe.storage.endpoints import Endpoint
+from icefloe.storage.endpoints import Endpoint, S3Endpoint
 from icefloe.storage.requests import (
     MISSING,
     NO_RETRIES,
@@ -142,8 +143,12 @@ class ObstoreStorage(SourceStorage):
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self._endpoint, self._prefix, self._client.retries, self._read_only, self._foreign)
 
-    def __repr__(self) -> str:
-        return f"ObstoreStorage({self.url!r})"
+    def _shown_fields(self) -> Iterator[ShownField]:
+        yield ShownField("type", self.url.partition("://")[0])
+        yield ShownField("url", self.url)
+        if isinstance(self._endpoint, S3Endpoint):
+            for name in ("region", "endpoint_url", "force_path_style"):
+                yield ShownField(name, getattr(self._endpoint.options, name))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ObstoreStorage) and (self._endpoint, self._prefix) == (other._endpoint, other._prefix)

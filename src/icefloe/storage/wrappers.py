@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime as dt
 import time
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from icefloe.blocking import fork_safe_lock
+from icefloe.display.card import ShownField
 from icefloe.errors import IcefloeError, InvalidInputError, NotFoundError
 from icefloe.storage.contract import Buffer, ObjectInfo, Storage, Version, Versioned
 
@@ -62,8 +63,9 @@ class WrappedStorage(Storage):
     def _rewrap(self, inner: Storage) -> Storage:
         """The same wrapper, with the same state, around another storage."""
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.inner!r})"
+    def _shown_fields(self) -> Iterator[ShownField]:
+        yield ShownField("type", type(self).__name__)
+        yield ShownField("inner", self.inner)
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and isinstance(other, WrappedStorage) and self.inner == other.inner
@@ -300,8 +302,11 @@ class SplitStorage(WrappedStorage):
     def __reduce__(self) -> tuple[Any, ...]:
         return SplitStorage, (self.apart, self.rest, self.key)
 
-    def __repr__(self) -> str:
-        return f"SplitStorage({self.apart!r}, {self.rest!r}, {self.key!r})"
+    def _shown_fields(self) -> Iterator[ShownField]:
+        yield ShownField("type", "SplitStorage")
+        yield ShownField("key", self.key)
+        yield ShownField("apart", self.apart)
+        yield ShownField("rest", self.rest)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SplitStorage):
