@@ -31,8 +31,8 @@ _PACKAGES = (
     "rich",
     "typer",
 )
-_VARIABLES = ("ICEFLOE_LOG", "ICECHUNK_LOG")
-_LEVELS = {
+DIRECTIVE_VARIABLES = ("ICEFLOE_LOG", "ICECHUNK_LOG")
+LOG_LEVELS = {
     "trace": logging.DEBUG,
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -71,8 +71,7 @@ def print_debug_info() -> None:
 def initialize_logs() -> None:
     """Write the logs of this library to standard error, with the levels of ICEFLOE_LOG or ICECHUNK_LOG.
 
-    Without either variable, nothing changes. The library then logs to the logger `icefloe`, which the program
-    configures with `logging`.
+    Without either variable, the library logs to the logger `icefloe`, which the program configures with `logging`.
 
     Examples
     --------
@@ -89,7 +88,7 @@ def set_logs_filter(log_filter_directive: str | None) -> None:
     log_filter_directive
         A level, or levels of parts of the library, separated by commas: `"debug"`, `"icefloe=debug"`,
         `"icefloe.storage=debug,warn"`. Levels are trace (as debug), debug, info, warn, error and off. None reads the
-        directive from ICEFLOE_LOG or ICECHUNK_LOG.
+        directive from ICEFLOE_LOG or ICECHUNK_LOG. Without either, an earlier call of this function is undone.
 
     Raises
     ------
@@ -104,17 +103,26 @@ def set_logs_filter(log_filter_directive: str | None) -> None:
     """
     directive = log_filter_directive
     if directive is None:
-        directive = next((os.environ[name] for name in _VARIABLES if os.environ.get(name)), None)
+        directive = next((os.environ[name] for name in DIRECTIVE_VARIABLES if os.environ.get(name)), None)
+    root = logging.getLogger("icefloe")
+    own = [handler for handler in root.handlers if isinstance(handler, _StandardError)]
     if directive is None:
+        if own:
+            _reset_levels()
+            root.setLevel(logging.NOTSET)
+            root.removeHandler(own[0])
         return
     levels = parse_directive(directive)
-    for name in [known for known in logging.Logger.manager.loggerDict if known.startswith("icefloe.")]:
-        logging.getLogger(name).setLevel(logging.NOTSET)
+    _reset_levels()
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)
-    root = logging.getLogger("icefloe")
-    if not any(isinstance(handler, _StandardError) for handler in root.handlers):
+    if not own:
         root.addHandler(_StandardError())
+
+
+def _reset_levels() -> None:
+    for name in [known for known in logging.Logger.manager.loggerDict if known.startswith("icefloe.")]:
+        logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 def parse_directive(directive: str) -> dict[str, int]:
@@ -122,22 +130,22 @@ def parse_directive(directive: str) -> dict[str, int]:
     levels = {"icefloe": logging.ERROR}
     for part in filter(None, (part.strip() for part in directive.split(","))):
         name, equals, level = part.rpartition("=")
-        if level.lower() not in _LEVELS or (equals and not name):
+        if level.lower() not in LOG_LEVELS or (equals and not name):
             raise InvalidInputError(
-                f"log filter {directive!r}: {part!r} is not LEVEL or NAME=LEVEL with a level of {', '.join(_LEVELS)}"
+                f"log filter {directive!r}: {part!r} is not LEVEL or NAME=LEVEL with a level of {', '.join(LOG_LEVELS)}"
             )
         first, dot, rest = name.replace("::", ".").partition(".")
-        levels[_ALIASES.get(first, first) + dot + rest if name else "icefloe"] = _LEVELS[level.lower()]
+        levels[_ALIASES.get(first, first) + dot + rest if name else "icefloe"] = LOG_LEVELS[level.lower()]
     return levels
 
 
 class _StandardError(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to the `sys.stderr` of the time of the message."""
+    """Writes to the `sys.stderr` of the time of the message, or to `sys.stdout` with ICECHUNK_LOG_TO_STDOUT."""
 
     def __init__(self) -> None:
         super().__init__(sys.stderr)
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stderr
+        self.stream = sys.stdout if os.environ.get("ICECHUNK_LOG_TO_STDOUT") else sys.stderr
         super().emit(record)

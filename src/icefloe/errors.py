@@ -30,6 +30,8 @@ inherit from both.
 ├── PathOccupiedError        AlreadyExistsError and InvalidInputError
 ├── InvalidSnapshotIdError   SnapshotNotFoundError and InvalidInputError
 ├── ForbiddenChangeError     SessionStateError and InvalidInputError
+├── InvalidTypeError         InvalidInputError and TypeError
+├── ParentNotFoundError      SessionStateError and NodeNotFoundError
 ├── FinishedSessionError     SessionStateError and ReadOnlyError
 └── ContainerError           VirtualChunkError and InvalidInputError
 
@@ -229,6 +231,12 @@ class IcefloeError(Exception):
     def __str__(self) -> str:
         return self.message  # a KeyError would show its quoted form
 
+    def __repr__(self) -> str:
+        name = "IcechunkError" if type(self) is IcefloeError else type(self).__name__
+        package = "icechunk" if name in _OFFICIAL_NAMES else "icefloe"
+        message = self.message.replace("\\", "\\\\").replace('"', '\\"')
+        return f'{package}.{name}(message="{message}", kind="{self.kind.value}")'
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.kind, self.facts)
 
@@ -240,6 +248,14 @@ def _rebuild(cls: type[IcefloeError], message: str, kind: ErrorKind, facts: dict
 
 
 IcechunkError = IcefloeError
+_OFFICIAL_NAMES = frozenset(
+    {
+        *("IcechunkError", "NotFoundError", "RepositoryNotFoundError", "RefNotFoundError", "SnapshotNotFoundError"),
+        *("NodeNotFoundError", "AlreadyExistsError", "ConflictError", "RebaseFailedError", "InvalidInputError"),
+        *("ReadOnlyError", "SessionStateError", "StorageError", "FormatError", "InternalError"),
+    }
+)
+"""Classes that the official package has under the same name."""
 
 
 class NotFoundError(IcefloeError, KeyError):
@@ -449,6 +465,16 @@ class InvalidSnapshotIdError(SnapshotNotFoundError, InvalidInputError):
 
 class ForbiddenChangeError(SessionStateError, InvalidInputError):
     """The repository does not allow this change, in whatever state it is."""
+
+
+class InvalidTypeError(InvalidInputError, TypeError):
+    """A value has a type that is not allowed, such as a time without a time zone."""
+
+
+class ParentNotFoundError(SessionStateError, NodeNotFoundError):
+    """A node cannot be moved into a group that does not exist."""
+
+    kind = ErrorKind.MOVE_DESTINATION_PARENT_MISSING
 
 
 class FinishedSessionError(SessionStateError, ReadOnlyError):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from icefloe.blocking import blocking_loop, fork_safe_lock, reset_after_fork
 from icefloe.errors import (
@@ -20,8 +21,11 @@ from icefloe.errors import (
 from icefloe.formats.contract import Format, OpenManifest
 from icefloe.ids import NodeId, ObjectId, is_object_id
 from icefloe.model.chunk_table import ChunkRef
+from icefloe.model.config import CHUNK_REF_BYTES, SNAPSHOT_NODE_BYTES
 from icefloe.model.snapshot import Manifest, ManifestFileInfo, Snapshot, TransactionLog
 from icefloe.storage.contract import Storage
+
+_log = logging.getLogger("icefloe")
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -154,6 +158,7 @@ class MetadataFiles:
         self._manifests: ByteCache[_ManifestKey, Manifest | OpenManifest] = ByteCache(limits.manifests)
         self._logs: ByteCache[ObjectId, TransactionLog] = ByteCache(limits.transaction_logs)
         self._attributes: ByteCache[ObjectId, Sequence[bytes]] = ByteCache(limits.attributes)
+        self._warned: set[str] = set()
 
     async def fetch_snapshot(self, snapshot_id: ObjectId, *, anew: bool = False) -> Snapshot:
         """A snapshot by id; SnapshotNotFoundError when there is none.
@@ -173,15 +178,16 @@ class MetadataFiles:
                         snapshot_id=snapshot_id,
                     ) from error
                 raise SnapshotNotFoundError(
-                    f"no snapshot {snapshot_id} in {self.storage.url}. It never existed, or it was expired and garbage "
-                    "collected. `icefloe log` lists the snapshots of a branch",
+                    f"object not found: there is no snapshot {snapshot_id} in {self.storage.url}. It never existed, "
+                    "or it was expired and garbage collected. `icefloe log` lists the snapshots of a branch",
                     snapshot_id=snapshot_id,
                 ) from error
-            snapshot = await _decode(self.format.decode_snapshot, data)
+            key = self.format.snapshot_key(snapshot_id)
+            snapshot = await self._decode(self.format.decode_snapshot, data, "fetch_snapshot", key)
             # The first snapshot of some early repositories has another id than its file says.
             if snapshot.id != snapshot_id and snapshot.parent_id is not None:
-                key = self.format.snapshot_key(snapshot_id)
                 raise FormatError(f"{key} in {self.storage.url} contains another snapshot, {snapshot.id}")
+            self._warn_of_small_cache("snapshot", len(snapshot.nodes))
             return snapshot, _snapshot_weight(snapshot, len(data))
 
         return await (self._snapshots.renew if anew else self._snapshots.get)(snapshot_id, load)
@@ -200,8 +206,11 @@ class MetadataFiles:
                 manifest = await asyncio.to_thread(found.decode)
                 self._manifests.drop(opened)
             else:
-                data = await self.storage.get(self.format.manifest_key(manifest_id))
-                manifest = await _decode(self.format.decode_manifest, data)
+                key = self.format.manifest_key(manifest_id)
+                manifest = await self._decode(
+                    self.format.decode_manifest, await self.storage.get(key), "fetch_manifest", key
+                )
+            self._warn_of_small_cache("manifest", len(manifest))
             return manifest, manifest.nbytes
 
         held = await self._manifests.get((manifest_id, _DECODED), load)
@@ -226,8 +235,8 @@ class MetadataFiles:
 
     async def _open_manifest(self, manifest_id: ObjectId) -> OpenManifest:
         async def load() -> tuple[OpenManifest, int]:
-            data = await self.storage.get(self.format.manifest_key(manifest_id))
-            opened = await _decode(self.format.open_manifest, data)
+            key = self.format.manifest_key(manifest_id)
+            opened = await self._decode(self.format.open_manifest, await self.storage.get(key), "fetch_manifest", key)
             return opened, opened.nbytes
 
         held = await self._manifests.get((manifest_id, _OPENED), load)
@@ -241,8 +250,9 @@ class MetadataFiles:
         """
 
         async def load() -> tuple[TransactionLog, int]:
-            data = await self.storage.get(self.format.transaction_log_key(snapshot_id))
-            log = await _decode(self.format.decode_transaction_log, data)
+            key = self.format.transaction_log_key(snapshot_id)
+            data = await self.storage.get(key)
+            log = await self._decode(self.format.decode_transaction_log, data, "fetch_transaction_log", key)
             return log, 4 * len(data)
 
         return await (self._logs.renew if anew else self._logs.get)(snapshot_id, load)
@@ -251,8 +261,9 @@ class MetadataFiles:
         """One attributes object of an attributes file, as JSON text."""
 
         async def load() -> tuple[Sequence[bytes], int]:
-            data = await self.storage.get(self.format.attributes_key(attributes_id))
-            rows = await _decode(self.format.decode_attributes, data)
+            key = self.format.attributes_key(attributes_id)
+            data = await self.storage.get(key)
+            rows = await self._decode(self.format.decode_attributes, data, "fetch_attributes", key)
             return rows, sum(len(r) for r in rows)
 
         rows = await self._attributes.get(attributes_id, load)
@@ -267,6 +278,7 @@ class MetadataFiles:
         data = self.format.encode_snapshot(snapshot)
         size = await self._put(self.format.snapshot_key(snapshot.id), data, "snapshot")
         self._snapshots.put(snapshot.id, snapshot, _snapshot_weight(snapshot, size))
+        self._warn_of_small_cache("snapshot", len(snapshot.nodes))
         return size
 
     async def write_manifest(self, manifest: Manifest) -> ManifestFileInfo:
@@ -279,6 +291,7 @@ class MetadataFiles:
         if len(manifest) < _OFFLOAD_REFS:
             # A writer of few references usually reads them next. A bulk write would only fill the memory.
             self._manifests.put((manifest.id, _DECODED), manifest, manifest.nbytes)
+        self._warn_of_small_cache("manifest", len(manifest))
         return ManifestFileInfo(manifest.id, size, len(manifest))
 
     async def write_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> None:
@@ -289,6 +302,31 @@ class MetadataFiles:
     async def write_attributes(self, attributes_id: ObjectId, rows: Sequence[bytes]) -> None:
         """Write an attributes file."""
         await self._put(self.format.attributes_key(attributes_id), self.format.encode_attributes(rows), "attributes")
+
+    async def _decode(self, decode: Callable[[bytes], T], data: bytes, step: str, key: str) -> T:
+        """Decode a file. An error says which file it was and what it was read for."""
+        try:
+            return await _decode(decode, data)
+        except FormatError as error:
+            error.add_note(f"in {step}, after get of {key} in {self.storage.url}")
+            raise
+
+    def _warn_of_small_cache(self, kind: Literal["snapshot", "manifest"], count: int) -> None:
+        """Say once if the cache cannot keep even one file of a kind: it is then read again for every access."""
+        if kind == "snapshot":
+            cache: ByteCache[Any, Any] = self._snapshots
+            unit_bytes, parts, short, setting = SNAPSHOT_NODE_BYTES, "nodes", "nodes", "num_snapshot_nodes"
+        else:
+            cache = self._manifests
+            unit_bytes, parts, short, setting = CHUNK_REF_BYTES, "chunk references", "references", "num_chunk_refs"
+        most = cache.limit_bytes // unit_bytes
+        if count > most and kind not in self._warned:
+            self._warned.add(kind)
+            _log.warning(
+                "A %s has %d %s, but the cache can keep %d %s. It is read again for every access. To change that, "
+                "increase %s of CachingConfig",
+                *(kind, count, parts, most, short, setting),
+            )
 
     async def _put(self, key: str, data: bytes, file_type: str) -> int:
         metadata: Mapping[str, str] = self.format.object_metadata(file_type)

@@ -15,7 +15,6 @@ from icefloe.display.card import Card, Described
 from icefloe.errors import ReadOnlyError
 from icefloe.model.chunk_table import ChunkBatch
 from icefloe.model.virtual_chunk_container import Checksum, VirtualChunkSpec
-from icefloe.model.zarr_document import is_v2_key
 from icefloe.storage.contract import Buffer as Bytes
 
 Refused: TypeAlias = list[tuple[int, ...]] | None
@@ -548,8 +547,7 @@ class IcechunkStore(Store, Described):
         ['a', 'zarr.json']
         """
         for name in await self._session.keyspace.names_in(prefix):
-            if not is_v2_key(name):
-                yield name
+            yield name
 
     async def is_empty(self, prefix: str) -> bool:
         """Return whether there is no key below a prefix.

@@ -67,7 +67,7 @@ def test_each_situation_has_the_class_and_code_of_the_official_package(repo: ice
     expect(errors.AlreadyExistsError, "tag-already-exists", "create_tag", "v1", tip)
     expect(errors.AlreadyExistsError, "branch-already-exists", "create_branch", "dev", tip)
     expect(errors.SessionStateError, "cannot-delete-main", "delete_branch", "main")
-    expect(errors.SessionStateError, "read-only-session", "readonly_session.fork")
+    expect(errors.SessionStateError, "cannot-fork-read-only-session", "readonly_session.fork")
     expect(errors.SessionStateError, "read-only-session", "readonly_session.commit", "no")
     expect(errors.SessionStateError, "read-only-session", "readonly_session.rebase", icefloe.ConflictDetector())
     with pytest.raises(errors.InvalidInputError) as taken:

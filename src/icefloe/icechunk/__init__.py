@@ -219,8 +219,14 @@ def upgrade_icechunk_repository(
     Repository
         The repository, opened anew.
     """
+    attribution = repo.attribution
     made = _upgrade(repo, dry_run=dry_run, delete_unused_v1_files=delete_unused_v1_files)
-    return Repository._adopt(made, repo.attribution)
+    if not dry_run:
+        repo._invalidate("this repository object was invalidated by upgrade_icechunk_repository; use what it returned")
+    return Repository._adopt(made, attribution)
+
+
+initialize_logs()
 
 
 __all__ = [

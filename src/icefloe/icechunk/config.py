@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from icefloe.debug import initialize_logs, set_logs_filter
+from icefloe.debug import DIRECTIVE_VARIABLES, LOG_LEVELS
+from icefloe.debug import set_logs_filter as set_levels
 from icefloe.errors import InvalidInputError
 from icefloe.model.administration import FeatureFlag
 from icefloe.model.config import (
@@ -37,6 +41,8 @@ except ImportError:
     trace = None
 
 _MOST_LABEL_BYTES = 128
+_MISSPELT = 0.8
+"""How similar to `icechunk` a module of a log filter must be to count as a misspelling."""
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 
 
@@ -104,6 +110,48 @@ def from_dict(split_sizes: Mapping[ManifestSplitCondition, Mapping[Any, int]]) -
 def to_dict(config: ManifestSplittingConfig) -> dict[ManifestSplitCondition, dict[Any, int]]:
     """Return the splitting as a dictionary."""
     return config.to_dict()
+
+
+def initialize_logs() -> None:
+    """Write logs to standard error, with the levels of ICECHUNK_LOG. With ICECHUNK_NO_LOGS nothing is changed."""
+    if not os.environ.get("ICECHUNK_NO_LOGS"):
+        set_logs_filter(None)
+
+
+def set_logs_filter(log_filter_directive: str | None) -> None:
+    """Set the levels of logs: a level, or pairs of a module and a level, separated by commas.
+
+    A part that has no level we know names another program, and changes nothing here. A module that looks like a
+    misspelt `icechunk` is reported on standard error.
+
+    Parameters
+    ----------
+    log_filter_directive
+        For example `debug`, `icechunk=debug` or `icechunk::storage=trace,warn`. None uses the environment variable
+        ICECHUNK_LOG.
+    """
+    directive = log_filter_directive
+    if directive is None:
+        directive = next((os.environ[name] for name in DIRECTIVE_VARIABLES if os.environ.get(name)), None)
+        if directive is None:
+            set_levels(None)
+            return
+    own = []
+    for part in filter(None, (part.strip() for part in directive.split(","))):
+        found = re.fullmatch(r"(?:(?P<module>.*?)\s*(?:=|(?<!:):(?!:))\s*)?(?P<level>\w+)", part)
+        level = "" if found is None else found["level"].lower()
+        module = None if found is None else found["module"]
+        if level not in LOG_LEVELS:
+            module, level = part, "off"
+        if not module:
+            own.append(level)
+            continue
+        package = re.split(r"::|[.=:]", module)[0].strip()
+        if package in ("icechunk", "icefloe"):
+            own.append(f"{module}={level}")
+        elif difflib.SequenceMatcher(None, package, "icechunk").ratio() > _MISSPELT:
+            sys.stderr.write(f"WARNING: the log filter names {package!r}. Did you mean 'icechunk'?\n")
+    set_levels(",".join(own))
 
 
 def shutdown_telemetry() -> None:

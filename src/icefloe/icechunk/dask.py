@@ -25,6 +25,9 @@ def session_merge_reduction(
 ) -> ForkSession:
     """Compute arrays whose blocks are written Zarr arrays, and return the merge of their forks."""
     found = list(arrays) if isinstance(arrays, list | tuple) else [arrays]
+    for each in found:
+        if not isinstance(each, Array):
+            raise TypeError(f"Expected a dask array, or a list of them, not {type(each).__name__}")
     extract, merge = delayed(extract_session), delayed(merge_sessions)
     level = [extract(block) for array in found for block in array.to_delayed().ravel()]  # type: ignore[no-untyped-call]
     width = split_every or _SPLIT_EVERY

@@ -24,8 +24,8 @@ def merge_sessions(*sessions: Any) -> ForkSession:
     for each in (first, *others):
         if not isinstance(each, AnyForkSession):
             raise TypeError(
-                f"merge_sessions takes ForkSession objects, not {type(each).__name__!r}; merge forks into their "
-                "session with Session.merge(*forks)"
+                f"Received {type(each).__name__!r}, but merge_sessions takes ForkSession objects. To merge forks into "
+                "their session, use Session.merge(*forks)"
             )
     first.merge(*(each for each in others if each is not first))
     merged: ForkSession = first

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from icefloe.blocking import AsyncCloseableIterator, blocking, blocking_classmethod, blocking_staticmethod
 from icefloe.display.card import ShownField, fields_html, fields_text
 from icefloe.display.graph import AncestryGraph
-from icefloe.errors import InvalidInputError, RepositoryNotFoundError
+from icefloe.errors import InvalidInputError, RepositoryNotFoundError, SnapshotNotFoundError
 from icefloe.formats.config_document import splitting_document
 from icefloe.icechunk.config import Attribution, FeatureFlag, RepositoryConfig
 from icefloe.icechunk.conflicts import ConflictSolver
@@ -32,8 +32,10 @@ from icefloe.maintenance.inspect import ChunkStorageStats
 from icefloe.model.administration import RepoStatus
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import StorageSettings
+from icefloe.model.snapshot import Node, Snapshot
 from icefloe.repository import Repository as EngineRepository
 from icefloe.session.session import Session as EngineSession
+from icefloe.session.session import SessionMode
 from icefloe.storage.build import resolve_storage
 from icefloe.storage.contract import Storage as EngineStorage
 
@@ -91,7 +93,43 @@ def _check_prefix(storage: EngineStorage) -> None:
 
 
 def _version(given: SpecVersion | str | int | None) -> SpecVersion | str | int:
-    return SpecVersion.v2 if given is None else given
+    if given is None:
+        return SpecVersion.v2
+    if isinstance(given, int):
+        if given not in (1, 2):
+            raise InvalidInputError(f"Unsupported version {given}. The versions of the format are 1 and 2")
+    elif isinstance(given, str) and given not in {version.value for version in SpecVersion}:
+        raise InvalidInputError(f"Couldn't parse a valid version from {given!r}. Give 1, 2 or a SpecVersion")
+    return given
+
+
+class _Invalid:
+    """Stands for the files of a repository object that cannot be used any more."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(self._reason)
+
+
+class _MissingNodes(Mapping[str, Node]):
+    """The nodes of a snapshot whose file is missing. Every access raises the error."""
+
+    def __init__(self, error: SnapshotNotFoundError) -> None:
+        self._error = error
+
+    def __getitem__(self, path: str) -> Node:
+        raise self._error
+
+    def __iter__(self) -> Iterator[str]:
+        raise self._error
+
+    def __len__(self) -> int:
+        raise self._error
+
+    def get(self, path: str, default: Any = None) -> Any:
+        raise self._error  # a lookup error would be taken for a path without a node
 
 
 class Repository(EngineRepository):
@@ -184,7 +222,7 @@ class Repository(EngineRepository):
 
     @classmethod
     def _adopt(cls, made: EngineRepository, attribution: Attribution | None) -> Self:
-        repo = cls(made.context.without_packs(), made.default_commit_metadata())
+        repo = cls(made.context.with_official_rules(), made.default_commit_metadata())
         repo._attribution = attribution or Attribution()
         return repo
 
@@ -207,6 +245,10 @@ class Repository(EngineRepository):
         return self._adopt(made, self._attribution)
 
     reopen = blocking(reopen_async)  # type: ignore[arg-type]
+
+    def _invalidate(self, reason: str) -> None:
+        """Make every use of this object an error: its files no longer exist."""
+        self._context = _Invalid(reason)  # type: ignore[assignment]
 
     @property
     def attribution(self) -> Attribution:
@@ -251,6 +293,18 @@ class Repository(EngineRepository):
         return opened
 
     readonly_session = blocking(readonly_session_async)  # type: ignore[arg-type]
+
+    async def _branch_session(self, branch: str, mode: SessionMode) -> EngineSession:
+        try:
+            return await super()._branch_session(branch, mode)
+        except SnapshotNotFoundError as error:
+            # The official package reads the snapshot when it is needed, so that such a session can be opened.
+            tip = await self._context.ledger.fetch_tip(branch)
+            now = dt.datetime.now(dt.UTC)
+            base = Snapshot(tip.snapshot_id, None, now, "", {}, _MissingNodes(error), {})
+            return self._session_class(
+                self._context, base, mode=mode, branch=branch, tip=tip, default_metadata=self._default_metadata
+            )
 
     # -- maintenance ----------------------------------------------------------------------------------------------
 
@@ -312,6 +366,34 @@ class Repository(EngineRepository):
         )
 
     ancestry_graph = blocking(ancestry_graph_async)  # type: ignore[arg-type]
+
+    async def diff_async(
+        self,
+        *,
+        from_branch: str | None = None,
+        from_tag: str | None = None,
+        from_snapshot_id: str | None = None,
+        to_branch: str | None = None,
+        to_tag: str | None = None,
+        to_snapshot_id: str | None = None,
+    ) -> Diff:
+        """Return what changed from a snapshot to one of its descendants."""
+        start = await anext(aiter(self.async_ancestry(branch=from_branch, tag=from_tag, snapshot_id=from_snapshot_id)))
+        newer = False
+        async for info in self.async_ancestry(branch=to_branch, tag=to_tag, snapshot_id=to_snapshot_id):
+            if info.id == start.id and newer:
+                break
+            newer = True
+        else:
+            raise InvalidInputError(
+                f"the history of the newer snapshot doesn't include {start.id}. Give the older snapshot first",
+                "bad-snapshot-chain-for-diff",
+            )
+        return await super().diff_async(
+            from_snapshot_id=start.id, to_branch=to_branch, to_tag=to_tag, to_snapshot_id=to_snapshot_id
+        )
+
+    diff = blocking(diff_async)  # type: ignore[arg-type]
 
     async def rewrite_manifests_async(
         self,

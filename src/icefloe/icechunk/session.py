@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from icefloe.blocking import blocking
 from icefloe.display.card import ShownField, fields_html, fields_text
-from icefloe.errors import SessionStateError
+from icefloe.errors import ForbiddenChangeError, InvalidInputError, SessionStateError, UnsupportedError
 from icefloe.icechunk.store import IcechunkStore
+from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
-from icefloe.model.snapshot import Diff
+from icefloe.model.snapshot import Diff, Snapshot
 from icefloe.session import session as engine
 from icefloe.session.rebase import ConflictSolver
 from icefloe.session.session import ChunkType, SessionMode
@@ -22,13 +24,16 @@ class Session(engine.Session):
     """
 
     _records_rebases = True
+    _has_moved = False
 
     @property
     def _fork_class(self) -> type[engine.ForkSession]:
         return ForkSession
 
     def _make_store(self) -> IcechunkStore:
-        return IcechunkStore(self)
+        store = IcechunkStore(self)
+        store._is_open = True
+        return store
 
     def _shown_fields(self) -> Iterator[ShownField]:
         yield ShownField("read_only", self.read_only)
@@ -51,7 +56,39 @@ class Session(engine.Session):
                 f"cannot move {from_path}: this is no rearrange session; open one with repo.rearrange_session(branch)",
                 "non-rearrange-session",
             )
+        for path in (from_path, to_path):
+            if not path.startswith("/"):
+                raise InvalidInputError(f"could not create path from {path!r}: it must start with /", "invalid-path")
+        if from_path == to_path:
+            raise ForbiddenChangeError(
+                f"cannot move {from_path} into itself or its own descendant {to_path}", "move-into-self-or-descendant"
+            )
         super().move(from_path, to_path)
+        self._has_moved = True
+
+    @property
+    def has_uncommitted_changes(self) -> bool:
+        """Whether the session has changes that are not committed. A move counts, also if it was undone."""
+        return self._has_moved or super().has_uncommitted_changes
+
+    def _commit_target(self, *, allow_empty: bool) -> tuple[str, Any]:
+        return super()._commit_target(allow_empty=allow_empty or self._has_moved)
+
+    def _finish(self, snapshot: Snapshot) -> str:
+        self._has_moved = False
+        return super()._finish(snapshot)
+
+    async def amend_async(
+        self, message: str, *, metadata: Mapping[str, Any] | None = None, allow_empty: bool = False
+    ) -> str:
+        """Replace the newest commit of the branch. The repository must be of version 2."""
+        if self._state.context.format.spec_version is SpecVersion.ICECHUNK1:
+            raise UnsupportedError(
+                "a repository of version 1 has no amended commits; upgrade it with upgrade_icechunk_repository(repo)"
+            )
+        return await super().amend_async(message, metadata=metadata, allow_empty=allow_empty)
+
+    amend = blocking(amend_async)  # type: ignore[arg-type]
 
     async def shift_array_async(self, array_path: str, chunk_offset: Iterable[int]) -> None:
         """Move every chunk of an array by an offset. A rearrange session cannot do that."""
@@ -83,6 +120,14 @@ class ForkSession(Session, engine.ForkSession):
 
     def __getstate__(self) -> dict[str, Any]:
         return engine.ForkSession.__getstate__(self)
+
+    async def flush_async(self, message: str, *, metadata: Mapping[str, Any] | None = None) -> str:
+        """A fork cannot be flushed: only the session that it is merged into writes snapshots."""
+        raise SessionStateError(
+            "cannot flush a forked session. Merge it into its session, and flush that session", "commit-not-allowed"
+        )
+
+    flush = blocking(flush_async)  # type: ignore[arg-type]
 
 
 __all__ = [

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from abc import ABCMeta
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
+
+from zarr.abc.store import ByteRequest
+from zarr.core.buffer import Buffer, BufferPrototype
 
 from icefloe import store as engine
 from icefloe.blocking import AsyncCloseableIterator
 from icefloe.display.card import ShownField, fields_html, fields_text
-from icefloe.errors import NotFoundError
+from icefloe.errors import InvalidInputError, NotFoundError
 from icefloe.model.virtual_chunk_container import VirtualChunkSpec
+from icefloe.model.zarr_document import OtherKey, is_v2_key, parse_key
 
 _PATH = "icechunk.IcechunkStore"
 
@@ -23,11 +27,44 @@ class _AnyStore(ABCMeta):
 
 
 class IcechunkStore(engine.IcechunkStore, metaclass=_AnyStore):
-    """A Zarr v3 store that reads and writes one session. It opens at the first use, as the official one does."""
+    """A Zarr v3 store that reads and writes one session."""
 
     @property
     def _store(self) -> _Keys:
         return _Keys(self)
+
+    def _check_key(self, key: str) -> None:
+        if (
+            isinstance(parse_key(key), OtherKey)
+            and not is_v2_key(key)
+            and self.session.keyspace.find_chunk(key) is None
+        ):
+            raise InvalidInputError(
+                f"{key!r} is neither the key of a metadata document (zarr.json) nor of a chunk (c/...)", "invalid-key"
+            )
+
+    async def get(
+        self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        """Return the value of a key, or None. A key that can never have a value is an `InvalidInputError`."""
+        self._check_key(key)
+        return await super().get(key, prototype, byte_range)
+
+    async def exists(self, key: str) -> bool:
+        """Return whether a key has a value. A key that can never have one is an `InvalidInputError`."""
+        self._check_key(key)
+        return await super().exists(key)
+
+    async def getsize(self, key: str) -> int:
+        """Return the size of a value in bytes. A key that can never have one is an `InvalidInputError`."""
+        self._check_key(key)
+        return await super().getsize(key)
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """Iterate over the keys of a node and of all nodes below it. The prefix is the path of the node."""
+        folder = prefix.strip("/") + "/" if prefix.strip("/") else ""
+        async for key in super().list_prefix(folder):
+            yield key
 
     def _shown_fields(self) -> Iterator[ShownField]:
         yield ShownField("read_only", self.read_only)
@@ -49,6 +86,7 @@ class _Keys:
     """The bytes of keys, past the interface of Zarr. The official store keeps such an object in `_store`."""
 
     def __init__(self, store: IcechunkStore) -> None:
+        self._store = store
         self._keyspace = store.session.keyspace
 
     async def get(self, key: str) -> bytes:
@@ -58,6 +96,7 @@ class _Keys:
         return bytes(found)
 
     async def set(self, key: str, value: bytes) -> None:
+        self._store._check_writable()
         await self._keyspace.write(key, value)
 
 

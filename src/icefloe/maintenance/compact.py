@@ -21,7 +21,6 @@ from icefloe.manifests.cells import filter_box
 from icefloe.manifests.columns import concat, find_rows, normalise, same_references, take, take_raw
 from icefloe.manifests.plan import ManifestPlan, plan_repack
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
-from icefloe.model.manifest_config import SPECIFIED
 from icefloe.model.snapshot import ArrayNode, Extents, Snapshot, TransactionLog
 from icefloe.session.commit import (
     CommitRequest,
@@ -478,7 +477,7 @@ async def _open(context: RepositoryContext, branch: str) -> tuple[SessionState, 
 
 def _plan(state: SessionState) -> ManifestPlan:
     arrays = [node for node in state.tree.nodes() if isinstance(node, ArrayNode)]
-    return plan_repack(arrays, state.base.manifests, state.context.config.manifest or SPECIFIED)
+    return plan_repack(arrays, state.base.manifests, state.context.manifest_config)
 
 
 async def _apply(state: SessionState, tip: Tip, plan: ManifestPlan, request: RewriteRequest) -> ObjectId:

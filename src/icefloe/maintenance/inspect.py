@@ -41,8 +41,10 @@ def _node(node: Node) -> dict[str, Any]:
     if isinstance(node, ArrayNode):
         told |= {
             "node_type": "array",
-            "shape": list(node.shape),
-            "num_chunks": list(node.grid),
+            "shape": [
+                {"array_length": length, "num_chunks": count}
+                for length, count in zip(node.shape, node.grid, strict=True)
+            ],
             "manifest_refs": [
                 {"id": ref.manifest_id, "extents": [list(span) for span in ref.extents]} for ref in node.manifests
             ],
@@ -84,7 +86,7 @@ async def inspect_transaction_log(context: RepositoryContext, snapshot_id: Objec
         "header": await _header(context, context.format.transaction_log_key(snapshot_id)),
         **{name: sorted(encode_base32(each) for each in getattr(log, name)) for name in sets},
         "updated_chunks": [
-            {"node_id": encode_base32(node_id), "num_chunks": len(coords), "coords": coords.tolist()}
+            {"node_id": encode_base32(node_id), "num_chunks": len(coords), "chunks": coords.tolist()}
             for node_id, coords in log.updated_chunks.items()
         ],
         "updated_boxes": [
@@ -103,8 +105,11 @@ async def _header(context: RepositoryContext, key: str) -> dict[str, Any] | None
     if not has_magic(start):
         return None
     header = parse_header(start)
+    app_name, _, app_version = header.writer.partition("-")
     return {
         "written_by": header.writer,
+        "app_name": app_name,
+        "app_version": app_version,
         "spec_version": f"{header.spec_version}.0",
         "file_type": FileType(header.file_type).name.lower().replace("_", "-"),
         "compression": Compression(header.compression).name.lower(),

@@ -36,6 +36,11 @@ class SpecVersion(enum.Enum):
         """The number that the official package gives to the generation, if it knows it."""
         return {"icechunk1": 1, "icechunk2": 2}.get(self.value)
 
+    def __repr__(self) -> str:
+        if self.number is None:
+            return f"<SpecVersion.{self.name}: {self.value!r}>"
+        return f"SpecVersion.v{self.number}{' (current)' if self is SpecVersion.current() else ''}"
+
     @property
     def _order(self) -> int:
         return list(SpecVersion).index(self) - 2

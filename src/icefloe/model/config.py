@@ -272,9 +272,9 @@ class StorageSettings(ConfigValue):
     ] = None
 
 
-_SNAPSHOT_NODE_BYTES = 512
+SNAPSHOT_NODE_BYTES = 512
 """The memory of a node of a decoded snapshot, with its document. It converts limits in nodes to bytes."""
-_CHUNK_REF_BYTES = 48
+CHUNK_REF_BYTES = 48
 _CHANGE_BYTES = 24
 
 
@@ -414,12 +414,12 @@ class CachingConfig(ConfigValue):
     @property
     def snapshots_limit_bytes(self) -> int:
         """The size of the snapshot cache in bytes."""
-        return self._limit(self.num_bytes_snapshots, "num_snapshot_nodes", _SNAPSHOT_NODE_BYTES)
+        return self._limit(self.num_bytes_snapshots, "num_snapshot_nodes", SNAPSHOT_NODE_BYTES)
 
     @property
     def manifests_limit_bytes(self) -> int:
         """The size of the manifest cache in bytes."""
-        return self._limit(self.num_bytes_manifests, "num_chunk_refs", _CHUNK_REF_BYTES)
+        return self._limit(self.num_bytes_manifests, "num_chunk_refs", CHUNK_REF_BYTES)
 
     @property
     def transaction_logs_limit_bytes(self) -> int:

@@ -582,3 +582,7 @@ def _check_count(value: object, where: str, least: int) -> None:
 
 SPECIFIED: Final = ManifestConfig()
 """The configuration of a repository without a stored one. Do not modify it."""
+ARRAY_PER_MANIFEST: Final = ManifestConfig(
+    sets=(ManifestSet.default(arrays_per_manifest=1, split_size=None),), rules=()
+)
+"""The layout of the official package: every array has a manifest of its own. Do not modify it."""

@@ -24,7 +24,7 @@ from icefloe.display.card import (
     format_count,
     format_time,
 )
-from icefloe.errors import FormatError, InvalidInputError, printable
+from icefloe.errors import FormatError, InvalidInputError, InvalidTypeError, printable
 from icefloe.ids import NodeId, ObjectId
 from icefloe.model.chunk_table import NO_TABLES, ChunkTable, ChunkTables, widen
 
@@ -49,9 +49,9 @@ def from_microseconds(microseconds: int) -> dt.datetime:
 
 
 def check_zone(moment: dt.datetime, name: str) -> dt.datetime:
-    """Check that a time has a time zone. Raises InvalidInputError otherwise."""
+    """Check that a time has a time zone. Raises InvalidTypeError otherwise."""
     if moment.tzinfo is None or moment.utcoffset() is None:
-        raise InvalidInputError(
+        raise InvalidTypeError(
             f"{name}={moment.isoformat()} has no time zone. Give one, for example datetime.now(timezone.utc) or "
             "datetime(2024, 5, 1, tzinfo=timezone.utc)"
         )
@@ -295,7 +295,7 @@ class SnapshotInfo(Described, WithFields):
     written_at: dt.datetime
     message: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    manifests: tuple[ManifestFileInfo, ...] = ()
+    manifests: tuple[ManifestFileInfo, ...] = field(default=(), compare=False)
 
     def _shown_fields(self) -> Iterator[ShownField]:
         for name in ("id", "parent_id", "written_at", "message", "metadata"):
@@ -568,13 +568,13 @@ class Diff(Described):
             if paths:
                 lines += [f"{title}:", *(f"    {path}" for path in sorted(paths)), ""]
         if self.moved_nodes:
-            lines += ["Nodes moved:", *(f"    {old} -> {new}" for old, new in self.moved_nodes), ""]
+            lines += ["Nodes moved/renamed:", *(f"    {old} -> {new}" for old, new in self.moved_nodes), ""]
         if self.chunk_coords:
             lines.append("Chunks updated:")
             for path in sorted(self.chunk_coords):
                 coords = self.chunk_coords[path]
-                lines.append(f"    {path}: {len(coords)} chunk(s)")
+                lines.append(f"    {path}:")
                 lines += [f"        {row}" for row in coords[:10].tolist()]
                 if len(coords) > 10:
                     lines.append(f"        ... {len(coords) - 10} more")
-        return printable("\n".join(lines).rstrip()) or "(no changes)"
+        return printable("".join(f"{line}\n" for line in lines)) or "(no changes)"

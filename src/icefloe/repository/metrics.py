@@ -99,7 +99,7 @@ class ObservationMixin:
             return self
         storage = ObservedStorage(context.storage)
         rebuilt = build_context(
-            storage, context.format.spec_version, context.config, context.authorized, context.packs_by_default
+            storage, context.format.spec_version, context.config, context.authorized, context.official_rules
         )
         return type(self)(rebuilt, self._default_metadata)  # type: ignore[call-arg]
 

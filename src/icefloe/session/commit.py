@@ -49,7 +49,6 @@ from icefloe.manifests.plan import (
     plan_manifests,
 )
 from icefloe.model.chunk_table import NO_TABLES, ChunkKind, ChunkTable
-from icefloe.model.manifest_config import SPECIFIED
 from icefloe.model.snapshot import (
     REWRITTEN_PARENT_KEY,
     ArrayNode,
@@ -339,7 +338,7 @@ async def write_manifests(
     edits = collect_edits(state.changes, gathered, arrays)
     if not edits:
         return WrittenManifests()
-    plan = plan_manifests(arrays, state.base.manifests, edits, state.context.config.manifest or SPECIFIED)
+    plan = plan_manifests(arrays, state.base.manifests, edits, state.context.manifest_config)
     return await apply_plan(state, plan, edits)
 
 
@@ -654,7 +653,7 @@ async def _carry_over(
         log = await fetch_log(context, theirs, base, changes.edits.keys() | changes.parts.keys(), tip)
         log = log_since(log, base, theirs)
         log = await drop_false_conflicts(log, base, changes, theirs, context.metadata_files)
-        changes = rebase_over(base, changes, theirs, log, solver)
+        changes = rebase_over(base, changes, theirs, log, solver, official_rules=context.official_rules)
         base = theirs
     if not missed:
         base = await context.metadata_files.fetch_snapshot(tip.snapshot_id)

@@ -25,7 +25,6 @@ from icefloe.manifests.cells import (
 from icefloe.manifests.columns import drop_tombstones, find_rows, same_references, take
 from icefloe.manifests.plan import cut_table
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
-from icefloe.model.manifest_config import SPECIFIED
 from icefloe.model.snapshot import ArrayNode, Extents, Manifest, Node, Snapshot
 from icefloe.session.change_set import ChangeSet, EditBuffer
 from icefloe.session.open_repository import RepositoryContext, WriterStart
@@ -54,7 +53,7 @@ async def write_parts(work: SessionState, label: str = "") -> WrittenParts:
     view = await work.stored_view()
     _refuse_nodes(view)
     fresh_id = partial(new_object_id, work.context.capabilities.object_id_bytes)
-    config = work.context.config.manifest or SPECIFIED
+    config = work.context.manifest_config
     parts: list[PartRef] = []
     paths: dict[NodeId, str] = {}
     cleared: dict[NodeId, ClearedChunks] = {}

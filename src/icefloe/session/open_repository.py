@@ -55,7 +55,7 @@ from icefloe.model.capabilities import Capabilities, SpecVersion
 from icefloe.model.config import CachingConfig, RepositoryConfig
 from icefloe.model.config_value import all_settings, unused_remarks
 from icefloe.model.manifest_conditions import pattern_cost
-from icefloe.model.manifest_config import PreloadRules
+from icefloe.model.manifest_config import ARRAY_PER_MANIFEST, SPECIFIED, ManifestConfig, PreloadRules
 from icefloe.model.snapshot import Snapshot, TransactionLog
 from icefloe.storage.contract import Storage, Version, Versioned
 from icefloe.storage.wrappers import SplitStorage
@@ -118,8 +118,10 @@ class RepositoryContext:
     packing: PackingPolicy
     attributes_bytes: int
     """Attributes of a document with more bytes are written to a file of their own."""
-    packs_by_default: bool = True
-    """Whether small chunks share objects if the configuration does not say so."""
+    official_rules: bool = False
+    """Whether to do as the official package does: each chunk is an object and each array has a manifest, unless
+    configured otherwise, nodes can be below arrays, and the same changes conflict.
+    """
 
     @property
     def containers(self) -> VirtualContainers:
@@ -170,12 +172,24 @@ class RepositoryContext:
         return snapshot
 
     def __reduce__(self) -> tuple[Any, ...]:
-        arguments = (self.storage, self.format.spec_version, self.config, dict(self.authorized), self.packs_by_default)
+        arguments = (self.storage, self.format.spec_version, self.config, dict(self.authorized), self.official_rules)
         return build_context, arguments
 
-    def without_packs(self) -> RepositoryContext:
-        """The same repository. One chunk is one object, unless the configuration says otherwise."""
-        return replace(self, packing=packing_policy(self.config, packs_by_default=False), packs_by_default=False)
+    def with_official_rules(self) -> RepositoryContext:
+        """The same repository, which does as the official package does."""
+        return replace(self, packing=packing_policy(self.config, packs_by_default=False), official_rules=True)
+
+    @property
+    def manifest_config(self) -> ManifestConfig:
+        """How references are divided into manifests, with the defaults of this repository."""
+        given = self.config.manifest
+        if not self.official_rules:
+            return given or SPECIFIED
+        if given is None:
+            return ARRAY_PER_MANIFEST
+        if (given.sets, given.rules) != (SPECIFIED.sets, SPECIFIED.rules):
+            return given
+        return replace(given, sets=ARRAY_PER_MANIFEST.sets, rules=ARRAY_PER_MANIFEST.rules)
 
 
 def build_context(
@@ -183,7 +197,7 @@ def build_context(
     spec_version: SpecVersion,
     config: RepositoryConfig,
     authorized: Mapping[str, Any],
-    packs_by_default: bool = True,
+    official_rules: bool = False,
 ) -> RepositoryContext:
     """The context of a repository of a known generation. Sends no request to storage."""
     storage = storage if config.storage is None else storage.configured(config.storage)
@@ -207,9 +221,9 @@ def build_context(
         reader,
         config,
         authorized,
-        packing_policy(config, packs_by_default=packs_by_default),
+        packing_policy(config, packs_by_default=not official_rules),
         config.effective("attributes_threshold_bytes"),
-        packs_by_default,
+        official_rules,
     )
 
 
@@ -391,10 +405,12 @@ async def open_context(
     """Open the repository in a storage; RepositoryNotFoundError when there is none."""
     detected = await detect(storage)
     if detected is None:
-        raise RepositoryNotFoundError(
+        missing = RepositoryNotFoundError(
             f"no repository at {storage.url}: the repository doesn't exist. Create one with Repository.create(...)",
             url=storage.url,
         )
+        missing.add_note(f"in open, after looking for the files of every generation in {storage.url}")
+        raise missing
     version = detected.spec_version
     storage = await locate_files(version, storage)
     stored = await _fetch_config(storage, detected)
@@ -564,7 +580,7 @@ def reconfigure(
     """The same repository with another configuration laid over, or other authorisations."""
     merged = context.config.merge(config) if config is not None else context.config
     allowed = context.authorized if authorized is None else authorized
-    return build_context(context.storage, context.format.spec_version, merged, allowed, context.packs_by_default)
+    return build_context(context.storage, context.format.spec_version, merged, allowed, context.official_rules)
 
 
 async def check_writable(context: RepositoryContext) -> None:

@@ -449,11 +449,24 @@ class _Clash:
 
 
 def rebase_over(
-    base: Snapshot, changes: ChangeSet, theirs: Snapshot, log: TransactionLog, solver: ConflictSolver
+    base: Snapshot,
+    changes: ChangeSet,
+    theirs: Snapshot,
+    log: TransactionLog,
+    solver: ConflictSolver,
+    *,
+    official_rules: bool = False,
 ) -> ChangeSet:
-    """The same changes, on top of `theirs`, a child of `base` that made the changes in `log`."""
+    """The same changes, on top of `theirs`, a child of `base` that made the changes in `log`.
+
+    By the rules of the official package, nothing is rebased over a move, and chunks cannot be written in an array whose
+    metadata has changed, whatever has changed in it.
+    """
+    if official_rules and log.moves:
+        conflict = Conflict(ConflictType.MoveOperationCannotBeRebased, min(move.from_path for move in log.moves))
+        raise RebaseFailedError(snapshot=theirs.id, conflicts=[conflict])
     changes = renumber_rebased(base, changes, theirs, log.new_arrays | log.new_groups)
-    missed = _Missed(base, changes, theirs, log)
+    missed = _Missed(base, changes, theirs, log, any_update_conflicts=official_rules)
     ours = summarise(base, changes)
     dropped = _solve(list(_find_clashes(ours, missed)), ours, missed, solver)
     return _replay(ours, missed, dropped)
@@ -467,6 +480,8 @@ class _Missed:
     changes: ChangeSet
     theirs: Snapshot
     log: TransactionLog
+    any_update_conflicts: bool = False
+    """Whether any change of the metadata of an array conflicts with chunks that we wrote in it."""
 
     def path_of(self, node_id: NodeId) -> str:
         """The path in the new base of a node of the old one."""
@@ -572,7 +587,9 @@ def _clashes_of_chunks(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash]
             continue
         if node_id in missed.updated:
             now = missed.find(node_id)
-            if isinstance(now, ArrayNode) and (not _same_layout(was, now) or _leaves_grid(written, now)):
+            if isinstance(now, ArrayNode) and (
+                missed.any_update_conflicts or not _same_layout(was, now) or _leaves_grid(written, now)
+            ):
                 yield _Clash(Conflict(ConflictType.ChunksUpdatedInUpdatedArray, was.path, written.coords), node_id)
         log = missed.log
         theirs = TouchedChunks(len(was.shape), log.updated_chunks.get(node_id), log.updated_boxes.get(node_id, ()))

@@ -313,6 +313,12 @@ class Session(ChunkMethods, Described):
         >>> array[:].tolist()
         [1, 1, 2, 2]
         """
+        if self.read_only:
+            raise FinishedSessionError(
+                "cannot fork a read-only session. Pickle it and send it to workers as it is. To write, open a session "
+                "with repo.writable_session(branch)",
+                "cannot-fork-read-only-session",
+            )
         self._check_open(moves_only=False)
         self._has_forked = True
         view = await self._state.stored_view()

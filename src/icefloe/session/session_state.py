@@ -23,6 +23,7 @@ from icefloe.errors import (
     ForbiddenChangeError,
     InvalidInputError,
     NodeNotFoundError,
+    ParentNotFoundError,
     PathOccupiedError,
     ReadOnlyError,
     RebaseFailedError,
@@ -170,7 +171,8 @@ class Tree:
         node = self.find(path)
         if node is None:
             raise NodeNotFoundError(
-                f"no array or group at {path!r}; nearest group above: {self._nearest(path)}", path=path
+                f"node not found: there is no array or group at {path!r}; nearest group above: {self._nearest(path)}",
+                path=path,
             )
         return node
 
@@ -557,7 +559,7 @@ class SessionState(SessionView):
     def _write_node(self, path: str, key: str, document: bytes, parsed: dict[str, Any]) -> None:
         existing = self.tree.find(path)
         inside = self.tree.enclosing_array(path)
-        if inside is not None:
+        if inside is not None and not self.context.official_rules:
             raise InvalidInputError(f"cannot create {key}: {inside.path} is an array, not a group", path=path)
         if parsed["node_type"] == "group":
             group_id = existing.id if isinstance(existing, GroupNode) else self._new_node_id()
@@ -652,13 +654,22 @@ class SessionState(SessionView):
         if source == target:
             return
         if source == "/" or target.startswith(source + "/"):
-            raise ForbiddenChangeError(f"cannot move {source} into itself ({target})", "move-into-self-or-descendant")
+            raise ForbiddenChangeError(
+                f"cannot move {source} into itself or its own descendant {target}", "move-into-self-or-descendant"
+            )
         if self.tree.find(target) is not None:
-            raise PathOccupiedError(f"cannot move {source} to {target}: there is already a node. Delete it first")
+            raise PathOccupiedError(
+                f"cannot move {source} to {target}: a move does not overwrite existing nodes. Delete {target} first"
+            )
         parent = self.tree.find(target.rpartition("/")[0] or "/")
-        if not isinstance(parent, GroupNode):
-            raise NodeNotFoundError(
-                f"cannot move {source} to {target}: the parent group does not exist. Create it first"
+        if isinstance(parent, ArrayNode):
+            raise ForbiddenChangeError(
+                f"cannot move {source} to {target}: {parent.path} is an array, not a group",
+                "move-destination-parent-not-group",
+            )
+        if parent is None:
+            raise ParentNotFoundError(
+                f"cannot move {source} to {target}: the destination's parent group does not exist. Create it first"
             )
         moving = self.tree.subtree(node.path)
         for each in moving:

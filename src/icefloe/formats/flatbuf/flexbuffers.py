@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from icefloe.errors import FormatError, InvalidInputError
+from icefloe.errors import FormatError, InvalidInputError, InvalidTypeError
 from icefloe.formats.byte_columns import texts_of
 from icefloe.formats.flatbuf.reader import MOST_CHILDREN, Body, Table, Tables
 from icefloe.formats.flatbuf.writer import OFFSET_TYPE, FlatWriter, ReferenceBlock
@@ -217,7 +217,7 @@ def _width(value: Any, depth: int) -> int:
         return next((n for n in (1, 2, 4) if -(1 << (8 * n - 1)) <= value < 1 << (8 * n - 1)), 8)
     if isinstance(value, float):
         return 8
-    raise InvalidInputError(f"metadata can only contain JSON values, found {type(value).__name__}")
+    raise InvalidTypeError(f"metadata can only contain JSON values, found {type(value).__name__}")
 
 
 def _check_text(text: str) -> None:
@@ -329,7 +329,7 @@ def encode_value(value: Any, spec: int) -> bytes:
     try:
         return bytes(msgpack.packb(value))
     except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidInputError(f"metadata can only contain JSON values: {error}") from error
+        raise InvalidTypeError(f"metadata can only contain JSON values: {error}") from error
 
 
 def decode_value(data: bytes, spec: int, budget: ValueBudget | None = None) -> Any:
