@@ -83,7 +83,7 @@ def test_every_command_has_its_summary_and_json() -> None:
     for name, command in commands.items():
         assert command.help.partition("\n")[0] == COMMANDS[name].summary
         assert "--json" in [option for parameter in command.params for option in parameter.opts]
-        assert command.params[0].name == {"ingest": "sources", "demo": "folder"}.get(name, "repo")
+        assert command.params[0].name == {"ingest": "sources", "sync": "sources", "demo": "folder"}.get(name, "repo")
 
 
 def test_the_page_about_the_command_line_describes_every_command(repository_root: Path) -> None:

@@ -26,7 +26,7 @@ Modules
 - `describe`: Nodes, commits, diffs and refs as text and as JSON.
 - `export`: The commands that write a repository to another location: export, convert, mirror.
 - `info`: The command `info`. It imports no more than it needs, because it is short and called often.
-- `ingest`: The command `ingest`.
+- `ingest`: The commands `ingest` and `sync`.
 - `inspect`: The commands that show the content and the history of a repository: tree, ls, cat, log, show, diff.
 - `maintenance`: The commands for maintenance: expire, gc, compact, materialize, rewrite-manifests, verify.
 - `options`: Arguments and options that several commands share, and the values that commands make of them.

@@ -53,6 +53,7 @@ COMMANDS: Mapping[str, Command] = {
     "merge": Command("refs", "Merge a branch, or apply or revert commits.", _CHANGE),
     "config": Command("config", "Show or change the stored configuration.", _CHANGE),
     "ingest": Command("ingest", "Ingest NetCDF, HDF5, Zarr or other files, on Spark.", _TRANSFER),
+    "sync": Command("ingest", "Make an archive equal to its files.", _TRANSFER),
     "export": Command("export", "Export to Zarr, Parquet or a repository, on Spark.", _TRANSFER),
     "demo": Command("demo", "Run a demonstration with synthetic data, on Spark.", _TRANSFER),
     "expire": Command("maintenance", "Remove old snapshots from history.", _MAINTAIN),

@@ -1,12 +1,13 @@
-"""The command `ingest`."""
+"""The commands `ingest` and `sync`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import itertools
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
-from icefloe.cli.console import stderr, stdout
+from icefloe.cli.console import Bars, stderr, stdout
 from icefloe.cli.options import (
     Authorize,
     Chunks,
@@ -29,9 +30,12 @@ from icefloe.cli.output import print_json
 from icefloe.display.card import format_bytes, format_count
 from icefloe.errors import InvalidInputError
 from icefloe.ingest.plan import PlanView
+from icefloe.ingest.record import Vanished, explain_authorisation
 from icefloe.ingest.source_model import GAP, SourceFailure
-from icefloe.ingest.sources import Mode, OnError
+from icefloe.ingest.sources import IngestOptions, Mode, OnError
+from icefloe.ingest.sync import SyncResult, sync_local
 from icefloe.repository import Repository
+from icefloe.storage.build import in_memory_storage
 
 if TYPE_CHECKING:
     from icefloe.spark.ingest import IngestOutcome
@@ -42,25 +46,70 @@ def without_none(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+SourcesArgument: TypeAlias = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SOURCES", help="Files, folders, globs, URLs, or .txt files that list them.", show_default=False
+    ),
+]
+RepoArgument: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="REPO",
+        help="Path or URL of the repository. It is created if it does not exist.",
+        show_default=False,
+    ),
+]
+ModeOption: TypeAlias = Annotated[Mode, typer.Option("--mode", help="How to store chunks.")]
+AppendDim: TypeAlias = Annotated[
+    str | None, typer.Option("--append-dim", metavar="DIM", help="Append along this dimension.")
+]
+GroupOption: TypeAlias = Annotated[
+    str,
+    typer.Option("--group", metavar="PATH", help="Group to write to.  [default: the root group]", show_default=False),
+]
+GroupPattern: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--group-pattern", metavar="REGEX", help="The first capture group in a URL is the name of a group."),
+]
+DropVariables: TypeAlias = Annotated[
+    Texts, typer.Option("--drop-variables", metavar="NAMES", help="Ignore these variables, separated by commas.")
+]
+Rename: TypeAlias = Annotated[
+    Texts, typer.Option("--rename", metavar="OLD=NEW", help="Rename variables. Separate several pairs with commas.")
+]
+ConcatDims: TypeAlias = Annotated[
+    Texts,
+    typer.Option(
+        "--concat-dims",
+        metavar="DIMS",
+        help="Concatenate along these dimensions.  [default: found from the coordinates]",
+    ),
+]
+Unpack: TypeAlias = Annotated[bool, typer.Option("--unpack", help="Apply scale_factor and add_offset.")]
+AllowMissing: TypeAlias = Annotated[
+    bool, typer.Option("--allow-missing", help="Accept files without some of the variables.")
+]
+Container: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--container", metavar="PREFIX", help="URL prefix of virtual chunks.  [default: the longest common prefix]"
+    ),
+]
+Format: TypeAlias = Annotated[
+    str | None, typer.Option("--format", metavar="NAME", help="Format of the sources.  [default: detected]")
+]
+SourceOptions: TypeAlias = Annotated[
+    Texts,
+    typer.Option("--source-option", metavar="NAME=VALUE", help="Storage option of the sources. Can be repeated."),
+]
+
+
 def ingest(
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SOURCES", help="Files, folders, globs, URLs, or .txt files that list them.", show_default=False
-        ),
-    ],
-    repo: Annotated[
-        str,
-        typer.Argument(
-            metavar="REPO",
-            help="Path or URL of the repository. It is created if it does not exist.",
-            show_default=False,
-        ),
-    ],
-    mode: Annotated[Mode, typer.Option("--mode", help="How to store chunks.")] = "native",
-    append_dim: Annotated[
-        str | None, typer.Option("--append-dim", metavar="DIM", help="Append along this dimension.")
-    ] = None,
+    sources: SourcesArgument,
+    repo: RepoArgument,
+    mode: ModeOption = "native",
+    append_dim: AppendDim = None,
     region: Annotated[
         Texts,
         typer.Option(
@@ -71,47 +120,17 @@ def ingest(
     ] = None,
     branch: WorkBranch = "main",
     message: Message = None,
-    group: Annotated[
-        str,
-        typer.Option(
-            "--group", metavar="PATH", help="Group to write to.  [default: the root group]", show_default=False
-        ),
-    ] = "",
-    group_pattern: Annotated[
-        str | None,
-        typer.Option(
-            "--group-pattern", metavar="REGEX", help="The first capture group in a URL is the name of a group."
-        ),
-    ] = None,
+    group: GroupOption = "",
+    group_pattern: GroupPattern = None,
     variables: Variables = None,
-    drop: Annotated[
-        Texts, typer.Option("--drop-variables", metavar="NAMES", help="Ignore these variables, separated by commas.")
-    ] = None,
-    rename: Annotated[
-        Texts, typer.Option("--rename", metavar="OLD=NEW", help="Rename variables. Separate several pairs with commas.")
-    ] = None,
-    concat: Annotated[
-        Texts,
-        typer.Option(
-            "--concat-dims",
-            metavar="DIMS",
-            help="Concatenate along these dimensions.  [default: found from the coordinates]",
-        ),
-    ] = None,
+    drop: DropVariables = None,
+    rename: Rename = None,
+    concat: ConcatDims = None,
     chunks: Chunks = None,
-    unpack: Annotated[bool, typer.Option("--unpack", help="Apply scale_factor and add_offset.")] = False,
-    allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Accept files without some of the variables.")
-    ] = False,
-    container: Annotated[
-        str | None,
-        typer.Option(
-            "--container", metavar="PREFIX", help="URL prefix of virtual chunks.  [default: the longest common prefix]"
-        ),
-    ] = None,
-    parser: Annotated[
-        str | None, typer.Option("--format", metavar="NAME", help="Format of the sources.  [default: detected]")
-    ] = None,
+    unpack: Unpack = False,
+    allow_missing: AllowMissing = False,
+    container: Container = None,
+    parser: Format = None,
     on_error: Annotated[OnError, typer.Option("--on-error", help="What to do if a file cannot be read.")] = "fail",
     skip_ingested: Annotated[
         bool, typer.Option("--skip-ingested", help="Skip sources that were ingested before.")
@@ -132,10 +151,7 @@ def ingest(
     dry_run: DryRun = False,
     spark: SparkOptions = SparkOptions(),
     options: StorageOptions = None,
-    source_options: Annotated[
-        Texts,
-        typer.Option("--source-option", metavar="NAME=VALUE", help="Storage option of the sources. Can be repeated."),
-    ] = None,
+    source_options: SourceOptions = None,
     json: Json = False,
 ) -> None:
     """Ingest NetCDF, HDF5, Zarr or other files, on Spark.
@@ -259,3 +275,134 @@ def _show(outcome: IngestOutcome, *, dry_run: bool) -> None:
 def _named(failure: SourceFailure) -> str:
     """The reason why a source cannot be read, with its URL."""
     return failure.reason if failure.file.url in failure.reason else f"{failure.file.url}: {failure.reason}"
+
+
+Engine: TypeAlias = Annotated[
+    Literal["local", "spark"],
+    typer.Option(
+        "--engine", help="Where to run: in this process, or as Spark tasks.  [default: local]", show_default=False
+    ),
+]
+
+
+def sync(
+    sources: SourcesArgument,
+    repo: RepoArgument,
+    mode: ModeOption = "native",
+    append_dim: AppendDim = None,
+    branch: WorkBranch = "main",
+    message: Message = None,
+    group: GroupOption = "",
+    group_pattern: GroupPattern = None,
+    variables: Variables = None,
+    drop: DropVariables = None,
+    rename: Rename = None,
+    concat: ConcatDims = None,
+    chunks: Chunks = None,
+    unpack: Unpack = False,
+    allow_missing: AllowMissing = False,
+    container: Container = None,
+    parser: Format = None,
+    vanished: Annotated[
+        Vanished,
+        typer.Option("--vanished", help="What to do with the data of files that no longer exist."),
+    ] = "keep",
+    authorize: Authorize = None,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Write everything again from the sources.")] = False,
+    dry_run: DryRun = False,
+    engine: Engine = "local",
+    spark: SparkOptions = SparkOptions(),
+    options: StorageOptions = None,
+    source_options: SourceOptions = None,
+    json: Json = False,
+) -> None:
+    """Make an archive equal to its files.
+
+    Name all files of the archive, not only new ones. New files are added where they belong, replaced files are read
+    again, and equal chunks are kept. Repeat the command at any time, for example every night.
+    """
+    chosen = without_none(
+        {
+            "variables": parse_names(variables),
+            "drop_variables": parse_names(drop),
+            "container_prefix": container,
+            "concat_dims": parse_names(concat),
+            "group_pattern": group_pattern,
+            "format": parser,
+            "rename": parse_pairs(rename, "--rename") or None,
+            "chunks": parse_numbers(chunks, "--chunks") or None,
+        }
+    )
+    chosen |= {"mode": mode, "append_dim": append_dim, "group": group, "unpack": unpack, "allow_missing": allow_missing}
+    common: dict[str, Any] = {"branch": branch, "vanished": vanished, "message": message, "rebuild": rebuild}
+    common |= {"dry_run": dry_run, "source_options": parse_options(source_options or ())}
+    connection = spark.session(quick_start=True) if engine == "spark" or spark.master is not None else None
+    storage = storage_at(repo, options)
+    authorized = dict.fromkeys(authorize or ()) or None
+    if not dry_run or Repository.exists(storage):
+        repository = Repository.open_or_create(storage, authorize_virtual_chunk_access=authorized)
+    else:
+        repository = Repository.create(in_memory_storage())  # nothing is written, so everything is new
+    if connection is None:
+        done = itertools.count(1)
+        with Bars() as bars:
+            common["progress"] = lambda _: bars.report("syncing", next(done), 0)
+            result = sync_local(sources, repository, IngestOptions(**chosen), **common)
+    else:
+        from icefloe.spark.ingest import sync as run  # noqa: PLC0415 - Spark is an extra
+
+        result = run(connection, sources, repository, **chosen, **common)
+    if json:
+        print_json(sync_facts(result))
+    else:
+        _show_sync(result, dry_run=dry_run)
+
+
+def sync_facts(result: SyncResult) -> dict[str, Any]:
+    """The result of a sync as JSON."""
+    changes, plan = result.sources, result.plan
+    return {
+        "snapshot_id": result.snapshot_id,
+        "added": list(changes.added),
+        "replaced": list(changes.replaced),
+        "touched": list(changes.touched),
+        "vanished": list(changes.vanished),
+        "unchanged": changes.unchanged,
+        "chunks": {"kept": plan.kept, "moved": plan.moved, "written": plan.written},
+        "deleted_arrays": [f"/{path}" for path in plan.deleted],
+        "decoded_bytes": sum(task.bytes for task in result.tasks),
+        "attempts": result.attempts,
+        "seconds": round(result.seconds, 3),
+    }
+
+
+_MOST_NAMED = 10
+
+
+def _show_sync(result: SyncResult, *, dry_run: bool) -> None:
+    console, changes, plan = stdout(), result.sources, result.plan
+    console.print(f"Sources: {changes}", markup=False)
+    kinds = {"added": changes.added, "replaced": changes.replaced, "vanished": changes.vanished}
+    for kind, urls in kinds.items():
+        for url in urls[:_MOST_NAMED]:
+            console.print(f"  {kind:<9} {url}", markup=False)
+        if len(urls) > _MOST_NAMED:
+            console.print(f"  and {len(urls) - _MOST_NAMED:,} more {kind}", markup=False)
+    if plan.ingest is not None:
+        for issue in plan.ingest.report.issues:
+            if issue.facet == GAP:
+                console.print(str(issue), markup=False)
+    for path in plan.deleted:
+        console.print(f"  deleted   the array /{path}, which no file has", markup=False)
+    rewritten = [path for path, each in plan.arrays.items() if each.is_rewritten and each.written]
+    if rewritten and plan.kept:
+        console.print(f"Written as a whole: {', '.join(f'/{path}' for path in rewritten)}", markup=False)
+    console.print(f"Chunk positions: {plan.kept:,} kept, {plan.moved:,} moved, {plan.written:,} written")
+    if dry_run:
+        console.print("Nothing was written (--dry-run)")
+    elif result.snapshot_id is None:
+        console.print("The archive is equal to its files. There is nothing to do")
+    else:
+        console.print(f"Snapshot {result.snapshot_id}, {result.seconds:.1f} s")
+        if plan.ingest is not None and plan.ingest.containers:
+            console.print(explain_authorisation(plan.ingest.containers), markup=False)

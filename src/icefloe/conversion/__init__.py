@@ -6,7 +6,7 @@ Modules
 - `steps`: The steps of a conversion: survey, plan, write, compare, and then switch to the new generation.
 - `survey`: Survey a repository before a conversion: history, refs, nodes, and what the target generation cannot
   store.
-- `transfer`: Write the files of the target, chunks first, then manifests, then snapshots; and compare both
+- `transfer`: Write the files of the target: chunks first, then manifests, then snapshots. Then compare both
   repositories.
 - `translate`: Translate ids, manifests, snapshots and logs of one generation into those of another. Pure functions.
 """

@@ -11,10 +11,11 @@ Modules
 - `members`: The datasets of an ingest: one member per file and group, and what differs between members.
 - `placement`: Where the cells of each file lie in the combined arrays and in what the repository already holds.
 - `plan`: The plan of an ingest. It can be pickled and is made before anything is written.
-- `record`: What a repository stores about its sources: ingested files, and the containers of virtual chunks.
+- `record`: What a repository stores about its sources: ingested files, catalogues of synced groups, containers.
 - `source_model`: The content of a source file as values, and the report of the differences between files.
 - `sources`: The options of an ingest, and the expansion of paths, globs, directories, URLs and lists into source
   files.
+- `sync`: Keep an archive equal to its sources: add, replace, move and remove what changed since the last sync.
 - `target_arrays`: The arrays of the target: shape, chunks and type over all files, and over what the repository
   already holds.
 - `tasks`: Split an ingest into tasks that share no chunk, and run one task.

@@ -14,6 +14,7 @@ from icefloe.ingest.placement import Existing as Existing
 from icefloe.ingest.placement import ExistingArray as ExistingArray
 from icefloe.ingest.plan import IngestPlan as IngestPlan
 from icefloe.ingest.plan import plan_ingest as plan_ingest
+from icefloe.ingest.record import SourceChanges as SourceChanges
 from icefloe.ingest.record import explain_authorisation as explain_authorisation
 from icefloe.ingest.record import ingest_metadata as ingest_metadata
 from icefloe.ingest.record import not_ingested as not_ingested
@@ -28,6 +29,9 @@ from icefloe.ingest.source_model import SourceSchema as SourceSchema
 from icefloe.ingest.source_model import SourceVariable as SourceVariable
 from icefloe.ingest.sources import IngestOptions as IngestOptions
 from icefloe.ingest.sources import expand_sources as expand_sources
+from icefloe.ingest.sync import SyncPlan as SyncPlan
+from icefloe.ingest.sync import SyncResult as SyncResult
+from icefloe.ingest.sync import sync_local as sync_local
 from icefloe.ingest.tasks import BlockSink as BlockSink
 from icefloe.ingest.tasks import IngestTask as IngestTask
 from icefloe.ingest.tasks import TaskResult as TaskResult

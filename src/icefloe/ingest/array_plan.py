@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -94,7 +95,8 @@ def choose_chunks(
     fixed = [dim in asked for dim in variable.dims]
     for axis, dim in enumerate(variable.dims):
         if dim in asked:
-            chunks[axis] = max(1, min(asked[dim], max(1, shape[axis])))
+            # An array may grow along a joined dimension, so its chunks may be longer than it is now.
+            chunks[axis] = max(1, asked[dim] if dim in joined else min(asked[dim], max(1, shape[axis])))
     itemsize = 16 if variable.dtype == "string" else np.dtype(variable.dtype).itemsize
 
     def size() -> int:
@@ -235,3 +237,21 @@ def _cast(values: npt.NDArray[Any], variable: SourceVariable, array: ArrayPlan, 
     if absent is not None:
         result[absent] = target.stored(target.fill, wanted)
     return result
+
+
+_STORAGE_FACETS = ("data_type", "chunk_grid", "chunk_key_encoding", "codecs", "fill_value", "dimension_names")
+
+
+def can_keep(stored: Mapping[str, Any], array: ArrayPlan) -> bool:
+    """Return whether chunks of a stored array mean the same in a planned one."""
+    planned = json.loads(array.document)
+    for facet in _STORAGE_FACETS:
+        if json.dumps(stored.get(facet), sort_keys=True) != json.dumps(planned.get(facet), sort_keys=True):
+            return False
+    ours, theirs = stored.get("attributes") or {}, planned.get("attributes") or {}
+    if repr(packing_of(ours, array.dtype)) != repr(packing_of(theirs, array.dtype)):
+        return False
+    left, right = find_time_units(ours), find_time_units(theirs)
+    if left is None or right is None:
+        return left is right and ours.get("units") == theirs.get("units")
+    return left.counts_alike == right.counts_alike and left.calendar == right.calendar

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from icefloe.errors import InvalidInputError
+from icefloe.manifests.columns import take
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table
 
 ChunkRegion = tuple[slice, ...]
@@ -200,3 +204,86 @@ def contiguous_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
             break
     assert is_contiguous_chunking(shape, chunks) or 0 in shape
     return tuple(chunks)
+
+
+Index: TypeAlias = tuple[int, ...]
+"""The position of chunks along the joined dimensions of an array."""
+
+
+def cover(positions: Iterable[Index]) -> list[tuple[tuple[int, int], ...]]:
+    """Return boxes, [first, end) by dimension, that contain exactly these positions."""
+    rows: dict[Index, list[int]] = {}
+    for position in sorted(positions):
+        if not position:
+            return [()]
+        rows.setdefault(position[:-1], []).append(position[-1])
+    found: list[tuple[tuple[int, int], ...]] = []
+    for outer, numbers in rows.items():
+        prefix = tuple((i, i + 1) for i in outer)
+        breaks = [k for k in range(1, len(numbers)) if numbers[k] != numbers[k - 1] + 1]
+        for first, end in itertools.pairwise([0, *breaks, len(numbers)]):
+            found.append((*prefix, (numbers[first], numbers[end - 1] + 1)))
+    return found
+
+
+_MOST_BOXES = 32
+
+
+def grid_boxes(
+    positions: Iterable[Index], axes: Sequence[int], grid: Sequence[int]
+) -> list[tuple[tuple[int, int], ...]]:
+    """Return boxes of a chunk grid that contain positions along some axes. Many small boxes become one large box."""
+    limits = [grid[axis] for axis in axes]
+    inside = [p for p in positions if all(i < n for i, n in zip(p, limits, strict=True))]
+    boxes = cover(inside) if inside else []
+    if len(boxes) > _MOST_BOXES:
+        bounds = np.array(inside)
+        boxes = [tuple(zip(bounds.min(axis=0).tolist(), (bounds.max(axis=0) + 1).tolist(), strict=True))]
+    found = []
+    for box in boxes:
+        joined = dict(zip(axes, box, strict=True))
+        found.append(tuple(joined.get(axis, (0, count)) for axis, count in enumerate(grid)))
+    return found
+
+
+def _numbers(coords: npt.NDArray[Any], axes: Sequence[int], grid: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Return one number for the position of each row along the joined dimensions."""
+    number = np.zeros(len(coords), dtype=np.int64)
+    for axis in axes:
+        number = number * grid[axis] + coords[:, axis]
+    return number
+
+
+def find_rows_at(
+    table: ChunkTable, axes: Sequence[int], positions: Iterable[Index], grid: Sequence[int]
+) -> npt.NDArray[np.intp]:
+    """Return the rows of a table at positions along some axes."""
+    limits = [grid[axis] for axis in axes]
+    inside = [p for p in positions if all(i < n for i, n in zip(p, limits, strict=True))]
+    wanted = np.array(inside, dtype=np.int64).reshape(len(inside), len(axes))
+    numbers = _numbers(wanted, range(len(axes)), limits)
+    return np.flatnonzero(np.isin(_numbers(table.coords, axes, grid), numbers))
+
+
+def move_rows(
+    table: ChunkTable, axes: Sequence[int], moved: Mapping[Index, Index], grid: Sequence[int]
+) -> ChunkTable | None:
+    """Return the references at old positions along some axes, at their new positions."""
+    if not moved:
+        return None
+    limits = [grid[axis] for axis in axes]
+    pairs = sorted((old, new) for new, old in moved.items())
+    old = np.array([o for o, _ in pairs], dtype=np.int64).reshape(len(pairs), len(axes))
+    new = np.array([n for _, n in pairs], dtype=np.int64).reshape(len(pairs), len(axes))
+    sources = _numbers(old, range(len(axes)), limits)
+    numbers = _numbers(table.coords, axes, grid)
+    rows = np.flatnonzero(np.isin(numbers, sources))
+    if not len(rows):
+        return None
+    chosen = take(table, rows)
+    coords = chosen.coords.copy()
+    place = np.searchsorted(sources, numbers[rows])
+    for column, axis in enumerate(axes):
+        coords[:, axis] = new[place, column]
+    order = np.lexsort(coords.T[::-1])
+    return take(replace(chosen, coords=coords), order)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from icefloe.ingest.cf import (
     packing_of,
     parse_time_units,
 )
+from icefloe.ingest.chunk_grids import Index
 from icefloe.ingest.members import Member, join_path
 from icefloe.ingest.parsers.zarr import variable_of_v3
 from icefloe.ingest.source_model import Coordinate, SourceVariable, summarise_coordinate
@@ -104,6 +105,8 @@ class Existing:
         The paths of the groups.
     unreadable
         Coordinates whose values cannot be read, and the reasons. These are virtual ones without authorisation.
+    chunks
+        Chunk lengths by path, for native arrays that are planned anew.
 
     Examples
     --------
@@ -115,6 +118,8 @@ class Existing:
     groups: frozenset[str] = frozenset()
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """Coordinates whose values could not be read, and why: virtual ones that the caller did not authorise."""
+    chunks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Chunk lengths of native arrays that are planned anew. An archive keeps its chunks when it grows."""
 
     def coordinate(self, path: str) -> npt.NDArray[Any] | None:
         """Return the values of a coordinate of the repository.
@@ -627,3 +632,38 @@ def _refuse_repeated(joined: JoinedDimension, stored: npt.NDArray[Any]) -> None:
                 f"already, for example {_shown(joined, again[0])}. Use region='auto' to overwrite them",
                 dim=joined.name,
             )
+
+
+Recipe: TypeAlias = tuple[tuple[Any, ...], ...]
+"""The cells of a chunk: versions of sources, their variables, and where they begin relative to the chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceBox:
+    """The cells of a source in an array, along its joined dimensions."""
+
+    url: str
+    version: tuple[Any, ...]
+    variable: str
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+
+    def positions(self, chunks: Sequence[int]) -> Iterable[Index]:
+        """The chunks that have cells of the source."""
+        if 0 in self.size:
+            return ()
+        ranges = [
+            range(first // chunk, (first + size - 1) // chunk + 1)
+            for first, size, chunk in zip(self.start, self.size, chunks, strict=True)
+        ]
+        return itertools.product(*ranges)
+
+
+def find_recipes(boxes: Iterable[SourceBox], chunks: Sequence[int]) -> dict[Index, Recipe]:
+    """Return what each chunk consists of, by its position along the joined dimensions."""
+    cells: dict[Index, list[tuple[Any, ...]]] = {}
+    for box in boxes:
+        for position in box.positions(chunks):
+            relative = tuple(first - i * c for first, i, c in zip(box.start, position, chunks, strict=True))
+            cells.setdefault(position, []).append((box.version, box.variable, relative))
+    return {position: tuple(sorted(each, key=lambda cell: cell[2])) for position, each in cells.items()}

@@ -27,6 +27,7 @@ from icefloe.ingest.placement import (
     find_offset,
     find_time_encoding,
     join_dimension,
+    same_coordinates,
     stack_member,
 )
 from icefloe.ingest.source_model import (
@@ -63,6 +64,22 @@ class ValueWrite:
     path: str
     start: tuple[int, ...]
     values: npt.NDArray[Any]
+
+
+def changed_part(write: ValueWrite, stored: npt.NDArray[Any], chunks: Sequence[int]) -> list[ValueWrite]:
+    """Return the part of a write that differs from stored values. It begins and ends at chunk bounds."""
+    values = write.values
+    if values.ndim != 1:
+        return [] if stored.shape == values.shape and same_coordinates(stored, values).all() else [write]
+    length = min(len(stored), len(values))
+    differs = np.ones(len(values), dtype=bool)
+    differs[:length] = ~same_coordinates(stored[:length], values[:length])
+    changed = np.flatnonzero(differs)
+    if not len(changed):
+        return []
+    first = int(changed[0]) // chunks[0] * chunks[0]
+    end = min(len(values), (int(changed[-1]) // chunks[0] + 1) * chunks[0])
+    return [ValueWrite(write.path, (first,), values[first:end])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -557,6 +574,8 @@ class IngestPlan:
     repeated
         Variables that must be the same in two files, or in a file and in the repository. They are compared before
         anything is written.
+    datasets
+        The groups of the target, with the position of every file.
 
     Examples
     --------
@@ -579,6 +598,7 @@ class IngestPlan:
     skipped: tuple[str, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
     repeated: tuple[RepeatedVariable, ...] = ()
+    datasets: tuple[DatasetPlan, ...] = ()
 
     def __repr__(self) -> str:
         counts = (
@@ -673,6 +693,7 @@ def plan_ingest(
         source_bytes=sum(s.file.size_bytes for s in ordered),
         skipped=tuple(f.file.url for f in failures),
         repeated=tuple(r for d in datasets for r in d.repeated),
+        datasets=tuple(datasets),
     )
 
 

@@ -82,7 +82,9 @@ def plan_array(
             array, found = _virtual_holes(array, members[0], name)
             issues += found
     else:
-        array, found = _native_array(path, name, members, shape, joined, dims, options, has_holes)
+        array, found = _native_array(
+            path, name, members, shape, joined, dims, options, has_holes, existing.chunks.get(path)
+        )
         issues += found
     return array, issues
 
@@ -212,6 +214,7 @@ def _native_array(
     dims: TargetDimensions,
     options: IngestOptions,
     has_holes: bool,
+    kept: tuple[int, ...] | None = None,
 ) -> tuple[ArrayPlan, list[SchemaIssue]]:
     variables = list({id(m.variables[name]): m.variables[name] for m in members}.values())
     variable = variables[0]
@@ -229,6 +232,8 @@ def _native_array(
     if variable.dims in ((), (name,)):
         chunks = tuple(max(1, min(options.chunks.get(d, COORDINATE_CHUNK), COORDINATE_CHUNK)) for d in variable.dims)
         chunks = tuple(min(c, max(1, n)) if not joined else c for c, n in zip(chunks, shape, strict=True))
+    if kept is not None and len(kept) == len(shape):
+        chunks = kept
     fill = stored.fill_value if stored.fill_value is not None else fill_value_document(stored.dtype, None)
     document = array_document(
         shape=shape,

@@ -10,7 +10,7 @@ Modules
   snapshots.
 - `icechunk2`: Refs and history of the second official generation: everything is in the `repo` file, and every
   change swaps it.
-- `recover`: Recover refs, the file that holds all refs, and the stored configuration.
+- `recover`: Recover refs, the file that contains all refs, and the stored configuration.
 - `repository`: Refs and history of the generation `repository`: a commit creates the next branch file.
 - `store`: Refs and history of the generation `store`: a commit creates the next branch file under `r/`.
 - `switch_generation`: Switch a repository to another generation: what its ledgers do when they import history or

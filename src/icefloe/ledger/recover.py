@@ -43,8 +43,8 @@ from icefloe.ledger.repository import (
 )
 from icefloe.ledger.store import DELETED, new_reference
 from icefloe.metadata_files import MetadataFiles
+from icefloe.model.administration import Damage, DamageKind
 from icefloe.model.capabilities import SpecVersion
-from icefloe.model.damage import Damage, DamageKind
 from icefloe.model.snapshot import Snapshot
 from icefloe.model.zarr_document import load_object
 from icefloe.storage.contract import Storage, Versioned

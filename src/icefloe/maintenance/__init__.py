@@ -5,7 +5,7 @@ Modules
 - `collect`: Collect garbage: list, mark, plan, check again, then delete in an order that is safe to interrupt.
 - `compact`: Rewrite chunks into packs or out of them, in batches that are committed one by one.
 - `expire`: Expire snapshots by age, number, rule or name.
-- `inspect`: The content of single files as plain data, and how many bytes chunks take.
+- `inspect`: The content of single files as plain data, and the total size of chunks.
 - `inventory`: The refs, history and objects of a whole repository, read without caches and listed as columns.
 - `marking`: Mark everything that must be kept: what is reachable from refs, and what is too young to be deleted.
 - `merge`: Apply changes of one branch to another: merge, cherry-pick, revert, fast-forward, squash.

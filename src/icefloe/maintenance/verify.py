@@ -39,7 +39,7 @@ from icefloe.maintenance.verify_checks import (
     true_log,
     undecodable_chunks,
 )
-from icefloe.model.damage import Damage, DamageKind
+from icefloe.model.administration import Damage, DamageKind
 from icefloe.model.snapshot import ArrayNode, Manifest, ManifestFileInfo, Snapshot, named_objects
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.storage.contract import ObjectInfo

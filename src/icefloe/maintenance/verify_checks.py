@@ -20,8 +20,8 @@ from icefloe.ids import NodeId, ObjectId
 from icefloe.maintenance.compact import REWRITTEN
 from icefloe.maintenance.inventory import Listed, UncachedRepository, id_keys, is_among
 from icefloe.manifests.columns import find_rows
+from icefloe.model.administration import Damage, DamageKind
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
-from icefloe.model.damage import Damage, DamageKind
 from icefloe.model.snapshot import ArrayNode, Extents, Manifest, Snapshot, TransactionLog
 from icefloe.session.history import compare_snapshots, is_cut_off, join_logs, merge_logs
 from icefloe.session.open_repository import RepositoryContext

@@ -3,8 +3,8 @@
 Modules
 -------
 - `cells`: Boxes of the chunk grid, cells of large arrays, and how edits are merged into the manifests that they
-  touch.
+  overlap.
 - `columns`: Gather, join, merge and search the columns of chunk tables.
-- `plan`: Plan and build the manifests of a snapshot: which stay, which are rewritten, what each holds, which to
+- `plan`: Plan and build the manifests of a snapshot: which stay, which are rewritten, their content, and which to
   preload.
 """

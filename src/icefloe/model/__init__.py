@@ -2,13 +2,12 @@
 
 Modules
 -------
-- `administration`: What is known of a repository as a whole: whether it takes writes, its feature flags, what was
-  done to it.
-- `capabilities`: What a generation of the format can do, asked instead of its name.
+- `administration`: The administration of a repository: its status, feature flags, operations log, and damages that
+  a check finds.
+- `capabilities`: What a generation of the format can do. Code asks for capabilities, not for names of generations.
 - `chunk_table`: Chunk references as columns, sorted by coordinates: of one array, or of many arrays together.
 - `config`: The configuration of a repository.
 - `config_value`: The definition of settings, and the base of the configuration classes.
-- `damage`: What can be wrong with the objects of a repository.
 - `manifest_conditions`: Conditions on arrays and dimensions, for manifest splitting and preloading, and their
   regular expressions.
 - `manifest_config`: How chunk references are divided into manifest files: sets, rules, splitting and preloading.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -157,6 +157,14 @@ History may be expired, squashed or converted. So the list of the sources of a s
 INGEST_KEY = "icefloe.ingest"
 """The record of the ingest that created a commit."""
 
+CATALOGUE_KEY = "icefloe.catalogue"
+"""Metadata that a commit inherits from its parent: the objects that describe the sources of synced groups.
+
+The labels of objects are `NUMBER:GROUP`. `changed:GROUP` lists the nodes that commits changed since the last sync.
+"""
+MOST_CHANGED = 64
+"""More changed nodes are recorded as `*`."""
+
 INGESTED_FOLDER = "icefloe-ingested/"
 """The folder of objects that texts of the list refer to."""
 
@@ -170,14 +178,18 @@ It has no meaning after expiry gave the commit another parent. No other commit c
 """
 
 
-def inherit_metadata(parent: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
+def inherit_metadata(
+    parent: Mapping[str, Any], own: Mapping[str, Any], changed: Callable[[], Iterable[str]] = tuple
+) -> Mapping[str, Any]:
     """The metadata of a commit: its own, and what it inherits from its parent.
 
     A commit adds to the list with a list, or changes it with a mapping of texts to `add` and to `drop`. Later texts
-    take precedence, so new texts are last.
+    take precedence, so new texts are last. `changed` returns the paths of the nodes that the commit changes.
     """
     if REWRITTEN_PARENT_KEY in own:
         own = {key: value for key, value in own.items() if key != REWRITTEN_PARENT_KEY}
+    if CATALOGUE_KEY in parent and CATALOGUE_KEY not in own:
+        own = {**own, CATALOGUE_KEY: _with_changed(parent[CATALOGUE_KEY], changed())}
     if INGESTED_KEY not in parent and INGESTED_KEY not in own:
         return own
     change = own.get(INGESTED_KEY)
@@ -187,6 +199,21 @@ def inherit_metadata(parent: Mapping[str, Any], own: Mapping[str, Any]) -> Mappi
     more = _texts(added)
     kept = [text for text in ingested_texts(parent) if text not in dropped and text not in more]
     return {**own, INGESTED_KEY: [*kept, *more]}
+
+
+def _with_changed(entry: Any, changed: Iterable[str]) -> Any:
+    """The catalogues of a commit that changes nodes of synced groups."""
+    if not isinstance(entry, Mapping):
+        return entry
+    paths = [path.strip("/") for path in changed]
+    found = dict(entry)
+    for group in {str(label).partition(":")[2] for label in entry}:
+        own = {path for path in paths if not group or path == group or path.startswith(f"{group}/")}
+        label = f"changed:{group}"
+        if own:
+            known = own | set(_texts(entry.get(label)))
+            found[label] = sorted(known) if len(known) <= MOST_CHANGED and "*" not in known else ["*"]
+    return found
 
 
 def ingested_texts(metadata: Mapping[str, Any]) -> list[str]:

@@ -12,9 +12,9 @@ from icefloe.display.card import Card, Described, Fact, Styled
 from icefloe.errors import InvalidInputError, RepositoryNotFoundError
 from icefloe.formats.config_document import encode_config
 from icefloe.ids import ObjectId
+from icefloe.model.administration import Damage
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
-from icefloe.model.damage import Damage
 from icefloe.repository.administration import AdministrationMixin
 from icefloe.repository.history import HistoryMixin, InspectionMixin, RefsMixin
 from icefloe.repository.maintenance import MaintenanceMixin

@@ -832,6 +832,14 @@ def _link_nodes(
     return linked
 
 
+def _changed_paths(state: SessionState, nodes: Mapping[str, Node]) -> set[str]:
+    """The paths of the nodes that the changes add, remove or write."""
+    changes = state.changes
+    written = {*changes.edits, *changes.parts, *changes.cleared}
+    paths = {path for path, node in nodes.items() if node.id in written} if written else set()
+    return paths | set(changes.added) | set(changes.removed)
+
+
 def _build_snapshot(
     state: SessionState,
     request: CommitRequest,
@@ -846,7 +854,7 @@ def _build_snapshot(
     used = dict.fromkeys(ref.manifest_id for refs in links.values() for ref in refs)
     total = None if parent.total_ancestors is None else parent.total_ancestors + 1
     now = current_time()
-    metadata = inherit_metadata(base.metadata, request.metadata)
+    metadata = inherit_metadata(base.metadata, request.metadata, lambda: _changed_paths(state, nodes))
     if request.only_moves_chunks:
         metadata = {**metadata, REWRITTEN_PARENT_KEY: parent.id}
     return Snapshot(

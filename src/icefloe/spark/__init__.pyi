@@ -9,6 +9,7 @@ from icefloe.spark.export import ExportOutcome as ExportOutcome
 from icefloe.spark.export import export as export
 from icefloe.spark.ingest import IngestOutcome as IngestOutcome
 from icefloe.spark.ingest import ingest as ingest
+from icefloe.spark.ingest import sync as sync
 from icefloe.spark.maintenance import Analysis as Analysis
 from icefloe.spark.maintenance import analyze as analyze
 from icefloe.spark.maintenance import collect_garbage as collect_garbage

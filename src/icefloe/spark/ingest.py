@@ -1,12 +1,13 @@
-"""Ingest many files on Spark with one commit."""
+"""Ingest many files on Spark with one commit, and keep an archive equal to its files."""
 
 from __future__ import annotations
 
 import os
+import pickle
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -17,16 +18,21 @@ from icefloe.ingest.local import name_sources, read_existing, read_schemas
 from icefloe.ingest.parsers.registry import check_format
 from icefloe.ingest.placement import Existing
 from icefloe.ingest.plan import IngestPlan, check_free
-from icefloe.ingest.record import explain_authorisation, ingested_sources, not_ingested
+from icefloe.ingest.record import Vanished, explain_authorisation, ingested_sources, not_ingested
 from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema, intern_schemas
 from icefloe.ingest.sources import IngestOptions, Mode, OnError, Region, Sources, expand_sources
+from icefloe.ingest.sync import SyncJob, SyncPlan, SyncResult, check_options, run_sync
+from icefloe.ingest.tasks import IngestTask, TaskResult
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 from icefloe.repository import Repository
 from icefloe.session.rebase import ConflictSolver
+from icefloe.session.session import Session
 from icefloe.spark.ingest_commit import (
     FILES_FOR_SPARK,
     FirstPass,
     IngestJob,
+    IngestReport,
+    IngestWork,
     check_batches,
     commit_in_batches,
     commit_with_retry,
@@ -35,11 +41,12 @@ from icefloe.spark.ingest_commit import (
     staging_branch,
 )
 from icefloe.spark.maintenance import analyze
-from icefloe.spark.tasks import SparkJob, parallelism, run_tasks
-from icefloe.storage.build import storage_from_url
+from icefloe.spark.tasks import SparkJob, WriteJob, link, parallelism, run_tasks, write_with_tasks
+from icefloe.storage.build import in_memory_storage, storage_from_url
 
 _MOST_FILES_PER_TASK = 128
 _TASKS_PER_CORE = 2
+_SYNC_TASK_BYTES = 32 << 20
 
 Schemas = tuple[list[SourceSchema], list[SourceFailure]]
 
@@ -293,6 +300,183 @@ def ingest(
         attempts=commits.attempts,
         seconds=time.monotonic() - started,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _WriteFork:
+    """Runs a task on a copy of a fork, and returns the fork with what the task wrote."""
+
+    fork: bytes
+    work: IngestWork
+
+    def __call__(self, task: IngestTask) -> tuple[bytes, IngestReport]:
+        fork, report = self.work(lambda: pickle.loads(self.fork), task)
+        return pickle.dumps(fork), report
+
+
+def sync(
+    spark: SparkSession,
+    sources: Any,
+    repo: Repository | str | os.PathLike[str],
+    *,
+    append_dim: str | None = None,
+    mode: Mode = "native",
+    branch: str = "main",
+    message: str | None = None,
+    chunks: Mapping[str, int] | None = None,
+    group: str = "",
+    variables: Sequence[str] | None = None,
+    vanished: Vanished = "keep",
+    rebuild: bool = False,
+    dry_run: bool = False,
+    containers: Sequence[VirtualChunkContainer] = (),
+    access: SourceAccess | None = None,
+    source_options: Mapping[str, Any] | None = None,
+    repo_options: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+    **more: Any,
+) -> SyncResult:
+    """Make a group of a branch equal to its sources, with one commit. Spark tasks do the work.
+
+    New sources are added where they belong, also before or between others. Sources with new content replace what they
+    brought. Equal chunks are kept, and moved if their position changed. The call can be repeated at any time. The
+    archive is then equal to a new ingest of the same sources.
+
+    Parameters
+    ----------
+    spark
+        The Spark session: `icefloe.spark.connect()`, that of a notebook, or one of Spark Connect.
+    sources
+        Paths, globs, directories, URLs, text files that list them, or a DataFrame. All sources of the archive, not only
+        new ones.
+    repo
+        A repository, or its path or URL. If it does not exist, it is created.
+    append_dim
+        The dimension along which sources follow each other. None finds it from the coordinates.
+    mode
+        `native` decodes values and writes new chunks. `virtual` writes references only. `mixed` writes coordinates and
+        small arrays natively and the rest as references.
+    branch
+        The target branch.
+    message
+        The commit message.
+    chunks
+        Native mode: chunk lengths by dimension.
+    group
+        The target group.
+    variables
+        Only these variables and the coordinates they need.
+    vanished
+        What happens with sources of the archive that are not among `sources` any more: `keep` their cells, `remove`
+        them, or `fail`.
+    rebuild
+        Write everything again from the sources, also what did not change.
+    dry_run
+        Only plan. Nothing is written, and no repository is created.
+    containers
+        Containers for the virtual chunks, if the default settings of the store are not sufficient.
+    access
+        Storages of sources that need other credentials than those of the environment.
+    source_options
+        Options of the storages of all other sources, such as `endpoint_url` and `anonymous` of `s3_storage`.
+    repo_options
+        Options of the repository's storage, if `repo` is a path or URL.
+    metadata
+        Further metadata of the commit.
+    progress
+        Whether to show a progress bar. None shows it in terminals and notebooks.
+    **more
+        Further options of `icefloe.ingest.IngestOptions`: concat_dims, rename, codecs, dtypes, unpack, ...
+
+    Returns
+    -------
+    SyncResult
+        What happened to the sources, the plan, and the new snapshot.
+
+    Raises
+    ------
+    InvalidInputError
+        The sources do not fit together, a source cannot be read, or `vanished` is `fail` and a source is gone.
+    ConflictError
+        Other commits came during every attempt.
+
+    Examples
+    --------
+    >>> from icefloe.spark import connect, sync
+    >>> result = sync(connect(), "weather/*.nc", "s3://bucket/weather", append_dim="time")  # doctest: +SKIP
+    >>> print(result.sources)  # doctest: +SKIP
+    1 added, 1 replaced, 3,650 unchanged
+    """
+    options = check_options(
+        _options(
+            {
+                "mode": mode,
+                "append_dim": append_dim,
+                "group": group,
+                "chunks": dict(chunks or {}),
+                "variables": tuple(variables) if variables is not None else None,
+            },
+            more,
+        )
+    )
+    if "task_bytes" not in more:
+        options = replace(options, task_bytes=min(options.task_bytes, _SYNC_TASK_BYTES))
+    access = choose_access(access, source_options)
+    listed = int(time.time())
+    files = tuple(expand_sources(list_sources(sources), access))
+    repository = _repository(repo, repo_options, create=not dry_run)
+    if repository is None:
+        repository = Repository.create(in_memory_storage())  # a dry run without a repository: everything is new
+
+    def run(plan: SyncPlan, session: Session) -> list[TaskResult]:
+        return _run_sync_tasks(spark, plan, session, access, progress)
+
+    job = SyncJob(
+        repository,
+        files,
+        options,
+        access,
+        branch,
+        lambda found: fetch_schemas(spark, found, access, options.format, progress),
+        run,
+        vanished,
+        message,
+        tuple(containers),
+        metadata,
+        rebuild,
+        dry_run,
+        listed,
+    )
+    return run_sync(job)
+
+
+def _run_sync_tasks(
+    spark: SparkSession, plan: SyncPlan, session: Session, access: SourceAccess, shown: bool | None
+) -> list[TaskResult]:
+    """Write the chunks that are not kept.
+
+    Tasks of new arrays leave parts, of which there may be very many. Other tasks write into arrays whose references the
+    session has changed already, so their forks are merged.
+    """
+    if plan.ingest is None or not plan.tasks:
+        return []
+    options = plan.ingest.options
+    work = IngestWork(plan.ingest.arrays, access, options.format, options.on_error)
+    new = [task for task in plan.tasks if all(plan.arrays[path].is_rewritten for path in task.arrays)]
+    known = [task for task in plan.tasks if task not in new]
+    reports: list[IngestReport] = []
+    description = f"syncing {len(plan.ingest.sources):,} sources ({options.mode})"
+    if known:
+        write = _WriteFork(pickle.dumps(session.fork()), work)
+        size = sum(task.bytes for task in known)
+        answers = run_tasks(spark, SparkJob(write, description, shown, size), known)
+        session.merge(*(pickle.loads(fork) for fork, _ in answers))
+        reports += [report for _, report in answers]
+    if new:
+        size = sum(task.bytes for task in new)
+        reports += link(session, write_with_tasks(spark, session, WriteJob(work, description, shown, size), new))
+    return [report.result for report in reports]
 
 
 def _options(given: Mapping[str, Any], more: Mapping[str, Any]) -> IngestOptions:

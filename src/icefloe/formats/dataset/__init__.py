@@ -5,8 +5,7 @@ Modules
 - `manifest`: Manifests of the generation `dataset`: Parquet rows sorted by array and coordinates.
 - `parquet`: Parquet files of the generation `dataset`: bounded reads, and the attributes file.
 - `snapshot`: Structure files of the generation `dataset`: a snapshot as Parquet, one row per node.
-- `state`: The state file of the generation `dataset`: all snapshots and refs, parsed by hand and written back
-  whole.
+- `state`: The state file of the generation `dataset`: all snapshots and refs. Unknown keys are kept.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ Modules
   structures as arrays.
 - `manifest`: Manifests of the generation `store`: JSON text to columns and back.
 - `refs`: Object ids, and branch and tag files, of the generation `store`.
-- `snapshot`: Snapshots and attributes files of the generation `store`: JSON after the specification's schema.
+- `snapshot`: Snapshots and attributes files of the generation `store`: JSON that follows the specification's
+  schema.
 """
 
 from __future__ import annotations

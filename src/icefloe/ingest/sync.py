@@ -1,0 +1,899 @@
+"""Keep an archive equal to its sources: add, replace, move and remove what changed since the last sync.
+
+A sync plans a new ingest of all sources, and compares where every source is now with where the catalogue of the last
+sync says that it was. A chunk that consists of the same cells of the same versions of sources is kept. If it is at
+another position, its reference is moved. Only the other chunks are written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from icefloe.blocking import run_blocking
+from icefloe.errors import ConflictError, InvalidInputError, SnapshotNotFoundError
+from icefloe.ingest.access import SourceAccess, choose_access
+from icefloe.ingest.array_plan import ArrayPlan, can_keep
+from icefloe.ingest.chunk_grids import ChunkRegion, Index, cover, find_rows_at, grid_boxes, grid_shape, move_rows
+from icefloe.ingest.local import NamedSources, SessionSink, SourceComparison, read_schemas
+from icefloe.ingest.parsers.registry import check_format
+from icefloe.ingest.placement import Existing, SourceBox, find_recipes
+from icefloe.ingest.plan import DatasetPlan, IngestPlan, ValueWrite, changed_part, plan_ingest
+from icefloe.ingest.record import (
+    METADATA_KEY,
+    Catalogue,
+    CataloguedSource,
+    FoundSources,
+    Placement,
+    ReadSchemas,
+    SourceChanges,
+    StoredCatalogue,
+    Vanished,
+    changed_nodes,
+    find_changes,
+    has_catalogue,
+    ingest_metadata,
+    keep_record,
+    read_catalogue,
+    store_containers,
+    with_stored_containers,
+    write_catalogue,
+)
+from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema
+from icefloe.ingest.sources import IngestOptions, Sources, expand_sources
+from icefloe.ingest.tasks import (
+    Extent,
+    IngestTask,
+    PlacedFile,
+    TaskResult,
+    check_repeated,
+    plan_native_tasks,
+    plan_virtual_tasks,
+    run_task,
+)
+from icefloe.manifests.columns import overlay
+from icefloe.model.chunk_table import tombstones
+from icefloe.model.snapshot import ArrayNode, SnapshotInfo
+from icefloe.model.virtual_chunk_container import VirtualChunkContainer
+from icefloe.model.zarr_document import parse_document
+from icefloe.repository import Repository
+from icefloe.session.session import Session
+
+MOST_ATTEMPTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayChanges:
+    """What a sync does with one array. Positions are along its joined dimensions, in chunks."""
+
+    array: ArrayPlan
+    is_rewritten: bool
+    """The array is new, or what it stores cannot be kept."""
+    written: frozenset[Index]
+    moved: Mapping[Index, Index] = field(default_factory=dict)
+    """The old position by new position."""
+    cleared: frozenset[Index] = frozenset()
+    kept: int = 0
+
+    @property
+    def is_unchanged(self) -> bool:
+        return not (self.is_rewritten or self.written or self.moved or self.cleared)
+
+    @property
+    def axes(self) -> list[int]:
+        return [axis for axis, dim in enumerate(self.array.dims) if dim in self.array.joined]
+
+
+@dataclass(frozen=True, slots=True)
+class CellCopy:
+    """Cells of a source that vanished. They are copied within the array."""
+
+    path: str
+    old: ChunkRegion
+    new: ChunkRegion
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SyncPlan:
+    """The plan of a sync.
+
+    Attributes
+    ----------
+    sources
+        What happened to the sources.
+    ingest
+        The plan of a new ingest of all sources.
+    arrays
+        What happens to each array, by path.
+    deleted
+        The paths of arrays that no source has any more.
+    documents
+        The zarr.json documents that change, by path.
+    values
+        The parts of coordinates that change.
+    tasks
+        The tasks that write the chunks that are not kept.
+    copies
+        Cells of vanished sources that are copied within an array.
+    catalogue
+        The catalogue after the sync.
+
+    Examples
+    --------
+    >>> SyncPlan(SourceChanges(unchanged=2), None)
+    SyncPlan(2 unchanged: 0 chunk positions kept, 0 moved, 0 written)
+    """
+
+    sources: SourceChanges
+    ingest: IngestPlan | None
+    arrays: Mapping[str, ArrayChanges] = field(default_factory=dict)
+    deleted: tuple[str, ...] = ()
+    documents: Mapping[str, bytes] = field(default_factory=dict)
+    values: tuple[ValueWrite, ...] = ()
+    tasks: tuple[IngestTask, ...] = ()
+    copies: tuple[CellCopy, ...] = ()
+    catalogue: Catalogue = field(default_factory=Catalogue)
+
+    @property
+    def kept(self) -> int:
+        """The number of chunk positions that stay as they are."""
+        return sum(each.kept for each in self.arrays.values())
+
+    @property
+    def moved(self) -> int:
+        """The number of chunk positions whose references move."""
+        return sum(len(each.moved) for each in self.arrays.values())
+
+    @property
+    def written(self) -> int:
+        """The number of chunk positions that are written."""
+        return sum(len(each.written) for each in self.arrays.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the archive is equal to its sources already."""
+        has_work = self.deleted or self.documents or self.values or self.tasks or self.copies
+        return not has_work and all(each.is_unchanged for each in self.arrays.values())
+
+    def __repr__(self) -> str:
+        chunks = f"{self.kept:,} chunk positions kept, {self.moved:,} moved, {self.written:,} written"
+        return f"SyncPlan({self.sources}: {chunks})"
+
+
+@dataclass(frozen=True, slots=True)
+class SyncResult:
+    """The result of a sync.
+
+    Attributes
+    ----------
+    plan
+        The plan, with the changes of the sources and of the arrays.
+    snapshot_id
+        The new snapshot. None for a dry run, or if nothing changed.
+    tasks
+        The results of the tasks.
+    attempts
+        The number of attempts of the commit. More than one after concurrent commits.
+    seconds
+        The duration.
+
+    Examples
+    --------
+    >>> SyncResult(SyncPlan(SourceChanges(unchanged=2), None)).snapshot_id is None
+    True
+    """
+
+    plan: SyncPlan
+    snapshot_id: str | None = None
+    tasks: tuple[TaskResult, ...] = ()
+    attempts: int = 0
+    seconds: float = 0.0
+
+    @property
+    def sources(self) -> SourceChanges:
+        """What happened to the sources."""
+        return self.plan.sources
+
+
+# -- chunks -----------------------------------------------------------------------------------------------------------
+
+
+def _boxes(
+    sources: Iterable[CataloguedSource], group: str, path: str, joined: Sequence[str], unknown: Iterable[str] = ()
+) -> list[SourceBox]:
+    """Return the cells of every source in an array, as the placements say."""
+    never = frozenset(unknown)
+    found = []
+    for source in sources:
+        placed = source.placed.get(group)
+        if placed is None or path not in placed.fills:
+            continue
+        extents = [placed.extent.get(dim, (0, 0)) for dim in joined]
+        version = (*source.version, object()) if source.file.url in never else source.version
+        start, size = tuple(first for first, _ in extents), tuple(length for _, length in extents)
+        found.append(SourceBox(source.file.url, version, placed.fills[path], start, size))
+    return found
+
+
+def _joined_chunks(array: ArrayPlan) -> list[int]:
+    return [chunk for dim, chunk in zip(array.dims, array.chunks, strict=True) if dim in array.joined]
+
+
+def _joined_grid(shape: Sequence[int], array: ArrayPlan) -> tuple[int, ...]:
+    grid = grid_shape(shape, array.chunks)
+    return tuple(count for dim, count in zip(array.dims, grid, strict=True) if dim in array.joined)
+
+
+def compare_chunks(
+    array: ArrayPlan,
+    old: Sequence[SourceBox],
+    new: Sequence[SourceBox],
+    old_shape: Sequence[int],
+    dirty: frozenset[Index],
+) -> ArrayChanges:
+    """Find the chunks of an array that can be kept or moved. `dirty` are those that somebody else wrote."""
+    chunks = _joined_chunks(array)
+    before, after = find_recipes(old, chunks), find_recipes(new, chunks)
+    positions = {recipe: position for position, recipe in before.items() if position not in dirty}
+    written, moved, kept = set(), {}, 0
+    for position, recipe in after.items():
+        source = positions.get(recipe)
+        if before.get(position) == recipe and position not in dirty:
+            kept += 1
+        elif source is not None:
+            moved[position] = source
+        else:
+            written.add(position)
+    grid = _joined_grid(old_shape, array)
+    had = {*before, *(p for p in dirty if all(i < n for i, n in zip(p, grid, strict=True)))}
+    now = _joined_grid(array.shape, array)
+    cleared = {p for p in had - after.keys() if all(i < n for i, n in zip(p, now, strict=True))}
+    return ArrayChanges(array, False, frozenset(written), moved, frozenset(cleared), kept)
+
+
+# -- plan -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """What the repository has: the session that reads it, its documents, and the changes of others."""
+
+    session: Session
+    documents: Mapping[str, Mapping[str, Any]]
+    stored: StoredCatalogue | None
+    foreign: Mapping[str, npt.NDArray[np.uint32] | None] = field(default_factory=dict)
+    """Arrays that others changed since the last sync: the chunks they wrote, or None for all of them."""
+    all_foreign: bool = False
+    """It is not known what others changed."""
+
+    @property
+    def catalogue(self) -> Catalogue | None:
+        return self.stored.catalogue if self.stored is not None else None
+
+
+def read_archive(repository: Repository, branch: str, group: str, *, rebuild: bool = False) -> Archive:
+    """Read what the last sync left, and what others changed since then."""
+    session = repository.readonly_session(branch)
+    documents = {}
+    for path in list(session.state.tree.paths()):
+        content = run_blocking(session.state.fetch_document(path))
+        if content is not None:
+            documents[path.strip("/")] = parse_document(content, f"{path}/zarr.json")
+    known, last = _find_commits(repository, session.snapshot_id, group)
+    stored = read_catalogue(repository, known.metadata, group) if known is not None and not rebuild else None
+    if stored is None or known is None:
+        return Archive(session, documents, None, all_foreign=True)
+    changed = changed_nodes(known.metadata, group)
+    if known.id == session.snapshot_id and not changed:
+        return Archive(session, documents, stored)
+    # The commit of the last sync shows which chunks others wrote. Without it, only the arrays are known.
+    foreign: dict[str, npt.NDArray[np.uint32] | None] = {}
+    if last is None:
+        foreign.update(dict.fromkeys(changed))
+    try:
+        diff = repository.diff(from_snapshot_id=last or known.id, to_snapshot_id=session.snapshot_id)
+    except SnapshotNotFoundError:
+        return Archive(session, documents, stored, all_foreign=True)
+    for path, coords in diff.chunk_coords.items():
+        foreign.setdefault(path.strip("/"), coords)
+    moved = [path.strip("/") for pair in diff.moved_nodes for path in pair]
+    replaced = {path.strip("/") for path in (*diff.new_arrays, *diff.deleted_arrays, *diff.updated_arrays)} | {*moved}
+    replaced |= {path for path in documents if any(path.startswith(f"{each}/") for each in moved)}
+    foreign.update(dict.fromkeys(replaced))
+    return Archive(session, documents, stored, foreign, all_foreign="*" in foreign)
+
+
+def _find_commits(repository: Repository, snapshot_id: str, group: str) -> tuple[SnapshotInfo | None, str | None]:
+    """Return the newest commit with the catalogue of a group, and the commit of the last sync, if history has them.
+
+    Commits of other libraries do not take over the catalogue.
+    """
+    known: SnapshotInfo | None = None
+    for info in repository.ancestry(snapshot_id=snapshot_id):
+        if known is None and has_catalogue(info.metadata, group):
+            known = info
+        entry = info.metadata.get(METADATA_KEY)
+        if isinstance(entry, Mapping) and entry.get("sync") == f"/{group}":
+            return known, str(info.id)
+        if known is not None and info.id == snapshot_id and not changed_nodes(info.metadata, group):
+            return known, None
+    return known, None
+
+
+def plan_sync(found: FoundSources, options: IngestOptions, archive: Archive) -> SyncPlan:
+    """Plan a sync. Nothing is read from the sources.
+
+    Parameters
+    ----------
+    found
+        The sources.
+    options
+        The options of the ingest.
+    archive
+        What the repository has.
+
+    Returns
+    -------
+    SyncPlan
+        The plan.
+
+    Raises
+    ------
+    InvalidInputError
+        The sources do not fit together, or cells of a source that vanished cannot be kept.
+    """
+    before = archive.catalogue or Catalogue()
+    if not found.sources:
+        return SyncPlan(found.changes, None, deleted=tuple(sorted(before.arrays)), catalogue=Catalogue())
+    chunks = _kept_chunks(before, archive, options)
+    schemas = [source.schema for source in found.sources.values() if source.schema is not None]
+    fresh = plan_ingest(schemas, options, existing=Existing(chunks=chunks))
+    fresh.report.raise_on_errors()
+    sources = _place(found, fresh.datasets)
+    arrays: dict[str, ArrayChanges] = {}
+    tasks: list[IngestTask] = []
+    copies: list[CellCopy] = []
+    for dataset in fresh.datasets:
+        changes = [
+            _compare(array, dataset.group, before, sources, archive)
+            for array in dataset.arrays
+            if array.kind != "values"
+        ]
+        arrays.update({each.array.path: each for each in changes})
+        copies += _plan_copies(changes, dataset.group, before, sources, found.unreadable, archive)
+        tasks += _plan_tasks(changes, dataset, found.unreadable, options, len(tasks))
+    values = {write.path: write for write in fresh.values}
+    documents, kept_values = _plan_documents(fresh, before, archive, arrays)
+    deleted = sorted(path for path in before.arrays if path not in fresh.arrays and path in archive.documents)
+    catalogue = Catalogue(
+        sources,
+        {path: (array.kind, array.joined) for path, array in sorted(fresh.arrays.items())},
+        {path: _hash(each) for path, each in fresh.documents.items() if path not in fresh.arrays},
+        dict(options.chunks),
+    )
+    writes = tuple(
+        w for path, write in sorted(values.items()) for w in _changed_values(write, path in kept_values, archive)
+    )
+    return SyncPlan(
+        found.changes, fresh, arrays, tuple(deleted), documents, writes, tuple(tasks), tuple(copies), catalogue
+    )
+
+
+def _hash(document: bytes) -> str:
+    return hashlib.blake2b(document, digest_size=8).hexdigest()
+
+
+def _text_of(document: Any) -> str:
+    # NaN is not equal to itself, but its text is.
+    return json.dumps(document, sort_keys=True)
+
+
+def _kept_chunks(before: Catalogue, archive: Archive, options: IngestOptions) -> dict[str, tuple[int, ...]]:
+    """Return the chunk lengths of the arrays of the archive, unless the caller asks for others."""
+    if dict(before.chunks) != dict(options.chunks):
+        return {}
+    found = {}
+    for path in before.arrays:
+        document = archive.documents.get(path)
+        if (
+            document is not None
+            and document.get("node_type") == "array"
+            and document["chunk_grid"]["name"] == "regular"
+        ):
+            found[path] = tuple(document["chunk_grid"]["configuration"]["chunk_shape"])
+    return found
+
+
+def _place(found: FoundSources, datasets: Sequence[DatasetPlan]) -> dict[str, CataloguedSource]:
+    """Return the sources with their placements in the plan. A source that stays where it is, is the same object."""
+    placed: dict[str, dict[str, Placement]] = {}
+    for dataset in datasets:
+        named = {each.path: each for each in dataset.arrays}
+        for file in dataset.files:
+            sizes = {d: n for v in file.variables.values() for d, n in zip(v.dims, v.shape, strict=True)}
+            extent = {d: (start, sizes[d]) for d, start in file.origin.items() if d in sizes}
+            own = {path: variable.path for path, variable in file.variables.items() if path in named}
+            placed.setdefault(file.file.url, {})[dataset.group] = Placement(extent, own)
+    result: dict[str, CataloguedSource] = {}
+    for url, source in found.sources.items():
+        now = placed.get(url, {})
+        result[url] = source if dict(source.placed) == now else replace(source, placed=now)
+    return result
+
+
+def _compare(
+    array: ArrayPlan, group: str, before: Catalogue, sources: Mapping[str, CataloguedSource], archive: Archive
+) -> ArrayChanges:
+    new = _boxes(sources.values(), group, array.path, array.joined)
+    every = frozenset(find_recipes(new, _joined_chunks(array)))
+    kind, joined = before.arrays.get(array.path, ("", ()))
+    document = archive.documents.get(array.path)
+    if (
+        document is None
+        or archive.all_foreign
+        or (kind, joined) != (array.kind, array.joined)
+        or (array.path in archive.foreign and archive.foreign[array.path] is None)
+        or not can_keep(document, array)
+    ):
+        return ArrayChanges(array, True, every)
+    coords = archive.foreign.get(array.path)
+    axes = [axis for axis, dim in enumerate(array.dims) if dim in array.joined]
+    dirty = frozenset(() if coords is None else map(tuple, coords[:, axes].tolist()))
+    old = _boxes(before.sources.values(), group, array.path, joined)
+    return compare_chunks(array, old, new, document["shape"], dirty)
+
+
+def _plan_documents(
+    fresh: IngestPlan, before: Catalogue, archive: Archive, arrays: Mapping[str, ArrayChanges]
+) -> tuple[dict[str, bytes], set[str]]:
+    """Return the documents that change, and the paths of coordinates whose stored values can be compared."""
+    documents: dict[str, bytes] = {}
+    comparable: set[str] = set()
+    for path, document in fresh.documents.items():
+        stored = archive.documents.get(path)
+        if path not in fresh.arrays:
+            # Attributes of groups may have been added by hand. They stay until the sources say something else.
+            if stored is None or before.groups.get(path) not in (None, _hash(document)):
+                documents[path] = document
+            continue
+        change = arrays.get(path)
+        is_kept = not change.is_rewritten if change is not None else False
+        if change is None and stored is not None and not archive.all_foreign and path in before.arrays:
+            is_kept = can_keep(stored, fresh.arrays[path])
+        if is_kept and change is None:
+            comparable.add(path)
+        if not is_kept or _text_of(json.loads(document)) != _text_of(stored):
+            documents[path] = document
+    return documents, comparable
+
+
+def _changed_values(write: ValueWrite, is_comparable: bool, archive: Archive) -> list[ValueWrite]:
+    """Return the part of a coordinate that differs from the stored one."""
+    if not is_comparable:
+        return [write]
+    grid = archive.documents[write.path]["chunk_grid"]["configuration"]["chunk_shape"]
+    return changed_part(write, np.asarray(zarr.open_array(archive.session.store, path=write.path, mode="r")[...]), grid)
+
+
+def _cells(box: Sequence[tuple[int, int]], array: ArrayPlan) -> dict[str, tuple[int, int]]:
+    """Return the cells of a box of chunk positions, by joined dimension."""
+    names = [(d, c, n) for d, c, n in zip(array.dims, array.chunks, array.shape, strict=True) if d in array.joined]
+    return {d: (lo * c, min(hi * c, n)) for (lo, hi), (d, c, n) in zip(box, names, strict=True)}
+
+
+def _plan_tasks(
+    changes: Sequence[ArrayChanges],
+    dataset: DatasetPlan,
+    unreadable: frozenset[str],
+    options: IngestOptions,
+    first: int,
+) -> list[IngestTask]:
+    """Return tasks that write the chunks of a group that are not kept."""
+    layers: dict[tuple[Any, ...], list[ArrayChanges]] = {}
+    for each in changes:
+        if each.written:
+            chunks = tuple(_joined_chunks(each.array))
+            key = (each.array.kind, each.is_rewritten, each.array.joined, chunks, each.written)
+            layers.setdefault(key, []).append(each)
+    files = [file for file in dataset.files if file.file.url not in unreadable]
+    tasks: list[IngestTask] = []
+    for layer in layers.values():
+        arrays = [each.array for each in layer]
+        if arrays[0].kind == "native":
+            for box in cover(layer[0].written):
+                extent = Extent(_cells(box, arrays[0]))
+                for paths, window, chosen, size in plan_native_tasks(arrays, files, extent, options.task_bytes):
+                    tasks.append(IngestTask(first + len(tasks), "native", paths, window, chosen, size))
+            continue
+        chosen_files = [file for file in files if _meets(file, arrays, layer[0].written)]
+        for paths, window, chosen, size in plan_virtual_tasks(arrays, chosen_files, options.files_per_task):
+            tasks.append(IngestTask(first + len(tasks), "virtual", paths, window, chosen, size))
+    return tasks
+
+
+def _meets(file: PlacedFile, arrays: Sequence[ArrayPlan], written: frozenset[Index]) -> bool:
+    """Return whether a file has cells in chunks that are written."""
+    for array in arrays:
+        variable = file.variables.get(array.path)
+        if variable is None:
+            continue
+        lengths = dict(zip(variable.dims, variable.shape, strict=True))
+        start = tuple(file.origin.get(d, 0) for d in array.dims if d in array.joined)
+        size = tuple(lengths[d] for d in array.dims if d in array.joined)
+        if any(p in written for p in SourceBox("", (), "", start, size).positions(_joined_chunks(array))):
+            return True
+    return False
+
+
+def _plan_copies(
+    changes: Sequence[ArrayChanges],
+    group: str,
+    before: Catalogue,
+    sources: Mapping[str, CataloguedSource],
+    unreadable: frozenset[str],
+    archive: Archive,
+) -> list[CellCopy]:
+    """Return the cells of vanished sources in chunks that are written again."""
+    copies: list[CellCopy] = []
+    if not unreadable:
+        return copies
+    gone = [sources[url] for url in sorted(unreadable) if url in sources]
+    for each in changes:
+        array = each.array
+        old = {
+            box.url: box for box in _boxes((before.sources[s.file.url] for s in gone), group, array.path, array.joined)
+        }
+        for box in _boxes(gone, group, array.path, array.joined):
+            chunks = _joined_chunks(array)
+            positions = [p for p in box.positions(chunks) if p in each.written]
+            if not positions:
+                continue
+            is_foreign = array.path in archive.foreign or archive.all_foreign
+            if each.is_rewritten or box.url not in old or array.kind != "native" or is_foreign:
+                raise InvalidInputError(
+                    f"{box.url} no longer exists, and /{array.path} must be written again. Restore the file, or use "
+                    "vanished='remove' (--vanished remove)",
+                    url=box.url,
+                    path=array.path,
+                )
+            for position in positions:
+                low = [max(s, i * c) for s, i, c in zip(box.start, position, chunks, strict=True)]
+                high = [
+                    min(s + n, (i + 1) * c) for s, n, i, c in zip(box.start, box.size, position, chunks, strict=True)
+                ]
+                shift = [a - b for a, b in zip(old[box.url].start, box.start, strict=True)]
+                copies.append(
+                    CellCopy(
+                        array.path,
+                        _region(array, [(a + s, b + s) for a, b, s in zip(low, high, shift, strict=True)]),
+                        _region(array, list(zip(low, high, strict=True))),
+                    )
+                )
+    return copies
+
+
+def _region(array: ArrayPlan, bounds: Sequence[tuple[int, int]]) -> ChunkRegion:
+    joined = iter(bounds)
+    return tuple(
+        slice(*next(joined)) if dim in array.joined else slice(0, length)
+        for dim, length in zip(array.dims, array.shape, strict=True)
+    )
+
+
+# -- execution --------------------------------------------------------------------------------------------------------
+
+
+def begin_sync(plan: SyncPlan, session: Session) -> None:
+    """Delete arrays, write documents and coordinates, and move references. The tasks write the rest."""
+    sink = SessionSink(session)
+    state = session.state
+    for path in plan.deleted:
+        state.delete_node(f"/{path}")
+    fresh = plan.ingest
+    if fresh is None:
+        return
+    rewritten = {path for path, each in plan.arrays.items() if each.is_rewritten}
+    values = {write.path for write in plan.values if write.values.shape == fresh.arrays[write.path].shape}
+    for path, document in plan.documents.items():
+        node = state.tree.find(f"/{path}") if path else None
+        stored = None if node is None else parse_document(run_blocking(state.fetch_document(f"/{path}")) or b"{}", path)
+        is_replaced = path in rewritten or (
+            path in values and stored is not None and not can_keep(stored, fresh.arrays[path])
+        )
+        if node is not None and path in fresh.arrays and (is_replaced or not isinstance(node, ArrayNode)):
+            state.delete_node(f"/{path}")
+        change = plan.arrays.get(path)
+        if change is None or change.is_rewritten:
+            sink.write_documents({path: document})
+    for path, each in plan.arrays.items():
+        if not each.is_rewritten:
+            run_blocking(_move_chunks(session, path, each, plan.documents.get(path)))
+    for write in plan.values:
+        region = tuple(slice(s, s + n) for s, n in zip(write.start, write.values.shape, strict=True))
+        sink.write_block(write.path, region, write.values)
+
+
+async def _move_chunks(session: Session, path: str, change: ArrayChanges, document: bytes | None) -> None:
+    """Write the document of an array, remove the references of chunks that are not kept, and move others."""
+    state = session.state
+    node = state.tree.array(f"/{path}")
+    targets = {*change.moved, *change.written, *change.cleared}
+    needed = targets | set(change.moved.values())
+    tables = [await state.chunk_table(node, box) for box in grid_boxes(needed, change.axes, node.grid)]
+    if document is not None:
+        await SessionSink(session)._write_documents({path: document})
+        node = state.tree.array(f"/{path}")
+    table = overlay(*tables) if tables else None
+    if table is None or not len(table):
+        return
+    grid = [*node.grid]
+    old_grid = [max(int(i) + 1, n) for i, n in zip(table.coords.max(axis=0), grid, strict=True)]
+    removed = find_rows_at(table, change.axes, targets, old_grid)
+    inside = (table.coords[removed] < np.asarray(grid)).all(axis=1)
+    edits = tombstones(table.coords[removed][inside])
+    moved = move_rows(table, change.axes, change.moved, old_grid)
+    state.set_table(node, overlay(edits, moved) if moved is not None else edits)
+
+
+def copy_cells(plan: SyncPlan, before: Session, session: Session) -> None:
+    """Copy the cells of vanished sources from the last snapshot."""
+    for path, copies in itertools.groupby(plan.copies, key=lambda each: each.path):
+        source = zarr.open_array(before.store, path=path, mode="r")
+        target = zarr.open_array(session.store, path=path, mode="r+")
+        for each in copies:
+            target[each.new] = source[each.old]
+
+
+RunTasks: TypeAlias = Callable[[SyncPlan, Session], Sequence[TaskResult]]
+
+
+@dataclass(frozen=True, slots=True)
+class SyncJob:
+    """Everything that does not change when a sync is planned again."""
+
+    repository: Repository
+    files: tuple[SourceFile, ...]
+    options: IngestOptions
+    access: SourceAccess
+    branch: str
+    read: ReadSchemas
+    run: RunTasks
+    vanished: Vanished = "keep"
+    message: str | None = None
+    containers: tuple[VirtualChunkContainer, ...] = ()
+    metadata: Mapping[str, Any] | None = None
+    rebuild: bool = False
+    dry_run: bool = False
+    listed: int = 0
+
+
+def run_sync(job: SyncJob) -> SyncResult:
+    """Sync, and repeat the work if the branch has new commits."""
+    started = time.monotonic()
+    repository = with_stored_containers(job.repository)
+    parsed: dict[str, SourceSchema] = {}
+
+    def read(files: Sequence[SourceFile]) -> tuple[list[SourceSchema], list[SourceFailure]]:
+        schemas, failures = job.read([file for file in files if file.url not in parsed])
+        parsed.update({schema.file.url: schema for schema in schemas})
+        return [parsed[file.url] for file in files if file.url in parsed], failures
+
+    for attempt in range(1, MOST_ATTEMPTS + 1):
+        archive = read_archive(repository, job.branch, job.options.group, rebuild=job.rebuild)
+        found = find_changes(job.files, archive.catalogue, job.options, job.access, job.vanished, job.listed, read)
+        plan = plan_sync(found, job.options, archive)
+        _check_shared(plan, found, archive, job)
+        if job.dry_run or _is_done(plan, archive):
+            return SyncResult(plan, seconds=time.monotonic() - started)
+        if plan.ingest is not None:
+            repository = store_containers(repository, plan.ingest.containers, job.containers, job.access.options)
+        session = repository.writable_session(job.branch)
+        if session.snapshot_id != archive.session.snapshot_id:
+            continue
+        begin_sync(plan, session)
+        results = tuple(job.run(plan, session))
+        copy_cells(plan, archive.session, session)
+        metadata = _metadata(job, repository, plan, found, archive)
+        message = job.message or f"Sync {len(found.sources):,} sources: {plan.sources}"
+        try:
+            snapshot_id = session.commit(message, metadata, allow_empty=True)
+        except ConflictError:
+            if attempt == MOST_ATTEMPTS:
+                raise
+            continue
+        return SyncResult(plan, str(snapshot_id), results, attempt, time.monotonic() - started)
+    raise ConflictError(
+        message=f"branch {job.branch} got a new commit during each of {MOST_ATTEMPTS} attempts. Run the sync again"
+    )
+
+
+def _is_done(plan: SyncPlan, archive: Archive) -> bool:
+    """Return whether there is nothing to write, and nothing new to record."""
+    known = archive.catalogue
+    if known is None or not plan.is_empty or archive.all_foreign:
+        return False
+    same = plan.catalogue.sources.keys() == known.sources.keys()
+    # When a version was asked for is recorded with the next change.
+    return same and all(
+        replace(source, listed=known.sources[url].listed) == known.sources[url]
+        for url, source in plan.catalogue.sources.items()
+        if source is not known.sources[url]
+    )
+
+
+def _check_shared(plan: SyncPlan, found: FoundSources, archive: Archive, job: SyncJob) -> None:
+    """Compare variables that several sources must have in common, if one of the sources is new or changed."""
+    if plan.ingest is None:
+        return
+    new = {*plan.sources.added, *plan.sources.replaced}
+    checked = [
+        each
+        for each in plan.ingest.repeated
+        if each.other.file.url in new or (each.kept is not None and each.kept.file.url in new)
+    ]
+    checked = [
+        each
+        for each in checked
+        if not {each.other.file.url, "" if each.kept is None else each.kept.file.url} & found.unreadable
+    ]
+    named = NamedSources(job.access)
+    check_repeated(checked, plan.ingest.arrays, SourceComparison(archive.session, named, job.options.format))
+
+
+def _metadata(
+    job: SyncJob, repository: Repository, plan: SyncPlan, found: FoundSources, archive: Archive
+) -> dict[str, Any]:
+    base = archive.session.state.base
+    facts = {
+        "sync": f"/{job.options.group}",
+        "added": len(plan.sources.added),
+        "replaced": len(plan.sources.replaced),
+        "vanished": len(plan.sources.vanished),
+    }
+    entry: dict[str, Any] = {METADATA_KEY: facts}
+    if plan.ingest is not None:
+        changed = {*plan.sources.added, *plan.sources.replaced, *plan.sources.touched}
+        files = [file for file in job.files if file.url in changed]
+        entry = keep_record(repository, base, ingest_metadata(plan.ingest, files, **facts))
+    catalogue = write_catalogue(repository, base.metadata, job.options.group, archive.stored, plan.catalogue)
+    return {**entry, **catalogue, **(job.metadata or {})}
+
+
+def sync_local(
+    sources: Sources,
+    repository: Repository,
+    options: IngestOptions | None = None,
+    *,
+    branch: str = "main",
+    vanished: Vanished = "keep",
+    message: str | None = None,
+    access: SourceAccess | None = None,
+    source_options: Mapping[str, Any] | None = None,
+    containers: Sequence[VirtualChunkContainer] = (),
+    rebuild: bool = False,
+    dry_run: bool = False,
+    progress: Callable[[TaskResult], None] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> SyncResult:
+    """Make a group of a branch equal to its sources, with one commit, in this process.
+
+    New sources are added where they belong, also before or between others. Sources with new content replace what they
+    brought. The call can be repeated at any time. The archive is then equal to a new ingest of the same sources.
+
+    Parameters
+    ----------
+    sources
+        Paths, globs, directories, URLs, or text files that list them. All sources of the archive, not only new ones.
+    repository
+        The repository.
+    options
+        Mode, combination and encoding, see `IngestOptions`. `append_dim` is the dimension along which sources follow
+        each other. `region` and `on_error="skip"` are not possible.
+    branch
+        The branch.
+    vanished
+        What happens with sources of the archive that are not among `sources` any more: `keep` their cells, `remove`
+        them, or `fail`.
+    message
+        The commit message.
+    access
+        Storages of sources that need other credentials than those of the environment.
+    source_options
+        Options of the storages of all other sources, such as `endpoint_url` and `anonymous` of `s3_storage`.
+    containers
+        Containers for the virtual chunks, if the default settings of the store are not sufficient.
+    rebuild
+        Write everything again from the sources, also what did not change.
+    dry_run
+        Only plan. Nothing is written.
+    progress
+        A function that is called with the result of each task.
+    metadata
+        Further metadata of the commit.
+
+    Returns
+    -------
+    SyncResult
+        What happened to the sources, the plan, and the new snapshot.
+
+    Raises
+    ------
+    InvalidInputError
+        The sources do not fit together, a source cannot be read, or `vanished` is `fail` and a source is gone.
+    ConflictError
+        Other commits came during every attempt.
+
+    Examples
+    --------
+    >>> import icefloe, xarray
+    >>> def write(day, value):
+    ...     data = xarray.Dataset({"t": ("time", [value])}, {"time": [float(day)]})
+    ...     data.to_netcdf(f"sync{day}.nc")
+    >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    >>> options = IngestOptions(append_dim="time")
+    >>> write(2, 20.5)
+    >>> print(sync_local("sync*.nc", repo, options).sources)
+    1 added
+    >>> write(1, 19.5)
+    >>> print(sync_local("sync*.nc", repo, options).sources)
+    1 added, 1 unchanged
+    >>> zarr.open_array(repo.readonly_session("main").store, path="t", mode="r")[:]
+    array([19.5, 20.5])
+    """
+    access = choose_access(access, source_options)
+    options = check_options(options or IngestOptions())
+    listed = int(time.time())
+    files = tuple(expand_sources(sources, access))
+
+    def run(plan: SyncPlan, session: Session) -> list[TaskResult]:
+        assert plan.ingest is not None or not plan.tasks
+        sink, results = SessionSink(session), []
+        for task in plan.tasks:
+            results.append(run_task(task, plan.ingest.arrays, sink, access=access, format=options.format))  # type: ignore[union-attr]
+            if progress is not None:
+                progress(results[-1])
+        return results
+
+    job = SyncJob(
+        repository,
+        files,
+        options,
+        access,
+        branch,
+        lambda found: read_schemas(found, access, options.format),
+        run,
+        vanished,
+        message,
+        tuple(containers),
+        metadata,
+        rebuild,
+        dry_run,
+        listed,
+    )
+    return run_sync(job)
+
+
+def check_options(options: IngestOptions) -> IngestOptions:
+    """Return the options for a new ingest of all sources. Raise an error for those that a sync cannot have."""
+    check_format(options.format)
+    if options.region is not None:
+        raise InvalidInputError("sync has no region: it finds where each source belongs from its coordinates")
+    if options.on_error != "fail":
+        raise InvalidInputError(
+            "sync has no on_error='skip': a source that cannot be read today would be removed from the archive. Leave "
+            "it out of the sources, and use vanished='keep'"
+        )
+    if options.append_dim is None:
+        return options
+    dims = options.concat_dims or ()
+    joined = dims if options.append_dim in dims else (*dims, options.append_dim)
+    return replace(options, append_dim=None, concat_dims=joined)
