@@ -16,6 +16,7 @@ from obstore.store import LocalStore
 
 from icefloe.errors import (
     AlreadyExistsError,
+    IcefloeError,
     InvalidInputError,
     PermissionDeniedError,
     UnsupportedError,
@@ -138,6 +139,29 @@ async def test_without_hard_links_creation_is_still_exclusive(tmp_path: Path, mo
     with pytest.raises(FileExistsError):
         local_files.create_file(str(tmp_path / "a" / "k"), b"2", None, local_files.Bounds(str(tmp_path)))
     assert os.listdir(tmp_path / "a") == ["k"]
+
+
+async def test_without_proc_files_are_written_and_links_still_lead_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chroot or a sandbox may have no /proc."""
+    readlink = os.readlink
+
+    def refuse(path: Any, **options: Any) -> Any:
+        if str(path).startswith("/proc/"):
+            raise FileNotFoundError(path)
+        return readlink(path, **options)
+
+    monkeypatch.setattr(local_files.os, "readlink", refuse)
+    storage = LocalStorage(tmp_path / "root")
+    await storage.put("a/b", b"1")
+    await storage.create("a/c", b"2")
+    assert [await storage.get(key) for key in ("a/b", "a/c")] == [b"1", b"2"]
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "root" / "x").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(IcefloeError, match="leads out"):
+        await storage.put("x/y", b"3")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 async def test_a_file_where_a_folder_should_be_is_a_clear_error(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def _write_temporary(
             make_folders(folder, unsynced, bounds)
     try:
         # The names that follow are in the folder of this file: it was there when the folder was looked up.
-        bounds.check(fd, path)
+        bounds.check(fd, temporary)
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
