@@ -1,12 +1,18 @@
-"""How much of the official package's own test suite passes on `icefloe.icechunk`?
+"""How much of the suites of others passes on `icefloe.icechunk`?
 
-    python -m benchmarks.official_suites /path/to/icechunk-2.3.0 [--only tests/test_session.py ...]
+    python -m benchmarks.official_suites /path/to/icechunk-2.3.0 [--suite zarr documentation ...] [--only FILE ...]
+        [--xarray /path/to/xarray] [--virtualizarr /path/to/virtualizarr]
 
-The path is the unpacked source distribution of the official package (`pip download --no-binary :all: --no-deps
-icechunk`). Its tests are not part of this project. They run twice, in processes of their own: with the installed "
-"official
+The paths are unpacked source distributions (`pip download --no-binary :all: --no-deps icechunk xarray virtualizarr`).
+Their tests are not part of this project. Every suite runs twice, in processes of its own: with the installed official
 package, and with the drop-in installed as `icechunk`. Tests that the official package does not pass here, because they
 need a network or a server, do not count.
+
+* `official`: the tests of the official package.
+* `zarr`: Zarr's contract for stores and its state machines, as the official package runs them.
+* `xarray`: xarray's tests of Zarr stores, as the official package runs them.
+* `virtualizarr`: the icechunk writer and parser of VirtualiZarr, and its round trips.
+* `documentation`: the Python blocks of the official pages.
 """
 
 from __future__ import annotations
@@ -17,7 +23,14 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from benchmarks.documentation_blocks import find_pages, run_apart
+
+Outcomes = dict[str, str]
+"""Of each test: passed, failure, error or skipped."""
 
 PLUGIN = """
 import importlib.util, os, pathlib, sys, types
@@ -56,28 +69,79 @@ for name in ("models", "invariants", "utils", "strategies", "trees"):
 """Installs the drop-in, and the test helpers of the official package, which its suite imports from itself."""
 
 CONFIG = """[pytest]
-asyncio_mode = auto
-asyncio_default_fixture_loop_scope = function
+asyncio_mode = {mode}
+asyncio_default_fixture_loop_scope = {scope}
+filterwarnings =
+  {warnings}
 markers =
+  flaky
   gpu
   hypothesis
+  minio
+  mypy
+  network
+  slow
+  slow_hypothesis
+"""
+DATASETS_PLUGIN = """
+from benchmarks.documentation_context import use_made_up_datasets
+use_made_up_datasets()
 """
 LONG = ("test_stateful_compat.py", "test_stateful_parallel_sessions.py", "test_stateful_repo_ops.py")
+XARRAY_TESTS = "tests/run_xarray_backends_tests.py"
+VIRTUALIZARR_TESTS = ("test_writers/test_icechunk.py", "test_parsers/test_icechunk", "test_integration.py")
 
 
-def run(source: Path, only: list[str], *, ours: bool, folder: Path) -> dict[str, str]:
-    """Run the suite and return the outcome of each test: passed, failure, error or skipped."""
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A suite of pytest, and what it needs."""
+
+    folder: Path
+    arguments: list[str]
+    paths: list[Path] = field(default_factory=list)
+    mode: str = "auto"
+    scope: str = "function"
+    warnings: str = "default"
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def suites(source: Path, xarray: Path | None, virtualizarr: Path | None) -> dict[str, Suite]:
+    """Return the suites whose sources are given."""
     tests = source / "icechunk-python"
-    (folder / "pytest.ini").write_text(CONFIG)
+    ignored = [part for name in LONG for part in ("--ignore", f"tests/{name}")]
+    found = {
+        "official": Suite(tests, [*ignored, "--ignore", "tests/test_zarr", "tests"]),
+        "zarr": Suite(tests, ["tests/test_zarr"]),
+    }
+    if xarray is not None:
+        found["xarray"] = Suite(
+            tests,
+            ["-p", "xarray.tests.conftest", "-k", "not Minio and not Memory", XARRAY_TESTS],
+            [xarray],
+            warnings="ignore",
+            environment={"ICECHUNK_XARRAY_BACKENDS_TESTS": "1"},
+        )
+    if virtualizarr is not None:
+        chosen = [f"virtualizarr/tests/{name}" for name in VIRTUALIZARR_TESTS]
+        found["virtualizarr"] = Suite(
+            virtualizarr, ["-p", "datasets_plugin", *chosen], mode="strict", scope="session", warnings="ignore"
+        )
+    return found
+
+
+def run_suite(suite: Suite, source: Path, only: list[str], folder: Path, *, ours: bool) -> Outcomes:
+    """Run a suite in a process of its own."""
+    config = CONFIG.format(mode=suite.mode, scope=suite.scope, warnings=suite.warnings)
+    (folder / "pytest.ini").write_text(config)
     (folder / "drop_in_plugin.py").write_text(PLUGIN)
+    (folder / "datasets_plugin.py").write_text(DATASETS_PLUGIN)
     report = folder / f"{'ours' if ours else 'official'}.xml"
     command = [sys.executable, "-m", "pytest", "-c", str(folder / "pytest.ini"), "--rootdir", ".", "-q", "-n", "0"]
     command += ["-p", "no:cacheprovider", "--timeout", "120", f"--junitxml={report}"]
-    command += [part for name in LONG for part in ("--ignore", f"tests/{name}")]
-    command += (["-p", "drop_in_plugin"] if ours else []) + (only or ["tests"])
-    path = os.pathsep.join([str(folder), str(tests), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": path, "OFFICIAL_SOURCE": str(source)}
-    subprocess.run(command, cwd=tests, env=environment, stdout=subprocess.DEVNULL, check=False)
+    command += (["-p", "drop_in_plugin"] if ours else []) + (only or suite.arguments)
+    path = os.pathsep.join(map(str, [*suite.paths, folder, suite.folder, Path(__file__).parents[1], *sys.path]))
+    environment = {**os.environ, **suite.environment, "PYTHONPATH": path, "OFFICIAL_SOURCE": str(source)}
+    subprocess.run(command, cwd=suite.folder, env=environment, stdout=subprocess.DEVNULL, check=False)
     found = {}
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         bad = [each.tag for each in case if each.tag in ("failure", "error", "skipped")]
@@ -85,21 +149,54 @@ def run(source: Path, only: list[str], *, ours: bool, folder: Path) -> dict[str,
     return found
 
 
+def run_documentation(source: Path, only: list[str], *, ours: bool) -> Outcomes:
+    """Run the Python blocks of the official pages, or of those whose names are given."""
+    return {
+        f"{page.name}:{line}": "passed" if error is None else error
+        for page in find_pages(source)
+        if not only or page.stem in only
+        for line, error in run_apart(page, ours=ours).items()
+    }
+
+
+def run(name: str, found: dict[str, Suite], source: Path, only: list[str]) -> Callable[..., Outcomes]:
+    """Return a function that runs a suite with the official package or with ours."""
+
+    def run_one(*, ours: bool) -> Outcomes:
+        if name == "documentation":
+            return run_documentation(source, only, ours=ours)
+        with tempfile.TemporaryDirectory() as folder:
+            return run_suite(found[name], source, only, Path(folder), ours=ours)
+
+    return run_one
+
+
 def main() -> int:
-    """Run both and print what differs."""
+    """Run the suites both ways. Print what only the official package passes, and a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("source", type=Path)
-    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--suite", nargs="*", default=[])
+    parser.add_argument("--xarray", type=Path)
+    parser.add_argument("--virtualizarr", type=Path)
+    parser.add_argument("--only", nargs="*", default=[], help="files of a suite, or names of pages")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        theirs = run(given.source.resolve(), given.only, ours=False, folder=Path(name))
-        ours = run(given.source.resolve(), given.only, ours=True, folder=Path(name))
-    counted = [test for test, outcome in theirs.items() if outcome == "passed"]
-    missed = [test for test in counted if ours.get(test) != "passed"]
-    for test in missed:
-        print(f"{ours.get(test, 'not run'):8} {test}")
-    share = 1 - len(missed) / max(len(counted), 1)
-    print(f"{len(counted) - len(missed)} of {len(counted)} tests pass that the official package passes ({share:.1%})")
+    source = given.source.resolve()
+    found = suites(source, given.xarray and given.xarray.resolve(), given.virtualizarr and given.virtualizarr.resolve())
+    names = given.suite or [*found, "documentation"]
+    if unknown := set(names) - {*found, "documentation"}:
+        parser.error(f"unknown suites, or suites without their sources: {', '.join(sorted(unknown))}")
+    rows = []
+    for name in names:
+        one = run(name, found, source, given.only)
+        theirs, ours = one(ours=False), one(ours=True)
+        counted = [test for test, outcome in theirs.items() if outcome == "passed"]
+        missed = [test for test in counted if ours.get(test) != "passed"]
+        for test in missed:
+            print(f"{name}: {test}: {ours.get(test, 'not run'):.100}", flush=True)
+        rows.append((name, len(counted), len(counted) - len(missed)))
+    print(f"{'suite':15}{'official':>10}{'ours':>8}{'share':>9}")
+    for name, all_of_them, passed in rows:
+        print(f"{name:15}{all_of_them:10}{passed:8}{passed / max(all_of_them, 1):9.1%}")
     return 0
 
 
