@@ -15,6 +15,7 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from tests.store.test_zarr_store_contract import GROUP, array_document
 from zarr.core.buffer import cpu
 from zarr.testing.stateful import ZarrHierarchyStateMachine, ZarrStoreStateMachine
+from zarr.testing.strategies import keys as zarr_keys
 
 import icefloe
 from icefloe import icechunk
@@ -97,6 +98,25 @@ class KeyMachine(ZarrStoreStateMachine):
         del self.model[key]
 
 
+class DropInKeyMachine(KeyMachine):
+    """The same with `icefloe.icechunk`, which refuses keys that name nothing."""
+
+    @rule(key=zarr_keys())
+    def get_invalid_zarr_keys(self, key: str) -> None:
+        if key in self.model:
+            return
+        if key.endswith("zarr.json"):
+            assert self.store.get(key, self.prototype) is None
+        else:
+            with contextlib.suppress(icechunk.InvalidInputError):
+                assert self.store.get(key, self.prototype) is None
+
+    @rule(key=zarr_keys())
+    def exists(self, key: str) -> None:
+        with contextlib.suppress(icechunk.InvalidInputError) if key not in self.model else contextlib.nullcontext():
+            assert self.store.exists(key) == (key in self.model)
+
+
 def run(machine: Callable[[], Any], examples: int, steps: int) -> None:
     run_state_machine_as_test(
         machine,
@@ -149,4 +169,4 @@ def test_any_hierarchy_and_any_keys_are_so_in_the_drop_in(version: int) -> None:
 
     with zarr.config.set({"array.rectilinear_chunks": False}) if version == 1 else contextlib.nullcontext():
         run(machine, examples=15, steps=20)
-    run(lambda: KeyMachine(repository.writable_session("main").store), examples=15, steps=30)
+    run(lambda: DropInKeyMachine(repository.writable_session("main").store), examples=15, steps=30)

@@ -193,13 +193,18 @@ class TestIcechunkStore(StoreTests[IcechunkStore, cpu.Buffer]):
         missing = await store.get_partial_values(PROTOTYPE, [("c/9/9", RangeByteRequest(0, 1)), ("d/c/0", None)])
         assert missing == [None, None]
 
+    async def check_nothing(self, store: IcechunkStore, key: str) -> None:
+        """A key that names nothing has no value."""
+        assert not await store.exists(key) and await store.get(key, PROTOTYPE) is None
+
     # Its documents are not JSON.
     async def test_exists(self, store: IcechunkStore) -> None:
-        assert not await store.exists("foo")
+        await self.check_nothing(store, "foo")
         assert not await store.exists("foo/zarr.json")
         await set_all(store, [("foo/zarr.json", array_document(1)), ("foo/c/0", SOME)])
         assert await store.exists("foo/zarr.json") and await store.exists("foo/c/0")
-        assert not await store.exists("foo/c/1") and not await store.exists("foo")
+        assert not await store.exists("foo/c/1")
+        await self.check_nothing(store, "foo")
 
     async def test_delete(self, store: IcechunkStore) -> None:
         await set_all(store, [("foo/zarr.json", array_document(1)), ("foo/c/0", SOME), ("foo/c/1", SOME)])
@@ -250,6 +255,10 @@ class TestIcechunkStore(StoreTests[IcechunkStore, cpu.Buffer]):
         await set_all(store, contents.items())
         assert sorted(await _collect_aiterator(store.list())) == sorted(contents)
 
+    def start(self, prefix: str) -> str:
+        """What the keys that `list_prefix` finds start with."""
+        return prefix
+
     async def test_list_prefix(self, store: IcechunkStore) -> None:
         contents = {
             "zarr.json": GROUP,
@@ -267,7 +276,7 @@ class TestIcechunkStore(StoreTests[IcechunkStore, cpu.Buffer]):
         prefixes = {key[:cut] for key in contents for cut in range(len(key) + 1)} | {"b", "a/bb", "a/b/c/c/2"}
         for prefix in sorted(prefixes):
             observed = sorted(await _collect_aiterator(store.list_prefix(prefix)))
-            assert observed == sorted(key for key in contents if key.startswith(prefix)), prefix
+            assert observed == sorted(key for key in contents if key.startswith(self.start(prefix))), prefix
 
     async def test_list_empty_path(self, store: IcechunkStore) -> None:
         contents = {
@@ -325,7 +334,7 @@ class TestIcechunkStore(StoreTests[IcechunkStore, cpu.Buffer]):
         await set_all(store, [("zarr.json", GROUP)])
         assert await store._get_bytes("zarr.json", prototype=PROTOTYPE) == GROUP
         with pytest.raises(FileNotFoundError):
-            await store._get_bytes("nonexistent_key", prototype=PROTOTYPE)
+            await store._get_bytes("missing/zarr.json", prototype=PROTOTYPE)
 
     def test_get_bytes_sync(self, store: IcechunkStore) -> None:
         if not hasattr(store, "_get_bytes_sync"):
@@ -350,7 +359,7 @@ class TestDropInStore(TestIcechunkStore):
     """The same on the stores of `icefloe.icechunk`, in both versions of the official format.
 
     These hold chunks in the default key encoding only. Keys of other encodings are refused, and the tests that write
-    them say so.
+    them say so. As in the official package, keys that name nothing are refused, and prefixes are paths.
     """
 
     store_cls = icechunk.IcechunkStore
@@ -370,6 +379,15 @@ class TestDropInStore(TestIcechunkStore):
 
     def test_store_repr(self, store: IcechunkStore) -> None:
         assert "IcechunkStore" in repr(store)
+
+    async def check_nothing(self, store: IcechunkStore, key: str) -> None:
+        for look in (store.exists(key), store.get(key, PROTOTYPE), store.getsize(key)):
+            with pytest.raises(icechunk.InvalidInputError, match="neither"):
+                await look
+
+    def start(self, prefix: str) -> str:
+        path = prefix.strip("/")
+        return path and f"{path}/"
 
     def test_store_type(self, store: IcechunkStore) -> None:
         assert isinstance(store.session.store, self.store_cls)
