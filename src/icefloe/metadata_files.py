@@ -145,6 +145,8 @@ class CacheLimits:
     manifests: int = 1 << 30
     transaction_logs: int = 64 << 20
     attributes: int = 64 << 20
+    warns_if_small: bool = True
+    """Whether to say that a cache cannot keep one file. Maintenance keeps none on purpose."""
 
 
 class MetadataFiles:
@@ -158,7 +160,7 @@ class MetadataFiles:
         self._manifests: ByteCache[_ManifestKey, Manifest | OpenManifest] = ByteCache(limits.manifests)
         self._logs: ByteCache[ObjectId, TransactionLog] = ByteCache(limits.transaction_logs)
         self._attributes: ByteCache[ObjectId, Sequence[bytes]] = ByteCache(limits.attributes)
-        self._warned: set[str] = set()
+        self._warned: set[str] = set() if limits.warns_if_small else {"snapshot", "manifest"}
 
     async def fetch_snapshot(self, snapshot_id: ObjectId, *, anew: bool = False) -> Snapshot:
         """A snapshot by id; SnapshotNotFoundError when there is none.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +45,13 @@ def test_expire_and_gc(past: Past, place: str, capsys: pytest.CaptureFixture[str
     assert answer(capsys, "gc", place)["snapshots_deleted"] == 0
     assert answer(capsys, "gc", place, "--older-than", "0s", "--incremental")["snapshots_deleted"] == 4
     past.check(icefloe.Repository.open(place))
+
+
+def test_maintenance_writes_no_warnings(place: str) -> None:
+    for verb in (["expire", place, "--retain-last", "2"], ["gc", place, "--older-than", "0s"], ["verify", place]):
+        code = f"import sys; from icefloe.cli.app import main; sys.exit(main({verb!r}))"
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert ran.stderr == "", verb
 
 
 def test_expire_of_a_range(past: Past, place: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -367,7 +367,7 @@ def find_unreferenced(
 R = TypeVar("R")
 
 REQUESTS_AT_ONCE = 32
-_LIMITS = CacheLimits(snapshots=64 << 20, manifests=0, transaction_logs=0, attributes=0)
+_LIMITS = CacheLimits(snapshots=64 << 20, manifests=0, transaction_logs=0, attributes=0, warns_if_small=False)
 
 
 @dataclass(frozen=True, slots=True)
