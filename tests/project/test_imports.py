@@ -20,6 +20,7 @@ SLOW = {
     "pyarrow": "virtual references are used",
     "yaml": "a configuration is in YAML",
     "rich": "tables and progress are printed",
+    "pydantic": "never: a new version of a dependency must not bring it",
     "dask": "it is asked for",
     "xarray": "it is asked for",
     "pandas": "it is asked for",
