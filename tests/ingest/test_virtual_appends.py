@@ -134,7 +134,7 @@ def test_a_file_that_is_replaced_while_it_is_ingested_is_refused(
     repository = Repository.create(str(tmp_path / "repo"))
     before = repository.lookup_branch("main")
     _while_it_is_planned(monkeypatch, lambda: os.replace(other, replaced))
-    with pytest.raises(InvalidInputError, match="changed while it was ingested; nothing was committed"):
+    with pytest.raises(InvalidInputError, match="changed while it was ingested. Nothing was committed"):
         ingest_local(tmp_path / "in", repository, IngestOptions(mode=mode))
     assert repository.lookup_branch("main") == before
 
@@ -170,7 +170,7 @@ def test_a_zarr_store_that_changes_while_it_is_ingested_is_refused(
     before = repository.lookup_branch("main")
     with monkeypatch.context() as patched:
         _while_it_is_planned(patched, lambda: change(store))
-        with pytest.raises(IcefloeError, match="changed while it was ingested; nothing was committed"):
+        with pytest.raises(IcefloeError, match="changed while it was ingested. Nothing was committed"):
             ingest_local(str(tmp_path / "in" / given), repository, IngestOptions(mode=mode))
     assert repository.lookup_branch("main") == before
     ingest_local(str(tmp_path / "in" / given), repository, IngestOptions(mode=mode))

@@ -5,11 +5,10 @@ Modules
 - `access`: Read the bytes of sources. Local files are read directly, other files through a storage.
 - `array_plan`: The plan of one target array, and the conversion of source values to its values.
 - `cf`: CF conventions: times in any calendar, packed numbers, missing values.
-- `chunk_grids`: Regular chunk grids in numbers: coordinates of all chunks, boxes, and tables of references built
-  from columns.
+- `chunk_grids`: Regular chunk grids: coordinates of all chunks, boxes, and tables of references built from columns.
 - `local`: Run a whole ingest in one process, without Spark.
 - `members`: The datasets of an ingest: one member per file and group, and what differs between members.
-- `placement`: Where the cells of each file lie in the combined arrays and in what the repository already holds.
+- `placement`: The positions of the cells of each file in the combined arrays and in the arrays of the repository.
 - `plan`: The plan of an ingest. It can be pickled and is made before anything is written.
 - `record`: What a repository stores about its sources: ingested files, catalogues of synced groups, containers.
 - `source_model`: The content of a source file as values, and the report of the differences between files.

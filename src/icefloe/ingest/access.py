@@ -138,7 +138,7 @@ class SourceAccess:
 
     storages: Mapping[str, Storage] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Options of the storages of all other URLs, such as `endpoint_url` of `s3_storage`; they may hold secrets."""
+    """Options of the storages of all other URLs, such as `endpoint_url` of `s3_storage`. They can contain secrets."""
 
     def place(self, url: str) -> tuple[Storage, str]:
         """Return the storage of a URL, and the key in it.
@@ -357,7 +357,7 @@ def _describe_listed(path: Path) -> SourceFile:
     try:
         status = path.stat()
     except FileNotFoundError:
-        # A link to nothing: whoever opens it can say so, and leave it out if that was asked for.
+        # A broken link. Opening it raises the error, or skips the file with on_error='skip'.
         return SourceFile(normalise_url(path), 0, None, 0)
     return SourceFile(normalise_url(path), status.st_size, None, math.ceil(status.st_mtime), str(status.st_mtime_ns))
 

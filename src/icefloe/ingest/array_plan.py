@@ -28,14 +28,14 @@ from icefloe.ingest.source_model import SourceVariable
 ArrayKind: TypeAlias = Literal["native", "virtual", "values"]
 
 CHUNK_BYTES = 8 << 20
-"""Native chunks are brought to about this size where nothing else was asked for."""
+"""The approximate size of native chunks, unless another one is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayPlan:
     """One array of the target, new or extended.
 
-    kind       native: tasks write values; virtual: tasks write references; values: the plan holds its few values
+    kind       native: tasks write values; virtual: tasks write references; values: the plan contains its few values
     joined     its joined dimensions
     template   the variable as the sources have it, with the chunks to reference it by
     """
@@ -74,7 +74,7 @@ class ArrayPlan:
 
 
 def parse_fill_document(dtype: str, value: Any) -> Any:
-    """The scalar that a `fill_value` of zarr.json stands for."""
+    """The scalar of a `fill_value` of zarr.json."""
     numpy_type = np.dtype(dtype)
     if numpy_type.kind == "S":
         return np.zeros(1, numpy_type)[0]
@@ -90,7 +90,7 @@ def parse_fill_document(dtype: str, value: Any) -> Any:
 def choose_chunks(
     variable: SourceVariable, shape: Sequence[int], joined: Sequence[str], asked: Mapping[str, int]
 ) -> tuple[int, ...]:
-    """Native chunk lengths: those asked for; else the source's, longer or shorter to a good size."""
+    """Native chunk lengths: the given ones, or those of the source, adjusted to a good size."""
     chunks = [max(1, min(c, n)) for c, n in zip(variable.chunks, shape, strict=True)]
     fixed = [dim in asked for dim in variable.dims]
     for axis, dim in enumerate(variable.dims):
@@ -103,7 +103,7 @@ def choose_chunks(
         return math.prod(chunks) * itemsize
 
     order = sorted(range(len(chunks)), key=lambda a: variable.dims[a] in joined)
-    # Short chunks grow along the grid first, then along the joined dimensions, by doubling.
+    # Double short chunks, along the grid first, then along the joined dimensions.
     for axis in order:
         while not fixed[axis] and chunks[axis] < shape[axis] and size() * 2 <= CHUNK_BYTES:
             chunks[axis] = min(chunks[axis] * 2, shape[axis])
@@ -114,7 +114,7 @@ def choose_chunks(
 
 
 def native_codecs(dtype: str) -> tuple[Mapping[str, Any], ...]:
-    """What native chunks are encoded with unless codecs are given: bytes shuffled, then zstd."""
+    """The default codecs of native chunks: shuffled bytes, then zstd."""
     if dtype == "string":
         return {"name": "vlen-utf8"}, {"name": "zstd", "configuration": {"level": 3, "checksum": False}}
     itemsize = np.dtype(dtype).itemsize
@@ -132,7 +132,7 @@ def native_codecs(dtype: str) -> tuple[Mapping[str, Any], ...]:
 
 
 def convert_values(values: npt.NDArray[Any], variable: SourceVariable, array: ArrayPlan) -> npt.NDArray[Any]:
-    """Stored values of one file as the array holds them: the same values, or an error."""
+    """Convert stored values of one file to those of the array. Raises if a value would change."""
     if array.dtype == "string":
         return values.astype(object)
     source, target = packing_of(variable.attributes, variable.dtype), packing_of(array.attributes, array.dtype)
@@ -156,7 +156,7 @@ def convert_values(values: npt.NDArray[Any], variable: SourceVariable, array: Ar
 def _find_times(
     variable: SourceVariable, array: ArrayPlan, source: Packing, target: Packing
 ) -> tuple[TimeUnits, TimeUnits] | None:
-    """The units of times that have to be converted."""
+    """The units of times, if they have to be converted."""
     if not (source.is_plain and target.is_plain) or source.sign or target.sign:
         return None
     own, wanted = find_time_units(variable.attributes), find_time_units(array.attributes)
@@ -175,7 +175,7 @@ def _fill_anew(
     source: Packing,
     target: Packing,
 ) -> npt.NDArray[Any]:
-    """Missing values as the array marks them."""
+    """Replace missing values by the missing value of the array."""
     missing = source.missing(values)
     taken = target.missing(result)
     if taken is not None and missing is not None:
@@ -203,7 +203,7 @@ def _fill_anew(
 def _cast_meant(
     values: npt.NDArray[Any], variable: SourceVariable, array: ArrayPlan, source: Packing, target: Packing
 ) -> npt.NDArray[Any]:
-    """Values in the array's type. Where `_Unsigned` says that another sign is meant, the meant numbers are kept."""
+    """Values in the array's type. With `_Unsigned`, the unsigned numbers are kept."""
     wanted = np.dtype(array.dtype)
     if not source.sign or values.dtype.itemsize == wanted.itemsize or wanted.kind not in "iu":
         return _cast(values, variable, array, target)
@@ -212,7 +212,7 @@ def _cast_meant(
 
 
 def _cast(values: npt.NDArray[Any], variable: SourceVariable, array: ArrayPlan, target: Packing) -> npt.NDArray[Any]:
-    """Values in the array's type; one that cannot hold them was asked for, and is refused where values would change."""
+    """Values in the array's type. Raises if the caller chose a type that would change values."""
     wanted = np.dtype(array.dtype)
     if keeps_values(values.dtype.str, wanted.str):
         return values.astype(wanted, copy=False)

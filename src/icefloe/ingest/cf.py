@@ -69,18 +69,18 @@ _CALENDARS = {
     "366_day": "all_leap",
 }
 CIVIL_CALENDARS = ("standard", "proleptic_gregorian")
-"""Calendars whose dates since 1582 are those of everyday life."""
+"""Calendars whose dates since 1582 are those of the civil calendar."""
 _MOST = int(np.iinfo(np.int64).max)
 NO_TIME = int(np.iinfo(np.int64).min)
-"""The integer that stands for a missing time: numpy's and xarray's own."""
+"""The integer of a missing time in numpy and xarray."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeUnits:
-    """`hours since 2000-01-01` taken apart.
+    """Parsed time units such as `hours since 2000-01-01`.
 
-    The reference is counted from 1970-01-01 of the same calendar. Instants of the standard and of the proleptic
-    Gregorian calendar are the same number for the same instant.
+    The reference is relative to 1970-01-01 of the same calendar. An instant has the same number in the standard and in
+    the proleptic Gregorian calendar.
     """
 
     text: str
@@ -90,7 +90,7 @@ class TimeUnits:
 
     @property
     def unit_us(self) -> int:
-        """Microseconds in a unit; zero for nanoseconds."""
+        """Microseconds in a unit. Zero for nanoseconds."""
         return self.unit_ns // 1000
 
     @property
@@ -99,17 +99,17 @@ class TimeUnits:
 
     @property
     def counts_alike(self) -> tuple[int, int]:
-        """Units with an equal pair count alike, however they are written."""
+        """Units with the same pair are equivalent, even if their texts differ."""
         return self.unit_ns, self.reference_ns
 
 
 def is_time_units(units: Any) -> bool:
-    """Whether a `units` attribute counts time since an instant."""
+    """Whether a `units` attribute is a time since an instant."""
     return isinstance(units, str) and _SINCE.match(units) is not None
 
 
 def calendar_name(calendar: Any) -> str:
-    """The CF name of a calendar; several have two.
+    """The CF name of a calendar. Some calendars have two names.
 
     >>> calendar_name("gregorian"), calendar_name(None), calendar_name("365_day")
     ('standard', 'standard', 'noleap')
@@ -120,7 +120,7 @@ def calendar_name(calendar: Any) -> str:
 
 @lru_cache(maxsize=4096)
 def parse_time_units(units: str, calendar: str = "standard") -> TimeUnits:
-    """Take CF time units apart, in any calendar of cftime."""
+    """Parse CF time units in any calendar of cftime."""
     match = _SINCE.match(units)
     if match is None or match[1].lower() not in _NANOSECONDS:
         raise InvalidInputError(f"{units!r} is not a CF time unit of fixed length", units=units)
@@ -132,7 +132,7 @@ def parse_time_units(units: str, calendar: str = "standard") -> TimeUnits:
 
 
 def _civil_reference(text: str, calendar: str) -> int | None:
-    """Nanoseconds from 1970 to an instant after the reform of the calendar; None where cftime has to say."""
+    """Nanoseconds from 1970 to an instant after the calendar reform of 1582. None if cftime is needed."""
     stamp = _STAMP.match(text)
     if stamp is None or calendar not in CIVIL_CALENDARS:
         return None
@@ -168,7 +168,7 @@ def _zone_ns(zone: str | None) -> int:
 
 
 def find_time_units(attributes: Mapping[str, Any]) -> TimeUnits | None:
-    """The time units that a variable's attributes declare; None for other units and those without a fixed length."""
+    """The time units of a variable's attributes. None for other units and for units without a fixed length."""
     units = attributes.get("units")
     if not is_time_units(units):
         return None
@@ -179,7 +179,7 @@ def find_time_units(attributes: Mapping[str, Any]) -> TimeUnits | None:
 
 
 def format_coordinate(value: Any, units: str | None, calendar: str = "standard") -> str:
-    """A coordinate as people read it: a time as its date, any other as it is.
+    """Format a coordinate value. A time is formatted as a date.
 
     >>> format_coordinate(438383, "hours since 1970-01-01"), format_coordinate(2.5, "m"), format_coordinate(3, None)
     ('2020-01-04 23:00', '2.5', '3')
@@ -206,7 +206,7 @@ def _moment(units: TimeUnits, micro: float) -> Any:
 
 
 def _load_cftime(needed_for: str) -> Any:
-    # Only calendars other than the civil one need it, so it is not loaded with the module.
+    # Only other calendars need it, so it is imported on demand.
     try:
         return importlib.import_module("cftime")
     except ImportError as error:
@@ -214,13 +214,13 @@ def _load_cftime(needed_for: str) -> Any:
 
 
 def format_range(first: Any, last: Any, attributes: Mapping[str, Any]) -> str:
-    """The ends of a coordinate as people read them."""
+    """Format the first and last value of a coordinate."""
     units, calendar = attributes.get("units"), str(attributes.get("calendar", "standard"))
     return " .. ".join(format_coordinate(value, units, calendar) for value in (first, last))
 
 
 def format_step(step: float, units: str | None) -> str:
-    """The distance of neighbours, in the word that their units of time have for it.
+    """Format the distance of neighbours in their units of time.
 
     >>> format_step(6, "hours since 1970-01-01"), format_step(1, "days since 2000-01-01"), format_step(0.25, None)
     ('6 hours', '1 day', '0.25')
@@ -233,7 +233,7 @@ def format_step(step: float, units: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TimeEncoding:
-    """How an array counts time: its units, the calendar as it is written, and its type."""
+    """The encoding of times of an array: units, calendar as written, and type."""
 
     units: TimeUnits
     calendar: str | None
@@ -242,7 +242,7 @@ class TimeEncoding:
 
 @dataclass(frozen=True, slots=True)
 class SourceTimes:
-    """Times of one file: units, the calendar as it is written, type, and the values where they are known."""
+    """Times of one file: units, calendar as written, type, and the values if they are known."""
 
     units: TimeUnits
     calendar: str | None
@@ -251,10 +251,10 @@ class SourceTimes:
 
 
 def choose_time_encoding(sources: Sequence[SourceTimes]) -> TimeEncoding:
-    """One encoding that holds the times of all files exactly.
+    """Choose one encoding that represents the times of all files exactly.
 
-    Files that count alike keep their units, in a type that holds all of theirs. Others are counted by 64-bit integers
-    since the first file's reference, in the largest unit of which all times are whole multiples.
+    Files with equivalent units keep them, in a type that can store all values. Other times become 64-bit integers since
+    the reference of the first file, in the largest unit of which all times are multiples.
     """
     first = sources[0]
     _check_calendars(sources)
@@ -279,14 +279,14 @@ def choose_time_encoding(sources: Sequence[SourceTimes]) -> TimeEncoding:
 
 
 def _is_countable(values: npt.NDArray[Any], units: TimeUnits) -> bool:
-    """Whether 64 bits hold the nanoseconds from 1970 to all of the times."""
+    """Whether all times fit 64 bits as nanoseconds since 1970."""
     finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
     ends = (float(finite.min()), float(finite.max())) if finite.size else ()
     return all(abs(units.reference_ns + end * units.unit_ns) < _MOST for end in ends)
 
 
 def _units_since(unit: str, first: TimeUnits) -> TimeUnits:
-    """Units with the reference of the first file's, or with a later one where nobody could count so far."""
+    """Units with the reference of the first file, or with a later reference if the times would be too large."""
     match = _SINCE.match(first.text)
     assert match is not None
     if _NANOSECONDS[unit] == first.unit_ns:
@@ -297,22 +297,22 @@ def _units_since(unit: str, first: TimeUnits) -> TimeUnits:
         raise InvalidInputError(
             f"times in {first.text!r} of the calendar {first.calendar!r} are finer than microseconds"
         )
-    # xarray reads times that cftime decodes as doubles, which do not hold the microseconds of millennia.
+    # xarray reads times that cftime decodes as doubles, which cannot represent microseconds over millennia.
     return parse_time_units(f"{unit} since 1970-01-01", first.calendar)
 
 
 def _is_within_nanoseconds(units: TimeUnits) -> bool:
-    """Whether xarray counts nanoseconds from a reference; elsewhere it leaves times to cftime, which does not."""
+    """Whether xarray decodes times as nanoseconds since a reference. Otherwise it uses cftime, which does not."""
     is_early = units.calendar == "standard" and units.reference_ns < _REFORM_NS
     return units.calendar in CIVIL_CALENDARS and abs(units.reference_ns) < _MOST and not is_early
 
 
 def _granularity(source: SourceTimes) -> int:
-    """Nanoseconds of which every time of a source is a whole multiple after its reference."""
+    """The largest number of nanoseconds of which all times of a source are multiples."""
     if np.dtype(source.dtype).kind in "iu":
         return source.units.unit_ns
     if source.values is None:
-        # As fine as xarray decodes them: cftime counts microseconds.
+        # The precision of xarray's decoding: cftime has microseconds.
         return 1 if _is_within_nanoseconds(source.units) else 1000
     values = source.values.astype(np.float64)
     offsets, scale = _float_offsets(values[np.isfinite(values)], source.units)
@@ -323,7 +323,7 @@ def _check_calendars(sources: Sequence[SourceTimes]) -> None:
     names = {s.units.calendar for s in sources}
     if len(names) == 1:
         return
-    # Values that are not known here are judged when they are converted.
+    # Values that are not known here are checked when they are converted.
     known = [(s.values, s.units) for s in sources if s.values is not None]
     if names <= set(CIVIL_CALENDARS) and all(_is_after_reform(*each) for each in known):
         return
@@ -352,9 +352,9 @@ def convert_times(
     missing: npt.NDArray[np.bool_] | None = None,
     no_time: Any = None,
 ) -> npt.NDArray[Any]:
-    """Times in other units: exactly the same instants, or an error.
+    """Convert times to other units. Raises unless the instants stay exactly the same.
 
-    Missing ones become `no_time`, or where that is None, NaN of floats and `NO_TIME` of 64-bit integers.
+    Missing times become `no_time`. If that is None, they become NaN for floats and `NO_TIME` for 64-bit integers.
     """
     wanted = np.dtype(dtype)
     absent = _absent(values, missing)
@@ -416,7 +416,7 @@ def _cast_times(
         result = plain.astype(wanted)
     if not np.array_equal(result.astype(np.longdouble), plain.astype(np.longdouble)):
         raise InvalidInputError(
-            f"times in {units.text!r} do not fit the type {wanted} of their array; they are of type {values.dtype}"
+            f"times in {units.text!r} do not fit the type {wanted} of their array. They have the type {values.dtype}"
         )
     if absent is not None:
         result[absent] = _no_time(wanted, no_time)
@@ -428,7 +428,7 @@ def _whole_units(
 ) -> npt.NDArray[Any]:
     if offsets.size == 0:
         return offsets.astype(wanted)
-    # Offsets in nanoseconds are reduced by what they have in common: spans of millennia have no place in 64 bits.
+    # Divide offsets in nanoseconds by their common divisor, because millennia do not fit 64 bits.
     shared = int(np.gcd.reduce(offsets, axis=None)) or 1 if scale in (1, 1000) else 1
     offsets, scale = (offsets // shared, scale * shared) if shared > 1 else (offsets, scale)
     common = math.gcd(scale, shift, target.unit_ns)
@@ -441,7 +441,7 @@ def _whole_units(
             f"{told} do not fit {target.text!r} in the type {wanted} of their array. Choose coarser units with "
             "time_units"
         )
-    # Nanoseconds from year one have no place in 64 bits, although those from 1970 to the same time have.
+    # Nanoseconds since year one do not fit 64 bits, although those since 1970 do.
     is_wide = max(abs(shift), scale) > _MOST
     total = offsets.astype(object if is_wide else np.int64) * scale + shift
     if bool((total % unit).any()):
@@ -452,7 +452,7 @@ def _whole_units(
 def _float_units(
     offsets: npt.NDArray[Any], scale: int, shift: int, source: TimeUnits, target: TimeUnits, wanted: np.dtype[Any]
 ) -> npt.NDArray[Any]:
-    """Times as floats, which decode to the very same instants."""
+    """Times as floats that decode to exactly the same instants."""
     exact = offsets.astype(np.longdouble) * scale + shift
     result = (exact / target.unit_ns).astype(wanted)
     back, unit = _float_offsets(result.astype(np.float64), target)
@@ -465,9 +465,9 @@ def _float_units(
 
 
 def _float_offsets(values: npt.NDArray[np.float64], units: TimeUnits) -> tuple[npt.NDArray[Any], int]:
-    """What floating times stand for after their reference, as xarray decodes them, and in how many nanoseconds.
+    """Floating times after their reference as integers, as xarray decodes them, and their unit in nanoseconds.
 
-    xarray counts nanoseconds and cuts the rest where 64 bits suffice, or else lets cftime count microseconds.
+    xarray uses nanoseconds and truncates the rest if 64 bits suffice. Otherwise cftime uses microseconds.
     """
     finite = values[np.isfinite(values)]
     ends = [float(finite.min()), float(finite.max())] if finite.size else [0.0]
@@ -491,7 +491,7 @@ def keeps_values(source: str, target: str) -> bool:
         return source == target
     ours, theirs = np.dtype(source), np.dtype(target)
     if ours.kind in "iu" and theirs.kind in "fc":
-        # numpy calls int64 to float64 safe; beyond 2**53 it is not.
+        # numpy treats int64 to float64 as safe, but it is not beyond 2**53.
         digits = 8 * ours.itemsize - (ours.kind == "i")
         part = theirs if theirs.kind == "f" else np.dtype(f"f{theirs.itemsize // 2}")
         return digits <= np.finfo(part).nmant + 1
@@ -502,10 +502,10 @@ def keeps_values(source: str, target: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How stored numbers become values: stored * scale + offset, some of them missing.
+    """The packing of numbers: value = stored * scale + offset. Some numbers mean missing.
 
-    fills  numbers that mean missing, as the numbers are before they are scaled; NaN is missing anyway
-    sign   "u" where stored signed integers are meant without sign (`_Unsigned`), "i" for the reverse
+    fills  numbers that mean missing, before scaling; NaN is always missing
+    sign   "u" if stored signed integers are unsigned (`_Unsigned`), "i" for the reverse
     """
 
     scale: float = 1.0
@@ -519,7 +519,7 @@ class Packing:
 
     @property
     def fill(self) -> Any:
-        """The number to write for a missing value; None where none is declared."""
+        """The number to write for a missing value. None if none is declared."""
         return self.fills[0] if self.fills else None
 
     def __str__(self) -> str:
@@ -527,15 +527,15 @@ class Packing:
         return f"{told}, missing {', '.join(map(str, self.fills))}" if self.fills else told
 
     def meant_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """The type of the numbers before they are scaled."""
+        """The type of the numbers before scaling."""
         return dtype if not self.sign else np.dtype(f"{dtype.byteorder}{self.sign}{dtype.itemsize}")
 
     def meant(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Stored numbers with the sign that is meant."""
+        """Stored numbers with the sign of `_Unsigned`."""
         return values if not self.sign else values.view(self.meant_dtype(values.dtype))
 
     def missing(self, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None:
-        """Which stored numbers mean missing; None where none does. NaN is not counted."""
+        """Which stored numbers mean missing, without NaN. None if none does."""
         if not self.fills or values.dtype.kind not in "iuf":
             return None
         numbers = self.meant(values)
@@ -545,7 +545,7 @@ class Packing:
         return found if bool(found.any()) else None
 
     def stored(self, number: Any, dtype: np.dtype[Any]) -> Any:
-        """A number with the sign that is meant, as it is stored."""
+        """The stored form of a number with the sign of `_Unsigned`."""
         meant = self.meant_dtype(dtype)
         return np.array([number], dtype=meant).view(dtype)[0] if self.sign else dtype.type(number)
 
@@ -556,8 +556,8 @@ _KEPT_PACKINGS = 4096
 
 
 def packing_of(attributes: Mapping[str, Any], dtype: str) -> Packing:
-    """The packing that a variable's attributes declare, as xarray understands them."""
-    # Many files have the same few packings. The text of a number tells its type too, and NaN is NaN.
+    """The packing of a variable's attributes, as xarray reads them."""
+    # Many files have the same few packings. The text of a number also shows its type, and works for NaN.
     key = (dtype, *[repr(attributes[name]) if name in attributes else "" for name in _PACKING_ATTRIBUTES])
     found = _PACKINGS.get(key)
     if found is None:
@@ -600,7 +600,7 @@ def _number(attributes: Mapping[str, Any], name: str, default: float) -> float:
 
 
 def _fits(number: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether a number can be a value of a type; texts and numbers out of its range match nothing."""
+    """Whether a number can be a value of a type. Texts and numbers out of its range cannot."""
     if isinstance(number, bool) or not isinstance(number, (int, float)) or number != number:
         return False
     if dtype.kind in "iu":

@@ -1,4 +1,4 @@
-"""Regular chunk grids in numbers: coordinates of all chunks, boxes, and tables of references built from columns."""
+"""Regular chunk grids: coordinates of all chunks, boxes, and tables of references built from columns."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def lexicographic_order(coords: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[
 
 
 def shift_table(table: ChunkTable, chunk_offset: Sequence[int]) -> ChunkTable:
-    """The same references further along in the grid."""
+    """The same references, moved along the grid."""
     if not any(chunk_offset):
         return table
     moved = table.coords + np.asarray(chunk_offset, dtype=np.uint32)
@@ -93,7 +93,7 @@ def _with_columns(table: ChunkTable, coords: npt.NDArray[np.uint32]) -> ChunkTab
 
 
 def concatenate_tables(tables: Sequence[ChunkTable], ndim: int) -> ChunkTable:
-    """One sorted table of several that share no chunk; a shared chunk is an error."""
+    """Join tables into one sorted table. A chunk in two tables is an error."""
     tables = [t for t in tables if len(t)]
     if not tables:
         return empty_table(ndim)
@@ -151,7 +151,7 @@ def _merge_dictionary(
 
 
 def chunk_region(coords: Sequence[int], chunks: Sequence[int], shape: Sequence[int]) -> ChunkRegion:
-    """The cells of one chunk, cut at the array's edge."""
+    """The cells of one chunk, clipped to the array."""
     return tuple(slice(int(i) * c, min((int(i) + 1) * c, n)) for i, c, n in zip(coords, chunks, shape, strict=True))
 
 
@@ -163,9 +163,9 @@ def region_shape(region: ChunkRegion) -> tuple[int, ...]:
 def contiguous_references(
     shape: Sequence[int], chunks: Sequence[int], itemsize: int, begin: int
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
-    """Coords, offsets and lengths of the full chunks of row-major bytes, and coords of the cut ones.
+    """Coordinates, offsets and lengths of the full chunks of row-major bytes, and coordinates of partial chunks.
 
-    Chunks must be runs of bytes: whole in every dimension after the first that is longer than one.
+    Chunks must be contiguous: complete in every dimension after the first that is longer than one.
     """
     shape, chunks = tuple(shape), tuple(chunks)
     if not is_contiguous_chunking(shape, chunks):
@@ -182,7 +182,7 @@ def contiguous_references(
 
 
 def is_contiguous_chunking(shape: Sequence[int], chunks: Sequence[int]) -> bool:
-    """Whether every chunk of row-major values is one run of bytes."""
+    """Whether every chunk of row-major values is contiguous."""
     cut = False
     for length, chunk in zip(reversed(shape), reversed(chunks), strict=True):
         if cut and chunk != 1:
@@ -192,7 +192,7 @@ def is_contiguous_chunking(shape: Sequence[int], chunks: Sequence[int]) -> bool:
 
 
 def contiguous_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """One chunk, or runs along the first dimensions where the whole is too large for one."""
+    """One chunk, or contiguous chunks along the first dimensions if one would be too large."""
     chunks = [max(1, n) for n in shape]
     for axis in range(len(chunks)):
         inner = int(np.prod(chunks[axis + 1 :], dtype=np.int64)) * itemsize

@@ -299,8 +299,8 @@ class SourceComparison:
             return _read_coordinate(self.session, path, document or b"", self.sources)
         except VirtualChunkError as error:
             raise InvalidInputError(
-                f"/{path} of the repository cannot be compared with the sources: {error}; open the repository with "
-                "that authorisation (authorize_virtual_chunk_access, --authorize), or go on with unchecked=True "
+                f"/{path} of the repository cannot be compared with the sources: {error}. Open the repository with "
+                "that authorisation (authorize_virtual_chunk_access, --authorize), or continue with unchecked=True "
                 "(--unchecked)",
                 path=path,
             ) from error
@@ -504,6 +504,6 @@ def ingest_local(
             progress(results[-1])
     check_stores(schemas, access)
     facts = {**keep_record(repository, session.state.base, ingest_metadata(plan, files)), **(metadata or {})}
-    # Files without cells change nothing; that they were ingested is recorded all the same.
+    # Files without cells change nothing, but they are recorded as ingested.
     snapshot_id = session.commit(message or f"Ingest {len(plan.sources)} sources", facts, allow_empty=True)
     return IngestResult(plan, str(snapshot_id), tuple(results), known - len(files))

@@ -28,7 +28,7 @@ from icefloe.ingest.zarr_documents import parse_fill_attribute
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What one file brings to one dataset; variables and dimensions under their target names."""
+    """The part of one file in one dataset. Variables and dimensions have their target names."""
 
     file: SourceFile
     format: str
@@ -52,7 +52,7 @@ def join_path(*parts: str) -> str:
 
 
 def split_datasets(schemas: Sequence[tuple[int, SourceSchema]], options: IngestOptions) -> dict[str, list[Member]]:
-    """Members by target group; groups without variables of their own have none. Schemas come with their position."""
+    """Members by target group. Groups without variables have none. Schemas have their position among the sources."""
     _check_names([schema for _, schema in schemas], options)
     datasets: dict[str, list[Member]] = {}
     shared: dict[tuple[int, ...], tuple[Any, dict[str, SourceVariable]]] = {}
@@ -62,8 +62,8 @@ def split_datasets(schemas: Sequence[tuple[int, SourceSchema]], options: IngestO
             chosen = _select(schema, group, options)
             if not chosen and group:
                 continue
-            # Alike files share one mapping, so that plans of many files stay small; the variables are kept beside it,
-            # or their ids could come again.
+            # Similar files share one mapping, so that plans of many files stay small. The variables are kept too,
+            # or their ids could be reused.
             key = tuple(id(v) for v in chosen.values())
             if key not in shared:
                 shared[key] = (chosen, _inherit_units(_renamed(schema.file, chosen, options.rename)))
@@ -87,7 +87,7 @@ def split_datasets(schemas: Sequence[tuple[int, SourceSchema]], options: IngestO
 
 
 def target_group(file: SourceFile, options: IngestOptions) -> str:
-    """The group of the target under which a file's groups lie."""
+    """The target group of a file's groups."""
     return join_path(options.group, _group_of(file, options))
 
 
@@ -106,7 +106,7 @@ def _groups(schema: SourceSchema) -> list[str]:
 
 
 def _check_names(schemas: Sequence[SourceSchema], options: IngestOptions) -> None:
-    """Refuse names that nothing has. Variables are named as in the sources, targets by their new names."""
+    """Refuse unknown names. Variables have the names of the sources, targets have their new names."""
     present = {name for schema in schemas for path, v in schema.variables.items() for name in (path, v.name)}
     dims = {d for schema in schemas for v in schema.variables.values() for d in v.dims}
     for name in (*(options.variables or ()), *options.drop_variables):
@@ -141,13 +141,13 @@ def _select(schema: SourceSchema, group: str, options: IngestOptions) -> dict[st
 
 
 _RESERVED_NAMES = frozenset({"zarr.json", ".", ".."})
-"""Names that Zarr gives a meaning of its own."""
+"""Names that are reserved in Zarr."""
 
 
 def _renamed(
     file: SourceFile, chosen: Mapping[str, SourceVariable], names: Mapping[str, str]
 ) -> dict[str, SourceVariable]:
-    """Variables by their new names, of which no two may be the same."""
+    """Variables by their new names, which must be distinct."""
     renamed: dict[str, SourceVariable] = {}
     for name, variable in chosen.items():
         new = names.get(name, name)
@@ -178,7 +178,7 @@ def _rename(variable: SourceVariable, names: Mapping[str, str]) -> SourceVariabl
 
 
 def _inherit_units(variables: dict[str, SourceVariable]) -> dict[str, SourceVariable]:
-    """Bounds of a time coordinate count in its units; with them written out they are converted with it."""
+    """Bounds of a time coordinate have its units. Set them explicitly, so that bounds are converted too."""
     found = dict(variables)
     for variable in variables.values():
         bounds = found.get(str(variable.attributes.get("bounds")))
@@ -192,7 +192,7 @@ def _inherit_units(variables: dict[str, SourceVariable]) -> dict[str, SourceVari
 def _coordinates(
     schema: SourceSchema, group: str, variables: Mapping[str, SourceVariable], names: Mapping[str, str]
 ) -> dict[str, Coordinate]:
-    """Coordinates of the group's dimensions; a group inherits those of the groups around it."""
+    """Coordinates of the group's dimensions. A group inherits those of its parent groups."""
     found: dict[str, Coordinate] = {}
     parts = group.split("/") if group else []
     for depth in range(len(parts) + 1):
@@ -224,15 +224,15 @@ def compare_variable(
 ) -> Iterator[SchemaIssue]:
     """Differences of one variable from its reference, over the members that have it.
 
-    `virtual`: its bytes are referenced; `keep_times`: times may not be re-encoded either way; `is_asked`: the caller
-    chose a type for it.
+    `virtual`: its bytes are referenced. `keep_times`: times must not be re-encoded. `is_asked`: the caller chose its
+    type.
     """
     checked: dict[int, list[tuple[Severity, str, str, str, str]]] = {id(reference): []}
     for member in members:
         variable = member.variables.get(name)
         if variable is None:
             continue
-        # Alike files share one value: compared once.
+        # Similar files share one value, which is compared once.
         if variable.has_missing_text:
             advice = "Zarr has no missing text: leave the variable out (drop_variables)"
             yield SchemaIssue("error", member.file.url, name, "values", "text", "cells that are missing", advice)
@@ -279,7 +279,7 @@ def _differences(
 
 
 def promoted_dtype(dtypes: Sequence[str]) -> str | None:
-    """The type that holds every value of several, as numpy promotes them; None where there is none.
+    """The type that can represent all values of several types, by numpy's promotion. None if there is none.
 
     >>> promoted_dtype(["<i2", ">i4"]), promoted_dtype(["<f4", "<i4"]), promoted_dtype(["<i8", "<u8"])
     ('<i4', '<f8', None)
@@ -326,7 +326,7 @@ def _bytes_differ(reference: SourceVariable, variable: SourceVariable) -> Iterat
 
 
 def decoding_codecs(codecs: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Codecs without what only an encoder needs."""
+    """Codecs without settings that only an encoder uses."""
     free = ("level", "clevel", "cname", "blocksize")
     return [(c["name"], {k: v for k, v in (c.get("configuration") or {}).items() if k not in free}) for c in codecs]
 
@@ -367,7 +367,7 @@ def _attributes_differ(
 
 
 def _same_value(left: Any, right: Any) -> bool:
-    # NaN equals nothing, and itself least; its text does.
+    # NaN does not equal itself, but its text does.
     return bool(left == right) or repr(left) == repr(right)
 
 
@@ -384,7 +384,7 @@ def _same_calendar(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
 
 
 def _shown(variable: SourceVariable, key: str) -> str:
-    """An attribute as people read it; fill values of floats are stored in base64."""
+    """Format an attribute. Fill values of floats are stored in base64."""
     value = variable.attributes.get(key)
     if key != "_FillValue" or value is None:
         return "none" if value is None else str(value)
@@ -395,7 +395,7 @@ def _shown(variable: SourceVariable, key: str) -> str:
 
 
 def find_byte_difference(reference: SourceVariable, members: Sequence[Member], name: str) -> str | None:
-    """Why the files' bytes cannot be parts of one array; None when they can."""
+    """Why the files' bytes cannot be parts of one array. None if they can."""
     checked = {id(reference)}
     for member in members:
         variable = member.variables[name]
@@ -412,7 +412,7 @@ def find_byte_difference(reference: SourceVariable, members: Sequence[Member], n
 def missing_variables(
     names: Sequence[str], cells: Mapping[str, Mapping[Any, str]], allow_missing: bool
 ) -> Iterator[SchemaIssue]:
-    """Variables that some place of the joined grid lacks. `cells` has, per variable, a file by place."""
+    """Variables that are missing at some position of the joined grid. `cells` has, per variable, a file by position."""
     every: dict[Any, str] = {}
     for name in names:
         every.update({place: url for place, url in cells[name].items() if place not in every})

@@ -1,4 +1,4 @@
-"""Where the cells of each file lie in the combined arrays and in what the repository already holds."""
+"""The positions of the cells of each file in the combined arrays and in the arrays of the repository."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Existing:
     arrays: Mapping[str, ExistingArray] = field(default_factory=dict)
     groups: frozenset[str] = frozenset()
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    """Coordinates whose values could not be read, and why: virtual ones that the caller did not authorise."""
+    """Coordinates whose values cannot be read, and the reasons. These are virtual ones without authorisation."""
     chunks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Chunk lengths of native arrays that are planned anew. An archive keeps its chunks when it grows."""
 
@@ -144,7 +144,7 @@ class Existing:
 
 
 def find_run(whole: npt.NDArray[Any], part: npt.NDArray[Any]) -> int | None:
-    """Where `part` stands in `whole` as a run of neighbours; None when it does not."""
+    """The position of `part` in `whole` as consecutive values. None if it is not in it."""
     if len(part) == 0 or len(part) > len(whole):
         return None
     for start in np.flatnonzero(same_coordinates(whole, np.full(len(whole), part[0]))):
@@ -170,14 +170,14 @@ def same_coordinates(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> npt.NDA
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A stretch of one dimension that some files cover; one without coordinate is known by its order only."""
+    """A range of one dimension that some files cover. Without a coordinate, only its order is known."""
 
     start: int
     size: int
     coordinate: Coordinate | None
     urls: tuple[str, ...]
     is_missing: bool = False
-    """Held free for a file that could not be read."""
+    """Reserved for a file that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,19 +192,19 @@ class JoinedDimension:
     index_of: Mapping[str, int]
     """Block by URL."""
     notes: tuple[str, ...] = ()
-    """Gaps between neighbours."""
+    """Notes about gaps between neighbours."""
     encoding: TimeEncoding | None = None
-    """How its times are counted in the target; None where the files count them alike, or it is no time."""
+    """The encoding of its times in the target. None if the files have the same encoding, or it is not a time."""
     direction: int = 0
-    """1 ascending, -1 descending, 0 where a single value does not tell."""
+    """1 ascending, -1 descending, 0 for a single value."""
 
     @property
     def filled(self) -> tuple[Block, ...]:
-        """The blocks that have cells; a file may have none."""
+        """The blocks that have cells. A file may have none."""
         return tuple(block for block in self.blocks if block.size)
 
     def values(self) -> npt.NDArray[Any] | None:
-        """The values of the coordinate, as the target counts them; None where they are not all known."""
+        """The values of the coordinate in the encoding of the target. None if some are not known."""
         known = [
             b.coordinate.values for b in self.filled if b.coordinate is not None and b.coordinate.values is not None
         ]
@@ -247,7 +247,7 @@ def find_joined_dims(members: Sequence[Member], asked: Sequence[str] | None) -> 
 
 
 def stack_member(member: Member, dim: str) -> Member:
-    """The member with `dim`, which no file has, as the first dimension of its data."""
+    """The member with the new dimension `dim` as the first dimension of its data."""
     variables: dict[str, SourceVariable] = {}
     for name, variable in member.variables.items():
         is_own = name == dim and variable.dims == ()
@@ -275,10 +275,10 @@ def _stacked(variable: SourceVariable, dim: str) -> SourceVariable:
 def find_time_encoding(
     members: Sequence[Member], dim: str, stored: Mapping[str, Any] | None, asked: str | None
 ) -> TimeEncoding | None:
-    """How the times of a dimension are counted in the target.
+    """The encoding of the times of a dimension in the target.
 
-    `stored` is the variable of the repository (attributes and dtype), which stays as it is. `asked` are units that the
-    caller wants. None where the dimension is no time.
+    `stored` is the variable of the repository (attributes and dtype), which does not change. `asked` are units that the
+    caller gave. Returns None if the dimension is not a time.
     """
     sources = [times for m in members if (times := _source_times(m, dim)) is not None]
     if not sources:
@@ -318,7 +318,7 @@ def _is_whole(source: SourceTimes, units: Any) -> bool:
 def join_dimension(
     members: Sequence[Member], dim: str, encoding: TimeEncoding | None, missing: Sequence[tuple[int, str]] = ()
 ) -> JoinedDimension:
-    """Put the members in order along one dimension; overlaps are an error, gaps are noted.
+    """Order the members along one dimension. Overlaps are an error, gaps are noted.
 
     `missing` are (order among the sources, URL) of files that could not be read.
     """
@@ -389,7 +389,7 @@ def _shown_units(members: Sequence[Member], dim: str, encoding: TimeEncoding | N
 def _comparable(
     member: Member, dim: str, encoding: TimeEncoding | None, shared: dict[tuple[int, int], Coordinate]
 ) -> Coordinate:
-    """The member's coordinate as the target counts it. Alike files share one."""
+    """The member's coordinate in the encoding of the target. Similar files share one."""
     coordinate = member.coordinates.get(dim)
     if coordinate is None:
         raise InvalidInputError(
@@ -456,9 +456,9 @@ def _unknown_place(url: str, dim: str, why: str) -> InvalidInputError:
 def _reserve_missing(
     joined: JoinedDimension, members: Sequence[Member], missing: Sequence[tuple[int, str]], step: float | None
 ) -> JoinedDimension:
-    """Blocks for unreadable files between others, where order of names, equal lengths and spacing say where they are.
+    """Blocks for unreadable files between others, if names, lengths and spacing define their position.
 
-    Files before the first and behind the last readable one are left out: nothing says where they would be.
+    Files before the first and after the last readable one are left out, because their position is not known.
     """
     by_url = {m.file.url: m for m in members}
     known = joined.filled
@@ -489,7 +489,7 @@ def _reserve_missing(
         first = first_known.first + index * size * step
         if coordinate is not None:
             if abs(coordinate.first - first) > 0.01 * abs(step):
-                raise _unknown_place(inside[0][1], joined.name, f"{urls[0]} is not where equal spacing would put it")
+                raise _unknown_place(inside[0][1], joined.name, f"{urls[0]} is not at the position of equal spacing")
             blocks.append(Block(index * size, size, coordinate, urls))
             continue
         values: npt.NDArray[Any] = first + step * np.arange(size)
@@ -553,7 +553,7 @@ def _append_offset(group: str, joined: JoinedDimension, options: IngestOptions, 
         return 0
     if len(lengths) > 1:
         raise InvalidInputError(
-            f"arrays of /{group} have different lengths along {name}: {sorted(lengths)}; cannot append"
+            f"arrays of /{group} have different lengths along {name}: {sorted(lengths)}. They cannot be appended to"
         )
     stored = existing.coordinate(join_path(group, name))
     if stored is not None and len(stored) and joined.filled:
@@ -565,9 +565,9 @@ def _append_offset(group: str, joined: JoinedDimension, options: IngestOptions, 
 
 
 def _refuse_earlier(joined: JoinedDimension, stored: npt.NDArray[Any]) -> None:
-    """Appended in order, values follow all of the repository's, in the direction in which those run."""
+    """Check that appended values follow those of the repository, in their direction."""
     found = summarise_coordinate(stored)
-    # Values that were appended in any order, or a single one, leave the direction to the files.
+    # If the repository has unordered values, or a single one, the files define the direction.
     direction = found.direction or joined.direction or 1
     block = joined.filled[0]
     first = None if block.coordinate is None else block.coordinate.first
@@ -591,7 +591,7 @@ def _refuse_earlier(joined: JoinedDimension, stored: npt.NDArray[Any]) -> None:
 
 
 def find_append_gap(group: str, joined: JoinedDimension, options: IngestOptions, existing: Existing) -> str | None:
-    """What lies between the end of the repository and the first file that is appended to it, if anything does."""
+    """The gap between the end of the repository and the first appended file, if there is one."""
     stored = existing.coordinate(join_path(group, joined.name))
     if options.append_dim != joined.name or options.append_order == "any" or not joined.filled:
         return None
@@ -616,7 +616,7 @@ def _shown(joined: JoinedDimension, value: Any) -> str:
 
 
 def _refuse_repeated(joined: JoinedDimension, stored: npt.NDArray[Any]) -> None:
-    """Appended out of order, a value may not be there a second time."""
+    """Check that values that are appended out of order are not in the repository yet."""
     for block in joined.filled:
         values = block.coordinate.values if block.coordinate is not None else None
         if values is None:

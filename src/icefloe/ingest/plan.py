@@ -94,12 +94,15 @@ class DatasetPlan:
     extent: Extent
     report: SchemaReport
     skipped: tuple[str, ...]
-    """URLs whose place was held free."""
+    """URLs whose position was reserved."""
     repeated: tuple[RepeatedVariable, ...] = ()
 
 
 COMPARED_BYTES = 16 << 20
-"""A larger variable with a joined dimension that two files hold at the same position is refused, not compared."""
+"""The size limit of variables that are compared if two files have them at the same position.
+
+Larger ones are refused.
+"""
 
 
 def plan_dataset(
@@ -158,7 +161,7 @@ def plan_dataset(
 def _check_dimensions(
     group: str, members: Sequence[Member], names: Sequence[str], options: IngestOptions, existing: Existing
 ) -> None:
-    """Refuse dimensions that nobody has: a new one is made only where files are stacked along it on purpose."""
+    """Refuse unknown dimensions. A new one is only created if files are stacked along it explicitly."""
     known = {d for m in members for d in m.sizes()} | {
         name for m in members for name, v in m.variables.items() if not v.dims
     }
@@ -185,7 +188,7 @@ def _check_dimensions(
 
 
 def _having(members: Sequence[Member], name: str, options: IngestOptions) -> list[Member]:
-    """The members that have a variable. Of one without cells nothing is referenced, so its chunks do not matter."""
+    """The members that have a variable. The chunks of a variable without cells do not matter."""
     having = [m for m in members if name in m.variables]
     if options.mode == "native":
         return having
@@ -193,7 +196,7 @@ def _having(members: Sequence[Member], name: str, options: IngestOptions) -> lis
 
 
 def _has_holes(variable: SourceVariable, cells: Mapping[Any, str], dims: TargetDimensions, *, is_new: bool) -> bool:
-    """Whether cells of a variable come from no file: places of the grid without one, or what was there before it."""
+    """Whether no file has some cells of a variable: positions of the grid without a file, or earlier cells."""
     own = [d for d in variable.dims if d in dims.joined]
     if is_new and any(dims.offset[d] for d in own):
         return True
@@ -210,7 +213,7 @@ def _lacking(
     options: IngestOptions,
     existing: Existing,
 ) -> tuple[list[ArrayPlan], list[SchemaIssue]]:
-    """Arrays of the repository that grow along the appended dimension, of which the files have nothing."""
+    """Arrays of the repository that grow along the appended dimension, but are not in the files."""
     name = options.append_dim
     grown: list[ArrayPlan] = []
     issues: list[SchemaIssue] = []
@@ -244,7 +247,7 @@ def _lacked(
     dims: TargetDimensions,
     options: IngestOptions,
 ) -> list[SchemaIssue]:
-    """Variables of the files that the repository lacks where it has others."""
+    """Variables of the files that are not in the group of the repository."""
     issues: list[SchemaIssue] = []
     new = {array.path: array for array in arrays if array.is_new}
     for name in cells:
@@ -302,9 +305,9 @@ def _join(
 def _contributions(
     members: Sequence[Member], joined: Mapping[str, JoinedDimension]
 ) -> tuple[dict[str, dict[Any, str]], list[tuple[Member, str, str]]]:
-    """Per variable: which file fills which place of the joined grid. The first one fills what several hold.
+    """Per variable: the file of each position of the joined grid. If several files have it, the first one is used.
 
-    The second result has (member, variable, URL of the first file) of those that came too late.
+    The second result has (member, variable, URL of the first file) of the other files.
     """
     cells: dict[str, dict[Any, str]] = {}
     again: list[tuple[Member, str, str]] = []
@@ -326,7 +329,7 @@ def _is_compared(member: Member, name: str) -> bool:
 
 
 def _same_digest(first: Member, other: Member, name: str) -> bool:
-    """Whether hashes show that two files hold the same values, which mean the same."""
+    """Whether hashes show that two files have the same values with the same meaning."""
     ours = _digest(first, name)
     return (
         ours is not None
@@ -422,7 +425,7 @@ def _issues(
 
 
 def _static_differ(members: Sequence[Member], joined: Mapping[str, JoinedDimension]) -> list[SchemaIssue]:
-    """Coordinates that are not joined must be the same everywhere."""
+    """Check that coordinates that are not joined are the same everywhere."""
     issues: list[SchemaIssue] = []
     first: dict[str, tuple[tuple[Any, ...], str]] = {}
     for member in members:
@@ -445,7 +448,7 @@ def _static_differ(members: Sequence[Member], joined: Mapping[str, JoinedDimensi
 def _values(
     arrays: Sequence[ArrayPlan], members: Sequence[Member], dims: TargetDimensions, options: IngestOptions
 ) -> list[ValueWrite]:
-    """Coordinates whose values travelled with the schemas; nothing is read again for them."""
+    """Coordinates whose values are in the schemas. They are not read again."""
     writes: list[ValueWrite] = []
     for array in arrays:
         name = array.path.rpartition("/")[2]
@@ -520,7 +523,7 @@ def _place(
     written: Mapping[str, ArrayPlan],
     dims: TargetDimensions,
 ) -> tuple[PlacedFile, ...]:
-    """Every member with the variables that are taken from it; alike members share one mapping."""
+    """Every member with the variables that are read from it. Similar members share one mapping."""
     fills: dict[str, set[str]] = {}
     for name, places in cells.items():
         for url in places.values():
@@ -658,8 +661,8 @@ def plan_ingest(
     if failures and options.on_error == "fail":
         shown = "\n".join(f"  {f.reason}" for f in failures[:20])
         raise InvalidInputError(
-            f"{len(failures)} of {len(failures) + len(schemas)} sources cannot be read; nothing was written "
-            f"(on_error='skip' leaves them out):\n{shown}",
+            f"{len(failures)} of {len(failures) + len(schemas)} sources cannot be read. Nothing was written. Use "
+            f"on_error='skip' to leave them out:\n{shown}",
             failures=list(failures),
         )
     if not schemas:
@@ -675,7 +678,7 @@ def plan_ingest(
     arrays = {a.path: a for d in datasets for a in d.arrays}
     groups = _group_attributes(ordered, datasets, options)
     documents = {p: group_document(a) for p, a in groups.items() if p not in existing.groups}
-    # An array that keeps its shape keeps its document: writing it again would conflict with others for nothing.
+    # Do not rewrite the document of an array with the same shape, to avoid conflicts.
     documents.update({a.path: a.document for a in arrays.values() if a.is_new or _grows(a, existing)})
     skipped = SchemaReport((*_skipped_members(ordered), *_unchecked(existing, datasets, options)))
     report = join_reports([*(d.report for d in datasets), skipped])
@@ -698,7 +701,7 @@ def plan_ingest(
 
 
 def check_plan(plan: IngestPlan, existing: Existing, comparison: Comparison) -> None:
-    """Refuse what cannot be carried out, before anything is written. Repeated variables are read and compared."""
+    """Refuse an ingest that cannot succeed, before anything is written. Repeated variables are read and compared."""
     plan.report.raise_on_errors()
     check_free(plan, existing)
     kept = {r.path: existing_array(existing.arrays[r.path]) for r in plan.repeated if r.path in existing.arrays}
@@ -706,7 +709,7 @@ def check_plan(plan: IngestPlan, existing: Existing, comparison: Comparison) -> 
 
 
 def check_free(plan: IngestPlan, existing: Existing) -> None:
-    """Refuse to write over arrays that nobody asked to extend or to write into."""
+    """Refuse to overwrite arrays without append_dim or region."""
     taken = sorted(path for path in plan.arrays if path in existing.arrays)
     if taken and plan.options.append_dim is None and plan.options.region is None:
         raise InvalidInputError(
@@ -718,7 +721,7 @@ def check_free(plan: IngestPlan, existing: Existing) -> None:
 def _order(
     schemas: Sequence[SourceSchema], failures: Sequence[SourceFailure]
 ) -> tuple[list[tuple[int, SourceSchema]], list[tuple[int, SourceFailure]]]:
-    """Everything in natural order of URLs, with its position among all sources."""
+    """All sources in natural order of URLs, with their position."""
     urls = sorted([*(s.file.url for s in schemas), *(f.file.url for f in failures)], key=natural_key)
     position = {url: index for index, url in enumerate(urls)}
     ordered = sorted(schemas, key=lambda s: position[s.file.url])
@@ -748,7 +751,10 @@ def _number(datasets: Sequence[DatasetPlan], options: IngestOptions) -> tuple[In
 def _group_attributes(
     schemas: Sequence[SourceSchema], datasets: Sequence[DatasetPlan], options: IngestOptions
 ) -> dict[str, Mapping[str, Any]]:
-    """Every group of the target and those above it. One without variables is the first source's that has it."""
+    """Every group of the target and its parents.
+
+    A group without variables has the attributes of the first source with it.
+    """
     found: dict[str, Mapping[str, Any]] = {"": {}}
     own = {dataset.group: dataset.attributes for dataset in datasets}
     for schema in {id(s.groups): s for s in schemas}.values() if options.variables is None else ():
@@ -771,7 +777,7 @@ def _skipped_members(schemas: Sequence[SourceSchema]) -> list[SchemaIssue]:
 
 
 def _unchecked(existing: Existing, datasets: Sequence[DatasetPlan], options: IngestOptions) -> list[SchemaIssue]:
-    """Coordinates of the repository that the sources should have been compared with, and could not be."""
+    """Coordinates of the repository that could not be compared with the sources."""
     needed = {join_path(d.group, dim) for d in datasets for array in d.arrays for dim in array.dims}
     severity: Severity = "note" if options.unchecked else "error"
     resolution = (
@@ -803,7 +809,7 @@ def find_containers(schemas: Sequence[SourceSchema], options: IngestOptions) -> 
     places: dict[tuple[str, str], list[str]] = {}
     for folder in folders:
         parts = urlsplit(folder)
-        # Files of one machine may have nothing in common but the root, which is too much to authorise.
+        # The only common folder of local files may be the root, which is too much to authorise.
         top = parts.path.split("/")[1] if parts.scheme == "file" else ""
         places.setdefault((f"{parts.scheme}://{parts.netloc}", top), []).append(parts.path)
     return tuple(sorted(f"{root}{posixpath.commonpath(paths).rstrip('/')}/" for (root, _), paths in places.items()))
@@ -813,7 +819,7 @@ _COLOURS = {"error": "red", "handled": "yellow", "note": "dim"}
 
 
 def report_table(report: SchemaReport, *, most: int = 50) -> Table:
-    """Differences between the sources, the worst first."""
+    """Differences between the sources, errors first."""
     table = Table(title="Differences between the sources")
     for heading in ("", "file", "variable", "what", "expected", "found", "what is done"):
         table.add_column(heading, overflow="fold")
@@ -845,7 +851,7 @@ def arrays_table(plan: IngestPlan) -> Table:
 
 
 def plan_lines(plan: IngestPlan) -> Iterator[str]:
-    """The plan in a few sentences."""
+    """The summary of the plan, as lines of text."""
     native = [task for task in plan.tasks if task.kind == "native"]
     virtual = [task for task in plan.tasks if task.kind == "virtual"]
     yield f"{format_count(len(plan.sources), 'source')}, {format_bytes(plan.source_bytes)}, mode {plan.options.mode}"

@@ -153,9 +153,9 @@ def not_ingested(files: Iterable[SourceFile], before: frozenset[bytes]) -> list[
 
 
 MOST_INLINE_BYTES = 32
-"""Fingerprints in the metadata; more would weigh on every reader of the history."""
+"""The largest number of fingerprints in the metadata. More would slow down every reader of the history."""
 MOST_TEXTS = 4
-"""Texts of a list before they are joined into one object: every later commit carries them."""
+"""The largest number of texts in a list. More are joined into one object, because every later commit contains them."""
 
 
 def keep_record(repository: Repository, base: Snapshot, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def keep_record(repository: Repository, base: Snapshot, metadata: Mapping[str, A
     known, added = ingested_texts(base.metadata), own_sources(kept)
     if INGESTED_KEY in base.metadata and len(known) + len(added) <= MOST_TEXTS:
         return {**kept, INGESTED_KEY: {"add": added}}
-    # The list is long, or the commits below were made by somebody who does not take it over.
+    # The list is long, or another writer made the earlier commits and did not inherit it.
     before = ingested_at(repository, base.id)
     if not before:
         return {**kept, INGESTED_KEY: {"add": added, "drop": known}}
@@ -225,7 +225,7 @@ def _fetch(repository: Repository, text: str, snapshot_id: str) -> set[bytes]:
 
 
 _S3_SETTINGS = ("region", "endpoint_url", "allow_http", "anonymous", "force_path_style", "requester_pays")
-"""Options of `s3_storage` that a container keeps; secrets are none of them."""
+"""Options of `s3_storage` that a container stores. None of them is a secret."""
 
 
 def container_for(prefix: str, options: Mapping[str, Any] | None = None) -> VirtualChunkContainer:

@@ -18,10 +18,10 @@ from icefloe.errors import InvalidInputError, printable
 from icefloe.model.chunk_table import ChunkTable
 
 Layout: TypeAlias = Literal["chunked", "contiguous", "records", "opaque"]
-"""How a variable's bytes lie in its file; `opaque` ones can only be read by value."""
+"""The layout of a variable's bytes in its file. `opaque` variables can only be read by value."""
 
 KEPT_COORDINATE_CELLS = 1 << 16
-"""Longer coordinates travel as a summary and are read from their files again when they are written."""
+"""Longer coordinates are only summarised in the schema. They are read again when they are written."""
 
 GRIB_PRODUCT_KEYS = (
     "derivedForecast",
@@ -71,7 +71,7 @@ IDENTITY_ATTRIBUTES = frozenset(
     }
     | {f"GRIB_{key}" for key in GRIB_PRODUCT_KEYS}
 )
-"""Attributes that must be the same in all files of one array: with other values, the numbers are of something else."""
+"""Attributes that must be the same in all files of one array. With other values, the numbers have another meaning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,19 +155,19 @@ class SourceVariable:
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: str
-    """numpy's spelling with byte order, or "string" for text of any length."""
+    """The NumPy data type with byte order, or "string" for text of any length."""
     chunks: tuple[int, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     fill_value: Any = None
-    """As zarr.json spells it; None asks for the type's zero."""
+    """As in zarr.json. None is the zero of the type."""
     codecs: tuple[Mapping[str, Any], ...] = ()
     layout: Layout = "chunked"
     not_virtual: str | None = None
-    """Why its bytes cannot be referenced where they are; None when they can."""
+    """Why its bytes cannot be referenced. None if they can."""
     is_stacked: bool = False
-    """The first dimension, of length one, is not in the file: files are stacked along it."""
+    """The first dimension, of length one, is not in the file. Files are stacked along it."""
     decoded_dtype: str | None = None
-    """The type in which xarray decodes its packed or missing numbers; None where its attributes tell as they are."""
+    """The type to which xarray decodes packed or missing numbers. None if the attributes define it."""
     has_missing_text: bool = False
     """Some cells contain the text that the file declares as missing."""
 
@@ -212,7 +212,7 @@ class Coordinate:
     direction: int
     """1 ascending, -1 descending, 0 neither (or a single value)."""
     step: float | None = None
-    """The common difference where the values are equally spaced."""
+    """The common difference, if the values are equally spaced."""
     values: npt.NDArray[Any] | None = None
 
 
@@ -251,11 +251,11 @@ class SourceSchema:
     variables: Mapping[str, SourceVariable]
     coordinates: Mapping[str, Coordinate] = field(default_factory=dict)
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Attributes per group path; the root is the empty path."""
+    """Attributes by group path. The path of the root is empty."""
     skipped: Mapping[str, str] = field(default_factory=dict)
-    """Members of the file that Zarr cannot hold, and why."""
+    """Members of the file that Zarr cannot represent, and the reasons."""
     referenced: tuple[str, ...] = ()
-    """Folders of the files it refers to, where those are not its own."""
+    """Directories of the files that it refers to, if they are not its own."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """Hashes of the stored values of small variables that files usually share, by path."""
 
@@ -339,7 +339,7 @@ def summarise_coordinate(values: npt.NDArray[Any]) -> Coordinate:
     flat = np.ascontiguousarray(values).reshape(-1)
     direction, step = 0, None
     if flat.size > 1 and flat.dtype.kind in "iuf":
-        # Neighbours are compared, not subtracted: differences of wide integers may overflow.
+        # Compare neighbours instead of subtracting them, because differences of wide integers may overflow.
         direction = 1 if bool((flat[1:] > flat[:-1]).all()) else -1 if bool((flat[1:] < flat[:-1]).all()) else 0
         wide = flat.astype(np.float64)
         mean = float(wide[-1] - wide[0]) / (flat.size - 1)
@@ -384,7 +384,7 @@ def digest_values(flat: npt.NDArray[Any]) -> str:
     kind = "number" if flat.dtype.kind in "iuf" else flat.dtype.kind
     if kind == "number":
         wide = flat.astype(np.float64) + 0.0
-        # Integers beyond 2**53 have no exact double; they keep their own bytes.
+        # Integers beyond 2**53 have no exact double, so hash their own bytes.
         is_exact = flat.dtype.kind == "f" or flat.dtype.itemsize < 8 or bool((np.abs(wide) < 2.0**53).all())
         flat = wide if is_exact else flat.astype(flat.dtype.newbyteorder("<"))
     digest = hashlib.blake2b(f"{kind}{flat.shape}".encode(), digest_size=16)
@@ -425,7 +425,7 @@ def _shared_coordinate(coordinate: Coordinate, known: dict[tuple[str, str], Coor
 
 
 GAP = "gap"
-"""The facet of a difference that is nobody's fault: values missing between neighbours of a joined dimension."""
+"""The facet of a gap: values are missing between neighbours of a joined dimension."""
 
 Severity: TypeAlias = Literal["error", "handled", "note"]
 

@@ -1,4 +1,4 @@
-"""The arrays of the target: shape, chunks and type over all files, and over what the repository already holds."""
+"""The arrays of the target: shape, chunks and type for all files and for the arrays of the repository."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from icefloe.ingest.sources import IngestOptions
 from icefloe.ingest.zarr_documents import array_document, fill_attribute, fill_value_document
 
 COORDINATE_CHUNK = 1 << 13
-"""Cells in a chunk of a native coordinate: a year of hours, still small when a few more are appended."""
+"""The number of cells in a chunk of a native coordinate: a year of hours."""
 _MISSING = ("_FillValue", "missing_value")
 _PACKING = ("scale_factor", "add_offset", "_Unsigned", *_MISSING)
 
 
 @dataclass(frozen=True, slots=True)
 class TargetDimensions:
-    """The joined dimensions, and where each starts in the target."""
+    """The joined dimensions, and their start in the target."""
 
     offset: Mapping[str, int]
     joined: Mapping[str, JoinedDimension]
@@ -58,16 +58,16 @@ def plan_array(
     *,
     has_holes: bool = False,
 ) -> tuple[ArrayPlan | None, list[SchemaIssue]]:
-    """One array, or None when it is there already and nothing of it is written.
+    """One array, or None if it exists already and nothing of it is written.
 
-    `has_holes`: no file covers some of its cells, which must read as missing.
+    `has_holes`: no file has some of its cells. They must be missing.
     """
     variable = members[0].variables[name]
     joined = tuple(d for d in variable.dims if d in dims.joined)
     stored = existing.arrays.get(path)
     if stored is not None:
         array, issues = _plan_existing(stored, variable, members, dims, joined, options, path, name)
-        # Cells of a region that no file has keep what the repository has there.
+        # Cells of a region that no file has keep their values.
         if array is not None and has_holes and options.region is None:
             issues += _existing_holes(array, members[0], name)
         return array, issues
@@ -116,7 +116,7 @@ def _virtual_array(path: str, variable: SourceVariable, shape: tuple[int, ...], 
 
 
 def _virtual_holes(array: ArrayPlan, member: Member, name: str) -> tuple[ArrayPlan, list[SchemaIssue]]:
-    """The array with a fill value that reads as missing: chunks that no file has are read as it."""
+    """The array with a fill value that means missing, for chunks that no file has."""
     packing = packing_of(array.attributes, array.dtype)
     kind = "" if array.dtype == "string" else np.dtype(array.dtype).kind
     if packing.fills:
@@ -141,7 +141,7 @@ def _virtual_holes(array: ArrayPlan, member: Member, name: str) -> tuple[ArrayPl
 
 
 def _existing_holes(array: ArrayPlan, member: Member, name: str) -> list[SchemaIssue]:
-    """Cells of an array of the repository that stay empty read as its fill value, which must mean missing."""
+    """Check that empty cells of an array of the repository, which have its fill value, are missing."""
     if fill_means_missing(array):
         return []
     found = f"the fill value {array.fill_value}, which is an ordinary one"
@@ -150,14 +150,14 @@ def _existing_holes(array: ArrayPlan, member: Member, name: str) -> list[SchemaI
 
 
 def extend_array(stored: ExistingArray, dim: str, length: int) -> ArrayPlan:
-    """An array of the repository made longer, with nothing written into it."""
+    """An array of the repository that is only extended."""
     array = existing_array(stored)
     shape = tuple(max(n, length) if d == dim else n for d, n in zip(array.dims, array.shape, strict=True))
     return replace(array, shape=shape, document=stored.resized(shape), joined=(dim,))
 
 
 def existing_array(stored: ExistingArray) -> ArrayPlan:
-    """An array of the repository as it is."""
+    """An array of the repository, unchanged."""
     own = stored.variable()
     return ArrayPlan(
         stored.path,
@@ -176,7 +176,7 @@ def existing_array(stored: ExistingArray) -> ArrayPlan:
 
 
 def fill_means_missing(array: ArrayPlan) -> bool:
-    """Whether cells that were never written read as missing."""
+    """Whether unwritten cells are missing."""
     fill = array.fill()
     if array.dtype == "string" or np.dtype(array.dtype).kind not in "iufM":
         return False
@@ -198,7 +198,7 @@ class _Stored:
 
 
 class _NoTypeError(Exception):
-    """No type holds the values of all files; says what was found and what to do."""
+    """No type can represent the values of all files. Contains what was found and what to do."""
 
     def __init__(self, facet: str, found: str, advice: str) -> None:
         super().__init__(found)
@@ -259,10 +259,10 @@ def _choose_stored(
     has_holes: bool,
     is_asked: bool,
 ) -> _Stored:
-    """A type and attributes that hold the values of all files exactly, and tell which are missing.
+    """A type and attributes that represent the values of all files exactly, and which are missing.
 
-    Numbers stay as the files store them where they mean the same in all of them. Integers of which files mark
-    missing values differently, or that have holes and no mark for them, become floats with NaN, as xarray decodes them.
+    Numbers stay as stored if they have the same meaning in all files. Integers become floats with NaN, as in xarray, if
+    files have different missing values, or if cells are missing and there is no value for that.
     """
     first = variables[0]
     if first.dtype == "string":
@@ -299,7 +299,7 @@ def _choose_stored(
             attributes = {k: v for k, v in attributes.items() if k not in _MISSING}
             attributes["_FillValue"] = fill_attribute(dtype, np.nan)
         elif "_FillValue" in attributes and packings[0].fills:
-            # Integers that became floats: the attribute is spelled by its type.
+            # Integers became floats, so the attribute needs the new type.
             attributes["_FillValue"] = fill_attribute(dtype, packings[0].fill)
         fill = packings[0].fill if same_fills and packings[0].fills else np.nan
         return _Stored(dtype, attributes, fill_value_document(dtype, fill))
@@ -316,7 +316,7 @@ def _choose_stored(
 
 
 def _decoded(name: str, variables: Sequence[SourceVariable], *, packed: bool, is_asked: bool) -> _Stored:
-    """Numbers as xarray decodes them: floats, missing ones NaN."""
+    """Numbers as xarray decodes them: floats, with NaN for missing values."""
     wide = next((v for v in variables if np.dtype(v.dtype).kind in "iu" and np.dtype(v.dtype).itemsize == 8), None)
     if wide is not None and not packed and not is_asked:
         raise _NoTypeError(
@@ -346,7 +346,10 @@ def _choose_times(
     *,
     has_holes: bool,
 ) -> _Stored:
-    """Times: in units that hold those of all files, missing ones as NaN or the integer that xarray knows as NaT."""
+    """Times in units that represent those of all files.
+
+    Missing times are NaN, or the integer that xarray reads as NaT.
+    """
     attributes = dict(variables[0].attributes)
     if encoding is None:
         sources = []
@@ -383,7 +386,7 @@ def _choose_times(
 
 
 def _retyped(wanted: str, stored: _Stored) -> _Stored:
-    """The type that was asked for, with missing values in its own spelling."""
+    """The type that the caller chose, with missing values in this type."""
     kind, own = np.dtype(wanted).kind, "" if stored.dtype == "string" else np.dtype(stored.dtype).kind
     if (kind in "iufc") != (own in "iufc") or (kind not in "iufc" and kind != own):
         raise _NoTypeError("dtype", stored.dtype, f"values of it do not become {np.dtype(wanted)}")
@@ -443,9 +446,9 @@ def fit_chunks(
     joined: tuple[str, ...],
     stored: SourceVariable | None = None,
 ) -> tuple[SourceVariable, str | None]:
-    """The variable with chunks that lie on one grid over all files, or why there is no such grid.
+    """The variable with chunks on one grid for all files, or why there is no such grid.
 
-    `stored` is an array that is there: values that can be cut anywhere are cut into its chunks.
+    `stored` is an existing array. Contiguous values are divided into its chunks.
     """
     chunks = list(variable.chunks)
     can_be_cut = variable.layout == "contiguous" and (
@@ -459,7 +462,8 @@ def fit_chunks(
         blocks = dims.joined[dim].filled
         starts = [dims.offset[dim] + b.start for b in blocks]
         if can_be_cut and stored is None and axis == 0:
-            # Row-major bytes can be cut anywhere along the first dimension: the longest run that fits every file.
+            # Row-major bytes can be divided anywhere along the first dimension. Use the longest chunk that fits every
+            # file.
             step = int(np.gcd.reduce(np.array([chunks[0], *starts, *(b.size for b in blocks[:-1])])))
             if is_contiguous_chunking(variable.shape[1:], variable.chunks[1:]):
                 chunks[0] = max(1, step)
@@ -469,7 +473,7 @@ def fit_chunks(
                 return replace(variable, chunks=tuple(chunks)), (
                     f"{block.urls[0]} starts at cell {start} of {dim}, within a chunk of {chunk} cells"
                 )
-            # Behind the end of a file its last chunk has nothing to say about cells that are there.
+            # The last chunk of a file may extend beyond its end, but must not cover existing cells.
             if stored is not None and (start + block.size) % chunk and start + block.size < stored.shape[axis]:
                 return replace(variable, chunks=tuple(chunks)), (
                     f"{block.urls[0]} ends at cell {start + block.size} of {dim}, within a chunk of {chunk} cells"
@@ -478,7 +482,7 @@ def fit_chunks(
 
 
 def _uncuttable(chunks: tuple[int, ...], members: Sequence[Member], name: str) -> str | None:
-    """Why some file's unchunked values cannot be cut into these chunks as runs of bytes."""
+    """Why the contiguous values of a file cannot be divided into these chunks."""
     checked: set[int] = set()
     for member in members:
         variable = member.variables[name].in_file()
@@ -504,7 +508,7 @@ def _plan_existing(
     path: str,
     name: str,
 ) -> tuple[ArrayPlan | None, list[SchemaIssue]]:
-    """Extend an array of the repository, or write into it, as its document says."""
+    """Extend an array of the repository, or write into it, with its own encoding."""
     own = stored.variable()
     if not joined:
         return None, _same_grid(own, variable, members[0], name) or _same_static(stored, members[0], name)
@@ -512,7 +516,7 @@ def _plan_existing(
         issue = _issue(members[0], name, "dimensions", str(own.dims), str(variable.dims), "rename the dimensions")
         return None, [issue]
     if options.region is not None and variable.dims == (name,):
-        # A region lies where the repository's coordinates are the files'; they are compared, never written.
+        # The coordinates of a region are those of the repository. They are compared, never written.
         return None, _same_region(stored, dims, members[0], name)
     shape = tuple(max(n, dims.length(d)) if d in joined else n for d, n in zip(own.dims, own.shape, strict=True))
     issues: list[SchemaIssue] = []
@@ -585,7 +589,7 @@ def _units(variable: SourceVariable) -> tuple[Any, ...]:
 def _existing_values_fit(
     own: SourceVariable, member: Member, name: str, options: IngestOptions, *, is_virtual: bool
 ) -> list[SchemaIssue]:
-    """Why values of a file cannot become values of an array of the repository."""
+    """Why values of a file cannot be converted to those of an array of the repository."""
     variable = member.variables[name]
     issues = []
     units, found = own.attributes.get("units"), variable.attributes.get("units")
@@ -638,7 +642,7 @@ def _existing_values_fit(
 
 
 def _times_fit(own: SourceVariable, member: Member, name: str) -> list[SchemaIssue]:
-    """Why times of a file cannot be counted as an array of the repository counts them."""
+    """Why times of a file cannot have the encoding of an array of the repository."""
     variable = member.variables[name]
     ours, theirs = find_time_units(own.attributes), find_time_units(variable.attributes)
     assert ours is not None and theirs is not None
@@ -662,7 +666,7 @@ def _times_fit(own: SourceVariable, member: Member, name: str) -> list[SchemaIss
 
 
 def _same_grid(own: SourceVariable, variable: SourceVariable, member: Member, name: str) -> list[SchemaIssue]:
-    """A variable that is not joined must have the repository's dimensions. Its values are compared later."""
+    """Check that a variable that is not joined has the repository's dimensions. Its values are compared later."""
     if variable.dims == (name,):
         return []
     if own.dims != variable.dims:
@@ -674,7 +678,7 @@ def _same_grid(own: SourceVariable, variable: SourceVariable, member: Member, na
 
 
 def _same_static(stored: ExistingArray, member: Member, name: str) -> list[SchemaIssue]:
-    """A coordinate that is not joined must be the repository's."""
+    """Check that a coordinate that is not joined is the same in the repository."""
     coordinate = member.coordinates.get(name)
     if stored.values is None or coordinate is None or coordinate.values is None or not member.variables[name].dims:
         return []
@@ -688,7 +692,7 @@ def _same_static(stored: ExistingArray, member: Member, name: str) -> list[Schem
 
 
 def _same_region(stored: ExistingArray, dims: TargetDimensions, member: Member, name: str) -> list[SchemaIssue]:
-    """Where a region is written, the repository's coordinate must be that of the files."""
+    """Check that the coordinate of a region is the same in the repository and in the files."""
     if stored.values is None:
         return []
     joined, first = dims.joined[name], dims.offset[name]
@@ -712,7 +716,7 @@ def _same_region(stored: ExistingArray, dims: TargetDimensions, member: Member, 
 def _as_stored(
     stored: ExistingArray, member: Member, name: str, values: np.ndarray[Any, Any]
 ) -> tuple[np.ndarray[Any, Any], str | None]:
-    """A file's coordinate as the repository counts it, or why it cannot be."""
+    """A file's coordinate in the encoding of the repository, or why this is not possible."""
     own, variable = stored.variable(), member.variables[name]
     ours, theirs = find_time_units(own.attributes), find_time_units(variable.attributes)
     if ours is None or theirs is None:

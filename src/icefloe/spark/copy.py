@@ -162,7 +162,9 @@ def _plan_array(node: ArrayNode, document: bytes, selection: CopySelection, targ
     parsed: dict[str, Any] = json.loads(document)
     grid = parsed["chunk_grid"]
     if grid["name"] != "regular":
-        raise UnsupportedError(f"{node.path} has a {grid['name']!r} chunk grid; only regular ones are copied")
+        raise UnsupportedError(
+            f"{node.path} has a {grid['name']!r} chunk grid. Only arrays with a regular grid can be copied"
+        )
     chunks = tuple(int(c) for c in grid["configuration"]["chunk_shape"])
     dims = [name if name is not None else f"dim_{axis}" for axis, name in enumerate(node.dimension_names or ())]
     dims = dims or [f"dim_{axis}" for axis in range(len(node.shape))]
@@ -186,7 +188,9 @@ def _chunk(dim: str, stored: int, size: int, selection: CopySelection) -> int:
     if asked is None:
         return stored
     if asked < 1 and asked != -1:
-        raise InvalidInputError(f"the chunk length {asked} along {dim} is not positive (-1 means all of it)")
+        raise InvalidInputError(
+            f"the chunk length along {dim} is {asked}, expected at least 1, or -1 for the whole dimension"
+        )
     return max(1, size) if asked == -1 else asked
 
 
@@ -220,7 +224,7 @@ def cut_grid(grid: Sequence[int], chunks_per_box: int) -> list[Box]:
 
 
 _AT_ONCE = 32
-"""Chunks of a task that are on their way together."""
+"""The number of chunks of a task that are in flight at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,8 +436,8 @@ def rechunk(
     in_place = target is None
     if target is None:
         if isinstance(source, Session):
-            raise InvalidInputError("a session does not say where to write: pass the repository, or a target")
-        # The branch that is rewritten is the one that is read, at one snapshot.
+            raise InvalidInputError("a session has no target branch. Pass the repository, or a target")
+        # The rewritten branch is the one that is read, at the same snapshot.
         repository = existing_repository(source)
         writer = repository.writable_session(branch)
         session = repository.readonly_session(snapshot_id=writer.snapshot_id)
@@ -462,9 +466,9 @@ def _create(session: Session, plan: CopyPlan, *, overwrite: bool) -> None:
             continue
         if not overwrite:
             raise AlreadyExistsError(
-                f"the array /{array.target} exists; choose another target_group, or pass overwrite=True"
+                f"the array /{array.target} exists. Choose another target_group, or pass overwrite=True"
             )
-        # Another grid needs another node: chunks of the old one would be taken for its own.
+        # A new grid needs a new node, or old chunks would become chunks of the new grid.
         work.delete_node("/" + array.target)
     fresh = {path: document for path, document in plan.groups.items() if work.tree.find("/" + path) is None}
     documents = {**_parents(plan, fresh, work), **fresh, **{array.target: array.document for array in plan.arrays}}

@@ -56,14 +56,14 @@ class CellTable:
         chosen = self.selection
         dataset = select_region(open_dataset(self.session, chosen.group, chosen.variables), chosen.region)
         if not dataset.data_vars:
-            raise InvalidInputError(f"/{chosen.group} has no variables to make rows of")
+            raise InvalidInputError(f"/{chosen.group} has no variables for the rows of a table")
         largest = max(dataset.data_vars.values(), key=lambda array: (array.ndim, array.size))
         fitting = [str(name) for name, array in dataset.data_vars.items() if set(array.dims) <= set(largest.dims)]
         others = [str(name) for name in dataset.data_vars if name not in fitting]
         if others:
             raise InvalidInputError(
-                f"{others[0]} has the dimensions {dataset[others[0]].dims}, {largest.name} {largest.dims}; rows of a "
-                f"table are the cells of one grid: export variables={fitting!r}, and the others by themselves"
+                f"{others[0]} has the dimensions {dataset[others[0]].dims}, {largest.name} {largest.dims}; the rows of "
+                f"a table are the cells of one grid. Export variables={fitting!r}, and the others separately"
             )
         return dataset[[str(largest.name), *(name for name in fitting if name != largest.name)]]
 
@@ -95,7 +95,7 @@ def cells_of(block: xr.Dataset) -> pa.Table:
 
 def _column(values: Any) -> pa.Array:
     if values.dtype.kind == "M":
-        # Nanoseconds are more than Spark's timestamps hold.
+        # Spark's timestamps have microseconds, not nanoseconds.
         return pa.array(values.astype("datetime64[us]"))
     return pa.array(values, from_pandas=values.dtype.kind == "f")
 
@@ -199,10 +199,10 @@ def export(
     session = reading_session(source)
     storage = target if isinstance(target, Storage) else resolve_storage(os.fspath(target))
     if not run_blocking(storage.is_empty()):
-        raise AlreadyExistsError(f"{storage.url} is not empty; export to an empty directory or prefix")
+        raise AlreadyExistsError(f"{storage.url} is not empty. Export to an empty directory or prefix")
     if format == "parquet":
         if chunks:
-            raise InvalidInputError("chunks go with format='zarr'; a table has none")
+            raise InvalidInputError("chunks can only be used with format='zarr'. A table has no chunks")
         cells = CellSelection(group, tuple(variables) if variables is not None else None, region)
         counts = export_cells(spark, CellTable(session, cells, storage), task_bytes, progress)
     elif format == "zarr":
@@ -212,7 +212,7 @@ def export(
         counts = run_tasks(spark, job, plan.tasks)
         counts.append(_write_documents(storage, plan))
     else:
-        raise InvalidInputError(f"there is no export to {format!r}; there are zarr and parquet")
+        raise InvalidInputError(f"unknown format {format!r}. Known: zarr and parquet")
     seconds = time.monotonic() - started
     return ExportOutcome(sum(n for n, _ in counts), sum(size for _, size in counts), len(counts), seconds)
 
@@ -262,7 +262,7 @@ def _write_documents(storage: Storage, plan: CopyPlan) -> tuple[int, int]:
     documents.setdefault("", b'{"zarr_format": 3, "node_type": "group", "attributes": {}}')
     contents = {f"{path}/zarr.json".lstrip("/"): make(document) for path, document in documents.items()}
     with warnings.catch_warnings():
-        # Consolidated metadata are what zarr and xarray look for first, specified or not.
+        # zarr and xarray look for consolidated metadata first, although it is not in the specification.
         warnings.simplefilter("ignore")
         zarr.consolidate_metadata(MemoryStore(contents), zarr_format=3)
     for key in sorted(contents, key=lambda key: (-key.count("/"), key)):

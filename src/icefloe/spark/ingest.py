@@ -58,7 +58,7 @@ class _ReadSchemas:
 
     def __call__(self, files: Sequence[SourceFile]) -> Schemas:
         schemas, failures = read_schemas(files, self.access, self.format)
-        # Alike files share most of what they say: the answer carries it once.
+        # Similar files share most of their schema. The result contains it once.
         return intern_schemas(schemas), failures
 
 
@@ -484,12 +484,12 @@ def _options(given: Mapping[str, Any], more: Mapping[str, Any]) -> IngestOptions
     unknown = sorted(set(more) - allowed)
     if unknown:
         near = suggest(unknown[0], allowed)
-        raise InvalidInputError(f"ingest has no option {unknown[0]!r}{near}; there are {', '.join(sorted(allowed))}")
+        raise InvalidInputError(f"unknown option {unknown[0]!r} of ingest{near}. Known: {', '.join(sorted(allowed))}")
     return IngestOptions(**{**given, **more})
 
 
 def list_sources(sources: Any) -> Sources:
-    """Sources as paths and URLs; those of a DataFrame (Spark's or pandas') are taken out of its column."""
+    """Sources as paths and URLs. Those of a DataFrame (of Spark or pandas) are the values of its column."""
     columns = getattr(sources, "columns", None)
     if columns is None:
         return sources  # type: ignore[no-any-return]

@@ -150,7 +150,7 @@ async def _relocate(work: SessionState, written: WrittenParts, offsets: ChunkOff
 
 
 _BROKEN = (IcefloeError, OSError, ValueError, RuntimeError, EOFError, zlib.error)
-"""What parsers and codecs say about bytes that are not what they should be."""
+"""The exceptions of parsers and codecs for invalid bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class IngestWork:
     def _find_broken(self, task: IngestTask) -> tuple[SourceFailure, ...]:
         """Return the files that fail on their own.
 
-        An unavailable storage is raised, because it is no fault of a file.
+        Raises if a storage is unavailable, because that is not the fault of a file.
         """
         found = []
         for placed in task.files:
@@ -239,7 +239,7 @@ class IngestWork:
 
 
 FILES_FOR_SPARK = 32
-"""Fewer files are read by the driver faster than tasks start."""
+"""The driver reads fewer files than this itself, which is faster than starting tasks."""
 MOST_ATTEMPTS = 50
 _SMALLEST_TASK_BYTES = 4 << 20
 _LONGEST_PAUSE_SECONDS = 1.0
@@ -518,7 +518,7 @@ def _cut(found: FirstPass, whole: IngestPlan, batch: int) -> list[FirstPass]:
         urls = {schema.file.url for schema in chosen}
         files = tuple(file for file in found.files if file.url in urls)
         parts.append(replace(found, files=files, schemas=tuple(chosen), failures=()))
-    # Broken sources, where they are left out, belong to the batch whose sources surround their names.
+    # A skipped source belongs to the batch whose sources are next to it by name.
     for failure in found.failures:
         key = natural_key(failure.file.url)
         index = next((i for i, p in enumerate(parts) if key <= natural_key(p.schemas[-1].file.url)), len(parts) - 1)

@@ -1,6 +1,6 @@
 """Maintenance as Spark jobs: garbage collection, statistics, compaction.
 
-The driver holds the names of snapshots, manifests, logs and attributes files, and two numbers per chunk object.
+The driver has the names of snapshots, manifests, logs and attributes files in memory, and two numbers per chunk object.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def collect_garbage(
         else:
             listed = chunk_rows(spark, uncached, inventory, inventory_prefix).mapInArrow(_ids_of(context), _LISTED)
             listings = other_listings(spark, uncached, inventory, inventory_prefix)
-        # Kept on disk before refs are read: what a commit names that lands in between is then seen as named.
+        # Stored on disk before refs are read, so that the references of a commit in between are seen.
         old = _old_enough(listed, ages).persist(StorageLevel.DISK_ONLY)
         try:
             count = int(collect(old.agg(sql.count("key")), "listing chunk objects").columns[0][0].as_py())
@@ -253,7 +253,7 @@ def _judge(work: _Work, *, dry_run: bool) -> GCSummary:
     plan = plan_collection(work.listings, marked, work.ages, work.cutoff, side_objects)
     live = _live_on_spark(work.spark, work.context, sorted(marked.manifests), marked.unreferenced)
     parts = 2 * parallelism(work.spark) + work.count // _ROWS_PER_PART
-    # Both sides are cut the same way. A plan that sends all live keys to every task would pass them through the driver.
+    # Partition both sides the same way. A broadcast join would send all live keys through the driver.
     named = live.repartition(parts, "key").hint("merge")
     garbage = work.old.repartition(parts, "key").join(named, "key", "left_anti").persist(StorageLevel.DISK_ONLY)
     try:
@@ -281,7 +281,7 @@ def _delete_garbage(work: _Work, marking: Marking, garbage: DataFrame) -> None:
     try:
         _, marked = run_blocking(delete_garbage(work.context, work.uncached, marking, announcement))
         if len(marked.chunks):
-            # Of the manifests that were known before only names are: these are the chunks of commits since.
+            # Only the names of earlier manifests are known. These are the chunks of later commits.
             garbage = garbage.where(~sql.col("key").isin(marked.chunks.view(np.int64).tolist()))
         announcement.check()
         collect(garbage.select("id").mapInArrow(_delete(work.context), "deleted long"), "deleting chunk objects")
@@ -386,7 +386,7 @@ def _live_keys(context: RepositoryContext, manifests: Sequence[ObjectId], unrefe
     async def fetch(manifest_id: ObjectId) -> ManifestFacts:
         return await fetch_manifest_facts(uncached, manifest_id, may_be_gone=manifest_id in unreferenced)
 
-    # A few at a time: a task holds the references of these, not of its whole share.
+    # A few at a time, to limit the memory of a task.
     for low in range(0, len(manifests), _FETCHES):
         facts = run_blocking(gather_bounded(fetch, manifests[low : low + _FETCHES], _FETCHES))
         keys = live_keys({each.id: each for each in facts})

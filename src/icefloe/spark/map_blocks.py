@@ -114,7 +114,7 @@ class BlockTarget:
     group: str
     chunks: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
-    """Data types of the arrays; a block that has wider ones is refused."""
+    """Data types of the arrays. A block with a wider type is refused."""
 
     def write(self, session: Session, block: xr.Dataset, window: Window) -> None:
         """Write the result of one block to its region."""
@@ -155,14 +155,15 @@ def plan_target(
         if cut and name in sketch.coords:
             if placed:
                 raise InvalidInputError(
-                    f"the function makes a coordinate {name} along {', '.join(placed)}, and blocks are also cut along "
-                    f"{cut[0]!r}, so that several would write it; pass blocks={{{cut[0]!r}: -1}}, or drop it"
+                    f"the function returns a coordinate {name} along {', '.join(placed)}, but blocks are also split "
+                    f"along {cut[0]!r}, so several blocks would write it. Pass blocks={{{cut[0]!r}: -1}}, or drop the "
+                    "coordinate"
                 )
             continue
         if cut:
             raise InvalidInputError(
                 f"the function drops {cut[0]!r} from {name}, but a block has only {grid.lengths[cut[0]]} of its "
-                f"{grid.sizes[cut[0]]} cells; pass blocks={{{cut[0]!r}: -1}}, or use icefloe.spark.reduce"
+                f"{grid.sizes[cut[0]]} cells. Pass blocks={{{cut[0]!r}: -1}}, or use icefloe.spark.reduce"
             )
         found[str(name)] = tuple(
             chunk_length(str(dim), length, grid, chunks, stored)
@@ -310,7 +311,7 @@ def _check_names(dataset: xr.Dataset, halo: Mapping[str, int]) -> None:
         if dim not in dataset.sizes:
             raise unknown_name("dimension", dim, dataset.sizes, option="halo")
         if cells < 0:
-            raise InvalidInputError(f"the halo of {cells} cells along {dim} is negative")
+            raise InvalidInputError(f"the halo along {dim} is {cells}. It must not be negative")
 
 
 @dataclass(frozen=True, slots=True)

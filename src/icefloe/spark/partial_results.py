@@ -96,7 +96,7 @@ class Sums:
     def partial(self, values: Values, axes: Axes) -> tuple[Values, Values]:
         wide = sum_type(values.dtype, self.how)
         if self.how != "count" and values.dtype.kind in "iubf":
-            # A total that is a number has no missing value in it: mostly one look at the values is enough.
+            # If the total is a number, no value is missing. One pass is usually sufficient.
             total = np.asarray(np.sum(values, axis=axes, dtype=wide))
             if values.dtype.kind != "f" or not np.isnan(total).any():
                 reduced = int(np.prod([values.shape[axis] for axis in axes], dtype=np.int64))
@@ -144,7 +144,7 @@ class Extremes:
     how: str
 
     def partial(self, values: Values, axes: Axes) -> Values:
-        # fmin and fmax pass missing values over, of times as well, and give one back only where there is nothing else.
+        # fmin and fmax skip missing values, also of times. The result is only missing if all values are.
         result = values
         for axis in sorted(axes, reverse=True):
             result = self._better().reduce(result, axis=axis)
@@ -170,7 +170,7 @@ class QuantilePoints:
         return np.asarray(np.nanquantile(values.astype(np.float64), self.q, axis=axes))
 
     def merge(self, first: Values, second: Values) -> Values:
-        raise AssertionError("blocks of an exact quantile hold all reduced cells")
+        raise AssertionError("blocks of an exact quantile contain all reduced cells")
 
     def finish(self, partial: Values) -> Values:
         return partial
@@ -300,7 +300,7 @@ class ReductionTree(Generic[R]):
             finish = cloudpickle.dumps((self.finish, positions)) if fan == 1 else None
             merge = _merger(cloudpickle.dumps(self.reduction), finish)
             frame = frame.withColumn("branch", sf.floor(sf.col("branch") / FAN_IN))
-            # A direct action on the last merge: nothing behind it could make it run again.
+            # A direct action on the last merge, so that no later stage can run it again.
             frame = frame.groupBy("position", "branch").applyInArrow(merge, _SCHEMA)
         with watched(spark, JobMeter(description, len(windows), shown=shown)):
             return collect(frame, description)
@@ -452,7 +452,7 @@ class ReducedVariable:
     name: str
     dims: tuple[str, ...]
     coding: ColumnCoding | None
-    """What its chunks stand for; None where xarray has to read them."""
+    """The decoding of its chunks. None if xarray has to read them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -463,7 +463,7 @@ class PartialOfBlock:
     group: str
     variables: tuple[ReducedVariable, ...]
     origin: Mapping[str, int]
-    """Where the region begins, along the dimensions that it cuts."""
+    """The start of the region, along the dimensions that it limits."""
     dims: tuple[str, ...]
     reduction: Reduction
 
@@ -494,7 +494,7 @@ class PartialOfBlock:
         return {each.name: self._of(source, each, window, moved) for each in self.variables}
 
     def _of(self, source: _Source, variable: ReducedVariable, window: Window, moved: Window) -> Any:
-        # A variable without one of the reduced dimensions is in every block along it: it counts in the first one.
+        # A variable without one of the reduced dimensions is in every block along it. Count it in the first one.
         if any(window[dim].start for dim in self.dims if dim not in variable.dims):
             return None
         axes = tuple(axis for axis, dim in enumerate(variable.dims) if dim in self.dims)
@@ -512,7 +512,7 @@ class _Source:
 
     chunked: Mapping[str, ChunkedArray]
     dataset: xr.Dataset | None
-    """The variables that xarray reads; opening it takes as long as reading a few chunks."""
+    """The variables that xarray reads. Opening them takes as long as reading a few chunks."""
 
 
 @lru_cache(maxsize=1)

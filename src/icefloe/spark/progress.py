@@ -31,7 +31,7 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class JobMeter:
-    """What is measured: how many tasks, over how many bytes; `shown=None` shows it to people only."""
+    """The number of tasks and bytes of a job. `shown=None` shows progress in terminals and notebooks only."""
 
     description: str
     tasks: int
@@ -39,7 +39,7 @@ class JobMeter:
     shown: bool | None = None
 
     def amount(self, done: int) -> str:
-        """The share of the bytes that so many tasks stand for."""
+        """The bytes of this many tasks."""
         if not self.bytes:
             return ""
         return f"{self.bytes * done / max(1, self.tasks) / 1e6:,.0f}/{self.bytes / 1e6:,.0f} MB"
@@ -48,13 +48,13 @@ class JobMeter:
 @contextmanager
 def job_progress(spark: SparkSession, group: str, meter: JobMeter) -> Iterator[None]:
     """Show the progress of the jobs of one group while the block runs."""
-    # Workers load this module with the functions they run, and would load rich for nothing.
+    # Workers import this module too, and do not need rich.
 
     with progress_display(meter) as show:
         if show is None:
             yield
             return
-        # Stages that merge have tasks of their own, which nobody counted.
+        # Merging stages have additional tasks that are not in the total.
         with _watching(spark, group, lambda done: show(min(done, meter.tasks))):
             yield
         show(meter.tasks)
@@ -101,12 +101,12 @@ def _watching_connect(spark: SparkSession, report: Any) -> Iterator[None]:
 
 
 Show = Callable[[int], None]
-"""Told how many tasks are done."""
+"""Called with the number of finished tasks."""
 
 
 @contextmanager
 def progress_display(meter: JobMeter) -> Iterator[Show | None]:
-    """A way to show how many tasks are done while the block runs; None where nobody looks."""
+    """A function that shows the number of finished tasks while the block runs. None if progress is not shown."""
     console = Console(stderr=True)
     visible = console.is_terminal or console.is_jupyter if meter.shown is None else meter.shown
     if not visible:
@@ -129,7 +129,7 @@ def _bar(console: Console, meter: JobMeter) -> Iterator[Show]:
         TextColumn("{task.fields[amount]}", markup=False),
         TimeRemainingColumn(),
         TimeElapsedColumn(),
-        # A finished bar stays on the screen where it says more than that its one task is done.
+        # Keep a finished bar on the screen, unless it had only one task.
         console=console,
         transient=meter.tasks == 1,
     )
@@ -140,7 +140,7 @@ def _bar(console: Console, meter: JobMeter) -> Iterator[Show]:
 
 @contextmanager
 def _line(meter: JobMeter) -> Iterator[Show]:
-    """One line that is written over: notebooks draw bars only with the package ipywidgets."""
+    """One line that is overwritten, because notebooks only draw bars with the package ipywidgets."""
     started = time.monotonic()
 
     def show(done: int) -> None:

@@ -20,7 +20,7 @@ from icefloe.spark.reduce import reduce
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The outcome of one check."""
+    """The result of one check."""
 
     check: str
     passed: bool
@@ -28,14 +28,14 @@ class Finding:
 
 
 class Check(Protocol):
-    """Looks at a snapshot and says what it found."""
+    """Checks a snapshot and returns a finding."""
 
     def run(self, spark: SparkSession, session: Session) -> Finding: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ValueRange:
-    """Every value of a variable that is not missing lies between two bounds."""
+    """Checks that all values of a variable that are not missing are between two bounds."""
 
     variable: str
     low: float
@@ -55,7 +55,7 @@ class ValueRange:
 
 @dataclass(frozen=True, slots=True)
 class MissingShare:
-    """At most a share of the values of a variable is missing."""
+    """Checks that at most a share of the values of a variable is missing."""
 
     variable: str
     most: float
@@ -71,7 +71,7 @@ class MissingShare:
 
 @dataclass(frozen=True, slots=True)
 class Monotone:
-    """A coordinate only grows, or only falls."""
+    """Checks that a coordinate only increases, or only decreases."""
 
     coordinate: str
     group: str = ""
@@ -90,7 +90,7 @@ class Monotone:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedSizes:
-    """Dimensions have the lengths they should have."""
+    """Checks the lengths of dimensions."""
 
     sizes: Mapping[str, int]
     group: str = ""
@@ -104,7 +104,7 @@ class ExpectedSizes:
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """A function of the caller says yes: it gets the lazy dataset and returns a bool, or a bool and details."""
+    """Calls a function with the lazy dataset. The function returns a bool, or a bool and details."""
 
     name: str
     function: Callable[[xr.Dataset], bool | tuple[bool, str]]
@@ -220,7 +220,7 @@ def write_audit_publish(
         except ConflictError:
             if attempt == tries:
                 raise
-            # Somebody committed meanwhile: what was checked is not what would be published.
+            # There is a concurrent commit, so the checked data is not what would be published.
             repo.delete_branch(name)
             continue
         repo.delete_branch(name)
@@ -229,9 +229,9 @@ def write_audit_publish(
 
 
 def _audit(spark: SparkSession, repo: Repository, staging: str, checks: Sequence[Check]) -> AuditReport:
-    """Run the checks and keep what they found in a commit of its own on the staging branch."""
+    """Run the checks, and store the findings in a separate commit on the staging branch."""
     writer = repo.writable_session(staging)
-    # What is published is what was checked: a commit that lands meanwhile is a conflict.
+    # Only checked data is published, so a concurrent commit is a conflict.
     session = repo.readonly_session(snapshot_id=writer.snapshot_id)
     findings = tuple(check.run(spark, session) for check in checks)
     passed = all(finding.passed for finding in findings)

@@ -204,7 +204,7 @@ class _Plan:
         return f"{self.finish.how} over {', '.join(self.dims)}"
 
     def collect(self, spark: SparkSession, known: Mapping[str, Any], progress: bool | None) -> xr.Dataset:
-        """The result here, but for what is known already; partial results that are small are merged here as well."""
+        """The result as a dataset. `known` variables are not computed. The driver merges small partial results."""
         parts: list[tuple[Window, Any]] = [({}, dict(known))]
         if self.work.variables:
             tree = ReductionTree(self.work, self.finish.reduction, self.finish)
@@ -213,7 +213,7 @@ class _Plan:
         return assemble(self.dataset, self.dims, self.finish, [(at, {**values, **known}) for at, values in parts])
 
     def _partial_bytes(self) -> int:
-        """About how much the partial results of all blocks take."""
+        """The approximate size of the partial results of all blocks."""
         cells = sum(
             math.prod(array.sizes[dim] for dim in kept_dims(array, self.dims))
             for array in self.dataset.data_vars.values()
@@ -410,7 +410,7 @@ def _write(
     overwrite: bool,
     progress: bool | None,
 ) -> tuple[int, int]:
-    """Make the arrays, let tasks fill them, link what they wrote; how many tasks and references it took."""
+    """Create the arrays, write them with tasks, and link the results. Returns the numbers of tasks and references."""
     sketch = sketch_of(plan.dataset, plan.dims, plan.finish)
     target = BlockTarget(group.strip("/"), plan_reduced(plan.dataset, sketch, plan.grid, chunks))
     create_target(writer, target, plan.dataset, sketch, overwrite=overwrite)
@@ -435,5 +435,5 @@ def _dims(dims: str | Sequence[str] | None, dataset: xr.Dataset) -> tuple[str, .
 def _is_exact(dataset: xr.Dataset, dims: Sequence[str], task_bytes: int) -> bool:
     kept = int(np.prod([n for dim, n in dataset.sizes.items() if dim not in dims], dtype=np.int64))
     reduced = int(np.prod([dataset.sizes[dim] for dim in dims], dtype=np.int64))
-    # Sketches of many cells take more room than the values of a few tasks.
+    # Sketches of many cells take more memory than the values of a few tasks.
     return reduced * 8 <= task_bytes or kept * 2048 > _MOST_SKETCH_CELLS

@@ -37,14 +37,14 @@ from icefloe.tables.selection import BlockPart
 
 PINNED = "icefloe.pinned"
 _KEPT = "icefloe"
-"""Key in a schema's metadata under which planning finds what the schema was made from."""
+"""The key in a schema's metadata with the options that the schema was created from."""
 
 
 class IcefloeDataSource(DataSource):
     """`spark.read.format("icefloe")`.
 
-    The schema carries the options and, unless a catalog keeps it, the snapshot: Spark plans a query in another process
-    than it asks for the schema in, and gives the options of a catalog's table to the latter only.
+    The schema contains the options and, unless a catalog stores it, the snapshot. Spark requests the schema and plans
+    the query in two different processes, and passes the options of a catalog's table to the first one only.
     """
 
     @classmethod
@@ -54,7 +54,7 @@ class IcefloeDataSource(DataSource):
     def schema(self) -> StructType:
         options = normalise_options(self.options)
         parsed = parse_options(options, STREAM_OPTIONS)
-        # A catalog's table may be read from another working directory than it was made in.
+        # A catalog's table may be read from another working directory than it was created in.
         options["url"] = parsed.address.url
         session = parsed.pin()
         if not is_from_catalog(self.options):
@@ -81,14 +81,14 @@ class IcefloeDataSource(DataSource):
 
 
 def keep_options(schema: StructType, options: Mapping[str, str]) -> StructType:
-    """A schema that carries options in the metadata of its first column."""
+    """A schema with options in the metadata of its first column."""
     if schema.fields:
         schema.fields[0].metadata = {_KEPT: json.dumps(dict(options))}
     return schema
 
 
 def kept_options(schema: StructType) -> dict[str, str] | None:
-    """Options that a schema carries."""
+    """The options in a schema."""
     for field in schema.fields:
         if _KEPT in (field.metadata or {}):
             kept: dict[str, str] = json.loads(field.metadata[_KEPT])
@@ -103,7 +103,7 @@ def _table_schema(options: TableOptions) -> pa.Schema:
 
 
 class _Share(InputPartition):
-    """One task's share of a table."""
+    """The part of a table that one task reads."""
 
     def __init__(self, value: BlockPart | MetadataPart) -> None:
         super().__init__(value)
@@ -115,8 +115,8 @@ class _Share(InputPartition):
 class TableReader(DataSourceReader):
     """Reads cells, rows of cells, chunks or metadata as Arrow batches.
 
-    Planned when it is made: Spark ships the reader to tasks before it asks for partitions. It must not take filters
-    from Spark (`pushFilters`): all scans of one DataFrame share one planned reader there.
+    The plan is made in the constructor, because Spark sends the reader to tasks before it requests partitions. It must
+    not accept filters of Spark (`pushFilters`), because all scans of one DataFrame share one planned reader.
     """
 
     def __init__(self, options: TableOptions) -> None:
@@ -148,7 +148,7 @@ class TableReader(DataSourceReader):
             return metadata_batches(
                 options.table, open_address(options.address), session, part, options.from_snapshot_id
             )
-        # Spark asks for one partition where there are none.
+        # Spark needs at least one partition.
         return iter(())
 
 
@@ -157,7 +157,7 @@ _POSITIONAL = ("path", "where", "variables")
 
 @dataclass
 class _Planned(AnalyzeResult):
-    """What analysis found out, handed on to the function itself."""
+    """The result of the analysis, for the function itself."""
 
     plan: ScanPlan | None = None
     options: TableOptions | None = None
@@ -167,8 +167,8 @@ class _Planned(AnalyzeResult):
 class IcefloeScan:
     """`SELECT ... FROM icefloe_scan('repo', 'lat BETWEEN 40 AND 60 AND time >= ''2020-01-01''', 't2m')`.
 
-    Further options are named: `icefloe_scan('repo', tag => 'v1', group => '/daily')`. The condition is decided by this
-    function alone (times without a zone are UTC), so one that it does not understand is an error.
+    Further options have names: `icefloe_scan('repo', tag => 'v1', group => '/daily')`. This function evaluates the
+    condition itself (times without a zone are UTC), so a condition that it cannot evaluate is an error.
     """
 
     def __init__(self, planned: _Planned) -> None:

@@ -100,7 +100,7 @@ class _ChangedShare(InputPartition):
 
 
 class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows a branch: an offset is the snapshot up to which changes were read, empty before the first one."""
+    """Follows a branch. An offset is the last snapshot whose changes were read. It is empty at the start."""
 
     def __init__(self, options: TableOptions, given: Mapping[str, str]) -> None:
         if options.table is not None:
@@ -144,7 +144,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadAllAvailable):
             return {_SNAPSHOT: commits[-1].id}
         if not start[_SNAPSHOT]:
-            # What is there at the first look is one batch: it has no changes, only a state.
+            # The state at the start is one batch. There are no changes yet.
             return {_SNAPSHOT: commits[-1].id}
         taken = commits[: self._commits]
         if self._chunks < _NO_LIMIT:
@@ -191,4 +191,4 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return scan_batches(partition.scan, partition.part)
 
     def commit(self, end: dict[str, str]) -> None:
-        """Nothing to forget: a snapshot is its own offset."""
+        """Do nothing, because offsets are snapshots and no state is kept."""

@@ -196,7 +196,7 @@ class _ReadShares:
 
 
 def metadata_frame(spark: SparkSession, options: TableOptions) -> DataFrame:
-    """A table of metadata as a DataFrame, at the point that the options name now."""
+    """A table of metadata as a DataFrame, at the snapshot of the options."""
     assert options.table is not None
     session = options.pin()
     parts = plan_parts(options.table, session)
@@ -222,7 +222,10 @@ class _ReadMetadata:
 
 
 def _expand(rows: DataFrame, scan: Scan, layout: RowsLayout) -> DataFrame:
-    """Cells from rows of lists, in the JVM: positions and the first variable exploded, the others looked up."""
+    """Convert rows of lists to cells, in the JVM.
+
+    The first variable is exploded with positions, the others are looked up.
+    """
     grid = scan.grid
     rank = len(grid.shape)
     first, *others = grid.variables
@@ -249,7 +252,7 @@ def _expand(rows: DataFrame, scan: Scan, layout: RowsLayout) -> DataFrame:
 
 
 def _value(variable: Variable, listed: str) -> str:
-    """A column of values from what lists hold."""
+    """A column of values from a column of lists."""
     value = f"if(isnan({listed}), NULL, {listed})" if variable.coding.missing_is_nan else listed
     return f"{value} AS {sql_name(variable.name)}"
 
@@ -261,18 +264,18 @@ _log = logging.getLogger("icefloe.spark")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view before it is made: arrays of a group, or a table of metadata."""
+    """A view to create: arrays of a group, or a table of metadata."""
 
     name: str
     group: str = "/"
     variables: tuple[str, ...] = ()
     table: str | None = None
     shares: str | None = None
-    """The name that this view and others would have had."""
+    """The ambiguous name that this view shares with others."""
 
     @property
     def holds(self) -> str:
-        """What the view shows, as people name it."""
+        """The content of the view, for messages."""
         if self.table is not None:
             return f"the table {self.table} of metadata"
         return f"{', '.join(self.variables)} in {self.group}"
@@ -281,8 +284,8 @@ class View:
 def list_views(session: Session) -> list[View]:
     """Every view of a snapshot: arrays by their path with `_` for `/`, grids by their group, metadata by its name.
 
-    SQL does not tell `q` from `Q`, nor the name of `/a/b` from that of `/a_b`. A name that several would share
-    stands for none of them: each then has a name of its own, which ends with a few digits that its path gives.
+    In SQL, `q` and `Q` are the same name, and so are the names of `/a/b` and `/a_b`. A name that several views would
+    share is not used. Each of them has a name that ends with a hash of its path instead.
     """
     found: dict[str, list[View]] = {}
     for node in session.state.tree.nodes():
@@ -373,7 +376,7 @@ def register_views(
             except (IcefloeError, PySparkException) as error:
                 if view.name.lower() in read:
                     raise
-                # Types that no table has, names that columns cannot have: the other views are still there.
+                # The array has a type or name that a table cannot have. Create the other views.
                 _log.warning("there is no view of %s: %s", view.holds, str(error).partition("\n")[0])
                 continue
             made[view.name] = view
@@ -402,6 +405,6 @@ def run_query(spark: SparkSession, query: str, limit: int | None = None) -> tupl
         frame = spark.sql(query)
         return frame.columns, (frame.limit(limit) if limit else frame).toArrow().to_pylist()
     except PySparkException as error:
-        # The plan and the traces of Java that follow are for those who look at the cause.
+        # Drop the query plan and the Java traceback. They are in the cause of the error.
         told = str(error)
         raise InvalidInputError(reason_of(error) if "Traceback" in told else told.partition("\n")[0]) from error

@@ -49,10 +49,10 @@ FINAL_ERRORS = (
 """Errors that a retry would meet again. They are returned to the driver and not retried."""
 
 TASKS_PER_CORE = 3
-"""So many that the last ones to end leave no core idle for long."""
+"""Tasks per core. With several, no core is idle for long at the end."""
 WAVE_TASKS = 4096
 WAVE_BYTES = 32 << 20
-"""Payloads travel with the function to every task: one Spark job takes at most so many, and so many bytes of them."""
+"""Payloads are sent with the function to every task, so a Spark job has at most this many, and this many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,9 @@ class SparkJob(Generic[T, R]):
     run: Callable[[T], R]
     description: str
     shown: bool | None = None
-    """Whether a progress bar is drawn; None: for people only."""
+    """Whether to show a progress bar. None shows it in terminals and notebooks."""
     bytes: int = 0
-    """How much data the tasks handle together, for the progress bar; 0 when it is not known."""
+    """The bytes of all tasks, for the progress bar. 0 is unknown."""
 
 
 def run_tasks(spark: SparkSession, job: SparkJob[T, R], payloads: Sequence[T]) -> list[R]:
@@ -136,7 +136,7 @@ def run_tasks(spark: SparkSession, job: SparkJob[T, R], payloads: Sequence[T]) -
 
 @contextmanager
 def watched(spark: SparkSession, meter: JobMeter) -> Iterator[None]:
-    """Spark jobs started in the block are shown as they get on, and cancelled by an interrupt."""
+    """Show the progress of Spark jobs of the block, and cancel them on an interrupt."""
     group = f"icefloe-{secrets.token_hex(6)}"
     with _JobGroup(spark, group, meter.description), job_progress(spark, group, meter):
         yield
@@ -157,7 +157,7 @@ def _waves(payloads: Sequence[Any]) -> Iterator[list[bytes]]:
 
 def _run_wave(spark: SparkSession, function: bytes, packed: list[bytes], description: str) -> list[Any]:
     frame = spark.range(0, len(packed), 1, len(packed)).mapInArrow(_worker(function, packed), _SCHEMA)
-    # A direct action: anything behind this stage could run its tasks again.
+    # A direct action, so that no later stage can run these tasks again.
     table = collect(frame, description)
     outcomes: list[Any] = [None] * len(packed)
     for task, outcome in zip(table["task"].to_pylist(), table["outcome"].to_pylist(), strict=True):
@@ -166,7 +166,7 @@ def _run_wave(spark: SparkSession, function: bytes, packed: list[bytes], descrip
 
 
 def collect(frame: DataFrame, description: str) -> pa.Table:
-    """The rows of a DataFrame; errors of Spark as ours."""
+    """The rows of a DataFrame. Errors of Spark are translated."""
     try:
         return frame.toArrow()
     except (PySparkException, Py4JError) as error:
@@ -200,7 +200,7 @@ def parallelism(spark: SparkSession) -> int:
 
 
 class _JobGroup:
-    """Jobs started in the block belong to a group, which an interrupt cancels."""
+    """Put the jobs of the block into a group, and cancel it on an interrupt."""
 
     def __init__(self, spark: SparkSession, group: str, description: str) -> None:
         self._spark, self._group, self._description = spark, group, description
@@ -224,7 +224,7 @@ class _JobGroup:
 
 
 def _is_interrupt(error: BaseException) -> bool:
-    """Whether an error only came up while pyspark cleaned up after an interrupt."""
+    """Whether an error was raised while pyspark cleaned up after an interrupt."""
     context = error.__context__
     while context is not None and not isinstance(context, KeyboardInterrupt):
         context = context.__context__
@@ -232,19 +232,22 @@ def _is_interrupt(error: BaseException) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """The last line that says something of a Python traceback inside a Spark error."""
+    """The last meaningful line of a Python traceback inside of a Spark error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if "Error" in line and not line.startswith(("at ", "File"))]
     return (told or lines or ["unknown"])[-1]
 
 
 OpenFork = Callable[[], ForkSession]
-"""A fresh fork of the session; what was written to an earlier one is forgotten."""
+"""Open a new fork of the session. Writes to an earlier fork are discarded."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteJob(Generic[T, R]):
-    """Work that writes: given a way to open forks and a payload, the fork it wrote to and a small result."""
+    """A writing function.
+
+    It gets a function that opens forks, and a payload. It returns its fork and a small result.
+    """
 
     work: Callable[[OpenFork, T], tuple[ForkSession, R]]
     description: str
@@ -254,7 +257,7 @@ class WriteJob(Generic[T, R]):
 
 @dataclass(frozen=True, slots=True)
 class TaskOutput(Generic[R]):
-    """What a task left in storage, and what it says about it."""
+    """What a task wrote to storage, and its result."""
 
     parts: WrittenParts
     result: R
@@ -279,13 +282,13 @@ class _WriteTask(Generic[T, R]):
 def write_with_tasks(
     spark: SparkSession, session: Session, job: WriteJob[T, R], payloads: Sequence[T]
 ) -> list[TaskOutput[R]]:
-    """Run writing tasks; nothing they wrote is referenced until `link` takes it over."""
+    """Run writing tasks. Their output is not referenced until `link` is called."""
     task = _WriteTask(pickle.dumps(session.fork()), job.work, job.description)
     plain = SparkJob(task, job.description, job.shown, job.bytes)
     return run_tasks(spark, plain, list(enumerate(payloads)))
 
 
 def link(session: Session, written: Sequence[TaskOutput[R]]) -> list[R]:
-    """Make what tasks wrote part of a session; returns their results."""
+    """Link the output of tasks into a session. Returns their results."""
     session.link_parts([each.parts for each in written])
     return [each.result for each in written]

@@ -1,4 +1,7 @@
-"""The Python worker processes of Spark: they end without a traceback. Loads little, as every worker loads it."""
+"""The Python worker processes of Spark: they end without a traceback.
+
+Imports little, because every worker imports it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Write rows of a DataFrame into arrays.
 
-Spark gives a source no way to bring the rows of a chunk to one task, so a chunk that two tasks wrote is refused here;
-`icefloe.spark.write` shuffles first.
+A data source of Spark cannot send the rows of a chunk to one task, so a chunk that two tasks wrote is refused.
+`icefloe.spark.write` shuffles the rows first.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from icefloe.tables.targets import (
 )
 
 ROWS_PER_FRAGMENTS = 1 << 19
-"""Rows that are sorted into blocks together before they are sent."""
+"""The number of rows that are sorted into blocks at a time."""
 _TASK_BYTES = 64 << 20
 _TASKS_PER_CORE = 2
 _OUTCOME = "outcome binary"
@@ -200,7 +200,7 @@ def write_options(
     coordinates: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> WriteOptions:
-    """The options of a write, as its callers spell them."""
+    """Parse the options of a write."""
     allowed = [each.name for each in fields(WriteOptions)]
     unknown = sorted(set(more) - set(allowed))
     if unknown:
@@ -216,7 +216,7 @@ def write_options(
 
 @dataclass(frozen=True, slots=True)
 class CommitText:
-    """What a commit says, and who solves its conflicts."""
+    """The message, metadata and conflict solver of a commit."""
 
     message: str | None = None
     metadata: Mapping[str, Any] | None = None
@@ -260,7 +260,7 @@ def _quoted(name: str) -> str:
 
 
 def fetch_coordinates(df: DataFrame, dims: Sequence[str], schema: pa.Schema) -> dict[str, pa.Array]:
-    """The distinct values of dimension columns, found in one pass."""
+    """The distinct values of dimension columns, computed in one pass."""
     frame = df.select(*[_quoted(name) for name in dims])
     found = _run(frame.mapInArrow(_find_uniques, _OUTCOME))
     empty = {name: pa.array([], type=schema.field(name).type) for name in dims}
@@ -278,10 +278,10 @@ def _find_uniques(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Which task assembles a block: touched blocks, ranked per dimension, in equal runs."""
+    """Assigns blocks to tasks: equal runs of the changed blocks, ranked per dimension."""
 
     ranks: tuple[npt.NDArray[np.int64], ...]
-    """Per dimension: the rank of every block among those that rows touch."""
+    """Per dimension: the rank of every block among those with rows."""
     touched: tuple[int, ...]
     tasks: int
 
@@ -293,7 +293,7 @@ class Routing:
 
 
 def plan_routing(target: Target, incoming: Mapping[str, pa.Array], cores: int) -> Routing:
-    """Share the blocks that rows can touch among tasks."""
+    """Distribute the blocks that can have rows over tasks."""
     ranks, touched = [], []
     for dimension, length, count in zip(target.dimensions, target.block, target.blocks, strict=True):
         index = positions(incoming[dimension.name], dimension.values)
@@ -322,7 +322,7 @@ class _Split:
             try:
                 fragments = list(split_rows(self.target, table, drop_off_grid=self.drop_off_grid))
             except FINAL_ERRORS as error:
-                # It travels on as a fragment of no block, so that the driver raises it as it is.
+                # Send the error as a fragment without a block, so that the driver raises it.
                 yield _fragment_batch([0], [-1], [pickle.dumps(error)])
                 return
             tasks = [self.routing.task_of(fragment.block, self.target.blocks) for fragment in fragments]
@@ -336,7 +336,7 @@ def _fragment_batch(tasks: list[int], blocks: list[int], data: list[bytes]) -> p
 
 @dataclass(frozen=True, slots=True)
 class _Assemble:
-    """Writes the blocks of one task; fragments come sorted by block."""
+    """Writes the blocks of one task. Fragments are sorted by block."""
 
     fork: bytes
     target: Target
@@ -365,7 +365,7 @@ class _Assemble:
 
 
 def _run(frame: DataFrame) -> list[Any]:
-    """The pickled outcomes of a stage, collected directly: anything behind it could run its tasks again."""
+    """The pickled results of a stage. They are collected directly, so that no later stage can run the tasks again."""
     try:
         table = frame.toArrow()
     except PySparkException as error:
@@ -548,7 +548,7 @@ class StreamRowsWriter(DataSourceStreamArrowWriter):
         commit_rows(session, replace(self.options, message=message, metadata=metadata), self.schema, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Nothing was committed: the batch comes again."""
+        """Do nothing, because nothing was committed and Spark repeats the batch."""
 
 
 def commit_rows(

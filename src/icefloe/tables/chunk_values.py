@@ -29,7 +29,7 @@ from icefloe.tables.grids import open_array
 from icefloe.tables.options import RepositoryAddress, session_at
 
 _SAVED_BYTES = 1 << 19
-"""From here on, decoding only a part of a chunk is faster than having the codec decode all of it."""
+"""From this size on, decoding only a part of a chunk is faster than decoding all of it."""
 _Values: TypeAlias = npt.NDArray[Any]
 
 
@@ -40,20 +40,20 @@ class ChunkPart:
     positions: tuple[npt.NDArray[np.int64], ...]
 
     def end(self, shape: Sequence[int]) -> int:
-        """How many cells of the chunk lead up to the last of these, and it."""
+        """The number of cells of the chunk up to and including the last selected one."""
         last = 0
         for each, length in zip(self.positions, shape, strict=True):
             last = last * length + int(each[-1])
         return last + 1
 
     def take(self, chunk: _Values) -> _Values:
-        """The cells out of the whole chunk; a view, where they have no gaps."""
+        """The selected cells of the whole chunk. A view if they are contiguous."""
         window = tuple(slice(int(each[0]), int(each[-1]) + 1) for each in self.positions)
         return without_gaps(chunk[window], self.positions)
 
 
 def without_gaps(values: _Values, positions: Sequence[npt.NDArray[np.int64]]) -> _Values:
-    """The cells of a window that positions name, which begin where the window does."""
+    """The selected cells of a window. Positions are relative to the start of the window."""
     if any(len(each) != size for each, size in zip(positions, values.shape, strict=True)):
         return values[np.ix_(*(each - each[0] for each in positions))]
     return values
@@ -68,7 +68,7 @@ class PartDecoder:
         self._dtype = decoder.coder.compressed_dtype(decoder.spec)
 
     def __call__(self, body: Buffer | None, part: ChunkPart) -> _Values:
-        """A part of the chunk that some bytes stand for; not to be written to."""
+        """Decode a part of a chunk from its bytes. The result is read-only."""
         if body is None or self._dtype is None:
             return part.take(self._decoder(body))
         size = math.prod(self._shape) * self._dtype.itemsize
@@ -78,12 +78,12 @@ class PartDecoder:
         memory = _scratch(size)
         if _decompress_start(body, memory[:needed]):
             return np.array(part.take(np.frombuffer(memory, dtype=self._dtype).reshape(self._shape)))
-        # Whatever is wrong with these bytes, the codec itself is the one to say it.
+        # Let the codec raise the error for invalid bytes.
         return part.take(self._decoder(body))
 
 
 def _decompress_start(body: Buffer, out: memoryview) -> bool:
-    """Fill memory with the first bytes of a zstd frame; False where it has not as many."""
+    """Fill memory with the first bytes of a zstd frame. Returns False if the frame is shorter."""
     try:
         with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as stream:
             return int(stream.readinto(out)) == len(out)
@@ -95,7 +95,7 @@ _THREAD = threading.local()
 
 
 def _scratch(size: int) -> memoryview:
-    """Memory of this thread, used again for every chunk: new pages cost as much as filling them."""
+    """Memory of this thread that is reused for every chunk, because allocating pages costs as much as filling them."""
     held: memoryview | None = getattr(_THREAD, "memory", None)
     if held is None or len(held) != size:
         held = _THREAD.memory = memoryview(bytearray(size))
@@ -103,7 +103,7 @@ def _scratch(size: int) -> memoryview:
 
 
 _ROUND_BYTES = 2 << 20
-"""Stored bytes of the chunks that are fetched together."""
+"""The stored size of the chunks that are fetched together."""
 _ROUNDS_AHEAD = 3
 _DECODED_AHEAD = 8
 _DECODERS = Threads("decoders", 2)
@@ -112,7 +112,7 @@ _Bodies: TypeAlias = list[Buffer | None]
 
 
 class ChunkValues:
-    """The values of one array by chunk, as a session sees it."""
+    """The values of one array by chunk, in a session."""
 
     def __init__(self, session: Session, path: str) -> None:
         self._session = session
@@ -124,13 +124,13 @@ class ChunkValues:
 
     @property
     def is_direct(self) -> bool:
-        """Whether values can be asked for; zarr alone understands shards and codecs that need an event loop."""
+        """Whether chunks can be decoded here. Shards and codecs that need an event loop are read through zarr."""
         return self._decode is not None
 
     def read(self, coordinates: _Places) -> Iterator[_Values]:
-        """The chunks at some places of the grid, in that order, each with its full shape; not to be written to.
+        """The chunks at some coordinates, in that order, each with its full shape. They are read-only.
 
-        They are decoded when they are asked for.
+        They are decoded on demand.
         """
         assert self._decode is not None
         if not len(coordinates):
@@ -141,9 +141,9 @@ class ChunkValues:
     def read_parts(
         self, coordinates: _Places, parts: Iterable[ChunkPart], *, decode_ahead: bool = False
     ) -> Iterator[_Values]:
-        """A part of each of the chunks at some places of the grid, in that order; not to be written to.
+        """A part of each of the chunks at some coordinates, in that order. They are read-only.
 
-        They are decoded when they are asked for, or ahead of that by other threads, where cores have nothing to do.
+        They are decoded on demand, or ahead of time by other threads if cores are idle.
         """
         assert self._decode is not None
         if not len(coordinates):
@@ -159,7 +159,7 @@ class ChunkValues:
 
 @dataclass(frozen=True, slots=True)
 class _Explained:
-    """Decodes chunks; the error for bytes that codecs refuse names the array, the chunk and the file."""
+    """Decodes chunks. The error for invalid bytes contains the array, the chunk and the file."""
 
     decode: Callable[..., _Values]
     located: LocatedChunks
@@ -174,7 +174,7 @@ class _Explained:
 
 
 def _fetch(located: LocatedChunks) -> Iterator[Future[_Bodies]]:
-    """The stored bytes of chunks in rounds, the first of which are under way when one is asked for."""
+    """The stored bytes of chunks in batches. The next batches are fetched ahead."""
     waiting: deque[Future[_Bodies]] = deque()
     try:
         for bounds in _rounds(np.cumsum(np.maximum(located.lengths, 0))):
@@ -196,14 +196,14 @@ def _in_turn(rounds: Iterable[Future[_Bodies]]) -> Iterator[Buffer | None]:
 def _decoded_ahead(
     decode: _Explained, rounds: Iterator[Future[_Bodies]], parts: Iterable[ChunkPart]
 ) -> Iterator[_Values]:
-    """Parts of chunks in order; threads decode the next ones, as far as these were fetched."""
+    """Parts of chunks in order. Threads decode the next ones that are already fetched."""
     todo = zip(count(), parts)
     fetched = next(rounds, None)
     bodies: deque[Buffer | None] = deque()
     decoding: deque[Future[_Values]] = deque()
     try:
         while fetched is not None or bodies or decoding:
-            # Waiting for requests is for when there is nothing else to do.
+            # Only wait for requests if there is nothing else to do.
             while fetched is not None and not bodies and (fetched.done() or not decoding):
                 bodies.extend(fetched.result())
                 fetched = next(rounds, None)
@@ -217,7 +217,10 @@ def _decoded_ahead(
 
 
 def _rounds(ends: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Chunks that are fetched together: the first by itself, so that it can be worked on while others come."""
+    """Batches of chunks to fetch.
+
+    The first chunk is a batch of its own, so that it is processed while others arrive.
+    """
     yield 0, 1
     for first, end in batches_up_to(_ROUND_BYTES, ends[1:] - ends[0]):
         yield first + 1, end + 1
@@ -225,5 +228,5 @@ def _rounds(ends: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 
 @lru_cache(maxsize=64)
 def chunk_values_at(address: RepositoryAddress, snapshot_id: str, path: str) -> ChunkValues:
-    """The chunks of an array at a snapshot; opened once per process."""
+    """The chunks of an array at a snapshot. Opened once per process."""
     return ChunkValues(session_at(address, snapshot_id), path)

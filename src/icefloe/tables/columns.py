@@ -17,12 +17,12 @@ from icefloe.ingest.zarr_documents import fill_attribute
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 _WIDENED = {"u1": pa.int16(), "u2": pa.int32(), "u4": pa.int64(), "u8": pa.decimal128(20, 0), "f2": pa.float32()}
-"""Numbers that Spark has no type for, and the narrowest one that holds them all."""
+"""Types of numbers that Spark does not have, and the narrowest type that contains all their values."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnCoding:
-    """The type of a column, and what turns stored values into it."""
+    """The type of a column, and how stored values are converted to it."""
 
     dtype: str
     """The stored numpy type, or "string"."""
@@ -33,7 +33,7 @@ class ColumnCoding:
 
     @property
     def missing_is_nan(self) -> bool:
-        """Whether NaN can stand for missing values: the column has floats."""
+        """Whether NaN can represent missing values, because the column has floats."""
         return not self.raw and self.times is None and pa.types.is_floating(self.type)
 
     @property
@@ -44,9 +44,9 @@ class ColumnCoding:
         return True
 
     def decode(self, values: npt.NDArray[Any], *, as_nan: bool = False) -> pa.Array:
-        """Stored values (any shape) as a flat column; missing ones are null unless the column is raw.
+        """Stored values (any shape) as a flat column. Missing values are null unless the column is raw.
 
-        `as_nan` leaves those of floats as NaN.
+        With `as_nan`, missing floats stay NaN.
         """
         flat = np.ascontiguousarray(values).reshape(-1)
         if flat.dtype.kind in "OTU":
@@ -79,7 +79,7 @@ class ColumnCoding:
         return pa.array(values, mask=missing) if missing.any() else column
 
     def decode_tensor(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Stored values as numbers of the same shape: unpacked, missing floats as NaN; little-endian."""
+        """Stored values as unpacked little-endian numbers of the same shape. Missing floats are NaN."""
         if values.dtype.kind in "OTUS":
             raise UnsupportedError("texts and bytes cannot be read as tensors. Read them as rows or cells")
         if self.packing is not None and not self.raw and self.times is None:
@@ -92,7 +92,7 @@ class ColumnCoding:
         return np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
 
     def _missing(self, flat: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None:
-        """Which stored values are declared missing; NaN is missing by itself."""
+        """Which stored values are declared missing. NaN is always missing."""
         return None if self.packing is None else self.packing.missing(flat)
 
     def _meant(self, flat: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -127,7 +127,7 @@ def _instants(flat: npt.NDArray[Any], type: pa.DataType) -> pa.Array:
 
 
 def _times(flat: npt.NDArray[Any], units: TimeUnits, missing: npt.NDArray[np.bool_] | None) -> pa.Array:
-    """CF times as instants; whole numbers exactly, others to the nearest microsecond."""
+    """CF times as instants. Whole numbers are exact, others are rounded to microseconds."""
     if flat.dtype.kind in "iu":
         micro = flat.astype(np.int64) * units.unit_us + units.reference_us
         return pa.array(micro, mask=missing).view(TIMESTAMP)
@@ -136,14 +136,14 @@ def _times(flat: npt.NDArray[Any], units: TimeUnits, missing: npt.NDArray[np.boo
         wrong |= missing
     numbers = np.where(wrong, 0, flat).astype(np.float64)
     whole = np.floor(numbers)
-    # The whole part is scaled as an integer: a product of doubles is off by microseconds after some decades.
+    # Scale the whole part as an integer, because a product of doubles is off by microseconds after some decades.
     rest = np.rint((numbers - whole) * units.unit_us).astype(np.int64)
     micro = whole.astype(np.int64) * units.unit_us + rest + units.reference_us
     return pa.array(micro, mask=wrong if wrong.any() else None).view(TIMESTAMP)
 
 
 def coding_of(dtype: np.dtype[Any], attributes: Mapping[str, Any], *, raw: bool = False) -> ColumnCoding:
-    """The coding of an array by its type and CF attributes; `raw` keeps stored values."""
+    """The coding of an array from its type and CF attributes. `raw` keeps stored values."""
     kind = dtype.kind
     if kind in "OTU":
         return ColumnCoding("string", pa.string(), raw=raw)
@@ -173,14 +173,14 @@ def coding_of(dtype: np.dtype[Any], attributes: Mapping[str, Any], *, raw: bool 
 def has_one_missing_value(attributes: Mapping[str, Any]) -> bool:
     """Whether at most one number is declared missing, and `_Unsigned` is not used.
 
-    Statistics that were kept before others were understood are exact for such arrays only.
+    Statistics of earlier versions are only exact for such arrays.
     """
     fills = [attributes[name] for name in ("_FillValue", "missing_value") if name in attributes]
     return "_Unsigned" not in attributes and not any(isinstance(fill, list) or fill != fills[0] for fill in fills)
 
 
 def _time_units(attributes: Mapping[str, Any]) -> TimeUnits | None:
-    """Units of times that have civil dates to the microsecond; others stay the numbers they are."""
+    """Units of times whose dates are exact to the microsecond. Other times stay numbers."""
     units = find_time_units(attributes)
     if units is None or not units.unit_us or units.calendar not in CIVIL_CALENDARS:
         return None
@@ -203,7 +203,7 @@ _EPOCH = "since 1970-01-01"
 
 @dataclass(frozen=True, slots=True)
 class ArrayKind:
-    """What a new array for a column is like."""
+    """The properties of a new array for a column."""
 
     dtype: str
     fill_value: Any
@@ -242,7 +242,7 @@ def kind_of_column(
 
 
 def encode_column(name: str, coding: ColumnCoding, values: pa.Array, fill_value: Any) -> npt.NDArray[Any]:
-    """Column values as the array stores them; nulls become its missing value."""
+    """Column values as the array stores them. Nulls become its missing value."""
     column = _as_decoded(name, coding, values)
     nulls = np.asarray(column.is_null())
     packing = coding.packing or Packing()
@@ -276,7 +276,7 @@ def _as_decoded(name: str, coding: ColumnCoding, values: pa.Array) -> pa.Array:
             return values.cast(pa.timestamp("us")).cast(pa.int64()).view(TIMESTAMP)
         if pa.types.is_timestamp(values.type) and coding.type == TIMESTAMP and values.type.tz is None:
             return values.cast(pa.timestamp("us")).cast(pa.int64()).view(TIMESTAMP)
-        # A float column of doubles loses digits; that is what storing it in a float array means.
+        # Doubles lose digits in an array of floats. That is expected.
         cast = values.cast(coding.type, safe=not pa.types.is_floating(coding.type))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InvalidInputError(

@@ -44,7 +44,7 @@ _EXACT_DOUBLE, _EXACT_SINGLE = 2**53, 2**24
 
 
 def match_leaf(values: pa.Array, leaf: Leaf, zone: dt.tzinfo | None) -> Mask | None:
-    """Rows of a column that satisfy a condition as SQL compares; None where that is not known for its type."""
+    """Rows of a column that satisfy a condition by the rules of SQL. None if these are not implemented for its type."""
     if isinstance(leaf, NullTest):
         nulls = _nulls(values)
         return ~nulls if leaf.negated else nulls
@@ -59,7 +59,7 @@ def match_leaf(values: pa.Array, leaf: Leaf, zone: dt.tzinfo | None) -> Mask | N
 def _member(values: pa.Array, leaf: Membership, zone: dt.tzinfo | None) -> Mask | None:
     kinds = {_family(value) for value in leaf.values}
     if len(kinds) != 1 or (kinds == {"text"} and not pa.types.is_string(values.type)):
-        # SQL brings the values of a list to one type first, which may round or refuse them.
+        # SQL casts the values of a list to one type first, which may round or refuse them.
         return None
     found = np.zeros(len(values), dtype=bool)
     for value in leaf.values:
@@ -100,7 +100,8 @@ def _compare(values: pa.Array, operator: Operator, value: Value, zone: dt.tzinfo
         exact = _EXACT_SINGLE if kind == pa.float32() else _EXACT_DOUBLE
         if isinstance(value, int) and abs(value) > exact:
             return None
-        # As a double, so that numpy compares as doubles; NaN is the largest number to SQL, and less than none to numpy.
+        # Use a double, so that numpy compares doubles. In SQL, NaN is the largest number. In numpy, comparisons are
+        # false.
         number = np.float64(value)
         if operator in (">", ">="):
             return _apply(lambda a, b: ~(a <= b if operator == ">" else a < b), values, number)
@@ -109,7 +110,7 @@ def _compare(values: pa.Array, operator: Operator, value: Value, zone: dt.tzinfo
 
 
 def value_microseconds(value: Value, zone: dt.tzinfo | None) -> int | None:
-    """A constant as an instant, as SQL would cast it; None when that is not known."""
+    """A constant as an instant, as SQL casts it. None if it is not known."""
     moment = value.moment if isinstance(value, Instant) else parse_instant(value) if isinstance(value, str) else None
     if moment is None or (moment.tzinfo is None and zone is None):
         return None
@@ -159,7 +160,7 @@ def _apply(compare: Any, values: pa.Array, value: Any) -> Mask:
 
 
 def exact_rows(batch: pa.RecordBatch, predicate: Predicate | None) -> pa.RecordBatch:
-    """The rows that match; times without a zone are UTC."""
+    """The rows that match. Times without a zone are UTC."""
     if predicate is None:
         return batch
     mask = _rows(batch, predicate)
@@ -167,7 +168,7 @@ def exact_rows(batch: pa.RecordBatch, predicate: Predicate | None) -> pa.RecordB
 
 
 def check_decidable(schema: pa.Schema, predicate: Predicate) -> None:
-    """Refuse a condition that `exact_rows` cannot decide for columns of these types, whatever their values are."""
+    """Refuse a condition that `exact_rows` cannot evaluate for columns of these types."""
     _rows(pa.RecordBatch.from_pylist([], schema=schema), predicate)
 
 
@@ -177,7 +178,7 @@ def _rows(batch: pa.RecordBatch, predicate: Predicate) -> Mask:
         combined: Mask = (np.logical_and if isinstance(predicate, And) else np.logical_or).reduce(masks)
         return combined
     if isinstance(predicate, Indices):
-        # Positions are held by the masks of the scan already: a batch does not know its own.
+        # The masks of the scan already select positions. A batch does not know its positions.
         return np.ones(len(batch), dtype=bool)
     column = None if isinstance(predicate, Unknown) else _column(batch, predicate.column)
     mask = None if column is None or isinstance(predicate, Unknown) else match_leaf(column, predicate, dt.UTC)
@@ -211,18 +212,18 @@ def _column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
 
 
 _WORTHWHILE = 0.5
-"""Up to this share of matching cells, leaving the others out costs less than sending them."""
+"""Up to this share of matching cells, removing the others costs less than sending them."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellTest:
-    """A condition on values, for those who filter again: it keeps every cell that matches, and maybe others."""
+    """A condition on values, for callers that filter again. It keeps all matching cells, and possibly others."""
 
     predicate: Predicate
     zone: dt.tzinfo | None
 
     def matches(self, columns: Mapping[str, pa.Array]) -> Mask | None:
-        """Cells that can match, by the columns of their values; None where most or all of them can."""
+        """Cells that can match, from the columns of their values. None if most of them can."""
         lowered = {name.lower(): values for name, values in columns.items()}
         mask = self._evaluate(lowered, self.predicate)
         return None if mask is None or np.count_nonzero(mask) > _WORTHWHILE * len(mask) else mask
@@ -243,10 +244,10 @@ class CellTest:
 
 @dataclass(frozen=True, slots=True)
 class ValueRanges:
-    """Per block of a grid: bounds of its values, their total, how many cells it has and how many are missing.
+    """Per block of a grid: bounds and total of its values, the number of cells, and the number of missing cells.
 
-    Bounds are doubles that are never tighter than the values; instants count in microseconds. Where `known` is
-    false nothing is said, and where the total is NaN nothing is said of it.
+    Bounds are doubles that are never tighter than the values. Instants are microseconds. If `known` is false, the block
+    has no statistics. If the total is NaN, it is not known.
     """
 
     known: Mask
@@ -258,18 +259,18 @@ class ValueRanges:
 
     @classmethod
     def unknown(cls, blocks: int) -> ValueRanges:
-        """Of so many blocks, in one row, nothing is known yet."""
+        """Ranges of this many blocks without statistics, in one row."""
         none = np.zeros(blocks, dtype=np.int64)
         bounds = np.full(blocks, -np.inf), np.full(blocks, np.inf)
         return cls(np.zeros(blocks, dtype=bool), *bounds, none, none.copy(), np.full(blocks, np.nan))
 
     def reshape(self, grid: Sequence[int]) -> ValueRanges:
-        """The same by the places of a grid."""
+        """The same in the shape of a grid."""
         return ValueRanges(*(getattr(self, each.name).reshape(grid) for each in fields(self)))
 
 
 def match_ranges(ranges: ValueRanges, leaf: Leaf, type: pa.DataType, zone: dt.tzinfo | None) -> Mask | None:
-    """Blocks that can hold a match; None where the condition cannot be held against ranges."""
+    """Blocks that can contain a match. None if the condition cannot be compared with ranges."""
     present = ranges.missing < ranges.count
     if isinstance(leaf, NullTest):
         return ~ranges.known | (present if leaf.negated else ranges.missing > 0)
@@ -293,7 +294,7 @@ def _possible(
     number = _number(value, type, zone)
     if number is None:
         return None
-    # A literal that is not a double exactly may lie on either side of it.
+    # A literal that is not exactly a double may be on either side of it.
     below, above = np.nextafter(number, -np.inf), np.nextafter(number, np.inf)
     if operator in ("<", "<="):
         return np.asarray(ranges.low <= above)

@@ -112,7 +112,7 @@ def _merge_duplicates(column: npt.NDArray[Any], starts: npt.NDArray[np.int64], h
     if how == "any":
         return column[starts]
     if column.dtype.kind not in "iufb":
-        raise InvalidInputError(f"duplicates={how!r} needs numbers; use 'any' for texts and times")
+        raise InvalidInputError(f"duplicates={how!r} needs numbers. Use 'any' for texts and times")
     if how == "mean":
         counts = np.diff(np.r_[starts, len(column)])
         return np.asarray(np.add.reduceat(column.astype(np.float64), starts) / counts).astype(column.dtype)
@@ -133,7 +133,7 @@ def write_fragments(session: Session, target: Target, fragments: Iterable[Fragme
 
 
 def _open(session: Session, variable: TargetVariable) -> zarr.Array[Any]:
-    # A chunk whose cells are all missing is written like any other: a worker must not delete chunks.
+    # Write chunks whose cells are all missing too, because a worker must not delete chunks.
     config: Any = {"write_empty_chunks": True}
     return zarr.open_array(session.store, path=variable.path.lstrip("/"), mode="r+", zarr_format=3, config=config)
 

@@ -258,7 +258,7 @@ def _chunk_batch(session: Session, node: ArrayNode, table: ChunkTable) -> pa.Rec
 def _objects(session: Session, table: ChunkTable) -> pa.Array:
     if table.object_id is None:
         return pa.nulls(len(table), pa.string())
-    # Many chunks share an object: its key is spelled once.
+    # Many chunks share an object. Its key is computed once.
     native = table.kind == ChunkKind.NATIVE
     unique, codes = np.unique(table.object_id, axis=0, return_inverse=True)
     chunk_key = session.state.context.format.chunk_key
@@ -333,9 +333,9 @@ class Change:
 
     selection: Selection
     first_new: tuple[int, ...]
-    """The shape before: cells beyond it are new."""
+    """The earlier shape. Cells beyond it are new."""
     removed: str = ""
-    """Which cells of before are no longer there; empty when all are."""
+    """The cells that no longer exist, as text. Empty if all exist."""
 
 
 def changed_blocks(repository: Repository, grid: Grid, before: str | None, session: Session) -> Change:
@@ -416,7 +416,7 @@ def _coordinate_changes(
                 found = np.flatnonzero(old[:both] != new[:both]).astype(np.int64)
                 gone = old[~np.isin(old, new)]
                 if len(gone) and not removed:
-                    removed = f"{len(gone)} value(s) of {name} are gone, such as {gone[0]}"
+                    removed = f"{len(gone)} value(s) of {name} no longer exist, for example {gone[0]}"
             elif (old is None) != (new is None):
                 found = np.arange(len(old if old is not None else new))  # type: ignore[arg-type]
         moved.append(found)
@@ -447,7 +447,7 @@ def _blocks(grid: Grid, chunks: tuple[int, ...], coords: npt.NDArray[np.uint32])
     if not len(inside):
         return np.zeros(0, dtype=np.int64)
     spans = (last - first).max(axis=0) + 1
-    # Chunks that lie across blocks name each of them; as a rule a chunk lies in one.
+    # A chunk can overlap several blocks. Usually it is inside of one.
     steps = np.stack(np.meshgrid(*(np.arange(n) for n in spans), indexing="ij"), axis=-1).reshape(-1, len(spans))
     every = (first[:, None, :] + steps[None, :, :]).reshape(-1, len(spans))
     every = every[(every <= np.repeat(last, len(steps), axis=0)).all(axis=1)]

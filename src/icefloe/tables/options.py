@@ -33,7 +33,7 @@ class RepositoryAddress:
     storage_options: tuple[tuple[str, Any], ...] = ()
     authorize: tuple[str, ...] = ()
     packed: bytes | None = None
-    """A pickled repository, whose credentials travel with it."""
+    """A pickled repository, including its credentials."""
 
     def __repr__(self) -> str:
         return f"RepositoryAddress({self.url!r})"
@@ -131,39 +131,39 @@ READ_OPTIONS: Mapping[str, str] = {
     "tag": "a tag",
     "snapshot_id": "a snapshot",
     "as_of": "the branch as it was at this time, such as 2024-05-01T12:00:00Z",
-    "group": "the group that holds the arrays",
+    "group": "the group of the arrays",
     "variables": "arrays, separated by commas",
     "region": "ranges of coordinates, ends included: time=2020-01-01:2020-02-01,lat=-10:10",
     "region_index": "ranges of positions, ends excluded: time=0:24,lat=10:20",
-    "where": "an SQL condition on columns; one that is not understood is an error here",
+    "where": "an SQL condition on columns; a condition that cannot be evaluated is an error",
     "layout": "one of " + ", ".join(LAYOUTS),
-    "tensor": "bytes or list: how the layout `chunks` holds values",
-    "decode": "true: times, packed and missing values as they are meant; false: as they are stored",
-    "statistics": "true: skip chunks by their ranges of values where they are known",
-    "partition_bytes": "how much decoded data one task reads",
+    "tensor": "bytes or list: the form of values in the layout `chunks`",
+    "decode": "true: decode times, packed and missing values; false: values as stored",
+    "statistics": "true: use value ranges of chunks to skip chunks",
+    "partition_bytes": "bytes of decoded data that one task reads",
     "table": "a table of metadata: " + ", ".join(METADATA_TABLES),
     "from_snapshot_id": "for the table `changes`: the older snapshot",
     "authorize": "prefixes of virtual chunk containers that may be read, separated by commas",
 }
 STREAM_OPTIONS: Mapping[str, str] = {
-    "starting_snapshot": "earliest (everything there is, then changes), latest, or a snapshot id",
-    "max_commits_per_batch": "how many commits one batch takes at most",
-    "max_chunks_per_batch": "how many changed chunks one batch takes, unless a single commit has more",
+    "starting_snapshot": "earliest (all data, then changes), latest, or a snapshot id",
+    "max_commits_per_batch": "largest number of commits in a batch",
+    "max_chunks_per_batch": "largest number of changed chunks in a batch; a single commit can have more",
     "emit": "chunks: every cell of changed chunks; new_cells: only cells beyond the former shape",
-    "deletions": "error: stop where cells were removed; ignore: go on with those that are there",
+    "deletions": "error: stop if cells were removed; ignore: continue with the remaining cells",
 }
 WRITE_OPTIONS: Mapping[str, str] = {
     "message": "message of the commit",
-    "metadata": "JSON object kept with the snapshot",
+    "metadata": "JSON object: metadata of the commit",
     "dims": "columns that are dimensions, in order, separated by commas",
     "append_dim": "dimension that new coordinates extend",
     "chunks": "chunk lengths of new arrays: time=24,lat=180",
     "coordinates": "JSON object: coordinates of new arrays by dimension",
-    "duplicates": "error, any, min, max, sum or mean: what happens to several rows for one cell",
-    "off_grid": "error or drop: what happens to rows beyond the grid",
-    "any_order": "true: new coordinates may lie before those that are there",
-    "create": "true: make a repository that is not there",
-    "query": "name of a stream in the commits it makes; its checkpoint by default",
+    "duplicates": "error, any, min, max, sum or mean: how several rows of one cell are combined",
+    "off_grid": "error or drop: what happens to rows outside of the grid",
+    "any_order": "true: new coordinates may be before existing ones",
+    "create": "true: create the repository if it does not exist",
+    "query": "name of a stream in its commits; the default is its checkpoint",
     "checkpointlocation": "Spark's own",
     "queryname": "Spark's own",
 }
@@ -173,7 +173,7 @@ _YES_NO = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A branch, tag, snapshot or time, as options name it."""
+    """The branch, tag, snapshot or time of the options."""
 
     branch: str | None = None
     tag: str | None = None
@@ -234,7 +234,7 @@ def parse_address(options: Mapping[str, str]) -> RepositoryAddress:
     """Return the address of the repository from normalised options."""
     url = options.get("url") or options.get("path")
     if not url:
-        raise InvalidInputError("the option `path` is missing: the path or URL of the repository")
+        raise InvalidInputError("the option `path` is missing. Give the path or URL of the repository")
     storage = tuple(
         sorted(
             (key[len("storage.") :], yaml.safe_load(value))
@@ -246,7 +246,7 @@ def parse_address(options: Mapping[str, str]) -> RepositoryAddress:
 
 
 def parse_options(options: Mapping[str, str], further: Mapping[str, str] | None = None) -> TableOptions:
-    """Check normalised options. The error names the option and what is allowed."""
+    """Check normalised options. The error contains the option and the allowed values."""
     check_names(options, {**READ_OPTIONS, **(further or {})})
     return TableOptions(
         address=parse_address(options),

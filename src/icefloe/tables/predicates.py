@@ -52,9 +52,9 @@ def sql_lookup(values: pa.Array, index: str) -> str:
 
 
 def _parsed(values: pa.Array, type: str) -> str:
-    # Python spells what JSON has no word for as Spark reads it: NaN, Infinity.
+    # Python writes NaN and Infinity, which JSON does not have, as Spark reads them.
     text = json.dumps(values.to_pylist(), separators=(",", ":"))
-    # Escapes in quoted text depend on settings; bytes do not.
+    # Escapes in quoted text depend on settings. Bytes do not.
     constant = f"decode(unhex('{text.encode().hex()}'), 'UTF-8')" if type == "STRING" else f"'{text}'"
     return f"from_json({constant}, 'ARRAY<{type}>')"
 
@@ -190,7 +190,7 @@ _OPENING, _CLOSING = {"(", "[", "case"}, {")", "]", "end"}
 class _Token:
     kind: str
     text: str
-    """As written; words in lower case."""
+    """The text of the token. Words are in lower case."""
 
 
 def parse_predicate(text: str) -> Predicate:
@@ -364,7 +364,7 @@ def _literal(token: _Token, sign: int) -> Value | None:
     if text[-1] in "LSY":
         return sign * int(text[:-1]) if text[:-1].isdigit() else None
     if text[-1] == "F":
-        # A single-precision literal: comparing it with doubles needs its own rounding.
+        # Refuse single-precision literals, because comparing them with doubles needs another rounding.
         return None
     if text[-1] == "D":
         return sign * float(text[:-1])

@@ -23,9 +23,9 @@ from icefloe.tables.selection import BlockPart
 START = "__start_"
 LENGTH = "__length_"
 PICKED = "__picked"
-"""Positions of the cells of a list in its run, where some of the run are left out."""
+"""The column with the positions of the cells of a list, if some cells of the run are left out."""
 LITERAL_COORDINATES = 4096
-"""Longest coordinate that is looked up in a constant of the plan; longer ones travel with the rows."""
+"""The longest coordinate that is a constant of the plan. Longer ones are sent with the rows."""
 _SHORTEST_LIST = 64
 
 
@@ -34,9 +34,9 @@ class RowsLayout:
     """Rows of cells as lists. Outer dimensions are values, the last ones are folded into the lists."""
 
     folded: int
-    """How many of the last dimensions the lists run over."""
+    """The number of last dimensions that are folded into lists."""
     looked_up: tuple[int, ...]
-    """Folded axes whose coordinate is found from its position; the others travel as lists of their own."""
+    """Folded axes whose coordinate is computed from the position. The others are sent as lists."""
     picked: bool = False
     """Whether cells may be left out of the lists."""
 

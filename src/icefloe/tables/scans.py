@@ -23,9 +23,9 @@ from icefloe.tables.statistics import load_ranges
 
 log = logging.getLogger("icefloe.tables")
 _SMALLEST_PART_BYTES = 16 << 20
-"""What is read and made into rows within about the time that a task costs by itself."""
+"""The amount of data that is read and converted in about the time that starting a task takes."""
 _READ_TO_ROWS = 4
-"""How many bytes of chunks are read in the time in which one byte of cells becomes rows."""
+"""The number of bytes of chunks that are read in the time of converting one byte of cells to rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class Scan:
     exact: Predicate | None = None
     """A condition that cells must satisfy before they leave the task."""
     beyond: tuple[int, ...] | None = None
-    """Only cells outside of this former shape are read, where the layout is one of cells."""
+    """Only cells outside of this former shape are read, in the layouts with cells."""
     test: CellTest | None = None
-    """What leaves cells out of the lists of rows before Spark decides about the others."""
+    """A test that removes cells from lists before Spark filters the others."""
     decode_ahead: bool = False
-    """Whether threads decode the chunks of a share, as where there are fewer shares than cores."""
+    """Whether threads decode the chunks of a share, because there are fewer shares than cores."""
 
     def session(self) -> Session:
         return session_at(self.address, self.snapshot_id)

@@ -121,7 +121,7 @@ class BlockList:
 
     box: Box
     picked: npt.NDArray[np.int64] | None = None
-    """Numbers of the blocks within the box, in C order; None: all of them."""
+    """Numbers of the blocks within the box, in C order. None for all."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -163,7 +163,7 @@ class Selection:
     blocks: BlockList
     total_blocks: int
     decided: bool = False
-    """Whether the cells are exactly those that match, so that nobody has to filter again."""
+    """Whether the cells are exactly those that match, so that no further filter is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class _Match:
     blocks: Mask
     masks: Mapping[int, Mask] = field(default_factory=dict)
     decided: bool = False
-    """Whether the masks together are no superset but the matching cells themselves."""
+    """Whether the masks select exactly the matching cells."""
 
     def __and__(self, other: _Match) -> _Match:
         masks = dict(self.masks)
@@ -183,7 +183,7 @@ class _Match:
 
     def __or__(self, other: _Match) -> _Match:
         masks = {axis: mask | other.masks[axis] for axis, mask in self.masks.items() if axis in other.masks}
-        # Masks of several dimensions are a box, and two boxes are none.
+        # Masks of several dimensions are a box. The union of two boxes is not a box.
         along_one = len(masks) == 1 and self.masks.keys() == other.masks.keys()
         return _Match(self.blocks | other.blocks, masks, self.decided and other.decided and along_one)
 
@@ -230,7 +230,7 @@ def _evaluate_leaf(grid: Grid, leaf: Leaf, around: Surroundings) -> _Match | Non
             if mask is None:
                 return None
             along = _along(_blocks_of(mask, grid.block[axis]), axis, len(grid.shape))
-            # Whether another spelling of a name means the same column is a setting of SQL engines.
+            # Whether names are case-sensitive is a setting of SQL engines.
             return _Match(along, {axis: mask}, decided=leaf.column == dimension.name)
     for variable in grid.variables:
         if variable.name.lower() == name and variable.name in around.ranges:

@@ -96,9 +96,9 @@ MEASURED = pa.schema(
     ]
 )
 SCHEMA = pa.schema([*MEASURED, ("reference", pa.binary(WIDTH))])
-"""Columns of a file: a chunk's number in C order of the grid, what its values are like, which bytes that is true of.
+"""Columns of a file: the number of a chunk in C order, the statistics of its values, and a fingerprint of its bytes.
 
-The total of values is null where it is not known exactly, and in files that were made before it was kept.
+The total of values is null if it is not known exactly, and in files of earlier versions.
 """
 
 
@@ -154,7 +154,7 @@ def _join(session: Session, node: ArrayNode, variable: Variable, table: ChunkTab
     stored = np.frombuffer(b"".join(kept.column("reference").to_pylist()), dtype=np.uint8).reshape(-1, WIDTH)
     valid = rows >= 0
     valid[valid] &= sure[rows[valid]] & (prints[rows[valid]] == stored[valid]).all(axis=1)
-    # An array that grew or shrank shows more or fewer cells of a chunk at its end than were measured.
+    # If an array was resized, the chunks at its end have more or fewer cells than were measured.
     valid[valid] &= cells[chunk[valid]] == kept.column("count").to_numpy()[valid]
     at = chunk[valid]
     ranges.known[at] = True
@@ -243,7 +243,7 @@ async def _fetch_file(storage: Storage, key: str) -> pa.Table | None:
     try:
         data = await storage.get(key)
     except ObjectNotFoundError:
-        # Put together with others since it was listed.
+        # It was merged into another file since the listing.
         return None
     return await asyncio.to_thread(_parse, data)
 
@@ -295,7 +295,7 @@ class Summary:
     total: float | None
     low: float | None
     high: float | None
-    """Both extremes are NaN where no value is there."""
+    """Both extremes are NaN if there is no value."""
 
 
 def summarise_array(session: Session, path: str) -> Summary | None:

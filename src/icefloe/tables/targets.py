@@ -27,7 +27,7 @@ _CELLS_PER_CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How rows become cells."""
+    """The options of a write of rows."""
 
     group: str = "/"
     dims: tuple[str, ...] | None = None
@@ -38,7 +38,7 @@ class WriteOptions:
     duplicates: str = "error"
     off_grid: str = "error"
     any_order: bool = False
-    """Whether new coordinates may lie before those that are there."""
+    """Whether new coordinates may be before existing ones."""
 
     def __post_init__(self) -> None:
         for name, allowed in (("mode", MODES), ("duplicates", DUPLICATES), ("off_grid", OFF_GRID)):
@@ -131,7 +131,9 @@ def plan_target(session: Session, options: WriteOptions, schema: pa.Schema, inco
     base = options.group.rstrip("/") + "/"
     names = [name for name in schema.names if name not in dims]
     if not names:
-        raise InvalidInputError(f"every column ({', '.join(schema.names)}) is a dimension; there is no value to write")
+        raise InvalidInputError(
+            f"every column ({', '.join(schema.names)}) is a dimension, so there are no values to write"
+        )
     existing = [name for name in names if session.state.tree.find_array(base + name) is not None]
     if options.mode == "error" and existing:
         raise AlreadyExistsError(f"the array {base + existing[0]} exists. Use the mode append, upsert or overwrite")
@@ -235,7 +237,7 @@ def _new_dimension(name: str, options: WriteOptions, arriving: pa.Array, base: s
             )
     _refuse_nan(name, values)
     if len(pc.unique(values)) < len(values):
-        raise InvalidInputError(f"the coordinates of {name} repeat values")
+        raise InvalidInputError(f"the coordinates of {name} contain duplicates")
     whole = pa.types.is_timestamp(values.type) and not bool((values.view(pa.int64()).to_numpy() % 1_000_000).any())
     kind = kind_of_column(name, values.type, is_coordinate=True, whole_seconds=whole)
     return TargetDimension(name, values, 0, kind, kind.coding(), base + name)

@@ -24,7 +24,7 @@ from icefloe.model.chunk_table import ChunkKind, ChunkTable
 
 
 def variable_document(variable: SourceVariable) -> bytes:
-    """The zarr.json that describes a variable's bytes as they lie in the source."""
+    """The zarr.json that describes a variable's bytes in the source."""
     fill = variable.fill_value if variable.fill_value is not None else fill_value_document(variable.dtype, None)
     return array_document(
         shape=variable.shape,
@@ -38,7 +38,7 @@ def variable_document(variable: SourceVariable) -> bytes:
 
 
 def fetch_rows(table: ChunkTable, rows: npt.NDArray[np.intp], access: SourceAccess) -> list[bytes]:
-    """The bytes of some rows of a table, one request (or few) per file."""
+    """The bytes of some rows of a table, with one request (or few) per file."""
     found: list[bytes] = [b""] * len(rows)
     kinds = table.kind[rows]
     for position in np.flatnonzero(kinds == ChunkKind.INLINE):
@@ -63,7 +63,7 @@ def fetch_rows(table: ChunkTable, rows: npt.NDArray[np.intp], access: SourceAcce
 def decode_references(
     variable: SourceVariable, table: ChunkTable, region: ChunkRegion, access: SourceAccess
 ) -> npt.NDArray[Any]:
-    """The values of a region, from references; chunks without one hold the fill value."""
+    """The values of a region, from references. Chunks without one have the fill value."""
     low = np.array([s.start // c for s, c in zip(region, variable.chunks, strict=True)], dtype=np.int64)
     high = np.array([-(-s.stop // c) for s, c in zip(region, variable.chunks, strict=True)], dtype=np.int64)
     coords = table.coords.astype(np.int64)
@@ -78,7 +78,7 @@ def decode_references(
 
 
 class OpenSource(ABC):
-    """A source opened for reading; a context manager. Values are as stored: packed ones stay packed."""
+    """An open source. It is a context manager. Values are as stored: packed values stay packed."""
 
     format: str
 
@@ -92,13 +92,13 @@ class OpenSource(ABC):
 
     @abstractmethod
     def references(self, variable: SourceVariable) -> References:
-        """Where the chunks of a variable lie.
+        """The chunk references of a variable.
 
-        `variable.chunks` is obeyed where the file's layout leaves a choice (contiguous and record variables).
+        `variable.chunks` is used if the layout of the file allows a choice (contiguous and record variables).
         """
 
     def values(self, variable: SourceVariable, region: ChunkRegion) -> npt.NDArray[Any]:
-        """The stored values of a region; by default decoded from the references by zarr's own codecs."""
+        """The stored values of a region. By default, zarr's codecs decode them from the references."""
         if variable.not_virtual is not None:
             raise UnsupportedError(
                 f"{variable.path} of {self.file.url} cannot be read: {variable.not_virtual}",
@@ -109,7 +109,7 @@ class OpenSource(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
 
     def __enter__(self) -> OpenSource:
         return self
@@ -128,7 +128,7 @@ class OpenSource(ABC):
 
 
 def broken(file: SourceFile, format_name: str, reason: object) -> FormatError:
-    """The error for a file that is not what it should be."""
+    """The error for an invalid file."""
     return FormatError(
         f"{file.url} is not a readable {format_name} file: {reason}",
         url=file.url,
@@ -140,7 +140,7 @@ def broken(file: SourceFile, format_name: str, reason: object) -> FormatError:
 def check_inside(
     file: SourceFile, format_name: str, offsets: npt.NDArray[np.integer], lengths: npt.NDArray[np.integer]
 ) -> None:
-    """Refuse references that lead beyond the end of the file."""
+    """Refuse references beyond the end of the file."""
     if len(offsets) == 0 or file.size_bytes == 0:
         return
     end = int((offsets.astype(np.int64) + lengths.astype(np.int64)).max())
@@ -151,5 +151,5 @@ def check_inside(
 
 
 def with_chunks(variable: SourceVariable, chunks: Sequence[int]) -> SourceVariable:
-    """The variable cut into other chunks, where its layout allows."""
+    """The variable with other chunks, if its layout allows it."""
     return replace(variable, chunks=tuple(int(c) for c in chunks))

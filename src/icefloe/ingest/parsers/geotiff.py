@@ -1,8 +1,8 @@
 """TIFF, GeoTIFF and cloud-optimised GeoTIFF, read with tifffile and, for most compressions, imagecodecs.
 
-Both come as wheels without libraries of the system and read ranges of remote files through a Python file, so that
-tiles can be referenced where they are. Coordinates are those of GDAL: a tie point or transformation is that of a
-pixel's corner, or of its centre where the file says that pixels are points.
+Both are wheels without system libraries, and read ranges of remote files through a Python file, so that tiles can be
+referenced. Coordinates are those of GDAL: a tie point or transformation refers to a pixel's corner, or to its centre if
+the file declares pixels as points.
 """
 
 from __future__ import annotations
@@ -32,19 +32,22 @@ _CODECS: dict[int, dict[str, Any] | None] = {
     50000: {"name": "zstd", "configuration": {"level": 3, "checksum": False}},
     34926: {"name": "zstd", "configuration": {"level": 3, "checksum": False}},
 }
-"""TIFF compressions whose bytes a Zarr codec reads as they are."""
+"""TIFF compressions that a Zarr codec can decode."""
 
 
 _MOST_POSITIONS = 1 << 24
-"""Pixels up to which a rotated image gets two-dimensional coordinates; larger ones have their transformation only."""
+"""The largest rotated image, in pixels, with two-dimensional coordinates.
+
+Larger ones only have their transformation.
+"""
 _NOT_PROJECTION = ("KeyDirectoryVersion", "KeyRevision", "KeyRevisionMinor", "GTRasterTypeGeoKey")
 
 
 @dataclass(frozen=True, slots=True)
 class _Transform:
-    """From column and row to a place on the ground: x = x0 + a * column + b * row, y = y0 + d * column + e * row.
+    """The transformation from column and row to x = x0 + a * column + b * row and y = y0 + d * column + e * row.
 
-    It is that of the centres of the pixels.
+    It applies to the centres of the pixels.
     """
 
     x0: float
@@ -59,20 +62,20 @@ class _Transform:
         return self.b != 0 or self.d != 0
 
     def __str__(self) -> str:
-        """As GDAL writes it: origin, width, row rotation, origin, column rotation, height, of the corners."""
+        """The form of GDAL, for corners: origin, width, row rotation, origin, column rotation, height."""
         x, y = self.x0 - (self.a + self.b) / 2, self.y0 - (self.d + self.e) / 2
         return " ".join(repr(float(v)) for v in (x, self.a, self.b, y, self.d, self.e))
 
 
 @dataclass(frozen=True, slots=True)
 class _Image:
-    """A series of pages of one shape: its name, its dimensions, where its pixels lie."""
+    """A series of pages of one shape: its name, its dimensions, and the location of its pixels."""
 
     name: str
     page: Any
     stack: Any
     suffix: str
-    """Of its dimensions, where an earlier image of the file has others."""
+    """The suffix of its dimensions, if an earlier image of the file has other dimensions."""
     transform: _Transform | None
 
     @property
@@ -85,10 +88,10 @@ class _Image:
 
 
 class GeoTiffSource(OpenSource):
-    """The full-resolution image of every series; overviews are left out, and told.
+    """The full-resolution image of every series. Overviews are left out and reported.
 
-    References: uncompressed, deflate, LZMA and zstd tiles or strips without predictor. By value: whatever tifffile
-    decodes.
+    References: uncompressed, deflate, LZMA and zstd tiles or strips without predictor. By value: everything that
+    tifffile decodes.
     """
 
     format = "tiff"
@@ -166,7 +169,7 @@ class GeoTiffSource(OpenSource):
                 decoded = self._images[variable.path].stack.asarray()
             except (ValueError, RuntimeError, OSError, tifffile.TiffFileError) as error:
                 raise broken(self.file, "TIFF", error) from error
-            # The windows of a task ask for one image several times.
+            # The windows of a task read one image several times.
             self._decoded = {variable.path: np.asarray(decoded).reshape(variable.shape)}
         return self._decoded[variable.path][region]
 
@@ -176,7 +179,7 @@ class GeoTiffSource(OpenSource):
 
 
 def _images(series: Sequence[Any]) -> list[_Image]:
-    """The images of a file; those of another shape than the first have dimensions of their own."""
+    """The images of a file. Images with another shape than the first have separate dimensions."""
     found: list[_Image] = []
     masks = [s for s in series if s.keyframe.is_mask]
     images = [s for s in series if not s.keyframe.is_mask] or list(series)
@@ -238,7 +241,7 @@ def _not_virtual(page: Any) -> str | None:
 
 
 def _nodata(page: Any) -> Any:
-    """GDAL's value for missing pixels; None without one, and where no pixel can have it."""
+    """GDAL's value for missing pixels. None if there is none, or if no pixel can have it."""
     tag = page.tags.get("GDAL_NODATA")
     if tag is None:
         return None
@@ -257,7 +260,7 @@ def _nodata(page: Any) -> Any:
 
 
 def _band_attributes(page: Any) -> dict[str, Any]:
-    """Scale, offset, units and names of the bands, as GDAL keeps them in a tag of its own."""
+    """Scale, offset, units and names of the bands, from GDAL's own tag."""
     tag = page.tags.get("GDAL_METADATA")
     if tag is None:
         return {}
@@ -278,7 +281,7 @@ def _band_attributes(page: Any) -> dict[str, Any]:
         except ValueError:
             continue
         if len(set(values)) > 1:
-            attributes[many] = values  # one array has one scale: readers apply these themselves
+            attributes[many] = values  # one array has one scale, so readers have to apply these
         elif role in by_role:
             attributes[name] = values[0]
     for role, name in (("unittype", "units"), ("description", "long_name")):
@@ -288,7 +291,7 @@ def _band_attributes(page: Any) -> dict[str, Any]:
     return attributes
 
 
-# Where pixels lie on the ground
+# Coordinates of pixels
 
 
 def _geo_keys(page: Any) -> Mapping[str, Any]:
@@ -297,8 +300,8 @@ def _geo_keys(page: Any) -> Mapping[str, Any]:
 
 
 def _transform(page: Any) -> _Transform | None:
-    """The transformation of the centres of the pixels; None where the file has none, or control points only."""
-    # A point is the centre of its pixel, an area has its corner at the whole numbers.
+    """The transformation of the centres of the pixels. None if the file has none, or only control points."""
+    # Whole numbers are the centres of point pixels, and the corners of area pixels.
     shift = 0.0 if int(_geo_keys(page).get("GTRasterTypeGeoKey") or 1) == 2 else 0.5
     matrix = page.tags.get("ModelTransformationTag")
     scale, tie = page.tags.get("ModelPixelScaleTag"), page.tags.get("ModelTiepointTag")
@@ -306,7 +309,7 @@ def _transform(page: Any) -> _Transform | None:
         a, b, _, x0, d, e, _, y0 = (float(v) for v in matrix.value[:8])
     elif scale is not None and tie is not None and len(scale.value) >= 2 and len(tie.value) >= 6:
         column, row, _, east, north = (float(v) for v in tie.value[:5])
-        # GDAL takes heights of pixels as downwards whatever their sign.
+        # GDAL treats heights of pixels as downwards, whatever their sign.
         a, b, d, e = float(scale.value[0]), 0.0, 0.0, -abs(float(scale.value[1]))
         x0, y0 = east - column * a, north - row * e
     else:
@@ -362,7 +365,7 @@ def _position_variable(
 
 
 def _ground(image: _Image) -> dict[str, Any]:
-    """The coordinate reference system of an image, and its transformation where coordinates do not tell it."""
+    """The coordinate reference system of an image, and its transformation if there are no coordinates."""
     attributes: dict[str, Any] = {}
     crs = _crs(image.page)
     if crs is not None:
@@ -395,7 +398,7 @@ def _crs(page: Any) -> str | None:
 
 
 def _attributes(page: Any) -> dict[str, Any]:
-    """What the GeoTIFF keys say about the map projection."""
+    """The map projection from the GeoTIFF keys."""
     kept = {k: json_value(v) for k, v in _geo_keys(page).items() if isinstance(v, (str, int, float))}
     crs = _crs(page)
     return {**kept, "crs": crs} if crs is not None else kept

@@ -1,9 +1,9 @@
 """GRIB edition 1 and 2, read with ecCodes.
 
 Every message is one field: a grid of values for one parameter, level, forecast step, ensemble member and reference
-time. Messages of one parameter become one array with a dimension for each of these, also where a file has one value of
-it, so that the dimensions do not depend on how an archive is cut into files. Names are those that cfgrib uses.
-Latitudes, longitudes and values are those that ecCodes computes, in the order in which it returns them.
+time. Messages of one parameter become one array with a dimension for each of these, even if a file has only one value
+of it. So the dimensions do not depend on how an archive is split into files. Names are those of cfgrib. Latitudes,
+longitudes and values are those that ecCodes computes, in the order in which it returns them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from icefloe.model.chunk_table import empty_table
 
 _NO_CODEC = "GRIB packs its values in a way that Zarr has no codec for"
 _MISSING = 1.7e308
-"""What ecCodes puts where a value is missing. No packing reaches it."""
+"""The value of ecCodes for missing values. No packing can produce it."""
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _HOURS = {"s": 1 / 3600, "m": 1 / 60, "h": 1.0, "D": 24.0}
 
@@ -50,7 +50,7 @@ _SCALED = frozenset(
 """Product keys that GRIB 2 stores as a scaled value and a scale factor."""
 _PLAIN_TEMPLATES = {0, 1, 8, 11}
 """Product definition templates without any product keys."""
-# Keys that are looked at only where two messages would meet in one cell; each value gets a variable of its own.
+# Keys that are only used if two messages have the same cell. Each value then has a separate variable.
 _LAST_KEYS = (
     "dataType",
     "marsType",
@@ -94,7 +94,7 @@ _WITHOUT_VALUE = frozenset(
         "unknown",
     }
 )
-"""Kinds of level of which there is only one."""
+"""Kinds of level that have only one level."""
 _ATTRIBUTES = (
     "paramId",
     "dataType",
@@ -113,19 +113,19 @@ _ATTRIBUTES = (
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """Where a field lies in the file, and what it is."""
+    """The location of a field in the file, and its keys."""
 
     index: int
     """Position among the fields of the file."""
     offset: int
     length: int
     part: int | None
-    """Which field of a GRIB 2 message that holds several; None for a message with one field."""
+    """The number of the field in a GRIB 2 message with several. None for a message with one field."""
     name: str
     step_type: str
     level_type: str
     level: tuple[float, float]
-    """Top and bottom; equal for a single level."""
+    """Top and bottom. Equal for a single level."""
     time: float
     start: float
     step: float
@@ -146,7 +146,7 @@ class _Message:
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """A dimension of a variable: a key, and the values that its messages have of it, sorted."""
+    """A dimension of a variable: a key, and its sorted values in the messages."""
 
     kind: str
     """time, step, number, level, or the name of a product key."""
@@ -163,7 +163,7 @@ class _Field:
     grid: str
     attributes: Mapping[str, Any]
     bounds: npt.NDArray[np.float64] | None = None
-    """Start and end of the period that each forecast step stands for."""
+    """Start and end of the period of each forecast step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +176,14 @@ class _Extra:
 
 
 class GribSource(OpenSource):
-    """Fields gathered into arrays over time, step, level and ensemble member; values only, no references."""
+    """Fields combined into arrays over time, step, level and ensemble member. Only by value, without references."""
 
     format = "grib"
 
     def __init__(self, file: SourceFile, access: SourceAccess) -> None:
         super().__init__(file, access)
         path = local_path(file.url)
-        # ecCodes reads from a file of the operating system only.
+        # ecCodes can only read local files.
         if path is not None:
             with local_errors(file.url):
                 self._stream: Any = path.open("rb")
@@ -248,7 +248,7 @@ class GribSource(OpenSource):
         return message
 
     def _decode(self, message: _Message) -> npt.NDArray[Any]:
-        """The values of a message as an array of its grid's shape, NaN where they are missing."""
+        """The values of a message in the shape of its grid. Missing values are NaN."""
         try:
             with self._open_message(message.offset, message.length, message.part) as handle:
                 eccodes.codes_set(handle, "missingValue", _MISSING)
@@ -283,7 +283,7 @@ class GribSource(OpenSource):
         }
 
     def _split(self, messages: list[_Message]) -> list[tuple[str, list[_Message]]]:
-        """Messages that share no cell, under suffixes for their variable's name."""
+        """Groups of messages that share no cell, by the suffix of their variable's name."""
         found = [("", messages)]
         if _meet(messages) or not _is_function([(m.step, m.start) for m in messages]):
             found = [(s, list(p)) for s, p in _split_by(messages, _range_label)]
@@ -303,11 +303,14 @@ class GribSource(OpenSource):
             with self._open_message(message.offset, message.length, message.part) as handle:
                 values[message.index] = str(_get(handle, key, ""))
         parts = _split_by(messages, lambda message: f"_{values[message.index]}" if values[message.index] else "")
-        # A key that does not help to tell the messages apart does not get into the names.
+        # A key that does not distinguish the messages is not part of the names.
         return parts if sum(_meet(p) for _, p in parts) < _meet(messages) else [("", messages)]
 
     def _without_repeats(self, messages: list[_Message]) -> list[_Message]:
-        """The messages, each cell once; a repeated message with the same values is left out, another is refused."""
+        """The messages, each cell once.
+
+        A repeated message is left out if its values are the same, and refused otherwise.
+        """
         kept: dict[tuple[Any, ...], _Message] = {}
         for message in messages:
             other = kept.setdefault(message.cell(), message)
@@ -338,7 +341,7 @@ class GribSource(OpenSource):
         cells = {tuple(_value(m, axis.kind) for axis in axes): m for m in messages}
         return _Field(tuple(axes), cells, first.grid, attributes, bounds)
 
-    # What a source offers
+    # The interface of a source
 
     def schema(self) -> SourceSchema:
         if self._schema is not None:
@@ -403,7 +406,7 @@ def _describe_message(handle: Any, index: int, offset: int, length: int, part: i
         ) from error
     member = _get(handle, "number")
     if member == 0 and _get(handle, "edition") == 1 and _get(handle, "dataType") not in ("cf", "pf"):
-        # GRIB 1 has the key in every message of some centres.
+        # In GRIB 1, every message of some centres has the key.
         member = None
     return _Message(
         index=index,
@@ -424,7 +427,7 @@ def _describe_message(handle: Any, index: int, offset: int, length: int, part: i
 
 
 def _parameter_name(handle: Any) -> str:
-    """The short name; the parameter's numbers where ecCodes has no name for it."""
+    """The short name, or the parameter's numbers if ecCodes has no name for it."""
     name = str(_get(handle, "shortName", "unknown"))
     if name not in ("unknown", "~", ""):
         return name
@@ -435,12 +438,12 @@ def _parameter_name(handle: Any) -> str:
     else:
         numbers = [_get(handle, k, 0) for k in ("discipline", "parameterCategory", "parameterNumber")]
         is_local = max(numbers) >= 192
-    # Local numbers mean something else at every centre.
+    # Local numbers have a different meaning at every centre.
     return "_".join(["unknown", *map(str, numbers), *([f"centre{centre}"] if is_local else [])])
 
 
 def _hours(handle: Any, key: str) -> float:
-    """A forecast step in hours. ecCodes returns it with a unit where hours do not do: `90m`, `45s`."""
+    """A forecast step in hours. ecCodes returns it with a unit if it is not in whole hours: `90m`, `45s`."""
     if not eccodes.codes_is_defined(handle, key):
         return 0.0
     try:
@@ -510,7 +513,7 @@ def _sections(content: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _field_count(descriptor: int, offset: int, length: int) -> int:
-    """How many fields a message has; only headers of sections are read."""
+    """The number of fields of a message. Only headers of sections are read."""
     if os.pread(descriptor, 8, offset)[7:8] != b"\x02":
         return 1
     count, start, end = 0, offset + 16, offset + length - 4
@@ -525,10 +528,10 @@ def _field_count(descriptor: int, offset: int, length: int) -> int:
 
 
 def _single_field(content: bytes, wanted: int) -> bytes:
-    """One field of a GRIB 2 message as a message of its own.
+    """One field of a GRIB 2 message as a separate message.
 
-    Sections 2 to 7 may repeat; a field has the latest of each. A bitmap section that says 254 means the bitmap of the
-    field before.
+    Sections 2 to 7 may repeat. A field has the latest of each. A bitmap section with the value 254 means the bitmap of
+    the previous field.
     """
     latest: dict[int, bytes] = {}
     bitmap = b""
@@ -556,7 +559,7 @@ def _by_name(kind: tuple[str, str, str, str]) -> tuple[str, bool, str, str, str]
 
 
 def _label(kind: tuple[str, str, str, str], alike: Sequence[tuple[str, str, str, str]]) -> str:
-    """A variable's name: the parameter's, with what tells it from others of the same name.
+    """A variable's name: that of the parameter, with a suffix that distinguishes it from others of the same name.
 
     Instantaneous fields keep the plain name, so that files with and without averages of a parameter can be joined.
     """
@@ -576,7 +579,10 @@ def _split_by(messages: Sequence[_Message], label: Any) -> list[tuple[str, list[
 
 
 def _range_label(message: _Message) -> str:
-    """Fields over the time since the start of the forecast keep the plain name, others are named by their length."""
+    """Fields over the time since the start of the forecast keep the plain name.
+
+    Others have a suffix with their length.
+    """
     if message.start == 0.0 or message.step_type == "instant":
         return ""
     minutes = round((message.step - message.start) * 60)
@@ -606,7 +612,7 @@ def _value(message: _Message, kind: str) -> Any:
 
 
 def _arrange(messages: Sequence[_Message]) -> list[_Axis]:
-    """The axes of a variable, not named yet; keys that follow from others are not axes."""
+    """The axes of a variable, without names. Keys that depend on others are not axes."""
     kinds = ["time", "step"]
     if any(message.member is not None for message in messages):
         kinds.append("number")
@@ -621,7 +627,7 @@ def _arrange(messages: Sequence[_Message]) -> list[_Axis]:
 
 
 def _is_level_known(messages: Sequence[_Message]) -> bool:
-    """Whether the kind of level has one level only, or the parameter's name says which one it is, as in `2t`, `10u`."""
+    """Whether the kind of level has only one level, or the parameter's name contains the level, as in `2t`, `10u`."""
     levels = {message.level for message in messages}
     if len(levels) > 1:
         return False
@@ -635,8 +641,8 @@ def _is_level_known(messages: Sequence[_Message]) -> bool:
 class _AxisNames:
     """Names of axes over all variables of a file: variables with the same values share a dimension.
 
-    Of several dimensions for one key the longest has the plain name, the others are numbered. A single value beside
-    them is named by itself, so that its name does not depend on the other variables of the file.
+    If a key has several dimensions, the longest has the plain name and the others are numbered. The name of a dimension
+    with a single value contains that value, so that it does not depend on the other variables of the file.
     """
 
     def __init__(self) -> None:
@@ -746,7 +752,7 @@ def _axis_variables(axis: _Axis) -> Iterator[_Extra]:
 
 
 def _distinct_levels(layers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """One number a layer: its top as ecCodes has it, its bottom or its middle where layers share their tops."""
+    """One number per layer: its top, or its bottom or middle if layers have the same top."""
     for values in (layers[:, 0], layers[:, 1], layers.mean(axis=1)):
         if len(np.unique(values)) == len(values):
             return values

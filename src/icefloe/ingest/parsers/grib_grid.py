@@ -67,13 +67,13 @@ class GridCoordinate:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A grid, and how the values of a message lie on it."""
+    """A grid, and the order of the values of a message on it."""
 
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     coordinates: tuple[GridCoordinate, ...] = ()
     is_transposed: bool = False
-    """Points of one column follow one another in the message."""
+    """Whether the points of one column are consecutive in the message."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
     mapping: Mapping[str, Any] | None = None
     """Attributes of the CF grid mapping variable."""
@@ -84,7 +84,7 @@ class Grid:
         return values.reshape(self.shape[::-1]).T if self.is_transposed else values.reshape(self.shape)
 
     def numbered(self, number: int) -> Grid:
-        """The grid with names of its own where it is not the first one of its file."""
+        """The grid with numbered names, if it is not the first one of its file."""
         if number == 0:
             return self
         names = {name: f"{name}_{number + 1}" for name in (*self.dims, *(c.name for c in self.coordinates))}
@@ -109,7 +109,7 @@ def describe_grid(handle: Any) -> Grid:
         found = _separable(latitudes, longitudes, (int(rows), int(columns)))
         if found is not None:
             return replace(found, attributes=facts)
-    # Coordinates of several dimensions are compared through the section that they are computed from.
+    # Two-dimensional coordinates are equal if the sections that they are computed from are.
     facts["GRIB_md5GridSection"] = str(_find(handle, "md5GridSection"))
     mapping = _grid_mapping(handle, kind)
     grid = Grid(("values",), (count,))
@@ -137,7 +137,7 @@ def _find(handle: Any, key: str) -> Any:
 
 
 def _positions(handle: Any, count: int) -> tuple[npt.NDArray[np.float64] | None, npt.NDArray[np.float64] | None]:
-    """Latitude and longitude of every value; None where ecCodes does not know them."""
+    """Latitude and longitude of every value. None if ecCodes does not know them."""
     try:
         latitudes = np.asarray(eccodes.codes_get_array(handle, "latitudes"), dtype=np.float64)
         longitudes = np.asarray(eccodes.codes_get_array(handle, "longitudes"), dtype=np.float64)
@@ -149,7 +149,7 @@ def _positions(handle: Any, count: int) -> tuple[npt.NDArray[np.float64] | None,
 def _separable(
     latitudes: npt.NDArray[np.float64], longitudes: npt.NDArray[np.float64], shape: tuple[int, int]
 ) -> Grid | None:
-    """The grid with one latitude a row and one longitude a column, in whichever order the values lie."""
+    """The grid with one latitude per row and one longitude per column, for any order of the values."""
     for is_transposed in (False, True):
         grid = Grid(("latitude", "longitude"), shape, is_transposed=is_transposed)
         north, east = grid.shaped(latitudes), grid.shaped(longitudes)
@@ -161,7 +161,7 @@ def _separable(
 
 
 def _follows_columns(handle: Any, latitudes: Any, longitudes: Any) -> bool:
-    """Whether ecCodes' coordinates follow `jPointsAreConsecutive`; for some projections they do not."""
+    """Whether ecCodes' coordinates follow `jPointsAreConsecutive`. For some projections they do not."""
     if latitudes is None:
         return True
     other = eccodes.codes_clone(handle)

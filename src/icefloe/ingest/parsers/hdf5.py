@@ -56,7 +56,7 @@ def _names(name: str, dataset: Any, phony: dict[tuple[int, int], str]) -> tuple[
     elif dataset.ndim == 1 and _is_scale(attributes):
         found = [name]
     elif dataset.ndim > 1 and _is_scale(attributes) and "_Netcdf4Coordinates" in attributes:
-        # A coordinate variable of several dimensions is the scale of its first one only.
+        # A coordinate variable with several dimensions is only the scale of its first dimension.
         sizes = np.asarray(attributes["_Netcdf4Coordinates"]).reshape(-1)
         found = [name] + [None] * (len(sizes) - 1)
     else:
@@ -96,7 +96,7 @@ _BLOSC_SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 
 
 def codecs_of(plist: Any, dtype: str) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
-    """The codecs that undo a dataset's filters, and why there are none (None when there are)."""
+    """The codecs that decode a dataset's filters, and the reason if there are none."""
     if dtype == "string":
         return TEXT_CODECS, None
     codecs: list[Mapping[str, Any]] = [bytes_codec(dtype)]
@@ -153,7 +153,7 @@ HIDDEN_ATTRIBUTES = frozenset(
 
 
 class Hdf5Source(OpenSource):
-    """A file of groups and datasets, with NetCDF4's dimensions where it has them."""
+    """A file with groups and datasets, and with the dimensions of NetCDF4 if it has them."""
 
     format = "hdf5"
 
@@ -166,7 +166,7 @@ class Hdf5Source(OpenSource):
             if path is not None:
                 with local_errors(file.url):
                     path.open("rb").close()
-                # No locks: sources are only read, and many file systems of clusters have none.
+                # Do not lock files: sources are only read, and many cluster file systems have no locks.
                 self._hdf5 = h5py.File(path, "r", locking=False, rdcc_nbytes=8 << 20)
             else:
                 self._handle = access.open(file)
@@ -233,10 +233,11 @@ class Hdf5Source(OpenSource):
         if layout == h5py.h5d.CHUNKED:
             coords, masks, offsets, lengths = _chunk_index(dataset)
             check_inside(self.file, "NetCDF4/HDF5", offsets, lengths)
-            # A filter that did not shrink a chunk was left out for it: its bytes do not fit the array's codecs.
+            # HDF5 skips a filter for a chunk that it does not make smaller. The array's codecs cannot decode such a
+            # chunk.
             plain = masks == 0
             if dataset.shape != variable.shape:
-                # Nor is what lies in a chunk behind the end of its dataset what NetCDF4 reads there.
+                # A chunk also contains bytes after the end of its dataset. NetCDF4 reads fill values there.
                 chunks = dataset.chunks
                 ends = [
                     have if have < full else full + chunk
@@ -282,12 +283,12 @@ class Hdf5Source(OpenSource):
 
 
 def _walk(root: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """Every group with its path and its datasets; each object of the file is opened once."""
+    """Every group with its path and its datasets. Each object of the file is opened once."""
     pending = [("", root)]
     while pending:
         path, group = pending.pop()
         links = group.id.links
-        # Soft and external links would bring the same data in twice, or data of other files.
+        # Skip soft and external links, which are duplicates or data of other files.
         names = [n for n in group if links.get_info(n.encode()).type == h5py.h5l.TYPE_HARD]
         members = {name: group[name] for name in names}
         yield path, group, {n: m for n, m in members.items() if isinstance(m, h5py.Dataset)}
@@ -319,7 +320,7 @@ def _full_shapes(
 
 
 def _find_scale(path: str, dim: str, growing: Mapping[str, Any]) -> str | None:
-    """The dataset that stands for a dimension: in the same group, or in one around it."""
+    """The dataset of a dimension, in the same group or in a parent group."""
     folder = path.rpartition("/")[0]
     while True:
         scale = f"{folder}/{dim}" if folder else dim
@@ -331,7 +332,7 @@ def _find_scale(path: str, dim: str, growing: Mapping[str, Any]) -> str | None:
 
 
 def _is_only_dimension(name: Any) -> bool:
-    """Whether the attribute `NAME` says that a dataset is only a dimension, without a coordinate variable."""
+    """Whether the attribute `NAME` marks a dataset as a dimension without a coordinate variable."""
     return isinstance(name, bytes) and name.startswith(NOT_A_VARIABLE)
 
 
@@ -347,7 +348,7 @@ def _describe(path: str, dataset: Any, dims: tuple[str, ...], keys: Sequence[str
     raw = {key: value for key, value in raw.items() if not isinstance(value, h5py.Empty)}
     if (members := _enum_members(dataset.dtype)) is not None:
         raw["enum_members"] = members
-    # Cells that were never written read as the dataset's own fill value, whatever the attribute `_FillValue` says.
+    # Unwritten cells have the dataset's own fill value, whatever the attribute `_FillValue` is.
     fill = dataset.fillvalue if dtype != "string" else None
     plist = dataset.id.get_create_plist()
     layout = plist.get_layout()
@@ -361,7 +362,7 @@ def _describe(path: str, dataset: Any, dims: tuple[str, ...], keys: Sequence[str
         chunks, kind = tuple(max(1, n) for n in shape), "opaque"
     else:
         chunks, kind = tuple(max(1, n) for n in shape), "opaque"
-        not_virtual = not_virtual or "its data lie in other files"
+        not_virtual = not_virtual or "its data is in other files"
     return SourceVariable(
         path=path,
         dims=dims,
@@ -390,7 +391,7 @@ def _data_type(dataset: Any) -> tuple[str, str | None]:
         raise UnsupportedError("a dataset without values (null dataspace)")
     kind = h5py.check_string_dtype(dataset.dtype)
     if kind is not None and kind.length is None:
-        return "string", "text of any length is kept apart from its dataset in HDF5"
+        return "string", "HDF5 stores text of variable length outside of its dataset"
     dtype = dataset.dtype
     enumeration = h5py.check_enum_dtype(dtype)
     if enumeration is not None and dtype != np.dtype(bool):
@@ -410,7 +411,7 @@ def _chunk_index(dataset: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.
     shape, chunks = dataset.shape, dataset.chunks
     starts, masks, offsets, lengths = zip(*found, strict=True) if found else ((), (), (), ())
     coords = np.array(starts, dtype=np.int64).reshape(len(found), len(shape)) // np.array(chunks, dtype=np.int64)
-    # Chunks beyond the shape stay in the file when a dataset was made smaller.
+    # Chunks beyond the shape stay in the file after a dataset was made smaller.
     inside = (coords < np.array(grid_shape(shape, chunks), dtype=np.int64)).all(axis=1)
     columns = [np.array(column, dtype=np.int64)[inside] for column in (masks, offsets, lengths)]
     return coords[inside].astype(np.uint32), columns[0], columns[1], columns[2]

@@ -34,7 +34,7 @@ class KerchunkSource(OpenSource):
         self._documents, self._record_size = self._load()
 
     def _load(self) -> tuple[dict[str, Any], int]:
-        """The metadata documents by key; JSON sets keep their references beside them."""
+        """The metadata documents by key. JSON sets contain the references too."""
         root = self.file.url.rstrip("/")
         self._refs: dict[str, dict[str, Any]] = defaultdict(dict)
         try:
@@ -168,7 +168,7 @@ class KerchunkSource(OpenSource):
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Columns without dictionaries, so that records with different ones can be joined."""
+    """Columns without dictionary encoding, so that records with different dictionaries can be joined."""
     columns = {name: table[name] for name in ("path", "offset", "size", "raw")}
     return pa.table(
         {

@@ -38,12 +38,12 @@ _TYPES = {
 }
 _DIMENSION, _VARIABLE, _ATTRIBUTE = 10, 11, 12
 _MOST = 1 << 24
-"""No sane header counts more of anything; a larger number is a broken file, not a reason to allocate."""
+"""The largest plausible count in a header. A larger number means a corrupt file."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassicVariable:
-    """A variable as the header describes it; `begin` is the byte where its (first record's) values start."""
+    """A variable of the header. `begin` is the first byte of its values (of its first record)."""
 
     name: str
     dims: tuple[str, ...]
@@ -58,14 +58,14 @@ class ClassicVariable:
 
 @dataclass(frozen=True, slots=True)
 class ClassicHeader:
-    """Everything before the data of a NetCDF classic file."""
+    """The header of a NetCDF classic file."""
 
     version: int
     attributes: dict[str, Any]
     variables: tuple[ClassicVariable, ...]
     records: int
     record_stride: int
-    """Bytes from one record to the next, all record variables together."""
+    """Bytes from one record to the next, of all record variables."""
 
 
 class _Reader:
@@ -97,7 +97,7 @@ class _Reader:
         return self.take(_padded(size))[:size].decode("utf-8", errors="replace")
 
     def tag(self, expected: int) -> int:
-        """The number of entries of a list; absent lists have none."""
+        """The number of entries of a list. Absent lists have none."""
         found = self.integer(4)
         count = self.count()
         if found not in (0, expected) or (found == 0 and count):
@@ -145,7 +145,7 @@ def parse_header(stream: BinaryIO, file_bytes: int) -> ClassicHeader:
         attributes = reader.attributes()
         raw = [_variable(reader, dimensions) for _ in range(reader.tag(_VARIABLE))]
     except struct.error as error:
-        raise FormatError(f"the header is broken: {error}") from error
+        raise FormatError(f"the header is corrupt: {error}") from error
     of_records = [v for v in raw if v.is_record]
     if len(of_records) == 1:
         # A lone record variable is stored without padding between its records.
@@ -199,7 +199,7 @@ def _with_records(variable: ClassicVariable, records: int) -> ClassicVariable:
 
 
 class NetCDF3Source(OpenSource):
-    """A classic file: plain big-endian values, record variables interleaved record by record."""
+    """A classic file: plain big-endian values. Record variables are interleaved by record."""
 
     format = "netcdf3"
 
@@ -250,7 +250,7 @@ class NetCDF3Source(OpenSource):
                 variable.shape, variable.chunks, itemsize, classic.begin
             )
         else:
-            # One record is contiguous; its chunks repeat every stride.
+            # One record is contiguous. Its chunks repeat with the record stride.
             inner, inner_offsets, lengths, cut_inner = contiguous_references(
                 (1, *variable.shape[1:]), (1, *variable.chunks[1:]), itemsize, classic.begin
             )
@@ -265,7 +265,7 @@ class NetCDF3Source(OpenSource):
         return References(table, cut)
 
     def _is_packed(self, classic: ClassicVariable) -> bool:
-        """Whether the records follow each other without anything in between."""
+        """Whether the records are contiguous."""
         cells = int(np.prod(classic.shape[1:], dtype=np.int64))
         return self._header.record_stride == cells * np.dtype(classic.dtype).itemsize
 
@@ -274,7 +274,7 @@ class NetCDF3Source(OpenSource):
         dtype = np.dtype(classic.dtype)
         if not variable.shape:
             return self._run(classic.begin, 1, dtype).reshape(())
-        # Read whole rows of the first dimension: one run, or one per record.
+        # Read whole rows of the first dimension: one range, or one per record.
         row = int(np.prod(variable.shape[1:], dtype=np.int64))
         first, count = region[0].start, region[0].stop - region[0].start
         if count <= 0 or row == 0:

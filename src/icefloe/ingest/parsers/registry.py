@@ -25,7 +25,7 @@ from icefloe.ingest.source_model import (
 )
 from icefloe.ingest.zarr_documents import parse_missing_texts
 
-# Modules are loaded when a file of their format is met: each needs a library of its own.
+# Modules are imported on demand, because each needs another library.
 _PARSERS: Mapping[str, tuple[str, str, str]] = {
     "hdf5": ("icefloe.ingest.parsers.hdf5", "Hdf5Source", "h5py"),
     "netcdf3": ("icefloe.ingest.parsers.netcdf3", "NetCDF3Source", ""),

@@ -31,9 +31,9 @@ from icefloe.model.zarr_document import parse_document
 
 
 class VirtualiZarrSource(OpenSource):
-    """A manifest store made by a parser; its manifests are columns already and are taken over as such.
+    """A manifest store of a parser. Its manifests are already columns and are used directly.
 
-    `name` is `module:parser`: a parser class (called without arguments first), or a parser.
+    `name` is `module:parser`: a parser class (it is called without arguments), or a parser.
     """
 
     format = "virtualizarr"
@@ -43,7 +43,7 @@ class VirtualiZarrSource(OpenSource):
         parser = load_parser(name)
         parts = urlsplit(file.url)
         root = f"{parts.scheme}://{parts.netloc}"
-        # The stores of VirtualiZarr's registry are obstore's own; it depends on that package itself.
+        # The stores of VirtualiZarr's registry are those of obstore, which it depends on.
         store = importlib.import_module("obstore.store").from_url(root if parts.netloc else f"{root}/")
         try:
             manifests = parser(url=file.url, registry=ObjectStoreRegistry({root: store}))
@@ -91,7 +91,7 @@ class VirtualiZarrSource(OpenSource):
 
 
 def load_parser(name: str) -> Any:
-    """The parser behind `module:name`, made with its defaults if it is a class."""
+    """The parser of `module:name`, created with its defaults if it is a class."""
     module_name, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), attribute)

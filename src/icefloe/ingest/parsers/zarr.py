@@ -34,7 +34,7 @@ _BLOSC_SHUFFLES = {0: "noshuffle", 1: "shuffle", 2: "bitshuffle"}
 
 
 def variable_of_v2(path: str, document: Mapping[str, Any], attributes: Mapping[str, Any]) -> SourceVariable:
-    """A Zarr v2 array as v3 describes the same chunk bytes."""
+    """The Zarr v3 description of the chunks of a Zarr v2 array."""
     shape = tuple(int(n) for n in document["shape"])
     spelled = document["dtype"]
     not_virtual = None
@@ -120,7 +120,7 @@ def _compressor(compressor: Mapping[str, Any], dtype: str) -> Mapping[str, Any]:
 
 
 def variable_of_v3(path: str, document: Mapping[str, Any]) -> SourceVariable:
-    """A Zarr v3 array, as it is; a sharded one is referenced shard by shard."""
+    """A Zarr v3 array. A sharded array is referenced by shard."""
     grid = document["chunk_grid"]
     if grid["name"] != "regular":
         raise UnsupportedError(f"the chunk grid {grid['name']!r} cannot be combined with others")
@@ -146,7 +146,7 @@ def _v3_type(spelled: Any) -> str:
     if spelled == "string":
         return "string"
     try:
-        # zarr's own reading of the name, so that extension types are known as far as zarr knows them.
+        # Let zarr parse the name, so that its extension types are supported.
         native = parse_dtype(spelled, zarr_format=3).to_native_dtype()
     except (ValueError, TypeError, KeyError) as error:
         raise UnsupportedError(f"unknown Zarr v3 data type {spelled}") from error
@@ -173,7 +173,7 @@ DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", ".zattrs")
 
 
 class ZarrSource(OpenSource):
-    """A Zarr hierarchy; every chunk (or shard) is an object of its own."""
+    """A Zarr hierarchy. Every chunk (or shard) is a separate object."""
 
     format = "zarr"
 
@@ -214,8 +214,9 @@ class ZarrSource(OpenSource):
             # Empty attributes may be left out of either.
             if _content(kept.get(name, {})) != _content(nodes.get(name, {})):
                 raise FormatError(
-                    f"{self.file.url} has consolidated metadata that are not those of its nodes, at {name}; xarray "
-                    "reads the consolidated ones. Write them again with zarr.consolidate_metadata, or remove them",
+                    f"{self.file.url} has consolidated metadata that differs from the metadata of its nodes, at "
+                    f"{name}. xarray reads the consolidated metadata. Write it again with zarr.consolidate_metadata, "
+                    "or remove it",
                     url=self.file.url,
                     format="Zarr",
                     reason="stale consolidated metadata",
@@ -294,7 +295,7 @@ class ZarrSource(OpenSource):
 
 
 def _content(document: Any) -> str:
-    """A document as text, without what may be left out."""
+    """A document as text, without optional members."""
     if not isinstance(document, dict):
         return json.dumps(document)
     kept = {k: v for k, v in document.items() if k != "consolidated_metadata" and v not in (None, [], {})}
