@@ -38,7 +38,7 @@ class ByteCache(Generic[K, V]):
         self.limit_bytes = limit_bytes
         self.hits = 0
         self.misses = 0
-        self._held: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._bytes = 0
         # Reentrant: a load that ends at once is forgotten while it is being noted.
         self._lock = fork_safe_lock()
@@ -52,15 +52,15 @@ class ByteCache(Generic[K, V]):
         self._loading = {}
         self._loads = {}
         # Another thread of the parent may have been between keeping a value and counting its bytes.
-        self._bytes = sum(size for _, size in self._held.values())
+        self._bytes = sum(size for _, size in self._entries.values())
 
     async def get(self, key: K, load: Callable[[], Awaitable[tuple[V, int]]]) -> V:
         """The value of a key; `load` returns it with its size when it is not held."""
         with self._lock:
-            if key in self._held:
+            if key in self._entries:
                 self.hits += 1
-                self._held.move_to_end(key)
-                return self._held[key][0]
+                self._entries.move_to_end(key)
+                return self._entries[key][0]
             self.misses += 1
             loading = self._loading.get(key)
             if loading is None:
@@ -98,7 +98,7 @@ class ByteCache(Generic[K, V]):
     def holds(self, key: K) -> bool:
         """Whether a value is cached or being loaded."""
         with self._lock:
-            return key in self._held or key in self._loading
+            return key in self._entries or key in self._loading
 
     def put(self, key: K, value: V, size: int) -> None:
         """Cache a value that is already loaded."""
@@ -106,10 +106,10 @@ class ByteCache(Generic[K, V]):
             return
         with self._lock:
             self._discard(key)
-            self._held[key] = (value, size)
+            self._entries[key] = (value, size)
             self._bytes += size
             while self._bytes > self.limit_bytes:
-                oldest = next(iter(self._held))
+                oldest = next(iter(self._entries))
                 self._discard(oldest)
 
     def drop(self, key: K) -> None:
@@ -119,9 +119,9 @@ class ByteCache(Generic[K, V]):
             self._discard(key)
 
     def _discard(self, key: K) -> None:
-        held = self._held.pop(key, None)
-        if held is not None:
-            self._bytes -= held[1]
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._bytes -= entry[1]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ByteCache, (self.limit_bytes,)
@@ -215,9 +215,9 @@ class MetadataFiles:
             self._warn_of_small_cache("manifest", len(manifest))
             return manifest, manifest.nbytes
 
-        held = await self._manifests.get((manifest_id, _DECODED), load)
-        assert isinstance(held, Manifest)
-        return held
+        entry = await self._manifests.get((manifest_id, _DECODED), load)
+        assert isinstance(entry, Manifest)
+        return entry
 
     async def find_refs(
         self, manifest_id: ObjectId, node_id: NodeId, wanted: Sequence[tuple[int, ...]]
@@ -241,9 +241,9 @@ class MetadataFiles:
             opened = await self._decode(self.format.open_manifest, await self.storage.get(key), "fetch_manifest", key)
             return opened, opened.nbytes
 
-        held = await self._manifests.get((manifest_id, _OPENED), load)
-        assert isinstance(held, OpenManifest)
-        return held
+        entry = await self._manifests.get((manifest_id, _OPENED), load)
+        assert isinstance(entry, OpenManifest)
+        return entry
 
     async def fetch_transaction_log(self, snapshot_id: ObjectId, *, anew: bool = False) -> TransactionLog:
         """What a snapshot changed against its parent; ObjectNotFoundError when no log was written.

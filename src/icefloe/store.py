@@ -11,7 +11,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.buffer.core import default_buffer_prototype
 
 from icefloe.blocking import awaitable, blocking
-from icefloe.display.card import Card, Described
+from icefloe.display.card import Card, CardMixin
 from icefloe.errors import ReadOnlyError
 from icefloe.model.chunk_table import ChunkBatch
 from icefloe.model.virtual_chunk_container import Checksum, VirtualChunkSpec
@@ -69,7 +69,7 @@ class StoreSession(Protocol):
     def chunk_columns(self, array_path: str, batch_size: int) -> AsyncIterator[ChunkBatch]: ...
 
 
-class IcechunkStore(Store, Described):
+class IcechunkStore(Store, CardMixin):
     """A Zarr v3 store that reads and writes one session.
 
     Writes are visible in this session at once. They are visible to others after the session commits.
@@ -156,7 +156,7 @@ class IcechunkStore(Store, Described):
     def _card(self) -> Card:
         mode = "read-only" if self.read_only else "writable"
         session = self._session
-        return Card("Zarr store", mode, session._card().facts if isinstance(session, Described) else ())
+        return Card("Zarr store", mode, session._card().facts if isinstance(session, CardMixin) else ())
 
     def __str__(self) -> str:
         return f"icefloe://{id(self._session):x}"

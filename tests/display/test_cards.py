@@ -13,7 +13,7 @@ import zarr
 from rich.console import Console
 
 import icefloe
-from icefloe.display.card import Described, first_line, format_bytes, short_length
+from icefloe.display.card import CardMixin, first_line, format_bytes, short_length
 
 HOSTILE = "</div><script>alert('x')</script> [bold]not bold[/] \\[red]"
 
@@ -26,7 +26,7 @@ def repository() -> icefloe.Repository:
     return made
 
 
-def described(repository: icefloe.Repository) -> dict[str, Described]:
+def described(repository: icefloe.Repository) -> dict[str, CardMixin]:
     session = repository.writable_session("main")
     zarr.open_array(session.store, path="a", mode="r+")[0] = 2
     session.move("/a", "/b")

@@ -19,7 +19,14 @@ from hypothesis import strategies as st
 import icefloe
 from icefloe.errors import InvalidInputError, NodeNotFoundError
 from icefloe.tables.fragments import write_rows
-from icefloe.tables.options import Point, RepositoryAddress, TableOptions, address_of, normalise_options, parse_options
+from icefloe.tables.options import (
+    RepositoryAddress,
+    Revision,
+    TableOptions,
+    address_of,
+    normalise_options,
+    parse_options,
+)
 from icefloe.tables.predicates import parse_predicate
 from icefloe.tables.reading import PICKED, list_type, plan_rows, read_rows, scan_batches
 from icefloe.tables.scans import plan_scan
@@ -72,7 +79,7 @@ def repository_of(dataset: xr.Dataset, encoding: dict[str, Any] | None = None) -
 
 def read(repo: icefloe.Repository, *, tasks: int = 1, **options: Any) -> pd.DataFrame:
     """Cells as the data source yields them, ordered by position."""
-    plan = plan_scan(TableOptions(address_of(repo), Point(), **options), tasks=tasks)
+    plan = plan_scan(TableOptions(address_of(repo), Revision(), **options), tasks=tasks)
     batches = [batch for part in plan.parts for batch in scan_batches(plan.scan, part)]
     table = pa.Table.from_batches(batches, schema=plan.scan.grid.schema())
     frame = table.to_pandas()
@@ -167,7 +174,7 @@ def test_a_condition_is_refused_when_it_is_planned_or_decides_every_cell(given_d
     repo = repository_of(dataset, encoding)
     address = address_of(repo)
     try:
-        plan = plan_scan(TableOptions(address, Point(), where=where))
+        plan = plan_scan(TableOptions(address, Revision(), where=where))
     except InvalidInputError as error:
         told = str(error)
     else:
@@ -176,7 +183,7 @@ def test_a_condition_is_refused_when_it_is_planned_or_decides_every_cell(given_d
         assert "cannot be evaluated here" in told or "only SQL can evaluate" in told
         return
     # Every block, also those that the plan left out.
-    whole = plan_scan(TableOptions(address, Point()))
+    whole = plan_scan(TableOptions(address, Revision()))
     scan = replace(whole.scan, exact=plan.scan.exact)
     kept = sum(len(batch) for part in whole.parts for batch in scan_batches(scan, part))
     assert kept == sum(len(batch) for part in plan.parts for batch in scan_batches(plan.scan, part))
@@ -185,7 +192,7 @@ def test_a_condition_is_refused_when_it_is_planned_or_decides_every_cell(given_d
 def test_an_undecidable_condition_is_told_in_the_words_of_the_query() -> None:
     repo = repository_of(xr.Dataset({"v": ("x", np.arange(3.0))}))
     with pytest.raises(InvalidInputError, match=r"`v > 'NaN'`, which is a column of doubles.*WHERE"):
-        plan_scan(TableOptions(address_of(repo), Point(), where="v > 'NaN'"))
+        plan_scan(TableOptions(address_of(repo), Revision(), where="v > 'NaN'"))
 
 
 @settings(max_examples=30)
@@ -193,7 +200,7 @@ def test_an_undecidable_condition_is_told_in_the_words_of_the_query() -> None:
 def test_rows_of_lists_hold_every_cell_once(given_data: Any) -> None:
     dataset, encoding = given_data
     repo = repository_of(dataset, encoding)
-    plan = plan_scan(TableOptions(address_of(repo), Point(), layout="rows"))
+    plan = plan_scan(TableOptions(address_of(repo), Revision(), layout="rows"))
     layout = plan_rows(plan.scan.grid, plan.scan.masks)
     lists = [batch for part in plan.parts for batch in read_rows(plan.scan, part, layout)]
     assert sum(len(batch.column("v0").flatten()) for batch in lists) == dataset["v0"].size
@@ -212,7 +219,7 @@ def test_only_lists_of_numbers_that_may_be_missing_have_nulls() -> None:
     stored = {"floats": numbers.astype("f4"), "plain": np.arange(70)}
     dataset = xr.Dataset({name: ("x", stored.get(name, numbers)) for name in names})
     repo = repository_of(dataset, encoding)
-    plan = plan_scan(TableOptions(address_of(repo), Point()))
+    plan = plan_scan(TableOptions(address_of(repo), Revision()))
     (batch,) = read_rows(plan.scan, plan.parts[0], plan_rows(plan.scan.grid, plan.scan.masks))
     nullable = {name for name in names if batch.schema.field(name).type.value_field.nullable}
     missing = {name: batch.column(name).flatten()[3].as_py() for name in names}
@@ -231,10 +238,10 @@ def test_cells_that_cannot_match_are_left_out_of_lists_where_they_are_many(
     dataset, encoding = given_data
     repo = repository_of(dataset, encoding)
     text = f"v0 > {threshold}" + (" or sqrt(v0) > 1" if loose else "")
-    plan = plan_scan(TableOptions(address_of(repo), Point()), loose=parse_predicate(text))
+    plan = plan_scan(TableOptions(address_of(repo), Revision()), loose=parse_predicate(text))
     layout = plan_rows(plan.scan.grid, plan.scan.masks, picked=True)
     batches = [batch for part in plan.parts for batch in read_rows(plan.scan, part, layout)]
-    stored = plan_scan(TableOptions(address_of(repo), Point()))
+    stored = plan_scan(TableOptions(address_of(repo), Revision()))
     values = pa.concat_arrays([b.column("v0") for part in stored.parts for b in scan_batches(stored.scan, part)])
     lists = pa.concat_arrays([b.column("v0") for b in batches] or [pa.array([], list_type(values.type))])
     numeric = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
@@ -257,7 +264,7 @@ def test_cells_that_cannot_match_are_left_out_of_lists_where_they_are_many(
 def test_rows_that_are_written_are_read_back(given_data: Any, share: float) -> None:
     dataset, _ = given_data
     source = repository_of(dataset)
-    plan = plan_scan(TableOptions(address_of(source), Point()))
+    plan = plan_scan(TableOptions(address_of(source), Revision()))
     batches = [batch for part in plan.parts for batch in scan_batches(plan.scan, part)]
     table = pa.Table.from_batches(batches)
     rows = np.random.default_rng(len(table)).permutation(len(table))[: max(1, int(len(table) * share))]

@@ -15,8 +15,8 @@ from icefloe.cli.options import (
     Generation,
     Json,
     Message,
-    Point,
     Repo,
+    RevisionOptions,
     SparkOptions,
     StorageOptions,
     Target,
@@ -57,7 +57,7 @@ def export(
     ] = None,
     chunks: Chunks = None,
     message: Message = None,
-    point: Point = Point(),
+    at: RevisionOptions = RevisionOptions(),
     authorize: Authorize = None,
     spark: SparkOptions = SparkOptions(),
     options: StorageOptions = None,
@@ -66,7 +66,7 @@ def export(
 ) -> None:
     """Export to Zarr, Parquet or a repository, on Spark."""
     repository = open_repository(repo, options, authorize)
-    session = point.session(repository)
+    session = at.session(repository)
     connection = spark.session(quick_start=True)
     from icefloe.spark import copy  # noqa: PLC0415 - Spark is an extra
     from icefloe.spark import export as export_arrays  # noqa: PLC0415 - Spark is an extra

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from icefloe.cli.options import Json, Point, Repo, StorageOptions, open_repository
+from icefloe.cli.options import Json, Repo, RevisionOptions, StorageOptions, open_repository
 from icefloe.cli.output import Pieces, commit_json, print_facts, print_json
 from icefloe.display.card import first_line, format_bytes, format_count, format_time
 from icefloe.formats.config_document import encode_config
@@ -15,10 +15,12 @@ from icefloe.session.session import Session
 _MOST_NAMES = 8
 
 
-def info(repo: Repo, point: Point = Point(), options: StorageOptions = None, json: Json = False) -> None:
+def info(
+    repo: Repo, at: RevisionOptions = RevisionOptions(), options: StorageOptions = None, json: Json = False
+) -> None:
     """Show a summary of a repository."""
     repository = open_repository(repo, options)
-    facts = _facts(repository, point.session(repository))
+    facts = _facts(repository, at.session(repository))
     print_json(facts) if json else print_facts(_rows(facts))
 
 

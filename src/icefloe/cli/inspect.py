@@ -24,8 +24,8 @@ from icefloe.cli.options import (
     Limit,
     ListChunks,
     NodePath,
-    Point,
     Repo,
+    RevisionOptions,
     StorageOptions,
     open_repository,
     resolve_revision,
@@ -50,12 +50,12 @@ def tree(
     depth: Annotated[
         int | None, typer.Option("--depth", "-d", min=1, metavar="COUNT", help="Maximum depth below PATH.")
     ] = None,
-    point: Point = Point(),
+    at: RevisionOptions = RevisionOptions(),
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
     """Show groups and arrays as a tree."""
-    session = point.session(open_repository(repo, options))
+    session = at.session(open_repository(repo, options))
     start = "/" + path.strip("/")
     nodes = session.state.tree
     if start != "/" or nodes.find("/") is not None:
@@ -101,12 +101,12 @@ def ls(
     repo: Repo,
     path: NodePath = "/",
     limit: Limit = 50,
-    point: Point = Point(),
+    at: RevisionOptions = RevisionOptions(),
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
     """List a group, or the chunks of an array."""
-    session = point.session(open_repository(repo, options))
+    session = at.session(open_repository(repo, options))
     tree = session.state.tree
     start = "/" + path.strip("/")
     node = tree.find(start) if start == "/" else tree.node(start)
@@ -186,12 +186,12 @@ def cat(
         typer.Option("--slice", metavar="SLICES", help="Part of an array, in Python notation: '0:3,:,5'."),
     ] = None,
     authorize: Authorize = None,
-    point: Point = Point(),
+    at: RevisionOptions = RevisionOptions(),
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
     """Print array values, group metadata or a key."""
-    session = point.session(open_repository(repo, options, authorize))
+    session = at.session(open_repository(repo, options, authorize))
     node = session.state.tree.find("/" + path.strip("/"))
     if isinstance(node, ArrayNode):
         _cat_array(session, node, region, json=json)
@@ -287,18 +287,18 @@ def log(
     graph: Annotated[bool, typer.Option("--graph", "-g", help="Draw all branches and tags as a graph.")] = False,
     oneline: Annotated[bool, typer.Option("--oneline", help="Print one line per commit.")] = False,
     limit: Limit = 50,
-    point: Point = Point(),
+    at: RevisionOptions = RevisionOptions(),
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
     """List commits, newest first."""
     repository = open_repository(repo, options)
     if graph:
-        start = point.snapshot_id(repository) if point.is_given else None
+        start = at.snapshot_id(repository) if at.is_given else None
         drawing = repository.ancestry_graph(snapshot_id=start, limit=limit or None)
         _print_json_graph(drawing) if json else _print_graph(stdout(), drawing)
         return
-    _log(repository, point.snapshot_id(repository), limit, oneline=oneline, json=json)
+    _log(repository, at.snapshot_id(repository), limit, oneline=oneline, json=json)
 
 
 def _log(repository: Repository, start: str, limit: int, *, oneline: bool, json: bool) -> None:
@@ -355,7 +355,7 @@ def show(
         str | None, typer.Argument(metavar="REVISION", help="Branch, tag or snapshot id.  [default: main]")
     ] = None,
     chunks: ListChunks = False,
-    point: Point = Point(),
+    at: RevisionOptions = RevisionOptions(),
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
@@ -364,7 +364,7 @@ def show(
     if revision is not None:
         snapshot_id = resolve_revision(repository, revision)
     else:
-        snapshot_id = point.snapshot_id(repository)
+        snapshot_id = at.snapshot_id(repository)
     info = repository.lookup_snapshot(snapshot_id)
     manifests = repository.list_manifest_files(snapshot_id)
     # The parent in the file may be outdated: expiry rewrites history.

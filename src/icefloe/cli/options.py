@@ -1,8 +1,8 @@
 """Arguments and options that several commands share, and the values that commands make of them.
 
 Typer wants one parameter for each option. A command here may also have a parameter whose type is an option group: a
-dataclass such as `Point` or `SparkOptions`. `app.expand_groups` replaces it by the fields of the group before Typer
-sees the command.
+dataclass such as `RevisionOptions` or `SparkOptions`. `app.expand_groups` replaces it by the fields of the group before
+Typer sees the command.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ Generation = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """The option group that selects a point in history. The default is the branch `main`."""
+class RevisionOptions:
+    """The option group that selects a revision. The default is the branch `main`."""
 
     branch: Annotated[
         str | None, typer.Option("--branch", "-b", metavar="NAME", help="Read this branch.  [default: main]")
@@ -113,7 +113,7 @@ class Point:
         return bool(self.branch or self.tag or self.snapshot or self.as_of)
 
     def session(self, repository: Repository) -> Session:
-        """Open a read-only session at this point."""
+        """Open a read-only session at this revision."""
         found = find_snapshot(repository, self.snapshot) if self.snapshot is not None else None
         as_of = self.as_of
         if as_of is not None and as_of.tzinfo is None:
@@ -121,7 +121,7 @@ class Point:
         return repository.readonly_session(self.branch, tag=self.tag, snapshot_id=found, as_of=as_of)
 
     def snapshot_id(self, repository: Repository) -> str:
-        """The snapshot at this point."""
+        """The snapshot at this revision."""
         if self.snapshot is not None and not (self.branch or self.tag or self.as_of):
             return find_snapshot(repository, self.snapshot)
         return self.session(repository).snapshot_id

@@ -12,8 +12,8 @@ from icefloe.cli.options import (
     DryRun,
     Json,
     Limit,
-    Point,
     Repo,
+    RevisionOptions,
     SparkOptions,
     StorageOptions,
     Variables,
@@ -34,7 +34,7 @@ def sql(
         typer.Argument(metavar="QUERY", help="SQL query. Without a query, all views are listed.", show_default=False),
     ] = None,
     limit: Limit = 50,
-    point: Point = Point(),
+    at: RevisionOptions = RevisionOptions(),
     spark: SparkOptions = SparkOptions(),
     options: StorageOptions = None,
     json: Json = False,
@@ -47,15 +47,15 @@ def sql(
     changes. `icefloe_scan('REPO', 'condition')` reads only matching rows.
     """
     repository = open_repository(repo, options)
-    session = point.session(repository)
+    session = at.session(repository)
     connection = spark.session()
     from icefloe.spark.table import list_views, register_views, run_query  # noqa: PLC0415 - Spark is an extra
-    from icefloe.tables.options import Point as TablePoint  # noqa: PLC0415
+    from icefloe.tables.options import Revision  # noqa: PLC0415
 
     if query is None:
         _show_views(list_views(session), json=json)
         return
-    register_views(connection, repository, TablePoint(snapshot_id=session.snapshot_id), query)
+    register_views(connection, repository, Revision(snapshot_id=session.snapshot_id), query)
     columns, rows = run_query(connection, query, limit + 1 if limit else None)
     shown = rows[:limit] if limit else rows
     if json:
@@ -101,7 +101,7 @@ def analyze(
     repo: Repo,
     group: Annotated[str, typer.Option("--group", metavar="PATH", help="Group of the arrays.")] = "/",
     variables: Variables = None,
-    point: Point = Point(),
+    at: RevisionOptions = RevisionOptions(),
     dry_run: DryRun = False,
     spark: SparkOptions = SparkOptions(),
     options: StorageOptions = None,
@@ -113,7 +113,7 @@ def analyze(
     have statistics already are not read again.
     """
     repository = open_repository(repo, options)
-    session = point.session(repository)
+    session = at.session(repository)
     names = parse_names(variables)
     if dry_run:
         chunks, seconds = _count_missing(session, group, names), 0.0

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from icefloe.blocking import run_blocking
 from icefloe.cli.console import progress, stdout, styled, table
-from icefloe.cli.options import Json, Limit, NodePath, Point, Repo, StorageOptions, open_repository
+from icefloe.cli.options import Json, Limit, NodePath, Repo, RevisionOptions, StorageOptions, open_repository
 from icefloe.cli.output import print_json
 from icefloe.display.card import format_bytes, format_count
 from icefloe.ids import ObjectId
@@ -87,12 +87,12 @@ def stats(
     repo: Repo,
     path: NodePath = "/",
     limit: Limit = 50,
-    point: Point = Point(),
+    at: RevisionOptions = RevisionOptions(),
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
     """Show chunks, objects and bytes per array."""
-    session = point.session(open_repository(repo, options))
+    session = at.session(open_repository(repo, options))
     state = session.state
     start = "/" + path.strip("/")
     if start != "/":
@@ -144,12 +144,12 @@ _MOST_ARRAYS = 4
 def manifests(
     repo: Repo,
     limit: Limit = 50,
-    point: Point = Point(),
+    at: RevisionOptions = RevisionOptions(),
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
     """Show the arrays and extents of each manifest."""
-    base = point.session(open_repository(repo, options)).state.base
+    base = at.session(open_repository(repo, options)).state.base
     held = arrays_by_manifest(base)
     files = sorted(base.manifests.values(), key=lambda file: (-file.size_bytes, file.id))
     shown = files[:limit] if limit else files
@@ -161,11 +161,11 @@ def manifests(
     listing = table("manifest", "size", "chunks", "arrays and extents", right=("size", "chunks"))
     for file in shown:
         entries = held.get(file.id, ())
-        told = [Text.assemble(path, (f"  {_extent_text(extents)}", "dim")) for path, extents in entries[:_MOST_ARRAYS]]
+        lines = [Text.assemble(path, (f"  {_extent_text(extents)}", "dim")) for path, extents in entries[:_MOST_ARRAYS]]
         if len(entries) > _MOST_ARRAYS:
-            told.append(Text(f"… {len(entries) - _MOST_ARRAYS:,} more", style="dim"))
+            lines.append(Text(f"… {len(entries) - _MOST_ARRAYS:,} more", style="dim"))
         size, refs = format_bytes(file.size_bytes), f"{file.num_chunk_refs:,}"
-        listing.add_row(Text(file.id, style="yellow"), size, refs, Text("\n").join(told))
+        listing.add_row(Text(file.id, style="yellow"), size, refs, Text("\n").join(lines))
     console.print(listing)
     total_bytes = sum(file.size_bytes for file in files)
     total_refs = sum(file.num_chunk_refs for file in files)

@@ -249,7 +249,7 @@ async def run_conversion(request: ConversionRequest, progress: Progress) -> Conv
             # From here on, no session commits to the old generation. What they committed before is read below.
             await request.context.ledger.announce_conversion()
         # New commits are converted in another round, which skips the files that exist already.
-        if await fetch_refs(request.context) == found.standing:
+        if await fetch_refs(request.context) == found.stored_refs:
             await _switch_refs(request, work, transfer)
             return await _finished(request, found, losses, transfer)
     raise ConflictError(

@@ -46,7 +46,7 @@ class Survey:
     """The content of a repository before its conversion."""
 
     context: RepositoryContext
-    standing: Refs
+    stored_refs: Refs
     """The refs as stored."""
     refs: Refs
     """The same refs, with the ids of the history."""
@@ -166,11 +166,11 @@ async def _walk(
     ordered: dict[ObjectId, SnapshotInfo] = {}
     files: dict[ObjectId, ObjectId | None] = {}
     named: dict[ObjectId, ObjectId] = {}
-    standing = dict.fromkeys([*refs.branches.values(), *refs.tags.values()])
+    tips = dict.fromkeys([*refs.branches.values(), *refs.tags.values()])
     # Without a list of snapshots, an unreachable snapshot looks the same as one of a failed commit.
     listed = await context.ledger.fetch_listed() or {}
-    for start in dict.fromkeys([*standing, *listed]):
-        if start not in standing and (start in ordered or not await _has_file(context, start)):
+    for start in dict.fromkeys([*tips, *listed]):
+        if start not in tips and (start in ordered or not await _has_file(context, start)):
             continue
         fresh: list[SnapshotInfo] = []
         first = True

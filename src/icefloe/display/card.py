@@ -157,8 +157,8 @@ class Card:
         return "\n".join(lines)
 
 
-class Described:
-    """Base of objects with a card. Notebooks and rich call these two methods."""
+class CardMixin:
+    """Base class of objects with a card. Notebooks and rich call these two methods."""
 
     __slots__ = ()
 

@@ -186,12 +186,12 @@ def format_coordinate(value: Any, units: str | None, calendar: str = "standard")
     """
     if not isinstance(value, (int, float, np.integer, np.floating)):
         return str(value)
-    told = find_time_units({"units": units, "calendar": calendar})
-    if told is None:
+    parsed = find_time_units({"units": units, "calendar": calendar})
+    if parsed is None:
         return f"{value:.15g}"
     try:
-        offset = int(value) * told.unit_ns if isinstance(value, (int, np.integer)) else float(value) * told.unit_ns
-        moment = _moment(told, (told.reference_ns + offset) / 1000)
+        offset = int(value) * parsed.unit_ns if isinstance(value, (int, np.integer)) else float(value) * parsed.unit_ns
+        moment = _moment(parsed, (parsed.reference_ns + offset) / 1000)
     except (OverflowError, ValueError):
         return f"{value:.15g} ({units})"
     return f"{moment:%Y-%m-%d %H:%M}" if not moment.second else f"{moment:%Y-%m-%d %H:%M:%S}"
@@ -435,17 +435,19 @@ def _whole_units(
     scale, shift, unit = scale // common, shift // common, target.unit_ns // common
     low, high = (int(end) * scale + shift for end in (offsets.min(), offsets.max()))
     limits = np.iinfo(wanted)
-    told = f"times in {source.text!r}"
+    times = f"times in {source.text!r}"
     if low < -_MOST or high > _MOST or low // unit < limits.min or high // unit > limits.max:
         raise InvalidInputError(
-            f"{told} do not fit {target.text!r} in the type {wanted} of their array. Choose coarser units with "
+            f"{times} do not fit {target.text!r} in the type {wanted} of their array. Choose coarser units with "
             "time_units"
         )
     # Nanoseconds since year one do not fit 64 bits, although those since 1970 do.
     is_wide = max(abs(shift), scale) > _MOST
     total = offsets.astype(object if is_wide else np.int64) * scale + shift
     if bool((total % unit).any()):
-        raise InvalidInputError(f"{told} are not whole numbers of {target.text!r}. Choose finer units or a float dtype")
+        raise InvalidInputError(
+            f"{times} are not whole numbers of {target.text!r}. Choose finer units or a float dtype"
+        )
     return (total // unit).astype(wanted)
 
 
@@ -523,8 +525,8 @@ class Packing:
         return self.fills[0] if self.fills else None
 
     def __str__(self) -> str:
-        told = f"scale_factor {self.scale:g}, add_offset {self.offset:g}"
-        return f"{told}, missing {', '.join(map(str, self.fills))}" if self.fills else told
+        text = f"scale_factor {self.scale:g}, add_offset {self.offset:g}"
+        return f"{text}, missing {', '.join(map(str, self.fills))}" if self.fills else text
 
     def meant_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """The type of the numbers before scaling."""

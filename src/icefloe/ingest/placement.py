@@ -573,7 +573,7 @@ def _refuse_earlier(joined: JoinedDimension, stored: npt.NDArray[Any]) -> None:
     first = None if block.coordinate is None else block.coordinate.first
     if first is None:
         return
-    told = "skip_ingested leaves out sources that are there already, region='auto' overwrites"
+    advice = "skip_ingested leaves out sources that are there already, region='auto' overwrites"
     if joined.direction not in (0, direction):
         raise InvalidInputError(
             f"cannot append along {joined.name}: its values {'rise' if direction > 0 else 'fall'} in the repository, "
@@ -585,7 +585,7 @@ def _refuse_earlier(joined: JoinedDimension, stored: npt.NDArray[Any]) -> None:
         ends = "ends at" if found.direction or len(stored) == 1 else "reaches to"
         raise InvalidInputError(
             f"cannot append along {joined.name}: the repository {ends} {_shown(joined, edge)}, "
-            f"{block.urls[0]} starts at {_shown(joined, first)}; {told}",
+            f"{block.urls[0]} starts at {_shown(joined, first)}; {advice}",
             dim=joined.name,
         )
 

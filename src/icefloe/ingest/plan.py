@@ -225,16 +225,16 @@ def _lacking(
         if folder != group or own in cells or name not in (stored.document.get("dimension_names") or ()):
             continue
         if not options.allow_missing:
-            told = "use allow_missing to leave missing values"
-            issues.append(SchemaIssue("error", url, own, "missing variable", "present", "absent", told))
+            resolution = "use allow_missing to leave missing values"
+            issues.append(SchemaIssue("error", url, own, "missing variable", "present", "absent", resolution))
             continue
         array = extend_array(stored, name, dims.length(name))
         if not fill_means_missing(array):
-            told = "its fill value is an ordinary one, so cells cannot be left out"
-            issues.append(SchemaIssue("error", url, own, "missing variable", "present", "absent", told))
+            resolution = "its fill value is an ordinary one, so cells cannot be left out"
+            issues.append(SchemaIssue("error", url, own, "missing variable", "present", "absent", resolution))
             continue
-        told = "its region stays missing"
-        issues.append(SchemaIssue("handled", url, own, "missing variable", "present", "absent", told))
+        resolution = "its region stays missing"
+        issues.append(SchemaIssue("handled", url, own, "missing variable", "present", "absent", resolution))
         grown.append(array)
     return grown, issues
 
@@ -255,11 +255,11 @@ def _lacked(
         if array is None or not any(dims.offset[d] for d in array.joined):
             continue
         severity: Severity = "handled" if options.allow_missing else "error"
-        told = (
+        resolution = (
             "its earlier cells stay missing" if options.allow_missing else "use allow_missing to leave missing values"
         )
         url = next(m.file.url for m in members if name in m.variables)
-        issues.append(SchemaIssue(severity, url, name, "new variable", "in the repository", "absent", told))
+        issues.append(SchemaIssue(severity, url, name, "new variable", "in the repository", "absent", resolution))
     return issues
 
 
@@ -363,8 +363,10 @@ def _repeated(
         if _same_digest(first, member, name) or (is_static and options.unchecked):
             continue
         if not is_static and max(m.variables[name].nbytes for m in (first, member)) > COMPARED_BYTES:
-            told = "leave one of the files out, or the variable of one of them"
-            issues.append(SchemaIssue("error", member.file.url, name, "position", "one file", f"also in {url}", told))
+            resolution = "leave one of the files out, or the variable of one of them"
+            issues.append(
+                SchemaIssue("error", member.file.url, name, "position", "one file", f"also in {url}", resolution)
+            )
             continue
         path = join_path(group, name)
         kept, other = (PlacedFile(m.file, m.format, {}, {path: m.variables[name]}) for m in (first, member))
@@ -440,8 +442,10 @@ def _static_differ(members: Sequence[Member], joined: Mapping[str, JoinedDimensi
             known, url = first.setdefault(name, (own, member.file.url))
             if known != own:
                 shown = format_range(coordinate.first, coordinate.last, variable.attributes)
-                told = "join the files along it (concat_dims)"
-                issues.append(SchemaIssue("error", member.file.url, name, "values", f"those of {url}", shown, told))
+                resolution = "join the files along it (concat_dims)"
+                issues.append(
+                    SchemaIssue("error", member.file.url, name, "values", f"those of {url}", shown, resolution)
+                )
     return issues
 
 
@@ -509,10 +513,10 @@ def _join_notes(
     ]
     held = {url for d in joined.values() for block in d.blocks if block.is_missing for url in block.urls}
     for _, failure in failures:
-        told = "its region stays missing"
+        resolution = "its region stays missing"
         if failure.file.url not in held:
-            told = "it is left out, because its position is not known"
-        notes.append(SchemaIssue("handled", failure.file.url, "", "file", "readable", failure.reason, told))
+            resolution = "it is left out, because its position is not known"
+        notes.append(SchemaIssue("handled", failure.file.url, "", "file", "readable", failure.reason, resolution))
     return notes
 
 

@@ -467,8 +467,8 @@ class SchemaIssue:
 
     def __str__(self) -> str:
         place = ": ".join(part for part in (self.file, self.variable) if part)
-        told = f"{self.facet}: expected {self.expected}, found {self.found}; {self.resolution}"
-        return printable(f"{place}: {told}" if place else f"{self.found}; {self.resolution}")
+        difference = f"{self.facet}: expected {self.expected}, found {self.found}; {self.resolution}"
+        return printable(f"{place}: {difference}" if place else f"{self.found}; {self.resolution}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -670,8 +670,8 @@ def _same_grid(own: SourceVariable, variable: SourceVariable, member: Member, na
     if variable.dims == (name,):
         return []
     if own.dims != variable.dims:
-        told = "rename the dimensions, or drop the variable (drop_variables)"
-        return [_issue(member, name, "dimensions", str(own.dims), str(variable.dims), told)]
+        advice = "rename the dimensions, or drop the variable (drop_variables)"
+        return [_issue(member, name, "dimensions", str(own.dims), str(variable.dims), advice)]
     if own.shape != variable.shape:
         return [_issue(member, name, "shape", str(own.shape), str(variable.shape), "the grids differ")]
     return []
@@ -699,8 +699,8 @@ def _same_region(stored: ExistingArray, dims: TargetDimensions, member: Member, 
     ours = np.asarray(stored.values).reshape(-1)[first : first + joined.size]
     shown = f"cells {first} to {first + joined.size}"
     if len(ours) < joined.size:
-        told = f"{len(stored.values)} cells"
-        return [_issue(member, name, f"length of {name}", told, shown, "use append_dim to extend it")]
+        length = f"{len(stored.values)} cells"
+        return [_issue(member, name, f"length of {name}", length, shown, "use append_dim to extend it")]
     theirs = joined.values()
     if theirs is None or not joined.size:
         return []

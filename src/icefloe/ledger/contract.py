@@ -462,8 +462,8 @@ class Ledger(ABC):
     async def change_history(self, change: HistoryChange) -> None:
         """Expiry: apply a history change. An interrupted run is planned and applied again."""
         await self.change_parents(change)
-        for branch, standing in change.branches.items():
-            if await self._points_at(self.fetch_tip(branch), standing):
+        for branch, current in change.branches.items():
+            if await self._points_at(self.fetch_tip(branch), current):
                 await self.delete_branch(branch)
         for tag, target in change.tags.items():
             if await self._points_at(self.fetch_tag(tag), target):

@@ -179,13 +179,13 @@ class DatasetLedger(Ledger):
 
     async def advance(self, branch: str, tip: Tip, snapshot: Snapshot, *, amends: ObjectId | None = None) -> Tip:
         def plan(state: State) -> State | None:
-            standing = _find_ref(state, branch, "branch")
-            if _was_committed(state, standing, snapshot.id):
+            current = _find_ref(state, branch, "branch")
+            if _was_committed(state, current, snapshot.id):
                 return None
-            if standing != tip.snapshot_id:
-                raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=standing)
+            if current != tip.snapshot_id:
+                raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current)
             if state.extra.get(COLLECTION_KEY) != tip.collection:
-                raise StaleTipError(Tip(standing, None, state.extra.get(COLLECTION_KEY)))
+                raise StaleTipError(Tip(current, None, state.extra.get(COLLECTION_KEY)))
             entry = snapshot_entry(snapshot.info)
             parent = tip.snapshot_id if amends is None else _require_entry(state, amends).parent_id
             if entry.parent_id != parent:
@@ -224,26 +224,26 @@ class DatasetLedger(Ledger):
 
     async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> None:
         def plan(state: State) -> State | None:
-            standing = _find_ref(state, branch, "branch")
-            if expected is not None and standing != expected:
-                raise branch_moved(branch, expected, standing)
+            current = _find_ref(state, branch, "branch")
+            if expected is not None and current != expected:
+                raise branch_moved(branch, expected, current)
             _require_snapshot(state, snapshot_id)
-            return None if standing == snapshot_id else state.with_ref(branch, _moved(state, branch, snapshot_id))
+            return None if current == snapshot_id else state.with_ref(branch, _moved(state, branch, snapshot_id))
 
         await self._update(plan)
 
     async def replace_tip(self, branch: str, tip: Tip, snapshot_id: ObjectId) -> None:
         def plan(state: State) -> State | None:
-            standing = _find_ref(state, branch, "branch")
-            if standing == snapshot_id:
+            current = _find_ref(state, branch, "branch")
+            if current == snapshot_id:
                 return None
-            if standing != tip.snapshot_id:
-                raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=standing)
+            if current != tip.snapshot_id:
+                raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current)
             parent_id = _require_entry(state, snapshot_id).parent_id
             is_cut_off = parent_id is not None and state.find_snapshot(parent_id) is None
             # The file of the snapshot may have been collected since, because nothing referred to it.
             if is_cut_off or state.extra.get(COLLECTION_KEY) != tip.collection:
-                raise StaleTipError(Tip(standing, None, state.extra.get(COLLECTION_KEY)))
+                raise StaleTipError(Tip(current, None, state.extra.get(COLLECTION_KEY)))
             return state.with_ref(branch, _moved(state, branch, snapshot_id))
 
         await self._update(plan)
@@ -309,9 +309,9 @@ class DatasetLedger(Ledger):
         """Expire snapshots in one atomic step. Snapshots that refs point to at that time are kept."""
 
         def plan(state: State) -> State | None:
-            for name, standing in change.branches.items():
+            for name, current in change.branches.items():
                 ref = state.refs.get(name)
-                if ref is not None and ref.snapshot_id == standing and ref.type == "branch" and name != MAIN:
+                if ref is not None and ref.snapshot_id == current and ref.type == "branch" and name != MAIN:
                     state = state.with_ref(name, None)
             pointed_at = {ref.snapshot_id for ref in state.refs.values()}
             return plan_expiry(state, change.expired - pointed_at)
@@ -451,12 +451,12 @@ def _missing(snapshot_id: ObjectId) -> SnapshotNotFoundError:
     return SnapshotNotFoundError(f"no snapshot {snapshot_id} in {STATE_KEY}", snapshot_id=snapshot_id)
 
 
-def _was_committed(state: State, standing: ObjectId, snapshot_id: ObjectId) -> bool:
+def _was_committed(state: State, current: ObjectId, snapshot_id: ObjectId) -> bool:
     """Whether a snapshot is already in the history of a branch tip, after a write whose response was lost."""
     if state.find_snapshot(snapshot_id) is None:
         return False
     parents = {entry.snapshot_id: entry.parent_id for entry in state.snapshots}
-    wanted: ObjectId | None = standing
+    wanted: ObjectId | None = current
     while wanted is not None and wanted != snapshot_id:
         wanted = parents.pop(wanted, None)
     return wanted == snapshot_id

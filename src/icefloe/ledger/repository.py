@@ -394,8 +394,8 @@ class RepositoryLedger(QuotingLedger):
             return True
         if Tip(newest.content.snapshot_id, newest.sequence) != tip:
             return False
-        told = newest.content if collection is None else replace(newest.content, collection=collection)
-        return await self._take_next(branch, newest, told)
+        content = newest.content if collection is None else replace(newest.content, collection=collection)
+        return await self._take_next(branch, newest, content)
 
     async def _create_file(self, branch: str, style: RefStyle, sequence: int, content: RefContent) -> None:
         looked = monotonic_time()
@@ -427,10 +427,10 @@ class RepositoryLedger(QuotingLedger):
             newest = await self._fetch_newest(branch)
             if newest is None or newest.content.deleted:
                 raise _no_branch(branch)
-            standing = newest.content.snapshot_id
-            if expected is not None and standing != expected:
-                raise branch_moved(branch, expected, standing)
-            if standing == snapshot_id:
+            current = newest.content.snapshot_id
+            if expected is not None and current != expected:
+                raise branch_moved(branch, expected, current)
+            if current == snapshot_id:
                 return
             if await self._take_next(branch, newest, replace(newest.content, snapshot_id=snapshot_id)):
                 return

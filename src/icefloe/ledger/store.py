@@ -352,11 +352,11 @@ class StoreLedger(QuotingLedger):
             return True
         if newest.tip != tip:
             return False
-        told = collection or newest.tip.collection
-        if told != CONVERSION:
+        announced = collection or newest.tip.collection
+        if announced != CONVERSION:
             await check_not_converting(self.storage, newest.tip.collection)
         try:
-            await self._create_file(branch, newest.sequence + 1, newest.reference.snapshot_id, told)
+            await self._create_file(branch, newest.sequence + 1, newest.reference.snapshot_id, announced)
         except AlreadyExistsError:
             return False
         return True
@@ -397,10 +397,10 @@ class StoreLedger(QuotingLedger):
     async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> None:
         for pause in _CONTENTION.pauses():
             newest = await self._require_newest(branch)
-            standing = newest.reference.snapshot_id
-            if expected is not None and standing != expected:
-                raise branch_moved(branch, expected, standing)
-            if standing == snapshot_id:
+            current = newest.reference.snapshot_id
+            if expected is not None and current != expected:
+                raise branch_moved(branch, expected, current)
+            if current == snapshot_id:
                 return
             await check_not_converting(self.storage, newest.tip.collection)
             try:
@@ -418,9 +418,9 @@ class StoreLedger(QuotingLedger):
             newest = await self._require_newest(branch)
             await check_not_converting(self.storage, newest.tip.collection)
             try:
-                standing = newest.tip
+                current = newest.tip
                 return await self._create_file(
-                    branch, newest.sequence + 1, standing.snapshot_id, standing.collection, deleted=True
+                    branch, newest.sequence + 1, current.snapshot_id, current.collection, deleted=True
                 )
             except AlreadyExistsError:
                 await asyncio.sleep(pause)

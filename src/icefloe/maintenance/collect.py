@@ -148,8 +148,8 @@ class GCSummary(WithFields):
             (self.chunks_deleted, "chunk object"),
             (self.lists_deleted, "list of sources"),
         ]
-        told = ", ".join(format_count(count, name) for count, name in counts if count)
-        return f"{told}; {format_bytes(self.bytes_deleted)}" if told else "nothing"
+        counted = ", ".join(format_count(count, name) for count, name in counts if count)
+        return f"{counted}; {format_bytes(self.bytes_deleted)}" if counted else "nothing"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,9 @@ async def inspect_snapshot(context: RepositoryContext, snapshot_id: ObjectId) ->
 
 
 def _node(node: Node) -> dict[str, Any]:
-    told: dict[str, Any] = {"id": encode_base32(node.id), "path": node.path, "node_type": "group"}
+    document: dict[str, Any] = {"id": encode_base32(node.id), "path": node.path, "node_type": "group"}
     if isinstance(node, ArrayNode):
-        told |= {
+        document |= {
             "node_type": "array",
             "shape": [
                 {"array_length": length, "num_chunks": count}
@@ -49,7 +49,7 @@ def _node(node: Node) -> dict[str, Any]:
                 {"id": ref.manifest_id, "extents": [list(span) for span in ref.extents]} for ref in node.manifests
             ],
         }
-    return told
+    return document
 
 
 async def inspect_manifest(context: RepositoryContext, manifest_id: ObjectId) -> dict[str, Any]:

@@ -274,7 +274,7 @@ async def _mark_manifests(
     budget = _Budget(limits.manifest_bytes)
 
     async def fetch(manifest_id: ObjectId) -> ManifestFacts:
-        async with budget.hold(sizes.get(manifest_id, 1 << 20)):
+        async with budget.reserve(sizes.get(manifest_id, 1 << 20)):
             return await fetch_manifest_facts(uncached, manifest_id, may_be_gone=manifest_id in marked.unreferenced)
 
     found = {each: known.manifests[each] for each in marked.manifests if each in known.manifests}
@@ -339,25 +339,25 @@ class _Budget:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._held = 0
+        self._reserved = 0
         self._changed = asyncio.Condition()
 
-    def hold(self, size: int) -> _Held:
-        return _Held(self, size)
+    def reserve(self, size: int) -> _Reservation:
+        return _Reservation(self, size)
 
     async def take(self, size: int) -> None:
         async with self._changed:
-            await self._changed.wait_for(lambda: self._held == 0 or self._held + size <= self._limit)
-            self._held += size
+            await self._changed.wait_for(lambda: self._reserved == 0 or self._reserved + size <= self._limit)
+            self._reserved += size
 
     async def give(self, size: int) -> None:
         async with self._changed:
-            self._held -= size
+            self._reserved -= size
             self._changed.notify_all()
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _Reservation:
     budget: _Budget
     size: int
 

@@ -346,9 +346,9 @@ async def check_log(uncached: UncachedRepository, snapshot_id: ObjectId, parent_
     try:
         pruned = await uncached.ledger.fetch_pruned_logs(snapshot_id)
         logs = [await uncached.metadata_files.fetch_transaction_log(each) for each in (*pruned, snapshot_id)]
-        told = reduce(merge_logs, logs)
+        logged = reduce(merge_logs, logs)
         if len(logs) > 1:
-            told = await _join(uncached, logs, snapshot_id, parent_id) or told
+            logged = await _join(uncached, logs, snapshot_id, parent_id) or logged
     except ObjectNotFoundError as error:
         return _damage(DamageKind.MISSING, key, f"no log was written ({error})", snapshot_id)
     except FormatError as error:
@@ -357,14 +357,14 @@ async def check_log(uncached: UncachedRepository, snapshot_id: ObjectId, parent_
         true = await true_log(uncached, snapshot_id, parent_id)
         snapshot = await uncached.metadata_files.fetch_snapshot(snapshot_id)
         parent = await uncached.metadata_files.fetch_snapshot(parent_id)
-        if uncached.ledger.parents_change_unseen and is_cut_off(told, parent, snapshot):
+        if uncached.ledger.parents_change_unseen and is_cut_off(logged, parent, snapshot):
             return None  # expired by the official package; readers compare the snapshots
         if REWRITTEN in snapshot.metadata:
             true = replace(true, updated_chunks={})
     except (NotFoundError, FormatError):
         return None
-    true = await _without_moved(uncached, told, true, parent_id, snapshot)
-    missing = find_unlogged(told, true, frozenset(node.id for node in snapshot.nodes.values()))
+    true = await _without_moved(uncached, logged, true, parent_id, snapshot)
+    missing = find_unlogged(logged, true, frozenset(node.id for node in snapshot.nodes.values()))
     return None if missing is None else _damage(DamageKind.LOG_DIFFERS, key, missing, snapshot_id)
 
 
@@ -389,17 +389,17 @@ async def true_log(uncached: UncachedRepository, snapshot_id: ObjectId, parent_i
 
 
 async def _without_moved(
-    uncached: UncachedRepository, told: TransactionLog, true: TransactionLog, parent_id: ObjectId, snapshot: Snapshot
+    uncached: UncachedRepository, logged: TransactionLog, true: TransactionLog, parent_id: ObjectId, snapshot: Snapshot
 ) -> TransactionLog:
     """The changes without chunks that were only moved. The commit of a compaction in between may have expired."""
-    untold = {key: _unlogged_chunks(told, key, coords) for key, coords in true.updated_chunks.items()}
-    untold = {key: coords for key, coords in untold.items() if len(coords)}
-    if not untold:
+    unlogged = {key: _unlogged_chunks(logged, key, coords) for key, coords in true.updated_chunks.items()}
+    unlogged = {key: coords for key, coords in unlogged.items() if len(coords)}
+    if not unlogged:
         return true
     before = {node.id: node for node in (await uncached.metadata_files.fetch_snapshot(parent_id)).nodes.values()}
     after = {node.id: node for node in snapshot.nodes.values()}
     chunks = dict(true.updated_chunks)
-    for node_id, coords in untold.items():
+    for node_id, coords in unlogged.items():
         old, new = before.get(node_id), after.get(node_id)
         if (
             isinstance(old, ArrayNode)
@@ -410,8 +410,8 @@ async def _without_moved(
     return replace(true, updated_chunks=chunks)
 
 
-def _unlogged_chunks(told: TransactionLog, node_id: NodeId, coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    covered = TouchedChunks(coords.shape[1], told.updated_chunks.get(node_id), told.updated_boxes.get(node_id, ()))
+def _unlogged_chunks(logged: TransactionLog, node_id: NodeId, coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    covered = TouchedChunks(coords.shape[1], logged.updated_chunks.get(node_id), logged.updated_boxes.get(node_id, ()))
     both = TouchedChunks(coords.shape[1], coords).common(covered)
     return coords[~np.isin(_rows(coords), _rows(both))]
 
@@ -463,30 +463,30 @@ def _in_grid(
     return {node_id: coords for node_id, coords in inside.items() if len(coords)}
 
 
-def find_unlogged(told: TransactionLog, true: TransactionLog, present: frozenset[NodeId]) -> str | None:
+def find_unlogged(logged: TransactionLog, true: TransactionLog, present: frozenset[NodeId]) -> str | None:
     """A change that is missing in the log, or a change in the log that cannot have happened.
 
     A log may contain more: rewritten chunks, or changes of ancestors that an interrupted expiry was removing.
     """
     for name in ("new_groups", "new_arrays", "deleted_groups", "deleted_arrays"):
-        expected, found = getattr(true, name), getattr(told, name)
+        expected, found = getattr(true, name), getattr(logged, name)
         if expected - found:
             return f"{len(expected - found)} {name.replace('_', ' ')} are not in the log"
-        gone = present | told.deleted_arrays | told.deleted_groups
+        gone = present | logged.deleted_arrays | logged.deleted_groups
         wrong = found - expected - gone if name.startswith("new") else found & present
         if wrong:
             return f"the log contains {len(wrong)} {name.replace('_', ' ')} that did not happen"
-    updated = told.updated_arrays | told.updated_groups
+    updated = logged.updated_arrays | logged.updated_groups
     changed = (true.updated_arrays | true.updated_groups) - updated
     if changed:
         return f"{len(changed)} changed documents are not in the log"
     for node_id, coords in true.updated_chunks.items():
-        known = told.updated_chunks.get(node_id)
-        covered = TouchedChunks(coords.shape[1], known, told.updated_boxes.get(node_id, ()))
+        known = logged.updated_chunks.get(node_id)
+        covered = TouchedChunks(coords.shape[1], known, logged.updated_boxes.get(node_id, ()))
         both = TouchedChunks(coords.shape[1], coords).common(covered)
         if len(np.unique(both, axis=0)) < len(coords):
             return f"{len(coords) - len(both)} changed chunks are not in the log"
-    if {move.node_id for move in true.moves} - {move.node_id for move in told.moves}:
+    if {move.node_id for move in true.moves} - {move.node_id for move in logged.moves}:
         return "moved nodes are not in the log"
     return None
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from icefloe.blocking import current_time
 from icefloe.display.card import (
     Card,
-    Described,
+    CardMixin,
     Fact,
     Listing,
     ShownField,
@@ -289,7 +289,7 @@ class ManifestFileInfo(WithFields):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class SnapshotInfo(Described, WithFields):
+class SnapshotInfo(CardMixin, WithFields):
     """A commit in the history of a repository.
 
     Parameters
@@ -332,8 +332,10 @@ class SnapshotInfo(Described, WithFields):
         size = sum(manifest.size_bytes for manifest in self.manifests)
         refs = sum(manifest.num_chunk_refs for manifest in self.manifests)
         metadata: list[Fact] = [(key, str(value)) for key, value in sorted(self.metadata.items())]
-        told = f"{format_count(len(self.manifests), 'manifest')}, {format_bytes(size)}, {format_count(refs, 'chunk')}"
-        manifests: list[Fact] = [("holds", told)] if self.manifests else []
+        content = (
+            f"{format_count(len(self.manifests), 'manifest')}, {format_bytes(size)}, {format_count(refs, 'chunk')}"
+        )
+        manifests: list[Fact] = [("holds", content)] if self.manifests else []
         return Card(
             "Snapshot",
             Styled(self.id, "code"),
@@ -483,7 +485,7 @@ class TransactionLog:
 
 
 @dataclass(frozen=True)
-class Diff(Described):
+class Diff(CardMixin):
     """The differences between two snapshots.
 
     Parameters

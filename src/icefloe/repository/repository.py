@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from icefloe.blocking import blocking, blocking_classmethod, blocking_staticmethod
-from icefloe.display.card import Card, Described, Fact, Styled
+from icefloe.display.card import Card, CardMixin, Fact, Styled
 from icefloe.errors import InvalidInputError, RepositoryNotFoundError
 from icefloe.formats.config_document import encode_config
 from icefloe.ids import ObjectId
@@ -42,7 +42,7 @@ class Repository(
     InspectionMixin,
     ObservationMixin,
     AdministrationMixin,
-    Described,
+    CardMixin,
 ):
     """A versioned store of Zarr hierarchies.
 

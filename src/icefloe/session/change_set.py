@@ -40,7 +40,7 @@ DELETED = ChunkRef(ChunkKind.DELETED, 0, 0)
 _REF_BYTES = 400
 
 
-class _Held(NamedTuple):
+class _Edits(NamedTuple):
     """The edits of a buffer, oldest last: single ones, sorted runs (the newest is the last), or rows among others."""
 
     recent: dict[Coords, ChunkRef]
@@ -60,17 +60,17 @@ class EditBuffer:
     visible: everything (None) until the array is made smaller or its chunks are moved.
     """
 
-    __slots__ = ("_held", "_recent_bytes", "base_box", "ndim")
+    __slots__ = ("_edits", "_recent_bytes", "base_box", "ndim")
 
     def __init__(self, ndim: int) -> None:
         self.ndim = ndim
         self.base_box: Extents | None = None
         self._recent_bytes = 0
-        self._held = _Held({}, (), None)
+        self._edits = _Edits({}, (), None)
 
     def set(self, coords: Coords, ref: ChunkRef) -> None:
         """Set one chunk."""
-        recent = self._held.recent
+        recent = self._edits.recent
         recent[coords] = ref
         self._recent_bytes += _REF_BYTES + (len(ref.data) if ref.data is not None else 0)
         if len(recent) >= FOLD_AT:
@@ -78,7 +78,7 @@ class EditBuffer:
 
     def set_many(self, refs: Sequence[tuple[Coords, ChunkRef]]) -> None:
         """Set chunks one after the other."""
-        recent = self._held.recent
+        recent = self._edits.recent
         recent.update(refs)
         self._recent_bytes += _REF_BYTES * len(refs) + sum([len(ref.data) for _, ref in refs if ref.data is not None])
         if len(recent) >= FOLD_AT:
@@ -94,36 +94,36 @@ class EditBuffer:
 
     def add_shared(self, tables: ChunkTables, index: int) -> None:
         """Set the chunks of one array among many. They are extracted from the columns on first use."""
-        if not any(self._held):
-            self._held = _Held({}, (), (tables, index))
+        if not any(self._edits):
+            self._edits = _Edits({}, (), (tables, index))
         else:
             self.add_table(tables.at(index))
 
     @property
     def loose(self) -> Mapping[Coords, ChunkRef]:
         """Single edits, if there is nothing else and none of them is a deletion."""
-        held = self._held
-        if held.runs or held.shared is not None:
+        edits = self._edits
+        if edits.runs or edits.shared is not None:
             return {}
-        return {} if any(ref.kind is ChunkKind.DELETED for ref in held.recent.values()) else held.recent
+        return {} if any(ref.kind is ChunkKind.DELETED for ref in edits.recent.values()) else edits.recent
 
     def take_shared(self, tables: ChunkTables, index: int) -> None:
         """Hold the same edits in columns that many arrays share."""
-        self._held, self._recent_bytes = _Held({}, (), (tables, index)), 0
+        self._edits, self._recent_bytes = _Edits({}, (), (tables, index)), 0
 
     @property
     def shared(self) -> Shared | None:
         """Where the edits lie, if all of them are those of one array among many and the base is visible."""
-        held = self._held
-        return None if held.recent or held.runs or self.base_box is not None else held.shared
+        edits = self._edits
+        return None if edits.recent or edits.runs or self.base_box is not None else edits.shared
 
     def find(self, coords: Coords) -> ChunkRef | None:
         """The newest edit of a chunk, also a DELETED one. None if this change set has no edit of it."""
-        held = self._held
-        recent = held.recent.get(coords)
+        edits = self._edits
+        recent = edits.recent.get(coords)
         if recent is not None:
             return recent
-        for run in reversed(_runs_of(held)):
+        for run in reversed(_runs_of(edits)):
             row = find_row(run, coords)
             if row is not None:
                 return run.row(row)
@@ -190,35 +190,35 @@ class EditBuffer:
     def copy(self) -> EditBuffer:
         """An independent buffer with the same edits; runs are shared, they never change."""
         twin = EditBuffer(self.ndim)
-        held = self._held
-        twin._held = held._replace(recent=dict(held.recent))
+        edits = self._edits
+        twin._edits = edits._replace(recent=dict(edits.recent))
         twin._recent_bytes = self._recent_bytes
         twin.base_box = self.base_box
         return twin
 
     def __len__(self) -> int:
         """The number of edited chunks."""
-        held = self._held
-        return len(self.to_table()) if held.runs or held.shared else len(held.recent)
+        edits = self._edits
+        return len(self.to_table()) if edits.runs or edits.shared else len(edits.recent)
 
     def __bool__(self) -> bool:
-        return any(self._held) or self.base_box is not None
+        return any(self._edits) or self.base_box is not None
 
     @property
     def nbytes(self) -> int:
         """Memory held, estimated for the edits that are not columns yet."""
-        return self._recent_bytes + sum(run.nbytes for run in _runs_of(self._held))
+        return self._recent_bytes + sum(run.nbytes for run in _runs_of(self._edits))
 
     def _hold(self, runs: tuple[ChunkTable, ...]) -> None:
-        self._held, self._recent_bytes = _Held({}, runs, None), 0
+        self._edits, self._recent_bytes = _Edits({}, runs, None), 0
 
     def _fold(self) -> tuple[ChunkTable, ...]:
         """All edits as runs."""
-        held = self._held
-        runs = _runs_of(held)
-        if held.recent:
-            runs = _pushed(runs, table_from_rows(list(held.recent.items()), self.ndim))
-        if held.recent or held.shared is not None:
+        edits = self._edits
+        runs = _runs_of(edits)
+        if edits.recent:
+            runs = _pushed(runs, table_from_rows(list(edits.recent.items()), self.ndim))
+        if edits.recent or edits.shared is not None:
             self._hold(runs)
         return runs
 
@@ -226,11 +226,11 @@ class EditBuffer:
         self._hold(tuple(run for run in map(change, self._fold()) if len(run)))
 
 
-def _runs_of(held: _Held) -> tuple[ChunkTable, ...]:
+def _runs_of(edits: _Edits) -> tuple[ChunkTable, ...]:
     """The runs, and rows that are shared with other arrays cut out of them: nothing is shared once there is a run."""
-    if held.shared is None:
-        return held.runs
-    tables, index = held.shared
+    if edits.shared is None:
+        return edits.runs
+    tables, index = edits.shared
     return (tables.at(index),)
 
 

@@ -186,8 +186,8 @@ async def check_references(state: SessionState, tip: Tip) -> None:
     ledger, first = state.context.ledger, state.first_tip
     if first is None or not _must_look(state, first, tip):
         return
-    told = ledger.announces_collections or state.is_long_open(_LONG_SESSION_SECONDS)
-    if not told and not await list_collections(state.context.storage):
+    is_told = ledger.announces_collections or state.is_long_open(_LONG_SESSION_SECONDS)
+    if not is_told and not await list_collections(state.context.storage):
         return  # refs do not show it, but records do: garbage was never collected
     await check_objects(state.context, await referenced_objects(state))
 

@@ -122,23 +122,23 @@ async def _drop_beside_parts(
     A part is known by its box. Which chunks of it were written is read from its manifest, if the log names some in it.
     """
     met = {
-        node_id: (told, near)
+        node_id: (logged, near)
         for node_id, parts in changes.parts.items()
-        if (told := log.updated_chunks.get(node_id)) is not None and told.shape[1] == len(parts[0].extents)
-        if (near := [part for part in parts if _inside(told, (part.box,)).any()])
+        if (logged := log.updated_chunks.get(node_id)) is not None and logged.shape[1] == len(parts[0].extents)
+        if (near := [part for part in parts if _inside(logged, (part.box,)).any()])
     }
     if not met:
         return log
     ours, chunks = summarise(base, changes).chunks, dict(log.updated_chunks)
-    for node_id, (told, near) in met.items():
+    for node_id, (logged, near) in met.items():
         written = [ours[node_id]] if node_id in ours else []
         written += [each.coords() for each in changes.cleared.get(node_id, ())]
         for part in near:
             manifest = await metadata_files.fetch_manifest(part.manifest_id)
             written.append(manifest.tables[node_id].coords)
-        inside = _inside(told, tuple(part.box for part in near))
-        kept = ~inside | np.isin(_rows(told), np.concatenate([_rows(each.astype(np.uint32)) for each in written]))
-        chunks[node_id] = told[kept]
+        inside = _inside(logged, tuple(part.box for part in near))
+        kept = ~inside | np.isin(_rows(logged), np.concatenate([_rows(each.astype(np.uint32)) for each in written]))
+        chunks[node_id] = logged[kept]
     return replace(log, updated_chunks=chunks)
 
 
@@ -156,11 +156,11 @@ def _list_ours(log: TransactionLog, base: Snapshot, changes: ChangeSet) -> Trans
         return log
     ours, chunks, boxes = summarise(base, changes).chunks, dict(log.updated_chunks), dict(log.updated_boxes)
     for node_id in known & ours.keys():
-        written, told = ours[node_id], boxes.pop(node_id)
-        if any(len(box) != written.shape[1] for box in told):
-            boxes[node_id] = told
+        written, logged = ours[node_id], boxes.pop(node_id)
+        if any(len(box) != written.shape[1] for box in logged):
+            boxes[node_id] = logged
             continue
-        inside = written[_inside(written, told)]
+        inside = written[_inside(written, logged)]
         listed = chunks.get(node_id)
         chunks[node_id] = inside if listed is None else np.unique(np.concatenate([listed, inside]), axis=0)
     return replace(log, updated_chunks=chunks, updated_boxes=boxes)
@@ -173,15 +173,15 @@ def _find_common(log: TransactionLog, base: Snapshot, changes: ChangeSet) -> dic
     ours = summarise(base, changes).chunks
     found = {}
     for node_id, edits in changes.edits.items():
-        told = log.updated_chunks.get(node_id)
-        if told is None or not len(told):
+        logged = log.updated_chunks.get(node_id)
+        if logged is None or not len(logged):
             continue
-        theirs = TouchedChunks(told.shape[1], told)
+        theirs = TouchedChunks(logged.shape[1], logged)
         written = ours.get(node_id)
         both = [] if edits.base_box is None else [theirs.outside(edits.base_box)]
-        if written is not None and written.shape[1] == told.shape[1]:
-            both.append(TouchedChunks(told.shape[1], written).common(theirs))
-        coords = np.unique(np.concatenate(both), axis=0).astype(np.uint32, copy=False) if both else told[:0]
+        if written is not None and written.shape[1] == logged.shape[1]:
+            both.append(TouchedChunks(logged.shape[1], written).common(theirs))
+        coords = np.unique(np.concatenate(both), axis=0).astype(np.uint32, copy=False) if both else logged[:0]
         if len(coords):
             found[node_id] = coords
     return found

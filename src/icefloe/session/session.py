@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from icefloe.blocking import awaitable, blocking, run_blocking
-from icefloe.display.card import Card, Described, Fact, Styled, first_line, format_count, format_time
+from icefloe.display.card import Card, CardMixin, Fact, Styled, first_line, format_count, format_time
 from icefloe.errors import FinishedSessionError, InvalidInputError, ReadOnlyError, SessionStateError
 from icefloe.ids import ObjectId
 from icefloe.ledger.contract import Tip
@@ -38,7 +38,7 @@ class SessionMode(enum.Enum):
     rearrange = REARRANGE
 
 
-class Session(ChunkMethods, Described):
+class Session(ChunkMethods, CardMixin):
     """A view of one snapshot. A writable session also holds changes until they are committed.
 
     Sessions are created with `Repository.readonly_session`, `Repository.writable_session` and

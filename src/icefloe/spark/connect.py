@@ -70,8 +70,8 @@ def _installed() -> str | None:
 
 def java_version(java: str) -> int:
     """Return the major version of a `java`, or 0 if it is unknown."""
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    found = re.search(r'version "(\d+)', told)
+    output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(\d+)', output)
     return int(found[1]) if found else 0
 
 
@@ -195,8 +195,8 @@ def merge_settings(given: Mapping[str, Any], *, quick_start: bool) -> dict[str, 
     if "log4j2.configurationFile" not in options and _LOGGING.exists():
         # Set it at the start, because setting the level of a running context is too late.
         log = Path(tempfile.gettempdir(), _LOG_NAME.format(os.getpid()))
-        told = f"-Dlog4j2.configurationFile={_LOGGING.resolve().as_uri()} -Dicefloe.log={log}"
-        merged["spark.driver.extraJavaOptions"] = f"{told} {options}"
+        java_options = f"-Dlog4j2.configurationFile={_LOGGING.resolve().as_uri()} -Dicefloe.log={log}"
+        merged["spark.driver.extraJavaOptions"] = f"{java_options} {options}"
     return merged
 
 

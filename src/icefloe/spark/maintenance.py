@@ -66,7 +66,7 @@ from icefloe.spark.arguments import Target, existing_repository
 from icefloe.spark.progress import JobMeter
 from icefloe.spark.tasks import TASKS_PER_CORE, SparkJob, collect, parallelism, run_tasks, watched
 from icefloe.tables.grids import Grid, find_grid, list_grids
-from icefloe.tables.options import Point, address_of, open_address
+from icefloe.tables.options import Revision, address_of, open_address
 from icefloe.tables.reading import read_blocks
 from icefloe.tables.scans import Scan, share_out
 from icefloe.tables.selection import BlockList, BlockPart, Selection
@@ -479,7 +479,7 @@ def analyze(
     """
     started = time.monotonic()
     address = address_of(repo)
-    session = Point(branch, tag, snapshot_id).session(open_address(address))
+    session = Revision(branch, tag, snapshot_id).session(open_address(address))
     path = "/" + group.strip("/")
     names = (
         list(variables) if variables is not None else [name for names in list_grids(session, path) for name in names]

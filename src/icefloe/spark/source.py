@@ -22,7 +22,7 @@ from icefloe.tables.metadata_tables import SCHEMAS, MetadataPart, metadata_batch
 from icefloe.tables.options import (
     READ_OPTIONS,
     STREAM_OPTIONS,
-    Point,
+    Revision,
     TableOptions,
     is_from_catalog,
     normalise_options,
@@ -66,7 +66,7 @@ class IcefloeDataSource(DataSource):
         options = kept_options(schema) or normalise_options(self.options)
         pinned = options.pop(PINNED, None)
         parsed = parse_options(options, STREAM_OPTIONS)
-        return TableReader(parsed if pinned is None else replace(parsed, point=Point(snapshot_id=pinned)))
+        return TableReader(parsed if pinned is None else replace(parsed, revision=Revision(snapshot_id=pinned)))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         options = kept_options(schema) or normalise_options(self.options)

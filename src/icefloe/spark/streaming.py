@@ -17,7 +17,7 @@ from icefloe.repository import Repository
 from icefloe.spark.arguments import writing_repository
 from icefloe.spark.write import CommitText, write_and_commit, write_options
 from icefloe.tables.metadata_tables import changed_blocks, commits_since, find_batch, stream_metadata
-from icefloe.tables.options import Point, TableOptions, choose, open_address, parse_number
+from icefloe.tables.options import Revision, TableOptions, choose, open_address, parse_number
 from icefloe.tables.reading import scan_batches
 from icefloe.tables.scans import Scan, plan_scan, share_out
 from icefloe.tables.selection import BlockPart
@@ -105,7 +105,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: TableOptions, given: Mapping[str, str]) -> None:
         if options.table is not None:
             raise InvalidInputError("metadata tables cannot be streamed. Read them with spark.read")
-        if options.point.tag or options.point.snapshot_id or options.point.as_of:
+        if options.revision.tag or options.revision.snapshot_id or options.revision.as_of:
             raise InvalidInputError(
                 "a stream follows a branch. To start at another snapshot, use the option starting_snapshot"
             )
@@ -119,7 +119,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _branch(self) -> str:
-        return self._options.point.branch or "main"
+        return self._options.revision.branch or "main"
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802 - Spark's name
         if self._start == "earliest":
@@ -171,7 +171,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> list[InputPartition]:
         if start[_SNAPSHOT] == end[_SNAPSHOT]:
             return []
-        options = replace(self._options, point=Point(snapshot_id=end[_SNAPSHOT]))
+        options = replace(self._options, revision=Revision(snapshot_id=end[_SNAPSHOT]))
         scan = plan_scan(options).scan
         before = start[_SNAPSHOT] or None
         change = changed_blocks(open_address(options.address), scan.grid, before, options.pin())

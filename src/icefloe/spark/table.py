@@ -28,13 +28,13 @@ from icefloe.tables.grids import Variable, list_grids, session_zone
 from icefloe.tables.metadata_tables import SCHEMAS, MetadataPart, metadata_batches, plan_parts
 from icefloe.tables.options import (
     METADATA_TABLES,
-    Point,
     RepositoryAddress,
+    Revision,
     TableOptions,
     address_of,
     choose,
     open_address,
-    parse_point,
+    parse_revision,
     session_at,
 )
 from icefloe.tables.predicates import parse_predicate, sql_lookup, sql_name
@@ -123,10 +123,10 @@ def table(
     """
     address = address_of(repo)
     names = variables.split(",") if isinstance(variables, str) else variables
-    point = {"branch": branch, "tag": tag, "snapshot_id": snapshot_id, "as_of": as_of}
+    given = {"branch": branch, "tag": tag, "snapshot_id": snapshot_id, "as_of": as_of}
     options = TableOptions(
         address,
-        parse_point({key: value for key, value in point.items() if value is not None}),
+        parse_revision({key: value for key, value in given.items() if value is not None}),
         "/" + group.strip("/"),
         None if names is None else tuple(name.strip() for name in names),
         region,
@@ -327,7 +327,7 @@ def view_name(path: str) -> str:
 
 
 def register_views(
-    spark: SparkSession, repo: Target, point: Point | None = None, query: str | None = None
+    spark: SparkSession, repo: Target, revision: Revision | None = None, query: str | None = None
 ) -> Mapping[str, View]:
     """Create temporary views of the arrays that a query mentions, or of all arrays.
 
@@ -340,7 +340,7 @@ def register_views(
         The Spark session.
     repo
         A repository, or its path or URL.
-    point
+    revision
         The branch, tag or snapshot. The default is the tip of `main`.
     query
         A SQL query. Only views that it mentions are created. None creates all.
@@ -362,7 +362,7 @@ def register_views(
     """
     register(spark)
     repository = existing_repository(repo)
-    session = (point or Point()).session(repository)
+    session = (revision or Revision()).session(repository)
     wanted = None if query is None else {word.lower() for word in re.findall(r"\w+", query)}
     read = {word.lower() for word in _READ_FROM.findall(query or "")}
     address = address_of(repository)
@@ -387,12 +387,12 @@ def _refuse_shared(views: Sequence[View], read: Set[str]) -> None:
     for name in sorted(read):
         alike = [view for view in views if view.shares is not None and view.shares.lower() == name]
         if alike:
-            told = ", ".join(f"{view.name} for {view.holds}" for view in alike)
-            raise InvalidInputError(f"the name {name} is ambiguous: {len(alike)} arrays have it. Use {told}")
+            names = ", ".join(f"{view.name} for {view.holds}" for view in alike)
+            raise InvalidInputError(f"the name {name} is ambiguous: {len(alike)} arrays have it. Use {names}")
 
 
 def _frame(spark: SparkSession, address: RepositoryAddress, snapshot_id: str, view: View) -> DataFrame:
-    options = TableOptions(address, Point(snapshot_id=snapshot_id), view.group, view.variables or None)
+    options = TableOptions(address, Revision(snapshot_id=snapshot_id), view.group, view.variables or None)
     if view.table is not None:
         return metadata_frame(spark, replace(options, table=view.table))
     return scan_frame(spark, plan_table(spark, options, None))
@@ -406,5 +406,5 @@ def run_query(spark: SparkSession, query: str, limit: int | None = None) -> tupl
         return frame.columns, (frame.limit(limit) if limit else frame).toArrow().to_pylist()
     except PySparkException as error:
         # Drop the query plan and the Java traceback. They are in the cause of the error.
-        told = str(error)
-        raise InvalidInputError(reason_of(error) if "Traceback" in told else told.partition("\n")[0]) from error
+        text = str(error)
+        raise InvalidInputError(reason_of(error) if "Traceback" in text else text.partition("\n")[0]) from error

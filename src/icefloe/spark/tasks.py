@@ -195,8 +195,8 @@ def parallelism(spark: SparkSession) -> int:
     """Return the number of tasks that run at the same time, as reported by Spark."""
     if is_classic(spark):
         return max(1, spark.sparkContext.defaultParallelism)
-    told = spark.conf.get("spark.default.parallelism", None)
-    return int(told) if told and told.isdigit() else 8
+    configured = spark.conf.get("spark.default.parallelism", None)
+    return int(configured) if configured and configured.isdigit() else 8
 
 
 class _JobGroup:
@@ -234,8 +234,8 @@ def _is_interrupt(error: BaseException) -> bool:
 def reason_of(error: Exception) -> str:
     """The last meaningful line of a Python traceback inside of a Spark error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if "Error" in line and not line.startswith(("at ", "File"))]
-    return (told or lines or ["unknown"])[-1]
+    errors = [line for line in lines if "Error" in line and not line.startswith(("at ", "File"))]
+    return (errors or lines or ["unknown"])[-1]
 
 
 OpenFork = Callable[[], ForkSession]

@@ -29,7 +29,7 @@ _PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _StoredObject:
     data: bytes
     version: Version
     last_modified: dt.datetime
@@ -42,7 +42,7 @@ class _Objects:
 
     name: str
     pid: int
-    by_key: dict[str, _Held] = field(default_factory=dict)
+    by_key: dict[str, _StoredObject] = field(default_factory=dict)
     keys: list[str] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=fork_safe_lock)
     counter: itertools.count[int] = field(default_factory=itertools.count)
@@ -52,7 +52,7 @@ class _Objects:
         if key not in self.by_key:
             bisect.insort(self.keys, key)
         version = Version(etag=str(next(self.counter)))
-        self.by_key[key] = _Held(bytes(data), version, dt.datetime.now(dt.UTC), dict(metadata or {}))
+        self.by_key[key] = _StoredObject(bytes(data), version, dt.datetime.now(dt.UTC), dict(metadata or {}))
         return version
 
     def remove(self, keys: Iterable[str]) -> None:
@@ -122,22 +122,22 @@ class MemoryStorage(SourceStorage):
     def url(self) -> str:
         return f"memory://{self._objects.name}/{self._prefix}"
 
-    def _held(self, key: str) -> _Held:
-        held = self._objects.by_key.get(self._prefix + check_key(key))
-        if held is None:
+    def _find(self, key: str) -> _StoredObject:
+        stored = self._objects.by_key.get(self._prefix + check_key(key))
+        if stored is None:
             raise ObjectNotFoundError(f"cannot read {key!r} in {self.url}: no such object")
-        return held
+        return stored
 
     async def get(self, key: str) -> bytes:
-        return self._held(key).data
+        return self._find(key).data
 
     async def get_versioned(self, key: str) -> Versioned:
-        held = self._held(key)
-        return Versioned(held.data, held.version, held.last_modified)
+        stored = self._find(key)
+        return Versioned(stored.data, stored.version, stored.last_modified)
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
         check_range(start, end)
-        data = self._held(key).data
+        data = self._find(key).data
         if start >= len(data) and end > start:
             raise StorageError(f"cannot read {key!r} in {self.url} from byte {start}: it has {len(data)} bytes")
         return data[start:end]
@@ -149,23 +149,23 @@ class MemoryStorage(SourceStorage):
     async def get_range_if(
         self, key: str, start: int, end: int, *, etag: str | None = None, not_modified_after: dt.datetime | None = None
     ) -> bytes:
-        held = self._held(key)
+        stored = self._find(key)
         check_unchanged(
             f"{self.url}{key}",
             etag=etag,
-            found_etag=held.version.etag,
+            found_etag=stored.version.etag,
             not_modified_after=not_modified_after,
-            found_modified=held.last_modified,
+            found_modified=stored.last_modified,
         )
         return await self.get_range(key, start, end)
 
     async def head(self, key: str) -> ObjectInfo:
-        held = self._held(key)
-        return ObjectInfo(key, len(held.data), held.last_modified, held.version)
+        stored = self._find(key)
+        return ObjectInfo(key, len(stored.data), stored.last_modified, stored.version)
 
     async def metadata(self, key: str) -> Mapping[str, str]:
         """The user metadata an object was written with."""
-        return self._held(key).metadata
+        return self._find(key).metadata
 
     async def put(self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None) -> None:
         with self._objects.lock:
@@ -182,10 +182,10 @@ class MemoryStorage(SourceStorage):
     ) -> Version:
         path = self._prefix + check_key(key)
         with self._objects.lock:
-            held = self._objects.by_key.get(path)
-            if before is None and held is not None:
+            stored = self._objects.by_key.get(path)
+            if before is None and stored is not None:
                 raise AlreadyExistsError(f"cannot create {key!r} in {self.url}: it already exists")
-            if before is not None and (held is None or held.version != before):
+            if before is not None and (stored is None or stored.version != before):
                 raise VersionMismatchError(f"cannot replace {key!r} in {self.url}: it has changed since it was read")
             return self._objects.write(path, data, metadata)
 
@@ -202,9 +202,9 @@ class MemoryStorage(SourceStorage):
         while True:
             with self._objects.lock:
                 found = [
-                    ObjectInfo(key[len(self._prefix) :], len(held.data), held.last_modified, held.version)
+                    ObjectInfo(key[len(self._prefix) :], len(stored.data), stored.last_modified, stored.version)
                     for key in self._objects.below(folder, last)[:_PAGE]
-                    for held in (self._objects.by_key[key],)
+                    for stored in (self._objects.by_key[key],)
                 ]
             if not found:
                 return
@@ -217,10 +217,10 @@ class MemoryStorage(SourceStorage):
             self._objects.remove(paths)
 
     async def copy(self, source: str, target: str, *, version: Version | None = None) -> None:
-        held = self._held(source)
-        if version is not None and version != held.version:
+        stored = self._find(source)
+        if version is not None and version != stored.version:
             raise VersionMismatchError(f"cannot copy {source!r} in {self.url}: it has changed since it was read")
-        await self.put(target, held.data, metadata=held.metadata)
+        await self.put(target, stored.data, metadata=stored.metadata)
 
     def child(self, prefix: str) -> Storage:
         return MemoryStorage(self._objects, join_prefix(self._prefix, prefix))

@@ -184,8 +184,8 @@ def _node_row(node: Node, document: Mapping[str, Any]) -> list[Any]:
     attributes = json.dumps(document.get("attributes") or {})
     if not isinstance(node, ArrayNode):
         return [node.path, "group", encode_base32(node.id), None, None, None, None, attributes, 0]
-    told = document.get("data_type")
-    data_type = told if isinstance(told, str) else json.dumps(told)
+    declared = document.get("data_type")
+    data_type = declared if isinstance(declared, str) else json.dumps(declared)
     names = None if node.dimension_names is None else list(node.dimension_names)
     return [
         node.path,

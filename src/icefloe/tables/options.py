@@ -172,7 +172,7 @@ _YES_NO = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class Revision:
     """The branch, tag, snapshot or time of the options."""
 
     branch: str | None = None
@@ -198,7 +198,7 @@ class TableOptions:
     """All options of a read."""
 
     address: RepositoryAddress
-    point: Point
+    revision: Revision
     group: str = "/"
     variables: tuple[str, ...] | None = None
     region: str = ""
@@ -214,9 +214,9 @@ class TableOptions:
 
     def pin(self) -> Session:
         """Return a session at the snapshot of the options."""
-        if self.point.snapshot_id is not None:
-            return session_at(self.address, self.point.snapshot_id)
-        return self.point.session(open_address(self.address))
+        if self.revision.snapshot_id is not None:
+            return session_at(self.address, self.revision.snapshot_id)
+        return self.revision.session(open_address(self.address))
 
 
 def normalise_options(options: Mapping[str, str]) -> dict[str, str]:
@@ -250,7 +250,7 @@ def parse_options(options: Mapping[str, str], further: Mapping[str, str] | None 
     check_names(options, {**READ_OPTIONS, **(further or {})})
     return TableOptions(
         address=parse_address(options),
-        point=parse_point(options),
+        revision=parse_revision(options),
         group="/" + options.get("group", "/").strip("/"),
         variables=split_names(options["variables"]) if "variables" in options else None,
         region=options.get("region", ""),
@@ -266,7 +266,7 @@ def parse_options(options: Mapping[str, str], further: Mapping[str, str] | None 
     )
 
 
-def parse_point(options: Mapping[str, str]) -> Point:
+def parse_revision(options: Mapping[str, str]) -> Revision:
     """Return the branch, tag, snapshot or time of normalised options."""
     as_of = None
     if "as_of" in options:
@@ -276,7 +276,7 @@ def parse_point(options: Mapping[str, str]) -> Point:
                 f"the option as_of is {options['as_of']!r}, expected an ISO time such as 2024-05-01T12:00:00Z"
             )
         as_of = moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)
-    return Point(options.get("branch"), options.get("tag"), options.get("snapshot_id"), as_of)
+    return Revision(options.get("branch"), options.get("tag"), options.get("snapshot_id"), as_of)
 
 
 def check_names(options: Mapping[str, str], allowed: Mapping[str, str]) -> None:

@@ -111,9 +111,9 @@ def write_dims(session: Session, options: WriteOptions, columns: Sequence[str]) 
         if node is not None and node.dimension_names is not None and node.dimension_names != (name,):
             found[node.dimension_names] = name
     if len(found) != 1:
-        told = "their arrays have several" if found else "none of them has an array yet"
+        reason = "their arrays have several" if found else "none of them has an array yet"
         raise InvalidInputError(
-            f"the dimensions of the columns {', '.join(columns)} are not known: {told}. Give the columns that are "
+            f"the dimensions of the columns {', '.join(columns)} are not known: {reason}. Give the columns that are "
             "dimensions, in order, with `dims`"
         )
     names = next(iter(found))
@@ -184,10 +184,10 @@ def _dimension(
     if not len(off) or (options.off_grid == "drop" and not extends):
         return TargetDimension(name, values, len(values), None, known.coding, known.path or "")
     if not extends:
-        told = "" if options.mode == "append" else f"; mode={options.mode!r} does not extend arrays"
+        note = "" if options.mode == "append" else f"; mode={options.mode!r} does not extend arrays"
         example = given.filter(pc.invert(pc.is_in(arriving, value_set=values)))[0]
         raise InvalidInputError(
-            f"{len(off)} value(s) of {name} are not on the grid{told}, for example {example}. Pass off_grid='drop' to "
+            f"{len(off)} value(s) of {name} are not on the grid{note}, for example {example}. Pass off_grid='drop' to "
             "leave such rows out, or extend one dimension with append_dim"
         )
     if off.null_count:

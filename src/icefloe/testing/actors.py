@@ -115,8 +115,8 @@ class Step:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        told = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
-        return f"{self.number:3}  {self.at:10.3f} s  {self.process}.{self.lane}  {self.verb}({told})"
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        return f"{self.number:3}  {self.at:10.3f} s  {self.process}.{self.lane}  {self.verb}({arguments})"
 
 
 @dataclass(slots=True)

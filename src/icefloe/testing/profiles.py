@@ -30,8 +30,8 @@ class Schedule:
     thorough_end: bool = False
 
 
-class _Drawing:
-    """Collects the steps of a schedule while it is being drawn."""
+class _ScheduleBuilder:
+    """Builds a random schedule step by step."""
 
     def __init__(self, rng: random.Random) -> None:
         self.random = rng
@@ -87,7 +87,7 @@ _GENERATIONS = tuple(version.value for version in SpecVersion)
 _BRANCHES: Mapping[str, float] = {"main": 5, "dev": 2}
 
 
-def _writers(draw: _Drawing) -> None:
+def _writers(draw: _ScheduleBuilder) -> None:
     """Writers that race for one branch, with every solver, and readers beside them."""
     for _ in range(draw.random.randint(4, 9)):
         process = draw.random.choice(("one", "two", "three"))
@@ -114,7 +114,7 @@ def _writers(draw: _Drawing) -> None:
         draw.wait(0.2)
 
 
-def _service(draw: _Drawing) -> None:
+def _service(draw: _ScheduleBuilder) -> None:
     """A service that keeps its repository open for days, and a nightly job in another process."""
     for _ in range(draw.random.randint(2, 4)):
         for _ in range(draw.random.randint(1, 3)):
@@ -132,7 +132,7 @@ def _service(draw: _Drawing) -> None:
         draw.wait(2)
 
 
-def _serve(draw: _Drawing, process: str, verb: str) -> None:
+def _serve(draw: _ScheduleBuilder, process: str, verb: str) -> None:
     if verb in ("transaction", "amend"):
         draw.add(
             process,
@@ -148,7 +148,7 @@ def _serve(draw: _Drawing, process: str, verb: str) -> None:
         draw.add(process, verb, slot="reader", branch="main")
 
 
-def _maintenance(draw: _Drawing, process: str, verb: str) -> None:
+def _maintenance(draw: _ScheduleBuilder, process: str, verb: str) -> None:
     if verb in ("compact", "rewrite"):
         draw.add(process, verb, branch="main")
     elif verb == "expire":
@@ -165,7 +165,7 @@ def _maintenance(draw: _Drawing, process: str, verb: str) -> None:
         draw.add(process, verb)
 
 
-def _late(draw: _Drawing) -> None:
+def _late(draw: _ScheduleBuilder) -> None:
     """Sessions that are opened before others change, compact, expire and collect, and are committed after it."""
     draw.days(0.8)
     if draw.chance(0.3):
@@ -202,7 +202,7 @@ def _late(draw: _Drawing) -> None:
         draw.add("service", "commit", slot=slot, solver=draw.pick({"detector": 5, "ours": 1, "none": 1}))
 
 
-def _move_chunks(draw: _Drawing) -> None:
+def _move_chunks(draw: _ScheduleBuilder) -> None:
     """A session refers to old chunks at new places, while others write these chunks anew and collect the old ones."""
     for slot, edit in (("late", ("shift", "a", draw.random.choice((-1, 1)))), ("early", ("set", "b", 3))):
         draw.add("service", "open", slot=slot, branch="main")
@@ -225,7 +225,7 @@ def _move_chunks(draw: _Drawing) -> None:
     draw.add("service", "commit", slot="late", solver="detector")
 
 
-def _moves(draw: _Drawing) -> None:
+def _moves(draw: _ScheduleBuilder) -> None:
     """A session moves old chunks; others pack them, let the old commits expire and collect, and it is committed.
 
     The service keeps its repository open, and commits another session in between: it remembers the snapshots and logs
@@ -251,7 +251,7 @@ def _moves(draw: _Drawing) -> None:
     draw.add("service", "commit", slot="late", solver="detector")
 
 
-def _forks(draw: _Drawing) -> None:
+def _forks(draw: _ScheduleBuilder) -> None:
     """Sessions whose workers write, resize, replace and delete; collections of the same process beside them."""
     for _ in range(draw.random.randint(1, 2)):
         slot = f"s{len(draw.steps)}"
@@ -279,7 +279,7 @@ def _forks(draw: _Drawing) -> None:
     draw.add("driver", "transaction", branch="main", edits=[("resize", "a", 8), ("resize", "b", 8)], solver="detector")
 
 
-def _threads(draw: _Drawing) -> None:
+def _threads(draw: _ScheduleBuilder) -> None:
     """Threads of one process that write to a session, look at it and commit it at the same time."""
     for _ in range(draw.random.randint(1, 3)):
         slot = f"s{len(draw.steps)}"
@@ -302,7 +302,7 @@ def _threads(draw: _Drawing) -> None:
         draw.time += 5
 
 
-def _preempted(draw: _Drawing) -> None:
+def _preempted(draw: _ScheduleBuilder) -> None:
     """Threads of one process that may switch at any call: they write to a session, look at it, and commit it."""
     for lane in range(draw.random.randint(1, 2)):
         for _ in range(draw.random.randint(2, 6)):
@@ -316,7 +316,7 @@ def _preempted(draw: _Drawing) -> None:
         draw.add("notebook", "commit", lane=4, slot="shared", solver="none")
 
 
-def _branches(draw: _Drawing) -> None:
+def _branches(draw: _ScheduleBuilder) -> None:
     """Branches, tags, resets, merges, squashes and reverts, beside writers."""
     draw.add("one", "create_branch", branch="dev", source="main", back=draw.random.randrange(2))
     draw.wait()
@@ -372,7 +372,7 @@ def _branches(draw: _Drawing) -> None:
         draw.days(0.1)
 
 
-def _maintenance_profile(draw: _Drawing) -> None:
+def _maintenance_profile(draw: _ScheduleBuilder) -> None:
     """Every kind of maintenance, several at the same time, beside writers and readers that hold old sessions."""
     for _ in range(draw.random.randint(5, 10)):
         process = draw.random.choice(("writer", "nightly", "hourly"))
@@ -387,7 +387,7 @@ def _maintenance_profile(draw: _Drawing) -> None:
     draw.add("writer", "read", slot="reader", branch="main")
 
 
-def _conversions(draw: _Drawing) -> None:
+def _conversions(draw: _ScheduleBuilder) -> None:
     """Conversions to other places beside writers, and an upgrade or downgrade in place while nobody writes.
 
     After it, processes that still have the old generation open try to go on.
@@ -426,7 +426,7 @@ def _conversions(draw: _Drawing) -> None:
         draw.wait(3)
 
 
-PROFILES: Mapping[str, Callable[[_Drawing], None]] = {
+PROFILES: Mapping[str, Callable[[_ScheduleBuilder], None]] = {
     "writers": _writers,
     "service": _service,
     "late": _late,
@@ -445,7 +445,7 @@ def draw_schedule(generation: str, seed: int, profile: str | None = None) -> Sch
     names = list(PROFILES)
     profile = profile or names[seed % len(names)]
     rng = random.Random(f"{generation}/{profile}/{seed}")
-    draw = _Drawing(rng)
+    draw = _ScheduleBuilder(rng)
     PROFILES[profile](draw)
     steps = sorted(draw.steps, key=lambda step: (step.at, step.number))
     faulty = rng.random() < 0.3

@@ -47,7 +47,7 @@ class ProcessDied(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _StoredObject:
     data: bytes
     version: Version
     last_modified: dt.datetime
@@ -61,7 +61,7 @@ class SimulatedStore:
     resolution_seconds: int = 0
     """Times are cut to so many seconds; 0 keeps microseconds."""
     page_size: int = 1000
-    objects: dict[str, _Held] = field(default_factory=dict)
+    objects: dict[str, _StoredObject] = field(default_factory=dict)
     keys: list[str] = field(default_factory=list)
     watchers: list[Callable[[str, str], Awaitable[None]]] = field(default_factory=list)
     """Told of every request that changed something, in the step in which it did."""
@@ -76,17 +76,17 @@ class SimulatedStore:
             now = now.replace(second=now.second - now.second % self.resolution_seconds, microsecond=0)
         return now
 
-    def find(self, key: str) -> _Held:
-        held = self.objects.get(key)
-        if held is None:
+    def find(self, key: str) -> _StoredObject:
+        stored = self.objects.get(key)
+        if stored is None:
             raise ObjectNotFoundError(f"cannot read {key!r} in the simulated store: no such object")
-        return held
+        return stored
 
     def write(self, key: str, data: Buffer) -> Version:
         if key not in self.objects:
             bisect.insort(self.keys, key)
         version = Version(etag=str(next(self._versions)))
-        self.objects[key] = _Held(bytes(data), version, self.time())
+        self.objects[key] = _StoredObject(bytes(data), version, self.time())
         return version
 
     def remove(self, keys: Sequence[str]) -> None:
@@ -195,8 +195,8 @@ class SimulatedStorage(Storage):
         path = self._prefix + check_key(key)
 
         def read() -> Versioned:
-            held = self._store.find(path)
-            return Versioned(held.data, held.version, held.last_modified)
+            stored = self._store.find(path)
+            return Versioned(stored.data, stored.version, stored.last_modified)
 
         return await self._request(read)
 
@@ -221,8 +221,8 @@ class SimulatedStorage(Storage):
         path = self._prefix + check_key(key)
 
         def look() -> ObjectInfo:
-            held = self._store.find(path)
-            return ObjectInfo(key, len(held.data), held.last_modified, held.version)
+            stored = self._store.find(path)
+            return ObjectInfo(key, len(stored.data), stored.last_modified, stored.version)
 
         return await self._request(look)
 
@@ -242,10 +242,10 @@ class SimulatedStorage(Storage):
         path, flat = self._prefix + check_key(key), bytes(data)
 
         def effect() -> Version:
-            held = self._store.objects.get(path)
-            if before is None and held is not None:
+            stored = self._store.objects.get(path)
+            if before is None and stored is not None:
                 raise AlreadyExistsError(f"cannot create {key!r} in {self.url}: it already exists")
-            if before is not None and (held is None or held.version != before):
+            if before is not None and (stored is None or stored.version != before):
                 raise VersionMismatchError(f"cannot replace {key!r} in {self.url}: it has changed since it was read")
             return self._store.write(path, flat)
 
@@ -273,9 +273,9 @@ class SimulatedStorage(Storage):
 
         def page() -> list[ObjectInfo]:
             return [
-                ObjectInfo(key[len(self._prefix) :], len(held.data), held.last_modified, held.version)
+                ObjectInfo(key[len(self._prefix) :], len(stored.data), stored.last_modified, stored.version)
                 for key in self._store.below(folder, last)[: self._store.page_size]
-                for held in (self._store.objects[key],)
+                for stored in (self._store.objects[key],)
             ]
 
         while found := await self._request(page):
@@ -292,10 +292,10 @@ class SimulatedStorage(Storage):
         origin, path = self._prefix + check_key(source), self._prefix + check_key(target)
 
         def effect() -> None:
-            held = self._store.find(origin)
-            if version is not None and version != held.version:
+            stored = self._store.find(origin)
+            if version is not None and version != stored.version:
                 raise VersionMismatchError(f"cannot copy {source!r} in {self.url}: it has changed since it was read")
-            self._store.write(path, held.data)
+            self._store.write(path, stored.data)
 
         await self._request(effect, path)
 

@@ -307,7 +307,7 @@ def main(arguments: Sequence[str] | None = None, write: Callable[[str], object] 
     generations = [options.generation] if options.generation else list(GENERATIONS)
     until = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     first = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 40)
-    started, count, found, told = time.monotonic(), 0, 0, 0.0
+    started, count, found, reported = time.monotonic(), 0, 0, 0.0
     seed = first
     while (options.schedules is None or count < options.schedules * len(generations)) and (
         until is None or time.monotonic() < until
@@ -318,9 +318,9 @@ def main(arguments: Sequence[str] | None = None, write: Callable[[str], object] 
                 if failure is not None:
                     found += 1
                     write(f"\nafter {count} schedules: {failure}\n")
-            if time.monotonic() - told > options.every:
-                told = time.monotonic()
-                rate = count / max(told - started, 0.001)
+            if time.monotonic() - reported > options.every:
+                reported = time.monotonic()
+                rate = count / max(reported - started, 0.001)
                 write(f"{count} schedules, {rate:.1f} per second, {found} found, seed {seed}\n")
                 sys.stdout.flush()
         if found and options.stop:

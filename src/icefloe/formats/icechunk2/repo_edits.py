@@ -149,9 +149,9 @@ def add_detached(info: RepoInfo, snapshot: Snapshot) -> Edit:
 
 
 def _require_tip(info: RepoInfo, branch: str, expected: ObjectId) -> None:
-    standing = branch_tip(info, branch)
-    if standing != expected:
-        raise ConflictError(expected_parent=expected, actual_parent=standing)
+    current = branch_tip(info, branch)
+    if current != expected:
+        raise ConflictError(expected_parent=expected, actual_parent=current)
 
 
 def _with_snapshot(info: RepoInfo, record: SnapshotRecord) -> RepoInfo:
@@ -175,12 +175,12 @@ def create_branch(info: RepoInfo, branch: str, snapshot_id: ObjectId) -> Edit:
 
 def reset_branch(info: RepoInfo, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> Edit:
     """Move a branch to another snapshot."""
-    standing = branch_tip(info, branch)
-    if expected is not None and standing != expected:
-        raise branch_moved(branch, expected, standing)
+    current = branch_tip(info, branch)
+    if expected is not None and current != expected:
+        raise branch_moved(branch, expected, current)
     _require_listed(info, snapshot_id)
     after = dataclasses.replace(info, branches={**info.branches, branch: snapshot_id})
-    return Edit(after, UpdateRecord(UpdateKind.BRANCH_RESET, 0, name=branch, previous_id=standing))
+    return Edit(after, UpdateRecord(UpdateKind.BRANCH_RESET, 0, name=branch, previous_id=current))
 
 
 def delete_branch(info: RepoInfo, branch: str) -> Edit:
@@ -189,11 +189,11 @@ def delete_branch(info: RepoInfo, branch: str) -> Edit:
         raise ForbiddenChangeError(
             "the branch main cannot be deleted, because every repository needs it", "cannot-delete-main"
         )
-    standing = branch_tip(info, branch)
+    current = branch_tip(info, branch)
     left = {name: tip for name, tip in info.branches.items() if name != branch}
     return Edit(
         dataclasses.replace(info, branches=left),
-        UpdateRecord(UpdateKind.BRANCH_DELETED, 0, name=branch, previous_id=standing),
+        UpdateRecord(UpdateKind.BRANCH_DELETED, 0, name=branch, previous_id=current),
     )
 
 
@@ -222,10 +222,10 @@ def find_tag(info: RepoInfo, tag: str) -> ObjectId:
 def delete_tag(info: RepoInfo, tag: str) -> Edit:
     """Delete a tag. Its name cannot be used again."""
     _require_flag(info, "delete_tag")
-    standing = find_tag(info, tag)
+    current = find_tag(info, tag)
     left = {name: target for name, target in info.tags.items() if name != tag}
     after = dataclasses.replace(info, tags=left, deleted_tags=info.deleted_tags | {tag})
-    return Edit(after, UpdateRecord(UpdateKind.TAG_DELETED, 0, name=tag, previous_id=standing))
+    return Edit(after, UpdateRecord(UpdateKind.TAG_DELETED, 0, name=tag, previous_id=current))
 
 
 def _require_listed(info: RepoInfo, snapshot_id: ObjectId) -> None:

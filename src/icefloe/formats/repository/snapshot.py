@@ -814,22 +814,22 @@ class _SplitDocuments:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._bytes = 0
-        self._held: OrderedDict[bytes, SplitDocument] = OrderedDict()
+        self._documents: OrderedDict[bytes, SplitDocument] = OrderedDict()
         self._lock = fork_safe_lock()
 
     def split_document(self, document: bytes) -> SplitDocument:
         with self._lock:
-            split = self._held.get(document)
+            split = self._documents.get(document)
             if split is not None:
-                self._held.move_to_end(document)
+                self._documents.move_to_end(document)
                 return split
         split = split_document(document)
         with self._lock:
-            if document not in self._held:
-                self._held[document] = split
+            if document not in self._documents:
+                self._documents[document] = split
                 self._bytes += 2 * len(document)
                 while self._bytes > self._limit_bytes:
-                    self._bytes -= 2 * len(self._held.popitem(last=False)[0])
+                    self._bytes -= 2 * len(self._documents.popitem(last=False)[0])
         return split
 
 

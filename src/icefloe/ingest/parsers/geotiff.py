@@ -406,9 +406,9 @@ def _attributes(page: Any) -> dict[str, Any]:
 
 def _left_out(images: Mapping[str, _Image]) -> dict[str, str]:
     """Overviews by the name of their image."""
-    told: dict[str, str] = {}
+    notes: dict[str, str] = {}
     for name, image in images.items():
         sizes = [f"{level.keyframe.imagelength} x {level.keyframe.imagewidth}" for level in image.stack.levels[1:]]
         if sizes:
-            told[f"{name} (overviews)"] = f"{len(sizes)} overviews of lower resolution ({', '.join(sizes)} pixels)"
-    return told
+            notes[f"{name} (overviews)"] = f"{len(sizes)} overviews of lower resolution ({', '.join(sizes)} pixels)"
+    return notes
