@@ -63,7 +63,7 @@ def test_gaps_and_files_that_do_not_fit_are_told_line_by_line(
     Path(paths[3]).write_bytes(b"")
     assert main(["ingest", *paths, str(tmp_path / "other")]) == 1
     first, *others = capsys.readouterr().err.splitlines()
-    assert first.startswith("error: 2 of 4 sources cannot be read; nothing was written")
+    assert first.startswith("error: 2 of 4 sources cannot be read. Nothing was written")
     assert [name in line for name, line in zip(paths[1::2], others, strict=True)] == [True, True]
     write_month(tmp_path / "a", days=4, **{**GRID, "variables": ("t2m",)})
     write_month(tmp_path / "a", days=2, **GRID)

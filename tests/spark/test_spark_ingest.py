@@ -266,5 +266,5 @@ def test_an_interrupt_cancels_the_job_and_leaves_nothing_referenced(
 
 
 def test_an_option_that_does_not_exist_is_named(spark: Any, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="no option 'chunk'"):
+    with pytest.raises(InvalidInputError, match="unknown option 'chunk'"):
         ingest(spark, tmp_path, tmp_path / "repo", chunk=3)

@@ -274,7 +274,7 @@ def test_tables_and_views_of_the_catalog(spark: Any, place: str, weather: xr.Dat
     [
         ({}, "2 grids"),
         ({"variables": "t3m"}, "there are altitude"),
-        ({"layuot": "rows"}, "no option 'layuot'"),
+        ({"layuot": "rows"}, "unknown option 'layuot'"),
         ({"variables": "t2m", "region": "lev=1:2"}, "'lev', which is not a dimension"),
         ({"variables": "t2m", "storage.secret_access_key": "hidden-value"}, "shown in query plans"),
     ],
