@@ -15,8 +15,8 @@ Modules
 - `sources`: The options of an ingest, and the expansion of paths, globs, directories, URLs and lists into source
   files.
 - `sync`: Keep an archive equal to its sources: add, replace, move and remove what changed since the last sync.
-- `target_arrays`: The arrays of the target: shape, chunks and type over all files, and over what the repository
-  already holds.
+- `target_arrays`: The arrays of the target: shape, chunks and type for all files and for the arrays of the
+  repository.
 - `tasks`: Split an ingest into tasks that share no chunk, and run one task.
 - `zarr_documents`: zarr.json documents of groups and arrays, built and checked by zarr's own metadata classes.
 - `parsers`: Parsers: the arrays, attributes and chunk references of one source file.
