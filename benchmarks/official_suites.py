@@ -6,7 +6,8 @@
 The paths are unpacked source distributions (`pip download --no-binary :all: --no-deps icechunk xarray virtualizarr`).
 Their tests are not part of this project. Every suite runs twice, in processes of its own: with the installed official
 package, and with the drop-in installed as `icechunk`. Tests that the official package does not pass here, because they
-need a network or a server, do not count.
+need a network or a server, do not count. Many of them pass with an S3 server at localhost:4200 that has a bucket
+`testbucket`.
 
 * `official`: the tests of the official package.
 * `zarr`: Zarr's contract for stores and its state machines, as the official package runs them.
@@ -43,18 +44,6 @@ private.RepoUpdateRetryConfig = RepoUpdateRetryConfig
 private._all_error_kinds = lambda: [kind.value for kind in icechunk.ErrorKind]
 private.__getattr__ = lambda name: getattr(icechunk, name)
 sys.modules["icechunk._icechunk_python"] = private
-class Bytes:
-    # The suite reads and writes the bytes of keys past the Zarr store.
-    def __init__(self, store):
-        self.session = store.session
-    async def get(self, key, byte_range=None):
-        found = await self.session.keyspace.fetch(key)
-        if found is None:
-            raise KeyError(key)
-        return bytes(found)
-    async def set(self, key, value):
-        await self.session.keyspace.write(key, value)
-icechunk.IcechunkStore._store = property(Bytes)
 helpers = pathlib.Path(os.environ["OFFICIAL_SOURCE"]) / "python" / "icechunk" / "testing"
 icechunk.testing.__path__ = [str(helpers)]
 for name in ("models", "invariants", "utils", "strategies", "trees"):
@@ -67,6 +56,12 @@ for name in ("models", "invariants", "utils", "strategies", "trees"):
         setattr(icechunk.testing, name, module)
 """
 """Installs the drop-in, and the test helpers of the official package, which its suite imports from itself."""
+
+CHILDREN = """
+from icefloe.icechunk import install
+install()
+"""
+"""Python runs it when it starts, so that processes that the tests start have the drop-in too."""
 
 CONFIG = """[pytest]
 asyncio_mode = {mode}
@@ -135,6 +130,8 @@ def run_suite(suite: Suite, source: Path, only: list[str], folder: Path, *, ours
     (folder / "pytest.ini").write_text(config)
     (folder / "drop_in_plugin.py").write_text(PLUGIN)
     (folder / "datasets_plugin.py").write_text(DATASETS_PLUGIN)
+    if ours:
+        (folder / "sitecustomize.py").write_text(CHILDREN)
     report = folder / f"{'ours' if ours else 'official'}.xml"
     command = [sys.executable, "-m", "pytest", "-c", str(folder / "pytest.ini"), "--rootdir", ".", "-q", "-n", "0"]
     command += ["-p", "no:cacheprovider", "--timeout", "120", f"--junitxml={report}"]
@@ -171,6 +168,11 @@ def run(name: str, found: dict[str, Suite], source: Path, only: list[str]) -> Ca
     return run_one
 
 
+def _file(test: str) -> str:
+    """The module of a test, without its class, or the page of a block."""
+    return ".".join(part for part in test.partition(":")[0].split(".") if not part.startswith("Test"))
+
+
 def main() -> int:
     """Run the suites both ways. Print what only the official package passes, and a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
@@ -193,6 +195,9 @@ def main() -> int:
         missed = [test for test in counted if ours.get(test) != "passed"]
         for test in missed:
             print(f"{name}: {test}: {ours.get(test, 'not run'):.100}", flush=True)
+        for file in sorted({_file(test) for test in counted}):
+            here = [test for test in counted if _file(test) == file]
+            print(f"{name}: {file:45}{len(here):6}{sum(test not in missed for test in here):6}")
         rows.append((name, len(counted), len(counted) - len(missed)))
     print(f"{'suite':15}{'official':>10}{'ours':>8}{'share':>9}")
     for name, all_of_them, passed in rows:
