@@ -173,6 +173,18 @@ def test_metadata_of_another_type_is_a_type_error(repo: icechunk.Repository) -> 
         repo.writable_session("main").commit("x", {"a": object()}, allow_empty=True)
 
 
+def test_locations_below_a_named_container_are_listed_as_urls(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"\0" * 16)
+    prefix = f"file://{tmp_path}/"
+    config = icechunk.RepositoryConfig()
+    store = icechunk.local_filesystem_store(str(tmp_path))
+    config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(prefix, store, name="here"))
+    session = icechunk.Repository.create(icechunk.in_memory_storage(), config).writable_session("main")
+    zarr.create_array(session.store, name="a", shape=4, chunks=4, dtype="i4")
+    session.store.set_virtual_ref("a/c/0", "vcc://here/file", offset=0, length=16)
+    assert session.all_virtual_chunk_locations() == [f"{prefix}file"]
+
+
 def test_versions_that_do_not_exist_are_refused() -> None:
     for version in (255, "v1"):
         with pytest.raises(ValueError, match="version"):

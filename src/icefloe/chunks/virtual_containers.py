@@ -161,8 +161,8 @@ def no_container(location: str, prefixes: Sequence[str], others: int) -> Virtual
     also = f" (and {others} more)" if others else ""
     known = ", ".join(prefixes[:5]) or "none"
     return ContainerError(
-        f"{location}{also} is in no virtual chunk container of this repository; containers: {known}. "
-        "To add one, edit the repository configuration:\n"
+        f"invalid chunk location: {location}{also} is in no virtual chunk container of this repository; "
+        f"containers: {known}. To add one, edit the repository configuration:\n"
         f"    config = repo.config\n"
         f"    config.set_virtual_chunk_container(icefloe.VirtualChunkContainer({prefix!r}, {store}))\n"
         f"    repo = icefloe.Repository.open(storage, config, authorize_virtual_chunk_access="

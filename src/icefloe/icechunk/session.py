@@ -90,6 +90,14 @@ class Session(engine.Session):
 
     amend = blocking(amend_async)  # type: ignore[arg-type]
 
+    async def all_virtual_chunk_locations_async(self) -> list[str]:
+        """Return the URL of every virtual chunk, also of those below a named container."""
+        containers = self._state.context.containers
+        found = await super().all_virtual_chunk_locations_async()
+        return [each if containers.find_container(each) is None else containers.absolute(each) for each in found]
+
+    all_virtual_chunk_locations = blocking(all_virtual_chunk_locations_async)  # type: ignore[arg-type]
+
     async def shift_array_async(self, array_path: str, chunk_offset: Iterable[int]) -> None:
         """Move every chunk of an array by an offset. A rearrange session cannot do that."""
         self._check_writable(moves_only=False)

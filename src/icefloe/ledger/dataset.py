@@ -408,7 +408,9 @@ def plan_expiry(state: State, dropped: frozenset[ObjectId]) -> State | None:
 def _find_ref(state: State, name: str, kind: RefType) -> ObjectId:
     ref = state.refs.get(check_name(name, kind))
     if ref is None or ref.type != kind:
-        raise RefNotFoundError(f"no {kind} {name!r}. There are: {', '.join(sorted(_names(state, kind))) or 'none'}")
+        raise RefNotFoundError(
+            f"ref not found: no {kind} {name!r}. There are: {', '.join(sorted(_names(state, kind))) or 'none'}"
+        )
     return ref.snapshot_id
 
 

@@ -432,7 +432,7 @@ def _parse_ref(data: bytes, key: str) -> _RefContent:
 
 
 def _no_ref(kind: str, name: str, why: str) -> RefNotFoundError:
-    return RefNotFoundError(f"no {kind} {name!r}: {why}", name=name)
+    return RefNotFoundError(f"ref not found: no {kind} {name!r}: {why}", name=name)
 
 
 def _contended(branch: str) -> StorageError:

@@ -331,7 +331,7 @@ class RepositoryLedger(QuotingLedger):
             if not deleted:
                 return parse_ref(data, folder + TAG_FILE).snapshot_id
             break
-        raise RefNotFoundError(f"no tag {tag!r} in {self.storage.url}", name=tag)
+        raise RefNotFoundError(f"ref not found: no tag {tag!r} in {self.storage.url}", name=tag)
 
     async def list_branches(self) -> set[str]:
         folders = await self.storage.list_names(REFS)
@@ -579,7 +579,7 @@ async def _gather_bounded(requests: Iterable[Any]) -> list[Any]:
 
 
 def _no_branch(branch: str) -> RefNotFoundError:
-    return RefNotFoundError(f"no branch {branch!r}. `icefloe branch` lists all branches", name=branch)
+    return RefNotFoundError(f"ref not found: no branch {branch!r}. `icefloe branch` lists all branches", name=branch)
 
 
 def _branch_exists(branch: str) -> AlreadyExistsError:

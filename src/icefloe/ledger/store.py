@@ -239,7 +239,9 @@ class StoreLedger(QuotingLedger):
         looked = monotonic_time()
         newest = await self._find_newest(check_name(branch, "branch"))
         if newest is None or newest.deleted:
-            raise RefNotFoundError(f"no branch {branch!r}. `icefloe branch` lists all branches", name=branch)
+            raise RefNotFoundError(
+                f"ref not found: no branch {branch!r}. `icefloe branch` lists all branches", name=branch
+            )
         self._looked[branch] = looked
         return newest
 
@@ -308,7 +310,7 @@ class StoreLedger(QuotingLedger):
         try:
             data = await self.storage.get(_tag_key(check_name(tag, "tag")))
         except ObjectNotFoundError as error:
-            raise RefNotFoundError(f"no tag {tag!r}. `icefloe tag` lists all tags", name=tag) from error
+            raise RefNotFoundError(f"ref not found: no tag {tag!r}. `icefloe tag` lists all tags", name=tag) from error
         return decode_reference(data).snapshot_id
 
     async def list_branches(self) -> set[str]:

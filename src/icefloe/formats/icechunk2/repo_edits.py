@@ -114,7 +114,9 @@ def make_record(snapshot: Snapshot, parent_id: ObjectId | None, pruned: tuple[Ob
 def branch_tip(info: RepoInfo, branch: str) -> ObjectId:
     """The tip of a branch."""
     if branch not in info.branches:
-        raise RefNotFoundError(f"no branch {branch!r}. There are: {sorted(info.branches)[:20]}", name=branch)
+        raise RefNotFoundError(
+            f"ref not found: no branch {branch!r}. There are: {sorted(info.branches)[:20]}", name=branch
+        )
     return info.branches[branch]
 
 
@@ -215,7 +217,7 @@ def find_tag(info: RepoInfo, tag: str) -> ObjectId:
     """The snapshot of a tag."""
     if tag not in info.tags:
         why = "it was deleted" if tag in info.deleted_tags else f"there are {sorted(info.tags)[:20]}"
-        raise RefNotFoundError(f"no tag {tag!r}: {why}", name=tag)
+        raise RefNotFoundError(f"ref not found: no tag {tag!r}: {why}", name=tag)
     return info.tags[tag]
 
 
