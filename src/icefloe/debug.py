@@ -1,14 +1,22 @@
-"""Version information for bug reports, and logging."""
+"""Version information for bug reports, logging, and spans of OpenTelemetry."""
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import logging
 import os
 import platform
 import sys
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ParamSpec, TypeVar
 
 from icefloe.errors import InvalidInputError
 from icefloe.version import __version__
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _PACKAGES = (
     "zarr",
@@ -137,6 +145,44 @@ def parse_directive(directive: str) -> dict[str, int]:
         first, dot, rest = name.replace("::", ".").partition(".")
         levels[_ALIASES.get(first, first) + dot + rest if name else "icefloe"] = LOG_LEVELS[level.lower()]
     return levels
+
+
+_HAS_TELEMETRY = importlib.util.find_spec("opentelemetry") is not None
+_NO_SPAN: AbstractContextManager[Any] = nullcontext()
+
+
+@functools.cache
+def _tracer() -> Any:
+    from opentelemetry import trace  # noqa: PLC0415 - it takes longer to import than many operations take
+
+    return trace.get_tracer("icefloe", __version__)
+
+
+def span(name: str, **attributes: str) -> AbstractContextManager[Any]:
+    """A span of OpenTelemetry around a block of code. Nothing happens where OpenTelemetry is not installed."""
+    if not _HAS_TELEMETRY:
+        return _NO_SPAN
+    started: AbstractContextManager[Any] = _tracer().start_as_current_span(f"icefloe.{name}", attributes=attributes)
+    return started
+
+
+def traced(
+    name: str,
+) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
+    """Decorate an async function: each call is a span. The function is unchanged if OpenTelemetry is not installed."""
+
+    def decorate(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        if not _HAS_TELEMETRY:
+            return function
+
+        @functools.wraps(function)
+        async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            with span(name):
+                return await function(*args, **kwargs)
+
+        return call
+
+    return decorate
 
 
 class _StandardError(logging.StreamHandler):  # type: ignore[type-arg]

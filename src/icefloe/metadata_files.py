@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from icefloe.blocking import blocking_loop, fork_safe_lock, reset_after_fork
+from icefloe.debug import span
 from icefloe.errors import (
     FormatError,
     InvalidInputError,
@@ -171,7 +172,8 @@ class MetadataFiles:
 
         async def load() -> tuple[Snapshot, int]:
             try:
-                data = await self.storage.get(self.format.snapshot_key(snapshot_id))
+                with span("fetch_snapshot", id=snapshot_id):
+                    data = await self.storage.get(self.format.snapshot_key(snapshot_id))
             except ObjectNotFoundError as error:
                 self._snapshots.drop(snapshot_id)
                 if not is_object_id(snapshot_id, self.format.capabilities.object_id_bytes):
@@ -209,9 +211,9 @@ class MetadataFiles:
                 self._manifests.drop(opened)
             else:
                 key = self.format.manifest_key(manifest_id)
-                manifest = await self._decode(
-                    self.format.decode_manifest, await self.storage.get(key), "fetch_manifest", key
-                )
+                with span("fetch_manifest", id=manifest_id):
+                    data = await self.storage.get(key)
+                manifest = await self._decode(self.format.decode_manifest, data, "fetch_manifest", key)
             self._warn_of_small_cache("manifest", len(manifest))
             return manifest, manifest.nbytes
 
@@ -238,7 +240,9 @@ class MetadataFiles:
     async def _open_manifest(self, manifest_id: ObjectId) -> OpenManifest:
         async def load() -> tuple[OpenManifest, int]:
             key = self.format.manifest_key(manifest_id)
-            opened = await self._decode(self.format.open_manifest, await self.storage.get(key), "fetch_manifest", key)
+            with span("fetch_manifest", id=manifest_id):
+                data = await self.storage.get(key)
+            opened = await self._decode(self.format.open_manifest, data, "fetch_manifest", key)
             return opened, opened.nbytes
 
         entry = await self._manifests.get((manifest_id, _OPENED), load)
@@ -253,7 +257,8 @@ class MetadataFiles:
 
         async def load() -> tuple[TransactionLog, int]:
             key = self.format.transaction_log_key(snapshot_id)
-            data = await self.storage.get(key)
+            with span("fetch_transaction_log", id=snapshot_id):
+                data = await self.storage.get(key)
             log = await self._decode(self.format.decode_transaction_log, data, "fetch_transaction_log", key)
             return log, 4 * len(data)
 

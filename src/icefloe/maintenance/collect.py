@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from icefloe.debug import traced
 from icefloe.display.card import WithFields, format_bytes, format_count
 from icefloe.errors import (
     ConflictError,
@@ -471,6 +472,7 @@ _LEFTOVER_AGE = dt.timedelta(minutes=5)
 """A writer may still finish a file that is younger than this."""
 
 
+@traced("garbage_collect")
 async def collect(context: RepositoryContext, request: CollectionRequest) -> GCSummary:
     """Delete objects that are unreachable from branches and tags and old enough."""
     await context.check_writable()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from icefloe.blocking import current_time
+from icefloe.debug import traced
 from icefloe.display.card import format_count
 from icefloe.errors import InvalidInputError, ObjectNotFoundError, SnapshotNotFoundError, UnsupportedError, printable
 from icefloe.ids import ObjectId
@@ -242,6 +243,7 @@ async def plan_expiry_of(context: RepositoryContext, request: ExpiryRequest) -> 
     return plan_expiry(history, request, tags_can_go=context.capabilities.deletable_tags)
 
 
+@traced("expire_snapshots")
 async def expire(context: RepositoryContext, request: ExpiryRequest) -> ExpiryPlan:
     """Remove old snapshots from history. Their files stay until garbage is collected."""
     return await apply_expiry(context, await plan_expiry_of(context, request))

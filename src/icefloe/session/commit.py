@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from icefloe.blocking import current_time, monotonic_time
+from icefloe.debug import traced
 from icefloe.errors import (
     ConflictError,
     NotFoundError,
@@ -401,6 +402,7 @@ class CommitRequest:
         return replace(self, metadata={**self.metadata, "__icechunk": own})
 
 
+@traced("commit")
 async def commit(state: SessionState, branch: str, request: CommitRequest) -> Snapshot:
     """Land the changes on a branch, rebasing over the commits they missed when a solver is given."""
     for attempt in range(max(request.rebase_tries, 0) + 1):
@@ -510,6 +512,7 @@ def longest_pause(lost: int, took_seconds: float) -> float:
     return min(_PAUSE_PER_TRY * took_seconds / lost, _LONGEST_PAUSE_SECONDS)
 
 
+@traced("amend")
 async def amend(state: SessionState, branch: str, tip: Tip, request: CommitRequest) -> tuple[Snapshot, Tip]:
     """Replace the newest commit of a branch by one that holds its changes and these."""
     await state.writer.store_all(state.changes)
@@ -585,6 +588,7 @@ async def _follow_parent(context: RepositoryContext, replaced_id: ObjectId, snap
     await context.ledger.reparent_snapshot(snapshot.id, parent_id)
 
 
+@traced("flush")
 async def write_detached(state: SessionState, branch: str, request: CommitRequest) -> Snapshot:
     """Save the changes as a snapshot that no branch points at; its parent must still be there."""
     metadata_files, ledger = state.context.metadata_files, state.context.ledger
@@ -615,6 +619,7 @@ def _base_gone(state: SessionState, tip_id: ObjectId) -> ConflictError:
     )
 
 
+@traced("rebase")
 async def rebase(state: SessionState, branch: str, solver: ConflictSolver) -> None:
     """Rebase the changes on the tip of the branch, completely or not at all."""
     earlier: tuple[ObjectId, list[ObjectId] | None] | None = None

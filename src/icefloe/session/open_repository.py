@@ -24,6 +24,7 @@ from icefloe.blocking import blocking_loop, current_time, monotonic_time
 from icefloe.chunks.packs import PackingPolicy, packing_policy
 from icefloe.chunks.reader import ChunkReader
 from icefloe.chunks.virtual_containers import VirtualContainers
+from icefloe.debug import traced
 from icefloe.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -277,6 +278,7 @@ async def find_spec_version(storage: Storage) -> SpecVersion | None:
     return await detect_generation(storage)
 
 
+@traced("create_repository")
 async def create_context(
     storage: Storage,
     version: SpecVersion,
@@ -399,6 +401,7 @@ def _taken(storage: Storage) -> AlreadyExistsError:
     )
 
 
+@traced("open_repository")
 async def open_context(
     storage: Storage, config: RepositoryConfig | None, authorized: Mapping[str, Any]
 ) -> RepositoryContext:
