@@ -51,6 +51,12 @@ async def test_a_prefix_is_the_path_of_a_node(repo: icechunk.Repository) -> None
     assert sorted([key async for key in session.store.list_prefix("b/")])[-1] == "b/zarr.json"
 
 
+def test_keys_are_listed_in_a_for_loop_too(repo: icechunk.Repository) -> None:
+    store = repo.readonly_session("main").store
+    assert "a/c/0" in list(store.list()) and set(store.list_dir("")) == {"a", "b", "g", "zarr.json"}
+    assert list(store.list_prefix("g")) == ["g/zarr.json"]
+
+
 async def test_a_store_of_a_session_is_open_and_a_copy_of_it_opens_when_it_is_used(repo: icechunk.Repository) -> None:
     store = repo.writable_session("main").store
     assert store._is_open and not store.with_read_only(True)._is_open

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABCMeta
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from zarr.abc.store import ByteRequest
@@ -60,11 +60,18 @@ class IcechunkStore(engine.IcechunkStore, metaclass=_AnyStore):
         self._check_key(key)
         return await super().getsize(key)
 
-    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+    def list(self) -> AsyncCloseableIterator[str]:
+        """Iterate over all keys, in an `async for` or a `for` loop."""
+        return AsyncCloseableIterator(super().list())
+
+    def list_prefix(self, prefix: str) -> AsyncCloseableIterator[str]:
         """Iterate over the keys of a node and of all nodes below it. The prefix is the path of the node."""
         folder = prefix.strip("/") + "/" if prefix.strip("/") else ""
-        async for key in super().list_prefix(folder):
-            yield key
+        return AsyncCloseableIterator(super().list_prefix(folder))
+
+    def list_dir(self, prefix: str) -> AsyncCloseableIterator[str]:
+        """Iterate over the names directly below a prefix, in an `async for` or a `for` loop."""
+        return AsyncCloseableIterator(super().list_dir(prefix))
 
     def _shown_fields(self) -> Iterator[ShownField]:
         yield ShownField("read_only", self.read_only)
