@@ -326,6 +326,63 @@ def test_any_archive_equals_eccodes_however_it_is_cut_into_files(
         check_equals_eccodes(_ingested(combine, Path(folder)), paths)
 
 
+_PRODUCTS: tuple[tuple[str, str, dict[str, Any], tuple[str, ...]], ...] = (
+    ("t", "regular_ll", {"typeOfLevel": "isobaricInhPa", "level": 500}, ("0", "3", "6")),
+    ("t", "regular_ll", {"typeOfLevel": "isobaricInhPa", "level": 850}, ("0", "3", "6")),
+    ("t", "regular_ll_grib1", {"typeOfLevel": "isobaricInhPa", "level": 500}, ("0", "3")),
+    ("t", "regular_ll", {"typeOfLevel": "isobaricInPa", "level": 50}, ("0", "3")),
+    ("t", "regular_ll", {"typeOfLevel": "heightAboveGround", "level": 2}, ("0", "3")),
+    ("t", "regular_ll", {"typeOfLevel": "hybrid", "level": 60}, ("0", "3")),
+    ("t", "lambert", {"typeOfLevel": "isobaricInhPa", "level": 500}, ("0", "3")),
+    ("u", "regular_ll", {"typeOfLevel": "heightAboveGround", "level": 10}, ("0", "3", "9")),
+    ("2t", "regular_ll", {}, ("0", "3")),
+    ("2t", "regular_ll_grib1", {}, ("0", "3")),
+    ("tp", "regular_ll", {}, ("0-3", "0-6", "3-6", "1-2")),
+    ("tprate", "regular_ll", {"stepType": "avg"}, ("0-3", "3-6")),
+    ("tprate", "regular_ll", {}, ("0", "3")),
+    ("pv", "regular_ll", {"typeOfLevel": "potentialVorticity", "level": 1500}, ("0",)),
+)
+"""Name, grid, keys and steps. Several differ in one of these only."""
+
+
+@st.composite
+def _mixes(draw: st.DrawFn) -> list[_Spec]:
+    """Messages of several products in one file, in any order, with holes and with messages that are there twice."""
+    specs: list[_Spec] = []
+    seeds = itertools.count(draw(st.integers(0, 1000)))
+    for name, grid, keys, steps in draw(st.lists(st.sampled_from(_PRODUCTS), min_size=1, max_size=4, unique_by=repr)):
+        dates = draw(st.lists(st.sampled_from([20200101, 20200102, 20240229]), min_size=1, max_size=2, unique=True))
+        members: list[int | None] = [None]
+        if not grid.endswith("grib1") and draw(st.integers(0, 3)) == 0:
+            members = [1, 2]
+        scanning = draw(st.sampled_from(_MODES)) if grid == "regular_ll" and draw(st.booleans()) else (0, 0, 0, 0)
+        for date, step, member in itertools.product(dates, steps, members):
+            if draw(st.integers(0, 4)):
+                missing = draw(st.booleans())
+                specs.append(
+                    _Spec(name, date, 600, step, None, member, grid, scanning, 0.0, missing, keys, next(seeds))
+                )
+    if not specs:
+        specs.append(_Spec())
+    if draw(st.booleans()):
+        specs.append(draw(st.sampled_from(specs)))
+    return draw(st.permutations(specs))
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(_mixes(), st.sampled_from(["native", "mixed"]))
+def test_any_mix_of_messages_in_one_file_equals_eccodes(combine: Any, specs: list[_Spec], mode: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = _write(Path(folder) / "a.grib", *specs)
+        dataset = _ingested(combine, Path(folder), mode=mode)
+        check_equals_eccodes(dataset, [path])
+        # No cell has a value that no message has.
+        distinct = {message["values"].tobytes(): message["values"] for message in _read([path])}
+        expected = sum(int(np.isfinite(values).sum()) for values in distinct.values())
+        fields = [v for v in dataset.data_vars.values() if "GRIB_paramId" in v.attrs]
+        assert sum(int(np.isfinite(field.values).sum()) for field in fields) == expected
+
+
 def test_accumulations_that_end_together_are_kept_apart(tmp_path: Path, combine: Any) -> None:
     specs = [_Spec("tp", step=step, seed=i) for i, step in enumerate(["6-12", "0-12", "0-6", "12-18", "0-18"])]
     path = _write(tmp_path / "a.grib2", *specs)
