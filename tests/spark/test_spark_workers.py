@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from icefloe.spark import SparkJob, run_tasks
-from icefloe.spark.connect import merge_settings, remove_old_logs
+from icefloe.spark.connect import _wrapped, merge_settings, remove_old_logs
 from icefloe.spark.workers import QuietTraceback, QuietWorker
 
 
@@ -136,3 +136,18 @@ def test_failed_attempts_are_told_in_a_line_each_and_whole_in_a_file(tmp_path: P
     [log] = tmp_path.glob("icefloe-spark-*.log")
     assert str(log) in done.stderr and "the disk is full" in log.read_text()
     assert log.stat().st_mode & 0o077 == 0
+
+
+def test_java_starts_without_the_incubator_module_that_it_warns_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    java.chmod(0o755)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    wrapper = _wrapped(java) / "bin" / "java"
+    given = ["-Xmx2g", "--add-modules=jdk.incubator.vector", "-cp", "a b", "--add-modules=other"]
+    answer = subprocess.run([wrapper, *given], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert answer == ["-Xmx2g", "-cp", "a b", "--add-modules=other"]
+    assert _wrapped(wrapper) == wrapper.parent.parent

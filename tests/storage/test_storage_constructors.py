@@ -337,3 +337,14 @@ def test_an_ignored_endpoint_of_the_environment_is_not_asked(
     endpoint = S3Endpoint("b", S3Options(region=region))
     store = endpoint.connect(RetryPolicy())
     assert store.config["endpoint"] == wanted
+
+
+@pytest.mark.parametrize(
+    "told", ["builder error", "relative URL without a base", "Missing bucket name", "URL scheme is not allowed"]
+)
+def test_an_error_of_the_configuration_does_not_advise_to_try_again(told: str) -> None:
+    error = translate_obstore(foreign.GenericError(f"Generic S3 error: {told}"), "read 'k'", "s3://b/")
+    assert isinstance(error, InvalidInputError)
+    assert "Check the address and the options" in str(error) and "again" not in str(error)
+    other = translate_obstore(foreign.GenericError("Generic S3 error: timed out"), "read 'k'", "s3://b/")
+    assert "trying again later may help" in str(other)
