@@ -8,7 +8,7 @@ import xarray as xr
 
 import icefloe
 from icefloe.tables.grids import find_grid
-from icefloe.tables.options import Point, TableOptions, address_of
+from icefloe.tables.options import Revision, TableOptions, address_of
 from icefloe.tables.predicates import parse_predicate
 from icefloe.tables.reading import read_blocks
 from icefloe.tables.scans import plan_scan
@@ -21,7 +21,7 @@ def analyse(repo: icefloe.Repository) -> int:
     """What the job does, in this process."""
     session = repo.readonly_session("main")
     variable = find_grid(session, "/", ["v"]).variables[0]
-    plan = plan_scan(TableOptions(address_of(repo), Point(), variables=("v",)))
+    plan = plan_scan(TableOptions(address_of(repo), Revision(), variables=("v",)))
     todo = missing_chunks(session, variable)
     part = BlockList(tuple((0, n) for n in plan.scan.grid.blocks), todo).part(0, len(todo))
     blocks = plan.scan.grid.blocks
@@ -30,7 +30,7 @@ def analyse(repo: icefloe.Repository) -> int:
 
 
 def chunks_read(repo: icefloe.Repository, where: str) -> int:
-    options = TableOptions(address_of(repo), Point(), variables=("v",))
+    options = TableOptions(address_of(repo), Revision(), variables=("v",))
     return plan_scan(options, loose=parse_predicate(where)).chunks
 
 
@@ -66,7 +66,7 @@ def test_a_chunk_that_changed_is_read_until_it_is_measured_again(repo: icefloe.R
     assert analyse(repo) == 1
     assert chunks_read(repo, "v > 50") == 1
     parent = next(info for number, info in enumerate(repo.ancestry(branch="main")) if number == 1)
-    options = TableOptions(address_of(repo), Point(snapshot_id=parent.id), variables=("v",))
+    options = TableOptions(address_of(repo), Revision(snapshot_id=parent.id), variables=("v",))
     assert plan_scan(options, loose=parse_predicate("v > 35")).chunks == 1
 
 
