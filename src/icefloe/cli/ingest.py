@@ -76,7 +76,7 @@ DropVariables: TypeAlias = Annotated[
     Texts, typer.Option("--drop-variables", metavar="NAMES", help="Ignore these variables, separated by commas.")
 ]
 Rename: TypeAlias = Annotated[
-    Texts, typer.Option("--rename", metavar="OLD=NEW", help="Rename variables. Separate several pairs with commas.")
+    Texts, typer.Option("--rename", metavar="OLD=NEW", help="Rename variables, for example t=temp,p=pressure.")
 ]
 ConcatDims: TypeAlias = Annotated[
     Texts,
@@ -115,7 +115,7 @@ def ingest(
         typer.Option(
             "--region",
             metavar="DIM=FIRST:END",
-            help="Overwrite this range of existing arrays. 'auto' finds it from the coordinates.",
+            help="Overwrite this range of existing arrays, such as time=0:24. 'auto' finds it from the coordinates.",
         ),
     ] = None,
     branch: WorkBranch = "main",

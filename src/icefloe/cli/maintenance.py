@@ -138,7 +138,10 @@ def gc(
         ),
     ] = "1d",
     created_after: Annotated[
-        str | None, typer.Option("--created-after", metavar="TIME", help="Only delete objects newer than this time.")
+        str | None,
+        typer.Option(
+            "--created-after", metavar="TIME", help="Only delete objects newer than this time, for example 2024-05-01."
+        ),
     ] = None,
     incremental: Annotated[
         bool, typer.Option("--incremental", help="Continue where the last incremental run ended.")
@@ -149,7 +152,7 @@ def gc(
 ) -> None:
     """Delete unreachable objects.
 
-    An object is unreachable if no branch and no tag leads to it.
+    An object is unreachable if it cannot be reached from a branch or tag.
     """
     repository = open_repository(repo, options)
     after = None if created_after is None else parse_age(created_after)

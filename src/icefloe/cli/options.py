@@ -50,7 +50,7 @@ TargetOptions = Annotated[
 ]
 Authorize = Annotated[
     Texts,
-    typer.Option("--authorize", metavar="PREFIX", help="Allow to read virtual chunks below this URL. Can be repeated."),
+    typer.Option("--authorize", metavar="PREFIX", help="Allow reading virtual chunks below this URL. Can be repeated."),
 ]
 
 # What to print, and whether to write.
@@ -78,7 +78,10 @@ Variables = Annotated[
     Texts, typer.Option("--variables", metavar="NAMES", help="Only these variables, separated by commas.")
 ]
 Chunks = Annotated[
-    Texts, typer.Option("--chunks", metavar="DIM=LENGTH", help="New chunk lengths. -1 is the whole dimension.")
+    Texts,
+    typer.Option(
+        "--chunks", metavar="DIM=LENGTH", help="New chunk lengths, for example time=24. -1 is the whole dimension."
+    ),
 ]
 Generation = Annotated[
     str, typer.Option("--to", metavar="NAME", help="Generation: repository, dataset, store, icechunk1 or icechunk2.")
@@ -103,7 +106,8 @@ class RevisionOptions:
             "--as-of",
             formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"],
             metavar="TIME",
-            help="Read the branch as it was at this time. Without an offset, the time is UTC.",
+            help="Read the branch as it was at this time, for example 2024-05-01T12:00. Without an offset, the time is "
+            "UTC.",
         ),
     ] = None
 
