@@ -55,6 +55,9 @@ def test_keys_are_listed_in_a_for_loop_too(repo: icechunk.Repository) -> None:
     store = repo.readonly_session("main").store
     assert "a/c/0" in list(store.list()) and set(store.list_dir("")) == {"a", "b", "g", "zarr.json"}
     assert list(store.list_prefix("g")) == ["g/zarr.json"]
+    session = repo.writable_session("main")
+    zarr.create_array(session.store, name="empty", shape=4, dtype="i4")
+    assert set(session.store.list_dir("empty")) == {"zarr.json", "c"}
 
 
 async def test_a_store_of_a_session_is_open_and_a_copy_of_it_opens_when_it_is_used(repo: icechunk.Repository) -> None:

@@ -76,7 +76,8 @@ def _explain_virtual(error: IcefloeError, location: str, source: ObjectSource, w
     if isinstance(error, VersionMismatchError):
         expected = f"ETag {source.etag}" if source.etag is not None else f"unchanged since {source.last_modified} s"
         return VirtualChunkError(
-            f"{location} has changed since the reference was made (expected {expected}){wanted_by}. Write the "
+            f"a virtual chunk has changed: {location} has changed since the reference was made "
+            f"(expected {expected}){wanted_by}. Write the "
             "references again",
             "virtual-chunk-modified",
             location=location,

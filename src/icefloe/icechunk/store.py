@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABCMeta
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from zarr.abc.store import ByteRequest
@@ -13,6 +13,7 @@ from icefloe import store as engine
 from icefloe.blocking import AsyncCloseableIterator
 from icefloe.display.card import ShownField, fields_html, fields_text
 from icefloe.errors import InvalidInputError, NotFoundError
+from icefloe.model.snapshot import ArrayNode
 from icefloe.model.virtual_chunk_container import VirtualChunkSpec
 from icefloe.model.zarr_document import OtherKey, is_v2_key, parse_key
 
@@ -70,8 +71,16 @@ class IcechunkStore(engine.IcechunkStore, metaclass=_AnyStore):
         return AsyncCloseableIterator(super().list_prefix(folder))
 
     def list_dir(self, prefix: str) -> AsyncCloseableIterator[str]:
-        """Iterate over the names directly below a prefix, in an `async for` or a `for` loop."""
-        return AsyncCloseableIterator(super().list_dir(prefix))
+        """Iterate over the names directly below a prefix. Every array has a folder `c`, also without chunks."""
+        return AsyncCloseableIterator(self._names(prefix, super().list_dir(prefix)))
+
+    async def _names(self, prefix: str, found: AsyncIterator[str]) -> AsyncIterator[str]:
+        has_chunks = False
+        async for name in found:
+            has_chunks |= name == "c"
+            yield name
+        if not has_chunks and isinstance(self.session._state.tree.find("/" + prefix.strip("/")), ArrayNode):
+            yield "c"
 
     def _shown_fields(self) -> Iterator[ShownField]:
         yield ShownField("read_only", self.read_only)

@@ -883,7 +883,8 @@ def check_unchanged(
 def changed(shown: str, found: str) -> VirtualChunkError:
     """The error for a file that is no longer the one that was described."""
     return VirtualChunkError(
-        f"{shown} has changed since the reference to it was made: {found}. Write the references again"
+        f"a virtual chunk has changed: {shown} has changed since the reference to it was made: {found}. "
+        "Write the references again"
     )
 
 
