@@ -25,7 +25,7 @@ from icefloe.icechunk.credentials import plain_credentials
 from icefloe.icechunk.ops import GCSummary, Update
 from icefloe.icechunk.session import Session
 from icefloe.icechunk.snapshots import Diff, ManifestFileInfo, SnapshotInfo
-from icefloe.icechunk.storage import Storage
+from icefloe.icechunk.storage import Storage, resolve_redirect
 from icefloe.icechunk.store import IcechunkStore
 from icefloe.icechunk.types import CommitMethod
 from icefloe.maintenance.inspect import ChunkStorageStats
@@ -172,7 +172,7 @@ class Repository(EngineRepository):
     ) -> Self:
         """Create a repository, of version 2 unless another one is given."""
         _log.debug("Creating Repository at %s", storage)
-        place = _attributed(storage, attribution)
+        place = _attributed(await resolve_redirect(storage), attribution)
         _check_prefix(place)
         made = await super().create_async(
             place, config, _authorized(authorize_virtual_chunk_access), _version(spec_version), check_clean_root
@@ -191,7 +191,7 @@ class Repository(EngineRepository):
     ) -> Self:
         """Open an existing repository of any version."""
         _log.debug("Opening Repository at %s", storage)
-        place = _attributed(storage, attribution)
+        place = _attributed(await resolve_redirect(storage), attribution)
         made = await super().open_async(place, config, _authorized(authorize_virtual_chunk_access))
         return cls._adopt(made, attribution)
 
@@ -208,7 +208,7 @@ class Repository(EngineRepository):
         attribution: Attribution | None = None,
     ) -> Self:
         """Open the repository of a storage, or create one of version 2 unless another one is given."""
-        place = _attributed(storage, attribution)
+        place = _attributed(await resolve_redirect(storage), attribution)
         authorized = _authorized(authorize_virtual_chunk_access)
         if await EngineRepository.exists_async(place):
             return cls._adopt(await EngineRepository.open_async(place, config, authorized), attribution)
@@ -229,6 +229,7 @@ class Repository(EngineRepository):
     @staticmethod
     async def fetch_config_async(storage: Place) -> RepositoryConfig | None:
         """Return the configuration that is saved in a repository, or None if none is saved."""
+        storage = await resolve_redirect(storage)
         found = await EngineRepository.fetch_config_async(storage)
         if found is None and not await EngineRepository.exists_async(storage):
             place = resolve_storage(storage)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import enum
+import threading
 import urllib.error
 import urllib.request
 from abc import ABCMeta
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qs, urljoin, urlsplit
 
+from icefloe.display.card import ShownField
 from icefloe.errors import InvalidInputError, StorageError, UnsupportedError
 from icefloe.icechunk.credentials import (
     GcsBearerCredential,
@@ -47,7 +50,9 @@ from icefloe.storage import build
 from icefloe.storage import contract as engine
 from icefloe.storage import credentials as own
 from icefloe.storage.contract import StorageObjectInfo
+from icefloe.storage.wrappers import Operation, WrappedStorage
 
+T = TypeVar("T")
 Headers = Mapping[str, str] | None
 
 AnyObjectStoreConfig: TypeAlias = (
@@ -347,20 +352,67 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
+class _RedirectStorage(WrappedStorage, Storage):
+    """The storage that a web server redirects to. The server is asked at the first use, and not again."""
+
+    def __init__(self, base_url: str) -> None:
+        self._base_url = base_url
+        self._found: engine.Storage | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def inner(self) -> engine.Storage:
+        """The storage. If the server was not asked before, this waits for its answer."""
+        with self._lock:
+            if self._found is None:
+                self._found = _follow_redirects(self._base_url)
+            return self._found
+
+    async def _forward(self, operation: Operation, call: Callable[[], Awaitable[T]]) -> T:
+        await self.find()
+        return await call()
+
+    async def find(self) -> engine.Storage:
+        """Return the storage. If the server was not asked before, a thread waits for its answer."""
+        found = self._found
+        return await asyncio.to_thread(lambda: self.inner) if found is None else found
+
+    def _rewrap(self, inner: engine.Storage) -> engine.Storage:
+        return inner
+
+    def _shown_fields(self) -> Iterator[ShownField]:
+        yield ShownField("type", "redirect")
+        yield ShownField("url", self._base_url)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _RedirectStorage) and other._base_url == self._base_url
+
+    def __hash__(self) -> int:
+        return hash(self._base_url)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _RedirectStorage, (self._base_url,)
+
+
+async def resolve_redirect(storage: Any) -> Any:
+    """Return the storage that a redirect storage leads to, and other storages as they are."""
+    return await storage.find() if isinstance(storage, _RedirectStorage) else storage
+
+
 def redirect_storage(base_url: str) -> engine.Storage:
-    """Return the read-only storage that a web server redirects to.
+    """Return the read-only storage that a web server redirects to. The server is asked when the storage is first used.
 
     Parameters
     ----------
     base_url
         An address that answers with a redirect, at the end to `s3://bucket/prefix?region=...`, `r2://`, `tigris://`,
-        `gs://` or `https+icechunk://`.
-
-    Raises
-    ------
-    StorageError
-        The server cannot be reached, or does not redirect to a storage.
+        `gs://` or `https+icechunk://`. If the server cannot be reached, or does not redirect to a storage, the first
+        use is a `StorageError`.
     """
+    return _RedirectStorage(base_url)
+
+
+def _follow_redirects(base_url: str) -> engine.Storage:
     opener = urllib.request.build_opener(_NoRedirect)
     url = base_url
     for _ in range(_MOST_REDIRECTS + 1):
