@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHONS = ("3.11", "3.12", "3.13")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 LONGEST_FILE_LINES = 900
 # Used where a user has them, by code that says so; never needed.
 # py4j comes with pyspark, which pins the version it talks to.
