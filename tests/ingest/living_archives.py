@@ -62,8 +62,8 @@ class LivingArchive:
         """Files that vanished and stay in the archive."""
         self.clock = 1_000_000_000
         self.done: list[str] = []
-        self.ingested: set[str] = set()
-        """Names of the files that the archive has."""
+        self.ingested: dict[str, bytes] = {}
+        """The files of the last sync, as they were then."""
 
     # -- files ----------------------------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class LivingArchive:
         if len(files) > 1:
             path = self.random.choice(files)
             if self.vanished == "keep" and path.name in self.ingested:
-                self.kept[path.name] = path.read_bytes()
+                self.kept[path.name] = self.ingested[path.name]
             path.unlink()
 
     def touch(self) -> None:
@@ -194,7 +194,7 @@ class LivingArchive:
         if self.is_killed and self.random.random() < 0.15:
             self.kill()
         result = self._sync(self.repo)
-        self.ingested = {path.name for path in self.files()}
+        self.ingested = {path.name: path.read_bytes() for path in self.files()}
         self.check(result)
         return result
 
