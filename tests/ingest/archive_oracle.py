@@ -146,6 +146,11 @@ def _other_times(case: Case) -> bool:
     return len({_units(f) for f in case.all}) > 1
 
 
+def _inexact_times(case: Case) -> bool:
+    """Hours as fractions of days are not exactly those that another unit counts."""
+    return _other_times(case) and any(f.unit == "days" and f.time_dtype.startswith("f") for f in case.all)
+
+
 def _other_dates(case: Case) -> bool:
     names = {f.calendar or "standard" for f in case.all}
     names = {"standard" if n in ("gregorian", "proleptic_gregorian") else n for n in names}
@@ -186,7 +191,9 @@ def _other_types(case: Case) -> bool:
 def _other_chunks(case: Case) -> bool:
     """Chunks or codecs differ; a file without chunks of its own is one chunk as large as it is."""
     filled = [f for f in case.all if f.hours]
-    return case.differ(_layout) or len({(f.format, len(f.hours), f.tile) for f in filled}) > 1
+    # The formats have byte orders of their own, also for the coordinates of a file without cells.
+    formats = {f.format for f in case.all}
+    return case.differ(_layout) or len(formats) > 1 or len({(len(f.hours), f.tile) for f in filled}) > 1
 
 
 def _is_region(case: Case) -> bool:
@@ -243,7 +250,7 @@ REASONS: tuple[tuple[str, Callable[[Case], bool]], ...] = (
     (
         r"are not consecutive values of|the files belong elsewhere|the sources have|"
         r"the grids differ|[Uu]se append_dim",
-        lambda c: _outside(c) or _other_tiles(c),
+        lambda c: _outside(c) or _other_tiles(c) or (_is_region(c) and _inexact_times(c)),
     ),
     (r"region writes into existing arrays", lambda c: _is_region(c) and _lacks(c)),
 )

@@ -322,7 +322,7 @@ def _bytes_differ(reference: SourceVariable, variable: SourceVariable) -> Iterat
     if variable.chunks != reference.chunks and variable.layout == "chunked":
         yield "error", "chunks", str(reference.chunks), str(variable.chunks), advice
     if decoding_codecs(variable.codecs) != decoding_codecs(reference.codecs):
-        yield "error", "codecs", _names(reference.codecs), _names(variable.codecs), advice
+        yield "error", "codecs", *_shown_codecs(reference.codecs, variable.codecs), advice
 
 
 def decoding_codecs(codecs: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -331,8 +331,12 @@ def decoding_codecs(codecs: Sequence[Mapping[str, Any]]) -> list[Any]:
     return [(c["name"], {k: v for k, v in (c.get("configuration") or {}).items() if k not in free}) for c in codecs]
 
 
-def _names(codecs: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(str(c["name"]) for c in codecs)
+def _shown_codecs(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Return the names of codecs, with their settings if the names are the same."""
+    names = [", ".join(str(c["name"]) for c in codecs) for codecs in (ours, theirs)]
+    if names[0] == names[1]:
+        names = [", ".join(f"{name} {settings}" for name, settings in decoding_codecs(c)) for c in (ours, theirs)]
+    return names[0], names[1]
 
 
 def _attributes_differ(
