@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from icefloe.errors import IcefloeError, InvalidInputError
 from icefloe.ingest import local
 from icefloe.ingest.local import ingest_local
 from icefloe.ingest.sources import IngestOptions
+from icefloe.storage.build import in_memory_storage
 from icefloe.testing.synthetic_weather import write_month
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -203,3 +205,27 @@ def test_references_to_files_in_folders_with_odd_names_are_read(tmp_path: Path, 
     ours = xr.open_zarr(authorised.readonly_session("main").store, consolidated=False).load()
     theirs = xr.open_mfdataset(sorted(folder.rglob("*.nc")), data_vars="minimal")
     xr.testing.assert_equal(ours.t2m, theirs.t2m.load())
+
+
+@pytest.mark.parametrize("appends", [False, True])
+def test_chunks_of_a_later_file_that_are_longer_than_those_of_the_array_are_not_referenced(
+    tmp_path: Path, appends: bool
+) -> None:
+    """The first file can be cut into chunks of one hour, as the array needs. The last one cannot."""
+    layouts = {"a": (1, None), "b": (3, None), "c": (3, (3, 2))}
+    hour = 0
+    for name, (count, chunks) in layouts.items():
+        values = np.arange(hour, hour + count, dtype="i1")[:, None].repeat(2, axis=1)
+        data = xr.Dataset({"v": (("time", "x"), values)}, {"time": np.arange(hour, hour + count, dtype="i4")})
+        encoding = {"v": {"contiguous": True} if chunks is None else {"chunksizes": chunks}}
+        data.to_netcdf(tmp_path / f"{name}.nc", encoding=encoding)
+        hour += count
+    repo = Repository.create(in_memory_storage())
+    options = IngestOptions(mode="mixed", native_below_bytes=0)
+    first = ["a"] if appends else list(layouts)
+    ingest_local([tmp_path / f"{name}.nc" for name in first], repo, options)
+    if appends:
+        ingest_local([tmp_path / f"{name}.nc" for name in ("b", "c")], repo, replace(options, append_dim="time"))
+    opened = Repository.open(repo.storage, authorize_virtual_chunk_access={f"file://{tmp_path}/": None})
+    array = zarr.open_array(opened.readonly_session("main").store, path="v", mode="r")
+    assert np.asarray(array[:, 0]).tolist() == list(range(7))

@@ -482,14 +482,18 @@ def fit_chunks(
 
 
 def _uncuttable(chunks: tuple[int, ...], members: Sequence[Member], name: str) -> str | None:
-    """Why the contiguous values of a file cannot be divided into these chunks."""
+    """Why the values of a file cannot be divided into these chunks. Those of chunked files are divided already."""
     checked: set[int] = set()
     for member in members:
         variable = member.variables[name].in_file()
         own = chunks[len(chunks) - len(variable.shape) :]
-        if id(member.variables[name]) in checked or variable.layout not in ("contiguous", "records"):
+        if id(member.variables[name]) in checked or 0 in variable.shape:
             continue
         checked.add(id(member.variables[name]))
+        if variable.layout == "chunked" and variable.chunks != own:
+            return f"{member.file.url} has chunks {variable.chunks}, the array {own}"
+        if variable.layout not in ("contiguous", "records"):
+            continue
         fits = is_contiguous_chunking(variable.shape, own)
         if variable.layout == "records":
             fits = own[0] == 1 and is_contiguous_chunking((1, *variable.shape[1:]), own)
