@@ -64,6 +64,8 @@ class LivingArchive:
         self.done: list[str] = []
         self.ingested: dict[str, bytes] = {}
         """The files of the last sync, as they were then."""
+        self.versions: dict[str, dict[str, bytes]] = {}
+        """The same by snapshot."""
 
     # -- files ----------------------------------------------------------------------------------------------------
 
@@ -125,6 +127,7 @@ class LivingArchive:
         chosen = self.random.choices(list(steps), list(steps.values()))[0]
         self.done.append(chosen.__name__)
         chosen()
+        self.versions[self.repo.lookup_branch("main")] = self.ingested
 
     def add(self) -> None:
         slot = self.random.randrange(12)
@@ -184,6 +187,7 @@ class LivingArchive:
         history = list(self.repo.ancestry(branch="main"))
         if len(history) > 2 and not self.kept:
             self.repo.reset_branch("main", history[1].id)
+            self.ingested = self.versions.get(history[1].id, {})
 
     # -- sync -----------------------------------------------------------------------------------------------------
 
@@ -196,6 +200,7 @@ class LivingArchive:
         result = self._sync(self.repo)
         self.ingested = {path.name: path.read_bytes() for path in self.files()}
         self.check(result)
+        self.versions[self.repo.lookup_branch("main")] = self.ingested
         return result
 
     def _sync(self, repo: icefloe.Repository) -> SyncResult:
