@@ -147,7 +147,7 @@ def parse_directive(directive: str) -> dict[str, int]:
     return levels
 
 
-_HAS_TELEMETRY = importlib.util.find_spec("opentelemetry") is not None
+HAS_TELEMETRY = importlib.util.find_spec("opentelemetry") is not None
 _NO_SPAN: AbstractContextManager[Any] = nullcontext()
 
 
@@ -160,7 +160,7 @@ def _tracer() -> Any:
 
 def span(name: str, **attributes: str) -> AbstractContextManager[Any]:
     """A span of OpenTelemetry around a block of code. Nothing happens where OpenTelemetry is not installed."""
-    if not _HAS_TELEMETRY:
+    if not HAS_TELEMETRY:
         return _NO_SPAN
     started: AbstractContextManager[Any] = _tracer().start_as_current_span(f"icefloe.{name}", attributes=attributes)
     return started
@@ -172,7 +172,7 @@ def traced(
     """Decorate an async function: each call is a span. The function is unchanged if OpenTelemetry is not installed."""
 
     def decorate(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-        if not _HAS_TELEMETRY:
+        if not HAS_TELEMETRY:
             return function
 
         @functools.wraps(function)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from icefloe.blocking import blocking_loop, fork_safe_lock, reset_after_fork
-from icefloe.debug import span
+from icefloe.debug import HAS_TELEMETRY, span
 from icefloe.errors import (
     FormatError,
     InvalidInputError,
@@ -172,8 +172,7 @@ class MetadataFiles:
 
         async def load() -> tuple[Snapshot, int]:
             try:
-                with span("fetch_snapshot", id=snapshot_id):
-                    data = await self.storage.get(self.format.snapshot_key(snapshot_id))
+                data = await self._get(self.format.snapshot_key(snapshot_id), "fetch_snapshot", snapshot_id)
             except ObjectNotFoundError as error:
                 self._snapshots.drop(snapshot_id)
                 if not is_object_id(snapshot_id, self.format.capabilities.object_id_bytes):
@@ -211,8 +210,7 @@ class MetadataFiles:
                 self._manifests.drop(opened)
             else:
                 key = self.format.manifest_key(manifest_id)
-                with span("fetch_manifest", id=manifest_id):
-                    data = await self.storage.get(key)
+                data = await self._get(key, "fetch_manifest", manifest_id)
                 manifest = await self._decode(self.format.decode_manifest, data, "fetch_manifest", key)
             self._warn_of_small_cache("manifest", len(manifest))
             return manifest, manifest.nbytes
@@ -240,8 +238,7 @@ class MetadataFiles:
     async def _open_manifest(self, manifest_id: ObjectId) -> OpenManifest:
         async def load() -> tuple[OpenManifest, int]:
             key = self.format.manifest_key(manifest_id)
-            with span("fetch_manifest", id=manifest_id):
-                data = await self.storage.get(key)
+            data = await self._get(key, "fetch_manifest", manifest_id)
             opened = await self._decode(self.format.open_manifest, data, "fetch_manifest", key)
             return opened, opened.nbytes
 
@@ -257,8 +254,7 @@ class MetadataFiles:
 
         async def load() -> tuple[TransactionLog, int]:
             key = self.format.transaction_log_key(snapshot_id)
-            with span("fetch_transaction_log", id=snapshot_id):
-                data = await self.storage.get(key)
+            data = await self._get(key, "fetch_transaction_log", snapshot_id)
             log = await self._decode(self.format.decode_transaction_log, data, "fetch_transaction_log", key)
             return log, 4 * len(data)
 
@@ -309,6 +305,13 @@ class MetadataFiles:
     async def write_attributes(self, attributes_id: ObjectId, rows: Sequence[bytes]) -> None:
         """Write an attributes file."""
         await self._put(self.format.attributes_key(attributes_id), self.format.encode_attributes(rows), "attributes")
+
+    async def _get(self, key: str, step: str, object_id: ObjectId) -> bytes:
+        """Read a file, as a span of OpenTelemetry where that is installed."""
+        if not HAS_TELEMETRY:
+            return await self.storage.get(key)
+        with span(step, id=object_id):
+            return await self.storage.get(key)
 
     async def _decode(self, decode: Callable[[bytes], T], data: bytes, step: str, key: str) -> T:
         """Decode a file. An error says which file it was and what it was read for."""

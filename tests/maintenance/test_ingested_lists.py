@@ -134,7 +134,7 @@ def test_commits_of_somebody_who_does_not_take_the_list_over_do_not_hide_it(monk
     session = repo.writable_session("main")
     zarr.open_group(session.store, mode="a").create_group("foreign")
     with monkeypatch.context() as patched:
-        patched.setattr(commit, "inherit_metadata", lambda parent, own: own)
+        patched.setattr(commit, "inherit_metadata", lambda parent, own, changed: own)
         session.commit("as another package commits")
     assert INGESTED_KEY not in repo.lookup_snapshot(repo.lookup_branch("main")).metadata
     assert repo.lookup_branch("main") != tip and _known(repo) == first

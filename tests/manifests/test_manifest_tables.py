@@ -233,13 +233,13 @@ def test_locations_are_taken_in_every_columnar_form() -> None:
 @pytest.mark.parametrize(
     ("columns", "complaint"),
     [
-        ({"coords": [[-1]], "kind": ChunkKind.NATIVE, "object_id": [[0] * 12]}, "coords holds -1"),
-        ({"coords": [[2**32]], "kind": ChunkKind.NATIVE, "object_id": [[0] * 12]}, "coords holds 4294967296"),
+        ({"coords": [[-1]], "kind": ChunkKind.NATIVE, "object_id": [[0] * 12]}, "coords contains -1"),
+        ({"coords": [[2**32]], "kind": ChunkKind.NATIVE, "object_id": [[0] * 12]}, "coords contains 4294967296"),
         ({"coords": [[0.5]], "kind": ChunkKind.NATIVE, "object_id": [[0] * 12]}, "whole numbers"),
         ({"coords": [[0]], "kind": ChunkKind.NATIVE}, "object_id"),
         ({"coords": [[3]], "kind": ChunkKind.VIRTUAL, "location": pa.nulls(1, pa.string())}, r"chunk \[3\] has no"),
         ({"coords": [[0]], "kind": ChunkKind.INLINE, "length": 3, "inline": b"ab"}, "outside of the inline bytes"),
-        ({"coords": [[0]], "kind": 9}, "no kind"),
+        ({"coords": [[0]], "kind": 9}, "not a kind of chunk reference"),
         ({"coords": [[0], [1]], "kind": ChunkKind.VIRTUAL, "location": ["a"]}, "1 texts for 2"),
     ],
 )

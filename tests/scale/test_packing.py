@@ -249,7 +249,9 @@ def test_neighbouring_chunks_are_read_in_few_requests(
     # Zarr asks for as many chunks at once as its concurrency says; what is asked together is fetched together.
     at_once = zarr.config.get("async.concurrency")
     assert len(whole) <= (2 if in_bulk else CHUNKS // at_once + 2)
-    assert sum(entry.received_bytes for entry in whole) == CHUNKS * ITEMS * 8
+    # Chunks of one pack that are asked for in different moments may be fetched twice, with what lies around them.
+    spare = 0 if in_bulk else len(whole) * ITEMS * 8
+    assert 0 <= sum(entry.received_bytes for entry in whole) - CHUNKS * ITEMS * 8 <= spare
     storage.journal.reset()
     assert array[7 * ITEMS] == values()[7 * ITEMS]
     lone = storage.journal.reads("chunks/")

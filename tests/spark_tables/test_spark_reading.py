@@ -272,8 +272,8 @@ def test_tables_and_views_of_the_catalog(spark: Any, place: str, weather: xr.Dat
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({}, "2 grids"),
-        ({"variables": "t3m"}, "there are altitude"),
+        ({}, "2 different grids"),
+        ({"variables": "t3m"}, "altitude"),
         ({"layuot": "rows"}, "unknown option 'layuot'"),
         ({"variables": "t2m", "region": "lev=1:2"}, "'lev', which is not a dimension"),
         ({"variables": "t2m", "storage.secret_access_key": "hidden-value"}, "shown in query plans"),
