@@ -261,7 +261,7 @@ def read_existing(session: Session, sources: NamedSources | None = None) -> Exis
     >>> read_existing(repo.readonly_session("main")).arrays
     {}
     """
-    documents = run_blocking(_documents(session))
+    documents = run_blocking(fetch_documents(session))
     arrays: dict[str, ExistingArray] = {}
     groups: set[str] = set()
     unreadable: dict[str, str] = {}
@@ -400,7 +400,7 @@ def _instant(seconds: int | None) -> dt.datetime | None:
     return None if seconds is None else dt.datetime.fromtimestamp(seconds, tz=dt.UTC)
 
 
-async def _documents(session: Session) -> dict[str, bytes]:
+async def fetch_documents(session: Session) -> dict[str, bytes]:
     """Return every zarr.json by path. It reads the node tree, so chunk keys are not listed."""
     found: dict[str, bytes] = {}
     for path in list(session.state.tree.paths()):

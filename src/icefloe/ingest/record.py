@@ -178,8 +178,13 @@ def keep_record(repository: Repository, base: Snapshot, metadata: Mapping[str, A
 
 
 def _store(repository: Repository, marks: bytes) -> str:
+    return _put(repository, zstandard.compress(marks))
+
+
+def _put(repository: Repository, data: bytes) -> str:
+    """Write an object that commits can refer to. Return its key."""
     key = f"{INGESTED_FOLDER}{secrets.token_hex(16)}"
-    run_blocking(repository.storage.put(key, zstandard.compress(marks)))
+    run_blocking(repository.storage.put(key, data))
     return key
 
 
@@ -410,11 +415,21 @@ class Catalogue:
 
 
 @dataclass(frozen=True, slots=True)
+class CatalogueObject:
+    """An object of a catalogue: the sources that a sync added or replaced, and the URLs of those that it removed."""
+
+    key: str
+    size_bytes: int
+    sources: tuple[CataloguedSource, ...]
+    removed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StoredCatalogue:
-    """A catalogue, and the objects that hold it, in the order in which they were written, with their sizes."""
+    """A catalogue, and the objects that hold it, in the order in which they were written."""
 
     catalogue: Catalogue
-    objects: tuple[tuple[str, int], ...] = ()
+    objects: tuple[CatalogueObject, ...] = ()
 
 
 def _labels(metadata: Mapping[str, Any], group: str) -> list[tuple[int, str]]:
@@ -453,15 +468,14 @@ def read_catalogue(repository: Repository, metadata: Mapping[str, Any], group: s
         return None
     sources: dict[str, CataloguedSource] = {}
     newest: Mapping[str, Any] = {}
-    objects: list[tuple[str, int]] = []
+    objects: list[CatalogueObject] = []
     for _, key in labels:
-        document, size = _fetch_segment(repository, key)
-        objects.append((key, size))
-        newest = document
-        for url in document["removed"]:
+        newest, size = _fetch_segment(repository, key)
+        each = CatalogueObject(key, size, tuple(_decode_sources(newest)), tuple(newest["removed"]))
+        objects.append(each)
+        for url in each.removed:
             sources.pop(url, None)
-        for source in _decode_sources(document):
-            sources[source.file.url] = source
+        sources.update({source.file.url: source for source in each.sources})
     arrays = {path: (str(kind), tuple(joined)) for path, (kind, joined) in newest["arrays"].items()}
     return StoredCatalogue(Catalogue(sources, arrays, newest["groups"], newest["chunks"]), tuple(objects))
 
@@ -493,19 +507,18 @@ def write_catalogue(
     objects = list(before.objects) if before is not None else []
     data = _encode_segment(now, changed, removed)
     # Objects of a similar size are joined. Each source is written again a logarithmic number of times.
-    while objects and objects[-1][1] < 2 * len(data):
-        document, _ = _fetch_segment(repository, objects.pop()[0])
+    while objects and objects[-1].size_bytes < 2 * len(data):
+        last = objects.pop()
         again = {source.file.url for source in changed} | set(removed)
-        older = [s for s in _decode_sources(document) if s.file.url not in again and s.file.url in now.sources]
+        older = [s for s in last.sources if s.file.url not in again and s.file.url in now.sources]
         changed = [*older, *changed]
-        removed = [*(url for url in document["removed"] if url not in now.sources), *removed]
+        removed = [*(url for url in last.removed if url not in now.sources), *removed]
         data = _encode_segment(now, changed, removed if objects else ())
-    key = f"{INGESTED_FOLDER}{secrets.token_hex(16)}"
-    run_blocking(repository.storage.put(key, data))
+    key = _put(repository, data)
     entry = metadata.get(CATALOGUE_KEY)
     others = dict(entry) if isinstance(entry, Mapping) else {}
     others = {label: each for label, each in others.items() if str(label).partition(":")[2] != group}
-    own = {f"{number}:{group}": each for number, each in enumerate([*(k for k, _ in objects), key])}
+    own = {f"{number}:{group}": each for number, each in enumerate([*(each.key for each in objects), key])}
     return {CATALOGUE_KEY: {**others, **own}}
 
 

@@ -24,7 +24,7 @@ from icefloe.errors import ConflictError, InvalidInputError, SnapshotNotFoundErr
 from icefloe.ingest.access import SourceAccess, choose_access
 from icefloe.ingest.array_plan import ArrayPlan, can_keep
 from icefloe.ingest.chunk_grids import ChunkRegion, Index, cover, find_rows_at, grid_boxes, grid_shape, move_rows
-from icefloe.ingest.local import NamedSources, SessionSink, SourceComparison, read_schemas
+from icefloe.ingest.local import NamedSources, SessionSink, SourceComparison, fetch_documents, read_schemas
 from icefloe.ingest.parsers.registry import check_format
 from icefloe.ingest.placement import Existing, SourceBox, find_recipes
 from icefloe.ingest.plan import DatasetPlan, IngestPlan, ValueWrite, changed_part, plan_ingest
@@ -207,20 +207,16 @@ class SyncResult:
 # -- chunks -----------------------------------------------------------------------------------------------------------
 
 
-def _boxes(
-    sources: Iterable[CataloguedSource], group: str, path: str, joined: Sequence[str], unknown: Iterable[str] = ()
-) -> list[SourceBox]:
+def _boxes(sources: Iterable[CataloguedSource], group: str, path: str, joined: Sequence[str]) -> list[SourceBox]:
     """Return the cells of every source in an array, as the placements say."""
-    never = frozenset(unknown)
     found = []
     for source in sources:
         placed = source.placed.get(group)
         if placed is None or path not in placed.fills:
             continue
         extents = [placed.extent.get(dim, (0, 0)) for dim in joined]
-        version = (*source.version, object()) if source.file.url in never else source.version
         start, size = tuple(first for first, _ in extents), tuple(length for _, length in extents)
-        found.append(SourceBox(source.file.url, version, placed.fills[path], start, size))
+        found.append(SourceBox(source.file.url, source.version, placed.fills[path], start, size))
     return found
 
 
@@ -283,11 +279,8 @@ class Archive:
 def read_archive(repository: Repository, branch: str, group: str, *, rebuild: bool = False) -> Archive:
     """Read what the last sync left, and what others changed since then."""
     session = repository.readonly_session(branch)
-    documents = {}
-    for path in list(session.state.tree.paths()):
-        content = run_blocking(session.state.fetch_document(path))
-        if content is not None:
-            documents[path.strip("/")] = parse_document(content, f"{path}/zarr.json")
+    contents = run_blocking(fetch_documents(session))
+    documents = {path: parse_document(content, f"{path}/zarr.json") for path, content in contents.items()}
     known, last = _find_commits(repository, session.snapshot_id, group)
     stored = read_catalogue(repository, known.metadata, group) if known is not None and not rebuild else None
     if stored is None or known is None:
@@ -735,16 +728,11 @@ def _check_shared(plan: SyncPlan, found: FoundSources, archive: Archive, job: Sy
     if plan.ingest is None:
         return
     new = {*plan.sources.added, *plan.sources.replaced}
-    checked = [
-        each
-        for each in plan.ingest.repeated
-        if each.other.file.url in new or (each.kept is not None and each.kept.file.url in new)
-    ]
-    checked = [
-        each
-        for each in checked
-        if not {each.other.file.url, "" if each.kept is None else each.kept.file.url} & found.unreadable
-    ]
+    checked = []
+    for each in plan.ingest.repeated:
+        urls = {placed.file.url for placed in (each.kept, each.other) if placed is not None}
+        if urls & new and not urls & found.unreadable:
+            checked.append(each)
     named = NamedSources(job.access)
     check_repeated(checked, plan.ingest.arrays, SourceComparison(archive.session, named, job.options.format))
 

@@ -463,8 +463,10 @@ def _run_sync_tasks(
         return []
     options = plan.ingest.options
     work = IngestWork(plan.ingest.arrays, access, options.format, options.on_error)
-    new = [task for task in plan.tasks if all(plan.arrays[path].is_rewritten for path in task.arrays)]
-    known = [task for task in plan.tasks if task not in new]
+    new: list[IngestTask] = []
+    known: list[IngestTask] = []
+    for task in plan.tasks:
+        (new if all(plan.arrays[path].is_rewritten for path in task.arrays) else known).append(task)
     reports: list[IngestReport] = []
     description = f"syncing {len(plan.ingest.sources):,} sources ({options.mode})"
     if known:
