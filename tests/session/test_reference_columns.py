@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from hypothesis import given
+from hypothesis import strategies as st
 
 import icefloe
-from icefloe.blocking import iterate_blocking
+from icefloe.blocking import iterate_blocking, run_blocking
 from icefloe.errors import InvalidInputError, VirtualChunkError
 from icefloe.session.session_chunks import ChunkType
 
@@ -127,3 +129,89 @@ def test_a_file_that_is_replaced_within_the_second_of_its_checksum_is_refused(
     assert _read(repo, path, start, future) == 3
     with pytest.raises(VirtualChunkError, match="changed"):
         _read(repo, path, start + 100_000_000, future)
+
+
+SPEC_LOCATIONS = st.sampled_from(["file://{}/a.bin", "FILE://{}/./a.bin", "file://{}/b/ü.bin", "s3://elsewhere/x"])
+NO_ZONE = dt.datetime(2024, 1, 1)  # noqa: DTZ001 - a time zone is missing on purpose
+SPEC_TIMES = st.sampled_from(
+    [None, dt.datetime(2024, 1, 1, 0, 0, 0, 5, tzinfo=dt.UTC), dt.datetime(2025, 1, 1, tzinfo=dt.UTC)]
+)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.tuples(st.integers(0, 2), st.integers(0, 3)),
+            SPEC_LOCATIONS,
+            st.integers(0, 100),
+            st.integers(1, 9),
+            st.sampled_from([None, "", "tag-1", "tag-2"]),
+            SPEC_TIMES,
+        ),
+        max_size=12,
+    ),
+    st.booleans(),
+)
+def test_a_list_of_specifications_sets_what_one_call_for_each_sets(rows: list[Any], validate: bool) -> None:
+    folder = "/data"
+    config = icefloe.RepositoryConfig.default()
+    config.set_virtual_chunk_container(
+        icefloe.VirtualChunkContainer(f"file://{folder}/", icefloe.local_filesystem_store(folder))
+    )
+    repo = icefloe.Repository.create(icefloe.in_memory_storage(), config)
+    together, apart = repo.writable_session("main"), repo.writable_session("main")
+    for session in (together, apart):
+        add(session.store, "a", (6, 8), (2, 2))
+    specs = [icefloe.VirtualChunkSpec(list(i), place.format(folder), *rest) for i, place, *rest in rows]
+    skipped = []
+    for spec in specs:
+        checksum = spec.etag_checksum or spec.last_updated_at_checksum
+        key = f"a/c/{spec.index[0]}/{spec.index[1]}"
+        try:
+            apart.store.set_virtual_ref(
+                key,
+                spec.location,
+                offset=spec.offset,
+                length=spec.length,
+                checksum=checksum,
+                validate_container=validate,
+            )
+        except VirtualChunkError:
+            skipped.append(tuple(spec.index))
+    assert together.store.set_virtual_refs("a", specs, validate_containers=validate) == (skipped or None)
+    tables = []
+    for session in (together, apart):
+        view = session._state.view()
+        tables.append(run_blocking(view.chunk_table(view.tree.array("/a"))))
+    assert tables[0] == tables[1]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (icefloe.VirtualChunkSpec([9], "s3://b/x", 0, 1), r"chunk \[9\] is outside the grid"),
+        (icefloe.VirtualChunkSpec([-1], "s3://b/x", 0, 1), r"chunk \[-1\] is outside the grid"),
+        (icefloe.VirtualChunkSpec([0, 0], "s3://b/x", 0, 1), r"chunk \[0, 0\] is outside the grid"),
+        (icefloe.VirtualChunkSpec([0.5], "s3://b/x", 0, 1), "not whole numbers"),  # type: ignore[list-item]
+        (icefloe.VirtualChunkSpec([1 << 70], "s3://b/x", 0, 1), "not whole numbers"),
+        (icefloe.VirtualChunkSpec([0], "s3://b/x", -3, 1), "offset -3 and length 1"),
+        (icefloe.VirtualChunkSpec([0], "s3://b/x", 0, 0), "offset 0 and length 0"),
+        (icefloe.VirtualChunkSpec([0], "s3://b/x", 0, 1 << 64), "length of a virtual chunk"),
+        (icefloe.VirtualChunkSpec([0], None, 0, 1), "None, which is not text"),  # type: ignore[arg-type]
+        (icefloe.VirtualChunkSpec([0], "s3://b/\ud800", 0, 1), "not valid Unicode"),
+        (icefloe.VirtualChunkSpec([0], "no url", 0, 1), "not a URL"),
+        (
+            icefloe.VirtualChunkSpec([0], "s3://b/x", 0, 1, last_updated_at_checksum=NO_ZONE),
+            "time zone",
+        ),
+    ],
+)
+def test_one_wrong_specification_sets_none_of_a_list(spec: icefloe.VirtualChunkSpec, message: str) -> None:
+    config = icefloe.RepositoryConfig.default()
+    config.set_virtual_chunk_container(icefloe.VirtualChunkContainer("s3://b/", icefloe.s3_store(region="us-east-1")))
+    session = icefloe.Repository.create(icefloe.in_memory_storage(), config).writable_session("main")
+    add(session.store, "a", (8,), (2,))
+    good = icefloe.VirtualChunkSpec([1], "s3://b/x", 0, 1)
+    with pytest.raises(InvalidInputError, match=message):
+        session.store.set_virtual_refs("a", [good, spec, good])
+    assert session.all_virtual_chunk_locations() == []

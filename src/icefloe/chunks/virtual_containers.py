@@ -20,6 +20,9 @@ from dataclasses import replace
 from typing import Any, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
+import numpy as np
+import numpy.typing as npt
+
 from icefloe.chunks.range_scheduler import ObjectSource, object_source
 from icefloe.errors import ContainerError, InvalidInputError, VirtualChunkError
 from icefloe.model.chunk_table import FEW_TEXTS, StringColumn, string_column, text_array
@@ -392,11 +395,21 @@ class VirtualContainers:
         Authorisation is not checked: a writer of references need not be able to read them.
         """
         column = normalise_locations(locations)
+        covered = self._covered(column)
+        if not covered.all():
+            uncovered = np.flatnonzero(~covered)
+            raise self._uncovered(column[int(uncovered[0])], others=len(uncovered) - 1)
+        return column
+
+    def select_covered(self, locations: StringColumn) -> tuple[StringColumn, npt.NDArray[np.bool_]]:
+        """A column of distinct locations in one spelling, and for each whether a container covers it."""
+        column = normalise_locations(locations)
+        return column, self._covered(column)
+
+    def _covered(self, column: StringColumn) -> npt.NDArray[np.bool_]:
+        """For each location in its final spelling, whether a container covers it. Null needs none."""
         if len(column) <= FEW_TEXTS:
-            uncovered = [text for text in column if text is not None and self.find_container(text) is None]
-            if uncovered:
-                raise self._uncovered(uncovered[0], others=len(uncovered) - 1)
-            return column
+            return np.array([text is None or self.find_container(text) is not None for text in column], dtype=bool)
         import pyarrow.compute as pc  # noqa: PLC0415 - a twentieth of a second that a few locations do not need
 
         known = [prefix for prefix, _ in self._by_prefix]
@@ -404,10 +417,8 @@ class VirtualContainers:
         covered = pc.is_null(column.arrow)
         for prefix in known:
             covered = pc.or_(covered, pc.starts_with(column.arrow, pattern=prefix))
-        if not pc.all(covered).as_py():
-            missing = column.arrow.filter(pc.invert(covered))
-            raise self._uncovered(missing[0].as_py(), others=len(missing) - 1)
-        return column
+        found: npt.NDArray[np.bool_] = covered.to_numpy(zero_copy_only=False)
+        return found
 
     def absolute(self, location: str) -> str:
         """The present URL of a location: `vcc://name/path` is below the prefix of that container."""

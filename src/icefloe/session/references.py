@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from icefloe.errors import InvalidInputError, UnsupportedError, VirtualChunkError
+from icefloe.errors import InvalidInputError, UnsupportedError
 from icefloe.manifests.columns import code_texts, find_rows, map_coords, normalise, overlay, shift_coords, take
 from icefloe.model.chunk_table import (
     FEW_TEXTS,
@@ -26,7 +28,7 @@ from icefloe.model.chunk_table import (
 from icefloe.model.snapshot import ArrayNode
 from icefloe.model.virtual_chunk_container import Checksum, VirtualChunkSpec
 from icefloe.model.zarr_document import check_unicode, parse_document
-from icefloe.session.session_state import SessionState
+from icefloe.session.session_state import MAX_COORD, SessionState, in_grid
 
 Mapper = Callable[[Iterable[int]], Iterable[int] | None]
 
@@ -136,26 +138,98 @@ def _whole_seconds(checksum: dt.datetime) -> int:
 def set_specs(
     state: SessionState, array_path: str, chunks: Sequence[VirtualChunkSpec], *, validate_containers: bool
 ) -> list[tuple[int, ...]] | None:
-    """Set references from specifications; those no container covers are left out and returned."""
+    """Set references from specifications, all or none; those no container covers are left out and returned."""
     node = _array(state, array_path)
-    refused = []
-    for spec in chunks:
-        coords = tuple(int(c) for c in spec.index)
-        state.check_coords(node, coords)
-        try:
-            ref = virtual_ref(
-                state,
-                spec.location,
-                spec.offset,
-                spec.length,
-                spec.etag_checksum or spec.last_updated_at_checksum,
-                validate_container=validate_containers,
-            )
-        except VirtualChunkError:
-            refused.append(coords)
-            continue
-        state.set_ref(node, coords, ref)
-    return refused or None
+    specs = list(chunks)
+    if not specs:
+        return None
+    coords = _spec_coords(state, node, specs)
+    offsets, lengths = _spec_numbers(specs, "offset"), _spec_numbers(specs, "length")
+    wrong = np.flatnonzero((offsets < 0) | (lengths <= 0))
+    if len(wrong):
+        _check_range(int(offsets[wrong[0]]), int(lengths[wrong[0]]))
+    texts = [spec.location for spec in specs]
+    for text in {type(text): text for text in texts}.values():
+        if not isinstance(text, str):
+            raise InvalidInputError(f"the location of a virtual chunk is {text!r}, which is not text")
+    codes, locations = _coded(texts, "a location")
+    refused = np.empty(0, dtype=np.int64)
+    if validate_containers:
+        locations, covered = state.context.containers.select_covered(locations)
+        refused = np.flatnonzero(~covered[codes])
+    etag, etags, modified = _spec_checksums(state, specs)
+    table = ChunkTable(
+        coords=coords,
+        kind=np.full(len(specs), ChunkKind.VIRTUAL, dtype=np.uint8),
+        offset=offsets.astype(np.uint64),
+        length=lengths.astype(np.uint64),
+        location=codes,
+        locations=locations,
+        etag=etag,
+        etags=etags,
+        last_modified=modified,
+    )
+    if len(refused):
+        table = take(table, np.delete(np.arange(len(specs)), refused))
+    state.set_table(node, normalise(table))
+    return [tuple(row) for row in coords[refused].tolist()] or None
+
+
+def _spec_coords(state: SessionState, node: ArrayNode, specs: list[VirtualChunkSpec]) -> npt.NDArray[np.uint32]:
+    """The coordinates of specifications as a matrix. Every one must be in the grid of the array."""
+    indices = [spec.index for spec in specs]
+    ndim = len(node.shape)
+    for index in {len(index): index for index in indices}.values():
+        if len(index) != ndim:
+            state.check_coords(node, tuple(index))
+    flat = chain.from_iterable(indices)
+    try:
+        matrix = np.fromiter(map(operator.index, flat), dtype=np.int64, count=len(specs) * ndim)
+    except (TypeError, OverflowError) as error:
+        raise InvalidInputError(
+            f"a chunk of {node.path} has coordinates that are not whole numbers: {error}"
+        ) from error
+    matrix = matrix.reshape(len(specs), ndim)
+    if ndim:
+        for extreme in (matrix.min(axis=0), matrix.max(axis=0)):
+            if not in_grid(node, tuple(extreme.tolist())):
+                outside = ((matrix < 0) | (matrix >= np.array(node.grid)) | (matrix > MAX_COORD)).any(axis=1)
+                state.check_coords(node, tuple(matrix[int(outside.argmax())].tolist()))
+    return matrix.astype(np.uint32)
+
+
+def _spec_numbers(specs: list[VirtualChunkSpec], name: str) -> npt.NDArray[np.int64]:
+    try:
+        return np.fromiter(map(operator.index, map(operator.attrgetter(name), specs)), dtype=np.int64, count=len(specs))
+    except (TypeError, OverflowError) as error:
+        raise InvalidInputError(f"the {name} of a virtual chunk is not a whole number: {error}") from error
+
+
+def _spec_checksums(
+    state: SessionState, specs: list[VirtualChunkSpec]
+) -> tuple[npt.NDArray[np.int32] | None, Sequence[str], npt.NDArray[np.uint32] | None]:
+    """The columns `etag`, `etags` and `last_modified` of specifications. An ETag comes before a time."""
+    tags = [spec.etag_checksum or None for spec in specs]
+    times = [spec.last_updated_at_checksum for spec in specs]
+    etag: npt.NDArray[np.int32] | None = None
+    etags: Sequence[str] = ()
+    modified: npt.NDArray[np.uint32] | None = None
+    if any(tags):
+        _split_checksum(state, next(filter(None, tags)))
+        etag, etags = _coded(tags, "a checksum")
+        times = [None if tag else time for tag, time in zip(tags, times, strict=True)]
+    if any(times):
+        seconds = {time: _split_checksum(state, time)[1] or 0 for time in set(times)}
+        modified = np.fromiter(map(seconds.__getitem__, times), dtype=np.uint32, count=len(times))
+    return etag, etags, modified
+
+
+def _coded(texts: list[Any], name: str) -> tuple[npt.NDArray[np.int32], StringColumn]:
+    """Texts as codes and a column of the distinct ones. Null has the code -1."""
+    try:
+        return code_texts(texts, len(texts))
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(f"{name} is not valid Unicode: {error.object!r}") from error
 
 
 def set_columns(

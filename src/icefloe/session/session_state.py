@@ -271,7 +271,7 @@ class Tree:
             nearest = next(pending, None)
 
 
-_MAX_COORD = 2**32 - 1
+MAX_COORD = 2**32 - 1
 
 
 class SessionView:
@@ -416,7 +416,7 @@ def _view_parts(node: ArrayNode, parts: Sequence[PartRef]) -> tuple[PartView, ..
 def in_grid(node: ArrayNode, coords: Coords) -> bool:
     """Whether the grid of an array has a chunk; grids of early repositories may be larger than coordinates can tell."""
     grid = node.grid
-    return len(coords) == len(grid) and all(0 <= c < n and c <= _MAX_COORD for c, n in zip(coords, grid, strict=True))
+    return len(coords) == len(grid) and all(0 <= c < n and c <= MAX_COORD for c, n in zip(coords, grid, strict=True))
 
 
 class SessionState(SessionView):
