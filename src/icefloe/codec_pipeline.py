@@ -24,6 +24,7 @@ from zarr.core.buffer import NDBuffer, cpu, default_buffer_prototype
 from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
+import icefloe.grib_codec  # noqa: F401 - registers its codec with zarr
 from icefloe.errors import IcefloeError
 from icefloe.model.chunk_table import batches_up_to
 from icefloe.storage.contract import Buffer as Bytes

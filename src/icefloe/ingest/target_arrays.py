@@ -27,7 +27,7 @@ from icefloe.ingest.cf import (
 from icefloe.ingest.chunk_grids import is_contiguous_chunking
 from icefloe.ingest.members import Member, decoding_codecs, find_byte_difference, promoted_dtype
 from icefloe.ingest.placement import Existing, ExistingArray, JoinedDimension, same_coordinates
-from icefloe.ingest.source_model import IDENTITY_ATTRIBUTES, SchemaIssue, SourceVariable
+from icefloe.ingest.source_model import IDENTITY_ATTRIBUTES, SchemaIssue, SourceVariable, named_by
 from icefloe.ingest.sources import IngestOptions
 from icefloe.ingest.zarr_documents import array_document, fill_attribute, fill_value_document
 
@@ -429,13 +429,18 @@ def _choose_kind(
         reason = find_byte_difference(variable, members, name)
     if reason is None:
         return "virtual", template, []
-    if is_coordinate:
+    if is_coordinate or _is_auxiliary(members, name):
         note = _issue(members[0], name, "references", "possible", reason, "the coordinate is stored by value")
         return "native", variable, [replace(note, severity="note")]
     if options.mode == "mixed":
         note = _issue(members[0], name, "references", "possible", reason, "the array is written by value")
         return "native", variable, [replace(note, severity="handled")]
     return "virtual", template, [_issue(members[0], name, "references", "possible", reason, "use mode='mixed'")]
+
+
+def _is_auxiliary(members: Sequence[Member], name: str) -> bool:
+    """Whether another variable names this one, for example as its coordinate, bounds or grid mapping."""
+    return any(name in named_by(variable) for variable in members[0].variables.values())
 
 
 def fit_chunks(
@@ -580,7 +585,7 @@ def _existing_kind(
             reason = reason or f"the array's {facet} is {ours}, the file's {theirs}"
     if reason is None:
         return True, template, []
-    if options.mode == "mixed":
+    if options.mode == "mixed" or (variable.not_virtual is not None and _is_auxiliary(members, name)):
         return False, variable, []
     return True, template, [_issue(members[0], name, "references", "possible", reason, "use mode='mixed' or 'native'")]
 

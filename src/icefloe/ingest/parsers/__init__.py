@@ -7,6 +7,8 @@ Modules
 - `grib`: GRIB edition 1 and 2, read with ecCodes.
 - `grib_grid`: The grids of GRIB messages: dimensions, coordinates and the map projection, from ecCodes' latitudes
   and longitudes.
+- `grib_index`: GRIB files by their index files: `.idx` of wgrib2 (NOAA) and `.index` (ECMWF), without reading the
+  data.
 - `hdf5`: NetCDF4 and HDF5 files, read with h5py.
 - `kerchunk`: Kerchunk reference sets: one JSON file, or a folder of Parquet files.
 - `netcdf3`: NetCDF classic files (CDF-1, CDF-2, CDF-5).

@@ -16,15 +16,17 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import eccodes
 import numpy as np
 import numpy.typing as npt
 
-from icefloe.errors import FormatError
+from icefloe.errors import FormatError, IcefloeError
+from icefloe.grib_codec import GribCodec, count_fields, parameter_numbers, read_values
 from icefloe.ingest.access import SourceAccess, local_errors, local_path
-from icefloe.ingest.chunk_grids import ChunkRegion, all_coords, grid_shape
+from icefloe.ingest.chunk_grids import ChunkRegion, all_coords, grid_shape, virtual_table
 from icefloe.ingest.parsers.contract import OpenSource, broken
 from icefloe.ingest.parsers.grib_grid import Grid, describe_grid
 from icefloe.ingest.source_model import (
@@ -38,10 +40,8 @@ from icefloe.ingest.source_model import (
 from icefloe.ingest.zarr_documents import bytes_codec, fill_attribute, fill_value_document
 from icefloe.model.chunk_table import empty_table
 
-_NO_CODEC = "GRIB packs its values in a way that Zarr has no codec for"
-_MISSING = 1.7e308
-"""The value of ecCodes for missing values. No packing can produce it."""
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_COMPUTED = "it is computed from the messages"
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _HOURS = {"s": 1 / 3600, "m": 1 / 60, "h": 1.0, "D": 24.0}
 
 _SCALED = frozenset(
@@ -112,7 +112,7 @@ _ATTRIBUTES = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Message:
+class Message:
     """The location of a field in the file, and its keys."""
 
     index: int
@@ -132,12 +132,14 @@ class _Message:
     member: int | None
     grid: str
     keys: tuple[tuple[str, float], ...]
+    parameter: str
+    """The edition and the numbers of the parameter."""
 
     def cell(self) -> tuple[Any, ...]:
         return (self.time, self.step, self.member or 0, self.level, self.keys)
 
     def __str__(self) -> str:
-        when = (_EPOCH + dt.timedelta(hours=self.time)).strftime("%Y-%m-%d %H:%M")
+        when = (EPOCH + dt.timedelta(hours=self.time)).strftime("%Y-%m-%d %H:%M")
         layer = f"{self.level[0]:g}" if self.level[0] == self.level[1] else f"{self.level[0]:g}-{self.level[1]:g}"
         steps = f"{self.step:g}" if self.start == self.step else f"{self.start:g}-{self.step:g}"
         member = "" if self.member is None else f", number {self.member}"
@@ -159,7 +161,7 @@ class _Field:
     """One variable: its messages by their values on the axes."""
 
     axes: tuple[_Axis, ...]
-    cells: Mapping[tuple[Any, ...], _Message]
+    cells: Mapping[tuple[Any, ...], Message]
     grid: str
     attributes: Mapping[str, Any]
     bounds: npt.NDArray[np.float64] | None = None
@@ -176,47 +178,53 @@ class _Extra:
 
 
 class GribSource(OpenSource):
-    """Fields combined into arrays over time, step, level and ensemble member. Only by value, without references."""
+    """Fields combined into arrays over time, step, level and ensemble member. A chunk is one message."""
 
     format = "grib"
 
     def __init__(self, file: SourceFile, access: SourceAccess) -> None:
         super().__init__(file, access)
-        path = local_path(file.url)
-        # ecCodes can only read local files.
-        if path is not None:
-            with local_errors(file.url):
-                self._stream: Any = path.open("rb")
-        else:
-            self._stream = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the source
-            self._stream.write(access.read(file.url))
-            self._stream.seek(0)
+        self.data = file
+        """The file with the messages."""
         self._schema: SourceSchema | None = None
         self._grids: dict[str, Grid] = {}
         self._descriptions: dict[tuple[str, ...], dict[str, Any]] = {}
         self._global: dict[str, Any] | None = None
         self._extras: dict[str, _Extra] = {}
+        self._open()
         try:
             self._fields = self._gather(list(self._scan()))
-        except (eccodes.CodesInternalError, OSError, ValueError) as error:
-            self._stream.close()
+        except (eccodes.CodesInternalError, OSError, TypeError, ValueError) as error:
+            self.close()
             raise broken(file, "GRIB", error) from error
-        except FormatError:
-            self._stream.close()
+        except IcefloeError:
+            self.close()
             raise
         if not self._fields:
-            self._stream.close()
+            self.close()
             raise broken(file, "GRIB", "it contains no message (truncated?)")
 
     # Messages
 
-    def _scan(self) -> Iterator[_Message]:
+    def _open(self) -> None:
+        path = local_path(self.file.url)
+        # ecCodes can only read local files.
+        if path is not None:
+            with local_errors(self.file.url):
+                self._stream: Any = path.open("rb")
+        else:
+            self._stream = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the source
+            self._stream.write(self.access.read(self.file.url))
+            self._stream.seek(0)
+
+    def _scan(self) -> Iterator[Message]:
+        """The keys of every field of the file."""
         index = itertools.count()
         while (handle := eccodes.codes_grib_new_from_file(self._stream)) is not None:
             try:
                 offset = int(eccodes.codes_get_message_offset(handle))
                 length = int(eccodes.codes_get(handle, "totalLength"))
-                parts = _field_count(self._stream.fileno(), offset, length)
+                parts = count_fields(partial(self._content, offset), length)
                 if parts == 1:
                     yield self._describe(handle, next(index), offset, length, None)
                     continue
@@ -226,16 +234,20 @@ class GribSource(OpenSource):
                 with self._open_message(offset, length, part) as single:
                     yield self._describe(single, next(index), offset, length, part)
 
+    def _content(self, offset: int, start: int, size: int) -> bytes:
+        """Bytes of the message at an offset."""
+        return os.pread(self._stream.fileno(), size, offset + start)
+
     @contextmanager
     def _open_message(self, offset: int, length: int, part: int | None) -> Iterator[Any]:
-        content = os.pread(self._stream.fileno(), length, offset)
+        content = self._content(offset, 0, length)
         handle = eccodes.codes_new_from_message(content if part is None else _single_field(content, part))
         try:
             yield handle
         finally:
             eccodes.codes_release(handle)
 
-    def _describe(self, handle: Any, index: int, offset: int, length: int, part: int | None) -> _Message:
+    def _describe(self, handle: Any, index: int, offset: int, length: int, part: int | None) -> Message:
         message = _describe_message(handle, index, offset, length, part)
         if message.grid not in self._grids:
             self._grids[message.grid] = describe_grid(handle)
@@ -247,24 +259,22 @@ class GribSource(OpenSource):
         self._global = {k: v for k, v in known.items() if facts.get(k) == v}
         return message
 
-    def _decode(self, message: _Message) -> npt.NDArray[Any]:
+    def _decode(self, message: Message) -> npt.NDArray[Any]:
         """The values of a message in the shape of its grid. Missing values are NaN."""
         try:
             with self._open_message(message.offset, message.length, message.part) as handle:
-                eccodes.codes_set(handle, "missingValue", _MISSING)
-                values = np.asarray(eccodes.codes_get_array(handle, "values"), dtype=np.float64)
-            return self._grids[message.grid].shaped(np.where(values == _MISSING, np.nan, values))
+                return self._grids[message.grid].shaped(read_values(handle))
         except (eccodes.CodesInternalError, ValueError) as error:
             raise broken(self.file, "GRIB", error) from error
 
     # Variables
 
-    def _gather(self, messages: Sequence[_Message]) -> dict[str, _Field]:
+    def _gather(self, messages: Sequence[Message]) -> dict[str, _Field]:
         """Variables by name: one per parameter, kind of step, kind of level and grid."""
-        kinds: dict[tuple[str, str, str, str], list[_Message]] = {}
+        kinds: dict[tuple[str, str, str, str], list[Message]] = {}
         for message in messages:
             kinds.setdefault((message.name, message.step_type, message.level_type, message.grid), []).append(message)
-        groups: list[tuple[str, list[_Message]]] = []
+        groups: list[tuple[str, list[Message]]] = []
         for _, same in itertools.groupby(sorted(kinds, key=_by_name), key=lambda kind: kind[0]):
             alike = list(same)
             for kind in alike:
@@ -282,7 +292,7 @@ class GribSource(OpenSource):
             for label, found in sorted(groups, key=lambda group: group[1][0].index)
         }
 
-    def _split(self, messages: list[_Message]) -> list[tuple[str, list[_Message]]]:
+    def _split(self, messages: list[Message]) -> list[tuple[str, list[Message]]]:
         """Groups of messages that share no cell, by the suffix of their variable's name."""
         found = [("", messages)]
         if _meet(messages) or not _is_function([(m.step, m.start) for m in messages]):
@@ -297,7 +307,7 @@ class GribSource(OpenSource):
             ]
         return [(suffix, self._without_repeats(part)) for suffix, part in found]
 
-    def _split_by_key(self, messages: list[_Message], key: str) -> list[tuple[str, list[_Message]]]:
+    def _split_by_key(self, messages: list[Message], key: str) -> list[tuple[str, list[Message]]]:
         values: dict[int, str] = {}
         for message in messages:
             with self._open_message(message.offset, message.length, message.part) as handle:
@@ -306,12 +316,12 @@ class GribSource(OpenSource):
         # A key that does not distinguish the messages is not part of the names.
         return parts if sum(_meet(p) for _, p in parts) < _meet(messages) else [("", messages)]
 
-    def _without_repeats(self, messages: list[_Message]) -> list[_Message]:
+    def _without_repeats(self, messages: list[Message]) -> list[Message]:
         """The messages, each cell once.
 
         A repeated message is left out if its values are the same, and refused otherwise.
         """
-        kept: dict[tuple[Any, ...], _Message] = {}
+        kept: dict[tuple[Any, ...], Message] = {}
         for message in messages:
             other = kept.setdefault(message.cell(), message)
             if other is not message and not np.array_equal(self._decode(other), self._decode(message), equal_nan=True):
@@ -325,7 +335,7 @@ class GribSource(OpenSource):
                 )
         return list(kept.values())
 
-    def _field(self, messages: list[_Message], axes: Sequence[_Axis]) -> _Field:
+    def _field(self, messages: list[Message], axes: Sequence[_Axis]) -> _Field:
         first = messages[0]
         attributes: dict[str, Any] = dict(self._descriptions[first.name, first.step_type, first.level_type])
         attributes.update(
@@ -360,8 +370,28 @@ class GribSource(OpenSource):
         return self._schema
 
     def references(self, variable: SourceVariable) -> References:
-        coords = all_coords(grid_shape(variable.shape, variable.chunks))
-        return References(empty_table(len(variable.shape)), coords)
+        rank = len(variable.shape)
+        if variable.path not in self._fields:
+            return References(empty_table(rank), all_coords(grid_shape(variable.shape, variable.chunks)))
+        found = self._fields[variable.path]
+        places = [{value: i for i, value in enumerate(axis.values)} for axis in found.axes]
+        coords = np.zeros((len(found.cells), rank), dtype=np.uint32)
+        for column, place in enumerate(places):
+            coords[:, column] = [place[cell[column]] for cell in found.cells]
+        messages = found.cells.values()
+        # A reference is to a whole message. One with several fields is several chunks.
+        is_whole = np.array([message.part is None for message in messages], dtype=bool)
+        offsets = np.array([message.offset for message in messages], dtype=np.int64)
+        lengths = np.array([message.length for message in messages], dtype=np.int64)
+        table = virtual_table(
+            coords[is_whole],
+            offsets[is_whole],
+            lengths[is_whole],
+            self.data.url,
+            etag=self.data.etag,
+            last_modified=self.data.last_modified,
+        )
+        return References(table, coords[~is_whole])
 
     def values(self, variable: SourceVariable, region: ChunkRegion) -> npt.NDArray[Any]:
         self.schema()
@@ -393,7 +423,7 @@ def _get(handle: Any, key: str, default: Any = None, kind: Any = None) -> Any:
         return default
 
 
-def _describe_message(handle: Any, index: int, offset: int, length: int, part: int | None) -> _Message:
+def _describe_message(handle: Any, index: int, offset: int, length: int, part: int | None) -> Message:
     date, clock = int(_get(handle, "dataDate")), int(_get(handle, "dataTime", 0))
     second = int(_get(handle, "second", 0) or 0) if _get(handle, "edition") == 2 else 0
     try:
@@ -408,7 +438,7 @@ def _describe_message(handle: Any, index: int, offset: int, length: int, part: i
     if member == 0 and _get(handle, "edition") == 1 and _get(handle, "dataType") not in ("cf", "pf"):
         # In GRIB 1, every message of some centres has the key.
         member = None
-    return _Message(
+    return Message(
         index=index,
         offset=offset,
         length=length,
@@ -417,12 +447,13 @@ def _describe_message(handle: Any, index: int, offset: int, length: int, part: i
         step_type=str(_get(handle, "stepType", "instant")),
         level_type=str(_get(handle, "typeOfLevel", "unknown")),
         level=_level(handle),
-        time=(when - _EPOCH).total_seconds() / 3600,
+        time=(when - EPOCH).total_seconds() / 3600,
         start=_hours(handle, "startStep"),
         step=_hours(handle, "endStep"),
         member=None if member is None else int(member),
         grid=str(_get(handle, "md5GridSection")),
         keys=_product_keys(handle),
+        parameter=parameter_numbers(handle),
     )
 
 
@@ -512,21 +543,6 @@ def _sections(content: bytes) -> Iterator[tuple[int, int, int]]:
         start += size
 
 
-def _field_count(descriptor: int, offset: int, length: int) -> int:
-    """The number of fields of a message. Only headers of sections are read."""
-    if os.pread(descriptor, 8, offset)[7:8] != b"\x02":
-        return 1
-    count, start, end = 0, offset + 16, offset + length - 4
-    while start + 5 <= end:
-        header = os.pread(descriptor, 5, start)
-        size = int.from_bytes(header[:4], "big")
-        if size < 5:
-            break
-        count += header[4] == 7
-        start += size
-    return max(1, count)
-
-
 def _single_field(content: bytes, wanted: int) -> bytes:
     """One field of a GRIB 2 message as a separate message.
 
@@ -571,14 +587,14 @@ def _label(kind: tuple[str, str, str, str], alike: Sequence[tuple[str, str, str,
     return label
 
 
-def _split_by(messages: Sequence[_Message], label: Any) -> list[tuple[str, list[_Message]]]:
-    parts: dict[str, list[_Message]] = {}
+def _split_by(messages: Sequence[Message], label: Any) -> list[tuple[str, list[Message]]]:
+    parts: dict[str, list[Message]] = {}
     for message in messages:
         parts.setdefault(label(message), []).append(message)
     return sorted(parts.items())
 
 
-def _range_label(message: _Message) -> str:
+def _range_label(message: Message) -> str:
     """Fields over the time since the start of the forecast keep the plain name.
 
     Others have a suffix with their length.
@@ -589,7 +605,7 @@ def _range_label(message: _Message) -> str:
     return f"_{minutes // 60}h" if minutes % 60 == 0 else f"_{minutes}m"
 
 
-def _meet(messages: Sequence[_Message]) -> int:
+def _meet(messages: Sequence[Message]) -> int:
     """How many messages would share a cell with another one."""
     return len(messages) - len({message.cell() for message in messages})
 
@@ -598,7 +614,7 @@ def _is_function(pairs: Sequence[tuple[float, float]]) -> bool:
     return len({a for a, _ in pairs}) == len(set(pairs))
 
 
-def _value(message: _Message, kind: str) -> Any:
+def _value(message: Message, kind: str) -> Any:
     match kind:
         case "time":
             return message.time
@@ -611,7 +627,7 @@ def _value(message: _Message, kind: str) -> Any:
     return dict(message.keys).get(kind, float("-inf"))
 
 
-def _arrange(messages: Sequence[_Message]) -> list[_Axis]:
+def _arrange(messages: Sequence[Message]) -> list[_Axis]:
     """The axes of a variable, without names. Keys that depend on others are not axes."""
     kinds = ["time", "step"]
     if any(message.member is not None for message in messages):
@@ -626,7 +642,7 @@ def _arrange(messages: Sequence[_Message]) -> list[_Axis]:
     return axes
 
 
-def _is_level_known(messages: Sequence[_Message]) -> bool:
+def _is_level_known(messages: Sequence[Message]) -> bool:
     """Whether the kind of level has only one level, or the parameter's name contains the level, as in `2t`, `10u`."""
     levels = {message.level for message in messages}
     if len(levels) > 1:
@@ -706,6 +722,8 @@ def _data_variable(name: str, found: _Field, grid: Grid) -> SourceVariable:
         attributes["grid_mapping"] = grid.mapping_name
     if beside:
         attributes["coordinates"] = " ".join(beside)
+    parameters = {message.parameter for message in found.cells.values()}
+    codec: dict[str, Any] = GribCodec(min(parameters), found.grid, grid.is_transposed).to_dict()
     return SourceVariable(
         path=name,
         dims=(*(axis.name for axis in axes), *grid.dims),
@@ -714,9 +732,10 @@ def _data_variable(name: str, found: _Field, grid: Grid) -> SourceVariable:
         chunks=(*(1 for _ in axes), *grid.shape),
         attributes=attributes,
         fill_value=fill_value_document("<f8", np.nan),
-        codecs=(bytes_codec("<f8"),),
-        layout="opaque",
-        not_virtual=_NO_CODEC,
+        codecs=({"name": codec["name"], "configuration": codec["configuration"]},),
+        not_virtual=None
+        if len(parameters) == 1
+        else f"its messages have the parameters {', '.join(sorted(parameters))}",
     )
 
 
@@ -772,7 +791,7 @@ def _extra(name: str, dims: tuple[str, ...], values: Any, attributes: Mapping[st
             attributes=dict(attributes),
             codecs=(bytes_codec(dtype),),
             layout="opaque",
-            not_virtual=_NO_CODEC,
+            not_virtual=_COMPUTED,
         ),
         array.astype(dtype),
     )

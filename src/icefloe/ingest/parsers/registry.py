@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,11 +34,16 @@ _PARSERS: Mapping[str, tuple[str, str, str]] = {
     "kerchunk": ("icefloe.ingest.parsers.kerchunk", "KerchunkSource", ""),
     "tiff": ("icefloe.ingest.parsers.geotiff", "GeoTiffSource", "tifffile"),
     "grib": ("icefloe.ingest.parsers.grib", "GribSource", "eccodes"),
+    "grib-index": ("icefloe.ingest.parsers.grib_index", "GribIndexSource", "eccodes"),
 }
 
 FORMATS = tuple(_PARSERS)
 
 _HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
+_INVENTORY_LINE = re.compile(rb"\d+(\.\d+)?:\d+:[dD]=\d{10}")
+"""The start of an index of wgrib2: number, offset and date of the first message."""
+_INDEX_LINE = re.compile(rb'\s*\{[^{}\n]*"_offset":')
+"""The start of an index of ECMWF: a JSON object in one line."""
 _TIFF_MAGICS = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
 
 
@@ -59,7 +65,9 @@ def find_format(file: SourceFile, access: SourceAccess) -> str:
     if b"GRIB" in start[:64]:
         return "grib"
     if start.lstrip()[:1] == b"{":
-        return "kerchunk"
+        return "grib-index" if _INDEX_LINE.match(start) else "kerchunk"
+    if _INVENTORY_LINE.match(start):
+        return "grib-index"
     if _has_user_block(file, access):
         return "hdf5"
     shown = start[:8]
