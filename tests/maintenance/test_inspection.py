@@ -26,6 +26,23 @@ def test_files_are_shown_as_plain_data(version: str) -> None:
         assert len(log["new_arrays"]) == 1 and log["updated_chunks"][0]["num_chunks"] == 3
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_log_of_a_snapshot_includes_those_of_its_expired_ancestors(tmp_path: Path, kept: bool) -> None:
+    repo = make_past(icefloe.local_filesystem_storage(str(tmp_path)), "icechunk2", commits=3).repo
+    first, *between, tip = [info.id for info in repo.ancestry(branch="main")][::-1]
+    before = repo.diff(from_snapshot_id=first, to_branch="main")
+    assert "synthetic_composite" not in repo.inspect_transaction_log(tip)
+    repo.expire_snapshots(snapshots=between)
+    if not kept:
+        (tmp_path / "transactions" / between[0]).unlink()
+    log = repo.inspect_transaction_log(tip)
+    assert len(log["new_arrays"]) == (3 if kept else 2)
+    assert log["synthetic_composite"]["merged_pruned_ancestor_tx_logs"] == (between if kept else between[1:])
+    assert log["synthetic_composite"]["missing_tx_logs"] == ([] if kept else between[:1])
+    assert repo.inspect_transaction_log(between[1])["new_arrays"]  # an expired one has a file until it is collected
+    assert repo.diff(from_snapshot_id=first, to_branch="main") == before
+
+
 @pytest.mark.parametrize("version", GENERATIONS)
 def test_bytes_are_counted_once(version: str) -> None:
     repo = make_past(icefloe.in_memory_storage(), version, commits=3).repo

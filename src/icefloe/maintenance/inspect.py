@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from icefloe.display.card import WithFields, format_bytes
+from icefloe.errors import ObjectNotFoundError, SnapshotNotFoundError
 from icefloe.formats.header import HEADER_BYTES, Compression, FileType, has_magic, parse_header
 from icefloe.ids import ObjectId, encode_base32
 from icefloe.maintenance.collect import list_all
@@ -16,6 +18,7 @@ from icefloe.maintenance.inventory import is_among, open_uncached, report_each, 
 from icefloe.maintenance.marking import FetchLimits, mark
 from icefloe.model.chunk_table import ChunkKind
 from icefloe.model.snapshot import ArrayNode, Manifest, Node
+from icefloe.session.history import merge_logs
 from icefloe.session.open_repository import RepositoryContext
 
 
@@ -79,8 +82,26 @@ async def inspect_manifest(context: RepositoryContext, manifest_id: ObjectId) ->
 
 
 async def inspect_transaction_log(context: RepositoryContext, snapshot_id: ObjectId) -> dict[str, Any]:
-    """The changes of a commit, by node id."""
-    log = await open_uncached(context).metadata_files.fetch_transaction_log(snapshot_id)
+    """The changes of a commit, by node id.
+
+    Expiry in `icechunk2` keeps the logs of ancestors that it removes. The result includes their changes, and
+    `synthetic_composite` names them, and those that are missing because an early official package collected them.
+    """
+    files = open_uncached(context).metadata_files
+    log = await files.fetch_transaction_log(snapshot_id)
+    merged, missing, logs = [], [], []
+    for each in await _find_pruned_logs(context, snapshot_id):
+        try:
+            logs.append(await files.fetch_transaction_log(each))
+            merged.append(each)
+        except ObjectNotFoundError:
+            missing.append(each)
+    log = reduce(merge_logs, [*logs, log])
+    composite = {
+        "note": "The history of this snapshot was expired. The log includes the logs of its expired ancestors.",
+        "merged_pruned_ancestor_tx_logs": merged,
+        "missing_tx_logs": missing,
+    }
     sets = ("new_groups", "new_arrays", "deleted_groups", "deleted_arrays", "updated_groups", "updated_arrays")
     return {
         "header": await _header(context, context.format.transaction_log_key(snapshot_id)),
@@ -96,7 +117,16 @@ async def inspect_transaction_log(context: RepositoryContext, snapshot_id: Objec
         "moved_nodes": [
             {"from": move.from_path, "to": move.to_path, "node_id": encode_base32(move.node_id)} for move in log.moves
         ],
+        **({"synthetic_composite": composite} if merged or missing else {}),
     }
+
+
+async def _find_pruned_logs(context: RepositoryContext, snapshot_id: ObjectId) -> tuple[ObjectId, ...]:
+    """The logs of expired ancestors that belong to a snapshot. A snapshot that was expired itself has none."""
+    try:
+        return await context.ledger.fetch_pruned_logs(snapshot_id)
+    except SnapshotNotFoundError:
+        return ()
 
 
 async def _header(context: RepositoryContext, key: str) -> dict[str, Any] | None:

@@ -722,7 +722,8 @@ class InspectionMixin:
         Returns
         -------
         dict
-            Header, ids of new, deleted, updated and moved nodes, and the coordinates of changed chunks.
+            Header, ids of new, deleted, updated and moved nodes, and the coordinates of changed chunks. If ancestors
+            were expired, their changes are included, and `synthetic_composite` lists their ids.
 
         Raises
         ------
