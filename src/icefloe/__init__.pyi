@@ -260,6 +260,12 @@ from icefloe.model.virtual_chunk_container import (
     s3_store as s3_store,
 )
 from icefloe.repository import Repository as Repository
+from icefloe.repository.url import (
+    RepositoryUrl as RepositoryUrl,
+)
+from icefloe.repository.url import (
+    open_url as open_url,
+)
 from icefloe.session.rebase import (
     BasicConflictSolver as BasicConflictSolver,
 )

@@ -16,8 +16,9 @@ from xarray.backends.zarr import ZarrBackendEntrypoint, ZarrStore
 from icefloe.dask import store_dask
 from icefloe.errors import InvalidInputError
 from icefloe.repository import Repository
+from icefloe.repository.url import RepositoryUrl
 from icefloe.session.session import Session
-from icefloe.storage.build import storage_from_url
+from icefloe.storage.build import REPOSITORY_PART, storage_from_url
 
 Mode = Literal["w", "w-", "a", "a-", "r+", "r"]
 Region = Mapping[str, slice | Literal["auto"]] | Literal["auto"] | None
@@ -181,7 +182,8 @@ class IcefloeBackendEntrypoint(BackendEntrypoint):
         Parameters
         ----------
         filename_or_obj
-            The URL or path of the repository, or a storage, a repository or a session.
+            The URL or path of the repository, or a storage, a repository or a session. A URL can also contain what to
+            read: `s3://bucket/repo|icechunk://tag.v1/group` (see `RepositoryUrl`).
         group
             Path of the group. None means the root.
         branch, tag, snapshot_id, as_of
@@ -198,8 +200,9 @@ class IcefloeBackendEntrypoint(BackendEntrypoint):
         xarray.Dataset
             The dataset. Its variables are read when they are needed.
         """
-        store = _open_store(
-            filename_or_obj, storage_options, authorize_virtual_chunk_access, branch, tag, snapshot_id, as_of
+        choice = {"branch": branch, "tag": tag, "snapshot_id": snapshot_id, "as_of": as_of}
+        store, group = _open_store(
+            filename_or_obj, storage_options, authorize_virtual_chunk_access, choice=choice, group=group
         )
         return ZarrBackendEntrypoint().open_dataset(store, group=group, consolidated=False, zarr_format=3, **kwargs)
 
@@ -217,19 +220,25 @@ class IcefloeBackendEntrypoint(BackendEntrypoint):
         **kwargs: Any,
     ) -> xr.DataTree:
         """Open a group of a repository, with all groups below it. The arguments are those of `open_dataset`."""
-        store = _open_store(
-            filename_or_obj, storage_options, authorize_virtual_chunk_access, branch, tag, snapshot_id, as_of
+        choice = {"branch": branch, "tag": tag, "snapshot_id": snapshot_id, "as_of": as_of}
+        store, group = _open_store(
+            filename_or_obj, storage_options, authorize_virtual_chunk_access, choice=choice, group=group
         )
         return ZarrBackendEntrypoint().open_datatree(store, group=group, consolidated=False, zarr_format=3, **kwargs)
 
     def open_groups_as_dict(self, filename_or_obj: Any, **kwargs: Any) -> dict[str, xr.Dataset]:
         """Open all groups of a repository. The arguments are those of `open_dataset`."""
-        named = ("storage_options", "authorize_virtual_chunk_access", "branch", "tag", "snapshot_id", "as_of")
-        store = _open_store(filename_or_obj, *(kwargs.pop(name, None) for name in named))
-        return ZarrBackendEntrypoint().open_groups_as_dict(store, consolidated=False, zarr_format=3, **kwargs)
+        choice = {name: kwargs.pop(name, None) for name in ("branch", "tag", "snapshot_id", "as_of")}
+        options = [kwargs.pop(name, None) for name in ("storage_options", "authorize_virtual_chunk_access")]
+        store, group = _open_store(filename_or_obj, *options, choice=choice, group=kwargs.pop("group", None))
+        return ZarrBackendEntrypoint().open_groups_as_dict(
+            store, group=group, consolidated=False, zarr_format=3, **kwargs
+        )
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
-        """Return whether the object is a repository or a session. A URL does not tell."""
+        """Return whether the object is a repository, a session or a URL with `|icechunk:`. Other URLs do not tell."""
+        if isinstance(filename_or_obj, str):
+            return REPOSITORY_PART.search(filename_or_obj) is not None
         return isinstance(filename_or_obj, Repository | Session)
 
 
@@ -237,21 +246,25 @@ def _open_store(
     place: Any,
     storage_options: Mapping[str, Any] | None,
     authorized: Mapping[str, Any] | None,
-    branch: str | None,
-    tag: str | None,
-    snapshot_id: str | None,
-    as_of: dt.datetime | None,
-) -> Any:
+    *,
+    choice: Mapping[str, Any],
+    group: str | None,
+) -> tuple[Any, str | None]:
+    """Return the store of the chosen snapshot, and the path of the group."""
+    given = {name: value for name, value in choice.items() if value is not None}
     if isinstance(place, Session):
-        return place.store
+        return place.store, group
     if isinstance(place, Repository):
         repo = place
     else:
+        if isinstance(place, str):
+            url = RepositoryUrl.parse(place)
+            place, given, group = url.location, url.choose(given), url.choose_path(group)
         storage = storage_from_url(str(place), **storage_options) if storage_options else place
         repo = Repository.open(storage, authorize_virtual_chunk_access=authorized)
-    if branch is None and tag is None and snapshot_id is None:
-        branch = "main"
-    return repo.readonly_session(branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of).store
+    if not given.keys() & {"branch", "tag", "snapshot_id"}:
+        given["branch"] = "main"
+    return repo.readonly_session(**given).store, group
 
 
 to_icefloe = to_icechunk

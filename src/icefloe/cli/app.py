@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from icefloe.debug import debug_info, initialize_logs
-from icefloe.errors import IcefloeError
+from icefloe.errors import IcefloeError, InvalidInputError
 
 _INSPECT = "Inspect a repository"
 _CHANGE = "Change a repository"
@@ -166,6 +166,8 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
+        if isinstance(given.get("repo"), str) and "|" in given["repo"]:
+            given = _expand_url(given)
         for name, (group, fields) in groups.items():
             given[name] = group(**{field: given.pop(field) for field in fields})
         gc.enable()
@@ -174,6 +176,27 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _expand_url(given: dict[str, Any]) -> dict[str, Any]:
+    """Replace a URL such as `s3://bucket/repo|icechunk://tag.v1/group` by the options that it contains."""
+    from icefloe.repository.url import RepositoryUrl  # noqa: PLC0415 - few commands get such a URL
+
+    url = RepositoryUrl.parse(given["repo"])
+    if given["repo"] == url.location:
+        return given
+    node = next((name for name in ("path", "group") if name in given), None)
+    # Only the commands that read a revision have the option --as-of. Others work on a branch, or on all of them.
+    if "as_of" not in given or (url.path and node is None):
+        raise InvalidInputError(
+            f"{given['repo']!r} names a snapshot or a node, and this command works on the whole repository. Give "
+            f"{url.location!r}"
+        )
+    revision = {"branch": given["branch"], "tag": given["tag"], "snapshot_id": given["snapshot"]}
+    chosen = url.choose({name: value for name, value in revision.items() if value is not None})
+    snapshot = chosen.pop("snapshot_id", None)
+    given = {**given, **chosen, "snapshot": snapshot, "repo": url.location}
+    return given if node is None else {**given, node: url.choose_path(given[node])}
 
 
 def _wanted(arguments: Sequence[str]) -> Collection[str]:

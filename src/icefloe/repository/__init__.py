@@ -8,6 +8,7 @@ Modules
 - `merging`: Merges of branches, cherry-picks, reverts, fast-forwards and squashes, as methods of a repository.
 - `metrics`: Requests, bytes, cache hits and durations of a repository.
 - `repository`: The class `Repository`: create, open and configure repositories, and open sessions.
+- `url`: URLs of a group or an array at a branch, a tag or a snapshot of a repository.
 """
 
 from icefloe.repository.repository import Repository

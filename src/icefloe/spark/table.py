@@ -18,6 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from icefloe.errors import IcefloeError, InvalidInputError
 from icefloe.model.snapshot import ArrayNode, GroupNode
 from icefloe.repository import Repository
+from icefloe.repository.url import RepositoryUrl
 from icefloe.session.session import Session
 from icefloe.spark.arguments import Target, existing_repository
 from icefloe.spark.connect import quieten_failed_queries
@@ -82,8 +83,8 @@ def table(
     spark
         The Spark session.
     repo
-        A repository, or its path or URL. The credentials of an open repository are sent to the tasks and are not part
-        of query plans.
+        A repository, or its path or URL, also with a ref (`RepositoryUrl`). The credentials of an open repository are
+        sent to the tasks and are not part of query plans.
     group
         The group of the arrays.
     variables
@@ -121,12 +122,16 @@ def table(
     >>> from icefloe.spark import connect, table
     >>> df = table(connect(), "s3://bucket/weather", variables="t2m", where="lat > 60")  # doctest: +SKIP
     """
+    given: dict[str, Any] = {"branch": branch, "tag": tag, "snapshot_id": snapshot_id, "as_of": as_of}
+    given = {key: value for key, value in given.items() if value is not None}
+    if isinstance(repo, str):
+        url = RepositoryUrl.parse(repo)
+        repo, given, group = url.location, url.choose(given), url.choose_path(group) or ""
     address = address_of(repo)
     names = variables.split(",") if isinstance(variables, str) else variables
-    given = {"branch": branch, "tag": tag, "snapshot_id": snapshot_id, "as_of": as_of}
     options = TableOptions(
         address,
-        parse_revision({key: value for key, value in given.items() if value is not None}),
+        parse_revision(given),
         "/" + group.strip("/"),
         None if names is None else tuple(name.strip() for name in names),
         region,

@@ -602,6 +602,10 @@ _SCHEMES: dict[str, Callable[[str, Mapping[str, Any]], Storage]] = {
 }
 
 
+REPOSITORY_PART = re.compile(r"\|\s*icechunk\s*(?::|$|(?=\|))", re.IGNORECASE)
+"""Where the second part of a URL of a repository at a ref begins (see `RepositoryUrl`)."""
+
+
 def storage_from_url(url: str, **options: Any) -> Storage:
     """Create the storage for a URL or a path.
 
@@ -629,6 +633,11 @@ def storage_from_url(url: str, **options: Any) -> Storage:
     >>> storage_from_url("memory://").url.startswith("memory://")
     True
     """
+    if REPOSITORY_PART.search(url):
+        raise InvalidInputError(
+            f"{url!r} names a snapshot of a repository, and a storage or a whole repository is expected here. Give the "
+            "part before `|`, or open the URL with icefloe.open_url or xarray.open_dataset"
+        )
     scheme, colon, _ = url.partition("://")
     if not colon:
         if not url:

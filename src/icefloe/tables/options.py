@@ -16,6 +16,7 @@ import yaml
 
 from icefloe.errors import InvalidInputError, suggest
 from icefloe.repository import Repository
+from icefloe.repository.url import RepositoryUrl
 from icefloe.session.session import Session
 from icefloe.storage.build import storage_from_url
 from icefloe.tables.grids import parse_instant
@@ -125,7 +126,7 @@ def session_at(address: RepositoryAddress, snapshot_id: str) -> Session:
 LAYOUTS = ("cells", "rows", "chunks")
 METADATA_TABLES = ("snapshots", "refs", "nodes", "manifests", "chunks", "files", "history", "changes")
 READ_OPTIONS: Mapping[str, str] = {
-    "path": "path or URL of the repository (also as the argument of load())",
+    "path": "path or URL of the repository, also with a ref: REPO|icechunk://tag.v1/group (or the argument of load())",
     "url": "the same, for tables whose path Spark would resolve itself",
     "branch": "a branch, at its tip when the query is planned",
     "tag": "a tag",
@@ -248,6 +249,7 @@ def parse_address(options: Mapping[str, str]) -> RepositoryAddress:
 def parse_options(options: Mapping[str, str], further: Mapping[str, str] | None = None) -> TableOptions:
     """Check normalised options. The error contains the option and the allowed values."""
     check_names(options, {**READ_OPTIONS, **(further or {})})
+    options = _expand_url(options)
     return TableOptions(
         address=parse_address(options),
         revision=parse_revision(options),
@@ -264,6 +266,16 @@ def parse_options(options: Mapping[str, str], further: Mapping[str, str] | None 
         table=choose(options, "table", METADATA_TABLES) if "table" in options else None,
         from_snapshot_id=options.get("from_snapshot_id"),
     )
+
+
+def _expand_url(options: Mapping[str, str]) -> Mapping[str, str]:
+    """Replace a URL such as `s3://bucket/repo|icechunk://tag.v1/group` by the options that it contains."""
+    key = "url" if options.get("url") else "path"
+    url = RepositoryUrl.parse(options.get(key, ""))
+    names = ("branch", "tag", "snapshot_id", "as_of")
+    revision = url.choose({name: options[name] for name in names if name in options})
+    group = url.choose_path(options.get("group"))
+    return {**options, key: url.location, **revision, **({"group": group} if group is not None else {})}
 
 
 def parse_revision(options: Mapping[str, str]) -> Revision:
