@@ -12,13 +12,12 @@ import pytest
 from icefloe.errors import AlreadyExistsError, ObjectNotFoundError, StorageError
 from icefloe.storage.contract import Version
 from icefloe.testing.actors import ProcessPlan, Step
-from icefloe.testing.event_loop import ACTOR, SimulatedLoop, WaitsForEverError, observe
 from icefloe.testing.model import Chunk, Document, apply_change, carry_over, find_clashes
 from icefloe.testing.oracle import Violation
 from icefloe.testing.profiles import Schedule
+from icefloe.testing.schedule import ACTOR, Interleaver, SimulatedLoop, WaitsForEverError, observe
 from icefloe.testing.simulated_store import Network, ProcessDied, SimulatedStorage, SimulatedStore
 from icefloe.testing.simulator import Failure, run_schedule, shorten
-from icefloe.testing.threads import Interleaver
 
 EPOCH = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
 

@@ -17,8 +17,8 @@ from tests.storage.lossy_proxy import LossyProxy, lossy_proxy
 import icefloe
 from icefloe.errors import AlreadyExistsError, OutcomeUnknownError, StorageError, VersionMismatchError
 from icefloe.storage.build import azure_storage, gcs_storage
-from icefloe.storage.conditional_writes import check_conditional_writes
 from icefloe.storage.contract import Storage
+from icefloe.storage.remote import check_conditional_writes
 from icefloe.storage.requests import RetryPolicy
 
 pytestmark = pytest.mark.slow

@@ -23,10 +23,19 @@ from icefloe.errors import (
 from icefloe.model.virtual_chunk_container import S3Options
 from icefloe.storage import build
 from icefloe.storage import credentials as creds
-from icefloe.storage.aws_profile import AwsProfile, AwsSettings, read_profile, read_settings
 from icefloe.storage.build import resolve_storage, storage_from_url
 from icefloe.storage.contract import Storage
-from icefloe.storage.endpoints import AzureEndpoint, Endpoint, GcsEndpoint, HttpEndpoint, S3Endpoint
+from icefloe.storage.endpoints import (
+    AwsProfile,
+    AwsSettings,
+    AzureEndpoint,
+    Endpoint,
+    GcsEndpoint,
+    HttpEndpoint,
+    S3Endpoint,
+    read_profile,
+    read_settings,
+)
 from icefloe.storage.memory import MemoryStorage
 from icefloe.storage.remote import ObstoreStorage
 from icefloe.storage.requests import OBSTORE_ERRORS, RetryPolicy, Translating, translate_obstore

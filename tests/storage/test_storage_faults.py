@@ -21,8 +21,8 @@ from icefloe.errors import (
     VersionMismatchError,
 )
 from icefloe.storage.build import in_memory_storage, local_filesystem_storage, s3_storage
-from icefloe.storage.conditional_writes import check_conditional_writes
 from icefloe.storage.contract import Buffer, Storage, Version
+from icefloe.storage.remote import check_conditional_writes
 from icefloe.storage.requests import RetryPolicy
 from icefloe.storage.wrappers import WRITES, Operation, WrappedStorage
 from icefloe.testing.faulty_storage import KILLED, CountingStorage, Fault, FaultKind, FaultPlan, FaultyStorage

@@ -30,9 +30,8 @@ from icefloe.model.virtual_chunk_container import (
     local_filesystem_store,
     s3_store,
 )
-from icefloe.storage.build import http_storage, s3_storage
+from icefloe.storage.build import http_storage, open_object_store, s3_storage
 from icefloe.storage.credentials import HttpAccess, LocalFileSystemAccess, s3_credentials
-from icefloe.storage.virtual_sources import open_object_store
 
 CONFIGS = [
     s3_store(region="us-east-1", anonymous=True),

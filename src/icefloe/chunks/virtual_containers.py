@@ -38,10 +38,9 @@ from icefloe.model.virtual_chunk_container import (
     TigrisObjectStore,
     VirtualChunkContainer,
 )
-from icefloe.storage.build import TIGRIS_ENDPOINT
+from icefloe.storage.build import TIGRIS_ENDPOINT, open_object_store
 from icefloe.storage.contract import SourceStorage
 from icefloe.storage.credentials import AnonymousCredentials, FromEnvCredentials
-from icefloe.storage.virtual_sources import open_object_store
 
 RELATIVE_SCHEME = "vcc"
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*$")

@@ -43,7 +43,6 @@ from icefloe.session.fork import Fork
 from icefloe.session.rebase import ConflictDetector
 from icefloe.session.session import ForkSession, Session
 from icefloe.store import IcechunkStore
-from icefloe.testing.event_loop import ACTOR, SimulatedLoop, observe
 from icefloe.testing.model import (
     Change,
     Chunk,
@@ -61,6 +60,7 @@ from icefloe.testing.model import (
     touched_by,
 )
 from icefloe.testing.oracle import SOLVERS, Collection, Intent, Oracle, SessionModel
+from icefloe.testing.schedule import ACTOR, SimulatedLoop, observe
 from icefloe.testing.simulated_store import Network, ProcessDied, SimulatedStorage, SimulatedStore
 
 Edit: TypeAlias = tuple[str, str, int]

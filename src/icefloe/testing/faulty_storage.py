@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from icefloe.errors import StorageError
-from icefloe.storage.conditional_writes import ConditionalWrite, look_by_content, write_conditionally
 from icefloe.storage.contract import Buffer, Storage, Version
+from icefloe.storage.remote import ConditionalWrite, look_by_content, write_conditionally
 from icefloe.storage.requests import RetryPolicy
 from icefloe.storage.wrappers import (
     METHODS,

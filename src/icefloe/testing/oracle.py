@@ -28,7 +28,6 @@ from icefloe.model.capabilities import SpecVersion
 from icefloe.repository.repository import Repository
 from icefloe.session.rebase import BasicConflictSolver, ConflictDetector, ConflictSolver, VersionSelection
 from icefloe.session.session import Session
-from icefloe.testing.event_loop import ACTOR, observe
 from icefloe.testing.model import (
     Change,
     Chunk,
@@ -45,6 +44,7 @@ from icefloe.testing.model import (
     read_content,
     touched_by,
 )
+from icefloe.testing.schedule import ACTOR, observe
 from icefloe.testing.simulated_store import SimulatedStorage, SimulatedStore
 
 _IMMUTABLE = (

@@ -33,8 +33,8 @@ from icefloe.errors import (
     StorageError,
     VersionMismatchError,
 )
-from icefloe.storage.conditional_writes import ConditionalWrite, look_by_content, write_conditionally
 from icefloe.storage.contract import Buffer, ObjectInfo, Storage, Version, Versioned
+from icefloe.storage.remote import ConditionalWrite, look_by_content, write_conditionally
 from icefloe.storage.requests import RetryPolicy, check_key, check_prefix, check_range, join_prefix
 
 T = TypeVar("T")

@@ -30,12 +30,11 @@ from icefloe.ledger import icechunk2
 from icefloe.model.capabilities import SpecVersion
 from icefloe.repository.repository import Repository
 from icefloe.testing.actors import CONFIGS, DAY, EPOCH, Process, Step
-from icefloe.testing.event_loop import SimulatedLoop, WaitsForEverError
 from icefloe.testing.model import array_document
 from icefloe.testing.oracle import Oracle, Start, Violation, read_start
 from icefloe.testing.profiles import PROFILES, Schedule, draw_schedule
+from icefloe.testing.schedule import Interleaver, SimulatedLoop, ThreadLoop, WaitsForEverError
 from icefloe.testing.simulated_store import SimulatedStorage, SimulatedStore
-from icefloe.testing.threads import Interleaver, ThreadLoop
 
 GENERATIONS = tuple(version.value for version in SpecVersion)
 _LIMIT_SECONDS = 400 * DAY

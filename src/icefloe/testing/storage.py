@@ -33,8 +33,8 @@ from icefloe.errors import (
     StorageError,
     VersionMismatchError,
 )
-from icefloe.storage.conditional_writes import check_conditional_writes
 from icefloe.storage.contract import ObjectInfo, Storage, Version
+from icefloe.storage.remote import check_conditional_writes
 
 T = TypeVar("T")
 
