@@ -16,7 +16,7 @@ import time
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.storage.build import local_filesystem_storage
-from icefloe.testing.faulty_storage import CountingStorage
+from icefloe.testing.storages import CountingStorage
 
 WINDOW = 50
 GROUP = b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'

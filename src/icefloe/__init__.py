@@ -5,6 +5,8 @@ The public names are listed in `__init__.pyi`. The module of a name is imported 
 """
 
 from icefloe.lazy_exports import lazy_exports
-from icefloe.version import __version__ as __version__
+
+__version__ = "0.1.0"
+"""The version of this library, in the one place that states it."""
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__)

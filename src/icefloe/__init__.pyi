@@ -9,6 +9,7 @@ from icefloe.codec_pipeline import (
 from icefloe.codec_pipeline import (
     fast_pipeline as fast_pipeline,
 )
+from icefloe.conversion.convert import Conversion as Conversion
 from icefloe.conversion.convert import (
     convert as convert,
 )
@@ -18,7 +19,6 @@ from icefloe.conversion.convert import (
 from icefloe.conversion.convert import (
     upgrade_icechunk_repository as upgrade_icechunk_repository,
 )
-from icefloe.conversion.steps import Conversion as Conversion
 from icefloe.conversion.survey import LossKind as LossKind
 from icefloe.debug import (
     initialize_logs as initialize_logs,
@@ -412,4 +412,5 @@ from icefloe.storage.credentials import (
     s3_static_credentials as s3_static_credentials,
 )
 from icefloe.store import IcechunkStore as IcechunkStore
-from icefloe.version import __version__ as __version__
+
+__version__: str

@@ -12,8 +12,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
+from icefloe import __version__
 from icefloe.errors import InvalidInputError
-from icefloe.version import __version__
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from icefloe.conversion.translate import IdMapping
 from icefloe.ids import new_object_id
 from icefloe.ledger.contract import JOURNAL_KEY
 from icefloe.storage.build import local_filesystem_storage
-from icefloe.testing.faulty_storage import Fault, FaultKind, FaultPlan, FaultyStorage
+from icefloe.testing.storages import Fault, FaultKind, FaultPlan, FaultyStorage
 
 VERSIONS = [version.value for version in SpecVersion]
 FIXTURES = Path(__file__).resolve().parents[2] / "../shared/fixtures"

@@ -17,7 +17,7 @@ import icefloe
 from icefloe.ledger.contract import JOURNAL_KEY
 from icefloe.storage.build import local_filesystem_storage
 from icefloe.storage.wrappers import METHODS, WRITES
-from icefloe.testing.faulty_storage import KILLED, Fault, FaultKind, FaultPlan, FaultyStorage
+from icefloe.testing.storages import KILLED, Fault, FaultKind, FaultPlan, FaultyStorage
 
 STEPS = [pytest.param("icechunk1", "icechunk2", 11)] + [
     pytest.param(*pair, 1, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]) for pair in PAIRS_TO_KILL

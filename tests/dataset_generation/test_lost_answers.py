@@ -14,7 +14,7 @@ from icefloe.metadata_files import MetadataFiles
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.snapshot import Snapshot
 from icefloe.storage.memory import MemoryStorage
-from icefloe.testing.faulty_storage import Fault, FaultKind, FaultyStorage
+from icefloe.testing.storages import Fault, FaultKind, FaultyStorage
 
 NOW = dt.datetime(2024, 9, 1, tzinfo=dt.UTC)
 

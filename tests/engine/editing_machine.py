@@ -38,7 +38,7 @@ from tests.engine.model import (
 import icefloe
 from icefloe.blocking import iterate_blocking, run_blocking
 from icefloe.storage.build import in_memory_storage
-from icefloe.testing.faulty_storage import FaultKind, FaultPlan, FaultyStorage
+from icefloe.testing.storages import FaultKind, FaultPlan, FaultyStorage
 
 NAMES = ("a", "b", "c")
 SIZES = (1, 8, 40, 120, 900, 2500)

@@ -23,7 +23,7 @@ from tests.engine.model import (
 import icefloe
 from icefloe import BasicConflictSolver, ConflictDetector
 from icefloe.blocking import run_blocking
-from icefloe.testing.faulty_storage import Fault, FaultKind
+from icefloe.testing.storages import Fault, FaultKind
 
 
 class RepositoryMachine(EditingMachine):

@@ -17,7 +17,7 @@ from icefloe.session.commit import HISTORY_LENGTH
 from icefloe.storage.build import in_memory_storage
 from icefloe.storage.memory import MemoryStorage
 from icefloe.storage.wrappers import MethodMetrics
-from icefloe.testing.faulty_storage import CountingStorage
+from icefloe.testing.storages import CountingStorage
 
 DAY = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 

@@ -17,7 +17,7 @@ from tests.engine.scenarios import SCENARIOS, make_repository, read_all
 import icefloe
 from icefloe import SpecVersion
 from icefloe.storage.build import local_filesystem_storage
-from icefloe.testing.faulty_storage import KILLED, Fault, FaultKind, FaultPlan, FaultyStorage
+from icefloe.testing.storages import KILLED, Fault, FaultKind, FaultPlan, FaultyStorage
 
 GENERATIONS = [version.value for version in SpecVersion]
 KILLS = (FaultKind.KILL_BEFORE, FaultKind.KILL_AFTER)

@@ -12,7 +12,7 @@ import zarr
 import icefloe
 from icefloe import ConflictDetector
 from icefloe.storage.build import in_memory_storage
-from icefloe.testing.faulty_storage import Fault, FaultKind, FaultPlan, FaultyStorage
+from icefloe.testing.storages import Fault, FaultKind, FaultPlan, FaultyStorage
 
 
 @pytest.fixture

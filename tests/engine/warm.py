@@ -13,7 +13,7 @@ for _name in (
     "numpy",
     "zarr",
     "icefloe.repository",
-    "icefloe.testing.faulty_storage",
+    "icefloe.testing.storages",
     "tests.engine.scenarios",
 ):
     import_module(_name)

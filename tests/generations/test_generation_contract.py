@@ -15,7 +15,7 @@ import zarr
 import icefloe
 from icefloe import SpecVersion
 from icefloe.storage.contract import Storage
-from icefloe.testing.faulty_storage import Fault, FaultKind, FaultPlan, FaultyStorage
+from icefloe.testing.storages import Fault, FaultKind, FaultPlan, FaultyStorage
 
 VERSIONS = [version.value for version in SpecVersion]
 WRITERS, COMMITS = 4, 3

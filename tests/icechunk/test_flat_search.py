@@ -36,7 +36,7 @@ from icefloe.metadata_files import CacheLimits, MetadataFiles
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, table_from_rows
 from icefloe.model.snapshot import ArrayNode, Manifest, ManifestFileInfo, ManifestRef, Snapshot
 from icefloe.storage.build import in_memory_storage
-from icefloe.testing.faulty_storage import CountingStorage
+from icefloe.testing.storages import CountingStorage
 
 FORMATS = st.sampled_from([FORMAT_1, FORMAT_2])
 NODES_SLOT, METADATA_SLOT = 2, 5

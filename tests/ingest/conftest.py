@@ -11,8 +11,7 @@ import pytest
 from tests.ingest.memory_sink import MemorySink
 
 from icefloe.ingest.access import SourceAccess, normalise_url
-from icefloe.ingest.parsers.contract import decode_references
-from icefloe.ingest.parsers.registry import open_source, parse_schema
+from icefloe.ingest.parsers.registry import decode_references, open_source, parse_schema
 from icefloe.ingest.plan import IngestPlan, plan_ingest
 from icefloe.ingest.source_model import SourceFile, SourceSchema
 from icefloe.ingest.sources import IngestOptions, expand_sources

@@ -14,7 +14,7 @@ from zarr.storage import MemoryStore
 
 from icefloe.ingest.access import SourceAccess
 from icefloe.ingest.chunk_grids import ChunkRegion
-from icefloe.ingest.parsers.contract import fetch_rows
+from icefloe.ingest.parsers.registry import fetch_rows
 from icefloe.ingest.plan import IngestPlan
 from icefloe.model.chunk_table import ChunkTable
 

@@ -16,7 +16,7 @@ from icefloe.metadata_files import MetadataFiles
 from icefloe.model.capabilities import SpecVersion
 from icefloe.repository import Repository
 from icefloe.storage.build import in_memory_storage, local_filesystem_storage
-from icefloe.testing.faulty_storage import CountingStorage
+from icefloe.testing.storages import CountingStorage
 
 REF = b'{"snapshot":"1CECHNKREP0F1RSTCMT0"}'
 REPO = encode_header(FileType.REPO_INFO, 2) + b"..."

@@ -31,7 +31,7 @@ from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot
 from icefloe.storage.build import in_memory_storage, local_filesystem_storage
 from icefloe.storage.contract import ObjectInfo, Storage
-from icefloe.testing.faulty_storage import CountingStorage, Fault, FaultKind, FaultyStorage
+from icefloe.testing.storages import CountingStorage, Fault, FaultKind, FaultyStorage
 
 NOW = dt.datetime(2025, 1, 8, tzinfo=dt.UTC)
 

@@ -20,7 +20,7 @@ from icefloe.maintenance.collect import CollectionRequest, plan_collection_of
 from icefloe.maintenance.inventory import columns_of, id_texts, is_among, open_uncached, text_ids
 from icefloe.storage import local as local_files
 from icefloe.storage.contract import ObjectInfo
-from icefloe.testing.faulty_storage import CountingStorage, Fault, FaultKind, FaultyStorage
+from icefloe.testing.storages import CountingStorage, Fault, FaultKind, FaultyStorage
 
 
 @pytest.fixture(params=GENERATIONS)

@@ -15,7 +15,7 @@ from tests.maintenance.histories import GENERATIONS
 import icefloe
 from icefloe.blocking import Environment, run_blocking, using
 from icefloe.session.open_repository import WriterStart
-from icefloe.testing.simulated_store import SimulatedStorage, SimulatedStore
+from icefloe.testing.storages import SimulatedStorage, SimulatedStore
 
 EPOCH = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
 CONFIG = icefloe.RepositoryConfig(

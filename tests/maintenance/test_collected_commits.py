@@ -17,7 +17,7 @@ from icefloe.maintenance.collect import CollectionRequest, apply_plan, plan_coll
 from icefloe.maintenance.inventory import open_uncached
 from icefloe.session.commit import RECORDS, Announcement, list_collections
 from icefloe.storage.contract import Storage
-from icefloe.testing.faulty_storage import CountingStorage
+from icefloe.testing.storages import CountingStorage
 
 SINGLE = icefloe.RepositoryConfig(
     inline_chunk_threshold_bytes=0, chunk_packing=icefloe.ChunkPackingConfig(enabled=False)

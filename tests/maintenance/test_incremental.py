@@ -12,7 +12,7 @@ import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.ids import new_chunk_id
 from icefloe.maintenance.collect import KEY
-from icefloe.testing.faulty_storage import CountingStorage
+from icefloe.testing.storages import CountingStorage
 
 
 @pytest.fixture(params=GENERATIONS)

@@ -17,7 +17,7 @@ from tests.maintenance.histories import GENERATIONS, LARGE, Past, count, now
 import icefloe
 from icefloe.storage.build import local_filesystem_storage
 from icefloe.storage.wrappers import METHODS, WRITES
-from icefloe.testing.faulty_storage import KILLED, Fault, FaultKind, FaultPlan, FaultyStorage
+from icefloe.testing.storages import KILLED, Fault, FaultKind, FaultPlan, FaultyStorage
 
 LOOSE = icefloe.RepositoryConfig(chunk_packing=icefloe.ChunkPackingConfig(enabled=False))
 

@@ -27,7 +27,7 @@ from icefloe.maintenance.verify_checks import DamageKind
 from icefloe.model.chunk_table import ChunkKind
 from icefloe.model.snapshot import ArrayNode
 from icefloe.storage.wrappers import Operation
-from icefloe.testing.faulty_storage import FaultPlan, FaultyStorage
+from icefloe.testing.storages import FaultPlan, FaultyStorage
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from tests.maintenance.histories import make_past, now
 
 import icefloe
 from icefloe.storage.wrappers import ObservedStorage
-from icefloe.testing.faulty_storage import Fault, FaultKind, FaultyStorage
+from icefloe.testing.storages import Fault, FaultKind, FaultyStorage
 
 
 def test_operations_are_measured(caplog: pytest.LogCaptureFixture) -> None:

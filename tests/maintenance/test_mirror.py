@@ -6,7 +6,7 @@ import pytest
 from tests.maintenance.histories import GENERATIONS, make_past, messages, now
 
 import icefloe
-from icefloe.testing.faulty_storage import CountingStorage
+from icefloe.testing.storages import CountingStorage
 
 
 @pytest.mark.parametrize("version", GENERATIONS)

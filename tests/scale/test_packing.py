@@ -17,7 +17,7 @@ from icefloe import ChunkPackingConfig, RepositoryConfig, SpecVersion
 from icefloe.blocking import run_blocking
 from icefloe.errors import StorageError
 from icefloe.model.config import PackBy
-from icefloe.testing.faulty_storage import Fault, FaultKind, FaultPlan, FaultyStorage
+from icefloe.testing.storages import Fault, FaultKind, FaultPlan, FaultyStorage
 
 CHUNKS = 400
 ITEMS = 512  # of 8 bytes: 4 KiB a chunk, above the inline threshold

@@ -15,7 +15,7 @@ from icefloe import ManifestConfig, ManifestPreloadCondition, ManifestPreloadCon
 from icefloe.errors import StorageError
 from icefloe.formats.config_yaml import config_from_yaml
 from icefloe.manifests.plan import manifests_to_preload
-from icefloe.testing.faulty_storage import Fault, FaultKind, FaultPlan, FaultyStorage
+from icefloe.testing.storages import Fault, FaultKind, FaultPlan, FaultyStorage
 
 SEPARATE = """
 chunk-manifests:

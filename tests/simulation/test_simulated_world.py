@@ -16,8 +16,8 @@ from icefloe.testing.model import Chunk, Document, apply_change, carry_over, fin
 from icefloe.testing.oracle import Violation
 from icefloe.testing.profiles import Schedule
 from icefloe.testing.schedule import ACTOR, Interleaver, SimulatedLoop, WaitsForEverError, observe
-from icefloe.testing.simulated_store import Network, ProcessDied, SimulatedStorage, SimulatedStore
 from icefloe.testing.simulator import Failure, run_schedule, shorten
+from icefloe.testing.storages import Network, ProcessDied, SimulatedStorage, SimulatedStore
 
 EPOCH = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
 

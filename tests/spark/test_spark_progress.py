@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from icefloe.spark import SparkJob, run_tasks
-from icefloe.spark.progress import JobMeter, progress_display
+from icefloe.spark.jobs import JobMeter, progress_display
 
 METER = JobMeter("reading", 4, 8_000_000)
 

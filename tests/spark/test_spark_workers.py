@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from icefloe.spark import SparkJob, run_tasks
-from icefloe.spark.connect import _wrapped, merge_settings, remove_old_logs
-from icefloe.spark.workers import QuietTraceback, QuietWorker
+from icefloe.spark.connect import QuietTraceback, QuietWorker, _wrapped, merge_settings, remove_old_logs
 
 
 def _loop(_: int) -> tuple[str, bool]:

@@ -25,7 +25,7 @@ from icefloe.storage.contract import Buffer, Storage, Version
 from icefloe.storage.remote import check_conditional_writes
 from icefloe.storage.requests import RetryPolicy
 from icefloe.storage.wrappers import WRITES, Operation, WrappedStorage
-from icefloe.testing.faulty_storage import KILLED, CountingStorage, Fault, FaultKind, FaultPlan, FaultyStorage
+from icefloe.testing.storages import KILLED, CountingStorage, Fault, FaultKind, FaultPlan, FaultyStorage
 
 QUICK = RetryPolicy(max_tries=4, initial_backoff_ms=5, max_backoff_ms=20)
 

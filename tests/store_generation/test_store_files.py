@@ -16,15 +16,15 @@ from tests.early_generations import METADATA, TIMES, manifests, object_ids, snap
 from icefloe.errors import FormatError, InvalidInputError, UnsupportedError
 from icefloe.formats.store import FORMAT
 from icefloe.formats.store.manifest import find_native_tables
-from icefloe.formats.store.refs import (
+from icefloe.formats.store.snapshot import (
     Reference,
     decode_reference,
     encode_reference,
     find_sequence,
     load_object_id,
+    load_schema,
     sequence_name,
 )
-from icefloe.formats.store.snapshot import load_schema
 from icefloe.ids import encode_base32
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, table_from_rows
 from icefloe.model.snapshot import Manifest, Snapshot, TransactionLog

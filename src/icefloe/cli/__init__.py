@@ -22,16 +22,13 @@ Modules
 - `config`: The commands `create` and `config`: create a repository, show or change its stored configuration.
 - `console`: Output with rich: consoles, tables and progress bars.
 - `demo`: The command `demo`: ingest, branch, query and draw a month of synthetic weather, on local Spark.
-- `demo_steps`: The steps of `icefloe demo`: make files, ingest them, branch, query, draw a picture.
-- `describe`: Nodes, commits, diffs and refs as text and as JSON.
 - `export`: The commands that write a repository to another location: export, convert, mirror.
 - `info`: The command `info`. It imports no more than it needs, because it is short and called often.
 - `ingest`: The commands `ingest` and `sync`.
-- `inspect`: The commands that show the content and the history of a repository: tree, ls, cat, log, show, diff.
+- `inspect`: The commands that show content, history and size: tree, ls, cat, log, show, diff, stats, manifests.
 - `maintenance`: The commands for maintenance: expire, gc, compact, materialize, rewrite-manifests, verify.
 - `options`: Arguments and options that several commands share, and the values that commands make of them.
 - `output`: Output of commands without rich: JSON documents, text from a repository, and the facts of `info`.
 - `refs`: The commands that change branches and tags: branch, tag, reset, merge.
 - `sql`: The commands `sql` and `analyze`: query arrays, and compute the chunk statistics that queries use.
-- `stats`: The commands `stats` and `manifests`: chunks, objects and bytes per array, and the content of manifests.
 """

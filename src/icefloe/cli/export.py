@@ -30,9 +30,8 @@ from icefloe.cli.options import (
     storage_at,
 )
 from icefloe.cli.output import print_json
-from icefloe.conversion.convert import NEWEST_OFFICIAL, upgrade
+from icefloe.conversion.convert import NEWEST_OFFICIAL, Conversion, upgrade
 from icefloe.conversion.convert import convert as convert_repository
-from icefloe.conversion.steps import Conversion
 from icefloe.conversion.survey import LossKind
 from icefloe.conversion.transfer import Verify
 from icefloe.display.card import format_bytes, format_count

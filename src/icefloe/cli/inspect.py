@@ -1,23 +1,27 @@
-"""The commands that show the content and the history of a repository: tree, ls, cat, log, show, diff."""
+"""The commands that show content, history and size: tree, ls, cat, log, show, diff, stats, manifests."""
 
 from __future__ import annotations
 
 import base64
 import itertools
+import json
 import json as json_text
 import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
 from icefloe.blocking import run_blocking
-from icefloe.cli.console import stderr, stdout, styled, table
-from icefloe.cli.describe import NodeFacts, diff_json, node_facts, print_commit, print_diff
+from icefloe.cli.console import progress, stderr, stdout, styled, table
 from icefloe.cli.options import (
     Authorize,
     Json,
@@ -31,17 +35,328 @@ from icefloe.cli.options import (
     resolve_revision,
 )
 from icefloe.cli.output import commit_json, print_json, write_text
-from icefloe.display.card import first_line, format_bytes, format_count
+from icefloe.display.card import first_line, format_bytes, format_count, format_time
 from icefloe.display.graph import RICH_STYLES, AncestryGraph, graph_lines
 from icefloe.errors import InvalidInputError, NodeNotFoundError, printable
 from icefloe.formats.contract import Format
+from icefloe.ids import ObjectId
 from icefloe.manifests.columns import take
-from icefloe.model.chunk_table import ChunkKind, ChunkRef
-from icefloe.model.snapshot import ArrayNode, Diff
-from icefloe.model.zarr_document import key_encoding, parent_path
+from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, string_column
+from icefloe.model.snapshot import ArrayNode, Diff, Extents, ManifestFileInfo, Node, SnapshotInfo
+from icefloe.model.snapshot import Snapshot as SnapshotFile
+from icefloe.model.zarr_document import key_encoding, parent_path, parse_document
 from icefloe.repository import Repository
 from icefloe.repository.history import fetch_refs
 from icefloe.session.session import Session
+
+_KINDS = (ChunkKind.NATIVE, ChunkKind.INLINE, ChunkKind.VIRTUAL)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCount:
+    """Chunks and bytes by kind, with their objects and files. Chunks and arrays can share an object."""
+
+    chunks: dict[str, int]
+    bytes: dict[str, int]
+    objects: npt.NDArray[np.void]
+    """Distinct ids of the objects with native chunks."""
+    files: pa.Array
+    """Distinct locations of virtual chunks."""
+
+    @property
+    def total_chunks(self) -> int:
+        return sum(self.chunks.values())
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.bytes.values())
+
+
+def count_chunks(table: ChunkTable) -> ChunkCount:
+    """Count the chunks of one array."""
+    chunks, sizes = {}, {}
+    for kind in _KINDS:
+        rows = table.kind == kind
+        chunks[kind.name.lower()] = int(np.count_nonzero(rows))
+        sizes[kind.name.lower()] = int(table.length[rows].sum())
+    return ChunkCount(chunks, sizes, _objects(table), _files(table))
+
+
+def _objects(table: ChunkTable) -> npt.NDArray[np.void]:
+    if table.object_id is None:
+        return np.empty(0, dtype="V1")
+    native = np.ascontiguousarray(table.object_id[table.kind == ChunkKind.NATIVE])
+    return np.unique(native.view(f"V{native.shape[1]}").ravel())
+
+
+def _files(table: ChunkTable) -> pa.Array:
+    if table.location is None:
+        return pa.array([], type=pa.large_string())
+    codes = np.unique(table.location[table.kind == ChunkKind.VIRTUAL])
+    # A dictionary may contain a location twice.
+    return string_column(table.locations).arrow.take(pa.array(codes)).unique()
+
+
+def add_counts(counts: Iterable[ChunkCount]) -> ChunkCount:
+    """Add the counts of several arrays. Shared objects and files count once."""
+    parts = list(counts)
+    names = [kind.name.lower() for kind in _KINDS]
+    objects = [part.objects for part in parts if len(part.objects)]
+    return ChunkCount(
+        {name: sum(part.chunks[name] for part in parts) for name in names},
+        {name: sum(part.bytes[name] for part in parts) for name in names},
+        np.unique(np.concatenate(objects)) if objects else np.empty(0, dtype="V1"),
+        pa.chunked_array([part.files for part in parts], type=pa.large_string()).unique(),
+    )
+
+
+def stats(
+    repo: Repo,
+    path: NodePath = "/",
+    limit: Limit = 50,
+    at: RevisionOptions = RevisionOptions(),
+    options: StorageOptions = None,
+    json: Json = False,
+) -> None:
+    """Show chunks, objects and bytes per array."""
+    session = at.session(open_repository(repo, options))
+    state = session.state
+    start = "/" + path.strip("/")
+    if start != "/":
+        state.tree.node(start)
+    arrays = [node for node in state.tree.subtree(start) if isinstance(node, ArrayNode)]
+    counts = {
+        node.path: count_chunks(run_blocking(state.chunk_table(node)))
+        for node in progress(arrays, "counting chunks", len(arrays))
+    }
+    total = add_counts(counts.values())
+    if json:
+        per_array = [{"path": path, **_as_json(count)} for path, count in counts.items()]
+        print_json({"snapshot_id": session.snapshot_id, "total": _as_json(total), "arrays": per_array})
+        return
+    stdout().print(_listing(counts, total, limit))
+
+
+def _as_json(count: ChunkCount) -> dict[str, Any]:
+    return {
+        "chunks": count.chunks,
+        "bytes": count.bytes,
+        "objects": len(count.objects),
+        "virtual_files": len(count.files),
+    }
+
+
+def _listing(counts: dict[str, ChunkCount], total: ChunkCount, limit: int) -> Table:
+    numbers = ("chunks", "native", "inline", "virtual", "objects", "files", "bytes")
+    listing = table("array", *numbers, right=numbers)
+    largest = sorted(counts.items(), key=lambda item: (-item[1].total_bytes, item[0]))
+    for path, count in largest[:limit] if limit else largest:
+        listing.add_row(Text(path), *_cells(count))
+    if limit and len(largest) > limit:
+        listing.add_row(Text(f"… {len(largest) - limit:,} more arrays; --limit 0 shows all", style="dim"))
+    listing.add_section()
+    listing.add_row(Text("all", style="bold"), *_cells(total), style="bold")
+    return listing
+
+
+def _cells(count: ChunkCount) -> list[str]:
+    by_kind = [f"{count.chunks[kind]:,}" if count.chunks[kind] else "·" for kind in ("native", "inline", "virtual")]
+    shared = [f"{len(found):,}" if len(found) else "·" for found in (count.objects, count.files)]
+    return [f"{count.total_chunks:,}", *by_kind, *shared, format_bytes(count.total_bytes)]
+
+
+_MOST_ARRAYS = 4
+
+
+def manifests(
+    repo: Repo,
+    limit: Limit = 50,
+    at: RevisionOptions = RevisionOptions(),
+    options: StorageOptions = None,
+    json: Json = False,
+) -> None:
+    """Show the arrays and extents of each manifest."""
+    base = at.session(open_repository(repo, options)).state.base
+    held = arrays_by_manifest(base)
+    files = sorted(base.manifests.values(), key=lambda file: (-file.size_bytes, file.id))
+    shown = files[:limit] if limit else files
+    if json:
+        listed = [_manifests_json(file, held.get(file.id, ())) for file in shown]
+        print_json({"snapshot_id": base.id, "manifests": listed, "more": len(shown) < len(files)})
+        return
+    console = stdout()
+    listing = table("manifest", "size", "chunks", "arrays and extents", right=("size", "chunks"))
+    for file in shown:
+        entries = held.get(file.id, ())
+        lines = [Text.assemble(path, (f"  {_extent_text(extents)}", "dim")) for path, extents in entries[:_MOST_ARRAYS]]
+        if len(entries) > _MOST_ARRAYS:
+            lines.append(Text(f"… {len(entries) - _MOST_ARRAYS:,} more", style="dim"))
+        size, refs = format_bytes(file.size_bytes), f"{file.num_chunk_refs:,}"
+        listing.add_row(Text(file.id, style="yellow"), size, refs, Text("\n").join(lines))
+    console.print(listing)
+    total_bytes = sum(file.size_bytes for file in files)
+    total_refs = sum(file.num_chunk_refs for file in files)
+    rest = f"; the {len(shown):,} largest are shown, --limit 0 shows all" if len(shown) < len(files) else ""
+    console.print(
+        styled(
+            f"\n[dim]{format_count(len(files), 'manifest')}, {format_bytes(total_bytes)}, "
+            f"{format_count(total_refs, 'chunk')}{rest}[/]"
+        )
+    )
+
+
+def arrays_by_manifest(base: SnapshotFile) -> dict[ObjectId, list[tuple[str, Extents]]]:
+    """For each manifest, the arrays that refer to it, with the extents of the chunk grid."""
+    held: dict[ObjectId, list[tuple[str, Extents]]] = {}
+    for node in base.nodes.values():
+        if isinstance(node, ArrayNode):
+            for ref in node.manifests:
+                held.setdefault(ref.manifest_id, []).append((node.path, ref.extents))
+    return held
+
+
+def _manifests_json(file: ManifestFileInfo, entries: Sequence[tuple[str, Extents]]) -> dict[str, Any]:
+    arrays = [{"path": path, "extents": extents or None} for path, extents in entries]
+    return {"id": file.id, "size_bytes": file.size_bytes, "chunk_refs": file.num_chunk_refs, "arrays": arrays}
+
+
+def _extent_text(extents: Extents) -> str:
+    return "[" + ", ".join(f"{first}:{end}" for first, end in extents) + "]" if extents else "whole"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What a listing shows of a node."""
+
+    path: str
+    kind: str
+    data_type: str | None = None
+    shape: tuple[int, ...] = ()
+    chunk_shape: tuple[int, ...] | None = None
+    grid: tuple[int, ...] = ()
+    dimension_names: tuple[str | None, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2] or "/"
+
+    def as_json(self) -> dict[str, Any]:
+        """The facts as JSON, with the names that Zarr uses."""
+        if self.kind == "group":
+            return {"path": self.path, "kind": self.kind}
+        return {
+            "path": self.path,
+            "kind": self.kind,
+            "data_type": self.data_type,
+            "shape": self.shape,
+            "chunk_shape": self.chunk_shape,
+            "chunk_grid": self.grid,
+            "dimension_names": self.dimension_names,
+        }
+
+    def shape_text(self) -> str:
+        """The shape, with dimension names if the array has them: `(time: 24, lat: 180)`."""
+        names = self.dimension_names or (None,) * len(self.shape)
+        parts = (f"{name}: {n}" if name else str(n) for name, n in zip(names, self.shape, strict=True))
+        return f"({', '.join(parts)})"
+
+
+def node_facts(node: Node) -> NodeFacts:
+    """The facts of a node."""
+    if not isinstance(node, ArrayNode):
+        return NodeFacts(node.path, "group")
+    document = parse_document(node.document)
+    return NodeFacts(
+        path=node.path,
+        kind="array",
+        data_type=_data_type(document.get("data_type")),
+        shape=node.shape,
+        chunk_shape=_chunk_shape(document.get("chunk_grid", {})),
+        grid=node.grid,
+        dimension_names=node.dimension_names,
+    )
+
+
+def _data_type(given: Any) -> str:
+    return str(given.get("name", given)) if isinstance(given, Mapping) else str(given)
+
+
+def _chunk_shape(grid: Mapping[str, Any]) -> tuple[int, ...] | None:
+    shape = grid.get("configuration", {}).get("chunk_shape")
+    return None if shape is None else tuple(int(n) for n in shape)
+
+
+def print_commit(console: Console, info: SnapshotInfo, names: Sequence[str] = ()) -> None:
+    """Print a commit like git: id and refs, time, metadata, message."""
+    head = Text.assemble(("snapshot ", "yellow"), (info.id, "yellow"))
+    if names:
+        head.append(f" ({', '.join(names)})", style="bold green")
+    console.print(head, soft_wrap=True)
+    console.print(Text.assemble(("Date:", "dim"), f"  {format_time(info.written_at)}"))
+    for key, value in sorted(info.metadata.items()):
+        shown = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+        console.print(Text.assemble((f"{key}:", "dim"), f"  {shown}"), soft_wrap=True)
+    console.print()
+    for line in info.message.strip().splitlines():
+        console.print(Text("    " + line), soft_wrap=True)
+
+
+_MOST_CHUNKS = 8
+
+
+def diff_json(diff: Diff, *, chunks: bool) -> dict[str, Any]:
+    """A diff as JSON. With `chunks`, it has the coordinates of all changed chunks, otherwise only their number."""
+    document: dict[str, Any] = {
+        "new_groups": sorted(diff.new_groups),
+        "new_arrays": sorted(diff.new_arrays),
+        "deleted_groups": sorted(diff.deleted_groups),
+        "deleted_arrays": sorted(diff.deleted_arrays),
+        "updated_groups": sorted(diff.updated_groups),
+        "updated_arrays": sorted(diff.updated_arrays),
+        "moved_nodes": [{"from": old, "to": new} for old, new in diff.moved_nodes],
+        "updated_chunk_counts": {path: len(coords) for path, coords in sorted(diff.chunk_coords.items())},
+    }
+    if chunks:
+        document["updated_chunks"] = {path: coords.tolist() for path, coords in sorted(diff.chunk_coords.items())}
+    return document
+
+
+def _highest_moves(moves: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The moves without those of nodes below a moved group."""
+    known = set(moves)
+
+    def goes_along(old: str, new: str) -> bool:
+        while old.rpartition("/")[2] == new.rpartition("/")[2] and old and new:
+            old, new = old.rpartition("/")[0], new.rpartition("/")[0]
+            if (old, new) in known:
+                return True
+        return False
+
+    return [(old, new) for old, new in moves if not goes_along(old, new)]
+
+
+def print_diff(console: Console, diff: Diff, *, chunks: bool) -> None:
+    """Print a diff with one line per path: + new, - deleted, ~ changed, > moved."""
+    if diff.is_empty():
+        console.print(Text("no changes", style="dim"))
+        return
+    for sign, style, groups, arrays in (
+        ("+", "green", diff.new_groups, diff.new_arrays),
+        ("-", "red", diff.deleted_groups, diff.deleted_arrays),
+        ("~", "yellow", diff.updated_groups, diff.updated_arrays),
+    ):
+        named = [(path, "group") for path in groups] + [(path, "array") for path in arrays]
+        for path, kind in sorted(named):
+            console.print(Text.assemble((f"{sign} {kind} {path}", style)), soft_wrap=True)
+    for old, new in _highest_moves(diff.moved_nodes):
+        console.print(Text.assemble((f"> moved {old} → {new}", "cyan")), soft_wrap=True)
+    for path, coords in sorted(diff.chunk_coords.items()):
+        line = Text.assemble((f"~ {format_count(len(coords), 'chunk')} of {path}", "yellow"))
+        shown = coords if chunks else coords[:_MOST_CHUNKS]
+        listed = " ".join("/".join(map(str, row)) for row in shown.tolist())
+        more = " …" if len(shown) < len(coords) else ""
+        line.append(f"  {listed}{more}", style="dim")
+        console.print(line, soft_wrap=True)
 
 
 def tree(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import typer
+from rich.text import Text
 
-from icefloe.cli.console import stderr, stdout
-from icefloe.cli.describe import print_refs
+from icefloe.blocking import run_blocking
+from icefloe.cli.console import stderr, stdout, table
 from icefloe.cli.options import (
     DryRun,
     Json,
@@ -20,11 +22,14 @@ from icefloe.cli.options import (
     open_repository,
     resolve_revision,
 )
-from icefloe.cli.output import print_json
-from icefloe.display.card import format_count
+from icefloe.cli.output import commit_json, print_json
+from icefloe.display.card import first_line, format_count, format_time
+from icefloe.display.graph import Ref
 from icefloe.errors import RebaseFailedError
 from icefloe.maintenance.merge import FastForwardPlan, MergePlan, SquashPlan
+from icefloe.model.snapshot import SnapshotInfo
 from icefloe.repository import Repository
+from icefloe.repository.history import fetch_refs
 from icefloe.session.rebase import BasicConflictSolver, Conflict, ConflictDetector, ConflictSolver, VersionSelection
 
 Revision = Annotated[str, typer.Argument(metavar="REVISION", help="Branch, tag or snapshot id.")]
@@ -92,7 +97,7 @@ def _manage_refs(
         else:
             stdout().print(f"{kind.capitalize()} {name} at {snapshot_id}", markup=False)
     else:
-        print_refs(repository, kind, json)
+        _print_refs(repository, kind, json)
 
 
 def reset(
@@ -241,3 +246,30 @@ def _show(plan: MergePlan, json: bool) -> None:
             "conflicts": _conflicts(plan.conflicts),
         }
     )
+
+
+def _print_refs(repository: Repository, kind: Literal["branch", "tag"], json: bool) -> None:
+    """Print all branches or all tags with their commits."""
+    refs = [ref for ref in run_blocking(fetch_refs(repository.context)) if ref.kind == kind]
+    infos = run_blocking(_fetch_infos(repository, refs))
+    if json:
+        print_json(
+            [
+                {"name": ref.name, "snapshot_id": ref.snapshot_id, "commit": commit_json(info)}
+                for ref, info in zip(refs, infos, strict=True)
+            ]
+        )
+        return
+    if not refs:
+        stderr().print(Text(f"no {'branches' if kind == 'branch' else 'tags'}", style="dim"))
+        return
+    listing = table("name", "snapshot", "written", "message")
+    for ref, info in zip(refs, infos, strict=True):
+        name = Text(ref.name, style="bold green" if ref.kind == "branch" else "bold cyan")
+        message = Text(first_line(info.message))
+        listing.add_row(name, Text(ref.snapshot_id, style="yellow"), Text(format_time(info.written_at), "dim"), message)
+    stdout().print(listing)
+
+
+async def _fetch_infos(repository: Repository, refs: Sequence[Ref]) -> list[SnapshotInfo]:
+    return await asyncio.gather(*(repository.context.ledger.fetch_info(ref.snapshot_id) for ref in refs))

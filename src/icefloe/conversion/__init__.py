@@ -2,8 +2,7 @@
 
 Modules
 -------
-- `convert`: Convert a repository from one generation to another.
-- `steps`: The steps of a conversion: survey, plan, write, compare, and then switch to the new generation.
+- `convert`: Convert a repository to another generation: survey, plan, write, compare, and then switch.
 - `survey`: Survey a repository before a conversion: history, refs, nodes, and what the target generation cannot
   store.
 - `transfer`: Write the files of the target: chunks first, then manifests, then snapshots. Then compare both

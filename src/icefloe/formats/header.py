@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import zstandard
 
+from icefloe import __version__
 from icefloe.errors import FormatError, UnknownFormatError
-from icefloe.version import __version__
 
 ZSTD_MAGIC = bytes.fromhex("28b52ffd")
 FLATBUFFER_IDENTIFIER = b"Ichk"

@@ -28,8 +28,7 @@ from icefloe.ingest.chunk_grids import (
     region_shape,
     shift_table,
 )
-from icefloe.ingest.parsers.contract import OpenSource
-from icefloe.ingest.parsers.registry import open_source
+from icefloe.ingest.parsers.registry import OpenSource, open_source
 from icefloe.ingest.source_model import SourceFile, SourceSchema, SourceVariable, digest_values
 from icefloe.model.chunk_table import ChunkTable
 from icefloe.storage.contract import normal_etag

@@ -24,9 +24,7 @@ from icefloe.errors import (
 from icefloe.formats.flatbuf.files import object_metadata
 from icefloe.formats.flatbuf.flexbuffers import decode_flexible, decode_metadata
 from icefloe.formats.icechunk2 import repo_edits as edits
-from icefloe.formats.icechunk2.describe import describe_repo, list_flags, public_status, public_update
 from icefloe.formats.icechunk2.repo_edits import (
-    FLAGS,
     OVERWRITTEN,
     Edit,
     Migrated,
@@ -37,6 +35,7 @@ from icefloe.formats.icechunk2.repo_edits import (
     push_update,
 )
 from icefloe.formats.icechunk2.repo_file import (
+    FLAGS,
     Availability,
     RepoHead,
     RepoInfo,
@@ -45,7 +44,11 @@ from icefloe.formats.icechunk2.repo_file import (
     UpdateKind,
     UpdateRecord,
     decode_repo,
+    describe_repo,
     encode_repo,
+    list_flags,
+    public_status,
+    public_update,
     read_repo_head,
 )
 from icefloe.ids import ObjectId

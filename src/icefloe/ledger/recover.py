@@ -26,7 +26,7 @@ from icefloe.formats.dataset.state import (
 from icefloe.formats.flatbuf.files import object_metadata
 from icefloe.formats.icechunk2.repo_edits import OVERWRITTEN
 from icefloe.formats.icechunk2.repo_file import decode_repo
-from icefloe.formats.store.refs import decode_reference, encode_reference, find_sequence, sequence_name
+from icefloe.formats.store.snapshot import decode_reference, encode_reference, find_sequence, sequence_name
 from icefloe.ids import ObjectId, new_object_id
 from icefloe.ledger.contract import MAIN, RefTargets
 from icefloe.ledger.generations import find_generations

@@ -35,7 +35,7 @@ from icefloe.errors import (
     branch_moved,
 )
 from icefloe.formats.json_documents import dump_json
-from icefloe.formats.store.refs import (
+from icefloe.formats.store.snapshot import (
     EXTENSION,
     Reference,
     decode_reference,

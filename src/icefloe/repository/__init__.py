@@ -2,11 +2,10 @@
 
 Modules
 -------
-- `administration`: Status, metadata, feature flags and operations log of a repository.
+- `administration`: Status, metadata, feature flags, operations log and metrics of a repository.
 - `history`: Branches, tags, commits, diffs, the ancestry graph, and the content of single files.
 - `maintenance`: Expiry, garbage collection, compaction, mirrors and checks, as methods of a repository.
 - `merging`: Merges of branches, cherry-picks, reverts, fast-forwards and squashes, as methods of a repository.
-- `metrics`: Requests, bytes, cache hits and durations of a repository.
 - `repository`: The class `Repository`: create, open and configure repositories, and open sessions.
 - `url`: URLs of a group or an array at a branch, a tag or a snapshot of a repository.
 """

@@ -15,11 +15,10 @@ from icefloe.ids import ObjectId
 from icefloe.model.administration import Damage
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
-from icefloe.repository.administration import AdministrationMixin
+from icefloe.repository.administration import AdministrationMixin, ObservationMixin
 from icefloe.repository.history import HistoryMixin, InspectionMixin, RefsMixin
 from icefloe.repository.maintenance import MaintenanceMixin
 from icefloe.repository.merging import MergingMixin
-from icefloe.repository.metrics import ObservationMixin
 from icefloe.session import open_repository as opening
 from icefloe.session.history import RefChoice, resolve, snapshot_as_of
 from icefloe.session.open_repository import RepositoryContext, register_writer

@@ -2,24 +2,23 @@
 
 Modules
 -------
-- `arguments`: Parse the arguments of jobs: repositories and sessions, groups, regions.
-- `connect`: A Spark session for Python work on arrays: Java, settings, and this package sent to executors.
+- `connect`: A Spark session for Python work on arrays: Java, settings, this package sent to executors, quiet
+  workers.
 - `copy`: Copy snapshots to another repository, and rechunk arrays.
 - `export`: Export snapshots as plain Zarr v3 or as Parquet tables.
 - `ingest`: Ingest many files on Spark with one commit, and keep an archive equal to its files.
 - `ingest_commit`: From the first pass of an ingest to its commit: plan, tasks, link, commit, and retry after a
   conflict.
+- `jobs`: What every job on Spark has: arguments, an outcome, and a progress bar in terminals and notebooks.
 - `maintenance`: Maintenance as Spark jobs: garbage collection, statistics, compaction.
 - `map_blocks`: Apply a function to the blocks of a dataset and commit the results.
 - `partial_results`: Partial results of reductions: computed per chunk or block, merged as a tree.
-- `progress`: Progress bars of Spark jobs, in terminals and notebooks.
 - `publish`: Write, audit, publish: checks of a staging branch before its changes reach the target branch.
 - `reduce`: Reduce whole arrays over named dimensions.
-- `source`: The Spark data source `icefloe` and the SQL table function `icefloe_scan`.
-- `streaming`: Streams into arrays, and changes of arrays as a stream.
+- `source`: The Spark data source `icefloe`, the SQL table function `icefloe_scan`, and streams into and out of
+  arrays.
 - `table`: Arrays as DataFrames, and temporary views for SQL.
 - `tasks`: Run Python functions as Spark tasks, with a progress bar, and write one session from many tasks.
-- `workers`: The Python worker processes of Spark: they end without a traceback.
 - `write`: Write rows of a DataFrame into arrays.
 """
 
@@ -31,6 +30,6 @@ __getattr__, __dir__, __all__ = lazy_exports(__name__)
 
 if getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", None) == "pyspark.daemon":
     # A Spark worker imports this package before it runs anything of it.
-    from icefloe.spark.workers import suppress_shutdown_traceback
+    from icefloe.spark.connect import suppress_shutdown_traceback
 
     suppress_shutdown_traceback()

@@ -23,7 +23,7 @@ from icefloe.model.snapshot import ArrayNode
 from icefloe.session.rebase import ConflictDetector
 from icefloe.session.session import ForkSession, Session
 from icefloe.session.session_state import SessionState
-from icefloe.spark.arguments import (
+from icefloe.spark.jobs import (
     Bounds,
     JobOutcome,
     Source,

@@ -24,8 +24,8 @@ from icefloe.blocking import run_blocking
 from icefloe.errors import AlreadyExistsError, InvalidInputError
 from icefloe.model.zarr_document import key_encoding
 from icefloe.session.session import Session
-from icefloe.spark.arguments import Bounds, Source, open_dataset, reading_session, select_region
 from icefloe.spark.copy import CopyPlan, CopySelection, CopyTask, fetch_chunks, list_chunks, plan_copy, read_cells
+from icefloe.spark.jobs import Bounds, Source, open_dataset, reading_session, select_region
 from icefloe.spark.map_blocks import TASK_BYTES, Window, block_bytes, plan_blocks
 from icefloe.spark.tasks import SparkJob, run_tasks
 from icefloe.storage.build import resolve_storage

@@ -62,8 +62,7 @@ from icefloe.model.chunk_table import number_array
 from icefloe.repository import Repository
 from icefloe.session.commit import Announcement
 from icefloe.session.open_repository import RepositoryContext
-from icefloe.spark.arguments import Target, existing_repository
-from icefloe.spark.progress import JobMeter
+from icefloe.spark.jobs import JobMeter, Target, existing_repository
 from icefloe.spark.tasks import TASKS_PER_CORE, SparkJob, collect, parallelism, run_tasks, watched
 from icefloe.tables.grids import Grid, find_grid, list_grids
 from icefloe.tables.options import Revision, address_of, open_address

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from icefloe.errors import AlreadyExistsError, IcefloeError, InvalidInputError
 from icefloe.session.rebase import ConflictDetector
 from icefloe.session.session import ForkSession, Session
-from icefloe.spark.arguments import JobOutcome, Source, Target, open_dataset, open_source_and_target, unknown_name
+from icefloe.spark.jobs import JobOutcome, Source, Target, open_dataset, open_source_and_target, unknown_name
 from icefloe.spark.tasks import OpenFork, SparkJob, WriteJob, link, run_tasks, write_with_tasks
 from icefloe.xarray import to_icechunk
 

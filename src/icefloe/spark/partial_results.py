@@ -19,9 +19,9 @@ from pyspark.sql import functions as sf
 
 from icefloe.errors import InvalidInputError
 from icefloe.session.session import Session
-from icefloe.spark.arguments import node_path, open_dataset
+from icefloe.spark.connect import freeze_loaded_modules
+from icefloe.spark.jobs import JobMeter, node_path, open_dataset
 from icefloe.spark.map_blocks import BlockGrid, Window
-from icefloe.spark.progress import JobMeter
 from icefloe.spark.tasks import (
     FINAL_ERRORS,
     TASKS_PER_CORE,
@@ -32,7 +32,6 @@ from icefloe.spark.tasks import (
     run_tasks,
     watched,
 )
-from icefloe.spark.workers import freeze_loaded_modules
 from icefloe.tables.chunk_values import ChunkValues
 from icefloe.tables.columns import ColumnCoding, coding_of, has_one_missing_value
 

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from icefloe.errors import ConflictError, InvalidInputError
 from icefloe.repository import Repository
 from icefloe.session.session import Session
-from icefloe.spark.arguments import Target, existing_repository, open_dataset
+from icefloe.spark.jobs import Target, existing_repository, open_dataset
 from icefloe.spark.reduce import reduce
 
 

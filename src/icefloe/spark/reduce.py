@@ -18,7 +18,7 @@ from icefloe.errors import InvalidInputError
 from icefloe.session.fork import WrittenParts
 from icefloe.session.rebase import ConflictDetector
 from icefloe.session.session import ForkSession, Session
-from icefloe.spark.arguments import (
+from icefloe.spark.jobs import (
     Bounds,
     JobOutcome,
     Source,

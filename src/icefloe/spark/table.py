@@ -20,11 +20,10 @@ from icefloe.model.snapshot import ArrayNode, GroupNode
 from icefloe.repository import Repository
 from icefloe.repository.url import RepositoryUrl
 from icefloe.session.session import Session
-from icefloe.spark.arguments import Target, existing_repository
-from icefloe.spark.connect import quieten_failed_queries
+from icefloe.spark.connect import freeze_loaded_modules, quieten_failed_queries
+from icefloe.spark.jobs import Target, existing_repository
 from icefloe.spark.source import register
 from icefloe.spark.tasks import TASKS_PER_CORE, parallelism, reason_of
-from icefloe.spark.workers import freeze_loaded_modules
 from icefloe.tables.grids import Variable, list_grids, session_zone
 from icefloe.tables.metadata_tables import SCHEMAS, MetadataPart, metadata_batches, plan_parts
 from icefloe.tables.options import (

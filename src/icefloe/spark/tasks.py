@@ -29,9 +29,8 @@ from icefloe.errors import (
 )
 from icefloe.session.fork import WrittenParts
 from icefloe.session.session import ForkSession, Session
-from icefloe.spark.connect import is_classic
-from icefloe.spark.progress import JobMeter, job_progress
-from icefloe.spark.workers import freeze_loaded_modules
+from icefloe.spark.connect import freeze_loaded_modules, is_classic
+from icefloe.spark.jobs import JobMeter, job_progress
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -30,7 +30,7 @@ from icefloe.repository import Repository
 from icefloe.session.fork import WrittenParts
 from icefloe.session.rebase import ConflictDetector, ConflictSolver
 from icefloe.session.session import ForkSession, Session
-from icefloe.spark.arguments import writing_repository
+from icefloe.spark.jobs import writing_repository
 from icefloe.spark.tasks import FINAL_ERRORS, TaskFailure, parallelism, reason_of
 from icefloe.storage.build import storage_from_url
 from icefloe.tables.fragments import (

@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
+from icefloe import __version__
 from icefloe.errors import InvalidInputError, UnsupportedError
 from icefloe.model.virtual_chunk_container import S3Options
 from icefloe.storage.credentials import (
@@ -32,7 +33,6 @@ from icefloe.storage.credentials import (
     S3StaticCredentials,
 )
 from icefloe.storage.requests import RetryPolicy, without_userinfo
-from icefloe.version import __version__
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

@@ -14,17 +14,16 @@ Modules
 -------
 - `actors`: The actors of a simulation: processes with repositories of their own, and what they do to the one
   repository.
-- `faulty_storage`: Storages for tests: one that fails on command, one that is slow, and one that counts.
 - `model`: The plain model that a simulated repository is compared with: arrays as dicts, sessions as lists of
   changes.
 - `oracle`: What must be true of a simulated repository, and the watcher that finds out when it is not.
 - `profiles`: Schedules: which processes take part, and which steps they take at what times, all drawn from a seed.
 - `schedule`: The order of events in a simulation: an event loop on simulated time, and threads that take turns.
-- `simulated_store`: A simulated object store: a clock of its own, delays, lost and repeated requests, and clients
-  that die.
 - `simulator`: Running schedules, shortening those that fail, and the command that looks for failures until it is
   stopped.
 - `storage`: The contract of a storage as tests that anyone's storage can run. Needs pytest.
+- `storages`: Storages for tests: one that fails on command, one that is slow, one that counts, and a simulated
+  object store.
 - `synthetic_weather`: Synthetic weather as files of several formats, the same for the same seed.
 """
 

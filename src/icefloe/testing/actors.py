@@ -61,7 +61,7 @@ from icefloe.testing.model import (
 )
 from icefloe.testing.oracle import SOLVERS, Collection, Intent, Oracle, SessionModel
 from icefloe.testing.schedule import ACTOR, SimulatedLoop, observe
-from icefloe.testing.simulated_store import Network, ProcessDied, SimulatedStorage, SimulatedStore
+from icefloe.testing.storages import Network, ProcessDied, SimulatedStorage, SimulatedStore
 
 Edit: TypeAlias = tuple[str, str, int]
 """What to change, in which array, and a number: a chunk, a size, an offset."""

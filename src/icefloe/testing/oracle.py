@@ -13,8 +13,7 @@ import datetime as dt
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from icefloe.conversion.convert import convert_async, upgrade_async
-from icefloe.conversion.steps import find_journal
+from icefloe.conversion.convert import convert_async, find_journal, upgrade_async
 from icefloe.conversion.survey import LossKind
 from icefloe.errors import (
     FormatError,
@@ -45,7 +44,7 @@ from icefloe.testing.model import (
     touched_by,
 )
 from icefloe.testing.schedule import ACTOR, observe
-from icefloe.testing.simulated_store import SimulatedStorage, SimulatedStore
+from icefloe.testing.storages import SimulatedStorage, SimulatedStore
 
 _IMMUTABLE = (
     "snapshots/",

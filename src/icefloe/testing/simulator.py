@@ -34,7 +34,7 @@ from icefloe.testing.model import array_document
 from icefloe.testing.oracle import Oracle, Start, Violation, read_start
 from icefloe.testing.profiles import PROFILES, Schedule, draw_schedule
 from icefloe.testing.schedule import Interleaver, SimulatedLoop, ThreadLoop, WaitsForEverError
-from icefloe.testing.simulated_store import SimulatedStorage, SimulatedStore
+from icefloe.testing.storages import SimulatedStorage, SimulatedStore
 
 GENERATIONS = tuple(version.value for version in SpecVersion)
 _LIMIT_SECONDS = 400 * DAY

@@ -2,9 +2,9 @@
 
 Modules
 -------
-- `describe`: A `repo` file in public values: status, feature flags, operations log, and all of it as plain data.
 - `repo_edits`: Every change of a `repo` file as a pure function from the old value to the new one.
-- `repo_file`: The `repo` file of the generation `icechunk2`: refs, history, status, configuration, operations.
+- `repo_file`: The `repo` file of icechunk 2.x: decoded, encoded, and in public values (status, feature flags,
+  operations log).
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from icefloe.errors import (
 )
 from icefloe.formats.flatbuf.flexbuffers import decode_flexible, encode_flexible, encode_metadata
 from icefloe.formats.icechunk2.repo_file import (
+    FLAGS,
     Availability,
     FlagChange,
     RepoInfo,
@@ -73,8 +74,6 @@ def page_size(info: RepoInfo) -> int:
 
 
 MAIN = "main"
-FLAGS: Mapping[str, int] = {"move_node": 3, "create_tag": 4, "delete_tag": 5}
-"""Feature flags by name. All are on unless disabled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,9 @@
 
 Modules
 -------
-- `legacy_msgpack`: Snapshots and manifests of the generation `store` as early code wrote them: MessagePack,
-  structures as arrays.
 - `manifest`: Manifests of the generation `store`: JSON text to columns and back.
-- `refs`: Object ids, and branch and tag files, of the generation `store`.
-- `snapshot`: Snapshots and attributes files of the generation `store`: JSON that follows the specification's
-  schema.
+- `snapshot`: Snapshots, attributes files and refs of the generation `store`: JSON, and MessagePack as early code
+  wrote it.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from icefloe.errors import UnsupportedError
 from icefloe.formats.contract import Format
 from icefloe.formats.store import manifest as manifest_file
 from icefloe.formats.store import snapshot as snapshot_file
-from icefloe.formats.store.refs import ID_BYTES
+from icefloe.formats.store.snapshot import ID_BYTES
 from icefloe.ids import ObjectId
 from icefloe.model.capabilities import Capabilities, SpecVersion
 from icefloe.model.snapshot import Manifest, Snapshot, TransactionLog

@@ -31,9 +31,15 @@ from icefloe.formats.byte_columns import (
     read_integers,
 )
 from icefloe.formats.json_documents import dump_json
-from icefloe.formats.store.legacy_msgpack import is_legacy_msgpack, read_manifest
-from icefloe.formats.store.refs import ID_BYTES, dump_object_id, load_id_bytes, load_object_id
-from icefloe.formats.store.snapshot import node_number
+from icefloe.formats.store.snapshot import (
+    ID_BYTES,
+    dump_object_id,
+    is_legacy_msgpack,
+    load_id_bytes,
+    load_object_id,
+    node_number,
+    read_manifest,
+)
 from icefloe.ids import NODE_ID_BYTES, NodeId, encode_base32
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, string_column
 from icefloe.model.snapshot import Manifest

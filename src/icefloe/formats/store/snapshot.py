@@ -1,16 +1,23 @@
-"""Snapshots and attributes files of the generation `store`: JSON that follows the specification's schema.
+"""Snapshots, attributes files and refs of the generation `store`: JSON, and MessagePack as early code wrote it.
 
-Additional members, which the schema permits: `icefloe` at the top (parent, sizes of manifests), `zarr_json` in
-a node whose document the schema cannot represent, `parent` and `properties` in entries of the history.
+The JSON of snapshots follows the specification's schema. Additional members, which the schema permits: `icefloe` at the
+top (parent, sizes of manifests), `zarr_json` in a node whose document the schema cannot represent, `parent` and
+`properties` in entries of the history.
+
+Nothing writes MessagePack any more. It is converted to the structure of the JSON files and read by the same functions.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal
 
+import msgpack
 import msgspec
 
 from icefloe.errors import FormatError, InvalidInputError
@@ -31,9 +38,8 @@ from icefloe.formats.json_documents import (
     raw_bits,
     store_document,
 )
-from icefloe.formats.store.legacy_msgpack import is_legacy_msgpack, read_snapshot
-from icefloe.formats.store.refs import dump_object_id, load_object_id
-from icefloe.ids import NODE_ID_BYTES, NodeId
+from icefloe.ids import NODE_ID_BYTES, NodeId, ObjectId, decode_base32, encode_base32, text_length
+from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords, table_from_rows
 from icefloe.model.snapshot import (
     ArrayNode,
     AttributesRef,
@@ -45,9 +51,196 @@ from icefloe.model.snapshot import (
     Snapshot,
     SnapshotInfo,
 )
-from icefloe.model.zarr_document import check_path, load_object, parse_array_shape, parse_document
+from icefloe.model.zarr_document import SMALL_FILE_BYTES, check_path, load_object, parse_array_shape, parse_document
+
+ID_BYTES = 16
+_TEXT_LENGTH = text_length(ID_BYTES)
+
+
+def dump_object_id(object_id: ObjectId) -> list[int]:
+    """Encode an id as the specification's schemas require."""
+    return list(decode_base32(object_id, ID_BYTES))
+
+
+def load_object_id(value: Any) -> ObjectId:
+    """Parse an id: 16 integers, 26 characters of base32, or 32 hexadecimal digits."""
+    return encode_base32(load_id_bytes(value))
+
+
+def load_id_bytes(value: Any) -> bytes:
+    """The same as load_object_id, but returns the bytes."""
+    try:
+        if isinstance(value, list) and len(value) == ID_BYTES and all(type(item) is int for item in value):
+            return bytes(value)
+        if isinstance(value, str) and len(value) == _TEXT_LENGTH:
+            return decode_base32(value, ID_BYTES)
+        if isinstance(value, str) and len(value) == 2 * ID_BYTES:
+            return bytes.fromhex(value)
+    except (ValueError, InvalidInputError) as error:
+        raise FormatError(f"{str(value)[:80]!r} is not an object id: {error}") from error
+    raise FormatError(f"{str(value)[:80]!r} is not an object id of {ID_BYTES} bytes")
+
+
+EXTENSION = ".json"
+LAST_SEQUENCE = 2**40 - 1
+_NAME = re.compile(r"([0-9A-HJKMNP-TV-Z]{8})\.json")
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The snapshot of a branch or tag, and since when."""
+
+    snapshot_id: ObjectId
+    timestamp: dt.datetime
+    properties: Mapping[str, Any] = field(default_factory=dict)
+
+
+def encode_reference(reference: Reference) -> bytes:
+    """The JSON file of a reference."""
+    return dump_json(
+        {
+            "properties": dict(reference.properties),
+            "snapshot": dump_object_id(reference.snapshot_id),
+            "timestamp": dump_time(reference.timestamp),
+        }
+    )
+
+
+def decode_reference(data: bytes) -> Reference:
+    """Parse the JSON file of a reference. Some early files only contain the snapshot."""
+    document = load_object(data, "the reference file", SMALL_FILE_BYTES)
+    properties = document.get("properties", {})
+    if "snapshot" not in document or not isinstance(properties, dict):
+        raise FormatError('the reference file has no valid "snapshot", or "properties" that are not an object')
+    timestamp = load_time(document["timestamp"], "timestamp") if "timestamp" in document else _EPOCH
+    return Reference(load_object_id(document["snapshot"]), timestamp, properties)
+
+
+def sequence_name(sequence: int) -> str:
+    """The name of a branch file. The newest sorts first."""
+    return encode_base32((LAST_SEQUENCE - sequence).to_bytes(5, "big")) + EXTENSION
+
+
+def find_sequence(name: str) -> int | None:
+    """The sequence number in a name, or None if it is not the name of a branch file."""
+    found = _NAME.fullmatch(name)
+    return None if found is None else LAST_SEQUENCE - int.from_bytes(decode_base32(found[1], 5), "big")
+
 
 Json = Any
+
+_SNAPSHOT = (
+    "total_parents",
+    "short_term_parents",
+    "short_term_history",
+    "metadata",
+    "started_at",
+    "properties",
+    "nodes",
+)
+_METADATA = ("id", "written_at", "message")
+_NODE = ("id", "path", "user_attributes", "node_data")
+_ARRAY = (
+    "shape",
+    "data_type",
+    "chunk_shape",
+    "chunk_key_encoding",
+    "fill_value",
+    "codecs",
+    "storage_transformers",
+    "dimension_names",
+)
+_NAMED = ("name", "configuration")
+_MANIFEST_REF = ("object_id", "flags", "extents")
+_ATTRIBUTES_REF = ("object_id", "location", "flags")
+
+
+def is_legacy_msgpack(data: bytes) -> bool:
+    """Whether a file is MessagePack. MessagePack files start with a short array, JSON texts do not."""
+    return 0x90 <= data[0] <= 0x9F if data else False
+
+
+def read_snapshot(data: bytes) -> dict[str, Json]:
+    """A snapshot file in the structure of the JSON one."""
+    document = _record(_unpack(data), _SNAPSHOT)
+    try:
+        document["metadata"] = _record(document["metadata"], _METADATA)
+        document["short_term_history"] = [_record(entry, _METADATA) for entry in document["short_term_history"]]
+        document["nodes"] = {path: _node(entry) for path, entry in document["nodes"].items()}
+    except (TypeError, AttributeError, KeyError, ValueError) as error:
+        raise FormatError(f"the snapshot file does not match the early format: {error!r}") from error
+    return document
+
+
+def read_manifest(data: bytes) -> dict[NodeId, ChunkTable]:
+    """The chunk tables of a manifest file. Entries are read in a loop, because these files are few and small."""
+    rows: dict[int, dict[Coords, ChunkRef]] = {}
+    try:
+        (chunks,) = _unpack(data)
+        for (number, coords), payload in chunks.items():
+            rows.setdefault(number, {})[tuple(coords)] = _payload(payload)
+        return {
+            number.to_bytes(NODE_ID_BYTES, "big"): table_from_rows(list(held.items()), len(next(iter(held))))
+            for number, held in sorted(rows.items())
+        }
+    except (TypeError, AttributeError, KeyError, ValueError, OverflowError, InvalidInputError) as error:
+        raise FormatError(f"the chunk manifest does not match the early format: {error!r}") from error
+
+
+def _unpack(data: bytes) -> Json:
+    try:
+        return msgpack.unpackb(data, strict_map_key=False, use_list=False)
+    except (msgpack.UnpackException, ValueError, TypeError, RecursionError) as error:
+        raise FormatError(f"not a MessagePack file of the early format: {error!r}") from error
+
+
+def _record(values: Json, names: tuple[str, ...]) -> dict[str, Json]:
+    if not isinstance(values, tuple) or len(values) != len(names):
+        raise FormatError(f"a structure of the early format does not have the {len(names)} members {', '.join(names)}")
+    return dict(zip(names, values, strict=True))
+
+
+def _node(values: Json) -> dict[str, Json]:
+    node = _record(values, _NODE)
+    attributes = node["user_attributes"]
+    if isinstance(attributes, dict) and "Ref" in attributes:
+        node["user_attributes"] = {"Ref": _record(attributes["Ref"], _ATTRIBUTES_REF)}
+    else:
+        node["user_attributes"] = _listed(attributes)
+    if isinstance(node["node_data"], Mapping):
+        metadata, references = node["node_data"]["Array"]
+        array = _listed(_record(metadata, _ARRAY))
+        for member in ("codecs", "storage_transformers"):
+            if array[member] is not None:
+                array[member] = [_record(tuple(entry), _NAMED) for entry in array[member]]
+        node["node_data"] = {"Array": [array, [_record(_listed(entry, 1), _MANIFEST_REF) for entry in references]]}
+    return node
+
+
+def _listed(value: Json, depth: int = 0) -> Json:
+    """The value with lists in place of tuples below the given depth, as in JSON."""
+    if isinstance(value, dict):
+        return {key: _listed(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_listed, value)) if depth else [_listed(item) for item in value]
+    return value
+
+
+def _payload(payload: Json) -> ChunkRef:
+    ((kind, content),) = payload.items()
+    if kind == "Inline":
+        return ChunkRef(ChunkKind.INLINE, 0, len(content), data=bytes(content))
+    place, offset, length = content
+    if kind == "Ref":
+        return ChunkRef(ChunkKind.NATIVE, offset, length, object_id=load_id_bytes(place))
+    if kind == "Virtual":
+        location = place["Absolute"] if isinstance(place, dict) else place
+        if not isinstance(location, str):
+            raise FormatError(f"a virtual chunk has no location: {place!r}")
+        return ChunkRef(ChunkKind.VIRTUAL, offset, length, location=location)
+    raise FormatError(f"an unknown kind of chunk: {str(kind)[:40]!r}")
+
 
 _VARIANTS = {
     "bool": "Bool",

@@ -19,7 +19,7 @@ import tifffile
 
 from icefloe.ingest.access import SourceAccess
 from icefloe.ingest.chunk_grids import ChunkRegion, all_coords, grid_shape, virtual_table
-from icefloe.ingest.parsers.contract import OpenSource, broken, check_inside
+from icefloe.ingest.parsers.registry import OpenSource, broken, check_inside
 from icefloe.ingest.source_model import References, SourceFile, SourceSchema, SourceVariable, summarise_coordinate
 from icefloe.ingest.zarr_documents import bytes_codec, fill_attribute, fill_value_document, json_value
 from icefloe.model.chunk_table import empty_table

@@ -27,8 +27,8 @@ from icefloe.errors import FormatError, IcefloeError
 from icefloe.grib_codec import GribCodec, count_fields, parameter_numbers, read_values
 from icefloe.ingest.access import SourceAccess, local_errors, local_path
 from icefloe.ingest.chunk_grids import ChunkRegion, all_coords, grid_shape, virtual_table
-from icefloe.ingest.parsers.contract import OpenSource, broken
 from icefloe.ingest.parsers.grib_grid import Grid, describe_grid
+from icefloe.ingest.parsers.registry import OpenSource, broken
 from icefloe.ingest.source_model import (
     GRIB_PRODUCT_KEYS,
     References,

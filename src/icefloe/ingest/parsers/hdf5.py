@@ -23,7 +23,7 @@ from icefloe.ingest.chunk_grids import (
     region_shape,
     virtual_table,
 )
-from icefloe.ingest.parsers.contract import OpenSource, broken, check_inside
+from icefloe.ingest.parsers.registry import OpenSource, broken, check_inside
 from icefloe.ingest.source_model import (
     Coordinate,
     References,

@@ -19,7 +19,7 @@ from icefloe.ingest.chunk_grids import (
     region_shape,
     virtual_table,
 )
-from icefloe.ingest.parsers.contract import OpenSource, broken
+from icefloe.ingest.parsers.registry import OpenSource, broken
 from icefloe.ingest.source_model import References, SourceFile, SourceSchema, SourceVariable, summarise_coordinate
 from icefloe.ingest.zarr_documents import attribute_pairs, bytes_codec, fill_value_document, json_value
 

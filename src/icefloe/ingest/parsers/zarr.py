@@ -17,7 +17,7 @@ from zarr.dtype import parse_dtype
 from icefloe.errors import FormatError, UnsupportedError
 from icefloe.ingest.access import SourceAccess, listing_version
 from icefloe.ingest.chunk_grids import grid_shape, lexicographic_order
-from icefloe.ingest.parsers.contract import OpenSource, broken
+from icefloe.ingest.parsers.registry import OpenSource, broken
 from icefloe.ingest.source_model import (
     Coordinate,
     References,
