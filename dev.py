@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Set up the project and run a task: `python3 dev.py demo`, `test`, `simulate`, `lint`, `bench`, `lock`.
+"""Set up the project and run a task: `python3 dev.py demo`, `test`, `simulate`, `lint`, `docs`, `bench`, `lock`.
 
 The script needs only Python 3.11 or newer. The first run creates a virtual environment (`.venv`) from the lock file of
 the interpreter's version. Later runs install nothing until the lock file or pyproject.toml changes.
@@ -282,6 +282,20 @@ def do_simulate(arguments: argparse.Namespace, rest: list[str]) -> int:
     return attempt(command, PYTHONHASHSEED="0", **activated(environment))
 
 
+def do_docs(arguments: argparse.Namespace, rest: list[str]) -> int:
+    """Build the site into site/, or serve it and build it again whenever a page changes."""
+    environment = prepare(arguments.python)
+    variables = {**activated(environment), "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT / "src")}
+    if arguments.pictures:
+        run([environment.python, "docs/pictures.py", *rest], **variables)
+        return 0
+    command = "serve" if arguments.serve else "build"
+    code = attempt([environment.python, "-m", "mkdocs", command, "--strict", *rest], **variables)
+    if code == 0 and not arguments.serve:
+        say(f"the site is in {ROOT / 'site'}. Look at it with: python3 dev.py docs --serve")
+    return code
+
+
 def do_trace(arguments: argparse.Namespace, rest: list[str]) -> int:
     """Count the files that one commit, read, collection, ingest and table scan enter."""
     environment = prepare(arguments.python)
@@ -332,6 +346,7 @@ JOBS = {
     "demo": (do_demo, "ingest a month of synthetic weather on local Spark, branch it, and draw a picture"),
     "test": (do_test, "run all checks and tests (--quick: only the fast ones, --thorough: the long ones too)"),
     "lint": (do_lint, "run ruff, mypy and the import checks (--fix: let ruff change files first)"),
+    "docs": (do_docs, "build the site into site/ (--serve: look at it while you write)"),
     "bench": (do_bench, "run the benchmarks"),
     "simulate": (do_simulate, "simulate many actors on one repository until stopped"),
     "trace": (do_trace, "count the source files that each operation enters (--files: list them)"),
@@ -357,6 +372,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
             job.add_argument("--workers", type=int, default=2, metavar="N", help="test processes (default 2)")
         if name == "lint":
             job.add_argument("--fix", action="store_true", help="let ruff change files first")
+        if name == "docs":
+            job.add_argument("--serve", action="store_true", help="serve the site on http://127.0.0.1:8000")
+            job.add_argument("--pictures", action="store_true", help="draw the pictures in docs/images again")
         if name == "run":
             job.add_argument("rest", nargs=argparse.REMAINDER)
     arguments, rest = parser.parse_known_args(argv)
