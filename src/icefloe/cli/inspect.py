@@ -647,6 +647,7 @@ def _print_json_graph(graph: AncestryGraph) -> None:
         {
             "id": row.commit.id,
             "parent_id": row.commit.parent_id,
+            "merged_id": row.commit.merged_id,
             "written_at": row.commit.written_at,
             "message": row.commit.message,
             "column": row.own.column,

@@ -8,7 +8,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
 from typing import Literal, TypeAlias
@@ -25,6 +25,8 @@ class Commit:
     parent_id: str | None
     written_at: dt.datetime
     message: str
+    merged_id: str | None = None
+    """The tip of the branch that the commit merged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,10 @@ class Row:
     passing: tuple[Line, ...]
     cut: bool
     """Whether the parent exists but is not in the graph."""
+    merges: Line | None = None
+    """The line that leads to the merged commit."""
+    opens: bool = False
+    """Whether the line to the merged commit begins here. Otherwise it is one of `passing`."""
 
     @property
     def goes_on(self) -> bool:
@@ -69,10 +75,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The edge from a commit to its parent, as row indexes."""
+    """The edge from a commit to its parent or to the commit that it merged, as row indexes."""
 
     child: int
     parent: int
+    merge: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,19 +132,32 @@ class _Lanes:
 def newest_first(commits: Iterable[Commit]) -> list[Commit]:
     """Sort commits by time, with children before parents."""
     known = {commit.id: commit for commit in commits}
-    children = Counter(c.parent_id for c in known.values() if c.parent_id in known)
+    ordered = _sorted(known)
+    if len(ordered) == len(known):
+        return ordered
+    # What a commit merged is metadata, which anybody can write. Merges that form a cycle are not drawn.
+    return _sorted({commit.id: replace(commit, merged_id=None) for commit in known.values()})
+
+
+def _sorted(known: Mapping[str, Commit]) -> list[Commit]:
+    children = Counter(parent for commit in known.values() for parent in _parents(commit) if parent in known)
     ready = [_entry(commit) for commit in known.values() if not children[commit.id]]
     heapq.heapify(ready)
     ordered: list[Commit] = []
     while ready:
         commit = known[heapq.heappop(ready)[1]]
         ordered.append(commit)
-        parent = known.get(commit.parent_id) if commit.parent_id is not None else None
-        if parent is not None:
-            children[parent.id] -= 1
-            if not children[parent.id]:
-                heapq.heappush(ready, _entry(parent))
+        for parent in _parents(commit):
+            if parent in known:
+                children[parent] -= 1
+                if not children[parent]:
+                    heapq.heappush(ready, _entry(known[parent]))
     return ordered
+
+
+def _parents(commit: Commit) -> list[str]:
+    """The parent and the merged commit."""
+    return list(dict.fromkeys(parent for parent in (commit.parent_id, commit.merged_id) if parent is not None))
 
 
 def _entry(commit: Commit) -> tuple[float, str]:
@@ -167,16 +187,31 @@ def _layout_row(commit: Commit, lanes: _Lanes, known: set[str]) -> Row:
     parent = commit.parent_id
     goes_on = parent is not None and parent in known
     lanes.columns[column] = _Lane(parent, own.colour) if goes_on and parent is not None else None
-    return Row(commit, own, from_above, joins, passing, cut=parent is not None and not goes_on)
+    merged = commit.merged_id if commit.merged_id in known and commit.merged_id not in (parent, commit.id) else None
+    merges, opens = _merge_line(merged, lanes) if merged is not None else (None, False)
+    cut = parent is not None and not goes_on
+    return Row(commit, own, from_above, joins, passing, cut, merges, opens)
+
+
+def _merge_line(merged: str, lanes: _Lanes) -> tuple[Line, bool]:
+    """The line to a merged commit, and whether it is new."""
+    for column in lanes.waiting_for(merged):
+        lane = lanes.columns[column]
+        assert lane is not None
+        opens, lane.drawn = not lane.drawn, True
+        return lanes.line(column), opens
+    return lanes.line(lanes.open(merged, drawn=True)), True
 
 
 def _edges(rows: Sequence[Row]) -> tuple[Edge, ...]:
     position = {row.commit.id: index for index, row in enumerate(rows)}
-    return tuple(
-        Edge(index, position[row.commit.parent_id])
-        for index, row in enumerate(rows)
-        if row.commit.parent_id is not None and row.goes_on
-    )
+    found = []
+    for index, row in enumerate(rows):
+        if row.commit.parent_id is not None and row.goes_on:
+            found.append(Edge(index, position[row.commit.parent_id]))
+        if row.commit.merged_id is not None and row.merges is not None:
+            found.append(Edge(index, position[row.commit.merged_id], merge=True))
+    return tuple(found)
 
 
 Piece: TypeAlias = tuple[str, str]
@@ -213,6 +248,8 @@ def graph_lines(layout: Layout, refs: Iterable[Ref], *, times: bool = True) -> I
         if row.joins:
             yield _joining(row, width)
         yield [*_lanes(row, width), *_label(row, names.get(row.commit.id, ()), length, times=times)]
+        if row.merges is not None and row.merges.column != row.own.column:
+            yield _merging(row, row.merges, width)
         if row.cut:
             yield [*_cut(row, width), ("older commits", "dim")]
 
@@ -255,7 +292,10 @@ def lane_style(line: Line) -> str:
 
 
 def _width(row: Row) -> int:
-    return 1 + max(line.column for line in (row.own, *row.joins, *row.passing))
+    lines = [row.own, *row.joins, *row.passing]
+    if row.merges is not None:
+        lines.append(row.merges)
+    return 1 + max(line.column for line in lines)
 
 
 def _lanes(row: Row, width: int) -> list[Piece]:
@@ -266,6 +306,8 @@ def _lanes(row: Row, width: int) -> list[Piece]:
 
 def _cut(row: Row, width: int) -> list[Piece]:
     cells = _passing(row, width)
+    if row.merges is not None:
+        cells[row.merges.column] = ("│", lane_style(row.merges))
     cells[row.own.column] = ("⋮", lane_style(row.own))
     return _spaced(cells)
 
@@ -305,6 +347,26 @@ def _joining(row: Row, width: int) -> list[Piece]:
     return pieces
 
 
+def _merging(row: Row, merged: Line, width: int) -> list[Piece]:
+    """The text line below a commit that connects it with the line of the commit that it merged."""
+    cells = _passing(row, width)
+    left, right = sorted((row.own.column, merged.column))
+    own = ("├╰", "┤╯")[row.own.column == right][not (row.goes_on or row.cut)]
+    end = ("┤╮", "├╭")[merged.column == left][row.opens]
+    pieces: list[Piece] = []
+    for column in range(width):
+        if column == row.own.column:
+            pieces.append((own, lane_style(row.own)))
+        elif column == merged.column:
+            pieces.append((end, lane_style(merged)))
+        elif left < column < right:
+            pieces.append(("┼", cells[column][1]) if cells[column][0] == "│" else ("─", lane_style(merged)))
+        else:
+            pieces.append(cells[column])
+        pieces.append(("─", lane_style(merged)) if left <= column < right else (" ", ""))
+    return pieces
+
+
 def _label(row: Row, refs: Sequence[Ref], length: int, *, times: bool) -> Iterator[Piece]:
     yield (printable(row.commit.id[:length]), "id")
     if refs:
@@ -333,7 +395,7 @@ def graph_svg(layout: Layout, refs: Iterable[Ref], *, plain: bool = False, stand
         names.setdefault(ref.snapshot_id, []).append(ref)
     length = short_length([row.commit.id for row in layout.rows]) if layout.rows else 0
     text_x = 2 * _MARGIN_PX + _LANE_PX * max(layout.width - 1, 0)
-    lines = [_edge(layout, edge.child, edge.parent, plain) for edge in layout.edges]
+    lines = [_edge(layout, edge, plain) for edge in layout.edges]
     dots, labels, widest = [], [], 0.0
     for index, row in enumerate(layout.rows):
         x, y = _x(row.own), _y(index)
@@ -372,16 +434,25 @@ def _colour(line: Line, plain: bool) -> str:
     return "currentColor" if plain else _LANE_COLOURS[line.colour % len(_LANE_COLOURS)]
 
 
-def _edge(layout: Layout, child: int, parent: int, plain: bool) -> str:
+def _edge(layout: Layout, edge: Edge, plain: bool) -> str:
+    child, parent = edge.child, edge.parent
     start, end = layout.rows[child].own, layout.rows[parent].own
     # The first commit is a ring. The line stops at its edge.
     into = 0 if layout.rows[parent].commit.parent_id is not None else _RADIUS_PX
     x, y, to_x, to_y = _x(start), _y(child), _x(end), _y(parent) - into
-    colour = _colour(start, plain)
+    lane = layout.rows[child].merges if edge.merge else None
+    if lane is not None:
+        colour = _colour(lane, plain)
+        if parent == child + 1:
+            return _stroke(f"M{x} {y}C{x} {y + _ROW_PX // 2} {to_x} {y + _ROW_PX // 2} {to_x} {to_y}", colour)
+        start_x, x, y = x, _x(lane), y + _ROW_PX
+        path = f"M{start_x} {y - _ROW_PX}C{start_x} {y - _ROW_PX // 2} {x} {y - _ROW_PX // 2} {x} {y}"
+    else:
+        colour, path = _colour(start, plain), f"M{x} {y}"
     if x == to_x:
-        return _stroke(f"M{x} {y}V{to_y}", colour)
+        return _stroke(f"{path}V{to_y}", colour)
     bend, middle = _y(parent) - _ROW_PX, _y(parent) - _ROW_PX // 2
-    return _stroke(f"M{x} {y}V{bend}C{x} {middle} {to_x} {middle} {to_x} {to_y}", colour)
+    return _stroke(f"{path}V{bend}C{x} {middle} {to_x} {middle} {to_x} {to_y}", colour)
 
 
 def _stroke(path: str, colour: str, *, dashed: bool = False) -> str:

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from icefloe.display.graph import AncestryGraph, Ref
     from icefloe.maintenance import inspect as inspection
     from icefloe.maintenance import marking
+    from icefloe.maintenance import merge as merging
     from icefloe.maintenance.inspect import ChunkStorageStats
 else:
     display = lazy_module("icefloe.display.graph")
     inspection = lazy_module("icefloe.maintenance.inspect")
     marking = lazy_module("icefloe.maintenance.marking")
+    merging = lazy_module("icefloe.maintenance.merge")
 
 _REFS_AT_ONCE = 64
 _IGNORED_LIMITS = ("max_snapshots_in_memory", "max_decoded_manifest_mem_bytes")
@@ -44,8 +46,15 @@ async def fetch_graph(
     starts = [await resolve(context, choice)] if chosen else list(dict.fromkeys(ref.snapshot_id for ref in refs))
     infos = await newest_commits(context, starts, limit)
     shown = {info.id for info in infos}
-    commits = [display.Commit(info.id, info.parent_id, info.written_at, info.message) for info in infos]
+    commits = [
+        display.Commit(info.id, info.parent_id, info.written_at, info.message, _merged_id(info)) for info in infos
+    ]
     return display.AncestryGraph(commits, [ref for ref in refs if ref.snapshot_id in shown], plain=plain)
+
+
+def _merged_id(info: SnapshotInfo) -> str | None:
+    merged = info.metadata.get(merging.MERGED)
+    return merged if isinstance(merged, str) else None
 
 
 async def fetch_refs(context: RepositoryContext) -> list[Ref]:
