@@ -31,4 +31,5 @@ Modules
 - `output`: Output of commands without rich: JSON documents, text from a repository, and the facts of `info`.
 - `refs`: The commands that change branches and tags: branch, tag, reset, merge.
 - `sql`: The commands `sql` and `analyze`: query arrays, and compute the chunk statistics that queries use.
+- `view`: The command `view`: show a repository in the browser.
 """

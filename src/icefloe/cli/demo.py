@@ -225,6 +225,7 @@ def _run_demo(folder: Path, days: int, start_spark: Callable[[], SparkSession], 
 
 def _invitations(native: Path, picture: Path) -> Iterator[str]:
     command = _own_command()
+    yield f"look at it in the browser   [bold]{command} view {native}[/]"
     yield f"the picture                 [bold]{picture}[/]"
     yield f"summary of the archive      [bold]{command} info {native}[/]"
     yield f"its history                 [bold]{command} log {native} --graph[/]"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from icefloe.blocking import blocking, blocking_classmethod, blocking_staticmethod
 from icefloe.display.card import Card, CardMixin, Fact, Styled
-from icefloe.errors import InvalidInputError, RepositoryNotFoundError
+from icefloe.errors import InvalidInputError, RepositoryNotFoundError, UnsupportedError
 from icefloe.formats.config_document import encode_config
 from icefloe.ids import ObjectId
 from icefloe.model.administration import Damage
@@ -472,6 +473,48 @@ class Repository(
         {}
         """
         return dict(self._default_metadata)
+
+    def view(self, *, host: str = "127.0.0.1", port: int = 0, origins: Sequence[str] = ()) -> Any:
+        """Show the repository in the browser. In a notebook, the result shows the viewer in a frame.
+
+        The viewer is a web page that a thread of this process serves. It reads the repository only.
+
+        Parameters
+        ----------
+        host
+            Address to listen on. With another address than a loopback one, the URL contains a token.
+        port
+            Port. 0 chooses a free one.
+        origins
+            Origins of other pages that may read the JSON API and Zarr over HTTP.
+
+        Returns
+        -------
+        ViewServer
+            The running viewer. `url` is its address, `stop()` ends it, `open_browser()` opens it.
+
+        Raises
+        ------
+        UnsupportedError
+            The packages of the extra `view` are not installed.
+        InvalidInputError
+            The viewer cannot listen on this address and port.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> with repo.view() as viewer:
+        ...     viewer.url.startswith("http://127.0.0.1:")
+        True
+        """
+        try:
+            server = importlib.import_module("icefloe.view.server")  # a higher layer, and its packages are an extra
+        except ImportError as error:
+            raise UnsupportedError(
+                f"the viewer needs more packages. Install them with: pip install 'icefloe[view]' ({error})"
+            ) from error
+        return server.ViewServer(self, host, port, origins=origins).start()
 
     def __repr__(self) -> str:
         return f"<icefloe.Repository {self.spec_version.value} at {self.storage.url}>"

@@ -1,0 +1,256 @@
+"""Revisions of the viewed repository: refs, sessions, the commit graph, and what commits changed."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+from icefloe.blocking import run_blocking
+from icefloe.display.graph import Commit, Ref, plan_graph
+from icefloe.errors import InvalidInputError, NotFoundError, RefNotFoundError
+from icefloe.maintenance.merge import MERGED
+from icefloe.model.snapshot import Diff, SnapshotInfo
+from icefloe.repository import Repository
+from icefloe.repository.history import fetch_refs, newest_commits
+from icefloe.session.session import Session
+
+V = TypeVar("V")
+
+_MOST_SESSIONS = 32
+_MOST_PATHS = 500
+_MOST_TEXT = 20_000
+_EXACT_INTEGERS = 2**53
+"""A browser rounds larger integers."""
+_AUTHOR_KEYS = ("author", "author_name", "committer", "user", "email")
+
+
+class Cache:
+    """The most recently used values, up to a total size. Safe to use from several threads."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._size = limit, 0
+        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, load: Callable[[], V], size: Callable[[V], int] = lambda value: 1) -> V:
+        """The value of a key. It is loaded if it is not in the cache."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                found: V = self._values[key][0]
+                return found
+        value = load()
+        weight = size(value)
+        with self._lock:
+            if key not in self._values and weight <= self._limit:
+                self._values[key] = value, weight
+                self._size += weight
+                while self._size > self._limit:
+                    _, (_, gone) = self._values.popitem(last=False)
+                    self._size -= gone
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A snapshot, and whether the name it was asked for can name another one later."""
+
+    snapshot_id: str
+    moves: bool
+
+
+class ViewedRepository:
+    """The repository behind a viewer, with the sessions that requests share."""
+
+    def __init__(self, repository: Repository) -> None:
+        self.repository = repository
+        self.context = repository.context
+        self._sessions = Cache(_MOST_SESSIONS)
+        self.facts = Cache(512)
+        """Results that depend on immutable snapshots only, by function and arguments."""
+
+    def resolve(self, text: str) -> Revision:
+        """The snapshot that a branch, a tag, a snapshot id, or a branch at a time (`main@2024-05-01T12:00Z`) names."""
+        for find, moves in (
+            (self.repository.lookup_branch, True),
+            (self.repository.lookup_tag, True),
+            (self._lookup_snapshot, False),
+        ):
+            try:
+                return Revision(find(text), moves)
+            except (NotFoundError, InvalidInputError):
+                continue
+        branch, at, moment = text.rpartition("@")
+        if at:
+            as_of = _parse_time(moment)
+            return Revision(self.repository.readonly_session(branch, as_of=as_of).snapshot_id, True)
+        raise RefNotFoundError(f"{text!r} is not a branch, tag or snapshot of this repository", ref=text)
+
+    def _lookup_snapshot(self, text: str) -> str:
+        return self.session(text).snapshot_id
+
+    def session(self, snapshot_id: str) -> Session:
+        """The read-only session of a snapshot."""
+        return self._sessions.get(snapshot_id, lambda: self.repository.readonly_session(snapshot_id=snapshot_id))
+
+
+def _parse_time(text: str) -> dt.datetime:
+    try:
+        moment = dt.datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidInputError(f"{text!r} is not a time such as 2024-05-01T12:00Z") from error
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)
+
+
+def plain(value: Any) -> Any:
+    """Metadata and attributes as JSON that a browser can read: no NaN, no integers that it would round."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _EXACT_INTEGERS:
+        return str(value)
+    if isinstance(value, str) and len(value) > _MOST_TEXT:
+        return value[:_MOST_TEXT] + "…"
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def public_url(url: str) -> str:
+    """The URL of a storage without user, password and query."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def repository_facts(viewed: ViewedRepository) -> dict[str, Any]:
+    """What the head of the page shows."""
+    refs = run_blocking(fetch_refs(viewed.context))
+    return {
+        "url": public_url(viewed.repository.storage.url),
+        "generation": viewed.repository.spec_version.value,
+        "refs": [_ref_json(ref) for ref in refs],
+    }
+
+
+def _ref_json(ref: Ref) -> dict[str, Any]:
+    return {"name": ref.name, "kind": ref.kind, "snapshot_id": ref.snapshot_id}
+
+
+def commit_json(info: SnapshotInfo) -> dict[str, Any]:
+    """A commit as JSON, with its author and the commit that it merged if the metadata has them."""
+    author = next((str(info.metadata[key]) for key in _AUTHOR_KEYS if info.metadata.get(key)), None)
+    return {
+        "id": info.id,
+        "parent_id": info.parent_id,
+        "written_at": info.written_at.astimezone(dt.UTC).isoformat(),
+        "message": plain(info.message),
+        "author": plain(author),
+        "merged_id": _merged_id(info),
+        "metadata": plain(info.metadata),
+    }
+
+
+def _merged_id(info: SnapshotInfo) -> str | None:
+    merged = info.metadata.get(MERGED)
+    return merged if isinstance(merged, str) else None
+
+
+def history(viewed: ViewedRepository, start: str | None, limit: int) -> dict[str, Any]:
+    """The newest commits of all branches and tags, or of one revision, with their columns in the graph."""
+    refs = run_blocking(fetch_refs(viewed.context))
+    starts = [viewed.resolve(start).snapshot_id] if start else list(dict.fromkeys(ref.snapshot_id for ref in refs))
+    infos = {info.id: info for info in run_blocking(newest_commits(viewed.context, starts, limit))}
+    trunk = next((ref.snapshot_id for ref in refs if ref.kind == "branch" and ref.name == "main"), None)
+    commits = [
+        Commit(info.id, info.parent_id, info.written_at, info.message, _merged_id(info)) for info in infos.values()
+    ]
+    layout = plan_graph(commits, trunk)
+    rows = [
+        {
+            **commit_json(infos[row.commit.id]),
+            "column": row.own.column,
+            "colour": row.own.colour,
+            "cut": row.cut,
+            "merge": None if row.merges is None else {"column": row.merges.column, "colour": row.merges.colour},
+        }
+        for row in layout.rows
+    ]
+    return {
+        "commits": rows,
+        "columns": layout.width,
+        "refs": [_ref_json(ref) for ref in refs if ref.snapshot_id in infos],
+        "more": any(row.cut for row in layout.rows),
+    }
+
+
+def commit_facts(viewed: ViewedRepository, snapshot_id: str) -> dict[str, Any]:
+    """One commit: its description, its content, and its changes relative to its parent."""
+    info = viewed.repository.lookup_snapshot(snapshot_id)
+    session = viewed.session(snapshot_id)
+    nodes = session.state.base.nodes
+    arrays = sum(1 for node in nodes.values() if hasattr(node, "shape"))
+    return {
+        **commit_json(info),
+        "groups": len(nodes) - arrays,
+        "arrays": arrays,
+        "manifests": len(info.manifests),
+        "manifest_bytes": sum(each.size_bytes for each in info.manifests),
+        "chunk_references": sum(each.num_chunk_refs for each in info.manifests),
+        "changes": None if info.parent_id is None else changes(viewed, info.parent_id, snapshot_id),
+    }
+
+
+def changes(viewed: ViewedRepository, old: str, new: str) -> dict[str, Any]:
+    """What differs between two snapshots. An array that was deleted and created again counts as replaced."""
+    if old == new:
+        return _changes_json(Diff())
+    key = "changes", old, new
+    return viewed.facts.get(
+        key, lambda: _changes_json(viewed.repository.diff(from_snapshot_id=old, to_snapshot_id=new))
+    )
+
+
+def _changes_json(diff: Diff) -> dict[str, Any]:
+    replaced = diff.new_arrays & diff.deleted_arrays
+    entries: list[dict[str, Any]] = []
+    for change, kind, paths in (
+        ("added", "group", diff.new_groups),
+        ("added", "array", diff.new_arrays - replaced),
+        ("deleted", "group", diff.deleted_groups),
+        ("deleted", "array", diff.deleted_arrays - replaced),
+        ("replaced", "array", replaced),
+        ("updated", "group", diff.updated_groups),
+        ("updated", "array", diff.updated_arrays - replaced),
+    ):
+        entries += [{"change": change, "kind": kind, "path": path} for path in sorted(paths)]
+    entries += [{"change": "moved", "kind": "node", "path": new, "from": old} for old, new in sorted(diff.moved_nodes)]
+    known = {entry["path"]: entry for entry in entries}
+    for path, coords in sorted(diff.chunk_coords.items()):
+        entry = known.get(path)
+        if entry is None:
+            entries.append({"change": "written", "kind": "array", "path": path, "chunks": len(coords)})
+        else:
+            entry["chunks"] = len(coords)
+    entries.sort(key=lambda entry: str(entry["path"]))
+    return {
+        "entries": entries[:_MOST_PATHS],
+        "total": len(entries),
+        "chunks": _chunk_total(list(diff.chunk_coords.values())),
+    }
+
+
+def _chunk_total(coords: Sequence[Any]) -> int:
+    return sum(len(each) for each in coords)
+
+
+def difference(viewed: ViewedRepository, old: str, new: str) -> dict[str, Any]:
+    """What differs between two revisions."""
+    ends = viewed.resolve(old).snapshot_id, viewed.resolve(new).snapshot_id
+    return {"from": ends[0], "to": ends[1], **changes(viewed, *ends)}
