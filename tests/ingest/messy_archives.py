@@ -390,10 +390,16 @@ def _contents(file: MessyFile) -> dict[str, tuple[tuple[str, ...], np.ndarray, d
     own = dict(times)
     if file.bounds != "none":
         times["bounds"] = "time_bnds"
+    latitudes: dict[str, Any] = {"units": "degrees_north"}
+    if file.seed % 2:
+        # xarray gives this attribute to every float that it writes.
+        latitudes["_FillValue"] = np.dtype(file.lat_dtype).type(np.nan)
+        if np.dtype(file.time_dtype).kind == "f":
+            times["_FillValue"] = np.dtype(file.time_dtype).type(np.nan)
     sizes = {"time": len(file.hours), "member": len(file.members), "lat": len(file.lat)}
     variables: dict[str, tuple[tuple[str, ...], np.ndarray, dict[str, Any]]] = {
         "time": (("time",), time, times),
-        "lat": (("lat",), np.array(file.lat, file.lat_dtype), {"units": "degrees_north"}),
+        "lat": (("lat",), np.array(file.lat, file.lat_dtype), latitudes),
     }
     if file.members:
         variables["member"] = (("member",), np.array(file.members, "i4"), {})

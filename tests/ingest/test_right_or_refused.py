@@ -454,3 +454,23 @@ def test_a_variable_with_a_name_that_zarr_reserves_is_refused_or_renamed(
         run(repository, tmp_path / "a.nc")
     run(repository, tmp_path / "a.nc", rename={"zarr.json": "document"})
     assert opened(repository).document.values.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("fills", [("nan", "nan"), ("nan", None), (None, "nan")])
+def test_floating_times_of_xarray_in_other_units_are_read_again(
+    tmp_path: Path, repository: Repository, fills: tuple[str | None, str | None]
+) -> None:
+    # xarray gives floating times the missing value NaN, and the joined times are integers.
+    for number, (units, fill) in enumerate(
+        zip(("hours since 2020-01-01", "days since 1900-01-01"), fills, strict=True)
+    ):
+        times = np.datetime64("2020-01-01", "ns") + np.arange(4) * np.timedelta64(6, "h") + np.timedelta64(number, "D")
+        data = xr.Dataset({"v": ("time", np.arange(4.0)), "read_at": ("time", times.copy())}, {"time": times})
+        encoding = {"units": units, "dtype": "f8", "_FillValue": None if fill is None else np.nan}
+        if fill is not None:
+            data.read_at.values[1] = np.datetime64("NaT")
+        data.to_netcdf(tmp_path / f"f{number}.nc", encoding={"time": encoding, "read_at": encoding})
+    paths = sorted(tmp_path.glob("*.nc"))
+    run(repository, *paths)
+    expected = xr.open_mfdataset(paths).load()
+    xr.testing.assert_equal(opened(repository), expected)

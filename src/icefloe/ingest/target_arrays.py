@@ -375,7 +375,11 @@ def _choose_times(
     if fills == {frozenset()} and not has_holes:
         fill: Any = np.nan if np.dtype(dtype).kind == "f" else variables[0].fill_value
         if np.dtype(dtype).kind != "f" and np.dtype(variables[0].dtype).kind == "f":
+            # The attribute of floats, mostly NaN, is none of integers.
+            attributes = {k: v for k, v in attributes.items() if k not in _MISSING}
             fill = NO_TIME
+            if any(name in v.attributes for v in variables for name in _MISSING):
+                attributes["_FillValue"] = fill_attribute(dtype, fill)
         return _Stored(dtype, attributes, fill_value_document(dtype, fill))
     if np.dtype(dtype).kind in "iu":
         dtype = "<i8"
