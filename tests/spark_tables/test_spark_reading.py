@@ -188,6 +188,71 @@ def test_the_session_s_zone_decides_what_times_mean(spark: Any, place: str) -> N
     assert table(spark, place, variables="t2m", where=where).count() == 126
 
 
+@pytest.mark.parametrize(
+    "where",
+    [
+        "time != date '2020-01-02'",
+        "time <= '2020-01-01 12:00:00' or lat > 80",
+        "time in (date '2020-01-03', date '2020-01-02') and t2m > 270",
+        "time > '2020-01-02T00:00:00Z'",
+    ],
+)
+def test_times_without_a_zone_are_in_the_zone_of_the_session_at_every_entry_point(
+    spark: Any, place: str, tmp_path: Path, where: str
+) -> None:
+    from icefloe.spark import register_views, table
+
+    try:
+        spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+        register_views(spark, place)
+        wanted = load(spark, place, variables="t2m").where(where).count()
+        condition = where.replace("'", "''")
+        stream = spark.readStream.format("icefloe").option("path", place).option("variables", "t2m")
+        sink = stream.option("where", where).load().writeStream.format("parquet")
+        sink = sink.option("checkpointLocation", str(tmp_path / "check")).trigger(availableNow=True)
+        sink.start(str(tmp_path / "out")).awaitTermination()
+        spark.sql(
+            f"create or replace temporary view chosen using icefloe options (path '{place}', variables 't2m', "
+            f"where '{condition}')"
+        )
+        found = {
+            "table": table(spark, place, variables="t2m", where=where).count(),
+            "view": spark.sql(f"select count(*) from t2m where {where}").head()[0],
+            "option": load(spark, place, variables="t2m", where=where).count(),
+            "option of a view": spark.sql("select count(*) from chosen").head()[0],
+            "function": spark.sql(f"select * from icefloe_scan('{place}', '{condition}', 't2m')").count(),
+            "stream": spark.read.parquet(str(tmp_path / "out")).count(),
+        }
+        assert found == dict.fromkeys(found, wanted)
+        given = load(spark, place, variables="t2m", where=where, time_zone="UTC").count()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert given == load(spark, place, variables="t2m").where(where).count()
+    assert given == load(spark, place, variables="t2m", where=where).count()
+
+
+def test_regions_are_in_the_zone_of_the_session(spark: Any, place: str) -> None:
+    from icefloe.spark import table
+
+    options = {"variables": "t2m", "region": "time=2020-01-01:2020-01-02"}
+    try:
+        spark.conf.set("spark.sql.session.timeZone", "+06:00")
+        assert load(spark, place, **options).count() == table(spark, place, **options).count() == 4 * 63
+        assert load(spark, place, layout="chunks", **options).count() == 6
+        spark.conf.set("spark.sql.session.timeZone", "PST")
+        with pytest.raises(InvalidInputError, match="'PST' of the session is unknown here"):
+            table(spark, place, **options)
+        with pytest.raises(Exception, match="time zone 'PST' is unknown"):
+            load(spark, place, **options).count()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert load(spark, place, **options).count() == 5 * 63
+    # Behind a conversion to an RDD, tasks do not know the settings of the session.
+    with pytest.raises(Exception, match=r"give the option time_zone"):
+        load(spark, place, **options).rdd.count()
+    assert load(spark, place, time_zone="UTC", **options).rdd.count() == 5 * 63
+
+
 def test_stored_values_are_read_when_asked_for(spark: Any, place: str) -> None:
     raw = load(spark, place, variables="wind", decode="false")
     assert dict(raw.dtypes)["wind"] == "smallint" and dict(raw.dtypes)["time"] == "bigint"

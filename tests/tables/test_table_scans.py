@@ -26,6 +26,7 @@ from icefloe.tables.options import (
     address_of,
     normalise_options,
     parse_options,
+    parse_zone,
 )
 from icefloe.tables.predicates import parse_predicate
 from icefloe.tables.reading import PICKED, list_type, plan_rows, read_rows, scan_batches
@@ -193,6 +194,58 @@ def test_an_undecidable_condition_is_told_in_the_words_of_the_query() -> None:
     repo = repository_of(xr.Dataset({"v": ("x", np.arange(3.0))}))
     with pytest.raises(InvalidInputError, match=r"`v > 'NaN'` on a column of type double.*WHERE"):
         plan_scan(TableOptions(address_of(repo), Revision(), where="v > 'NaN'"))
+
+
+ZONES = ["Europe/Berlin", "Asia/Kolkata", "America/New_York", "Pacific/Kiritimati", "+05:45", "GMT-8", "UTC"]
+DATES = [
+    "date '2001-02-27'",
+    "date '2001-02-28'",
+    "timestamp '2001-02-28 06:00:00'",
+    "timestamp '2001-02-28 06:00:00Z'",
+]
+TIMES = [*DATES, "'2001-02-28'", "'2001-02-28 02:30'", "'2001-02-28T12:00Z'", "'1999-12-31'", "'0001-01-01'"]
+
+
+@settings(max_examples=40)
+@given(given_data=datasets(), data=st.data())
+def test_a_plan_without_a_zone_reads_in_every_zone_what_a_plan_for_that_zone_reads(
+    given_data: Any, data: st.DataObject
+) -> None:
+    dataset, encoding = given_data
+    names = ["t", *(name for name in dataset.data_vars if dataset[name].dtype.kind == "M")]
+    columns, times, dates = st.sampled_from(names), st.sampled_from(TIMES), st.sampled_from(DATES)
+    leaf = st.one_of(
+        st.builds("{} {} {}".format, columns, st.sampled_from(["<", "<=", "=", "!=", ">", ">="]), times),
+        st.builds("{} {} ({}, {})".format, columns, st.sampled_from(["in", "not in"]), dates, dates),
+        st.builds("{} is not null".format, st.sampled_from(list(dataset.dims))),
+    )
+    where = data.draw(st.one_of(leaf, st.builds("({} {} {})".format, leaf, st.sampled_from(["and", "or"]), leaf)))
+    layout = data.draw(st.sampled_from(["cells", "rows", "chunks"]))
+    zone = parse_zone(data.draw(st.sampled_from(ZONES)))
+    repo = repository_of(dataset, encoding)
+    options = TableOptions(address_of(repo), Revision(), where=where, layout=layout)
+    known, unknown = plan_scan(options, zone=zone), plan_scan(options, zone=None)
+    expected = [row for part in known.parts for batch in scan_batches(known.scan, part) for row in batch.to_pylist()]
+    found = []
+    for part in unknown.parts:
+        scan, left = unknown.scan.in_zone(part, zone) if unknown.scan.needs_zone else (unknown.scan, part)
+        found += [row for batch in scan_batches(scan, left) for row in batch.to_pylist()]
+    assert repr(found) == repr(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "hours"),
+    [("+02:00", 2.0), ("GMT-3", -3.0), ("UTC+5:30", 5.5), ("+0545", 5.75), ("Z", 0.0), ("-18", -18.0)],
+)
+def test_zones_are_known_by_offset(name: str, hours: float) -> None:
+    moment = pd.Timestamp("2020-06-01").to_pydatetime()
+    assert parse_zone(name).utcoffset(moment) == pd.Timedelta(hours=hours).to_pytimedelta()
+
+
+@pytest.mark.parametrize("name", ["Mars/Olympus", "+19:00", "+2000000", ""])
+def test_an_unknown_zone_is_refused(name: str) -> None:
+    with pytest.raises(InvalidInputError, match="time zone .* is unknown"):
+        parse_zone(name)
 
 
 @settings(max_examples=30)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.functions import udtf
@@ -51,12 +52,33 @@ from icefloe.tables.options import (
     options_document,
     parse_number,
     parse_options,
+    parse_zone,
     session_at,
 )
 from icefloe.tables.reading import layout_schema, scan_batches
 from icefloe.tables.scans import Scan, ScanPlan, plan_scan, share_out
 from icefloe.tables.selection import BlockPart
 from icefloe.tables.targets import WriteOptions
+
+TIME_ZONE = "spark.sql.session.timeZone"
+
+
+def session_batches(scan: Scan, part: BlockPart) -> Iterator[pa.RecordBatch]:
+    """Read a share in a task. Times without a zone in its condition are in the zone of the session.
+
+    Spark does not tell the process that plans a data source the settings of the session. Tasks have them as local
+    properties.
+    """
+    if not scan.needs_zone:
+        return scan_batches(scan, part)
+    context = TaskContext.get()
+    name = None if context is None else context.getLocalProperty(TIME_ZONE)
+    if name is None:
+        raise InvalidInputError(
+            "the condition has times without a time zone, and Spark does not tell tasks the time zone of this session. "
+            f"Set {TIME_ZONE}, give the option time_zone, or write the times with a zone, such as 2020-01-01T00:00:00Z"
+        )
+    return scan_batches(*scan.in_zone(part, parse_zone(name)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +229,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start[_SNAPSHOT] == end[_SNAPSHOT]:
             return []
         options = replace(self._options, revision=Revision(snapshot_id=end[_SNAPSHOT]))
-        scan = plan_scan(options).scan
+        scan = plan_scan(options, zone=options.zone).scan
         before = start[_SNAPSHOT] or None
         change = changed_blocks(open_address(options.address), scan.grid, before, options.pin())
         if change.removed and self._deletions == "error":
@@ -223,7 +245,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if not isinstance(partition, _ChangedShare):
             return iter(())
-        return scan_batches(partition.scan, partition.part)
+        return session_batches(partition.scan, partition.part)
 
     def commit(self, end: dict[str, str]) -> None:
         """Do nothing, because offsets are snapshots and no state is kept."""
@@ -293,7 +315,7 @@ def kept_options(schema: StructType) -> dict[str, str] | None:
 def _table_schema(options: TableOptions) -> pa.Schema:
     if options.table is not None:
         return SCHEMAS[options.table]
-    return layout_schema(plan_scan(options).scan)
+    return layout_schema(plan_scan(options, zone=options.zone).scan)
 
 
 class _Share(InputPartition):
@@ -318,7 +340,7 @@ class TableReader(DataSourceReader):
         self._shares: list[InputPartition] = []
         self._scan: Scan | None = None
         if options.table is None:
-            plan = plan_scan(options)
+            plan = plan_scan(options, zone=options.zone)
             self._scan = plan.scan
             self._shares = [_Share(part) for part in plan.parts]
         else:
@@ -336,7 +358,7 @@ class TableReader(DataSourceReader):
         part = partition.value
         options = self._options
         if isinstance(part, BlockPart) and self._scan is not None:
-            return scan_batches(self._scan, part)
+            return session_batches(self._scan, part)
         if isinstance(part, MetadataPart) and options.table is not None:
             session = session_at(options.address, self._snapshot_id)
             return metadata_batches(
@@ -362,7 +384,8 @@ class IcefloeScan:
     """`SELECT ... FROM icefloe_scan('repo', 'lat BETWEEN 40 AND 60 AND time >= ''2020-01-01''', 't2m')`.
 
     Further options have names: `icefloe_scan('repo', tag => 'v1', group => '/daily')`. This function evaluates the
-    condition itself (times without a zone are UTC), so a condition that it cannot evaluate is an error.
+    condition itself, so a condition that it cannot evaluate is an error. Times without a zone are in the zone of the
+    session.
     """
 
     def __init__(self, planned: _Planned) -> None:
@@ -375,7 +398,7 @@ class IcefloeScan:
             session = options.pin()
             schema = from_arrow_schema(SCHEMAS[options.table], prefer_timestamp_ntz=False)
             return _Planned(schema, options=options, snapshot_id=session.snapshot_id)
-        plan = plan_scan(options)
+        plan = plan_scan(options, zone=options.zone)
         return _Planned(from_arrow_schema(layout_schema(plan.scan), prefer_timestamp_ntz=False), plan=plan)
 
     def eval(self, *args: Any, **kwargs: Any) -> Iterator[tuple[Any, ...]]:
@@ -386,7 +409,7 @@ class IcefloeScan:
         plan, options = self._planned.plan, self._planned.options
         if plan is not None:
             for part in plan.parts:
-                yield from scan_batches(plan.scan, part)
+                yield from session_batches(plan.scan, part)
         elif options is not None and options.table is not None:
             session = session_at(options.address, self._planned.snapshot_id)
             repository = open_address(options.address)
@@ -428,4 +451,6 @@ def register(spark: SparkSession) -> None:
     >>> spark.sql("SELECT * FROM icefloe_scan('s3://bucket/weather', 'lat > 60')")  # doctest: +SKIP
     """
     spark.dataSource.register(IcefloeDataSource)
+    # Tasks see the settings of a session that were set, and not their defaults.
+    spark.conf.set(TIME_ZONE, spark.conf.get(TIME_ZONE) or "UTC")
     spark.udtf.register("icefloe_scan", udtf(IcefloeScan, useArrow=True))  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from icefloe.repository.url import RepositoryUrl
 from icefloe.session.session import Session
 from icefloe.spark.connect import freeze_loaded_modules, quieten_failed_queries
 from icefloe.spark.jobs import Target, existing_repository
-from icefloe.spark.source import register
+from icefloe.spark.source import TIME_ZONE, register
 from icefloe.spark.tasks import TASKS_PER_CORE, parallelism, reason_of
 from icefloe.tables.grids import Variable, list_grids, session_zone
 from icefloe.tables.metadata_tables import SCHEMAS, MetadataPart, metadata_batches, plan_parts
@@ -149,9 +149,15 @@ def table(
 
 def plan_table(spark: SparkSession, options: TableOptions, where: str | None) -> ScanPlan:
     """The plan of `table`: which chunks are read, in how many tasks."""
-    zone = session_zone(spark.conf.get("spark.sql.session.timeZone") or "UTC")
+    name = spark.conf.get(TIME_ZONE) or "UTC"
     loose = None if where is None else parse_predicate(where)
-    return plan_scan(options, zone=zone, loose=loose, tasks=parallelism(spark) * TASKS_PER_CORE)
+    plan = plan_scan(options, zone=session_zone(name), loose=loose, tasks=parallelism(spark) * TASKS_PER_CORE)
+    if plan.scan.needs_zone:
+        raise InvalidInputError(
+            f"the region has times without a zone, and the time zone {name!r} of the session is unknown here. Write "
+            "them with a zone, such as 2020-01-01T00:00:00Z"
+        )
+    return plan
 
 
 def scan_frame(spark: SparkSession, plan: ScanPlan) -> DataFrame:

@@ -111,10 +111,15 @@ def _compare(values: pa.Array, operator: Operator, value: Value, zone: dt.tzinfo
 
 def value_microseconds(value: Value, zone: dt.tzinfo | None) -> int | None:
     """A constant as an instant, as SQL casts it. None if it is not known."""
-    moment = value.moment if isinstance(value, Instant) else parse_instant(value) if isinstance(value, str) else None
+    moment = value_moment(value)
     if moment is None or (moment.tzinfo is None and zone is None):
         return None
     return to_microseconds(moment, zone or dt.UTC)
+
+
+def value_moment(value: Value) -> dt.datetime | None:
+    """A constant as a date and time, or None if it is neither. It has a zone if the constant has one."""
+    return value.moment if isinstance(value, Instant) else parse_instant(value) if isinstance(value, str) else None
 
 
 def _compare_integers(values: pa.Array, operator: Operator, value: int | float | Decimal) -> Mask | None:
@@ -159,29 +164,29 @@ def _apply(compare: Any, values: pa.Array, value: Any) -> Mask:
     return known
 
 
-def exact_rows(batch: pa.RecordBatch, predicate: Predicate | None) -> pa.RecordBatch:
-    """The rows that match. Times without a zone are UTC."""
+def exact_rows(batch: pa.RecordBatch, predicate: Predicate | None, zone: dt.tzinfo | None = dt.UTC) -> pa.RecordBatch:
+    """The rows that match. Times without a zone are in the given one."""
     if predicate is None:
         return batch
-    mask = _rows(batch, predicate)
+    mask = _rows(batch, predicate, zone)
     return batch if mask.all() else batch.filter(pa.array(mask))
 
 
 def check_decidable(schema: pa.Schema, predicate: Predicate) -> None:
     """Refuse a condition that `exact_rows` cannot evaluate for columns of these types."""
-    _rows(pa.RecordBatch.from_pylist([], schema=schema), predicate)
+    _rows(pa.RecordBatch.from_pylist([], schema=schema), predicate, dt.UTC)
 
 
-def _rows(batch: pa.RecordBatch, predicate: Predicate) -> Mask:
+def _rows(batch: pa.RecordBatch, predicate: Predicate, zone: dt.tzinfo | None) -> Mask:
     if isinstance(predicate, And | Or):
-        masks = [_rows(batch, part) for part in predicate.parts]
+        masks = [_rows(batch, part, zone) for part in predicate.parts]
         combined: Mask = (np.logical_and if isinstance(predicate, And) else np.logical_or).reduce(masks)
         return combined
     if isinstance(predicate, Indices):
         # The masks of the scan already select positions. A batch does not know its positions.
         return np.ones(len(batch), dtype=bool)
     column = None if isinstance(predicate, Unknown) else _column(batch, predicate.column)
-    mask = None if column is None or isinstance(predicate, Unknown) else match_leaf(column, predicate, dt.UTC)
+    mask = None if column is None or isinstance(predicate, Unknown) else match_leaf(column, predicate, zone)
     if mask is None:
         kind = f" on a column of type {column.type}" if column is not None else ""
         raise InvalidInputError(

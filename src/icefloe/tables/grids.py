@@ -25,6 +25,9 @@ _STAMP = re.compile(
     r"^(\d{4})-(\d{1,2})(?:-(\d{1,2}))?(?:[T ](\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d{1,6}))?)?)?"
     r"\s*(Z|UTC|[+-]\d{2}:\d{2})?$"
 )
+_OFFSET = re.compile(r"^(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{2}))?(?::?(\d{2}))?$")
+WIDEST_OFFSET = dt.timedelta(hours=18)
+"""No time zone is further from UTC."""
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -51,9 +54,14 @@ def _zone(text: str) -> dt.tzinfo:
 
 
 def session_zone(name: str) -> dt.tzinfo | None:
-    """Return the time zone with a name, or None if it is unknown."""
-    if name.upper() in ("UTC", "Z", "GMT", "ETC/UTC"):
+    """Return the time zone with a name or an offset, as Spark spells them, or None if it is unknown."""
+    if name.upper() in ("UTC", "Z", "GMT", "UT", "ETC/UTC"):
         return dt.UTC
+    offset = _OFFSET.match(name)
+    if offset is not None:
+        sign, hours, minutes, seconds = offset[1], int(offset[2]), int(offset[3] or 0), int(offset[4] or 0)
+        shift = dt.timedelta(hours=hours, minutes=minutes, seconds=seconds)
+        return dt.timezone(-shift if sign == "-" else shift) if shift <= WIDEST_OFFSET else None
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError):

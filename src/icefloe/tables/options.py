@@ -19,7 +19,7 @@ from icefloe.repository import Repository
 from icefloe.repository.url import RepositoryUrl
 from icefloe.session.session import Session
 from icefloe.storage.build import storage_from_url
-from icefloe.tables.grids import parse_instant
+from icefloe.tables.grids import parse_instant, session_zone
 
 DRIVER_VARIABLE = "ICEFLOE_DRIVER_PID"
 """The environment variable in which processes that Spark starts find the process id of the driver."""
@@ -137,6 +137,7 @@ READ_OPTIONS: Mapping[str, str] = {
     "region": "ranges of coordinates, ends included: time=2020-01-01:2020-02-01,lat=-10:10",
     "region_index": "ranges of positions, ends excluded: time=0:24,lat=10:20",
     "where": "an SQL condition on columns; a condition that cannot be evaluated is an error",
+    "time_zone": "the zone of times without one in where and region; the zone of the session if it is not given",
     "layout": "one of " + ", ".join(LAYOUTS),
     "tensor": "bytes or list: the form of values in the layout `chunks`",
     "decode": "true: decode times, packed and missing values; false: values as stored",
@@ -212,6 +213,8 @@ class TableOptions:
     partition_bytes: int = 64 << 20
     table: str | None = None
     from_snapshot_id: str | None = None
+    zone: dt.tzinfo | None = None
+    """The zone of times without one, if it was given."""
 
     def pin(self) -> Session:
         """Return a session at the snapshot of the options."""
@@ -265,7 +268,18 @@ def parse_options(options: Mapping[str, str], further: Mapping[str, str] | None 
         partition_bytes=parse_number(options, "partition_bytes", 64 << 20),
         table=choose(options, "table", METADATA_TABLES) if "table" in options else None,
         from_snapshot_id=options.get("from_snapshot_id"),
+        zone=parse_zone(options["time_zone"]) if "time_zone" in options else None,
     )
+
+
+def parse_zone(name: str) -> dt.tzinfo:
+    """Return the time zone with a name or an offset."""
+    zone = session_zone(name)
+    if zone is None:
+        raise InvalidInputError(
+            f"the time zone {name!r} is unknown. Use a name such as Europe/Berlin, or an offset such as +02:00"
+        )
+    return zone
 
 
 def _expand_url(options: Mapping[str, str]) -> Mapping[str, str]:

@@ -216,7 +216,7 @@ def read_cells(scan: Scan, part: BlockPart) -> Iterator[pa.RecordBatch]:
             batch = pa.RecordBatch.from_arrays(columns, schema=schema)
             if scan.beyond is not None:
                 batch = batch.filter(pa.array(_is_beyond(block, positions, scan.beyond)))
-            kept = exact_rows(batch, scan.exact)
+            kept = exact_rows(batch, scan.exact, scan.zone)
             if len(kept):
                 yield kept
 

@@ -18,7 +18,15 @@ from icefloe.tables.evaluate import CellTest, Mask, ValueRanges, check_decidable
 from icefloe.tables.grids import Dimension, Grid, find_grid, read_coordinate
 from icefloe.tables.options import RepositoryAddress, TableOptions, session_at
 from icefloe.tables.predicates import And, Predicate, columns_of, find_unknown, parse_predicate
-from icefloe.tables.selection import BlockPart, Selection, Surroundings, parse_region, select
+from icefloe.tables.selection import (
+    BlockPart,
+    Selection,
+    Surroundings,
+    common_blocks,
+    in_any_zone,
+    parse_region,
+    select,
+)
 from icefloe.tables.statistics import load_ranges
 
 log = logging.getLogger("icefloe.tables")
@@ -40,6 +48,8 @@ class Scan:
     tensor: str = "bytes"
     exact: Predicate | None = None
     """A condition that cells must satisfy before they leave the task."""
+    zone: dt.tzinfo | None = dt.UTC
+    """The zone of times without one in `exact`. If None, it must be set with `in_zone` before the scan is read."""
     beyond: tuple[int, ...] | None = None
     """Only cells outside of this former shape are read, in the layouts with cells."""
     test: CellTest | None = None
@@ -49,6 +59,17 @@ class Scan:
 
     def session(self) -> Session:
         return session_at(self.address, self.snapshot_id)
+
+    @property
+    def needs_zone(self) -> bool:
+        """Whether the condition has times without a zone, and the zone is not known yet."""
+        return self.zone is None and self.exact is not None and in_any_zone(self.grid, self.exact) != self.exact
+
+    def in_zone(self, part: BlockPart, zone: dt.tzinfo) -> tuple[Scan, BlockPart]:
+        """Return the scan and a part of it for a time zone that was not known when it was planned."""
+        coordinates = [self.coordinate(axis) for axis in range(len(self.grid.dimensions))]
+        selection = select(self.grid, self.exact, Surroundings(coordinates, zone=zone))
+        return replace(self, masks=selection.masks, zone=zone), common_blocks(part, selection.blocks)
 
     def coordinate(self, axis: int) -> pa.Array:
         return coordinate_at(self.address, self.snapshot_id, self.grid.dimensions[axis])
@@ -106,14 +127,17 @@ def plan_scan(
     """Resolve the snapshot and determine what must be read.
 
     `where` and the regions of the options are applied exactly. `loose` only excludes what cannot match, for callers
-    that filter again. There are at least `tasks` shares, unless they would be very small.
+    that filter again. There are at least `tasks` shares, unless they would be very small. Without a zone, the plan is
+    right for every zone: see `Scan.needs_zone`.
     """
     session = options.pin()
     grid = grid_at(options.address, session.snapshot_id, options.group, options.variables, options.raw)
     coordinates = [coordinate_at(options.address, session.snapshot_id, dimension) for dimension in grid.dimensions]
     region = parse_region(grid, options.region, options.region_index)
     exact = _exact(grid, options)
-    given = [part for part in (region, exact, loose) if part is not None]
+    wanted = [part for part in (region, exact) if part is not None]
+    given = [part if zone is not None else in_any_zone(grid, part) for part in wanted]
+    given += [] if loose is None else [loose]
     predicate = And(tuple(given)) if given else None
     ranges = _ranges(session, grid, predicate, options)
     selection = select(grid, predicate, Surroundings(coordinates, ranges, zone))
@@ -124,7 +148,8 @@ def plan_scan(
         selection.masks,
         options.layout,
         options.tensor,
-        And(tuple(p for p in (region, exact) if p is not None)) if region or exact else None,
+        And(tuple(wanted)) if wanted else None,
+        zone,
         test=_cell_test(grid, loose, zone),
     )
     plan = share_out(scan, selection, options.partition_bytes, tasks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 
@@ -13,9 +13,21 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from icefloe.errors import InvalidInputError
-from icefloe.tables.evaluate import Mask, ValueRanges, match_leaf, match_ranges
-from icefloe.tables.grids import Dimension, Grid, parse_instant
-from icefloe.tables.predicates import And, Comparison, Indices, Instant, Leaf, Operator, Or, Predicate, Unknown, Value
+from icefloe.tables.evaluate import Mask, ValueRanges, match_leaf, match_ranges, value_moment
+from icefloe.tables.grids import WIDEST_OFFSET, Dimension, Grid, parse_instant
+from icefloe.tables.predicates import (
+    And,
+    Comparison,
+    Indices,
+    Instant,
+    Leaf,
+    Membership,
+    Operator,
+    Or,
+    Predicate,
+    Unknown,
+    Value,
+)
 
 _RANGE = re.compile(r"^\s*([^=]+?)\s*=\s*(.*?)\s*$")
 _POSITIONS = re.compile(r"^(\d*)\s*:\s*(\d*)$|^(\d+)$")
@@ -112,6 +124,52 @@ def _by_position(dimension: Dimension, text: str) -> Indices:
     return Indices(dimension.name, int(match[1] or 0), int(match[2] or dimension.length))
 
 
+def in_any_zone(grid: Grid, predicate: Predicate) -> Predicate:
+    """Return a condition that holds wherever the given one holds in some time zone.
+
+    It is the same condition if its times have a zone.
+    """
+    instants = {column.name.lower() for column in grid.schema() if pa.types.is_timestamp(column.type)}
+    return _in_any_zone(predicate, instants)
+
+
+def _in_any_zone(predicate: Predicate, instants: Set[str]) -> Predicate:
+    if isinstance(predicate, And):
+        return And(tuple(_in_any_zone(part, instants) for part in predicate.parts))
+    if isinstance(predicate, Or):
+        return Or(tuple(_in_any_zone(part, instants) for part in predicate.parts))
+    if not isinstance(predicate, Comparison | Membership) or predicate.column.lower() not in instants:
+        return predicate
+    if isinstance(predicate, Comparison):
+        return _compare_in_any_zone(predicate)
+    if all(_has_zone(value) for value in predicate.values):
+        return predicate
+    if predicate.negated:
+        return Unknown()
+    return Or(tuple(_compare_in_any_zone(Comparison(predicate.column, "=", value)) for value in predicate.values))
+
+
+def _has_zone(value: Value) -> bool:
+    moment = value_moment(value)
+    return moment is None or moment.tzinfo is not None
+
+
+def _compare_in_any_zone(comparison: Comparison) -> Predicate:
+    moment = value_moment(comparison.value)
+    if moment is None or moment.tzinfo is not None:
+        return comparison
+    if comparison.operator == "!=":
+        return Unknown()
+    try:
+        first = Comparison(comparison.column, ">=", Instant(moment.replace(tzinfo=dt.UTC) - WIDEST_OFFSET))
+        last = Comparison(comparison.column, "<=", Instant(moment.replace(tzinfo=dt.UTC) + WIDEST_OFFSET))
+    except OverflowError:
+        return Unknown()
+    if comparison.operator == "=":
+        return And((first, last))
+    return last if comparison.operator in ("<", "<=") else first
+
+
 Box = tuple[tuple[int, int], ...]
 
 
@@ -153,6 +211,23 @@ class BlockPart:
         shape = tuple(end - first for first, end in self.box)
         origin = np.array([first for first, _ in self.box], dtype=np.int64)
         return np.stack(np.unravel_index(numbers, shape), axis=1).astype(np.int64) + origin
+
+
+def common_blocks(part: BlockPart, blocks: BlockList) -> BlockPart:
+    """Return the blocks of a part that are also in a list."""
+    found = part.coordinates()
+    inside = np.ones(len(found), dtype=bool)
+    for axis, (first, end) in enumerate(blocks.box):
+        inside &= (found[:, axis] >= first) & (found[:, axis] < end)
+    where = np.flatnonzero(inside)
+    if blocks.picked is not None and len(where):
+        origin = np.array([first for first, _ in blocks.box], dtype=np.int64)
+        picked = np.ravel_multi_index(tuple((found[where] - origin).T), blocks.shape) if blocks.box else where
+        inside[where] = np.isin(picked, blocks.picked)
+    if inside.all():
+        return part
+    numbers = np.arange(part.first, part.end, dtype=np.int64) if part.picked is None else part.picked
+    return BlockPart(part.box, 0, int(inside.sum()), numbers[inside])
 
 
 @dataclass(frozen=True, slots=True)
