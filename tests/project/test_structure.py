@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 
 from icefloe import SpecVersion
+from icefloe.storage.local import LocalStorage
+from icefloe.storage.memory import MemoryStorage
+from icefloe.storage.remote import ObstoreStorage
+from icefloe.storage.wrappers import SplitStorage
 
 SOURCE = Path(__file__).resolve().parents[2] / "src/icefloe"
 MODULES = sorted(SOURCE.rglob("*.py"))
@@ -78,15 +82,30 @@ def _imported_by(path: Path, names: object) -> set[str]:
 
 def test_no_generation_is_named_above_formats_and_ledger() -> None:
     names = {*SpecVersion.__members__}
-    below = ("formats", "ledger", "testing", "model")
+    below = ("formats", "testing", "model")
+    of_one_generation = {f"ledger/{version.value}.py" for version in SpecVersion} | {"ledger/generations.py"}
     naming = []
     for path in ENGINE:
-        if path.relative_to(SOURCE).parts[0] in below:
+        if path.relative_to(SOURCE).parts[0] in below or path.relative_to(SOURCE).as_posix() in of_one_generation:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr in names and ast.unparse(node.value) == "SpecVersion":
                 naming.append(f"{path.relative_to(SOURCE)}:{node.lineno} {ast.unparse(node)}")
     assert naming == []
+
+
+def test_no_kind_of_storage_is_asked_for_above_storage() -> None:
+    kinds = {kind.__name__ for kind in (LocalStorage, MemoryStorage, ObstoreStorage, SplitStorage)}
+    asking = []
+    for path in ENGINE:
+        if path.relative_to(SOURCE).parts[0] in ("storage", "testing"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+                asked = {each.id for each in ast.walk(node.args[1]) if isinstance(each, ast.Name)}
+                if asked & kinds:
+                    asking.append(f"{path.relative_to(SOURCE)}:{node.lineno} {ast.unparse(node)}")
+    assert asking == []
 
 
 def test_the_formatter_decides_how_code_looks() -> None:

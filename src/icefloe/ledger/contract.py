@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Collection, Container, Iterable, Mapping, Set
+from collections.abc import AsyncIterator, Collection, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from icefloe.errors import (
     AlreadyExistsError,
@@ -32,7 +32,7 @@ from icefloe.formats.repository.snapshot import MAX_HISTORY, MetadataElsewhere
 from icefloe.ids import ObjectId
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
-from icefloe.model.zarr_document import check_unicode
+from icefloe.model.zarr_document import check_unicode, load_object
 from icefloe.storage.contract import Storage, Version, Versioned
 
 if TYPE_CHECKING:
@@ -145,6 +145,69 @@ class HistoryChange:
 
     def is_empty(self) -> bool:
         return not (self.expired or self.parents or self.branches or self.tags)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRef:
+    """A branch or tag and its files in a storage, whether they can be read or not."""
+
+    kind: Literal["branch", "tag"]
+    name: str
+    keys: tuple[str, ...]
+    """The files, newest first. Only branches of generations that never replace a branch file have several."""
+
+
+class RefFiles(ABC):
+    """How a generation stores each ref in files of its own. Used to recover refs that cannot be read."""
+
+    folder: ClassVar[str]
+    config_key: ClassVar[str]
+    empty_config: ClassVar[Mapping[str, Any]] = {}
+
+    @abstractmethod
+    def first_key(self, branch: str) -> str:
+        """The first file of a branch."""
+
+    def next_key(self, key: str) -> str | None:
+        """The branch file that follows this one. None if the file is replaced."""
+        return None
+
+    @abstractmethod
+    def group(self, keys: Iterable[str]) -> list[StoredRef]:
+        """The refs that the objects in the folder belong to. Deleted tags are left out."""
+
+    @abstractmethod
+    def parse(self, data: bytes, key: str) -> tuple[ObjectId, bool]:
+        """The snapshot in a file, and whether the file marks a deletion. Raises FormatError if it cannot be read."""
+
+    @abstractmethod
+    def encode(self, target: ObjectId) -> bytes:
+        """The file of a branch at a snapshot."""
+
+    def check_config(self, data: bytes) -> None:
+        """Raise FormatError or InvalidInputError if the configuration cannot be read."""
+        load_object(data, self.config_key)
+
+
+class WholeRefsFile(ABC):
+    """How a generation stores all refs in one file. Used to recover a file that cannot be read."""
+
+    key: ClassVar[str]
+    backups_folder: ClassVar[str | None] = None
+    """The folder of earlier contents, newest first by name. None if there are none."""
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """The metadata of the object."""
+        return {}
+
+    @abstractmethod
+    def summarise(self, data: bytes) -> str:
+        """What the file contains, in words. Raises FormatError if it cannot be read."""
+
+    def rebuild(self, snapshots: Sequence[Snapshot], tip: ObjectId) -> bytes:
+        """A file that lists these snapshots, with the branch `main` at the tip. For generations without backups."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

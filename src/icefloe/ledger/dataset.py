@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
@@ -48,6 +48,7 @@ from icefloe.ledger.contract import (
     StoredConfig,
     Tip,
     WholeHistory,
+    WholeRefsFile,
     check_name,
     check_new_name,
     check_not_converting,
@@ -89,7 +90,7 @@ async def locate_data(storage: Storage) -> Storage:
     file may come from an untrusted source, and would decide where files are read, written and deleted with the caller's
     permissions. To use such a root, open a SplitStorage.
     """
-    if isinstance(storage, SplitStorage):
+    if storage.state_storage is not storage:
         return storage
     root = resolve_data_root((await fetch_state(storage)).state, storage)
     if root is None:
@@ -130,8 +131,7 @@ class DatasetLedger(Ledger):
         return {("tag", name) for name in tags if name in branches}
 
     async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
-        root = self.metadata_files.storage
-        root = root.rest if isinstance(root, SplitStorage) else root
+        root = self.metadata_files.storage.data_storage
         elsewhere = root.url.rstrip("/") != self.storage.url.rstrip("/")
         state = State(
             id=new_object_id(),
@@ -466,3 +466,26 @@ def _was_committed(state: State, current: ObjectId, snapshot_id: ObjectId) -> bo
 
 def _config_version(document: Any) -> bytes:
     return dump_json(document)
+
+
+class StateFile(WholeRefsFile):
+    """The file `state.json`. There are no backups of it."""
+
+    key = STATE_KEY
+
+    def summarise(self, data: bytes) -> str:
+        state = parse_state(data)
+        return f"{len(state.refs)} refs and {len(state.snapshots)} snapshots"
+
+    def rebuild(self, snapshots: Sequence[Snapshot], tip: ObjectId) -> bytes:
+        state = State(
+            id=new_object_id(),
+            generation=1,
+            snapshots=tuple(snapshot_entry(each.info) for each in snapshots),
+            refs={MAIN: StateRef(tip, "branch")},
+            extra={UPDATE_KEY: new_object_id()},
+        )
+        return encode_state(state)
+
+
+REF_FILES = StateFile()

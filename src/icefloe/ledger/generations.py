@@ -6,7 +6,7 @@ import asyncio
 import importlib
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import ClassVar, cast
@@ -14,7 +14,7 @@ from typing import ClassVar, cast
 from icefloe.errors import FormatError, ObjectNotFoundError, UnknownFormatError, UnsupportedError
 from icefloe.formats.contract import Format, get_format
 from icefloe.formats.header import HEADER_BYTES, FileType, has_magic, parse_header
-from icefloe.ledger.contract import Ledger, StoredConfig
+from icefloe.ledger.contract import Ledger, RefFiles, StoredConfig, WholeRefsFile
 from icefloe.ledger.repository import CONFIG_KEY, names_generation
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.capabilities import Capabilities, SpecVersion
@@ -93,6 +93,19 @@ class Generation:
         """Detect the generation by a listing, or by an object that other programs may have written."""
         return False
 
+    @property
+    def ref_files(self) -> RefFiles | WholeRefsFile:
+        """How refs are stored, to recover those that cannot be read."""
+        return cast("RefFiles | WholeRefsFile", self._module().REF_FILES)
+
+    async def has_remains_of_refs(self, storage: Storage, names: Container[str]) -> bool:
+        """Whether a storage holds refs that may be damaged. `names` are the objects and folders at its top."""
+        return (self.refs_folder or "") in names
+
+    def has_remains(self, names: Container[str]) -> bool:
+        """Whether a storage without refs holds other files of this generation."""
+        return False
+
     async def has_refs(self, storage: Storage) -> bool:
         """Whether a storage holds refs of the generation, also while another generation is the one that opens."""
         raise NotImplementedError
@@ -123,6 +136,9 @@ class _Dataset(Generation):
 
     async def has_refs(self, storage: Storage) -> bool:
         return await storage.exists("state.json")
+
+    async def has_remains_of_refs(self, storage: Storage, names: Container[str]) -> bool:
+        return "state.json" in names
 
 
 class _Store(Generation):
@@ -161,6 +177,12 @@ class _Repository(Generation):
         named = await _find_versioned(storage, CONFIG_KEY)
         return named is not None and names_generation(named)
 
+    async def has_remains_of_refs(self, storage: Storage, names: Container[str]) -> bool:
+        return self.refs_folder in names and await _has_numbered_files(storage, self.refs_folder)
+
+    def has_remains(self, names: Container[str]) -> bool:
+        return "snapshots/" in names and CONFIG_KEY in names
+
 
 class _Icechunk1(Generation):
     spec_version = SpecVersion.ICECHUNK1
@@ -178,6 +200,12 @@ class _Icechunk1(Generation):
     async def has_refs(self, storage: Storage) -> bool:
         return await storage.exists("refs/branch.main/ref.json")
 
+    async def has_remains_of_refs(self, storage: Storage, names: Container[str]) -> bool:
+        return self.refs_folder in names and not await _has_numbered_files(storage, self.refs_folder)
+
+    def has_remains(self, names: Container[str]) -> bool:
+        return "snapshots/" in names and CONFIG_KEY not in names
+
 
 class _Icechunk2(Generation):
     spec_version = SpecVersion.ICECHUNK2
@@ -193,6 +221,10 @@ class _Icechunk2(Generation):
 
     async def has_refs(self, storage: Storage) -> bool:
         return await storage.exists("repo")
+
+    async def has_remains_of_refs(self, storage: Storage, names: Container[str]) -> bool:
+        # Backups of the repo file stay when the repository is converted to another generation in place.
+        return "repo" in names or ("overwritten/" in names and not await find_generations(storage))
 
 
 GENERATIONS: Mapping[SpecVersion, Generation] = {
@@ -229,6 +261,16 @@ def takes_precedence(first: SpecVersion, second: SpecVersion) -> bool:
 async def find_generations(storage: Storage) -> set[SpecVersion]:
     """Every generation that has refs in a storage. More than one while a conversion is in progress."""
     return {version for version, generation in GENERATIONS.items() if await generation.has_refs(storage)}
+
+
+async def guess_generation(storage: Storage) -> SpecVersion | None:
+    """The generation of a repository that may not open, by the files that are left of it."""
+    names = set(await storage.list_names(""))
+    newest_first = list(GENERATIONS.values())[::-1]
+    for generation in newest_first:
+        if await generation.has_remains_of_refs(storage, names):
+            return generation.spec_version
+    return next((generation.spec_version for generation in newest_first if generation.has_remains(names)), None)
 
 
 async def remove_generation(storage: Storage, version: SpecVersion, successor: SpecVersion) -> None:
@@ -307,6 +349,14 @@ async def _has_sequence(storage: Storage, folders: tuple[str, ...]) -> bool:
     """Whether one of the folders contains numbered branch files."""
     listed = await asyncio.gather(*(storage.list_names(folder) for folder in folders))
     return any(_SEQUENCE.fullmatch(name) for names in listed for name in names)
+
+
+async def _has_numbered_files(storage: Storage, folder: str) -> bool:
+    """Whether a folder of refs contains a numbered branch file."""
+    async for page in storage.list(folder):
+        if any(_SEQUENCE.fullmatch(item.key.rpartition("/")[2]) for item in page):
+            return True
+    return False
 
 
 def _check_repo_file(start: bytes, url: str) -> None:

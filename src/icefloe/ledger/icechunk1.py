@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +30,10 @@ from icefloe.ledger.contract import (
     CONVERSION,
     MAIN,
     Ledger,
+    RefFiles,
     StaleTipError,
     StoredConfig,
+    StoredRef,
     Tip,
     WholeHistory,
     check_name,
@@ -39,6 +41,7 @@ from icefloe.ledger.contract import (
     check_not_converting,
     save_config_file,
 )
+from icefloe.ledger.repository import group_by_folder, parse_folder
 from icefloe.ledger.switch_generation import create_refs, remove_refs
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
@@ -439,3 +442,33 @@ def _contended(branch: str) -> StorageError:
     return StorageError(
         f"other writers moved branch {branch!r} in each of {CONTENTION.max_tries} attempts. Try again", name=branch
     )
+
+
+class Icechunk1RefFiles(RefFiles):
+    """`refs/branch.NAME/ref.json` and `refs/tag.NAME/ref.json`."""
+
+    folder = _REFS
+    config_key = CONFIG_KEY
+
+    def first_key(self, branch: str) -> str:
+        return _branch_key(branch)
+
+    def group(self, keys: Iterable[str]) -> list[StoredRef]:
+        refs: list[StoredRef] = []
+        for folder, names in group_by_folder(keys).items():
+            branch, tag = parse_folder("branch", folder), parse_folder("tag", folder)
+            if (branch or tag) and "ref.json" in names and "ref.json.deleted" not in names:
+                refs.append(StoredRef("branch" if branch else "tag", branch or tag, (f"{_REFS}{folder}ref.json",)))
+        return refs
+
+    def parse(self, data: bytes, key: str) -> tuple[ObjectId, bool]:
+        return _parse_ref(data, key).snapshot_id, False
+
+    def encode(self, target: ObjectId) -> bytes:
+        return _encode_ref(target)
+
+    def check_config(self, data: bytes) -> None:
+        decode_yaml(data)
+
+
+REF_FILES = Icechunk1RefFiles()

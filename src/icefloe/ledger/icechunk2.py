@@ -61,6 +61,7 @@ from icefloe.ledger.contract import (
     StoredConfig,
     Tip,
     WholeHistory,
+    WholeRefsFile,
     check_name,
     check_new_name,
 )
@@ -600,3 +601,21 @@ class Icechunk2Administration(RepositoryAdministration):
     async def describe(self) -> dict[str, Any]:
         seen = await self._ledger.fetch()
         return describe_repo(seen.info, seen.data)
+
+
+class RepoFile(WholeRefsFile):
+    """The file `repo`, with earlier contents in `overwritten/`."""
+
+    key = REPO_KEY
+    backups_folder = OVERWRITTEN
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        return object_metadata("repo-info", _SPEC)
+
+    def summarise(self, data: bytes) -> str:
+        info = decode_repo(data)
+        return f"{len(info.branches)} branches and {len(info.snapshots)} snapshots"
+
+
+REF_FILES = RepoFile()

@@ -19,7 +19,7 @@ import math
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from icefloe.blocking import monotonic_time
 from icefloe.errors import (
@@ -41,8 +41,10 @@ from icefloe.ledger.contract import (
     FRESH_SECONDS,
     MAIN,
     QuotingLedger,
+    RefFiles,
     StaleTipError,
     StoredConfig,
+    StoredRef,
     Tip,
     WholeHistory,
     check_name,
@@ -592,3 +594,51 @@ def _contended(branch: str) -> StorageError:
     return StorageError(
         f"other writers moved branch {branch!r} in each of {_CONTENTION.max_tries} attempts. Try again", name=branch
     )
+
+
+class RepositoryRefFiles(RefFiles):
+    """Numbered branch files in `refs/branch.NAME/`, tags in `refs/tag.NAME/ref.json`."""
+
+    folder = REFS
+    config_key = CONFIG_KEY
+    empty_config: ClassVar[Mapping[str, Any]] = {GENERATION_KEY: GENERATION}
+
+    def first_key(self, branch: str) -> str:
+        return DOTTED.branch_key(branch, 0)
+
+    def next_key(self, key: str) -> str:
+        folder, _, name = key.rpartition("/")
+        found = parse_sequence(name)
+        assert found is not None
+        return f"{folder}/{encode_sequence(found[0] + 1, found[1])}"
+
+    def group(self, keys: Iterable[str]) -> list[StoredRef]:
+        refs: list[StoredRef] = []
+        for folder, names in group_by_folder(keys).items():
+            branch, tag = parse_folder("branch", folder), parse_folder("tag", folder)
+            if branch:
+                numbers = {name: found[0] for name in names if (found := parse_sequence(name)) is not None}
+                newest_first = sorted(numbers, key=lambda name: numbers[name], reverse=True)
+                refs.append(StoredRef("branch", branch, tuple(f"{REFS}{folder}{name}" for name in newest_first)))
+            elif tag and TAG_FILE in names and TAG_TOMBSTONE not in names:
+                refs.append(StoredRef("tag", tag, (f"{REFS}{folder}{TAG_FILE}",)))
+        return refs
+
+    def parse(self, data: bytes, key: str) -> tuple[ObjectId, bool]:
+        content = parse_ref(data, key)
+        return content.snapshot_id, content.deleted
+
+    def encode(self, target: ObjectId) -> bytes:
+        return RefContent(target).encode()
+
+
+REF_FILES = RepositoryRefFiles()
+
+
+def group_by_folder(keys: Iterable[str]) -> dict[str, list[str]]:
+    """The names of the files in each folder of `refs/`. Folders end with a slash."""
+    folders: dict[str, list[str]] = {}
+    for key in keys:
+        folder, _, name = key.removeprefix(REFS).rpartition("/")
+        folders.setdefault(f"{folder}/", []).append(name)
+    return folders

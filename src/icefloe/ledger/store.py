@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
 
@@ -25,6 +25,7 @@ from icefloe.errors import (
     AlreadyExistsError,
     ConflictError,
     ForbiddenChangeError,
+    FormatError,
     InvalidInputError,
     ObjectNotFoundError,
     ReadOnlyError,
@@ -49,8 +50,10 @@ from icefloe.ledger.contract import (
     FRESH_SECONDS,
     MAIN,
     QuotingLedger,
+    RefFiles,
     StaleTipError,
     StoredConfig,
+    StoredRef,
     Tip,
     WholeHistory,
     check_name,
@@ -480,6 +483,48 @@ def new_reference(snapshot_id: ObjectId, properties: Mapping[str, Any]) -> Refer
     """The content of a new ref file."""
     # A random text makes every file unique. After a lost response, reading back shows who wrote it.
     return Reference(snapshot_id, current_time(), {**properties, _UPDATE: new_object_id()})
+
+
+class StoreRefFiles(RefFiles):
+    """Numbered branch files in `r/NAME/`, tags in `r/NAME.json`."""
+
+    folder = REFS
+    config_key = CONFIG_KEY
+
+    def first_key(self, branch: str) -> str:
+        return f"{REFS}{branch}/{sequence_name(0)}"
+
+    def next_key(self, key: str) -> str:
+        folder, _, name = key.rpartition("/")
+        number = find_sequence(name)
+        assert number is not None
+        return f"{folder}/{sequence_name(number + 1)}"
+
+    def group(self, keys: Iterable[str]) -> list[StoredRef]:
+        tags: list[StoredRef] = []
+        branches: dict[str, list[str]] = {}
+        for key in keys:
+            folder, _, name = key.removeprefix(REFS).rpartition("/")
+            if not folder:
+                tags.append(StoredRef("tag", name.removesuffix(EXTENSION), (key,)))
+            else:
+                numbered = branches.setdefault(folder, [])
+                if find_sequence(name) is not None:
+                    numbered.append(key)
+        # The name of the newest file sorts first.
+        return tags + [StoredRef("branch", name, tuple(sorted(found))) for name, found in branches.items()]
+
+    def parse(self, data: bytes, key: str) -> tuple[ObjectId, bool]:
+        if is_torn(data):
+            raise FormatError(f"{key} is truncated: it has {len(data)} bytes")
+        reference = decode_reference(data)
+        return reference.snapshot_id, reference.properties.get(DELETED) is True
+
+    def encode(self, target: ObjectId) -> bytes:
+        return encode_reference(new_reference(target, {}))
+
+
+REF_FILES = StoreRefFiles()
 
 
 def _contended(branch: str) -> StorageError:

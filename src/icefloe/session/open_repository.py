@@ -59,7 +59,6 @@ from icefloe.model.manifest_conditions import pattern_cost
 from icefloe.model.manifest_config import ARRAY_PER_MANIFEST, SPECIFIED, ManifestConfig, PreloadRules
 from icefloe.model.snapshot import Snapshot, TransactionLog
 from icefloe.storage.contract import Storage, Version, Versioned
-from icefloe.storage.wrappers import SplitStorage
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,8 +325,8 @@ class _CreationClaim:
     """
 
     def __init__(self, storage: Storage, version: SpecVersion) -> None:
-        self._storage = storage.apart if isinstance(storage, SplitStorage) else storage
-        self._place = storage
+        self._storage = storage.state_storage
+        self._whole = storage
         self._document = json.dumps({"creating": version.value, "by": new_object_id()}).encode()
         self._version = version
         self._own: Version | None = None
@@ -344,9 +343,9 @@ class _CreationClaim:
                     self._own = await self._storage.swap(_CLAIM_KEY, self._document, found.version)
             except (AlreadyExistsError, VersionMismatchError):
                 continue
-            if await find_spec_version(self._place) is not None:
+            if await find_spec_version(self._whole) is not None:
                 await self.release()
-                raise _taken(self._place)
+                raise _taken(self._whole)
             if self._own is not None:
                 return
             assert found is not None

@@ -9,17 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from icefloe.blocking import run_blocking
 from icefloe.display.card import ShownField, WithFields
-from icefloe.errors import (
-    ObjectNotFoundError,
-    StorageError,
-    VirtualChunkError,
-)
+from icefloe.errors import ObjectNotFoundError, StorageError, VirtualChunkError
 from icefloe.model.config import StorageConcurrencySettings, StorageRetriesSettings, StorageSettings
 from icefloe.storage.requests import (
     DEFAULT_REQUEST_BYTES,
@@ -30,10 +26,6 @@ from icefloe.storage.requests import (
     plan_reads,
 )
 
-if TYPE_CHECKING:
-    pass
-
-# The set that the object_store crate escapes in each part of a path, so that its users find what we wrote.
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
@@ -117,6 +109,16 @@ class Storage(WithFields, ABC):
     def read_only(self) -> bool:
         """Whether the storage refuses all writes."""
         return False
+
+    @property
+    def state_storage(self) -> Storage:
+        """The storage of the file that contains all refs. It is another one if the storage is a `SplitStorage`."""
+        return self
+
+    @property
+    def data_storage(self) -> Storage:
+        """The storage of all other files."""
+        return self
 
     @abstractmethod
     async def get(self, key: str) -> bytes:

@@ -82,6 +82,16 @@ class WrappedStorage(Storage):
         return self.inner.read_only
 
     @property
+    def state_storage(self) -> Storage:
+        found = self.inner.state_storage
+        return self if found is self.inner else self._rewrap(found)
+
+    @property
+    def data_storage(self) -> Storage:
+        found = self.inner.data_storage
+        return self if found is self.inner else self._rewrap(found)
+
+    @property
     def lists_names_faster(self) -> bool:
         return self.inner.lists_names_faster
 
@@ -323,6 +333,14 @@ class SplitStorage(WrappedStorage):
     @property
     def read_only(self) -> bool:
         return self.apart.read_only or self.rest.read_only
+
+    @property
+    def state_storage(self) -> Storage:
+        return self.apart
+
+    @property
+    def data_storage(self) -> Storage:
+        return self.rest
 
     @property
     def lists_names_faster(self) -> bool:
