@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from icefloe.errors import (
 )
 from icefloe.ids import ObjectId, encode_base32
 from icefloe.manifests.cells import filter_box
-from icefloe.manifests.columns import Found, concat, find_in, find_row
+from icefloe.manifests.columns import Found, concat, find_in, find_row, take_raw
 from icefloe.metadata_files import ByteCache, MetadataFiles
 from icefloe.model.chunk_table import (
     ChunkKind,
@@ -357,6 +357,43 @@ class LocatedChunks:
         """The bytes of the chunks at positions [first, end); None where there are none."""
         result: list[Buffer | None] = [self._waiting.get(position) for position in range(first, end)]
         await asyncio.gather(*(self._fetch_piece(piece, first, end, result) for piece in self._pieces))
+        return result
+
+    async def fetch_ranges(
+        self, positions: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+    ) -> list[Buffer]:
+        """Ranges of chunks that exist, in the given order. A position may occur several times."""
+        result: list[Buffer] = [b""] * len(positions)
+        for at in np.flatnonzero(np.isin(positions, list(self._waiting))).tolist() if self._waiting else ():
+            first = int(starts[at])
+            result[at] = memoryview(self._waiting[int(positions[at])])[first : first + int(sizes[at])]
+
+        async def fetch(piece: Found) -> None:
+            found = np.minimum(np.searchsorted(piece.positions, positions), len(piece.positions) - 1)
+            here = np.flatnonzero((piece.positions[found] == positions) & (sizes > 0))
+            if not len(here):
+                return
+            if len(here) == 1:  # columns would take longer than the request
+                at = int(here[0])
+                row, first = int(piece.rows[found[at]]), int(starts[at])
+                ref = piece.table.row(row)
+                where = f"chunk {tuple(piece.table.coords[row].tolist())} of {self.array_path}"
+                result[at] = await self._reader.fetch(ref, first, first + int(sizes[at]), where=where)
+                return
+            rows = take_raw(piece.table, piece.rows[found[here]])
+            ranges = replace(
+                rows,
+                offset=rows.offset + starts[here].astype(np.uint64),
+                length=sizes[here].astype(np.uint64),
+            )
+            bodies = await self._reader.fetch_many(ranges, array_path=self.array_path)
+            for at, body in zip(here.tolist(), bodies, strict=True):
+                result[at] = body
+
+        if len(positions) and len(self._pieces) == 1:
+            await fetch(self._pieces[0])
+        elif len(positions):
+            await asyncio.gather(*(fetch(piece) for piece in self._pieces))
         return result
 
     async def _fetch_piece(self, piece: Found, first: int, end: int, result: list[Buffer | None]) -> None:
