@@ -11,7 +11,9 @@ from tests.maintenance.histories import count, make_past, now
 
 import icefloe
 from icefloe.blocking import run_blocking
+from icefloe.ingest import IngestOptions, ingest_local
 from icefloe.maintenance.compact import CompactRequest, Layout
+from icefloe.testing.synthetic_weather import write_month
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -94,3 +96,17 @@ def test_arrays_are_compacted_in_tasks(spark, tmp_path: Path) -> None:  # type: 
     past.repo.garbage_collect(now())
     assert count(past.repo)["chunks"] == 6
     past.check()
+
+
+def test_an_audit_of_virtual_files_on_spark_finds_what_one_alone_finds(spark, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    from icefloe.spark import verify_sources
+
+    write_month(tmp_path / "in", days=5, nlat=5, nlon=6, variables=("t2m",))
+    ingest_local(tmp_path / "in", icefloe.Repository.create(str(tmp_path / "repo")), IngestOptions(mode="virtual"))
+    sorted((tmp_path / "in").rglob("*.nc"))[2].unlink()
+    allowed = {f"file://{tmp_path}/in/": None}
+    repository = icefloe.Repository.open(str(tmp_path / "repo"), authorize_virtual_chunk_access=allowed)
+    alone, found = repository.verify_sources(), verify_sources(spark, repository)
+    assert dict(found.counts) == dict(alone.counts) == {"ok": 4, "missing": 1}
+    assert dict(found.references) == dict(alone.references)
+    assert found.problems() == alone.problems()

@@ -18,6 +18,7 @@ from icefloe.cli.options import (
     Json,
     Message,
     Repo,
+    SparkOptions,
     StorageOptions,
     Texts,
     WorkBranch,
@@ -282,6 +283,26 @@ def verify(
     decode: Annotated[bool, typer.Option("--decode", help="Read and decode every chunk at branches and tags.")] = False,
     logs: Annotated[bool, typer.Option("--logs/--no-logs", help="Compare transaction logs with snapshots.")] = True,
     virtual: Annotated[bool, typer.Option("--virtual/--no-virtual", help="Check the files of virtual chunks.")] = True,
+    sources: Annotated[
+        bool, typer.Option("--sources", help="Check every virtual reference against its file, and report by file.")
+    ] = False,
+    sample: Annotated[
+        int,
+        typer.Option("--sample", metavar="N", help="With --sources, how many chunks per array and file to decode."),
+    ] = 1,
+    branch: Annotated[
+        str | None,
+        typer.Option("--branch", help="With --sources, only this branch.  [default: all branches and tags]"),
+    ] = None,
+    engine: Annotated[
+        Literal["local", "spark"],
+        typer.Option(
+            "--engine",
+            help="With --sources, run in this process or as Spark tasks.  [default: local]",
+            show_default=False,
+        ),
+    ] = "local",
+    spark: SparkOptions = SparkOptions(),
     authorize: Authorize = None,
     repair: Annotated[bool, typer.Option("--repair", help="Repair damage that has only one possible repair.")] = False,
     tip: Annotated[
@@ -300,6 +321,9 @@ def verify(
 
     The exit code is 1 if a file is missing or damaged.
     """
+    if sources:
+        _verify_sources(open_repository(repo, options, authorize), branch, sample, json, engine, spark)
+        return
     storage = storage_at(repo, options)
     try:
         repository = open_repository(repo, options, authorize)
@@ -325,6 +349,25 @@ def verify(
     repairable = sum(damage.repairable for damage in report.damages)
     if repair and dry_run and repairable and not json:
         stdout().print(f"{format_count(repairable, 'damage')} to repair", markup=False)
+    if not report.is_clean:
+        raise typer.Exit(1)
+
+
+def _verify_sources(
+    repository: Repository, branch: str | None, sample: int, json: bool, engine: str, spark: SparkOptions
+) -> None:
+    if engine == "spark" or spark.master is not None:
+        from icefloe.spark.maintenance import verify_sources  # noqa: PLC0415 - it loads Spark
+
+        report = verify_sources(spark.session(quick_start=True), repository, branch=branch, sample=sample)
+    else:
+        with Bars() as bars:
+            report = repository.verify_sources(branch=branch, sample=sample, progress=bars.report)
+    if json:
+        files = report.files.to_pylist()
+        print_json({"clean": report.is_clean, "files": files, "counts": report.counts, "references": report.references})
+    else:
+        stdout().print(str(report), markup=False)
     if not report.is_clean:
         raise typer.Exit(1)
 

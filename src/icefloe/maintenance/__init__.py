@@ -12,4 +12,5 @@ Modules
 - `mirror`: Copy a repository to another storage. A repeated copy transfers only new objects.
 - `verify`: Verify that everything reachable from refs exists and is intact, and repair what can be repaired.
 - `verify_checks`: The checks of a verification: chunks, transaction logs, and the report.
+- `verify_sources`: Check every virtual reference against its file, and report by file.
 """

@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from icefloe.maintenance import inventory, marking
     from icefloe.maintenance import mirror as mirroring
     from icefloe.maintenance import verify as verification
+    from icefloe.maintenance import verify_sources as source_verification
     from icefloe.maintenance.collect import CollectionPlan, GCSummary
     from icefloe.maintenance.compact import CompactionPlan, CompactRequest, CompactSummary, Layout
     from icefloe.maintenance.expire import ExpiryPlan, ExpiryRequest, RetentionRule
     from icefloe.maintenance.inventory import Report
     from icefloe.maintenance.mirror import MirrorPlan
     from icefloe.maintenance.verify_checks import VerifyReport
+    from icefloe.maintenance.verify_sources import SourceReport
     from icefloe.manifests.plan import ManifestPlan
 else:
     # Most programs never maintain a repository.
@@ -37,6 +39,7 @@ else:
     inventory = lazy_module("icefloe.maintenance.inventory")
     marking = lazy_module("icefloe.maintenance.marking")
     mirroring = lazy_module("icefloe.maintenance.mirror")
+    source_verification = lazy_module("icefloe.maintenance.verify_sources")
     verification = lazy_module("icefloe.maintenance.verify")
 
 _IGNORED_LIMITS = (
@@ -747,6 +750,45 @@ class MaintenanceMixin:
             return (await verification.repair(self._context, request))[1]
 
     verify = blocking(verify_async)
+
+    async def verify_sources_async(
+        self, *, branch: str | None = None, sample: int = 1, progress: Report | None = None
+    ) -> SourceReport:
+        """Check every virtual reference against its file, and report by file.
+
+        A file must exist, be unchanged since it was referenced, and be long enough for its references. Some of its
+        chunks are decoded. Files in containers that are not authorized are not checked, and the report says so.
+
+        Parameters
+        ----------
+        branch
+            Only the newest snapshot of this branch. None is that of every branch and tag.
+        sample
+            The number of chunks of each array in each file that are decoded.
+        progress
+            Called with the name of a stage, the amount done, and the total amount (0 if it is not known).
+
+        Returns
+        -------
+        SourceReport
+            The state of every file.
+
+        Raises
+        ------
+        InvalidInputError
+            The branch does not exist.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> repo.verify_sources().is_clean
+        True
+        """
+        with inventory.reporting_to(progress):
+            return await source_verification.verify_sources(self._context, branch=branch, sample=sample)
+
+    verify_sources = blocking(verify_sources_async)
 
 
 def _expiry_request(

@@ -10,7 +10,7 @@ Modules
 - `ingest_commit`: From the first pass of an ingest to its commit: plan, tasks, link, commit, and retry after a
   conflict.
 - `jobs`: What every job on Spark has: arguments, an outcome, and a progress bar in terminals and notebooks.
-- `maintenance`: Maintenance as Spark jobs: garbage collection, statistics, compaction.
+- `maintenance`: Maintenance as Spark jobs: garbage collection, statistics, compaction, audits of virtual files.
 - `map_blocks`: Apply a function to the blocks of a dataset and commit the results.
 - `partial_results`: Partial results of reductions: computed per chunk or block, merged as a tree.
 - `publish`: Write, audit, publish: checks of a staging branch before its changes reach the target branch.

@@ -14,6 +14,7 @@ from icefloe.spark.maintenance import Analysis as Analysis
 from icefloe.spark.maintenance import analyze as analyze
 from icefloe.spark.maintenance import collect_garbage as collect_garbage
 from icefloe.spark.maintenance import compact as compact
+from icefloe.spark.maintenance import verify_sources as verify_sources
 from icefloe.spark.map_blocks import map_blocks as map_blocks
 from icefloe.spark.publish import AuditReport as AuditReport
 from icefloe.spark.publish import write_audit_publish as write_audit_publish

@@ -1,4 +1,4 @@
-"""Maintenance as Spark jobs: garbage collection, statistics, compaction.
+"""Maintenance as Spark jobs: garbage collection, statistics, compaction, audits of virtual files.
 
 The driver has the names of snapshots, manifests, logs and attributes files in memory, and two numbers per chunk object.
 """
@@ -58,6 +58,16 @@ from icefloe.maintenance.inventory import (
     text_columns,
 )
 from icefloe.maintenance.marking import ManifestFacts, fetch_manifest_facts, live_keys, mark_snapshots
+from icefloe.maintenance.verify_sources import (
+    CHECKED,
+    FILES,
+    OK,
+    SourceReport,
+    SourceWork,
+    check_sources,
+    group_manifests,
+    plan_sources,
+)
 from icefloe.model.chunk_table import number_array
 from icefloe.repository import Repository
 from icefloe.session.commit import Announcement
@@ -557,3 +567,83 @@ def compact(
 def _compact(payload: tuple[RepositoryContext, CompactionPlan]) -> CompactSummary:
     context, plan = payload
     return run_blocking(apply_compaction(context, plan))
+
+
+_GROUPED = "location string, etag string, modified long, path string, references long, end long, sample string"
+_CHECKED = "location string, status string, references long, size_bytes long, decoded long, detail string"
+
+
+def verify_sources(
+    spark: SparkSession, repo: Target, *, branch: str | None = None, sample: int = 1, progress: bool | None = None
+) -> SourceReport:
+    """Check every virtual reference against its file like `Repository.verify_sources`, with Spark tasks.
+
+    Tasks read the manifests, group the references by file, check the files, and decode some chunks of each. The driver
+    receives counts, and the files that are not ok.
+
+    Parameters
+    ----------
+    spark
+        The Spark session.
+    repo
+        A repository, or its path or URL. Files are checked with the access that the repository was opened with.
+    branch
+        Only the newest snapshot of this branch. None is that of every branch and tag.
+    sample
+        The number of chunks of each array in each file that are decoded.
+    progress
+        Whether to show a progress bar. None shows it in terminals and notebooks.
+
+    Returns
+    -------
+    SourceReport
+        The number of files by status, and the files that are not ok.
+
+    Raises
+    ------
+    InvalidInputError
+        The branch does not exist, or `sample` is negative.
+
+    Examples
+    --------
+    >>> verify_sources(spark, repo, branch="main").counts  # doctest: +SKIP
+    {'ok': 3650}
+    """
+    if sample < 0:
+        raise InvalidInputError(f"sample is the number of chunks of each array to decode per file, not {sample}")
+    context = existing_repository(repo).context
+    work = run_blocking(plan_sources(context, branch))
+    manifests = sorted(work.uses)
+    size = max(1, min(_MANIFESTS_PER_TASK, -(-len(manifests) // max(1, 2 * parallelism(spark)))))
+    names = [manifests[low : low + size] for low in range(0, len(manifests), size)]
+    shares = [SourceWork({name: work.uses[name] for name in share}) for share in names] or [SourceWork({})]
+
+    def group(batches: Batches) -> Batches:
+        for batch in batches:
+            for task in batch.column(0).to_pylist():
+                yield from run_blocking(group_manifests(context, shares[task], sample)).to_batches()
+
+    def check(batches: Batches) -> Batches:
+        for batch in batches:
+            files = pa.Table.from_batches([batch]).cast(FILES)
+            yield from run_blocking(check_sources(context, files)).cast(CHECKED).to_batches()
+
+    grouped = spark.range(0, len(shares), 1, len(shares)).mapInArrow(group, _GROUPED)
+    totals = [sql.sum("references").alias("references"), sql.max("end").alias("end")]
+    arrays = grouped.groupBy("location", "etag", "modified", "path").agg(*totals, sql.first("sample").alias("sample"))
+    files = arrays.groupBy("location", "etag", "modified").agg(*totals, sql.collect_list("sample").alias("samples"))
+    files = files.repartition(4 * parallelism(spark), "location")
+    with watched(spark, JobMeter("checking files", 0, shown=progress)):
+        checked = files.mapInArrow(check, _CHECKED).persist(StorageLevel.DISK_ONLY)
+        try:
+            counted = checked.groupBy("status").agg(sql.count("location"), sql.sum("references"))
+            counts = collect(counted, "checking files").to_pydict()
+            bad = collect(checked.where(sql.col("status") != OK), "reading the report").cast(CHECKED)
+        finally:
+            checked.unpersist()
+    status, numbers, references = counts.values()
+    return SourceReport(
+        bad.sort_by("location"),
+        dict(zip(status, numbers, strict=True)),
+        dict(zip(status, references, strict=True)),
+    )
