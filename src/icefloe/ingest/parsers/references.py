@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from obspec_utils.registry import ObjectStoreRegistry  # type: ignore[import-not-found, unused-ignore]
 from zarr.core.buffer import default_buffer_prototype
 
 from icefloe.errors import InvalidInputError, ObjectNotFoundError, UnsupportedError
@@ -235,7 +234,9 @@ class VirtualiZarrSource(OpenSource):
         # The stores of VirtualiZarr's registry are those of obstore, which it depends on.
         store = importlib.import_module("obstore.store").from_url(root if parts.netloc else f"{root}/")
         try:
-            manifests = parser(url=file.url, registry=ObjectStoreRegistry({root: store}))
+            # Kerchunk sets are read without VirtualiZarr and what it depends on.
+            registry = importlib.import_module("obspec_utils.registry").ObjectStoreRegistry({root: store})
+            manifests = parser(url=file.url, registry=registry)
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, NotImplementedError) as error:
             raise broken(file, name, error) from error
         except ImportError as error:
