@@ -123,6 +123,41 @@ def test_compact_strings_enums_and_odd_types_are_described_or_left_out(
     assert len(parse_source(describe(path)).references["compact"].by_value) == 1
 
 
+_ODD_TYPES = {
+    "compound": np.zeros(2, dtype=[("a", "i4"), ("b", "f4")]),
+    "ragged": np.array([np.arange(2), np.arange(3)], dtype=h5py.vlen_dtype("i4")),
+    "opaque": np.array([b"abc", b"de"], dtype="V3"),
+    "wide": np.zeros(2, dtype=np.longdouble),
+    "nothing": h5py.Empty("f4"),
+}
+
+
+@pytest.mark.parametrize("mode", ["native", "virtual", "mixed"])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in _ODD_TYPES if kind != "wide" or np.dtype(np.longdouble).itemsize > 8]
+)
+def test_a_variable_that_zarr_cannot_hold_is_refused_unless_it_is_dropped(tmp_path: Path, kind: str, mode: str) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["v"] = np.arange(3.0)
+        made = file.create_group("g").create_dataset("odd", data=_ODD_TYPES[kind])
+        file.create_dataset("pointers", data=[file["v"].ref], dtype=h5py.ref_dtype)
+        assert made.name == "/g/odd"
+    repo = Repository.create(in_memory_storage())
+    source = str(tmp_path / "a.h5")
+    with pytest.raises(InvalidInputError, match=r"g/odd: .*drop_variables \(--drop-variables\)"):
+        ingest_local(source, repo, IngestOptions(mode=mode))
+    with pytest.raises(InvalidInputError, match=r"g/odd: .*drop_variables \(--drop-variables\)"):
+        ingest_local(source, repo, IngestOptions(mode=mode, variables=("odd",)))
+    assert [info.message for info in repo.ancestry(branch="main")] == ["Repository initialized"]
+    chosen = ingest_local(source, repo, IngestOptions(mode=mode, variables=("v",)), dry_run=True)
+    assert chosen.plan is not None and set(chosen.plan.arrays) == {"v"}
+    for name in ("odd", "g/odd"):
+        result = ingest_local(source, repo, IngestOptions(mode=mode, group=name, drop_variables=(name,)))
+        assert result.plan is not None and set(result.plan.arrays) == {f"{name}/v"}
+        # References point to members of their file. xarray leaves them out too.
+        assert "pointers" in {issue.variable for issue in result.plan.report.issues if issue.severity == "note"}
+
+
 def test_a_truncated_file_is_named_with_its_reason(tmp_path: Path, describe: Any) -> None:
     _write_netcdf4(tmp_path / "a.nc")
     data = (tmp_path / "a.nc").read_bytes()

@@ -108,6 +108,7 @@ def _groups(schema: SourceSchema) -> list[str]:
 def _check_names(schemas: Sequence[SourceSchema], options: IngestOptions) -> None:
     """Refuse unknown names. Variables have the names of the sources, targets have their new names."""
     present = {name for schema in schemas for path, v in schema.variables.items() for name in (path, v.name)}
+    present |= {name for schema in schemas for path in schema.skipped for name in (path, path.rpartition("/")[2])}
     dims = {d for schema in schemas for v in schema.variables.values() for d in v.dims}
     for name in (*(options.variables or ()), *options.drop_variables):
         if name not in present:

@@ -684,7 +684,7 @@ def plan_ingest(
     documents = {p: group_document(a) for p, a in groups.items() if p not in existing.groups}
     # Do not rewrite the document of an array with the same shape, to avoid conflicts.
     documents.update({a.path: a.document for a in arrays.values() if a.is_new or _grows(a, existing)})
-    skipped = SchemaReport((*_skipped_members(ordered), *_unchecked(existing, datasets, options)))
+    skipped = SchemaReport((*_skipped_members(ordered, options), *_unchecked(existing, datasets, options)))
     report = join_reports([*(d.report for d in datasets), skipped])
     # Tasks rely on what the report checks, such as equal dimensions of a variable in all files.
     tasks = () if report.errors else _number(datasets, options)
@@ -772,12 +772,21 @@ def _group_attributes(
     return found
 
 
-def _skipped_members(schemas: Sequence[SourceSchema]) -> list[SchemaIssue]:
-    return [
+def _skipped_members(schemas: Sequence[SourceSchema], options: IngestOptions) -> list[SchemaIssue]:
+    """Variables that cannot be stored, by the first file with them, and parts of files that are no data."""
+    found: dict[str, SchemaIssue] = {}
+    advice = "leave it out with drop_variables (--drop-variables)"
+    for url, path, reason in ((s.file.url, *item) for s in schemas for item in s.skipped.items()):
+        names = {path, path.rpartition("/")[2]}
+        is_wanted = options.variables is None or names & {*options.variables}
+        if path not in found and is_wanted and not names & {*options.drop_variables}:
+            found[path] = SchemaIssue("error", url, path, "variable", "one that Zarr can hold", reason, advice)
+    notes = [
         SchemaIssue("note", schema.file.url, path, "variable", "one that Zarr can hold", reason, "it is left out")
         for schema in schemas
-        for path, reason in schema.skipped.items()
+        for path, reason in schema.left_out.items()
     ]
+    return [*found.values(), *notes]
 
 
 def _unchecked(existing: Existing, datasets: Sequence[DatasetPlan], options: IngestOptions) -> list[SchemaIssue]:

@@ -582,7 +582,7 @@ def encode_schema(schema: SourceSchema, tables: Mapping[str, _Table]) -> list[An
         {path: tables["variables"].number(_encode_variable(each)) for path, each in schema.variables.items()},
         {path: tables["coordinates"].number(_encode_coordinate(each)) for path, each in schema.coordinates.items()},
         tables["groups"].number(schema.groups),
-        tables["rest"].number([schema.format, schema.skipped, schema.referenced]),
+        tables["rest"].number([schema.format, schema.skipped, schema.referenced, schema.left_out]),
         dict(schema.digests),
     ]
 
@@ -644,7 +644,7 @@ class _Shared:
 
     def schema(self, file: SourceFile, entry: Sequence[Any]) -> SourceSchema:
         variables, coordinates, groups, rest, digests = entry
-        name, skipped, referenced = self._tables["rest"][rest]
+        name, skipped, referenced, *left_out = self._tables["rest"][rest]
         return SourceSchema(
             file,
             name,
@@ -654,6 +654,7 @@ class _Shared:
             skipped,
             tuple(referenced),
             digests,
+            *left_out,
         )
 
 

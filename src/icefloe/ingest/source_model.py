@@ -238,6 +238,8 @@ class SourceSchema:
         Directories of the files that it refers to, if they are not its own.
     digests
         Hashes of the stored values of small variables that files usually share, by path.
+    left_out
+        Parts of the file that are not data of their own, such as overviews, and what they are.
 
     Examples
     --------
@@ -258,6 +260,8 @@ class SourceSchema:
     """Directories of the files that it refers to, if they are not its own."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """Hashes of the stored values of small variables that files usually share, by path."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Parts of the file that are not data of their own, such as overviews, and what they are."""
 
     def dimension_sizes(self) -> dict[str, int]:
         """Return the length of every named dimension.

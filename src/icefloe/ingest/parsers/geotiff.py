@@ -125,7 +125,12 @@ class GeoTiffSource(OpenSource):
                 coordinates[name] = summarise_coordinate(values)
             first = next(iter(self._images.values()))
             self._schema = SourceSchema(
-                self.file, self.format, variables, coordinates, {"": _attributes(first.page)}, _left_out(self._images)
+                self.file,
+                self.format,
+                variables,
+                coordinates,
+                {"": _attributes(first.page)},
+                left_out=_left_out(self._images),
             )
         return self._schema
 

@@ -192,6 +192,7 @@ class Hdf5Source(OpenSource):
         variables: dict[str, SourceVariable] = {}
         coordinates: dict[str, Coordinate] = {}
         skipped: dict[str, str] = {}
+        left_out: dict[str, str] = {}
         growing: dict[str, tuple[tuple[str, ...], tuple[int, ...], tuple[int | None, ...]]] = {}
         for group_path, group, datasets in _walk(self._hdf5):
             groups[group_path] = _attributes(group)
@@ -204,6 +205,9 @@ class Hdf5Source(OpenSource):
                 if None in most:
                     growing[path] = dimensions.get(name, ()), dataset.shape, most
                 if "NAME" in keys and _is_only_dimension(attributes["NAME"]):
+                    continue
+                if h5py.check_ref_dtype(dataset.dtype) is not None:
+                    left_out[path] = "references to other members of the file"
                     continue
                 try:
                     variable = _describe(path, dataset, dimensions.get(name, ()), keys)
@@ -219,7 +223,7 @@ class Hdf5Source(OpenSource):
                 variables[path] = variable = replace(variables[path], shape=shape)
                 if path in coordinates:
                     coordinates[path] = summarise_coordinate(self.values(variable, (slice(0, shape[0]),)))
-        return SourceSchema(self.file, self.format, variables, coordinates, groups, skipped)
+        return SourceSchema(self.file, self.format, variables, coordinates, groups, skipped, left_out=left_out)
 
     def references(self, variable: SourceVariable) -> References:
         with self._translated():
