@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 from inspect import signature
 from pathlib import Path
@@ -11,6 +12,8 @@ import zarr
 from tests.maintenance.histories import GENERATIONS, INLINE, LARGE, PACKED, Past, make_past
 
 import icefloe
+from icefloe.maintenance.marking import FetchLimits, ManifestMemory
+from icefloe.model.snapshot import ManifestFileInfo
 
 
 @pytest.mark.parametrize("version", GENERATIONS)
@@ -52,6 +55,41 @@ def test_bytes_are_counted_once(version: str) -> None:
     repo.create_branch("same", repo.lookup_branch("main"))
     assert repo.chunk_storage_stats() == stats
     assert stats.total_bytes == stats.non_virtual_bytes
+
+
+def test_the_memory_of_manifests_that_are_read_at_once_is_limited() -> None:
+    infos = {str(number): ManifestFileInfo(str(number), 100, 1000) for number in range(6)}
+
+    async def most_at_once(limits: FetchLimits) -> int:
+        memory, running, most = ManifestMemory(limits, infos), 0, 0
+
+        async def read(manifest_id: str) -> None:
+            nonlocal running, most
+            async with memory.reserve(manifest_id):
+                running += 1
+                most = max(most, running)
+                await asyncio.sleep(0)
+                running -= 1
+
+        await asyncio.gather(*map(read, [*infos, "a manifest of unknown size"]))
+        return most
+
+    for limits, expected in (
+        (FetchLimits(), 7),
+        (FetchLimits(manifest_bytes=250), 2),
+        (FetchLimits(decoded_bytes=500_000), 3),
+        (FetchLimits(decoded_bytes=1), 1),
+    ):
+        assert asyncio.run(most_at_once(limits)) == expected
+
+
+@pytest.mark.parametrize("version", GENERATIONS)
+def test_a_small_limit_only_makes_maintenance_slower(version: str) -> None:
+    repo = make_past(icefloe.in_memory_storage(), version, commits=3).repo
+    expected = repo.chunk_storage_stats()
+    assert repo.chunk_storage_stats(max_decoded_manifest_mem_bytes=1) == expected
+    repo.garbage_collect(dt.timedelta(0), max_decoded_manifest_mem_bytes=1, ignore_running_sessions=True)
+    assert repo.chunk_storage_stats() == expected
 
 
 @pytest.mark.compat

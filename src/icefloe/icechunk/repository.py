@@ -346,7 +346,8 @@ class Repository(EngineRepository):
             delete_object_older_than,
             dry_run=dry_run,
             ignore_running_sessions=True,
-            max_compressed_manifest_mem_bytes=min(max_compressed_manifest_mem_bytes, max_decoded_manifest_mem_bytes),
+            max_compressed_manifest_mem_bytes=max_compressed_manifest_mem_bytes,
+            max_decoded_manifest_mem_bytes=max_decoded_manifest_mem_bytes,
             max_concurrent_manifest_fetches=max_concurrent_manifest_fetches,
         )
 
@@ -422,7 +423,8 @@ class Repository(EngineRepository):
     ) -> ChunkStorageStats:
         """Return the size of all chunks that branches and tags reach."""
         return await super().chunk_storage_stats_async(
-            max_compressed_manifest_mem_bytes=min(max_compressed_manifest_mem_bytes, max_decoded_manifest_mem_bytes),
+            max_compressed_manifest_mem_bytes=max_compressed_manifest_mem_bytes,
+            max_decoded_manifest_mem_bytes=max_decoded_manifest_mem_bytes,
             max_concurrent_manifest_fetches=max_concurrent_manifest_fetches,
         )
 

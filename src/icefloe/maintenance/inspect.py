@@ -15,7 +15,7 @@ from icefloe.formats.header import HEADER_BYTES, Compression, FileType, has_magi
 from icefloe.ids import ObjectId, encode_base32
 from icefloe.maintenance.collect import list_all
 from icefloe.maintenance.inventory import is_among, open_uncached, report_each, stream_bounded
-from icefloe.maintenance.marking import FetchLimits, mark
+from icefloe.maintenance.marking import FetchLimits, ManifestMemory, mark
 from icefloe.model.chunk_table import ChunkKind
 from icefloe.model.snapshot import ArrayNode, Manifest, Node
 from icefloe.session.history import merge_logs
@@ -183,8 +183,11 @@ async def chunk_storage_stats(context: RepositoryContext, limits: FetchLimits | 
     chunks = listings["chunks"]
     native = int(chunks.size[is_among(chunks.ids, marked.chunks)].sum())
 
+    memory = ManifestMemory(limits or FetchLimits(), marked.infos)
+
     async def count(manifest_id: ObjectId) -> tuple[int, list[Ranges]]:
-        return _count_manifest(await uncached.metadata_files.fetch_manifest(manifest_id))
+        async with memory.reserve(manifest_id):
+            return _count_manifest(await uncached.metadata_files.fetch_manifest(manifest_id))
 
     inlined = 0
     files: dict[str, int] = {}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,7 +25,7 @@ from icefloe.maintenance.inventory import (
     stream_bounded,
 )
 from icefloe.model.chunk_table import ChunkKind
-from icefloe.model.snapshot import ArrayNode, Manifest, Snapshot, named_objects
+from icefloe.model.snapshot import ArrayNode, Manifest, ManifestFileInfo, Snapshot, named_objects
 
 Keys = npt.NDArray[np.uint64]
 _MANY_OBJECTS = 50_000
@@ -61,6 +62,9 @@ class FetchLimits:
 
     at_once: int = REQUESTS_AT_ONCE
     manifest_bytes: int = 512 << 20
+    """Of manifests as they are stored. A single manifest may be larger."""
+    decoded_bytes: int = 4 << 30
+    """Of manifests in memory, estimated from the number of references. A single manifest may be larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,8 @@ class Marked:
     """Keys of objects in the metadata of commits."""
     unreferenced: frozenset[ObjectId] = field(default=frozenset())
     """Unreachable manifests. Only young snapshots, such as those of refused commits, refer to them."""
+    infos: Mapping[ObjectId, ManifestFileInfo] = field(default_factory=dict)
+    """Sizes of manifests, as snapshots give them. An earlier run may know some manifests without their sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +104,8 @@ async def mark(
 ) -> Marked:
     """Find everything that must be kept, including chunk objects. See `mark_snapshots`."""
     known, limits = known or Known(), limits or FetchLimits()
-    sizes: dict[ObjectId, int] = {}
-    marked = await mark_snapshots(uncached, young, existing, known, limits, sizes)
-    manifests = await _mark_manifests(uncached, marked, sizes, known, limits)
+    marked = await mark_snapshots(uncached, young, existing, known, limits)
+    manifests = await _mark_manifests(uncached, marked, known, limits)
     many = sum(len(facts.objects) for facts in manifests.values()) > _MANY_OBJECTS
     chunks = await asyncio.to_thread(live_keys, manifests) if many else live_keys(manifests)
     return replace(marked, manifests=manifests, chunks=chunks)
@@ -112,13 +117,12 @@ async def mark_snapshots(
     existing: frozenset[ObjectId],
     known: Known | None = None,
     limits: FetchLimits | None = None,
-    sizes: dict[ObjectId, int] | None = None,
 ) -> Marked:
     """Find everything that must be kept, except chunk objects. Manifests are not read.
 
     `young` are snapshots whose files are too young to be deleted. They are kept with everything that they refer to, for
-    commits in progress and snapshots without a branch. `existing` are all snapshot files. The sizes of manifests are
-    added to `sizes`. Raises if a reachable snapshot cannot be read.
+    commits in progress and snapshots without a branch. `existing` are all snapshot files. Raises if a reachable
+    snapshot cannot be read.
     """
     refs = await fetch_all_refs(uncached.ledger)
     if MAIN not in refs.branches:
@@ -137,8 +141,6 @@ async def mark_snapshots(
     facts = marker.found
     nothing = np.empty((0, uncached.format.capabilities.object_id_bytes), dtype=np.uint8)
     names = dict.fromkeys(each for fact in facts.values() for each in fact.manifests)
-    if sizes is not None:
-        sizes.update(marker.sizes)
     return Marked(
         refs=refs,
         snapshots=facts,
@@ -149,6 +151,7 @@ async def mark_snapshots(
         listed=frozenset(listed or ()),
         side_objects=frozenset(each for fact in facts.values() for each in fact.side_objects),
         unreferenced=frozenset(names.keys() - reachable),
+        infos=marker.infos,
     )
 
 
@@ -173,7 +176,7 @@ class _SnapshotMarker:
         self.parents = parents
         self.limits = limits
         self.found: dict[ObjectId, SnapshotFacts] = {}
-        self.sizes: dict[ObjectId, int] = {}
+        self.infos: dict[ObjectId, ManifestFileInfo] = {}
 
     async def follow(self, starts: set[ObjectId] | frozenset[ObjectId], *, must_exist: bool) -> None:
         """Find snapshots and all their ancestors.
@@ -225,8 +228,7 @@ class _SnapshotMarker:
             if not must_exist and await _is_left_over(self.uncached, snapshot_id):
                 return None
             raise _unreadable(f"snapshot {snapshot_id}", error) from error
-        for info in snapshot.manifests.values():
-            self.sizes[info.id] = info.size_bytes
+        self.infos.update(snapshot.manifests)
         # In some early repositories, the id of the first snapshot is not that of its file. The file is kept.
         return replace(snapshot_facts(snapshot), id=snapshot_id)
 
@@ -269,12 +271,12 @@ def snapshot_facts(snapshot: Snapshot) -> SnapshotFacts:
 
 
 async def _mark_manifests(
-    uncached: UncachedRepository, marked: Marked, sizes: Mapping[ObjectId, int], known: Known, limits: FetchLimits
+    uncached: UncachedRepository, marked: Marked, known: Known, limits: FetchLimits
 ) -> dict[ObjectId, ManifestFacts]:
-    budget = _Budget(limits.manifest_bytes)
+    memory = ManifestMemory(limits, marked.infos)
 
     async def fetch(manifest_id: ObjectId) -> ManifestFacts:
-        async with budget.reserve(sizes.get(manifest_id, 1 << 20)):
+        async with memory.reserve(manifest_id):
             return await fetch_manifest_facts(uncached, manifest_id, may_be_gone=manifest_id in marked.unreferenced)
 
     found = {each: known.manifests[each] for each in marked.manifests if each in known.manifests}
@@ -332,6 +334,27 @@ def _distinct(
     values, ends = values[order], ends[order]
     heads = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
     return np.ascontiguousarray(values[heads]).view(np.uint8).reshape(-1, width), np.maximum.reduceat(ends, heads)
+
+
+_DECODED_BYTES_PER_REFERENCE = 128
+"""Coordinates, kind, offset, length, and the id or the location of a chunk."""
+
+
+class ManifestMemory:
+    """The memory of manifests that are read at the same time. It waits if their total size exceeds the limits."""
+
+    def __init__(self, limits: FetchLimits, infos: Mapping[ObjectId, ManifestFileInfo]) -> None:
+        self._stored, self._decoded = _Budget(limits.manifest_bytes), _Budget(limits.decoded_bytes)
+        self._infos = infos
+
+    @asynccontextmanager
+    async def reserve(self, manifest_id: ObjectId) -> AsyncIterator[None]:
+        """Wait until there is memory for a manifest, and use it."""
+        info = self._infos.get(manifest_id) or ManifestFileInfo(manifest_id, 1 << 20, 1 << 16)
+        # Chunks inside a manifest are as large as they are stored, and compressed already.
+        decoded = info.size_bytes + info.num_chunk_refs * _DECODED_BYTES_PER_REFERENCE
+        async with self._decoded.reserve(decoded), self._stored.reserve(info.size_bytes):
+            yield
 
 
 class _Budget:

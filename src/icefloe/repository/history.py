@@ -30,7 +30,7 @@ else:
     merging = lazy_module("icefloe.maintenance.merge")
 
 _REFS_AT_ONCE = 64
-_IGNORED_LIMITS = ("max_snapshots_in_memory", "max_decoded_manifest_mem_bytes")
+_IGNORED_LIMITS = ("max_snapshots_in_memory",)
 """Arguments of `chunk_storage_stats` in the official package that have no effect here."""
 
 
@@ -595,6 +595,7 @@ class InspectionMixin:
         self,
         *,
         max_compressed_manifest_mem_bytes: int = 512 << 20,
+        max_decoded_manifest_mem_bytes: int = 4 << 30,
         max_concurrent_manifest_fetches: int = 32,
         **ignored: Any,
     ) -> ChunkStorageStats:
@@ -606,6 +607,9 @@ class InspectionMixin:
         ----------
         max_compressed_manifest_mem_bytes
             Largest total size of compressed manifests in memory.
+        max_decoded_manifest_mem_bytes
+            Largest total size of decoded manifests in memory. It is estimated from their number of references. A single
+            manifest may be larger.
         max_concurrent_manifest_fetches
             Largest number of manifests that are read at the same time.
         **ignored
@@ -630,7 +634,9 @@ class InspectionMixin:
         if ignored:
             check_keywords(self.chunk_storage_stats_async, ignored, _IGNORED_LIMITS)
         limits = marking.FetchLimits(
-            max(1, min(max_concurrent_manifest_fetches, 256)), max_compressed_manifest_mem_bytes
+            max(1, min(max_concurrent_manifest_fetches, 256)),
+            max_compressed_manifest_mem_bytes,
+            max_decoded_manifest_mem_bytes,
         )
         return await inspection.chunk_storage_stats(self._context, limits)
 

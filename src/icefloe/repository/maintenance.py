@@ -44,7 +44,6 @@ else:
 
 _IGNORED_LIMITS = (
     "max_snapshots_in_memory",
-    "max_decoded_manifest_mem_bytes",
     "max_concurrent_deletes",
     "max_consecutive_delete_failures",
     "max_concurrent_listings",
@@ -215,6 +214,7 @@ class MaintenanceMixin:
         ignore_running_sessions: bool = False,
         incremental: bool = False,
         max_compressed_manifest_mem_bytes: int = 512 << 20,
+        max_decoded_manifest_mem_bytes: int = 4 << 30,
         max_concurrent_manifest_fetches: int = 32,
         progress: Report | None = None,
         **ignored: Any,
@@ -238,6 +238,9 @@ class MaintenanceMixin:
             read. Objects of writers that died since that run are deleted by the next full run.
         max_compressed_manifest_mem_bytes
             Largest total size of compressed manifests in memory.
+        max_decoded_manifest_mem_bytes
+            Largest total size of decoded manifests in memory. It is estimated from their number of references. A single
+            manifest may be larger.
         max_concurrent_manifest_fetches
             Largest number of manifests that are read at the same time.
         progress
@@ -268,7 +271,9 @@ class MaintenanceMixin:
         if ignored:
             check_keywords(self.garbage_collect_async, ignored, _IGNORED_LIMITS)
         limits = marking.FetchLimits(
-            max(1, min(max_concurrent_manifest_fetches, 256)), max_compressed_manifest_mem_bytes
+            max(1, min(max_concurrent_manifest_fetches, 256)),
+            max_compressed_manifest_mem_bytes,
+            max_decoded_manifest_mem_bytes,
         )
         request = collection.CollectionRequest(
             delete_object_older_than, created_after, limits, ignore_running_sessions, incremental
