@@ -188,10 +188,17 @@ def traced(
 class _StandardError(logging.StreamHandler):  # type: ignore[type-arg]
     """Writes to the `sys.stderr` of the time of the message, or to `sys.stdout` with ICECHUNK_LOG_TO_STDOUT."""
 
+    to_stdout = False
+
     def __init__(self) -> None:
         super().__init__(sys.stderr)
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stdout if os.environ.get("ICECHUNK_LOG_TO_STDOUT") else sys.stderr
+        self.stream = sys.stdout if self.to_stdout or os.environ.get("ICECHUNK_LOG_TO_STDOUT") else sys.stderr
         super().emit(record)
+
+
+def set_log_stream(*, to_stdout: bool) -> None:
+    """Write logs to standard output, as version 1 of the official package does, or to standard error."""
+    _StandardError.to_stdout = to_stdout

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zarr
@@ -156,6 +159,33 @@ def test_a_script_runs_unchanged_on_the_drop_in(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "icefloe.icechunk", str(script), "argument"]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert told.split() == ["icefloe.icechunk", "['argument']", "__main__"]
+
+
+def test_a_program_for_version_1_writes_repositories_of_version_1(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, subprocess, sys, icechunk\n"
+        "print(icechunk.Repository.fetch_config(icechunk.in_memory_storage()))\n"
+        "for make in (icechunk.Repository.create, icechunk.Repository.open_or_create):\n"
+        "    print(make(icechunk.in_memory_storage()).spec_version.number)\n"
+        "icechunk.set_logs_filter('debug')\n"
+        "icechunk.Repository.create(icechunk.in_memory_storage(), spec_version=2)\n"
+    )
+    options: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
+    command = [sys.executable, "-m", "icefloe.icechunk", "--version", "1", str(script)]
+    told = subprocess.run(command, **options).stdout
+    assert told.startswith("None\n1\n1\n") and "Creating Repository" in told
+    code = "from icefloe.icechunk import install; install(); import icechunk as i; "
+    code += "print(i.Repository.create(i.in_memory_storage()).spec_version.number)"
+    environment = {**os.environ, "ICEFLOE_ICECHUNK_VERSION": "1"}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, **options).stdout == "1\n"
+
+
+def test_a_snapshot_is_shown_as_json_to_programs_for_version_1(repo: icechunk.Repository) -> None:
+    tip = repo.lookup_branch("main")
+    shown = repo.inspect_snapshot(tip)
+    short, long = (repo.inspect_snapshot(tip, pretty=pretty) for pretty in (False, True))
+    assert json.loads(short) == json.loads(long) == json.loads(json.dumps(shown)) and len(short) < len(long)
 
 
 def test_importing_the_library_does_not_import_the_drop_in() -> None:

@@ -8,7 +8,7 @@ import sys
 
 from icefloe.icechunk.installer import install
 
-_USAGE = "usage: python -m icefloe.icechunk (script.py | -m module) [arguments ...]"
+_USAGE = "usage: python -m icefloe.icechunk [--version 1|2] (script.py | -m module) [arguments ...]"
 
 
 def main(arguments: list[str]) -> int:
@@ -16,7 +16,13 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help") or arguments == ["-m"]:
         sys.stderr.write(_USAGE + "\n")
         return 0 if arguments[:1] in (["-h"], ["--help"]) else 2
-    install()
+    version = None
+    if arguments[0] == "--version":
+        if len(arguments) < 3 or arguments[1] not in ("1", "2"):
+            sys.stderr.write(_USAGE + "\n")
+            return 2
+        version, arguments = int(arguments[1]), arguments[2:]
+    install(version)
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         sys.path.insert(0, os.getcwd())

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from icefloe.errors import SessionStateError
+from icefloe.debug import set_log_stream
+from icefloe.errors import InvalidInputError, SessionStateError
 
 _OFFICIAL = "icechunk"
 _OURS = "icefloe.icechunk"
+VERSION_VARIABLE = "ICEFLOE_ICECHUNK_VERSION"
+"""The environment variable with the major version of the official package to follow. Child processes inherit it."""
 
 
 class _Alias(Loader):
@@ -48,13 +52,30 @@ class _Finder(MetaPathFinder):
         return ModuleSpec(fullname, _Alias(name), is_package=found.submodule_search_locations is not None)
 
 
-def install() -> None:
+_FOLLOWED = {"version": 2}
+
+
+def follows_version_1() -> bool:
+    """Whether this process follows version 1 of the official package where its versions contradict each other."""
+    return _FOLLOWED["version"] == 1
+
+
+def install(version: int | None = None) -> None:
     """Make `import icechunk` give `icefloe.icechunk` in this process, also to libraries.
 
     Call it before the first import of `icechunk`. Workers that are started with `spawn` must call it themselves.
 
+    Parameters
+    ----------
+    version
+        1 for programs that were written for version 1 of the official package: new repositories are of version 1, which
+        its readers can open, and logs go to standard output. None means the value of the environment variable
+        ICEFLOE_ICECHUNK_VERSION, otherwise 2.
+
     Raises
     ------
+    InvalidInputError
+        The version is neither 1 nor 2.
     SessionStateError
         The official package has been imported in this process.
 
@@ -64,6 +85,12 @@ def install() -> None:
     >>> install()  # doctest: +SKIP
     >>> import icechunk  # doctest: +SKIP
     """
+    followed = str(version) if version is not None else os.environ.get(VERSION_VARIABLE) or "2"
+    if followed not in ("1", "2"):
+        raise InvalidInputError(f"the version of the official package to follow is {followed!r}, expected 1 or 2")
+    _FOLLOWED["version"] = int(followed)
+    os.environ[VERSION_VARIABLE] = followed
+    set_log_stream(to_stdout=follows_version_1())
     known = sys.modules.get(_OFFICIAL)
     if known is not None and known is not sys.modules[_OURS]:
         raise SessionStateError(

@@ -7,6 +7,7 @@ chunk is one object, a session needs a branch, a tag or a snapshot, and times ne
 from __future__ import annotations
 
 import datetime as dt
+import json
 import logging
 import warnings
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -22,6 +23,7 @@ from icefloe.formats.config_document import splitting_document
 from icefloe.icechunk.config import Attribution, FeatureFlag, RepositoryConfig
 from icefloe.icechunk.conflicts import ConflictSolver
 from icefloe.icechunk.credentials import plain_credentials
+from icefloe.icechunk.installer import follows_version_1
 from icefloe.icechunk.ops import GCSummary, Update
 from icefloe.icechunk.session import Session
 from icefloe.icechunk.snapshots import Diff, ManifestFileInfo, SnapshotInfo
@@ -94,7 +96,7 @@ def _check_prefix(storage: EngineStorage) -> None:
 
 def _version(given: SpecVersion | str | int | None) -> SpecVersion | str | int:
     if given is None:
-        return SpecVersion.v2
+        return SpecVersion.v1 if follows_version_1() else SpecVersion.v2
     if isinstance(given, int):
         if given not in (1, 2):
             raise InvalidInputError(f"Unsupported version {given}. The versions of the format are 1 and 2")
@@ -231,7 +233,7 @@ class Repository(EngineRepository):
         """Return the configuration that is saved in a repository, or None if none is saved."""
         storage = await resolve_redirect(storage)
         found = await EngineRepository.fetch_config_async(storage)
-        if found is None and not await EngineRepository.exists_async(storage):
+        if found is None and not follows_version_1() and not await EngineRepository.exists_async(storage):
             place = resolve_storage(storage)
             raise RepositoryNotFoundError(f"the repository doesn't exist: there is none at {place.url}", url=place.url)
         return found
@@ -306,6 +308,16 @@ class Repository(EngineRepository):
             return self._session_class(
                 self._context, base, mode=mode, branch=branch, tip=tip, default_metadata=self._default_metadata
             )
+
+    async def inspect_snapshot_async(self, snapshot_id: str, *, pretty: bool | None = None) -> Any:
+        """Return the content of a snapshot file as a dictionary.
+
+        With `pretty`, as in version 1 of the official package, return it as JSON, indented or not.
+        """
+        found = await super().inspect_snapshot_async(snapshot_id)
+        return found if pretty is None else json.dumps(found, indent=2 if pretty else None)
+
+    inspect_snapshot: Any = blocking(inspect_snapshot_async)
 
     # -- maintenance ----------------------------------------------------------------------------------------------
 

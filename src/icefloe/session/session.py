@@ -315,8 +315,8 @@ class Session(ChunkMethods, CardMixin):
         """
         if self.read_only:
             raise FinishedSessionError(
-                "cannot fork a read-only session. Pickle it and send it to workers as it is. To write, open a session "
-                "with repo.writable_session(branch)",
+                "cannot fork a read-only session. It can be pickled and sent to workers as it is. To write, open a "
+                "session with repo.writable_session(branch)",
                 "cannot-fork-read-only-session",
             )
         self._check_open(moves_only=False)

@@ -264,7 +264,9 @@ class S3Provider:
     def __call__(self) -> Any:
         now = self.source if isinstance(self.source, S3StaticCredentials) else self.source.current()
         if not isinstance(now, S3StaticCredentials):
-            raise TypeError(f"the function of refreshable credentials must return S3StaticCredentials, not {now!r}")
+            raise TypeError(
+                f"the function of refreshable credentials must return S3StaticCredentials; {now!r} cannot be cast to it"
+            )
         return {
             "access_key_id": now.access_key_id,
             "secret_access_key": now.secret_access_key,

@@ -217,7 +217,9 @@ def _width(value: Any, depth: int) -> int:
         return next((n for n in (1, 2, 4) if -(1 << (8 * n - 1)) <= value < 1 << (8 * n - 1)), 8)
     if isinstance(value, float):
         return 8
-    raise InvalidTypeError(f"metadata can only contain JSON values, found {type(value).__name__}")
+    raise InvalidTypeError(
+        f"metadata can only contain JSON values; this {type(value).__name__} object cannot be cast to one"
+    )
 
 
 def _check_text(text: str) -> None:
@@ -329,7 +331,9 @@ def encode_value(value: Any, spec: int) -> bytes:
     try:
         return bytes(msgpack.packb(value))
     except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidTypeError(f"metadata can only contain JSON values: {error}") from error
+        raise InvalidTypeError(
+            f"metadata can only contain JSON values; this object cannot be cast to one ({error})"
+        ) from error
 
 
 def decode_value(data: bytes, spec: int, budget: ValueBudget | None = None) -> Any:
