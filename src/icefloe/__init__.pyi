@@ -412,5 +412,7 @@ from icefloe.storage.credentials import (
     s3_static_credentials as s3_static_credentials,
 )
 from icefloe.store import IcechunkStore as IcechunkStore
+from icefloe.tables.sql import QueryResult as QueryResult
+from icefloe.tables.sql import sql as sql
 
 __version__: str

@@ -13,10 +13,10 @@ import zarr
 import icefloe
 from icefloe.errors import InvalidInputError, UnsupportedError
 from icefloe.spark import register_views
-from icefloe.spark.table import list_views
 from icefloe.spark.write import parse_sink_options
 from icefloe.tables.columns import ColumnCoding, encode_column
 from icefloe.tables.targets import _extend
+from icefloe.tables.views import list_views
 from icefloe.xarray import to_icechunk
 
 pytestmark = pytest.mark.spark

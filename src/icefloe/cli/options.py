@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from icefloe.blocking import run_blocking
-from icefloe.errors import InvalidInputError, RefNotFoundError, SnapshotNotFoundError, UnsupportedError
-from icefloe.ids import text_length
+from icefloe.errors import UnsupportedError
 from icefloe.repository import Repository
-from icefloe.repository.history import fetch_refs, newest_commits
+from icefloe.repository.repository import find_snapshot as find_snapshot
+from icefloe.repository.repository import resolve_revision as resolve_revision
 from icefloe.session.session import Session
 from icefloe.storage.build import storage_from_url
 from icefloe.storage.contract import Storage
@@ -162,7 +161,6 @@ class SparkOptions:
 
 METRICS = "ICEFLOE_METRICS"
 """The environment variable with the file to which a command appends its metrics, as a line of JSON."""
-_MOST_CANDIDATES = 5
 
 
 def storage_at(location: str, options: Sequence[str] | None) -> Storage:
@@ -190,41 +188,6 @@ def report_metrics(repository: Repository) -> Repository:
 
     atexit.register(report)
     return observed
-
-
-def resolve_revision(repository: Repository, text: str) -> str:
-    """The snapshot id of a revision: the name of a branch, the name of a tag, or the start of a snapshot id."""
-    if text in repository.list_branches():
-        return repository.lookup_branch(text)
-    if text in repository.list_tags():
-        return repository.lookup_tag(text)
-    try:
-        return find_snapshot(repository, text)
-    except SnapshotNotFoundError as error:
-        raise RefNotFoundError(
-            f"{text!r} is not a branch, tag or snapshot of {repository.storage.url}. `icefloe log --graph` shows all "
-            "of them"
-        ) from error
-
-
-def find_snapshot(repository: Repository, text: str) -> str:
-    """The only snapshot id that starts with this text, among the snapshots that branches and tags reach."""
-    capabilities = repository.context.capabilities
-    wanted = text.upper()
-    if len(wanted) == text_length(capabilities.object_id_bytes):
-        return repository.lookup_snapshot(wanted).id
-    refs = run_blocking(fetch_refs(repository.context))
-    starts = list(dict.fromkeys(ref.snapshot_id for ref in refs))
-    known = run_blocking(newest_commits(repository.context, starts, None))
-    found = [info for info in known if info.id.startswith(wanted)] if wanted else []
-    if not found:
-        raise SnapshotNotFoundError(
-            f"no snapshot id starts with {text!r}. `icefloe log` lists the snapshots of a branch", snapshot_id=text
-        )
-    if len(found) > 1:
-        listed = ", ".join(info.id for info in found[:_MOST_CANDIDATES])
-        raise InvalidInputError(f"{len(found)} snapshot ids start with {text!r} ({listed}, ...). Give more characters")
-    return found[0].id
 
 
 def parse_options(options: Sequence[str]) -> Mapping[str, Any]:

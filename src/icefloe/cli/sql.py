@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import csv as csv_files
+import datetime as dt
+import enum
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
-from icefloe.cli.console import stdout, table
 from icefloe.cli.options import (
     DryRun,
     Json,
-    Limit,
     Repo,
     RevisionOptions,
     SparkOptions,
@@ -22,9 +23,37 @@ from icefloe.cli.options import (
 )
 from icefloe.cli.output import print_json
 from icefloe.display.card import format_count
+from icefloe.errors import UnsupportedError
+from icefloe.lazy_exports import lazy_module
+from icefloe.repository import Repository
 from icefloe.session.session import Session
-from icefloe.tables.grids import find_grid, list_grids
-from icefloe.tables.statistics import has_ranges, missing_chunks
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from rich import text as rich_text
+
+    from icefloe.cli import console
+    from icefloe.tables import grids, sql_dialect, statistics, views
+    from icefloe.tables import sql as tables_sql
+else:
+    # A wrong query is reported before anything else is imported.
+    pa = lazy_module("pyarrow")
+    pq = lazy_module("pyarrow.parquet")
+    rich_text = lazy_module("rich.text")
+    console = lazy_module("icefloe.cli.console")
+    grids = lazy_module("icefloe.tables.grids")
+    sql_dialect = lazy_module("icefloe.tables.sql_dialect")
+    statistics = lazy_module("icefloe.tables.statistics")
+    tables_sql = lazy_module("icefloe.tables.sql")
+    views = lazy_module("icefloe.tables.views")
+
+
+class Engine(enum.StrEnum):
+    """The engine that runs a query."""
+
+    DUCKDB = "duckdb"
+    SPARK = "spark"
 
 
 def sql(
@@ -33,68 +62,136 @@ def sql(
         str | None,
         typer.Argument(metavar="QUERY", help="SQL query. Without a query, all views are listed.", show_default=False),
     ] = None,
-    limit: Limit = 50,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit",
+            "-n",
+            min=0,
+            metavar="COUNT",
+            help="Maximum number of rows. 0 shows all.  [default: 50; all with --csv and --parquet]",
+        ),
+    ] = None,
+    engine: Annotated[
+        Engine | None, typer.Option("--engine", help="Engine that runs the query.  [default: duckdb]")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Show what the query reads. Do not run it.")] = False,
+    time_zone: Annotated[
+        str,
+        typer.Option("--time-zone", metavar="NAME", help="Time zone of times without a zone, such as Europe/Berlin."),
+    ] = "UTC",
     at: RevisionOptions = RevisionOptions(),
     spark: SparkOptions = SparkOptions(),
     options: StorageOptions = None,
     json: Json = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    parquet: Annotated[
+        str | None, typer.Option("--parquet", metavar="FILE", help="Write the rows to a Parquet file.")
+    ] = None,
 ) -> None:
-    """Run a Spark SQL query over arrays and metadata.
+    """Run a SQL query over arrays and metadata.
 
     Every array is a view. Its name is the path of the array, with `_` instead of `/`. Its columns are the dimensions
     and the values. The arrays of a group that share a grid are also one view, with the name of the group. The view of
     the root group is `cells`. Metadata views are snapshots, history, refs, nodes, manifests, chunks, files and
-    changes. `icefloe_scan('REPO', 'condition')` reads only matching rows.
+    changes. `FROM t2m VERSION AS OF 'v1'` reads another branch, tag or snapshot. DuckDB runs the query in this process.
+    With `--engine spark` or `--master`, Spark runs it.
     """
+    if json + csv + (parquet is not None) > 1:
+        raise typer.BadParameter("give only one of --json, --csv and --parquet")
+    if query is not None:
+        _check_syntax(query)
     repository = open_repository(repo, options)
     session = at.session(repository)
-    connection = spark.session()
-    from icefloe.spark.table import list_views, register_views, run_query  # noqa: PLC0415 - Spark is an extra
-    from icefloe.tables.options import Revision  # noqa: PLC0415
-
     if query is None:
-        _show_views(list_views(session), json=json)
+        _show_views(views.list_views(session), json=json)
         return
-    register_views(connection, repository, Revision(snapshot_id=session.snapshot_id), query)
-    columns, rows = run_query(connection, query, limit + 1 if limit else None)
-    shown = rows[:limit] if limit else rows
-    if json:
+    if limit is None:
+        limit = 0 if csv or parquet is not None else 50
+    on_spark = engine is Engine.SPARK or (engine is None and (spark.master is not None or bool(spark.conf)))
+    if explain:
+        console.stdout().print(tables_sql.explain(repository, session, query, time_zone=time_zone), markup=False)
+        return
+    most = limit + 1 if limit else None
+    if on_spark:
+        rows = _run_on_spark(spark, repository, session, query, time_zone, most)
+    else:
+        rows = tables_sql.run_query(repository, session, query, time_zone=time_zone, limit=most).arrow()
+    shown = rows.slice(0, limit) if limit else rows
+    if parquet is not None:
+        pq.write_table(shown, parquet)
+        console.stdout().print(f"{parquet}: {format_count(shown.num_rows, 'row')}", markup=False)
+    elif csv:
+        _print_csv(shown)
+    elif json:
         print_json(
             {
                 "snapshot_id": session.snapshot_id,
-                "columns": columns,
-                "rows": shown,
-                "more": len(rows) > len(shown),
+                "columns": shown.schema.names,
+                "rows": shown.to_pylist(),
+                "more": rows.num_rows > shown.num_rows,
             }
         )
-        return
-    listing = table(*columns)
-    for row in shown:
-        listing.add_row(*(_cell(value) for value in row.values()))
-    console = stdout()
-    console.print(listing)
-    if len(rows) > len(shown):
-        console.print(Text(f"\nthese are the first {limit:,} rows; --limit 0 shows all", style="dim"))
+    else:
+        _print_rows(shown, limit if rows.num_rows > shown.num_rows else None)
 
 
-def _cell(value: Any) -> Text:
-    if value is None:
-        return Text("·", style="dim")
-    if isinstance(value, float):
-        return Text(f"{value:.9g}")
-    return Text(str(value))
+def _check_syntax(query: str) -> None:
+    try:
+        sql_dialect.parse_query(query)
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(f"this command needs the extra `sql`: pip install 'icefloe[sql]' ({error})") from error
 
 
-def _show_views(views: Any, *, json: bool) -> None:
+def _run_on_spark(
+    spark: SparkOptions, repository: Repository, session: Session, query: str, time_zone: str, limit: int | None
+) -> pa.Table:
+    connection = spark.session()
+    from icefloe.spark.table import register_views, run_query  # noqa: PLC0415 - Spark is an extra
+    from icefloe.tables.options import Revision  # noqa: PLC0415
+
+    connection.conf.set("spark.sql.session.timeZone", time_zone)
+    register_views(connection, repository, Revision(snapshot_id=session.snapshot_id), query)
+    columns, rows = run_query(connection, query, limit)
+    return pa.Table.from_pylist(rows) if rows else pa.table({name: [] for name in columns})
+
+
+def _print_csv(rows: pa.Table) -> None:
+    writer = csv_files.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(rows.schema.names)
+    for batch in rows.to_batches(max_chunksize=10_000):
+        for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            writer.writerow(["" if each is None else _plain(each) for each in values])
+
+
+def _plain(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, dt.datetime) else value
+
+
+def _print_rows(rows: pa.Table, limit: int | None) -> None:
+    listing = console.table(*rows.schema.names)
+    for values in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+        listing.add_row(*(_cell(value) for value in values))
+    screen = console.stdout()
+    screen.print(listing)
+    if limit is not None:
+        screen.print(rich_text.Text(f"\nthese are the first {limit:,} rows; --limit 0 shows all", style="dim"))
+
+
+def _cell(value: Any) -> rich_text.Text:
+    return rich_text.Text(tables_sql.format_cell(value), style="dim" if value is None else "")
+
+
+def _show_views(found: Any, *, json: bool) -> None:
     if json:
         print_json(
-            [{"view": v.name, "group": v.group, "variables": list(v.variables), "table": v.table} for v in views]
+            [{"view": v.name, "group": v.group, "variables": list(v.variables), "table": v.table} for v in found]
         )
         return
-    listing = table("view", "holds")
-    for view in views:
-        listing.add_row(Text(view.name), Text(view.holds))
-    stdout().print(listing)
+    listing = console.table("view", "holds")
+    for view in found:
+        listing.add_row(rich_text.Text(view.name), rich_text.Text(view.holds))
+    console.stdout().print(listing)
 
 
 def analyze(
@@ -134,15 +231,17 @@ def analyze(
         return
     status = "to analyze" if dry_run else "analyzed"
     for path, count in chunks.items():
-        stdout().print(f"{path}: {format_count(count, 'chunk')} {status}", markup=False)
+        console.stdout().print(f"{path}: {format_count(count, 'chunk')} {status}", markup=False)
     if not chunks:
-        stdout().print("All chunks have statistics already")
+        console.stdout().print("All chunks have statistics already")
 
 
 def _count_missing(session: Session, group: str, variables: tuple[str, ...] | None) -> dict[str, int]:
     """The number of chunks without statistics, per array."""
     path = "/" + group.strip("/")
-    names = variables or [name for names in list_grids(session, path) for name in names]
-    found = [find_grid(session, path, [name]).variables[0] for name in names]
-    counts = {each.path: len(missing_chunks(session, each)) for each in found if has_ranges(each.coding)}
+    names = variables or [name for names in grids.list_grids(session, path) for name in names]
+    found = [grids.find_grid(session, path, [name]).variables[0] for name in names]
+    counts = {
+        each.path: len(statistics.missing_chunks(session, each)) for each in found if statistics.has_ranges(each.coding)
+    }
     return {name: count for name, count in counts.items() if count}

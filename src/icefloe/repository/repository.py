@@ -8,16 +8,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from icefloe.blocking import blocking, blocking_classmethod, blocking_staticmethod
+from icefloe.blocking import blocking, blocking_classmethod, blocking_staticmethod, run_blocking
 from icefloe.display.card import Card, CardMixin, Fact, Styled
-from icefloe.errors import InvalidInputError, RepositoryNotFoundError, UnsupportedError
+from icefloe.errors import (
+    InvalidInputError,
+    RefNotFoundError,
+    RepositoryNotFoundError,
+    SnapshotNotFoundError,
+    UnsupportedError,
+)
 from icefloe.formats.config_document import encode_config
-from icefloe.ids import ObjectId
+from icefloe.ids import ObjectId, text_length
 from icefloe.model.administration import Damage
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
 from icefloe.repository.administration import AdministrationMixin, ObservationMixin
-from icefloe.repository.history import HistoryMixin, InspectionMixin, RefsMixin
+from icefloe.repository.history import HistoryMixin, InspectionMixin, RefsMixin, fetch_refs, newest_commits
 from icefloe.repository.maintenance import MaintenanceMixin
 from icefloe.repository.merging import MergingMixin
 from icefloe.session import open_repository as opening
@@ -785,3 +791,41 @@ class Repository(
         session = self.writable_session(branch)
         yield session.store
         session.commit(message, metadata, rebase_with=rebase_with, rebase_tries=rebase_tries)
+
+
+def resolve_revision(repository: Repository, text: str) -> str:
+    """Return the snapshot of a revision: the name of a branch, the name of a tag, or the start of a snapshot id."""
+    if text in repository.list_branches():
+        return repository.lookup_branch(text)
+    if text in repository.list_tags():
+        return repository.lookup_tag(text)
+    try:
+        return find_snapshot(repository, text)
+    except SnapshotNotFoundError as error:
+        raise RefNotFoundError(
+            f"{text!r} is not a branch, tag or snapshot of {repository.storage.url}. `icefloe log --graph` shows all "
+            "of them"
+        ) from error
+
+
+_MOST_CANDIDATES = 5
+
+
+def find_snapshot(repository: Repository, text: str) -> str:
+    """Return the only snapshot id that starts with a text, among the snapshots that branches and tags reach."""
+    capabilities = repository.context.capabilities
+    wanted = text.upper()
+    if len(wanted) == text_length(capabilities.object_id_bytes):
+        return repository.lookup_snapshot(wanted).id
+    refs = run_blocking(fetch_refs(repository.context))
+    starts = list(dict.fromkeys(ref.snapshot_id for ref in refs))
+    known = run_blocking(newest_commits(repository.context, starts, None))
+    found = [info for info in known if info.id.startswith(wanted)] if wanted else []
+    if not found:
+        raise SnapshotNotFoundError(
+            f"no snapshot id starts with {text!r}. `icefloe log` lists the snapshots of a branch", snapshot_id=text
+        )
+    if len(found) > 1:
+        listed = ", ".join(info.id for info in found[:_MOST_CANDIDATES])
+        raise InvalidInputError(f"{len(found)} snapshot ids start with {text!r} ({listed}, ...). Give more characters")
+    return found[0].id

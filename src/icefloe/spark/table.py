@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,18 +15,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from icefloe.errors import IcefloeError, InvalidInputError
-from icefloe.model.snapshot import ArrayNode, GroupNode
 from icefloe.repository import Repository
 from icefloe.repository.url import RepositoryUrl
-from icefloe.session.session import Session
 from icefloe.spark.connect import freeze_loaded_modules, quieten_failed_queries
 from icefloe.spark.jobs import Target, existing_repository
 from icefloe.spark.source import TIME_ZONE, register
 from icefloe.spark.tasks import TASKS_PER_CORE, parallelism, reason_of
-from icefloe.tables.grids import Variable, list_grids, session_zone
+from icefloe.tables.grids import Variable, session_zone
 from icefloe.tables.metadata_tables import SCHEMAS, MetadataPart, metadata_batches, plan_parts
 from icefloe.tables.options import (
-    METADATA_TABLES,
     RepositoryAddress,
     Revision,
     TableOptions,
@@ -51,6 +47,7 @@ from icefloe.tables.reading import (
 )
 from icefloe.tables.scans import Scan, ScanPlan, plan_scan
 from icefloe.tables.selection import BlockPart
+from icefloe.tables.views import View, list_views, refuse_shared
 
 MOST_METADATA_TASKS = 64
 _POSITION = "__position"
@@ -267,73 +264,8 @@ def _value(variable: Variable, listed: str) -> str:
     return f"{value} AS {sql_name(variable.name)}"
 
 
-ROOT_VIEW = "cells"
 _READ_FROM = re.compile(r"\b(?:from|join)\s+`?(\w+)`?", re.IGNORECASE)
 _log = logging.getLogger("icefloe.spark")
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """A view to create: arrays of a group, or a table of metadata."""
-
-    name: str
-    group: str = "/"
-    variables: tuple[str, ...] = ()
-    table: str | None = None
-    shares: str | None = None
-    """The ambiguous name that this view shares with others."""
-
-    @property
-    def holds(self) -> str:
-        """The content of the view, for messages."""
-        if self.table is not None:
-            return f"the table {self.table} of metadata"
-        return f"{', '.join(self.variables)} in {self.group}"
-
-
-def list_views(session: Session) -> list[View]:
-    """Every view of a snapshot: arrays by their path with `_` for `/`, grids by their group, metadata by its name.
-
-    In SQL, `q` and `Q` are the same name, and so are the names of `/a/b` and `/a_b`. A name that several views would
-    share is not used. Each of them has a name that ends with a hash of its path instead.
-    """
-    found: dict[str, list[View]] = {}
-    for node in session.state.tree.nodes():
-        if isinstance(node, ArrayNode):
-            group, _, name = node.path.rpartition("/")
-            view = View(view_name(node.path), group or "/", (name,))
-            found.setdefault(view.name.lower(), []).append(view)
-    for node in session.state.tree.nodes():
-        if isinstance(node, GroupNode):
-            for view in _grids(session, node.path):
-                name = view.name if view.name != ROOT_VIEW or ROOT_VIEW not in found else f"icefloe_{ROOT_VIEW}"
-                found.setdefault(name.lower(), []).append(replace(view, name=name))
-    views = {view.name.lower(): view for alike in found.values() for view in _with_distinct_names(alike)}
-    for table in METADATA_TABLES:
-        name = table if table not in found else f"icefloe_{table}"
-        views.setdefault(name, View(name, table=table))
-    return list(views.values())
-
-
-def _with_distinct_names(alike: Sequence[View]) -> list[View]:
-    if len(alike) == 1:
-        return list(alike)
-    return [replace(view, name=f"{view.name}_{_digits(view)}", shares=view.name) for view in alike]
-
-
-def _digits(view: View) -> str:
-    text = "/".join((view.group.rstrip("/"), *view.variables))
-    return hashlib.blake2b(text.encode(), digest_size=3).hexdigest()
-
-
-def _grids(session: Session, group: str) -> list[View]:
-    grids = [names for names in list_grids(session, group) if len(names) > 1]
-    return [View(view_name(group) or ROOT_VIEW, group, grids[0])] if len(grids) == 1 else []
-
-
-def view_name(path: str) -> str:
-    """A path as a name in SQL."""
-    return re.sub(r"\W", "_", path.strip("/"))
 
 
 def register_views(
@@ -378,7 +310,7 @@ def register_views(
     address = address_of(repository)
     made: dict[str, View] = {}
     views = list_views(session)
-    _refuse_shared(views, read)
+    refuse_shared(views, read)
     for view in views:
         if wanted is None or view.name.lower() in wanted:
             try:
@@ -391,14 +323,6 @@ def register_views(
                 continue
             made[view.name] = view
     return made
-
-
-def _refuse_shared(views: Sequence[View], read: Set[str]) -> None:
-    for name in sorted(read):
-        alike = [view for view in views if view.shares is not None and view.shares.lower() == name]
-        if alike:
-            names = ", ".join(f"{view.name} for {view.holds}" for view in alike)
-            raise InvalidInputError(f"the name {name} is ambiguous: {len(alike)} arrays have it. Use {names}")
 
 
 def _frame(spark: SparkSession, address: RepositoryAddress, snapshot_id: str, view: View) -> DataFrame:

@@ -2,6 +2,7 @@
 
 Modules
 -------
+- `aggregates`: Aggregates of arrays, computed chunk by chunk with numpy. Cells do not become rows.
 - `chunk_values`: Values of chunks or parts of chunks, fetched and decoded ahead of their use.
 - `columns`: Stored values of arrays to values of table columns, and back.
 - `evaluate`: Evaluate conditions: on rows, on cells of a block, and on ranges of values.
@@ -14,7 +15,14 @@ Modules
 - `scans`: The plan of a table read: a grid at a snapshot, the blocks that can match, and their distribution over
   tasks.
 - `selection`: Select the part of a grid that a condition or a region can match: cells per dimension, and blocks.
+- `sql`: SQL over arrays and metadata with DuckDB, in this process: plan the query, register what it reads, run it.
+- `sql_dialect`: The dialect of SQL queries: parsing, comparing expressions, and the text for each engine.
+- `sql_plan`: The plan of a SQL query: for each table, the snapshot, columns and conditions, and aggregates that
+  chunks can answer.
+- `sql_planner`: Plan SQL queries: find tables, columns and conditions, and replace aggregates that chunks can
+  answer.
 - `statistics`: Statistics per chunk: ranges and totals. They are stored in the repository and valid only for
   unchanged chunks.
 - `targets`: The grid to which rows are written. It is created or extended as needed.
+- `views`: Names of tables in SQL: the views of a snapshot, and how a name or a revision of a query is found.
 """

@@ -26,6 +26,7 @@ from icefloe.tables.predicates import (
     NullTest,
     Operator,
     Or,
+    Positions,
     Predicate,
     Unknown,
     Value,
@@ -51,6 +52,8 @@ def match_leaf(values: pa.Array, leaf: Leaf, zone: dt.tzinfo | None) -> Mask | N
     if isinstance(leaf, Indices):
         rows = np.arange(len(values))
         return (rows >= leaf.first) & (rows < leaf.end)
+    if isinstance(leaf, Positions):
+        return leaf.mask
     if isinstance(leaf, Comparison):
         return _compare(values, leaf.operator, leaf.value, zone)
     return _member(values, leaf, zone)
@@ -182,7 +185,7 @@ def _rows(batch: pa.RecordBatch, predicate: Predicate, zone: dt.tzinfo | None) -
         masks = [_rows(batch, part, zone) for part in predicate.parts]
         combined: Mask = (np.logical_and if isinstance(predicate, And) else np.logical_or).reduce(masks)
         return combined
-    if isinstance(predicate, Indices):
+    if isinstance(predicate, Indices | Positions):
         # The masks of the scan already select positions. A batch does not know its positions.
         return np.ones(len(batch), dtype=bool)
     column = None if isinstance(predicate, Unknown) else _column(batch, predicate.column)
@@ -241,7 +244,7 @@ class CellTest:
                 return None
             combined: Mask = (np.logical_and if isinstance(predicate, And) else np.logical_or).reduce(known)
             return combined
-        if isinstance(predicate, Unknown):
+        if isinstance(predicate, Unknown | Positions):
             return None
         values = columns.get(predicate.column.lower())
         return None if values is None else match_leaf(values, predicate, self.zone)

@@ -19,7 +19,7 @@ from icefloe.errors import InvalidInputError, NodeNotFoundError
 from icefloe.model.snapshot import ArrayNode, GroupNode
 from icefloe.model.zarr_document import parse_document
 from icefloe.session.session import Session
-from icefloe.tables.columns import ColumnCoding, coding_of
+from icefloe.tables.columns import ColumnCoding, coding_of, from_numpy
 
 _STAMP = re.compile(
     r"^(\d{4})-(\d{1,2})(?:-(\d{1,2}))?(?:[T ](\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d{1,6}))?)?)?"
@@ -286,6 +286,6 @@ def open_array(session: Session, path: str) -> zarr.Array[Any]:
 def read_coordinate(session: Session, dimension: Dimension) -> pa.Array:
     """Read the decoded coordinate of a dimension. Without a coordinate, return its indices."""
     if dimension.path is None or dimension.coding is None:
-        return pa.array(np.arange(dimension.length, dtype=np.int64))
+        return from_numpy(np.arange(dimension.length, dtype=np.int64))
     values: npt.NDArray[Any] = np.asarray(open_array(session, dimension.path)[:])
     return dimension.coding.decode(values)

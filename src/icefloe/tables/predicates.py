@@ -1,22 +1,33 @@
 """Conditions on columns: the values of a WHERE clause, parsed from SQL.
 
-A condition is split at OR, AND and NOT outside of parentheses. Each part is parsed completely or not at all. A part
-that is not understood is never misread. It only means that more data is read.
+sqlglot parses the text. AND, OR, NOT and comparisons of a column with constants become values of this module. A part
+that is not understood is `Unknown`. It only means that more data is read.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import json
-import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from icefloe.errors import UnsupportedError
+from icefloe.lazy_exports import lazy_module
 from icefloe.tables.grids import parse_instant
+
+if TYPE_CHECKING:
+    import sqlglot
+    from sqlglot import expressions as exp
+else:
+    # Tasks get conditions as values. Only the driver parses text.
+    sqlglot = lazy_module("sqlglot")
+    exp = lazy_module("sqlglot.expressions")
 
 _SQL_TYPES = {
     pa.int8(): "TINYINT",
@@ -109,6 +120,14 @@ class Indices:
     end: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Positions:
+    """Some positions along a dimension, as a mask. A query engine evaluated a condition on the coordinate."""
+
+    column: str
+    mask: npt.NDArray[np.bool_]
+
+
 @dataclass(frozen=True, slots=True)
 class And:
     """All conditions hold."""
@@ -130,7 +149,7 @@ class Unknown:
     text: str = ""
 
 
-Leaf: TypeAlias = Comparison | Membership | NullTest | Indices
+Leaf: TypeAlias = Comparison | Membership | NullTest | Indices | Positions
 Predicate: TypeAlias = Leaf | And | Or | Unknown
 
 
@@ -163,211 +182,111 @@ def columns_of(predicate: Predicate) -> set[str]:
     return set() if isinstance(predicate, Unknown) else {predicate.column.lower()}
 
 
-_TOKEN = re.compile(
-    r"""\s*(?:
-        (?P<number>(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?(?:BD|[LSYDF])?(?![\w.]))
-      | (?P<text>'(?:[^'\\])*'|"(?:[^"\\])*")
-      | (?P<quoted>`(?:[^`])+`)
-      | (?P<word>[A-Za-z_]\w*)
-      | (?P<symbol><=>|<=|>=|<>|!=|==|->|::|\|\||[-+*/%<>=(),.!&|^~?:\[\]])
-    )""",
-    re.VERBOSE,
-)
-_OPERATORS: dict[str, Operator] = {
-    "<": "<",
-    "<=": "<=",
-    ">": ">",
-    ">=": ">=",
-    "=": "=",
-    "==": "=",
-    "!=": "!=",
-    "<>": "!=",
-}
-_OPENING, _CLOSING = {"(", "[", "case"}, {")", "]", "end"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Token:
-    kind: str
-    text: str
-    """The text of the token. Words are in lower case."""
+def find_column(node: exp.Expr) -> str | None:
+    """Return the name of a column without a qualifier. A name without quotes is in lower case."""
+    if not isinstance(node, exp.Column) or node.table or isinstance(node.this, exp.Star):
+        return None
+    return node.name if node.this.args.get("quoted") else node.name.lower()
 
 
 def parse_predicate(text: str) -> Predicate:
-    """Parse a condition for pruning."""
-    tokens = _tokens(text)
-    return Unknown(text) if tokens is None else _disjunction(tokens)
+    """Parse a condition in the dialect of Spark, for pruning."""
+    # Whether a backslash escapes is a setting of Spark. Comments can be hints.
+    if any(mark in text for mark in ("\\", "--", "/*", ";")):
+        return Unknown(text)
+    try:
+        node = sqlglot.parse_one(text, dialect="spark")
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            f"conditions need sqlglot. Install it with: pip install 'icefloe[sql]' ({error})"
+        ) from error
+    except (sqlglot.ParseError, sqlglot.TokenError):
+        return Unknown(text)
+    return predicate_of(node)
 
 
-def _tokens(text: str) -> list[_Token] | None:
-    if "--" in text or "/*" in text:
-        return None
-    tokens = []
-    position, end = 0, len(text.rstrip())
-    while position < end:
-        match = _TOKEN.match(text, position)
-        if match is None or match.lastgroup is None:
+def predicate_of(node: exp.Expr, column_of: Callable[[exp.Expr], str | None] | None = None) -> Predicate:
+    """Convert a parsed condition. `column_of` returns the name of a column, or None for other expressions."""
+    return _Conversion(column_of or find_column).predicate(node)
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversion:
+    column_of: Callable[[exp.Expr], str | None]
+
+    def predicate(self, node: exp.Expr) -> Predicate:
+        if isinstance(node, exp.Paren):
+            return self.predicate(node.this)
+        if isinstance(node, exp.And | exp.Or):
+            parts = tuple(self.predicate(part) for part in node.flatten())
+            return And(parts) if isinstance(node, exp.And) else Or(parts)
+        if isinstance(node, exp.Not):
+            return negate(self.predicate(node.this))
+        return self._leaf(node) or Unknown(node.sql(dialect="spark"))
+
+    def _leaf(self, node: exp.Expr) -> Predicate | None:
+        operator = _OPERATORS.get(node.key)
+        if operator is not None:
+            return self._comparison(operator, node.this, node.expression)
+        column = self.column_of(node.this) if isinstance(node, exp.Is | exp.In | exp.Between) else None
+        if column is None:
             return None
-        found = match[match.lastgroup]
-        tokens.append(_Token(match.lastgroup, found.lower() if match.lastgroup == "word" else found))
-        position = match.end()
-    return tokens
-
-
-def _disjunction(tokens: Sequence[_Token]) -> Predicate:
-    parts = _split(tokens, "or")
-    return Or(tuple(_conjunction(part) for part in parts)) if len(parts) > 1 else _conjunction(tokens)
-
-
-def _conjunction(tokens: Sequence[_Token]) -> Predicate:
-    parts = _split(tokens, "and")
-    return And(tuple(_negation(part) for part in parts)) if len(parts) > 1 else _negation(tokens)
-
-
-def _negation(tokens: Sequence[_Token]) -> Predicate:
-    if tokens and _is_word(tokens[0], "not"):
-        return negate(_negation(tokens[1:]))
-    if _is_wrapped(tokens):
-        return _disjunction(tokens[1:-1])
-    return _leaf(tokens) or Unknown(" ".join(token.text for token in tokens))
-
-
-def _split(tokens: Sequence[_Token], word: str) -> list[Sequence[_Token]]:
-    """Split tokens at the given words, outside of parentheses and CASE. The AND of a BETWEEN does not count."""
-    parts: list[Sequence[_Token]] = []
-    depth = start = open_betweens = 0
-    for index, token in enumerate(tokens):
-        name = token.text if token.kind in ("word", "symbol") else ""
-        depth += (name in _OPENING) - (name in _CLOSING)
-        if depth or token.kind != "word":
-            continue
-        if name == "between":
-            open_betweens += 1
-        elif name == "and" and open_betweens:
-            open_betweens -= 1
-        elif name == word:
-            parts.append(tokens[start:index])
-            start = index + 1
-    parts.append(tokens[start:])
-    return parts
-
-
-def _is_wrapped(tokens: Sequence[_Token]) -> bool:
-    if len(tokens) < 2 or tokens[0].text != "(" or tokens[-1].text != ")":
-        return False
-    depth = 0
-    for index, token in enumerate(tokens):
-        if token.kind == "symbol":
-            depth += (token.text == "(") - (token.text == ")")
-        if depth == 0:
-            return index == len(tokens) - 1
-    return False
-
-
-def _is_word(token: _Token, *words: str) -> bool:
-    return token.kind == "word" and token.text in words
-
-
-def _leaf(tokens: Sequence[_Token]) -> Predicate | None:
-    column = _column(tokens[0]) if tokens else None
-    if column is None or len(tokens) < 3:
-        return _mirrored(tokens)
-    rest = tokens[1:]
-    if _is_word(rest[0], "is"):
-        return _null_test(column, rest[1:])
-    negated = _is_word(rest[0], "not")
-    if negated:
-        rest = rest[1:]
-    found: Predicate | None = None
-    if rest and _is_word(rest[0], "between"):
-        found = _between(column, rest[1:])
-    elif rest and _is_word(rest[0], "in"):
-        found = _membership(column, rest[1:])
-    elif not negated and rest[0].kind == "symbol" and rest[0].text in _OPERATORS:
-        value = _value(rest[1:])
-        found = None if value is None else Comparison(column, _OPERATORS[rest[0].text], value)
-    return negate(found) if found is not None and negated else found
-
-
-def _mirrored(tokens: Sequence[_Token]) -> Predicate | None:
-    """Return the operator for `value operator column`."""
-    if len(tokens) < 3 or tokens[-2].text not in _OPERATORS or tokens[-2].kind != "symbol":
-        return None
-    column, value = _column(tokens[-1]), _value(tokens[:-2])
-    if column is None or value is None:
-        return None
-    return Comparison(column, MIRRORED[_OPERATORS[tokens[-2].text]], value)
-
-
-def _column(token: _Token) -> str | None:
-    if token.kind == "quoted":
-        return token.text[1:-1]
-    reserved = ("not", "null", "true", "false", "case", "exists", "timestamp", "date", "interval", "timestamp_ntz")
-    return token.text if token.kind == "word" and token.text not in reserved else None
-
-
-def _null_test(column: str, rest: Sequence[_Token]) -> Predicate | None:
-    words = [token.text if token.kind == "word" else "" for token in rest]
-    return {"null": NullTest(column), "not null": NullTest(column, negated=True)}.get(" ".join(words))
-
-
-def _between(column: str, rest: Sequence[_Token]) -> Predicate | None:
-    middle = next((i for i, token in enumerate(rest) if _is_word(token, "and")), None)
-    if middle is None:
-        return None
-    low, high = _value(rest[:middle]), _value(rest[middle + 1 :])
-    if low is None or high is None:
-        return None
-    return And((Comparison(column, ">=", low), Comparison(column, "<=", high)))
-
-
-def _membership(column: str, rest: Sequence[_Token]) -> Predicate | None:
-    if not _is_wrapped(rest) or len(rest) < 3:
-        return None
-    values: list[Value] = []
-    start = 1
-    for index in range(1, len(rest)):
-        if rest[index].text == "," or index == len(rest) - 1:
-            value = _value(rest[start:index])
-            if value is None:
+        if isinstance(node, exp.Is):
+            return NullTest(column) if isinstance(node.expression, exp.Null) else None
+        if isinstance(node, exp.Between):
+            low, high = _constant(node.args["low"]), _constant(node.args["high"])
+            if low is None or high is None or node.args.get("symmetric"):
                 return None
-            values.append(value)
-            start = index + 1
-    return Membership(column, tuple(values))
+            return And((Comparison(column, ">=", low), Comparison(column, "<=", high)))
+        values = [_constant(each) for each in node.expressions]
+        known = tuple(value for value in values if value is not None)
+        return Membership(column, known) if known and len(known) == len(values) else None
+
+    def _comparison(self, operator: Operator, left: exp.Expr, right: exp.Expr) -> Predicate | None:
+        column, value = self.column_of(left), _constant(right)
+        if column is None:
+            column, value, operator = self.column_of(right), _constant(left), MIRRORED[operator]
+        return None if column is None or value is None else Comparison(column, operator, value)
 
 
-def _value(tokens: Sequence[_Token]) -> Value | None:
-    sign = 1
-    if tokens and tokens[0].kind == "symbol" and tokens[0].text in "+-":
-        sign = -1 if tokens[0].text == "-" else 1
-        tokens = tokens[1:]
-        if len(tokens) != 1 or tokens[0].kind != "number":
-            return None
-    if len(tokens) == 1:
-        return _literal(tokens[0], sign)
-    if len(tokens) == 2 and _is_word(tokens[0], "timestamp", "date") and tokens[1].kind == "text":
-        moment = parse_instant(tokens[1].text[1:-1], date_only=tokens[0].text == "date")
-        return None if moment is None else Instant(moment)
+_OPERATORS: dict[str, Operator] = {"lt": "<", "lte": "<=", "gt": ">", "gte": ">=", "eq": "=", "neq": "!="}
+"""Operators by the key of their class in sqlglot."""
+
+
+def _constant(node: exp.Expr) -> Value | None:
+    if isinstance(node, exp.Paren):
+        return _constant(node.this)
+    if isinstance(node, exp.Boolean):
+        return bool(node.this)
+    if isinstance(node, exp.Literal):
+        return str(node.this) if node.is_string else _number(node.this)
+    if isinstance(node, exp.Neg):
+        value = _constant(node.this)
+        return -value if isinstance(value, int | float | Decimal) and not isinstance(value, bool) else None
+    if isinstance(node, exp.Cast) and isinstance(node.this, exp.Literal):
+        return _cast(node.this, node.to)
     return None
 
 
-def _literal(token: _Token, sign: int) -> Value | None:
-    if token.kind == "text":
-        return token.text[1:-1]
-    if token.kind == "word":
-        return {"true": True, "false": False}.get(token.text)
-    if token.kind != "number":
-        return None
-    text = token.text
-    if text.endswith("BD"):
-        return sign * Decimal(text[:-2])
-    if text[-1] in "LSY":
-        return sign * int(text[:-1]) if text[:-1].isdigit() else None
-    if text[-1] == "F":
-        # Refuse single-precision literals, because comparing them with doubles needs another rounding.
-        return None
-    if text[-1] == "D":
-        return sign * float(text[:-1])
+def _cast(literal: exp.Literal, to: Any) -> Value | None:
+    """Return the value of a typed literal: `timestamp '...'`, `date '...'`, `10L`, `1.5D` or `1.5BD`.
+
+    A literal with single precision is refused, because comparing it with doubles needs another rounding.
+    """
+    kind, text = to.this.name, str(literal.this)
+    if literal.is_string and kind in ("TIMESTAMPTZ", "TIMESTAMPLTZ", "DATE"):
+        moment = parse_instant(text, date_only=kind == "DATE")
+        return None if moment is None else Instant(moment)
+    if literal.is_string:
+        whole, _, fraction = text.partition(".")
+        exact = [len(whole + fraction), len(fraction)] == [int(each.name) for each in to.expressions or ()]
+        return Decimal(text) if kind == "DECIMAL" and exact and (whole + fraction).isdigit() else None
+    if kind == "DOUBLE":
+        return float(text)
+    return int(text) if kind == "BIGINT" and text.isdigit() else None
+
+
+def _number(text: str) -> Value:
     if text.isdigit():
-        return sign * int(text)
-    return sign * float(text) if "e" in text.lower() else sign * Decimal(text)
+        return int(text)
+    return float(text) if "e" in text.lower() else Decimal(text)

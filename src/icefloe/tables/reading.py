@@ -14,6 +14,7 @@ import pyarrow as pa
 import zarr
 
 from icefloe.tables.chunk_values import ChunkPart, chunk_values_at, without_gaps
+from icefloe.tables.columns import from_numpy
 from icefloe.tables.evaluate import CellTest, Mask, exact_rows
 from icefloe.tables.grids import Grid, Variable
 from icefloe.tables.predicates import has_literals
@@ -126,6 +127,7 @@ def _tensor_fields(variable: Variable, tensor: str) -> list[pa.Field]:
 
 CELLS_PER_BATCH = 100_000
 LISTED_CELLS_PER_BATCH = 1 << 20
+ROWS_PER_BATCH = 1 << 17
 _READ_AHEAD = 2
 Indices: TypeAlias = tuple[npt.NDArray[np.int64], ...]
 """Positions of the cells of a block per dimension."""
@@ -219,6 +221,52 @@ def read_cells(scan: Scan, part: BlockPart) -> Iterator[pa.RecordBatch]:
             kept = exact_rows(batch, scan.exact, scan.zone)
             if len(kept):
                 yield kept
+
+
+def read_columns(scan: Scan, part: BlockPart, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield one row per cell with some of the columns. Cells that cannot match are left out if they are many."""
+    schema = pa.schema([scan.grid.schema().field(name) for name in names])
+    axes = {dimension.name: axis for axis, dimension in enumerate(scan.grid.dimensions)}
+    coordinates = {name: _numpy_coordinate(scan.coordinate(axes[name])) for name in names if name in axes}
+    for block in read_blocks(scan, part):
+        values = {v.name: v.coding.decode(stored) for v, stored in zip(scan.grid.variables, block.values, strict=True)}
+        mask = scan.test.matches(values) if scan.test is not None and values else None
+        chosen = None if mask is None else np.flatnonzero(mask)
+        columns = []
+        for name in names:
+            if name not in axes:
+                columns.append(values[name] if chosen is None else values[name].take(from_numpy(chosen)))
+                continue
+            axis = axes[name]
+            shape = tuple(-1 if each == axis else 1 for each in range(len(block.shape)))
+            positions = np.broadcast_to(block.indices[axis].reshape(shape), block.shape)
+            if chosen is not None:
+                positions = positions.reshape(-1)[chosen]
+            columns.append(_coordinate_column(coordinates[name], positions, schema.field(name).type))
+        rows = block.cells if chosen is None else len(chosen)
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+        for first in range(0, rows, ROWS_PER_BATCH):
+            yield batch.slice(first, ROWS_PER_BATCH)
+
+
+def _numpy_coordinate(values: pa.Array) -> pa.Array | npt.NDArray[Any]:
+    """Return a coordinate as numbers, if it has no nulls. Gathering numbers is the fastest."""
+    kind = values.type
+    if values.null_count or not (
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind)
+    ):
+        return values
+    numbers: npt.NDArray[Any] = (values.view(pa.int64()) if pa.types.is_timestamp(kind) else values).to_numpy()
+    return numbers
+
+
+def _coordinate_column(
+    values: pa.Array | npt.NDArray[Any], positions: npt.NDArray[np.int64], type: pa.DataType
+) -> pa.Array:
+    if isinstance(values, np.ndarray):
+        taken = from_numpy(values[positions])
+        return taken.view(type) if pa.types.is_timestamp(type) else taken
+    return values.take(from_numpy(positions))
 
 
 def _is_beyond(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -122,16 +123,27 @@ def grid_at(
 
 
 def plan_scan(
-    options: TableOptions, *, zone: dt.tzinfo | None = dt.UTC, loose: Predicate | None = None, tasks: int = 1
+    options: TableOptions,
+    *,
+    zone: dt.tzinfo | None = dt.UTC,
+    loose: Predicate | None = None,
+    tasks: int = 1,
+    columns: Sequence[str] | None = None,
 ) -> ScanPlan:
     """Resolve the snapshot and determine what must be read.
 
     `where` and the regions of the options are applied exactly. `loose` only excludes what cannot match, for callers
     that filter again. There are at least `tasks` shares, unless they would be very small. Without a zone, the plan is
-    right for every zone: see `Scan.needs_zone`.
+    right for every zone: see `Scan.needs_zone`. Only the
+    given columns are read, by default all. Columns of dimensions alone are read without chunks.
     """
     session = options.pin()
     grid = grid_at(options.address, session.snapshot_id, options.group, options.variables, options.raw)
+    if columns is not None:
+        tested = set() if loose is None else columns_of(loose)
+        kept = tuple(v for v in grid.variables if v.name in columns or v.name.lower() in tested)
+        block = max((v.chunks for v in kept), key=math.prod, default=grid.block)
+        grid = replace(grid, variables=kept, block=block)
     coordinates = [coordinate_at(options.address, session.snapshot_id, dimension) for dimension in grid.dimensions]
     region = parse_region(grid, options.region, options.region_index)
     exact = _exact(grid, options)

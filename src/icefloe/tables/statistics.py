@@ -12,16 +12,16 @@ import io
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from icefloe.blocking import run_blocking
 from icefloe.errors import ObjectNotFoundError
 from icefloe.ids import encode_base32
+from icefloe.lazy_exports import lazy_module
 from icefloe.manifests.columns import take
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.snapshot import ArrayNode
@@ -30,6 +30,11 @@ from icefloe.storage.contract import Storage
 from icefloe.tables.columns import ColumnCoding, coding_of, has_one_missing_value
 from icefloe.tables.evaluate import ValueRanges
 from icefloe.tables.grids import Variable, open_array
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+else:
+    pq = lazy_module("pyarrow.parquet")
 
 WIDTH = 33
 """Bytes of a fingerprint: which object (16), offset (8), length (8), kind (1)."""
