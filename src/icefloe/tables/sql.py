@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import datetime as dt
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import lru_cache
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -331,20 +333,33 @@ def relation_stream(prepared: PreparedRelation, catalog: Catalog) -> _Stream:
     return _Stream(pa.schema([scan.grid.schema().field(name) for name in columns]), cells)
 
 
+@lru_cache(maxsize=1)
+def _database(process: int) -> duckdb.DuckDBPyConnection:
+    """Return the empty database of this process. Its threads do not survive a fork."""
+    database = duckdb.connect()
+    for setting in (
+        "python_enable_replacements = false",
+        "autoinstall_known_extensions = false",
+        "enable_external_access = false",
+    ):
+        database.execute(f"SET {setting}")
+    atexit.register(_close, database, process)
+    return database
+
+
+def _close(database: duckdb.DuckDBPyConnection, process: int) -> None:
+    if process == os.getpid():
+        database.close()
+
+
 class DuckDBEngine:
     """A DuckDB connection that reads nothing but the relations of queries."""
 
     def __init__(self, time_zone: str) -> None:
         try:
-            self._connection = duckdb.connect()
+            self._connection = _database(os.getpid()).cursor()
         except ModuleNotFoundError as error:
             raise UnsupportedError(f"SQL needs the extra `sql`: pip install 'icefloe[sql]' ({error})") from error
-        for setting in (
-            "python_enable_replacements = false",
-            "autoinstall_known_extensions = false",
-            "enable_external_access = false",
-        ):
-            self._connection.execute(f"SET {setting}")
         try:
             self._connection.execute("SET TimeZone = ?", [time_zone])
         except duckdb.Error as error:
