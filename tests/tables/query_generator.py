@@ -60,7 +60,7 @@ def _dataset(seed: int) -> xr.Dataset:
     shape = (len(_TIMES), len(_LATS), len(_LONS))
     t2m = rng.uniform(250, 310, shape).astype("f4")
     t2m[rng.uniform(size=shape) < 0.05] = np.nan
-    wind = np.round(rng.uniform(0, 30, shape), 1)
+    wind = np.round(rng.uniform(0, 30, shape) * 4) / 4
     wind[rng.uniform(size=shape) < 0.1] = np.nan
     flag = rng.integers(0, 6, shape).astype("f8")
     flag[rng.uniform(size=shape) < 0.1] = np.nan
@@ -73,7 +73,7 @@ def _dataset(seed: int) -> xr.Dataset:
 
 _ENCODING = {
     "t2m": {"chunks": (8, 3, 4)},
-    "wind": {"chunks": (8, 3, 4), "dtype": "i2", "scale_factor": 0.1, "_FillValue": -1},
+    "wind": {"chunks": (8, 3, 4), "dtype": "i2", "scale_factor": 0.25, "_FillValue": -1},
     "flag": {"chunks": (30, 7, 2), "dtype": "i2", "_FillValue": -9},
     "time": {"units": "hours since 2020-01-01", "dtype": "i4"},
 }
@@ -329,7 +329,8 @@ class QueryGenerator:
         extra = self._random.choice(["", f", {columns[-1]} * 2", f", {columns[-1]} is null"])
         chosen = ", ".join(columns) + extra
         if self._random.random() < 0.2:
-            chosen = "*"
+            # Variables of a group are in the order of their names.
+            chosen = f"\x01*\x02{', '.join([*table.dims, *sorted(table.values)])}\x03"
         if self._random.random() < 0.2:
             return f"select distinct {self._key(table)} from {self._table(table)}{self._where(table)}", False
         text = f"select {chosen} from {self._table(table)}{self._where(table)}"

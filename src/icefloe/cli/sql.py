@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich import text as rich_text
 
     from icefloe.cli import console
-    from icefloe.tables import grids, sql_dialect, statistics, views
+    from icefloe.tables import grids, sql_plan, statistics, views
     from icefloe.tables import sql as tables_sql
 else:
     # A wrong query is reported before anything else is imported.
@@ -43,7 +43,7 @@ else:
     rich_text = lazy_module("rich.text")
     console = lazy_module("icefloe.cli.console")
     grids = lazy_module("icefloe.tables.grids")
-    sql_dialect = lazy_module("icefloe.tables.sql_dialect")
+    sql_plan = lazy_module("icefloe.tables.sql_plan")
     statistics = lazy_module("icefloe.tables.statistics")
     tables_sql = lazy_module("icefloe.tables.sql")
     views = lazy_module("icefloe.tables.views")
@@ -138,7 +138,7 @@ def sql(
 
 def _check_syntax(query: str) -> None:
     try:
-        sql_dialect.parse_query(query)
+        sql_plan.parse_query(query)
     except ModuleNotFoundError as error:
         raise UnsupportedError(f"this command needs the extra `sql`: pip install 'icefloe[sql]' ({error})") from error
 

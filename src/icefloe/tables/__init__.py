@@ -16,7 +16,6 @@ Modules
   tasks.
 - `selection`: Select the part of a grid that a condition or a region can match: cells per dimension, and blocks.
 - `sql`: SQL over arrays and metadata with DuckDB, in this process: plan the query, register what it reads, run it.
-- `sql_dialect`: The dialect of SQL queries: parsing, comparing expressions, and the text for each engine.
 - `sql_plan`: The plan of a SQL query: for each table, the snapshot, columns and conditions, and aggregates that
   chunks can answer.
 - `sql_planner`: Plan SQL queries: find tables, columns and conditions, and replace aggregates that chunks can

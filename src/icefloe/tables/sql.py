@@ -18,7 +18,9 @@ import pyarrow as pa
 from icefloe.errors import InvalidInputError, UnsupportedError, printable
 from icefloe.lazy_exports import lazy_module
 from icefloe.repository import Repository
+from icefloe.repository.url import RepositoryUrl
 from icefloe.session.session import Session
+from icefloe.storage.build import storage_from_url
 from icefloe.tables.aggregates import (
     MOST_GROUPS,
     ChunkAggregation,
@@ -46,13 +48,13 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-    from icefloe.tables import sql_dialect, sql_planner
+    from icefloe.tables import sql_plan, sql_planner
     from icefloe.tables.sql_plan import Aggregation, QueryPlan, Relation
 else:
     # The extra `sql`.
     duckdb = lazy_module("duckdb")
     pl = lazy_module("polars")
-    sql_dialect = lazy_module("icefloe.tables.sql_dialect")
+    sql_plan = lazy_module("icefloe.tables.sql_plan")
     sql_planner = lazy_module("icefloe.tables.sql_planner")
 
 _SHOWN_ROWS = 20
@@ -82,7 +84,7 @@ def sql(
     Parameters
     ----------
     repo
-        A repository, or its path or URL.
+        A repository, or its path or URL, also with a ref (`RepositoryUrl`).
     query
         A SELECT statement, in the dialect of Spark. Names can be in double quotes or backticks.
         `FROM t2m VERSION AS OF 'v1'` and `TIMESTAMP AS OF '...'` read another snapshot.
@@ -113,8 +115,13 @@ def sql(
     >>> icefloe.sql(repo, "select y, avg(t2m) as mean from t2m where y < 2 group by y order by y").to_pylist()
     [{'y': 0, 'mean': 7.0}, {'y': 1, 'mean': 7.0}]
     """
-    repository = repo if isinstance(repo, Repository) else Repository.open(os.fspath(repo))
-    session = repository.readonly_session(branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
+    given: dict[str, Any] = {"branch": branch, "tag": tag, "snapshot_id": snapshot_id, "as_of": as_of}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not isinstance(repo, Repository):
+        url = RepositoryUrl.parse(os.fspath(repo))
+        repo, given = Repository.open(storage_from_url(url.location)), url.choose(given)
+    repository: Repository = repo
+    session = repository.readonly_session(**given)
     return run_query(repository, session, query, time_zone=time_zone)
 
 
@@ -372,7 +379,7 @@ class DuckDBEngine:
 
     def evaluate(self, expressions: Sequence[Any], name: str, values: pa.Array) -> list[pa.Array] | None:
         """Evaluate expressions of one column on its values. None if that fails."""
-        columns = ", ".join(f"({sql_dialect.duckdb_text(each)}) AS c{n}" for n, each in enumerate(expressions))
+        columns = ", ".join(f"({sql_plan.duckdb_text(each)}) AS c{n}" for n, each in enumerate(expressions))
         self._connection.register("icefloe_coordinate", pa.table({name: values}))
         try:
             found = self._table(f"SELECT {columns} FROM icefloe_coordinate")
@@ -384,7 +391,7 @@ class DuckDBEngine:
 
     def run(self, prepared: PreparedQuery, limit: int | None = None) -> pa.Table:
         """Run a query and return its rows."""
-        text = sql_dialect.duckdb_text(prepared.plan.query)
+        text = sql_plan.duckdb_text(prepared.plan.query)
         streams = []
         for each in prepared.relations:
             if each.work is not None:

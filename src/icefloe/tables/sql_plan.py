@@ -1,20 +1,164 @@
 """The plan of a SQL query: for each table, the snapshot, columns and conditions, and aggregates that chunks can answer.
 
-A plan contains the query with one relation for each mention of a table. An engine (DuckDB or Spark) gets the relations
-and runs the query. It evaluates all conditions again, so conditions of a relation only reduce what is read. The
-exception are aggregates by chunk: their conditions are exact, and the relation contains the groups.
+The dialect is that of Spark, with one difference: names stand in double quotes or in backticks, and text stands in
+single quotes. A plan contains the query with one relation for each mention of a table. An engine (DuckDB or Spark) gets
+the relations and runs the query. It evaluates all conditions again, so conditions of a relation only reduce what is
+read. The exception are aggregates by chunk: their conditions are exact, and the relation contains the groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import sqlglot
 from sqlglot import exp
+from sqlglot.dialects.spark import Spark
 
-from icefloe.tables.predicates import And, Predicate, Unknown
-from icefloe.tables.sql_dialect import IcefloeDialect
-from icefloe.tables.views import Table
+from icefloe.errors import InvalidInputError, UnsupportedError
+from icefloe.lazy_exports import lazy_module
+
+if TYPE_CHECKING:
+    from icefloe.tables import predicates
+    from icefloe.tables.views import Table
+else:
+    # A query with a wrong syntax is reported before Arrow and Zarr are imported.
+    predicates = lazy_module("icefloe.tables.predicates")
+
+# It warns of statements that it does not know. They are refused anyway.
+logging.getLogger("sqlglot").setLevel(logging.ERROR)
+
+
+class IcefloeDialect(Spark):
+    """Spark SQL with names in double quotes or backticks."""
+
+    class Tokenizer(Spark.Tokenizer):
+        QUOTES = ["'"]  # noqa: RUF012 - as in sqlglot
+        IDENTIFIERS = ["`", '"']  # noqa: RUF012 - as in sqlglot
+
+
+def parse_query(text: str) -> exp.Query:
+    """Parse one SELECT statement."""
+    try:
+        statements = [each for each in sqlglot.parse(text, dialect=IcefloeDialect) if each is not None]
+    except (sqlglot.ParseError, sqlglot.TokenError) as error:
+        raise InvalidInputError(_syntax_error(error)) from error
+    if len(statements) != 1:
+        raise InvalidInputError(f"expected one SELECT statement, got {len(statements)}")
+    [query] = statements
+    if not isinstance(query, exp.Query):
+        raise UnsupportedError(
+            f"a query reads, so it is a SELECT statement. {query.key.upper()} is not supported. Write arrays with "
+            "icefloe.spark.write or with a session"
+        )
+    return query
+
+
+def _syntax_error(error: Exception) -> str:
+    details = getattr(error, "errors", None)
+    if not details:
+        return f"the query cannot be parsed: {str(error).partition(chr(10))[0]}"
+    first = details[0]
+    before, word = first["start_context"][-20:], first["highlight"]
+    return f"the query cannot be parsed at line {first['line']}, near {(before + word).strip()!r}"
+
+
+_FUNCTIONS_OF_COLUMNS = (
+    "Column Identifier Literal Null Boolean Paren Neg Cast DataType DataTypeParam And Or Not Is In "
+    "Between Case If Coalesce Add Sub Mul Div IntDiv Mod Abs Round Floor Ceil Sign EQ NEQ LT LTE GT GTE "
+    "NullSafeEQ Like Greatest Least Nullif Year Month Day DayOfMonth DayOfWeek DayOfYear WeekOfYear "
+    "Quarter Hour Minute Second TimestampTrunc DateTrunc Var Extract Date TsOrDsToDate Upper Lower "
+    "Substring Length Interval"
+)
+_DETERMINISTIC = tuple(getattr(exp, name) for name in _FUNCTIONS_OF_COLUMNS.split())
+"""Expressions whose value depends on their columns and on the settings of the session only."""
+DROPS_FRACTION = "drops_fraction"
+"""The note at a cast of a float to a whole number."""
+
+
+def conjuncts(node: exp.Expr) -> list[exp.Expr]:
+    if isinstance(node, exp.Paren) and isinstance(node.this, exp.And | exp.Paren):
+        return conjuncts(node.this)
+    if isinstance(node, exp.And):
+        return [*conjuncts(node.this), *conjuncts(node.expression)]
+    return [node]
+
+
+def own_nodes(select: exp.Select, *kinds: type[Any]) -> Iterator[Any]:
+    """Yield nodes of a SELECT that are not in FROM, JOIN, WHERE or in a subquery."""
+    for name in ("expressions", "group", "having", "order", "qualify"):
+        roots = select.args.get(name)
+        pending = list(roots) if isinstance(roots, list) else [roots] if roots is not None else []
+        while pending:
+            node = pending.pop()
+            if isinstance(node, exp.Query):
+                continue
+            if isinstance(node, kinds):
+                yield node
+            pending.extend(node.iter_expressions())
+
+
+def canonical(node: exp.Expr) -> str:
+    """Return the text of an expression without qualifiers and case, to compare expressions of one table."""
+    copy = node.copy()
+    for column in list(copy.find_all(exp.Column)):
+        if not isinstance(column.this, exp.Star):
+            plain = exp.column(exp.to_identifier(column.name.lower(), quoted=True))
+            if column is copy:
+                copy = plain
+            else:
+                column.replace(plain)
+    return copy.sql(dialect=IcefloeDialect, comments=False)
+
+
+def is_deterministic(node: exp.Expr) -> bool:
+    return all(isinstance(each, _DETERMINISTIC) for each in node.walk())
+
+
+def duckdb_text(query: exp.Expr) -> str:
+    """Return a query or an expression in the dialect of DuckDB."""
+    return query.copy().transform(_to_duckdb).sql(dialect="duckdb", comments=False)
+
+
+def _to_duckdb(node: exp.Expr) -> exp.Expr:
+    if isinstance(node, exp.DayOfWeek):
+        # Sunday is 1 in Spark and 0 in DuckDB.
+        return exp.paren(exp.Add(this=exp.func("dayofweek", node.this), expression=exp.Literal.number(1)))
+    if isinstance(node, exp.Anonymous) and node.name.lower() == "weekday":
+        # Monday is 0 in Spark. DuckDB has a function where it is 1.
+        return exp.paren(exp.Sub(this=exp.func("isodow", *node.expressions), expression=exp.Literal.number(1)))
+    if isinstance(node, exp.Quantile):
+        return exp.func("quantile_cont", node.this, node.args["quantile"])
+    if isinstance(node, exp.First):
+        return exp.func("any_value", node.this)
+    if isinstance(node, exp.Cast) and node.meta.get(DROPS_FRACTION):
+        # DuckDB rounds. Spark drops the fraction.
+        return exp.Cast(this=exp.func("trunc", node.this), to=node.to)
+    if isinstance(node, exp.Mod):
+        return exp.Mod(this=node.this, expression=_not_zero(node.expression))
+    if isinstance(node, exp.Div) and not node.args.get("safe"):
+        return exp.Div(this=node.this, expression=_not_zero(node.expression), typed=False, safe=True)
+    return node
+
+
+def _not_zero(node: exp.Expr) -> exp.Expr:
+    if isinstance(node, exp.Literal | exp.Nullif):
+        return node
+    return exp.Nullif(this=node, expression=exp.Literal.number(0))
+
+
+def spark_text(query: exp.Expr) -> str:
+    """Return a query or an expression in the dialect of Spark."""
+    return query.copy().transform(_to_spark).sql(dialect="spark", comments=False)
+
+
+def _to_spark(node: exp.Expr) -> exp.Expr:
+    if isinstance(node, exp.Div | exp.Mod) and not isinstance(node.expression, exp.Literal):
+        # Division by zero is null in DuckDB and an error in Spark.
+        return exp.func("try_divide" if isinstance(node, exp.Div) else "try_mod", node.this, node.expression)
+    return node
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +168,7 @@ class Condition:
     text: str
     expression: exp.Expr
     """The condition with plain names of columns."""
-    predicate: Predicate
+    predicate: predicates.Predicate
     """The same for the selection of chunks."""
     dimension: str | None = None
     """The only column of the condition, if it is a dimension. An engine can evaluate it on the coordinate."""
@@ -78,12 +222,12 @@ class Relation:
     fallback: str | None = None
     """Why an aggregate is not computed by chunk."""
 
-    def predicate(self, evaluated: Mapping[str, Predicate] | None = None) -> Predicate | None:
+    def predicate(self, evaluated: Mapping[str, predicates.Predicate] | None = None) -> predicates.Predicate | None:
         """Return the condition on cells. `evaluated` has conditions that an engine evaluated on coordinates."""
         done = evaluated or {}
         parts = [done.get(condition.text, condition.predicate) for condition in self.conditions]
-        known = tuple(part for part in parts if not isinstance(part, Unknown))
-        return And(known) if known else None
+        known = tuple(part for part in parts if not isinstance(part, predicates.Unknown))
+        return predicates.And(known) if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +249,7 @@ def _describe(relation: Relation) -> str:
     lines.append(f"  columns: {', '.join(relation.columns) or 'none'}")
     by_dimension = [condition.text for condition in relation.conditions if condition.dimension is not None]
     others = [each for each in relation.conditions if each.dimension is None]
-    pruning = [each.text for each in others if not isinstance(each.predicate, Unknown)]
+    pruning = [each.text for each in others if not isinstance(each.predicate, predicates.Unknown)]
     if by_dimension:
         lines.append(f"  coordinates: {' AND '.join(by_dimension)}")
     if pruning:

@@ -25,16 +25,21 @@ from icefloe.tables.predicates import (
     find_unknown,
     predicate_of,
 )
-from icefloe.tables.sql_dialect import (
+from icefloe.tables.sql_plan import (
     DROPS_FRACTION,
+    Aggregation,
+    Condition,
     IcefloeDialect,
+    Key,
+    Measure,
+    QueryPlan,
+    Relation,
     canonical,
     conjuncts,
     is_deterministic,
     own_nodes,
     parse_query,
 )
-from icefloe.tables.sql_plan import Aggregation, Condition, Key, Measure, QueryPlan, Relation
 from icefloe.tables.views import Table
 
 
