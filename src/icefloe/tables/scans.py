@@ -134,8 +134,8 @@ def plan_scan(
 
     `where` and the regions of the options are applied exactly. `loose` only excludes what cannot match, for callers
     that filter again. There are at least `tasks` shares, unless they would be very small. Without a zone, the plan is
-    right for every zone: see `Scan.needs_zone`. Only the
-    given columns are read, by default all. Columns of dimensions alone are read without chunks.
+    right for every zone: see `Scan.needs_zone`. Only the given columns are read, by default all. Columns of
+    dimensions alone are read without chunks.
     """
     session = options.pin()
     grid = grid_at(options.address, session.snapshot_id, options.group, options.variables, options.raw)
