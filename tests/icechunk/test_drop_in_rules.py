@@ -292,3 +292,27 @@ def test_the_environment_decides_about_logs_when_the_package_is_imported() -> No
         ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
         for name in ("stderr", "stdout"):
             assert ("Creating Repository" in getattr(ran, name)) == (name == stream), (variables, name)
+
+
+def test_an_expiry_and_a_collection_without_effect_are_in_the_operations_log() -> None:
+    repo = icechunk.Repository.create(icechunk.in_memory_storage())
+    repo.expire_snapshots(dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
+    repo.garbage_collect(dt.datetime.now(dt.UTC) + dt.timedelta(days=1))  # a time in the future means now
+    assert [type(update.kind).__name__ for update in repo.ops_log()] == ["GCRan", "ExpirationRan", "RepoInitialized"]
+
+
+def test_a_session_that_threads_share_can_be_merged_into_itself() -> None:
+    repo = icechunk.Repository.create(icechunk.in_memory_storage())
+    session = repo.writable_session("main")
+    zarr.create_group(session.store)
+    session.merge(session)
+    with pytest.raises(icechunk.InvalidInputError, match="merge takes forks"):
+        session.merge(repo.writable_session("main"))
+    session.commit("a group")
+
+
+def test_the_main_branch_cannot_be_deleted() -> None:
+    for version in (1, 2):
+        repo = icechunk.Repository.create(icechunk.in_memory_storage(), spec_version=version)
+        with pytest.raises(icechunk.IcechunkError, match="main branch cannot be deleted"):
+            repo.delete_branch("main")

@@ -34,7 +34,7 @@ from icefloe.maintenance.inspect import ChunkStorageStats
 from icefloe.model.administration import RepoStatus
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import StorageSettings
-from icefloe.model.snapshot import Node, Snapshot
+from icefloe.model.snapshot import Node, Snapshot, check_zone
 from icefloe.repository import Repository as EngineRepository
 from icefloe.session.session import Session as EngineSession
 from icefloe.session.session import SessionMode
@@ -103,6 +103,12 @@ def _version(given: SpecVersion | str | int | None) -> SpecVersion | str | int:
     elif isinstance(given, str) and given not in {version.value for version in SpecVersion}:
         raise InvalidInputError(f"Couldn't parse a valid version from {given!r}. Give 1, 2 or a SpecVersion")
     return given
+
+
+def _not_after_now(moment: dt.datetime) -> dt.datetime:
+    if not isinstance(moment, dt.datetime):
+        return moment
+    return min(check_zone(moment, "delete_object_older_than"), dt.datetime.now(dt.UTC))
 
 
 class _Invalid:
@@ -352,10 +358,10 @@ class Repository(EngineRepository):
         """Delete objects that nothing names and that are older than a time.
 
         The limits on manifests hold. Snapshots are read one by one, and a deletion that fails raises, so that the other
-        arguments have nothing to limit.
+        arguments have nothing to limit. A time in the future means now.
         """
         return await super().garbage_collect_async(
-            delete_object_older_than,
+            _not_after_now(delete_object_older_than),
             dry_run=dry_run,
             ignore_running_sessions=True,
             max_compressed_manifest_mem_bytes=max_compressed_manifest_mem_bytes,

@@ -13,7 +13,7 @@ from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.snapshot import Diff, Snapshot
 from icefloe.session import session as engine
-from icefloe.session.rebase import ConflictSolver
+from icefloe.session.rebase import ConflictSolver, VersionSelection
 from icefloe.session.session import ChunkType, SessionMode
 
 
@@ -77,6 +77,13 @@ class Session(engine.Session):
     def _finish(self, snapshot: Snapshot) -> str:
         self._has_moved = False
         return super()._finish(snapshot)
+
+    async def merge_async(self, *others: Any, on_chunk_conflict: VersionSelection = VersionSelection.Fail) -> None:
+        """Add the changes of forks to this session. Merging a session into itself changes nothing."""
+        forks = [other for other in others if other is not self]
+        await super().merge_async(*forks, on_chunk_conflict=on_chunk_conflict)
+
+    merge = blocking(merge_async)  # type: ignore[arg-type]
 
     async def amend_async(
         self, message: str, *, metadata: Mapping[str, Any] | None = None, allow_empty: bool = False

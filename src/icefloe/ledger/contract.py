@@ -450,6 +450,9 @@ class Ledger(ABC):
     async def log_collection(self) -> None:
         """Record a collection that found nothing to delete, if there is an operations log."""
 
+    async def log_expiry(self) -> None:
+        """Record an expiry that found nothing to remove, if there is an operations log."""
+
     async def announce_conversion(self) -> None:
         """Rewrite refs, so that unfinished commits fail, in open sessions and in new ones.
 

@@ -251,7 +251,7 @@ class DatasetLedger(Ledger):
     async def delete_branch(self, branch: str) -> None:
         if branch == MAIN:
             raise ForbiddenChangeError(
-                "the branch main cannot be deleted, because every repository needs it", "cannot-delete-main"
+                "the main branch cannot be deleted, because every repository needs it", "cannot-delete-main"
             )
 
         def plan(state: State) -> State:

@@ -248,7 +248,7 @@ class Icechunk1Ledger(Ledger):
         check_name(branch, "branch")
         if branch == MAIN:
             raise ForbiddenChangeError(
-                "the branch main cannot be deleted, because every repository needs it", "cannot-delete-main"
+                "the main branch cannot be deleted, because every repository needs it", "cannot-delete-main"
             )
         await self.fetch_tip(branch)
         await self.storage.delete([_branch_key(branch)])

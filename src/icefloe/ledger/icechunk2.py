@@ -260,6 +260,9 @@ class Icechunk2Ledger(Ledger):
     async def log_collection(self) -> None:
         await self._apply(lambda info, now_us: Edit(info, UpdateRecord(UpdateKind.GC_RAN, 0)))
 
+    async def log_expiry(self) -> None:
+        await self._apply(lambda info, now_us: Edit(info, UpdateRecord(UpdateKind.EXPIRATION_RAN, 0)))
+
     async def record_detached(self, snapshot: Snapshot) -> None:
         await self._apply(
             lambda info, now_us: None if snapshot.id in info.snapshots else edits.add_detached(info, snapshot)

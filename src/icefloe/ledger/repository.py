@@ -443,7 +443,7 @@ class RepositoryLedger(QuotingLedger):
         check_name(branch, "branch")
         if branch == MAIN:
             raise ForbiddenChangeError(
-                "the branch main cannot be deleted, because every repository needs it", "cannot-delete-main"
+                "the main branch cannot be deleted, because every repository needs it", "cannot-delete-main"
             )
         for pause in _CONTENTION.pauses():
             newest = await self._fetch_newest(branch)

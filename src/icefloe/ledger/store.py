@@ -417,7 +417,7 @@ class StoreLedger(QuotingLedger):
     async def delete_branch(self, branch: str) -> None:
         if branch == MAIN:
             raise ForbiddenChangeError(
-                "the branch main cannot be deleted, because every repository needs it", "cannot-delete-main"
+                "the main branch cannot be deleted, because every repository needs it", "cannot-delete-main"
             )
         for pause in _CONTENTION.pauses():
             newest = await self._require_newest(branch)

@@ -253,6 +253,8 @@ async def apply_expiry(context: RepositoryContext, plan: ExpiryPlan) -> ExpiryPl
     """Apply a plan."""
     await context.check_writable()
     if plan.change.is_empty():
+        if context.official_rules:
+            await context.ledger.log_expiry()
         return plan
     refs = await fetch_all_refs(open_uncached(context).ledger)
     await _apply(context, plan)

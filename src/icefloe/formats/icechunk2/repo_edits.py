@@ -188,7 +188,7 @@ def delete_branch(info: RepoInfo, branch: str) -> Edit:
     """Delete a branch. Its snapshots stay until they are collected."""
     if branch == MAIN:
         raise ForbiddenChangeError(
-            "the branch main cannot be deleted, because every repository needs it", "cannot-delete-main"
+            "the main branch cannot be deleted, because every repository needs it", "cannot-delete-main"
         )
     current = branch_tip(info, branch)
     left = {name: tip for name, tip in info.branches.items() if name != branch}
