@@ -1,13 +1,14 @@
 """How much of the suites of others passes on `icefloe.icechunk`?
 
     python -m benchmarks.official_suites /path/to/icechunk-2.3.0 [--suite zarr documentation ...] [--only FILE ...]
-        [--xarray /path/to/xarray] [--virtualizarr /path/to/virtualizarr]
+        [--xarray /path/to/xarray] [--virtualizarr /path/to/virtualizarr] [--site /path/to/installed/icechunk]
 
 The paths are unpacked source distributions (`pip download --no-binary :all: --no-deps icechunk xarray virtualizarr`).
 Their tests are not part of this project. Every suite runs twice, in processes of its own: with the installed official
 package, and with the drop-in installed as `icechunk`. Tests that the official package does not pass here, because they
-need a network or a server, do not count. Many of them pass with an S3 server at localhost:4200 that has a bucket
-`testbucket`.
+need a network or a server, do not count. Many of them pass with an S3 server at localhost:4200 (1.1: 9000) that has a
+bucket `testbucket`. For the suite of another release, `--site` is a folder with that release (`pip install --target`).
+The suite of a release 1.x runs with `install(version=1)`.
 
 * `official`: the tests of the official package.
 * `zarr`: Zarr's contract for stores and its state machines, as the official package runs them.
@@ -124,7 +125,9 @@ def suites(source: Path, xarray: Path | None, virtualizarr: Path | None) -> dict
     return found
 
 
-def run_suite(suite: Suite, source: Path, only: list[str], folder: Path, *, ours: bool) -> Outcomes:
+def run_suite(
+    suite: Suite, source: Path, only: list[str], folder: Path, *, ours: bool, site: Path | None = None
+) -> Outcomes:
     """Run a suite in a process of its own."""
     config = CONFIG.format(mode=suite.mode, scope=suite.scope, warnings=suite.warnings)
     (folder / "pytest.ini").write_text(config)
@@ -136,8 +139,11 @@ def run_suite(suite: Suite, source: Path, only: list[str], folder: Path, *, ours
     command = [sys.executable, "-m", "pytest", "-c", str(folder / "pytest.ini"), "--rootdir", ".", "-q", "-n", "0"]
     command += ["-p", "no:cacheprovider", "--timeout", "120", f"--junitxml={report}"]
     command += (["-p", "drop_in_plugin"] if ours else []) + (only or suite.arguments)
-    path = os.pathsep.join(map(str, [*suite.paths, folder, suite.folder, Path(__file__).parents[1], *sys.path]))
+    sites = [site] if site is not None and not ours else []
+    path = os.pathsep.join(map(str, [*sites, *suite.paths, folder, suite.folder, Path(__file__).parents[1], *sys.path]))
+    version = "1" if source.name.startswith("icechunk-1.") else "2"
     environment = {**os.environ, **suite.environment, "PYTHONPATH": path, "OFFICIAL_SOURCE": str(source)}
+    environment["ICEFLOE_ICECHUNK_VERSION"] = version
     subprocess.run(command, cwd=suite.folder, env=environment, stdout=subprocess.DEVNULL, check=False)
     found = {}
     for case in ElementTree.parse(report).getroot().iter("testcase"):
@@ -156,14 +162,16 @@ def run_documentation(source: Path, only: list[str], *, ours: bool) -> Outcomes:
     }
 
 
-def run(name: str, found: dict[str, Suite], source: Path, only: list[str]) -> Callable[..., Outcomes]:
+def run(
+    name: str, found: dict[str, Suite], source: Path, only: list[str], site: Path | None = None
+) -> Callable[..., Outcomes]:
     """Return a function that runs a suite with the official package or with ours."""
 
     def run_one(*, ours: bool) -> Outcomes:
         if name == "documentation":
             return run_documentation(source, only, ours=ours)
         with tempfile.TemporaryDirectory() as folder:
-            return run_suite(found[name], source, only, Path(folder), ours=ours)
+            return run_suite(found[name], source, only, Path(folder), ours=ours, site=site)
 
     return run_one
 
@@ -173,6 +181,24 @@ def _file(test: str) -> str:
     return ".".join(part for part in test.partition(":")[0].split(".") if not part.startswith("Test"))
 
 
+def match_names(theirs: Outcomes, ours: Outcomes) -> Outcomes:
+    """The outcomes of ours under the names of theirs.
+
+    The names of some cases contain the representation of an enum or a class, which is another one. Such cases of a test
+    are matched by their order.
+    """
+    matched = {test: outcome for test, outcome in ours.items() if test in theirs}
+    functions: dict[str, list[str]] = {}
+    for test in ours:
+        if test not in theirs:
+            functions.setdefault(test.partition("[")[0], []).append(ours[test])
+    for test in theirs:
+        left = functions.get(test.partition("[")[0])
+        if test not in matched and left:
+            matched[test] = left.pop(0)
+    return matched
+
+
 def main() -> int:
     """Run the suites both ways. Print what only the official package passes, and a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
@@ -180,6 +206,7 @@ def main() -> int:
     parser.add_argument("--suite", nargs="*", default=[])
     parser.add_argument("--xarray", type=Path)
     parser.add_argument("--virtualizarr", type=Path)
+    parser.add_argument("--site", type=Path, help="folder with the official release to compare with")
     parser.add_argument("--only", nargs="*", default=[], help="files of a suite, or names of pages")
     given = parser.parse_args()
     source = given.source.resolve()
@@ -189,8 +216,9 @@ def main() -> int:
         parser.error(f"unknown suites, or suites without their sources: {', '.join(sorted(unknown))}")
     rows = []
     for name in names:
-        one = run(name, found, source, given.only)
-        theirs, ours = one(ours=False), one(ours=True)
+        one = run(name, found, source, given.only, given.site and given.site.resolve())
+        theirs = one(ours=False)
+        ours = match_names(theirs, one(ours=True))
         counted = [test for test, outcome in theirs.items() if outcome == "passed"]
         missed = [test for test in counted if ours.get(test) != "passed"]
         for test in missed:
