@@ -407,11 +407,44 @@ def find_byte_difference(reference: SourceVariable, members: Sequence[Member], n
         if id(variable) in checked:
             continue
         checked.add(id(variable))
-        found = _differences(reference, variable, variable.dims, virtual=True, keep_times=True, unpack=False)
-        for severity, facet, expected, there, _ in found:
-            if severity == "error":
-                return f"{facet} is {expected} here and {there} in {member.file.url}"
+        difference = encoding_difference(reference, variable)
+        if difference is not None:
+            return f"{difference} in {member.file.url}"
     return None
+
+
+def encoding_difference(reference: SourceVariable, variable: SourceVariable) -> str | None:
+    """Why the chunks of a variable do not mean the same in an array of another one. None if they do."""
+    if variable.not_virtual is not None:
+        return variable.not_virtual
+    found = _differences(reference, variable, variable.dims, virtual=True, keep_times=True, unpack=False)
+    for severity, facet, expected, there, _ in found:
+        if severity == "error":
+            return f"{facet} is {expected} here and {there}"
+    return None
+
+
+def split_by_encoding(members: Sequence[Member], name: str) -> tuple[list[Member], list[tuple[Member, str]]]:
+    """The members with the most common encoding of a variable, and the others with what differs."""
+    kinds: list[tuple[SourceVariable, list[Member]]] = []
+    known: dict[int, int] = {}
+    for member in members:
+        variable = member.variables[name]
+        if id(variable) not in known:
+            same = (i for i, (model, _) in enumerate(kinds) if encoding_difference(model, variable) is None)
+            known[id(variable)] = next(same, len(kinds))
+            if known[id(variable)] == len(kinds):
+                kinds.append((variable, []))
+        kinds[known[id(variable)]][1].append(member)
+    can_be_referenced = [kind for kind in kinds if kind[0].not_virtual is None]
+    model, common = max(can_be_referenced or kinds, key=lambda kind: len(kind[1]))
+    chosen = {id(member) for member in common}
+    others = [
+        (member, encoding_difference(model, member.variables[name]) or "")
+        for member in members
+        if id(member) not in chosen
+    ]
+    return common, others
 
 
 def missing_variables(

@@ -136,7 +136,9 @@ def plan_dataset(
         issues += found
         if array is not None:
             arrays.append(array)
-    virtual = {array.path.rpartition("/")[2] for array in arrays if array.kind == "virtual"}
+    # Files with another encoding than that of a referenced array are written by value.
+    partly = {issue.variable for issue in issues if (issue.facet, issue.severity) == ("references", "handled")}
+    virtual = {array.path.rpartition("/")[2] for array in arrays if array.kind == "virtual"} - partly
     issues += _issues(members, contributions, joined, virtual, options)
     grown, found = _lacking(group, members, contributions, dims, options, existing)
     issues += [*found, *_lacked(group, members, contributions, arrays, dims, options)]

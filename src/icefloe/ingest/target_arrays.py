@@ -25,7 +25,13 @@ from icefloe.ingest.cf import (
     packing_of,
 )
 from icefloe.ingest.chunk_grids import is_contiguous_chunking
-from icefloe.ingest.members import Member, decoding_codecs, find_byte_difference, promoted_dtype
+from icefloe.ingest.members import (
+    Member,
+    decoding_codecs,
+    find_byte_difference,
+    promoted_dtype,
+    split_by_encoding,
+)
 from icefloe.ingest.placement import Existing, ExistingArray, JoinedDimension, same_coordinates
 from icefloe.ingest.source_model import IDENTITY_ATTRIBUTES, SchemaIssue, SourceVariable, named_by
 from icefloe.ingest.sources import IngestOptions
@@ -433,6 +439,10 @@ def _choose_kind(
         reason = find_byte_difference(variable, members, name)
     if reason is None:
         return "virtual", template, []
+    if options.mode == "mixed":
+        found = _partly_by_value(name, members, dims, joined, options)
+        if found is not None:
+            return "virtual", *found
     if is_coordinate or _is_auxiliary(members, name):
         note = _issue(members[0], name, "references", "possible", reason, "the coordinate is stored by value")
         return "native", variable, [replace(note, severity="note")]
@@ -440,6 +450,63 @@ def _choose_kind(
         note = _issue(members[0], name, "references", "possible", reason, "the array is written by value")
         return "native", variable, [replace(note, severity="handled")]
     return "virtual", template, [_issue(members[0], name, "references", "possible", reason, "use mode='mixed'")]
+
+
+def _partly_by_value(
+    name: str,
+    members: Sequence[Member],
+    dims: TargetDimensions,
+    joined: tuple[str, ...],
+    options: IngestOptions,
+    stored: SourceVariable | None = None,
+) -> tuple[SourceVariable, list[SchemaIssue]] | None:
+    """The variable of an array that references most files, and has the values of files with other encodings.
+
+    None if no file can be referenced, if a file would begin within a chunk, or if values of the other files do not fit.
+    `stored` is an array of the repository, whose encoding is given.
+    """
+    if stored is None:
+        common, others = split_by_encoding(members, name)
+        model = common[0].variables[name]
+    else:
+        found = [(member, _array_difference(stored, member.variables[name])) for member in members]
+        common = [member for member, difference in found if difference is None]
+        others = [(member, difference) for member, difference in found if difference is not None]
+        model = common[0].variables[name] if common else stored
+    if model.not_virtual is not None or not common or not others:
+        return None
+    template, reason = fit_chunks(model, name, common, dims, joined, stored)
+    if reason is not None:
+        return None
+    own = stored or template
+    issues: list[SchemaIssue] = []
+    checked: dict[int, bool] = {}
+    for member, difference in others:
+        variable = member.variables[name]
+        if id(variable) not in checked:
+            checked[id(variable)] = not _existing_values_fit(own, member, name, options, is_virtual=False)
+        if not checked[id(variable)] or variable.dims != model.dims:
+            return None
+        note = _issue(member, name, "references", "the encoding of the array", difference, "it is written by value")
+        issues.append(replace(note, severity="handled"))
+    return template, issues
+
+
+def _array_difference(stored: SourceVariable, variable: SourceVariable) -> str | None:
+    """Why chunks of a file cannot be chunks of an array of the repository. None if they can."""
+    if variable.not_virtual is not None:
+        return variable.not_virtual
+    can_be_cut = variable.layout in ("contiguous", "records")
+    for facet, ours, theirs in (
+        ("data type", stored.dtype, variable.dtype),
+        ("chunks", None if can_be_cut else stored.chunks, None if can_be_cut else variable.chunks),
+        ("codecs", decoding_codecs(stored.codecs), decoding_codecs(variable.codecs)),
+        ("packing", packing_of(stored.attributes, stored.dtype), packing_of(variable.attributes, variable.dtype)),
+        ("units", _units(stored), _units(variable)),
+    ):
+        if ours != theirs and repr(ours) != repr(theirs):
+            return f"the array's {facet} is {ours}, the file's {theirs}"
+    return None
 
 
 def _is_auxiliary(members: Sequence[Member], name: str) -> bool:
@@ -589,6 +656,10 @@ def _existing_kind(
             reason = reason or f"the array's {facet} is {ours}, the file's {theirs}"
     if reason is None:
         return True, template, []
+    if options.mode == "mixed":
+        found = _partly_by_value(name, members, dims, joined, options, own)
+        if found is not None:
+            return True, *found
     if options.mode == "mixed" or (variable.not_virtual is not None and _is_auxiliary(members, name)):
         return False, variable, []
     return True, template, [_issue(members[0], name, "references", "possible", reason, "use mode='mixed' or 'native'")]

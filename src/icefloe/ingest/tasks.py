@@ -28,6 +28,7 @@ from icefloe.ingest.chunk_grids import (
     region_shape,
     shift_table,
 )
+from icefloe.ingest.members import encoding_difference
 from icefloe.ingest.parsers.registry import OpenSource, open_source
 from icefloe.ingest.source_model import SourceFile, SourceSchema, SourceVariable, digest_values
 from icefloe.model.chunk_table import ChunkTable
@@ -664,6 +665,12 @@ def _write_references(task: IngestTask, array: ArrayPlan, sink: BlockSink, files
         if variable is None:
             continue
         source = files.get(placed.file, placed.format)
+        if encoding_difference(array.template, variable) is not None:
+            for piece in _chunk_rows(placed, variable, array):
+                values = _read(piece, array, files)
+                sink.write_block(array.path, piece.target, values)
+                blocks, size = blocks + 1, size + values.nbytes
+            continue
         # The plan may have shorter chunks of contiguous values than the schema.
         fitted = replace(variable, chunks=array.chunks)
         found = source.references(fitted.in_file())
@@ -684,6 +691,22 @@ def _write_references(task: IngestTask, array: ArrayPlan, sink: BlockSink, files
     if len(table):
         sink.write_table(array.path, table)
     return blocks, len(table), size
+
+
+def _chunk_rows(placed: PlacedFile, variable: SourceVariable, array: ArrayPlan) -> Iterator[_Piece]:
+    """Yield the cells of a file in rows of whole chunks of the array, about `COMPARED_BLOCK_BYTES` each."""
+    if 0 in variable.shape:
+        return
+    origin = [placed.origin.get(d, 0) if d in array.joined else 0 for d in array.dims]
+    whole = tuple(slice(0, n) for n in variable.shape)
+    if not whole:
+        yield _Piece(placed, variable, (), ())
+        return
+    row_bytes = max(1, variable.nbytes // variable.shape[0])
+    step = max(1, COMPARED_BLOCK_BYTES // (row_bytes * array.chunks[0])) * array.chunks[0]
+    for first in range(0, variable.shape[0], step):
+        region = (slice(first, min(first + step, variable.shape[0])), *whole[1:])
+        yield _Piece(placed, variable, region, _shift(region, origin))
 
 
 def _same_fill(variable: SourceVariable, array: ArrayPlan) -> bool:
