@@ -356,7 +356,10 @@ class LocatedChunks:
     async def fetch(self, first: int, end: int) -> list[Buffer | None]:
         """The bytes of the chunks at positions [first, end); None where there are none."""
         result: list[Buffer | None] = [self._waiting.get(position) for position in range(first, end)]
-        await asyncio.gather(*(self._fetch_piece(piece, first, end, result) for piece in self._pieces))
+        if len(self._pieces) == 1:
+            await self._fetch_piece(self._pieces[0], first, end, result)
+        else:
+            await asyncio.gather(*(self._fetch_piece(piece, first, end, result) for piece in self._pieces))
         return result
 
     async def fetch_ranges(
@@ -375,10 +378,8 @@ class LocatedChunks:
                 return
             if len(here) == 1:  # columns would take longer than the request
                 at = int(here[0])
-                row, first = int(piece.rows[found[at]]), int(starts[at])
-                ref = piece.table.row(row)
-                where = f"chunk {tuple(piece.table.coords[row].tolist())} of {self.array_path}"
-                result[at] = await self._reader.fetch(ref, first, first + int(sizes[at]), where=where)
+                first = int(starts[at])
+                result[at] = await self._fetch_row(piece, int(found[at]), first, first + int(sizes[at]))
                 return
             rows = take_raw(piece.table, piece.rows[found[here]])
             ranges = replace(
@@ -397,12 +398,21 @@ class LocatedChunks:
         return result
 
     async def _fetch_piece(self, piece: Found, first: int, end: int, result: list[Buffer | None]) -> None:
-        low, high = np.searchsorted(piece.positions, [first, end])
+        low, high = np.searchsorted(piece.positions, [first, end]).tolist()
         if low == high:
+            return
+        if high - low == 1:
+            result[int(piece.positions[low]) - first] = await self._fetch_row(piece, low)
             return
         bodies = await self._reader.fetch_many(piece.table, piece.rows[low:high], array_path=self.array_path)
         for position, body in zip((piece.positions[low:high] - first).tolist(), bodies, strict=True):
             result[position] = body
+
+    async def _fetch_row(self, piece: Found, index: int, start: int = 0, end: int | None = None) -> bytes:
+        """A range of one chunk. For one chunk, columns would take longer than the request."""
+        row = int(piece.rows[index])
+        where = f"chunk {tuple(piece.table.coords[row].tolist())} of {self.array_path}"
+        return await self._reader.fetch(piece.table.row(row), start, end, where=where)
 
     def undecodable(self, position: int, error: Exception) -> IcefloeError:
         """The error for the chunk at a position whose bytes the codecs refused; it names the array, chunk and file."""
