@@ -119,7 +119,7 @@ def test_help_fits_80_columns_and_uses_plain_words(name: str | None) -> None:
 def test_an_option_reads_the_same_in_every_command() -> None:
     """Options of one name are declared once, so that their help and their short forms agree."""
     own = {"--branch", "--tag", "--snapshot", "--to", "--region", "--older-than", "--drop", "--unpack", "--group"}
-    own |= {"--delete", "--chunks", "--message"}
+    own |= {"--delete", "--chunks", "--message", "--engine", "--limit"}
     texts: dict[str, set[tuple[str, ...]]] = {}
     for command in get_command(build_app()).commands.values():  # type: ignore[attr-defined]
         for parameter in command.params:

@@ -20,7 +20,7 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 LONGEST_FILE_LINES = 900
 # Used where a user has them, by code that says so; never needed.
 # py4j comes with pyspark, which pins the version it talks to.
-OPTIONAL_IMPORTS = {"IPython", "obspec_utils", "opentelemetry", "py4j", "virtualizarr"}
+OPTIONAL_IMPORTS = {"IPython", "obspec_utils", "opentelemetry", "polars", "py4j", "virtualizarr"}
 
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 LOCKED = {version: (ROOT / "requirements" / f"lock-{version}.txt").read_text().splitlines() for version in PYTHONS}

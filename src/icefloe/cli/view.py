@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json as json_module
 import sys
 from typing import Annotated
 
 import typer
 
-from icefloe.cli.options import Authorize, Repo, StorageOptions, open_repository
+from icefloe.cli.options import Authorize, Json, Repo, StorageOptions, open_repository
 from icefloe.errors import UnsupportedError
 
 
@@ -35,6 +36,7 @@ def view(
     ] = None,
     authorize: Authorize = None,
     options: StorageOptions = None,
+    json: Json = False,
 ) -> None:
     """Show a repository in the browser."""
     try:
@@ -44,7 +46,7 @@ def view(
             f"the viewer needs more packages. Install them with: pip install 'icefloe[view]' ({error})"
         ) from error
     server = ViewServer(open_repository(repo, options, authorize), host, port, origins=cors or (), frames=("'none'",))
-    sys.stdout.write(f"{server.url}\n")
+    sys.stdout.write(json_module.dumps({"url": server.url}) + "\n" if json else f"{server.url}\n")
     sys.stdout.flush()
     try:
         if not no_browser:
