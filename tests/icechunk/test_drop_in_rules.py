@@ -316,3 +316,16 @@ def test_the_main_branch_cannot_be_deleted() -> None:
         repo = icechunk.Repository.create(icechunk.in_memory_storage(), spec_version=version)
         with pytest.raises(icechunk.IcechunkError, match="main branch cannot be deleted"):
             repo.delete_branch("main")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_history_of_a_missing_ref_is_an_error_at_once(version: int) -> None:
+    repo = icechunk.Repository.create(icechunk.in_memory_storage(), spec_version=version)
+    for iterate in (repo.ancestry, repo.async_ancestry):
+        for missing in ({"branch": "missing"}, {"tag": "missing"}):
+            with pytest.raises(icechunk.RefNotFoundError):
+                iterate(**missing)
+        for wrong in ({}, {"branch": "main", "tag": "v1"}):
+            with pytest.raises(ValueError, match="one of branch, tag, or snapshot_id"):
+                iterate(**wrong)
+        iterate(snapshot_id="1CECHNKREP0F1RSTCMT1")  # a snapshot is read when it is needed

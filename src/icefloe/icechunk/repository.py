@@ -269,8 +269,14 @@ class Repository(EngineRepository):
     def async_ancestry(
         self, *, branch: str | None = None, tag: str | None = None, snapshot_id: str | None = None
     ) -> AsyncCloseableIterator[SnapshotInfo]:
-        """Iterate over a snapshot and its ancestors, newest first."""
-        return AsyncCloseableIterator(super().async_ancestry(branch=branch, tag=tag, snapshot_id=snapshot_id))
+        """Iterate over a snapshot and its ancestors, newest first. A ref that does not exist is an error at once."""
+        if sum(each is not None for each in (branch, tag, snapshot_id)) != 1:
+            raise InvalidInputError("Must provide one of branch, tag, or snapshot_id", "invalid-ref-name")
+        if branch is not None:
+            snapshot_id = self.lookup_branch(branch)
+        elif tag is not None:
+            snapshot_id = self.lookup_tag(tag)
+        return AsyncCloseableIterator(super().async_ancestry(snapshot_id=snapshot_id))
 
     def ancestry(
         self, *, branch: str | None = None, tag: str | None = None, snapshot_id: str | None = None
@@ -398,9 +404,11 @@ class Repository(EngineRepository):
         to_snapshot_id: str | None = None,
     ) -> Diff:
         """Return what changed from a snapshot to one of its descendants."""
-        start = await anext(aiter(self.async_ancestry(branch=from_branch, tag=from_tag, snapshot_id=from_snapshot_id)))
+        start = await anext(
+            aiter(super().async_ancestry(branch=from_branch, tag=from_tag, snapshot_id=from_snapshot_id))
+        )
         newer = False
-        async for info in self.async_ancestry(branch=to_branch, tag=to_tag, snapshot_id=to_snapshot_id):
+        async for info in super().async_ancestry(branch=to_branch, tag=to_tag, snapshot_id=to_snapshot_id):
             if info.id == start.id and newer:
                 break
             newer = True
