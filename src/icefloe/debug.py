@@ -25,7 +25,6 @@ _PACKAGES = (
     "pyarrow",
     "obstore",
     "zstandard",
-    "msgpack",
     "msgspec",
     "xarray",
     "dask",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime as dt
 import pickle
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from flatbuffers import flexbuffers
@@ -14,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.icechunk.flat_values import JSON, LOGS, MANIFESTS, OBJECT_IDS, repositories, snapshots
 
-from icefloe.errors import FormatError, InvalidInputError
+from icefloe.errors import FormatError, InvalidInputError, InvalidTypeError
 from icefloe.formats.contract import Format
-from icefloe.formats.flatbuf.flexbuffers import decode_flexible, encode_flexible
+from icefloe.formats.flatbuf.flexbuffers import decode_flexible, decode_value, encode_flexible, encode_value
 from icefloe.formats.flatbuf.manifest import decode_manifest_body, encode_manifest_body
 from icefloe.formats.flatbuf.reader import Body
 from icefloe.formats.icechunk1 import FORMAT as FORMAT_1
@@ -64,6 +66,27 @@ def test_a_repo_file_comes_back_as_it_was_written(info: RepoInfo) -> None:
 @given(JSON)
 def test_flexible_values_come_back(value: Any) -> None:
     assert decode_flexible(encode_flexible(value)) == value
+
+
+@given(JSON)
+def test_metadata_of_the_first_official_generation_is_plain_messagepack(value: Any) -> None:
+    assert encode_value(value, 1) == msgpack.packb(value)
+    assert decode_value(encode_value(value, 1), 1) == value
+
+
+NOT_JSON = {
+    "time": dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
+    "set": {1, 2},
+    "bytes": b"bytes",
+    "nested": [{"a": object()}],
+}
+
+
+@pytest.mark.parametrize("value", NOT_JSON.values(), ids=NOT_JSON)
+@pytest.mark.parametrize("spec", [1, 2])
+def test_metadata_that_is_not_json_is_refused_in_both_encodings(value: Any, spec: int) -> None:
+    with pytest.raises(InvalidTypeError, match="can only contain JSON values"):
+        encode_value(value, spec)
 
 
 ASCII = st.text(st.characters(codec="ascii", exclude_characters="\0"), max_size=6)

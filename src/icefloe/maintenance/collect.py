@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgpack
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import zstandard
@@ -283,7 +283,7 @@ def encode_mark(mark: SavedMark) -> bytes:
         "live": {kind: _pack(listed) for kind, listed in mark.live.items()},
         "pending": {kind: _pack(listed) for kind, listed in mark.pending.items()},
     }
-    body = zstandard.ZstdCompressor(level=1).compress(msgpack.packb(document))
+    body = zstandard.ZstdCompressor(level=1).compress(msgspec.msgpack.encode(document))
     return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() + body
 
 
@@ -295,11 +295,11 @@ def find_mark_in(data: bytes, spec_version: str, width: int) -> SavedMark | None
     try:
         packed = decompress(body, _LIMITS)
         check_messagepack(packed, len(body), "saved mark")
-        document = msgpack.unpackb(packed, strict_map_key=False)
+        document = msgspec.msgpack.decode(packed)
         if document["version"] != _VERSION or document["spec_version"] != spec_version:
             return None
         return _parse(document, width)
-    except (ValueError, KeyError, TypeError, IndexError, FormatError, msgpack.UnpackException):
+    except (ValueError, KeyError, TypeError, IndexError, FormatError, RecursionError):
         return None
 
 

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-import msgpack
+import msgspec
 import numpy as np
 
 from icefloe.errors import FormatError, InvalidInputError, InvalidTypeError
@@ -329,11 +329,25 @@ def encode_value(value: Any, spec: int) -> bytes:
     if spec >= 2:
         return encode_flexible(value)
     try:
-        return bytes(msgpack.packb(value))
-    except (TypeError, ValueError, OverflowError) as error:
+        _check_plain(value)
+        return msgspec.msgpack.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidTypeError(
             f"metadata can only contain JSON values; this object cannot be cast to one ({error})"
         ) from error
+
+
+def _check_plain(value: Any) -> None:
+    """Raise TypeError for a value that is not JSON. The encoder also takes times, sets and dataclasses."""
+    if isinstance(value, Mapping):
+        for key, member in value.items():
+            _check_plain(key)
+            _check_plain(member)
+    elif isinstance(value, list | tuple):
+        for member in value:
+            _check_plain(member)
+    elif value is not None and not isinstance(value, bool | int | float | str):
+        raise TypeError(f"found {type(value).__name__}")
 
 
 def decode_value(data: bytes, spec: int, budget: ValueBudget | None = None) -> Any:
@@ -342,7 +356,7 @@ def decode_value(data: bytes, spec: int, budget: ValueBudget | None = None) -> A
         return decode_flexible(data, budget)
     check_messagepack(data, 0, "metadata")
     try:
-        return msgpack.unpackb(data, strict_map_key=False)
+        return msgspec.msgpack.decode(data)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"a metadata value is not MessagePack: {error}") from error
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal
 
-import msgpack
 import msgspec
 
 from icefloe.errors import FormatError, InvalidInputError
@@ -190,13 +189,13 @@ def read_manifest(data: bytes) -> dict[NodeId, ChunkTable]:
 
 def _unpack(data: bytes) -> Json:
     try:
-        return msgpack.unpackb(data, strict_map_key=False, use_list=False)
-    except (msgpack.UnpackException, ValueError, TypeError, RecursionError) as error:
+        return msgspec.msgpack.decode(data)
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"not a MessagePack file of the early format: {error!r}") from error
 
 
 def _record(values: Json, names: tuple[str, ...]) -> dict[str, Json]:
-    if not isinstance(values, tuple) or len(values) != len(names):
+    if not isinstance(values, list) or len(values) != len(names):
         raise FormatError(f"a structure of the early format does not have the {len(names)} members {', '.join(names)}")
     return dict(zip(names, values, strict=True))
 
@@ -206,25 +205,14 @@ def _node(values: Json) -> dict[str, Json]:
     attributes = node["user_attributes"]
     if isinstance(attributes, dict) and "Ref" in attributes:
         node["user_attributes"] = {"Ref": _record(attributes["Ref"], _ATTRIBUTES_REF)}
-    else:
-        node["user_attributes"] = _listed(attributes)
     if isinstance(node["node_data"], Mapping):
         metadata, references = node["node_data"]["Array"]
-        array = _listed(_record(metadata, _ARRAY))
+        array = _record(metadata, _ARRAY)
         for member in ("codecs", "storage_transformers"):
             if array[member] is not None:
-                array[member] = [_record(tuple(entry), _NAMED) for entry in array[member]]
-        node["node_data"] = {"Array": [array, [_record(_listed(entry, 1), _MANIFEST_REF) for entry in references]]}
+                array[member] = [_record(entry, _NAMED) for entry in array[member]]
+        node["node_data"] = {"Array": [array, [_record(entry, _MANIFEST_REF) for entry in references]]}
     return node
-
-
-def _listed(value: Json, depth: int = 0) -> Json:
-    """The value with lists in place of tuples below the given depth, as in JSON."""
-    if isinstance(value, dict):
-        return {key: _listed(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(map(_listed, value)) if depth else [_listed(item) for item in value]
-    return value
 
 
 def _payload(payload: Json) -> ChunkRef:
