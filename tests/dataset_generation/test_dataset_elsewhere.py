@@ -14,6 +14,7 @@ import icefloe
 from icefloe.errors import InvalidInputError
 from icefloe.storage.memory import MemoryStorage
 from icefloe.storage.wrappers import SplitStorage
+from icefloe.testing.storages import CountingStorage
 
 
 def test_a_dataset_is_found_where_its_caller_says_that_it_is(tmp_path: Path) -> None:
@@ -33,6 +34,17 @@ def test_a_dataset_is_found_where_its_caller_says_that_it_is(tmp_path: Path) -> 
     session.commit("on top")
     again = icefloe.Repository.open(SplitStorage(state, data)).readonly_session("main")
     assert zarr.open_array(again.store, mode="r")[0] == 7
+
+
+def test_a_wrapped_split_storage_is_a_split_storage(tmp_path: Path) -> None:
+    state = icefloe.local_filesystem_storage(tmp_path / "catalog")
+    data = icefloe.local_filesystem_storage(tmp_path / "data")
+    storage = CountingStorage(SplitStorage(state, data))
+    assert storage.state_storage.url == state.url
+    assert storage.data_storage.url == data.url
+    created = icefloe.Repository.create(storage, spec_version="dataset")
+    assert icefloe.Repository.open(storage).lookup_branch("main") == created.lookup_branch("main")
+    assert [path.name for path in (tmp_path / "catalog").iterdir()] == ["state.json"]
 
 
 def test_a_root_below_the_state_file_is_found_by_itself(tmp_path: Path) -> None:
