@@ -9,6 +9,7 @@ All commands follow these rules:
 * The repository is the first argument, as a path or URL (`options.Repo`). `--option` passes options to its storage.
 * Arguments and options that several commands share are declared in `options`.
 * `--json` prints one JSON document to standard output and nothing else. `docs/cli.md` describes the documents.
+* The docstring is the help. Its section `Examples` has one or two command lines of at most 78 characters.
 * Errors are raised, not printed. `app.main` writes them to standard error and exits with 1. Usage errors exit
   with 2: raise `typer.BadParameter`.
 * Results are written to standard output, progress and messages to standard error (`console.stderr`, `console.Bars`).

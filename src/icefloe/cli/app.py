@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, get_type_hints
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from icefloe.debug import debug_info, initialize_logs
 from icefloe.errors import IcefloeError, InvalidInputError
@@ -124,6 +124,18 @@ class _Commands(TyperGroup):
                 )
 
 
+_EXAMPLES = "\n\nExamples\n--------\n"
+
+
+class _Command(TyperCommand):
+    """A command whose help ends with examples, one a line. They are not wrapped."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Examples"):
+            for line in (self.epilog or "").splitlines():
+                formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+
 def build_app(load: Collection[str] = tuple(COMMANDS)) -> typer.Typer:
     """The Typer app with some commands loaded. If none is, all have only their line of help."""
     app = typer.Typer(
@@ -141,7 +153,9 @@ def build_app(load: Collection[str] = tuple(COMMANDS)) -> typer.Typer:
     loaded = [name for name in COMMANDS if name in load]
     for name in loaded:
         module = importlib.import_module(f"icefloe.cli.{COMMANDS[name].module}")
-        app.command(name)(expand_groups(getattr(module, name.replace("-", "_"))))
+        command = expand_groups(getattr(module, name.replace("-", "_")))
+        description, _, examples = inspect.cleandoc(command.__doc__ or "").partition(_EXAMPLES)
+        app.command(name, cls=_Command, help=description, epilog=examples)(command)
     for name, command in COMMANDS.items() if not loaded else ():
         app.command(name, help=command.summary)(_not_loaded)
     return app

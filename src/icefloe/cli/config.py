@@ -44,7 +44,13 @@ def create(
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Create a repository."""
+    """Create a repository.
+
+    Examples
+    --------
+    icefloe create weather
+    icefloe create s3://bucket/weather --config settings.yaml
+    """
     storage = storage_at(repo, options)
     given = None if config is None else config_from_yaml(config.read_text())
     existed = exist_ok and Repository.exists(storage)
@@ -92,6 +98,11 @@ def config(
 
     Without KEY, all settings that are set are printed as YAML, in the form that --file reads. The other settings have
     their defaults. With KEY, the value or the default of one setting is printed.
+
+    Examples
+    --------
+    icefloe config weather --all
+    icefloe config weather compression.level 5
     """
     repository = open_repository(repo, options)
     if sum((value is not None, bool(unset), file is not None)) > 1:

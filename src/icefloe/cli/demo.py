@@ -51,6 +51,11 @@ def demo(
 
     The demonstration writes a month of weather as NetCDF files, ingests them, appends a day, creates a branch, runs
     queries and draws a picture.
+
+    Examples
+    --------
+    icefloe demo
+    icefloe demo /tmp/demo --days 7
     """
     target = folder or Path(tempfile.mkdtemp(prefix="icefloe-demo-"))
     if target.exists() and any(target.iterdir()):

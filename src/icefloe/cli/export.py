@@ -63,7 +63,13 @@ def export(
     target_options: TargetOptions = None,
     json: Json = False,
 ) -> None:
-    """Export to Zarr, Parquet or a repository, on Spark."""
+    """Export to Zarr, Parquet or a repository, on Spark.
+
+    Examples
+    --------
+    icefloe export weather copy.zarr --tag v1
+    icefloe export weather rows --to parquet --region time=0:24
+    """
     repository = open_repository(repo, options, authorize)
     session = at.session(repository)
     connection = spark.session(quick_start=True)
@@ -126,6 +132,11 @@ def convert(
     """Convert a repository to another generation.
 
     The history, the branches and the tags are kept. Give a TARGET, or use --in-place.
+
+    Examples
+    --------
+    icefloe convert old s3://bucket/new --to icechunk2
+    icefloe convert old --in-place --to icechunk2 --verify all
     """
     if (target is None) != in_place:
         raise typer.BadParameter("give either a TARGET or --in-place", param_hint="TARGET")
@@ -195,6 +206,11 @@ def mirror(
     """Copy a repository to another location.
 
     Later runs copy only new objects.
+
+    Examples
+    --------
+    icefloe mirror weather s3://bucket/weather
+    icefloe mirror weather /backup/weather --dry-run
     """
     repository = open_repository(repo, options)
     storage = storage_at(target, target_options)

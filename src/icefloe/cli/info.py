@@ -18,7 +18,13 @@ _MOST_NAMES = 8
 def info(
     repo: Repo, at: RevisionOptions = RevisionOptions(), options: StorageOptions = None, json: Json = False
 ) -> None:
-    """Show a summary of a repository."""
+    """Show a summary of a repository.
+
+    Examples
+    --------
+    icefloe info weather
+    icefloe info s3://bucket/weather --tag v1 -o region=eu-west-1
+    """
     repository = open_repository(repo, options)
     facts = _facts(repository, at.session(repository))
     print_json(facts) if json else print_facts(_rows(facts))

@@ -157,6 +157,11 @@ def ingest(
     """Ingest NetCDF, HDF5, Zarr or other files, on Spark.
 
     All sources are combined and written with one commit. The repository is the last argument.
+
+    Examples
+    --------
+    icefloe ingest 'files/*.nc' weather
+    icefloe ingest s3://bucket/new/ weather --mode virtual --append-dim time
     """
     connection = spark.session(quick_start=True)
     from icefloe.spark.ingest import ingest as run  # noqa: PLC0415 - Spark is an extra
@@ -320,6 +325,11 @@ def sync(
 
     Name all files of the archive, not only new ones. New files are added where they belong, replaced files are read
     again, and equal chunks are kept. Repeat the command at any time, for example every night.
+
+    Examples
+    --------
+    icefloe sync 'files/*.nc' weather --append-dim time
+    icefloe sync 'files/*.nc' weather --vanished remove --dry-run
     """
     chosen = without_none(
         {

@@ -118,7 +118,13 @@ def stats(
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Show chunks, objects and bytes per array."""
+    """Show chunks, objects and bytes per array.
+
+    Examples
+    --------
+    icefloe stats weather
+    icefloe stats s3://bucket/weather surface --json
+    """
     session = at.session(open_repository(repo, options))
     state = session.state
     start = "/" + path.strip("/")
@@ -175,7 +181,13 @@ def manifests(
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Show the arrays and extents of each manifest."""
+    """Show the arrays and extents of each manifest.
+
+    Examples
+    --------
+    icefloe manifests weather
+    icefloe manifests weather --tag v1 --json
+    """
     base = at.session(open_repository(repo, options)).state.base
     held = arrays_by_manifest(base)
     files = sorted(base.manifests.values(), key=lambda file: (-file.size_bytes, file.id))
@@ -369,7 +381,13 @@ def tree(
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Show groups and arrays as a tree."""
+    """Show groups and arrays as a tree.
+
+    Examples
+    --------
+    icefloe tree weather
+    icefloe tree weather surface --depth 1 --as-of 2026-03-01
+    """
     session = at.session(open_repository(repo, options))
     start = "/" + path.strip("/")
     nodes = session.state.tree
@@ -420,7 +438,13 @@ def ls(
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """List a group, or the chunks of an array."""
+    """List a group, or the chunks of an array.
+
+    Examples
+    --------
+    icefloe ls weather surface
+    icefloe ls weather surface/t2m --json
+    """
     session = at.session(open_repository(repo, options))
     tree = session.state.tree
     start = "/" + path.strip("/")
@@ -505,7 +529,13 @@ def cat(
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Print array values, group metadata or a key."""
+    """Print array values, group metadata or a key.
+
+    Examples
+    --------
+    icefloe cat weather surface/t2m --slice '0,:5,:5'
+    icefloe cat weather surface/t2m/zarr.json --tag v1
+    """
     session = at.session(open_repository(repo, options, authorize))
     node = session.state.tree.find("/" + path.strip("/"))
     if isinstance(node, ArrayNode):
@@ -606,7 +636,13 @@ def log(
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """List commits, newest first."""
+    """List commits, newest first.
+
+    Examples
+    --------
+    icefloe log weather --graph
+    icefloe log weather --branch experiment --oneline
+    """
     repository = open_repository(repo, options)
     if graph:
         start = at.snapshot_id(repository) if at.is_given else None
@@ -675,7 +711,13 @@ def show(
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Show one commit and its changes."""
+    """Show one commit and its changes.
+
+    Examples
+    --------
+    icefloe show weather
+    icefloe show weather v1 --chunks
+    """
     repository = open_repository(repo, options)
     if revision is not None:
         snapshot_id = resolve_revision(repository, revision)
@@ -715,7 +757,13 @@ def diff(
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Show the changes between two revisions."""
+    """Show the changes between two revisions.
+
+    Examples
+    --------
+    icefloe diff weather
+    icefloe diff weather v1 main --chunks
+    """
     repository = open_repository(repo, options)
     to_id = resolve_revision(repository, new)
     if old is None:

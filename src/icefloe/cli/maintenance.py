@@ -72,6 +72,11 @@ def expire(
     """Remove old snapshots from history.
 
     The files of expired snapshots stay until `gc` deletes them.
+
+    Examples
+    --------
+    icefloe expire weather --older-than 90d --dry-run
+    icefloe expire weather --rule 'main=last:10+90d'
     """
     repository = open_repository(repo, options)
     plan = repository.plan_expiry(
@@ -154,6 +159,11 @@ def gc(
     """Delete unreachable objects.
 
     An object is unreachable if it cannot be reached from a branch or tag.
+
+    Examples
+    --------
+    icefloe gc weather --dry-run
+    icefloe gc s3://bucket/weather --older-than 7d --incremental
     """
     repository = open_repository(repo, options)
     after = None if created_after is None else parse_age(created_after)
@@ -196,6 +206,11 @@ def compact(
     """Pack small chunks into larger objects.
 
     Packs with unused bytes are rewritten. The values of arrays do not change.
+
+    Examples
+    --------
+    icefloe compact weather --dry-run
+    icefloe compact weather --arrays 'surface/.*'
     """
     repository = open_repository(repo, options)
     plan = repository.plan_compaction(
@@ -238,6 +253,10 @@ def materialize(
     """Copy virtual chunks into the repository.
 
     Afterwards, the branch no longer needs the files of these chunks.
+
+    Examples
+    --------
+    icefloe materialize weather --authorize s3://archive/era5/
     """
     repository = open_repository(repo, options, authorize)
     plan = repository.plan_compaction(branch, arrays=arrays, region=parse_chunk_box(region), materialize=True)
@@ -258,6 +277,11 @@ def rewrite_manifests(
     """Rewrite the manifests of a branch.
 
     The new manifests follow the current configuration.
+
+    Examples
+    --------
+    icefloe rewrite-manifests weather --dry-run
+    icefloe rewrite-manifests weather --branch experiment --amend
     """
     repository = open_repository(repo, options)
     if dry_run:
@@ -320,6 +344,11 @@ def verify(
     """Check that all files exist and are intact.
 
     The exit code is 1 if a file is missing or damaged.
+
+    Examples
+    --------
+    icefloe verify weather
+    icefloe verify weather --repair --tip main=7QX4
     """
     if sources:
         _verify_sources(open_repository(repo, options, authorize), branch, sample, json, engine, spark)

@@ -48,6 +48,11 @@ def branch(
     """List, create or delete branches.
 
     Without NAME and --delete, all branches are listed.
+
+    Examples
+    --------
+    icefloe branch weather
+    icefloe branch weather experiment v1
     """
     _manage_refs("branch", open_repository(repo, options), name, start, delete or [], json=json)
 
@@ -68,6 +73,11 @@ def tag(
     """List, create or delete tags.
 
     Without NAME and --delete, all tags are listed. A tag cannot be moved to another snapshot.
+
+    Examples
+    --------
+    icefloe tag weather v1
+    icefloe tag weather --delete v1
     """
     _manage_refs("tag", open_repository(repo, options), name, revision, delete or [], json=json)
 
@@ -116,6 +126,11 @@ def reset(
 
     Commits that no branch or tag reaches any more stay until `gc` deletes them. The command prints the old snapshot,
     so that you can return to it. It fails if another process commits to the branch at the same time.
+
+    Examples
+    --------
+    icefloe reset weather main v1
+    icefloe reset weather main 7QX4 --expect 1CEC
     """
     repository = open_repository(repo, options)
     old = repository.lookup_branch(branch)
@@ -165,7 +180,13 @@ def merge(
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Merge a branch, or apply or revert commits."""
+    """Merge a branch, or apply or revert commits.
+
+    Examples
+    --------
+    icefloe merge weather experiment --dry-run
+    icefloe merge weather 7QX4 main --revert
+    """
     if pick + revert + squash + only_move > 1:
         raise typer.BadParameter("--pick, --revert, --squash and --only-fast-forward exclude each other")
     repository = open_repository(repo, options)

@@ -96,6 +96,11 @@ def sql(
     the root group is `cells`. Metadata views are snapshots, history, refs, nodes, manifests, chunks, files and
     changes. `FROM t2m VERSION AS OF 'v1'` reads another branch, tag or snapshot. DuckDB runs the query in this process.
     With `--engine spark` or `--master`, Spark runs it.
+
+    Examples
+    --------
+    icefloe sql weather
+    icefloe sql weather 'select max(t2m) from t2m where lat > 60'
     """
     if json + csv + (parquet is not None) > 1:
         raise typer.BadParameter("give only one of --json, --csv and --parquet")
@@ -208,6 +213,11 @@ def analyze(
 
     The statistics are the minimum, the maximum and the number of values. Queries use them to skip chunks. Chunks that
     have statistics already are not read again.
+
+    Examples
+    --------
+    icefloe analyze weather
+    icefloe analyze weather --group surface --variables t2m
     """
     repository = open_repository(repo, options)
     session = at.session(repository)

@@ -38,7 +38,13 @@ def view(
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Show a repository in the browser."""
+    """Show a repository in the browser.
+
+    Examples
+    --------
+    icefloe view weather
+    icefloe view s3://bucket/weather --port 8080 --no-browser
+    """
     try:
         from icefloe.view.server import ViewServer  # noqa: PLC0415 - needs packages that are an extra
     except ImportError as error:
