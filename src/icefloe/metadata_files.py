@@ -56,7 +56,7 @@ class ByteCache(Generic[K, V]):
         self._bytes = sum(size for _, size in self._entries.values())
 
     async def get(self, key: K, load: Callable[[], Awaitable[tuple[V, int]]]) -> V:
-        """The value of a key; `load` returns it with its size when it is not held."""
+        """The value of a key. If it is not in the cache, `load` returns it with its size."""
         with self._lock:
             if key in self._entries:
                 self.hits += 1
@@ -78,7 +78,7 @@ class ByteCache(Generic[K, V]):
                 del self._loading[key]
 
     async def renew(self, key: K, load: Callable[[], Awaitable[tuple[V, int]]]) -> V:
-        """The value of a key as it is now, whatever is held; it is held from then on."""
+        """The value of a key as it is now. It replaces the value in the cache."""
         with self._lock:
             self.misses += 1
             token = self._loads[key] = object()

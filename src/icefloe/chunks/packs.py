@@ -91,8 +91,8 @@ class PackBuilder:
 
     def add(self, node_id: NodeId, coords: Coords, data: Buffer) -> None:
         """Add a chunk. It replaces an earlier version of itself."""
-        held = bytes(data)
-        if not held:
+        content = bytes(data)
+        if not content:
             raise InvalidInputError(f"chunk {coords} is empty and cannot be packed")
         with self._lock:
             chunks = self._chunks.setdefault(node_id, {})
@@ -101,8 +101,8 @@ class PackBuilder:
                 raise InvalidInputError(
                     f"chunk {coords} has another number of dimensions than the other chunks of its array"
                 )
-            chunks[coords] = held
-            self._size_bytes += len(held) - (0 if before is None else len(before))
+            chunks[coords] = content
+            self._size_bytes += len(content) - (0 if before is None else len(before))
 
     def find(self, node_id: NodeId, coords: Coords) -> bytes | None:
         """The bytes of a chunk that waits here."""
@@ -194,26 +194,26 @@ def _build(
     chunks: Mapping[NodeId, Mapping[Coords, bytes]], policy: PackingPolicy, id_bytes: int
 ) -> Iterator[SealedPack]:
     """Packs of chunks in (array, chunk) order, each up to the target size."""
-    held = {node_id: each for node_id, each in chunks.items() if each}
-    for group in [{key: each} for key, each in held.items()] if policy.per_array else [held]:
+    filled = {node_id: each for node_id, each in chunks.items() if each}
+    for group in [{key: each} for key, each in filled.items()] if policy.per_array else [filled]:
         if group:
             yield from _cut(_order(group), policy.target_bytes, id_bytes)
 
 
-def _order(held: Mapping[NodeId, Mapping[Coords, bytes]]) -> _Rows:
-    ndims = np.fromiter((len(next(iter(each))) for each in held.values()), dtype=np.int64, count=len(held))
-    counts = np.fromiter(map(len, held.values()), dtype=np.int64, count=len(held))
-    keys = list(chain.from_iterable(held.values()))
+def _order(chunks: Mapping[NodeId, Mapping[Coords, bytes]]) -> _Rows:
+    ndims = np.fromiter((len(next(iter(each))) for each in chunks.values()), dtype=np.int64, count=len(chunks))
+    counts = np.fromiter(map(len, chunks.values()), dtype=np.int64, count=len(chunks))
+    keys = list(chain.from_iterable(chunks.values()))
     width = int(ndims.max())
     if int(ndims.min()) < width:
         keys = [key + (0,) * (width - len(key)) for key in keys]
     coords = np.fromiter(chain.from_iterable(keys), dtype=np.uint32, count=len(keys) * width).reshape(len(keys), width)
-    data = list(chain.from_iterable([each.values() for each in held.values()]))
+    data = list(chain.from_iterable([each.values() for each in chunks.values()]))
     order = np.lexsort((*coords.T[::-1], np.repeat(np.arange(len(counts)), counts)))
     if (order[1:] < order[:-1]).any():
         coords, data = coords[order], [data[index] for index in order.tolist()]
     lengths = np.fromiter(map(len, data), dtype=np.uint64, count=len(data))
-    return _Rows(list(held), ndims, np.cumsum(counts), coords, lengths, data)
+    return _Rows(list(chunks), ndims, np.cumsum(counts), coords, lengths, data)
 
 
 def _cut(rows: _Rows, target_bytes: int, id_bytes: int) -> Iterator[SealedPack]:

@@ -214,9 +214,9 @@ class RangeScheduler:
         """Bytes [start, end) of an object, fewer where it ends before."""
         state = self._loop_state()
         self.counts.ranges += 1
-        held = state.ahead.find(source, start, end)
-        if held is not None:
-            return held
+        fetched = state.ahead.find(source, start, end)
+        if fetched is not None:
+            return fetched
         split = self.limits.split_bytes
         if split is not None and end - start > split:
             parts = [state.submit(source, at, min(at + split, end)) for at in range(start, end, split)]

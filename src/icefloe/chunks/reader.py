@@ -210,9 +210,9 @@ class ChunkReader:
         if ref.kind is ChunkKind.INLINE:
             return (ref.data or b"")[start:end]
         if ref.object_id is not None:
-            held = self._local.get(ref.object_id)
-            if held is not None:
-                return bytes(memoryview(held)[ref.offset + start : ref.offset + end])
+            unsaved = self._local.get(ref.object_id)
+            if unsaved is not None:
+                return bytes(memoryview(unsaved)[ref.offset + start : ref.offset + end])
         check_plausible_range(ref.offset, ref.length, where)
         source = self._source(ref)
         if self._cache.limit_bytes and start == 0 and end == ref.length:
@@ -275,9 +275,9 @@ class ChunkReader:
         rows = picked[positions]
         first = table.row(int(rows[0]))
         offsets, lengths = table.offset[rows], table.length[rows]
-        held = self._local.get(first.object_id) if first.object_id is not None else None
-        if held is not None:
-            view = memoryview(held)
+        unsaved = self._local.get(first.object_id) if first.object_id is not None else None
+        if unsaved is not None:
+            view = memoryview(unsaved)
             for position, low, size in zip(positions.tolist(), offsets.tolist(), lengths.tolist(), strict=True):
                 result[position] = bytes(view[low : low + size])
             return

@@ -237,9 +237,9 @@ def without_setting(document: Mapping[str, Any], key: str) -> dict[str, Any]:
 def _refuse_unknown(found: Mapping[str, Any], before: Mapping[str, Any], where: str = "") -> None:
     """Refuse unknown settings, which are likely misspelt. Unknown settings that are stored already are kept."""
     for name, value in found.items():
-        held = before.get(name)
-        if isinstance(value, Mapping) and (held is None or isinstance(held, Mapping)) and value:
-            _refuse_unknown(value, held or {}, f"{where}{name}.")
+        stored = before.get(name)
+        if isinstance(value, Mapping) and (stored is None or isinstance(stored, Mapping)) and value:
+            _refuse_unknown(value, stored or {}, f"{where}{name}.")
         elif name not in before:
             known = ", ".join(known_settings(where))
             raise InvalidInputError(f"unknown setting {where + name!r}. Known settings: {known}")

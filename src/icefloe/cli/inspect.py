@@ -189,17 +189,17 @@ def manifests(
     icefloe manifests weather --tag v1 --json
     """
     base = at.session(open_repository(repo, options)).state.base
-    held = arrays_by_manifest(base)
+    by_manifest = arrays_by_manifest(base)
     files = sorted(base.manifests.values(), key=lambda file: (-file.size_bytes, file.id))
     shown = files[:limit] if limit else files
     if json:
-        listed = [_manifests_json(file, held.get(file.id, ())) for file in shown]
+        listed = [_manifests_json(file, by_manifest.get(file.id, ())) for file in shown]
         print_json({"snapshot_id": base.id, "manifests": listed, "more": len(shown) < len(files)})
         return
     console = stdout()
     listing = table("manifest", "size", "chunks", "arrays and extents", right=("size", "chunks"))
     for file in shown:
-        entries = held.get(file.id, ())
+        entries = by_manifest.get(file.id, ())
         lines = [Text.assemble(path, (f"  {_extent_text(extents)}", "dim")) for path, extents in entries[:_MOST_ARRAYS]]
         if len(entries) > _MOST_ARRAYS:
             lines.append(Text(f"… {len(entries) - _MOST_ARRAYS:,} more", style="dim"))
@@ -219,12 +219,12 @@ def manifests(
 
 def arrays_by_manifest(base: SnapshotFile) -> dict[ObjectId, list[tuple[str, Extents]]]:
     """For each manifest, the arrays that refer to it, with the extents of the chunk grid."""
-    held: dict[ObjectId, list[tuple[str, Extents]]] = {}
+    by_manifest: dict[ObjectId, list[tuple[str, Extents]]] = {}
     for node in base.nodes.values():
         if isinstance(node, ArrayNode):
             for ref in node.manifests:
-                held.setdefault(ref.manifest_id, []).append((node.path, ref.extents))
-    return held
+                by_manifest.setdefault(ref.manifest_id, []).append((node.path, ref.extents))
+    return by_manifest
 
 
 def _manifests_json(file: ManifestFileInfo, entries: Sequence[tuple[str, Extents]]) -> dict[str, Any]:

@@ -112,8 +112,8 @@ class _Lanes:
     def open(self, commit_id: str, *, drawn: bool) -> int:
         lane = _Lane(commit_id, self.colours, drawn)
         self.colours += 1
-        for column, held in enumerate(self.columns):
-            if held is None:
+        for column, occupant in enumerate(self.columns):
+            if occupant is None:
                 self.columns[column] = lane
                 return column
         self.columns.append(lane)

@@ -115,14 +115,14 @@ class Strings:
         return [self.data[start:end] for start, end in itertools.pairwise(self.ends.tolist())]
 
 
-def dictionary_of(body: Body, held: Vectors) -> tuple[npt.NDArray[np.int32], Strings]:
+def dictionary_of(body: Body, vectors: Vectors) -> tuple[npt.NDArray[np.int32], Strings]:
     """The number of each row's distinct byte string (-1 if it has none), and the distinct byte strings.
 
     Writers may store equal strings once or several times. The result is the same.
     """
-    codes = np.full(len(held.starts), -1, dtype=np.int32)
-    here = held.present
-    starts = held.starts[here]
+    codes = np.full(len(vectors.starts), -1, dtype=np.int32)
+    here = vectors.present
+    starts = vectors.starts[here]
     if len(starts) == 0:
         return codes, Strings(b"", np.zeros(1, dtype=np.int64))
     # If no string is shared, the strings are in the order of the rows, or in the reverse order.
@@ -188,16 +188,16 @@ def _decode_text(body: Body, start: int, count: int) -> str:
         raise body.corrupt("a string is not UTF-8") from error
 
 
-def texts_of(body: Body, held: Vectors) -> list[str | None]:
+def texts_of(body: Body, vectors: Vectors) -> list[str | None]:
     """The string of every row as text, for columns of a few thousand rows."""
-    if len(held.starts) <= _FEW:
+    if len(vectors.starts) <= _FEW:
         # Rows may share a string. It is decoded once.
-        distinct = dict(zip(held.starts.tolist(), held.counts.tolist(), strict=True))
+        distinct = dict(zip(vectors.starts.tolist(), vectors.counts.tolist(), strict=True))
         if sum(count for start, count in distinct.items() if start >= 0) > body.size:
             raise body.corrupt("its strings overlap")
         found = {start: None if start < 0 else _decode_text(body, start, count) for start, count in distinct.items()}
-        return [found[start] for start in held.starts.tolist()]
-    codes, strings = dictionary_of(body, held)
+        return [found[start] for start in vectors.starts.tolist()]
+    codes, strings = dictionary_of(body, vectors)
     texts = decode_texts(body, strings)
     return [texts[code] if code >= 0 else None for code in codes.tolist()]
 

@@ -324,9 +324,9 @@ def encode_config(config: RepositoryConfig) -> dict[str, Any]:
     if config.manifest is not None:
         document |= _encode_manifest(config.manifest)
     unknown = dict(config.unknown)
-    held = config.virtual_chunk_containers or {}
+    containers = config.virtual_chunk_containers or {}
     # Unknown keys of a container are removed with it.
-    unknown[_CONTAINERS] = {key: rest for key, rest in unknown.get(_CONTAINERS, {}).items() if key in held}
+    unknown[_CONTAINERS] = {key: rest for key, rest in unknown.get(_CONTAINERS, {}).items() if key in containers}
     return _restore(document, unknown)
 
 
@@ -451,9 +451,9 @@ def _restore(document: Mapping[str, Any], unknown: Mapping[str, Any]) -> dict[st
     """The document with the unknown keys added again. Known keys win."""
     restored = dict(document)
     for key, value in unknown.items():
-        held = restored.get(key)
-        if isinstance(held, Mapping) and isinstance(value, Mapping):
-            restored[key] = _restore(held, value)
+        known = restored.get(key)
+        if isinstance(known, Mapping) and isinstance(value, Mapping):
+            restored[key] = _restore(known, value)
         elif key not in restored and value != {}:
             restored[key] = value
     return restored

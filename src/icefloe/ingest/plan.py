@@ -513,10 +513,10 @@ def _join_notes(
         SchemaIssue("note", "", "", GAP, "equal steps", note, "the files are joined without filling it")
         for note in found
     ]
-    held = {url for d in joined.values() for block in d.blocks if block.is_missing for url in block.urls}
+    in_gaps = {url for d in joined.values() for block in d.blocks if block.is_missing for url in block.urls}
     for _, failure in failures:
         resolution = "its region stays missing"
-        if failure.file.url not in held:
+        if failure.file.url not in in_gaps:
             resolution = "it is left out, because its position is not known"
         notes.append(SchemaIssue("handled", failure.file.url, "", "file", "readable", failure.reason, resolution))
     return notes

@@ -426,9 +426,9 @@ def _look_up(ids: np.ndarray, sizes: np.ndarray, listed: Listed, now: int) -> Li
     modified = np.full(len(ids), now, dtype=np.int64)
     size = sizes.astype(np.int64)
     if len(listed) and len(ids):
-        keys, held = id_keys(ids), id_keys(listed.ids)
-        order = np.argsort(held)
-        there = held[order]
+        keys, listed_keys = id_keys(ids), id_keys(listed.ids)
+        order = np.argsort(listed_keys)
+        there = listed_keys[order]
         places = np.minimum(np.searchsorted(there, keys), len(there) - 1)
         found = there[places] == keys
         modified[found] = listed.modified[order][places][found]

@@ -387,14 +387,14 @@ async def _write(context: RepositoryContext, request: CompactRequest, piece: _Pi
 def _cut(lengths: npt.NDArray[np.uint64], target: int, threshold: int) -> list[int]:
     """The first chunk of each object. Chunks are joined up to the target size. Larger chunks are separate objects."""
     starts: list[int] = []
-    held = target + 1
+    pack_bytes = target + 1
     alone = True
     for index, length in enumerate(lengths.tolist()):
         large = length > threshold
-        if not starts or large or alone or held + length > target:
+        if not starts or large or alone or pack_bytes + length > target:
             starts.append(index)
-            held = 0
-        held += length
+            pack_bytes = 0
+        pack_bytes += length
         alone = large
     return starts
 

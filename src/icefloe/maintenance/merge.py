@@ -123,20 +123,20 @@ async def _edits(lookup: ChunkLookup, was: ArrayNode | None, now: ArrayNode) -> 
     if was is not None and was.manifests == now.manifests and was.grid == now.grid:
         return None
     fresh = await lookup.table(now)
-    held = empty_table(len(now.shape)) if was is None else await lookup.table(was)
+    old_refs = empty_table(len(now.shape)) if was is None else await lookup.table(was)
     buffer = EditBuffer(len(now.shape))
     if was is not None and any(new < old for new, old in zip(now.grid, was.grid, strict=True)):
         buffer.clip(now.grid)
-    edits = _difference(held, fresh)
+    edits = _difference(old_refs, fresh)
     if len(edits):
         buffer.add_table(edits)
     return buffer if len(edits) or buffer.base_box is not None else None
 
 
-def _difference(held: ChunkTable, fresh: ChunkTable) -> ChunkTable:
-    if not len(held):
+def _difference(old_refs: ChunkTable, fresh: ChunkTable) -> ChunkTable:
+    if not len(old_refs):
         return fresh
-    changed = diff_tables(held, fresh)
+    changed = diff_tables(old_refs, fresh)
     rows = find_rows(fresh, changed)
     return concat([take(fresh, rows[rows >= 0]), tombstones(changed[rows < 0])])
 

@@ -166,10 +166,10 @@ def _check_native(
         object_key = context.format.chunk_key(table.object_id[row].tobytes())
         detail = f"{count} chunks are in it, for example {_coords(table, row)}"
         found.append(Damage(DamageKind.MISSING, "chunk", object_key, detail, snapshot_id, use.path))
-    held = rows[there]
-    ends = table.offset[held] + table.length[held]
-    sizes = objects.sizes[np.searchsorted(objects.keys, id_keys(table.object_id[held]))].astype(np.uint64)
-    for row, count in _by_object(table, held[ends > sizes]):
+    stored = rows[there]
+    ends = table.offset[stored] + table.length[stored]
+    sizes = objects.sizes[np.searchsorted(objects.keys, id_keys(table.object_id[stored]))].astype(np.uint64)
+    for row, count in _by_object(table, stored[ends > sizes]):
         object_key = context.format.chunk_key(table.object_id[row].tobytes())
         detail = f"{count} chunks end after its last byte, for example {_coords(table, row)}"
         found.append(Damage(DamageKind.TOO_SHORT, "chunk", object_key, detail, snapshot_id, use.path))
@@ -427,12 +427,12 @@ async def _hold_the_same(
 ) -> bool:
     """Whether chunks of two snapshots have the same lengths and, for some of them, the same bytes."""
     lookup = ChunkLookup(uncached.metadata_files)
-    held, fresh = await lookup.table(old), await lookup.table(new)
-    before, after = find_rows(held, coords), find_rows(fresh, coords)
-    if (before < 0).any() or (after < 0).any() or (held.length[before] != fresh.length[after]).any():
+    old_refs, fresh = await lookup.table(old), await lookup.table(new)
+    before, after = find_rows(old_refs, coords), find_rows(fresh, coords)
+    if (before < 0).any() or (after < 0).any() or (old_refs.length[before] != fresh.length[after]).any():
         return False
     for place in np.unique(np.linspace(0, len(coords) - 1, _CHUNKS_READ).astype(np.int64)).tolist():
-        pair = [await _read(uncached, held, int(before[place])), await _read(uncached, fresh, int(after[place]))]
+        pair = [await _read(uncached, old_refs, int(before[place])), await _read(uncached, fresh, int(after[place]))]
         if None not in pair and pair[0] != pair[1]:
             return False
     return True

@@ -267,19 +267,19 @@ def take_carried_over(
 
     Early writers left references of other arrays behind, and a manifest may contain references outside of its extents.
     """
-    held = [node for node in nodes if node.id in tables]
+    present = [node for node in nodes if node.id in tables]
     if isinstance(tables, ChunkTables):
-        found = tables.select(tables.positions([node.id for node in held]))
+        found = tables.select(tables.positions([node.id for node in present]))
     else:
-        found = join_tables({node.id: tables[node.id] for node in held if len(tables[node.id])})
-        by_id = {node.id: node for node in held}
-        held = [by_id[node_id] for node_id in found.nodes]
-    if not held:
+        found = join_tables({node.id: tables[node.id] for node in present if len(tables[node.id])})
+        by_id = {node.id: node for node in present}
+        present = [by_id[node_id] for node_id in found.nodes]
+    if not present:
         return found, []
-    shown = _shows_all(found, held)
+    shown = _shows_all(found, present)
     if bool(shown.all()):
         return found, []
-    return found.select(np.flatnonzero(shown)), [held[index] for index in np.flatnonzero(~shown).tolist()]
+    return found.select(np.flatnonzero(shown)), [present[index] for index in np.flatnonzero(~shown).tolist()]
 
 
 def _shows_all(tables: ChunkTables, nodes: Sequence[ArrayNode]) -> npt.NDArray[np.bool_]:

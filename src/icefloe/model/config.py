@@ -699,7 +699,7 @@ def _merge_manifest(mine: ManifestConfig, theirs: ManifestConfig) -> ManifestCon
 def _merge_unknown(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(mine)
     for key, value in theirs.items():
-        held = merged.get(key)
-        both = isinstance(held, Mapping) and isinstance(value, Mapping)
-        merged[key] = _merge_unknown(held, value) if both else value  # type: ignore[arg-type]
+        known = merged.get(key)
+        both = isinstance(known, Mapping) and isinstance(value, Mapping)
+        merged[key] = _merge_unknown(known, value) if both else value  # type: ignore[arg-type]
     return merged

@@ -206,7 +206,7 @@ class EditBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Memory held, estimated for the edits that are not columns yet."""
+        """Memory in use, estimated for the edits that are not columns yet."""
         return self._recent_bytes + sum(run.nbytes for run in _runs_of(self._edits))
 
     def _hold(self, runs: tuple[ChunkTable, ...]) -> None:
@@ -253,7 +253,7 @@ class GatheredEdits:
 
 
 def gather_edits(buffers: Mapping[NodeId, EditBuffer]) -> GatheredEdits:
-    """Sort the edits of a change set out by how they are held; nothing is copied but what lies scattered."""
+    """The edits of a change set by how they are stored. Only scattered ones are copied."""
     _fold_together({node_id: buffer for node_id, buffer in buffers.items() if buffer.loose})
     alone: dict[NodeId, EditBuffer] = {}
     places: dict[int, tuple[ChunkTables, list[int]]] = {}

@@ -767,8 +767,8 @@ async def _list_cleared(state: SessionState, log: TransactionLog) -> Transaction
         grid = tuple((0, n) for n in now.grid)
         if contains(edits.base_box, grid):
             continue
-        held = (await state.lookup.table(base, grid)).coords
-        cleared = held[~in_box(held, edits.base_box)]
+        stored = (await state.lookup.table(base, grid)).coords
+        cleared = stored[~in_box(stored, edits.base_box)]
         if len(cleared):
             known = chunks.get(node_id)
             chunks[node_id] = cleared if known is None else np.unique(np.concatenate([known, cleared]), axis=0)
@@ -790,8 +790,8 @@ async def _list_lost(state: SessionState, earlier: TransactionLog, parent: Snaps
     for older in parent.nodes.values():
         if isinstance(older, ArrayNode) and older.id in grown:
             was, now = grown[older.id]
-            held = (await state.lookup.table(older, tuple((0, n) for n in now.grid))).coords
-            lost = held[~in_box(held, tuple((0, n) for n in was.grid))]
+            stored = (await state.lookup.table(older, tuple((0, n) for n in now.grid))).coords
+            lost = stored[~in_box(stored, tuple((0, n) for n in was.grid))]
             chunks[older.id] = np.unique(np.concatenate([chunks.get(older.id, lost[:0]), lost]), axis=0)
     return replace(earlier, updated_chunks=chunks)
 

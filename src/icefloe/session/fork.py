@@ -64,7 +64,7 @@ async def write_parts(work: SessionState, label: str = "") -> WrittenParts:
         node = _edited_array(view, node_id)
         paths[node_id] = node.path
         deleted = table.coords[table.kind == ChunkKind.DELETED]
-        if edits.base_box is not None or (len(deleted) and await _any_held(view, node, deleted)):
+        if edits.base_box is not None or (len(deleted) and await _any_stored(view, node, deleted)):
             raise UnsupportedError(
                 f"a worker deleted chunks of {node.path} or made it smaller. Do that in the session that was forked"
             )
@@ -78,11 +78,11 @@ async def write_parts(work: SessionState, label: str = "") -> WrittenParts:
     return WrittenParts(view.base.id, tuple(parts), paths, label, cleared, count)
 
 
-async def _any_held(view: SessionView, node: ArrayNode, coords: npt.NDArray[np.uint32]) -> bool:
+async def _any_stored(view: SessionView, node: ArrayNode, coords: npt.NDArray[np.uint32]) -> bool:
     """Return whether one of the chunks existed before the fork was written to."""
     below = SessionView(view.context, Tree(view.base, view.changes.copy_nodes()), view.inherited, view.reader)
-    held = await below.chunk_table(node, bounding_box(coords))
-    return bool((find_rows(held, coords) >= 0).any())
+    stored = await below.chunk_table(node, bounding_box(coords))
+    return bool((find_rows(stored, coords) >= 0).any())
 
 
 def _edited_array(view: SessionView, node_id: NodeId) -> ArrayNode:
@@ -187,8 +187,8 @@ def _delete_cleared(buffer: EditBuffer | None, cleared: Sequence[ClearedChunks])
     for each in cleared:
         table, coords = buffer.to_table(), each.coords()
         rows = find_rows(table, coords)
-        held = np.flatnonzero(rows >= 0)
-        for chunk in coords[held[table.kind[rows[held]] != ChunkKind.DELETED]].tolist():
+        stored = np.flatnonzero(rows >= 0)
+        for chunk in coords[stored[table.kind[rows[stored]] != ChunkKind.DELETED]].tolist():
             buffer.delete(tuple(chunk))
 
 
@@ -316,10 +316,10 @@ class _Sides:
         known = self.before.edits.get(node_id)
         if known is None or changes is self.forked:
             return table.coords
-        held = known.to_table()
-        rows = find_rows(held, table.coords)
+        stored = known.to_table()
+        rows = find_rows(stored, table.coords)
         kept = np.flatnonzero(rows >= 0)
-        same = same_references(take(held, rows[kept]), take(table, kept))
+        same = same_references(take(stored, rows[kept]), take(table, kept))
         return np.delete(table.coords, kept[same], axis=0)
 
     def clipped(self, changes: ChangeSet, node_id: NodeId) -> Extents | None:
@@ -392,10 +392,10 @@ class _Sides:
             mine = self.changed_chunks(self.ours, node_id)
             if mine is None or not len(mine):
                 continue
-            theirs, held = edits.to_table(), self.ours.edits[node_id].to_table()
+            theirs, stored = edits.to_table(), self.ours.edits[node_id].to_table()
             rows = find_rows(theirs, mine)
             both = np.flatnonzero(rows >= 0)
-            same = same_references(take(theirs, rows[both]), take(held, find_rows(held, mine[both])))
+            same = same_references(take(theirs, rows[both]), take(stored, find_rows(stored, mine[both])))
             if not bool(same.all()):
                 clashes[node_id] = mine[both[~same]]
         return clashes

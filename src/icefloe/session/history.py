@@ -183,8 +183,8 @@ async def _find_lost(was: ArrayNode, now: ArrayNode, lookup: ChunkLookup) -> npt
     box = tuple((0, min(a, b)) for a, b in zip(was.grid, now.grid, strict=True))
     if not older.manifests:
         return none
-    held, kept = await lookup.table(older, box), await lookup.table(now, box)
-    lost: npt.NDArray[np.uint32] = held.coords[find_rows(kept, held.coords) < 0]
+    before, kept = await lookup.table(older, box), await lookup.table(now, box)
+    lost: npt.NDArray[np.uint32] = before.coords[find_rows(kept, before.coords) < 0]
     return lost
 
 

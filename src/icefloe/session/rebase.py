@@ -195,18 +195,18 @@ def _rows(coords: Coordinates) -> npt.NDArray[np.void]:
 
 async def _find_unchanged(was: ArrayNode, now: ArrayNode, coords: Coordinates, lookup: ChunkLookup) -> Coordinates:
     box = tuple((int(first), int(last) + 1) for first, last in zip(coords.min(axis=0), coords.max(axis=0), strict=True))
-    held, fresh = await lookup.table(was, box), await lookup.table(now, box)
-    before, after = find_rows(held, coords), find_rows(fresh, coords)
+    old_refs, fresh = await lookup.table(was, box), await lookup.table(now, box)
+    before, after = find_rows(old_refs, coords), find_rows(fresh, coords)
     there = (before >= 0) & (after >= 0)
     coords, before, after = coords[there], before[there], after[there]
-    alike = (held.kind[before] == fresh.kind[after]) & (held.length[before] == fresh.length[after])
-    kind, same = held.kind[before], np.zeros(len(coords), dtype=bool)
-    if held.object_id is not None and fresh.object_id is not None:
+    alike = (old_refs.kind[before] == fresh.kind[after]) & (old_refs.length[before] == fresh.length[after])
+    kind, same = old_refs.kind[before], np.zeros(len(coords), dtype=bool)
+    if old_refs.object_id is not None and fresh.object_id is not None:
         # Ids are random and never reused: every write of a chunk gives it a new id.
-        same |= (kind == ChunkKind.NATIVE) & (held.object_id[before] == fresh.object_id[after]).all(axis=1)
-        same &= held.offset[before] == fresh.offset[after]
+        same |= (kind == ChunkKind.NATIVE) & (old_refs.object_id[before] == fresh.object_id[after]).all(axis=1)
+        same &= old_refs.offset[before] == fresh.offset[after]
     for place in np.flatnonzero(alike & (kind == ChunkKind.INLINE)).tolist():
-        same[place] = held.row(int(before[place])).data == fresh.row(int(after[place])).data
+        same[place] = old_refs.row(int(before[place])).data == fresh.row(int(after[place])).data
     unchanged: Coordinates = coords[same & alike]
     return unchanged
 

@@ -348,10 +348,10 @@ class SessionView:
 
     def _views(self, node: ArrayNode, parts: tuple[PartRef, ...]) -> tuple[PartView, ...]:
         """The array as the parts of a distributed write hold it."""
-        held = self._part_views.get(node.id)
-        if held is None or held[0] is not parts:
-            held = self._part_views[node.id] = (parts, _view_parts(node, parts))
-        return held[1]
+        cached = self._part_views.get(node.id)
+        if cached is None or cached[0] is not parts:
+            cached = self._part_views[node.id] = (parts, _view_parts(node, parts))
+        return cached[1]
 
     def _places(self, node: ArrayNode, coords: Coords) -> list[ChunkRef | ArrayNode]:
         """Where to look for a chunk, the first that has it: its reference, or an array with manifests that may."""
@@ -730,8 +730,8 @@ class SessionState(SessionView):
             positions = np.flatnonzero(rows_below(coords, now.grid))
             if self.writer.has_pending:
                 wanted = map(tuple, coords[positions].tolist())
-                held = ((i, self.writer.find_pending(node.id, c)) for i, c in zip(positions.tolist(), wanted))
-                waiting = {position: data for position, data in held if data is not None}
+                pending = ((i, self.writer.find_pending(node.id, c)) for i, c in zip(positions.tolist(), wanted))
+                waiting = {position: data for position, data in pending if data is not None}
                 positions = positions[~np.isin(positions, list(waiting))] if waiting else positions
             layers = [(layer, layer.box) for layer in self._layers(now)]
             own = self.changes.edits.get(now.id)

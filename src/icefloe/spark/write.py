@@ -268,12 +268,12 @@ def fetch_coordinates(df: DataFrame, dims: Sequence[str], schema: pa.Schema) -> 
 
 
 def _find_uniques(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    held: dict[str, pa.Array] | None = None
+    uniques: dict[str, pa.Array] | None = None
     for table in gather_tables(batches, ROWS_PER_FRAGMENTS):
         found = {name: unique_values(table.column(name)) for name in table.column_names}
-        held = found if held is None else merge_uniques([held, found])
-    if held is not None:
-        yield pa.RecordBatch.from_pydict({"outcome": [pickle.dumps(held)]})
+        uniques = found if uniques is None else merge_uniques([uniques, found])
+    if uniques is not None:
+        yield pa.RecordBatch.from_pydict({"outcome": [pickle.dumps(uniques)]})
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,10 +240,10 @@ class Process:
         self._slots[slot] = _Slot(session, SessionModel(branch, session.snapshot_id, base, began, since))
 
     async def _edit(self, actor: str, label: str, slot: str, edits: Sequence[Edit]) -> None:
-        held = self._slots.get(slot)
-        if held is not None:
+        entry = self._slots.get(slot)
+        if entry is not None:
             for number, edit in enumerate(edits):
-                await self._apply(held.session, held.model, edit, f"{label}.{number}", actor)
+                await self._apply(entry.session, entry.model, edit, f"{label}.{number}", actor)
 
     async def _apply(self, session: Session, model: SessionModel, edit: Edit, label: str, actor: str) -> None:
         """Make one change in a session, and the same in its model."""
@@ -289,10 +289,10 @@ class Process:
                 )
 
     async def _commit(self, actor: str, label: str, slot: str, solver: str = "none", amend: bool = False) -> None:
-        held = self._slots.pop(slot, None)
-        if held is None:
+        entry = self._slots.pop(slot, None)
+        if entry is None:
             return
-        session, model = held.session, held.model
+        session, model = entry.session, entry.model
         intent = self._intent(
             actor,
             "amend" if amend else "commit",
@@ -342,21 +342,21 @@ class Process:
 
     async def _rebase(self, actor: str, label: str, slot: str) -> None:
         """Bring a session to the tip of its branch by itself, without a commit."""
-        held = self._slots.get(slot)
-        if held is None or held.model.parts:
+        entry = self._slots.get(slot)
+        if entry is None or entry.model.parts:
             return
-        model = held.model
+        model = entry.model
         intent = self._intent(actor, "rebase", model.branch, model=model)
         intent.since = model.since
         before, changes = model.view(), list(model.changes)
         try:
-            await held.session.rebase_async(ConflictDetector())
+            await entry.session.rebase_async(ConflictDetector())
         except RebaseFailedError as error:
             self._oracle.check_clash(intent, model, error)
-            if (text := describe_difference(before, await read_content(held.session))) and changes == model.changes:
+            if (text := describe_difference(before, await read_content(entry.session))) and changes == model.changes:
                 self._oracle.report("a rebase that is refused changes nothing", f"{actor}: {text}")
             return
-        base_id = held.session.snapshot_id
+        base_id = entry.session.snapshot_id
         base = self._oracle.contents.get(base_id)
         if base_id == model.base_id or base is None:
             return
@@ -366,36 +366,38 @@ class Process:
             )
             return
         expected = carry_over(model.base, changes, base)
-        if text := describe_difference(expected, await read_content(held.session)):
+        if text := describe_difference(expected, await read_content(entry.session)):
             self._oracle.report("a rebase is the new base and the session's changes", f"{actor}: {base_id}: {text}")
             return
         moved = [number for number, move in enumerate(self._oracle.moves) if move.new == base_id]
-        held.model = SessionModel(model.branch, base_id, base, model.opened_at, moved[-1] + 1 if moved else model.since)
-        held.model.changes = changes
+        entry.model = SessionModel(
+            model.branch, base_id, base, model.opened_at, moved[-1] + 1 if moved else model.since
+        )
+        entry.model.changes = changes
 
     # -- forks ----------------------------------------------------------------------------------------------------
 
     async def _fork(
         self, actor: str, label: str, slot: str, edits: Sequence[Sequence[Edit]], how: str = "merge", pause: float = 0.0
     ) -> None:
-        held = self._slots.get(slot)
-        if held is None:
+        entry = self._slots.get(slot)
+        if entry is None:
             return
         work: list[tuple[ForkSession, SessionModel]] = []
         for number, wanted in enumerate(edits):
-            fork = await held.session.fork_async()
+            fork = await entry.session.fork_async()
             if how == "elsewhere":
                 fork = await self._send(fork)
-            view = held.model.view()
-            model = SessionModel(held.model.branch, held.model.base_id, view, self._loop.time())
+            view = entry.model.view()
+            model = SessionModel(entry.model.branch, entry.model.base_id, view, self._loop.time())
             work.append((fork, model))
             for place, edit in enumerate(wanted):
                 await self._apply(fork, model, edit, f"{label}/{number}.{place}", actor)
-        self._slots[f"{slot} forks"] = _Slot(held.session, held.model)
+        self._slots[f"{slot} forks"] = _Slot(entry.session, entry.model)
         if pause:
             await asyncio.sleep(pause)
         for fork, model in work:
-            await self._merge_fork(held, fork, model, how, actor)
+            await self._merge_fork(entry, fork, model, how, actor)
         self._slots.pop(f"{slot} forks", None)
 
     async def _send(self, fork: ForkSession) -> ForkSession:
@@ -406,26 +408,26 @@ class Process:
         inherited, changes = pickle.loads(pickle.dumps((state.inherited, state.changes)))
         return ForkSession(Fork(repo.context, base, inherited, changes))
 
-    async def _merge_fork(self, held: _Slot, fork: ForkSession, model: SessionModel, how: str, actor: str) -> None:
-        before = held.model.view()
+    async def _merge_fork(self, entry: _Slot, fork: ForkSession, model: SessionModel, how: str, actor: str) -> None:
+        before = entry.model.view()
         clashes = find_clashes(model.base, model.changes, before)
         try:
             if how == "parts":
-                await held.session.link_parts_async([await fork.write_parts_async()])
+                await entry.session.link_parts_async([await fork.write_parts_async()])
             else:
-                await held.session.merge_async(fork)
+                await entry.session.merge_async(fork)
         except (InvalidInputError, SessionStateError) as error:
-            after = await read_content(held.session)
+            after = await read_content(entry.session)
             if text := describe_difference(before, after):
                 self._oracle.report("a fork that is refused changes nothing", f"{actor}: {error}; then {text}")
-            others = touched_by(model.base, [c for c in held.model.changes if c not in _inherited(held.model, model)])
+            others = touched_by(model.base, [c for c in entry.model.changes if c not in _inherited(entry.model, model)])
             ours = touched_by(model.base, model.changes)
             if how != "parts" and not clashes and not ours.meets(others):
                 self._oracle.report("no false conflicts", f"{actor}: no fork changed the same thing, but {error}")
             return
         if clashes and how == "parts":
             # Workers that write one chunk are asked not to; what becomes of it is not promised.
-            for slot in [name for name, each in self._slots.items() if each is held]:
+            for slot in [name for name, each in self._slots.items() if each is entry]:
                 del self._slots[slot]
             return
         if clashes:
@@ -434,10 +436,10 @@ class Process:
             )
             return
         # The merge is done, also if the reads below fail: the model must have it before them.
-        held.model.changes += model.changes
-        held.model.parts = held.model.parts or how == "parts"
+        entry.model.changes += model.changes
+        entry.model.parts = entry.model.parts or how == "parts"
         expected = carry_over(model.base, model.changes, before)
-        found = await read_content(held.session)
+        found = await read_content(entry.session)
         if text := describe_difference(expected, found):
             self._oracle.report("a merge is the session and the fork's changes", f"{actor}: {text}")
 
@@ -454,31 +456,31 @@ class Process:
 
     async def _read_own(self, actor: str, label: str, slot: str) -> None:
         """A session shows its base and its changes, unless somebody is changing it right now."""
-        held = self._slots.get(slot)
-        if held is None or held.model.under_way or held.session.read_only:
+        entry = self._slots.get(slot)
+        if entry is None or entry.model.under_way or entry.session.read_only:
             return
-        before, changes = held.model.view(), len(held.model.changes)
-        found = await read_content(held.session)
-        unchanged = changes == len(held.model.changes) and not held.model.under_way
+        before, changes = entry.model.view(), len(entry.model.changes)
+        found = await read_content(entry.session)
+        unchanged = changes == len(entry.model.changes) and not entry.model.under_way
         # Another thread that commits the session may have brought it to a newer base between two reads.
-        unchanged = unchanged and held.session.snapshot_id == held.model.base_id
-        if unchanged and not held.session.read_only and (text := describe_difference(before, found)):
+        unchanged = unchanged and entry.session.snapshot_id == entry.model.base_id
+        if unchanged and not entry.session.read_only and (text := describe_difference(before, found)):
             self._oracle.report("a session shows its own changes", f"{actor}: {text}")
 
     async def _look(self, actor: str, label: str, slot: str) -> None:
-        held = self._slots.get(slot)
-        if held is not None:
-            held.session.status()
-            repr(held.session)
+        entry = self._slots.get(slot)
+        if entry is not None:
+            entry.session.status()
+            repr(entry.session)
 
     async def _list(self, actor: str, label: str, slot: str) -> None:
         """Ask for the chunks of a session while somebody writes to it."""
-        held = self._slots.get(slot)
-        if held is not None:
+        entry = self._slots.get(slot)
+        if entry is not None:
             for path in ("/a", "/b"):
-                async for _ in held.session.chunk_coordinates(path):
+                async for _ in entry.session.chunk_coordinates(path):
                     pass
-                await held.session.chunk_type_async(path, (0,))
+                await entry.session.chunk_type_async(path, (0,))
 
     async def _history(self, actor: str, label: str, branch: str) -> None:
         async for _ in self.repo.async_ancestry(branch=branch):
@@ -560,9 +562,9 @@ class Process:
         if not self.plan.long_lived:
             return None
         starts = [
-            held.model.opened_at
-            for slot, held in self._slots.items()
-            if slot.endswith(" forks") or (held.model.changes and not held.session.read_only)
+            entry.model.opened_at
+            for slot, entry in self._slots.items()
+            if slot.endswith(" forks") or (entry.model.changes and not entry.session.read_only)
         ]
         return min(starts, default=None)
 

@@ -226,7 +226,7 @@ def _prepare(generation: str, config: str) -> tuple[Mapping[str, bytes], Start]:
             start = loop.run(_make_repository(SimulatedStorage(store, "maker"), generation, config))
     finally:
         loop.discard()
-    return {key: held.data for key, held in store.objects.items()}, start
+    return {key: stored.data for key, stored in store.objects.items()}, start
 
 
 async def _make_repository(storage: SimulatedStorage, generation: str, config: str) -> Start:

@@ -304,7 +304,7 @@ def _decode_array(rows: pa.Table, metadata: dict[bytes, bytes]) -> ChunkTable:
         raise FormatError(f"{_WHAT} has a row that does not have exactly one of inline_data and chunk_file")
     length = rows.column("length").cast(pa.uint64()).to_numpy()
     offset = rows.column("offset").cast(pa.uint64()).fill_null(0).to_numpy()
-    held, offsets = _buffers(inline_data)
+    inline_bytes, offsets = _buffers(inline_data)
     if (inline & (np.diff(offsets) != length.astype(np.int64))).any():
         raise FormatError(f"{_WHAT} has an inline chunk whose length is not the recorded one")
     virtual = pc.match_substring(chunk_file, "://").fill_null(False).to_numpy(zero_copy_only=False)
@@ -319,7 +319,7 @@ def _decode_array(rows: pa.Table, metadata: dict[bytes, bytes]) -> ChunkTable:
         object_id=_decode_names(chunk_file, kind == ChunkKind.NATIVE),
         location=location,
         locations=locations,
-        inline=held[first:last].tobytes() if inline.any() else b"",
+        inline=inline_bytes[first:last].tobytes() if inline.any() else b"",
     )
 
 

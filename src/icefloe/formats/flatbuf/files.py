@@ -50,19 +50,19 @@ def decode_transaction_log_body(body: Body) -> TransactionLog:
 
 
 def _read_nodes(root: Tables, slot: int) -> frozenset[NodeId]:
-    held = root.vectors(slot, 8, 1)
-    raw = root.body.read_bytes(item_positions(root.body, held, 8), 8).tobytes()
+    vectors = root.vectors(slot, 8, 1)
+    raw = root.body.read_bytes(item_positions(root.body, vectors, 8), 8).tobytes()
     return frozenset(raw[start : start + 8] for start in range(0, len(raw), 8))
 
 
 def _read_chunks(root: Tables) -> dict[NodeId, npt.NDArray[np.uint32]]:
     arrays, _ = root.tables(_UPDATED_CHUNKS)
     ids = arrays.struct(0, 8)
-    rows, held = arrays.tables(1)
-    columns = read_coordinates(rows, 0, held)
+    rows, vectors = arrays.tables(1)
+    columns = read_coordinates(rows, 0, vectors)
     chunks: dict[NodeId, npt.NDArray[np.uint32]] = {}
     listed: set[NodeId] = set()
-    for array, count in enumerate(held.counts.tolist()):
+    for array, count in enumerate(vectors.counts.tolist()):
         node_id = ids[array].tobytes()
         if node_id in listed:
             raise root.body.corrupt("an array is listed twice")

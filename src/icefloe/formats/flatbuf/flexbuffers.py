@@ -376,12 +376,12 @@ def decode_metadata(items: RawMetadata, spec: int) -> dict[str, Any]:
 
 def read_items(tables: Tables, slot: int) -> list[RawMetadata]:
     """The encoded metadata of each row. Empty if the field is absent."""
-    items, held = tables.tables(slot, required=False)
+    items, vectors = tables.tables(slot, required=False)
     names = texts_of(tables.body, items.strings(0))
     values = items.vectors(1, 1, 1)
-    held_bytes = _slices(tables.body, dict(zip(values.starts.tolist(), values.counts.tolist(), strict=True)))
-    pairs = [(name or "", held_bytes[start]) for name, start in zip(names, values.starts.tolist(), strict=True)]
-    bounds = held.bounds().tolist()
+    contents = _slices(tables.body, dict(zip(values.starts.tolist(), values.counts.tolist(), strict=True)))
+    pairs = [(name or "", contents[start]) for name, start in zip(names, values.starts.tolist(), strict=True)]
+    bounds = vectors.bounds().tolist()
     return [tuple(pairs[start:end]) for start, end in itertools.pairwise(bounds)]
 
 
@@ -393,8 +393,8 @@ def read_few_items(table: Table, slot: int) -> RawMetadata:
     names = dict(item.vector(0, 1, 1) for item in items)
     values = dict(item.vector(1, 1, 1) for item in items)
     _slices(table.body, names)
-    held = _slices(table.body, values)
-    return tuple((item.text(0) or "", held[item.vector(1, 1, 1)[0]]) for item in items)
+    contents = _slices(table.body, values)
+    return tuple((item.text(0) or "", contents[item.vector(1, 1, 1)[0]]) for item in items)
 
 
 def _slices(body: Body, counts: Mapping[int, int]) -> dict[int, bytes]:

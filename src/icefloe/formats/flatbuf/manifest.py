@@ -39,21 +39,21 @@ class CoordinateColumns:
         return self.columns[self.ranks[array]][start : start + count]
 
 
-def read_coordinates(rows: Tables, slot: int, held: Vectors) -> CoordinateColumns:
+def read_coordinates(rows: Tables, slot: int, lists: Vectors) -> CoordinateColumns:
     """The coordinate vector of every row. All rows of an array have the same rank."""
     body = rows.body
     vectors = rows.vectors(slot, 4, 4)
-    bounds = held.bounds()
+    bounds = lists.bounds()
     counts = vectors.counts
     if len(counts) == 0:
-        none = [0] * len(held.counts)
+        none = [0] * len(lists.counts)
         return CoordinateColumns({0: np.empty((0, 0), dtype=np.uint32)}, none, none, in_order=True)
     if int(counts.sum()) * 4 > body.size:
         raise body.corrupt("its coordinates overlap")
-    filled = held.counts > 0
-    rank_of = np.zeros(len(held.counts), dtype=np.int64)
+    filled = lists.counts > 0
+    rank_of = np.zeros(len(lists.counts), dtype=np.int64)
     rank_of[filled] = counts[bounds[:-1][filled]]
-    if not bool((counts == (rank_of[0] if len(rank_of) == 1 else np.repeat(rank_of, held.counts))).all()):
+    if not bool((counts == (rank_of[0] if len(rank_of) == 1 else np.repeat(rank_of, lists.counts))).all()):
         raise body.corrupt("chunks of one array differ in their number of dimensions")
     columns: dict[int, Coords] = {}
     starts = np.zeros(len(rank_of), dtype=np.int64)
@@ -63,8 +63,8 @@ def read_coordinates(rows: Tables, slot: int, held: Vectors) -> CoordinateColumn
         at = vectors.starts if len(ranks) == 1 else vectors.starts[counts == rank]
         columns[rank] = _read_column(body, at, rank)
         mine = rank_of == rank
-        ends = np.cumsum(held.counts[mine])
-        starts[mine] = ends - held.counts[mine]
+        ends = np.cumsum(lists.counts[mine])
+        starts[mine] = ends - lists.counts[mine]
         in_order = in_order and _is_sorted(columns[rank], ends[:-1])
     return CoordinateColumns(columns, rank_of.tolist(), starts.tolist(), in_order)
 
@@ -117,10 +117,10 @@ def location_decompressor(root: Tables) -> zstandard.ZstdDecompressor:
     """A decompressor for the locations of a manifest, with the dictionary in it."""
     body = root.body
     algorithm = int(root.scalar(_ALGORITHM, "u1", default=_ZSTD)[0])
-    held = root.vectors(_DICTIONARY, 1, 1, required=False)
-    if algorithm != _ZSTD or not held.present[0]:
+    vectors = root.vectors(_DICTIONARY, 1, 1, required=False)
+    if algorithm != _ZSTD or not vectors.present[0]:
         raise body.corrupt(f"it has compressed locations, but no dictionary for algorithm {algorithm}")
-    start, count = int(held.starts[0]), int(held.counts[0])
+    start, count = int(vectors.starts[0]), int(vectors.counts[0])
     try:
         dictionary = zstandard.ZstdCompressionDict(body.data[start : start + count])
         return zstandard.ZstdDecompressor(dict_data=dictionary)
@@ -165,9 +165,9 @@ def decode_manifest_body(body: Body) -> Manifest:
     manifest_id = encode_base32(root.struct(0, 12).tobytes())
     arrays, _ = root.tables(1)
     node_ids = arrays.struct(0, 8)
-    refs, held = arrays.tables(1)
-    rows = _read_rows(root, refs, held)
-    bounds = held.bounds().tolist()
+    refs, vectors = arrays.tables(1)
+    rows = _read_rows(root, refs, vectors)
+    bounds = vectors.bounds().tolist()
     native, virtual, inline = (
         _count(rows.kind == kind, bounds) for kind in (ChunkKind.NATIVE, ChunkKind.VIRTUAL, ChunkKind.INLINE)
     )
@@ -226,9 +226,9 @@ def _in_order(body: Body, table: ChunkTable) -> ChunkTable:
     return replace(table, **columns)
 
 
-def _read_rows(root: Tables, refs: Tables, held: Vectors) -> _Rows:
+def _read_rows(root: Tables, refs: Tables, vectors: Vectors) -> _Rows:
     body = root.body
-    coords = read_coordinates(refs, INDEX, held)
+    coords = read_coordinates(refs, INDEX, vectors)
     chunk_id = refs.field(CHUNK_ID, 12, 1)
     location = refs.strings(LOCATION, required=False)
     compressed = refs.vectors(COMPRESSED, 1, 1, required=False)
@@ -295,10 +295,10 @@ def _read_locations(
     return codes, locations
 
 
-def _where(held: Vectors, mask: npt.NDArray[np.bool_]) -> Vectors:
-    if mask.all() and held.present.all():
-        return held
-    return Vectors(np.where(mask, held.starts, -1), np.where(mask, held.counts, 0))
+def _where(vectors: Vectors, mask: npt.NDArray[np.bool_]) -> Vectors:
+    if mask.all() and vectors.present.all():
+        return vectors
+    return Vectors(np.where(mask, vectors.starts, -1), np.where(mask, vectors.counts, 0))
 
 
 def _read_etags(refs: Tables, virtual: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.int32] | None, list[str]]:
@@ -331,13 +331,13 @@ class FlatManifest(OpenManifest):
         return decode_manifest_body(self._body)
 
     def find(self, node_id: NodeId, wanted: Sequence[tuple[int, ...]]) -> list[ChunkRef] | None:
-        held = self._arrays.get(node_id)
-        if held is None or self._searches_left < len(wanted):
+        position = self._arrays.get(node_id)
+        if position is None or self._searches_left < len(wanted):
             return None
         self._searches_left -= len(wanted)
         found = []
         for coords in wanted:
-            ref = self._search(*held, coords)
+            ref = self._search(*position, coords)
             if ref is None:
                 return None  # the search relies on the order of the rows, so decode all to be sure
             found.append(self._read(ref))
@@ -393,8 +393,8 @@ def _find_arrays(body: Body) -> dict[NodeId, tuple[int, int]]:
         count = len(few)
     else:
         many, _ = root_table(body).tables(1)
-        ids, held = many.struct(0, 8).tobytes(), many.vectors(1, 4, 4)
-        bounds = zip(held.starts.tolist(), held.counts.tolist(), strict=True)
+        ids, vectors = many.struct(0, 8).tobytes(), many.vectors(1, 4, 4)
+        bounds = zip(vectors.starts.tolist(), vectors.counts.tolist(), strict=True)
         arrays = {ids[8 * row : 8 * row + 8]: here for row, here in enumerate(bounds)}
         count = len(many)
     if len(arrays) != count:

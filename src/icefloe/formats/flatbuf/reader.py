@@ -340,9 +340,9 @@ class Tables:
 
     def tables(self, slot: int, *, required: bool = True) -> tuple[Tables, Vectors]:
         """All tables in the vectors of a field, concatenated, and how many each row has."""
-        held = self.vectors(slot, 4, 4, required=required)
-        at = item_positions(self.body, held, 4)
-        return Tables(self.body, at + self.body.read(at, "<u4")), held
+        vectors = self.vectors(slot, 4, 4, required=required)
+        at = item_positions(self.body, vectors, 4)
+        return Tables(self.body, at + self.body.read(at, "<u4")), vectors
 
     def child(self, slot: int) -> Tables:
         """The table that a required field of each row points to."""
@@ -355,14 +355,14 @@ def root_table(body: Body) -> Tables:
     return Tables(body, np.array([start], dtype=np.int64))
 
 
-def item_positions(body: Body, held: Vectors, item_bytes: int) -> Positions:
+def item_positions(body: Body, vectors: Vectors, item_bytes: int) -> Positions:
     """The positions of the items of all vectors, concatenated."""
-    total = int(held.counts.sum())
+    total = int(vectors.counts.sum())
     if total * item_bytes > body.size:
         raise body.corrupt("its vectors overlap")
-    if len(held.counts) == 1:
-        return int(held.starts[0]) + np.arange(total, dtype=np.int64) * item_bytes
-    first = np.repeat(held.starts - held.bounds()[:-1] * item_bytes, held.counts)
+    if len(vectors.counts) == 1:
+        return int(vectors.starts[0]) + np.arange(total, dtype=np.int64) * item_bytes
+    first = np.repeat(vectors.starts - vectors.bounds()[:-1] * item_bytes, vectors.counts)
     return first + np.arange(total, dtype=np.int64) * item_bytes
 
 

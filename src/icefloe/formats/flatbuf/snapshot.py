@@ -118,7 +118,7 @@ class ShapeColumns:
         body = arrays.body
         newer = arrays.has(_SHAPE_V2)
         older = arrays.vectors(_SHAPE, 16, 8)
-        dimensions, held = arrays.tables(_SHAPE_V2, required=False)
+        dimensions, vectors = arrays.tables(_SHAPE_V2, required=False)
         older = Vectors(older.starts, np.where(newer, 0, older.counts))
         at = item_positions(body, older, 16)
         lengths = body.read(at, "<u8", alignment=8)
@@ -128,9 +128,9 @@ class ShapeColumns:
         whole = np.where(lengths > 0, (lengths - 1) // np.maximum(chunks, 1) + 1, 0)
         self._older = (lengths.tolist(), whole.tolist(), older.bounds().tolist())
         counts = dimensions.scalar(1, "<u4")
-        self._newer = (dimensions.scalar(0, "<u8").tolist(), counts.tolist(), held.bounds().tolist())
+        self._newer = (dimensions.scalar(0, "<u8").tolist(), counts.tolist(), vectors.bounds().tolist())
         self._is_newer = newer.tolist()
-        self.ranks: npt.NDArray[np.int64] = np.where(newer, held.counts, older.counts)
+        self.ranks: npt.NDArray[np.int64] = np.where(newer, vectors.counts, older.counts)
 
     def of(self, array: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         lengths, counts, bounds = self._newer if self._is_newer[array] else self._older
@@ -142,12 +142,12 @@ class NameColumns:
     """Dimension names of every array. An absent or empty name is None."""
 
     def __init__(self, arrays: Tables, ranks: npt.NDArray[np.int64]) -> None:
-        names, held = arrays.tables(_DIMENSION_NAMES, required=False)
-        if bool((held.present & (held.counts != ranks)).any()):
+        names, vectors = arrays.tables(_DIMENSION_NAMES, required=False)
+        if bool((vectors.present & (vectors.counts != ranks)).any()):
             raise arrays.body.corrupt("the number of dimension names of an array is not its number of dimensions")
         self._texts = [text or None for text in texts_of(arrays.body, names.strings(0, required=False))]
-        self._bounds = held.bounds().tolist()
-        self._present = held.present.tolist()
+        self._bounds = vectors.bounds().tolist()
+        self._present = vectors.present.tolist()
 
     def of(self, array: int) -> tuple[str | None, ...] | None:
         if not self._present[array]:
@@ -164,18 +164,18 @@ class ManifestColumns:
 
     def __init__(self, arrays: Tables, ranks: npt.NDArray[np.int64] | None, slot: int = _MANIFESTS) -> None:
         body = arrays.body
-        refs, held = arrays.tables(slot)
+        refs, vectors = arrays.tables(slot)
         ids = encode_base32_column(refs.struct(0, 12))
         self._ids = ids.tobytes().decode("ascii")
         self._width = ids.shape[1]
         extents = refs.vectors(1, 8, 4)
-        if ranks is not None and _differ(extents.counts, np.repeat(ranks, held.counts)):
+        if ranks is not None and _differ(extents.counts, np.repeat(ranks, vectors.counts)):
             raise body.corrupt("the extents of a manifest do not have the rank of the array")
         at = item_positions(body, extents, 8)
         self._first = body.read(at, "<u4").tolist()
         self._end = body.read(at + 4, "<u4").tolist()
         self._boxes = extents.bounds().tolist()
-        self._bounds = held.bounds().tolist()
+        self._bounds = vectors.bounds().tolist()
 
     def of(self, array: int) -> tuple[ManifestRef, ...]:
         return tuple(

@@ -280,8 +280,8 @@ def forget_snapshots(info: RepoInfo, ids: Set[ObjectId]) -> tuple[Edit, frozense
     gone = frozenset(ids) & frozenset(info.snapshots) - from_refs
     left = {key: record for key, record in info.snapshots.items() if key not in gone}
     # A snapshot without a ref that is too young to be removed must not lose its parents.
-    held = _with_ancestors(info, left)
-    left = {key: record for key, record in info.snapshots.items() if key in held}
+    kept = _with_ancestors(info, left)
+    left = {key: record for key, record in info.snapshots.items() if key in kept}
     return Edit(dataclasses.replace(info, snapshots=left), UpdateRecord(UpdateKind.GC_RAN, 0)), gone - frozenset(left)
 
 

@@ -330,9 +330,9 @@ def _read_flags(root: Tables, slot: int) -> frozenset[int]:
 
 
 def _find_bytes(root: Tables, slot: int) -> bytes | None:
-    held = root.vectors(slot, 1, 1, required=False)
-    start = int(held.starts[0])
-    return None if start < 0 else root.body.data[start : start + int(held.counts[0])]
+    vectors = root.vectors(slot, 1, 1, required=False)
+    start = int(vectors.starts[0])
+    return None if start < 0 else root.body.data[start : start + int(vectors.counts[0])]
 
 
 def _read_statuses(tables: Tables) -> list[StatusRecord]:

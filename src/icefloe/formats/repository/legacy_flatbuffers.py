@@ -95,10 +95,10 @@ def _read_attributes(nodes: Tables) -> list[bytes | None]:
     if not bool(np.isin(kinds, (0, _INLINE_ATTRIBUTES)).all()) or bool(((kinds > 0) & (at < 0)).any()):
         raise nodes.body.corrupt("the attributes of a node have an unknown encoding")
     here = kinds == _INLINE_ATTRIBUTES
-    held = Tables(nodes.body, at[here]).vectors(0, 1, 1)
+    vectors = Tables(nodes.body, at[here]).vectors(0, 1, 1)
     found: list[bytes | None] = [None] * len(nodes)
     for row, start, count in zip(
-        np.flatnonzero(here).tolist(), held.starts.tolist(), held.counts.tolist(), strict=True
+        np.flatnonzero(here).tolist(), vectors.starts.tolist(), vectors.counts.tolist(), strict=True
     ):
         found[row] = nodes.body.data[start : start + count]
     return found

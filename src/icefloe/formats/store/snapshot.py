@@ -180,8 +180,8 @@ def read_manifest(data: bytes) -> dict[NodeId, ChunkTable]:
         for (number, coords), payload in chunks.items():
             rows.setdefault(number, {})[tuple(coords)] = _payload(payload)
         return {
-            number.to_bytes(NODE_ID_BYTES, "big"): table_from_rows(list(held.items()), len(next(iter(held))))
-            for number, held in sorted(rows.items())
+            number.to_bytes(NODE_ID_BYTES, "big"): table_from_rows(list(refs.items()), len(next(iter(refs))))
+            for number, refs in sorted(rows.items())
         }
     except (TypeError, AttributeError, KeyError, ValueError, OverflowError, InvalidInputError) as error:
         raise FormatError(f"the chunk manifest does not match the early format: {error!r}") from error
