@@ -17,8 +17,8 @@ MODULES = ["engine", "scale", "requests"]
 def main() -> None:
     parser = argparse.ArgumentParser(prog="dev.py bench")
     parser.add_argument("modules", nargs="*", default=MODULES, help=f"which of {', '.join(MODULES)}")
-    parser.add_argument("--scale", type=float, default=1.0, help="size of the data; 1 is what the table is about")
-    parser.add_argument("--only", default="", help="workloads whose name contains this")
+    parser.add_argument("--scale", type=float, default=1.0, help="size of the data  [default: 1]")
+    parser.add_argument("--only", default="", help="run only workloads whose name contains this text")
     arguments = parser.parse_args()
     console = Console(width=max(150, Console().width))
     rows: list[Row] = []
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def make_table(rows: list[Row]) -> Table:
-    """Seconds, memory, objects and bytes of both; ratios are official / ours, so more than 1 is better."""
+    """Seconds, memory, objects and bytes of both packages. Ratios are official / ours: more than 1 is better."""
     official = importlib.metadata.version("icechunk")
     table = Table(title=f"official icechunk {official} beside icefloe; ratios are official / ours")
     for column in ("workload", "step"):

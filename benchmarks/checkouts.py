@@ -4,10 +4,10 @@ Run it by itself: `python -m benchmarks.checkouts ../before [--pairs 15] [--only
 another checkout of this project, for example one made by `git worktree add ../before COMMIT --detach`. Both must run in
 the present environment.
 
-Each checkout has a process of its own. The two take turns at one workload, so that other work on the machine slows both
-alike. Processor time of user and system is compared, not time by the clock. The smallest time of each
-checkout is the least disturbed one. The median of the ratios of all pairs is printed beside it. Local files are not
-synced, because the time of a sync is the disk's.
+Each checkout runs in its own process. The two processes take turns at each workload, so that other programs slow both
+equally. The benchmark compares processor time (user and system), not wall time. It prints the smallest time of each
+checkout, which is the least disturbed one, and the median of the ratios of all pairs. Local files are not synced,
+because that would measure the disk.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Runner:
 
 
 def serve() -> None:
-    """Run the workloads that come by standard input, and print what each took."""
+    """Read names of workloads from standard input, run them, and print the time of each."""
     for line in sys.stdin:
         name, folder = line.rstrip("\n").split("\t")
         print(WORKLOADS[name](Path(folder)), flush=True)
@@ -222,9 +222,9 @@ def compare(before: Path, only: str, pairs: int, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.checkouts")
     parser.add_argument("before", nargs="?", type=Path, help="root of the other checkout")
-    parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--only", default="", help="workloads whose name contains this")
-    parser.add_argument("--folder", help="where files are written; the system's temporary folder by default")
+    parser.add_argument("--pairs", type=int, default=15, help="number of runs of each checkout  [default: 15]")
+    parser.add_argument("--only", default="", help="run only workloads whose name contains this text")
+    parser.add_argument("--folder", help="folder to write to  [default: the temporary folder of the system]")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:

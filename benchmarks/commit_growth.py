@@ -1,8 +1,8 @@
-"""Does a tiny commit cost the same at the start of a branch and after thousands of commits?
+"""Does a small commit take the same time at the start of a branch and after thousands of commits?
 
-Run it by itself: `python -m benchmarks.commit_growth [--commits 2000]`. It prints bytes and mean processor times, which
-other work on the machine does not change, of commits around the hundredth, of the last ones, and of one-chunk commits
-next to many untouched arrays.
+Run it by itself: `python -m benchmarks.commit_growth [--commits 2000]`. It prints the bytes
+and the mean processor time of the commits around the hundredth one, of the last commits, and of one-chunk commits in a
+repository with many other arrays. Other programs on the machine hardly change processor time.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def report(name: str, costs: list[tuple[float, int]]) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.commit_growth")
-    parser.add_argument("--commits", type=int, default=2000)
-    parser.add_argument("--arrays", type=int, default=5760)
+    parser.add_argument("--commits", type=int, default=2000, help="number of commits  [default: 2000]")
+    parser.add_argument("--arrays", type=int, default=5760, help="number of other arrays  [default: 5760]")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         repo, storage = make_repository(folder, 1)

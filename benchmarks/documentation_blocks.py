@@ -167,9 +167,9 @@ def _run_process(page: Path, folder: Path, hung: set[int], *, ours: bool) -> Out
 def main() -> int:
     """Run the pages below a folder, or one page in this process."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("source", type=Path)
-    parser.add_argument("--page", default="")
-    parser.add_argument("--ours", action="store_true")
+    parser.add_argument("source", type=Path, help="unpacked source distribution of the official package")
+    parser.add_argument("--page", default="", help="run only pages whose path contains this text")
+    parser.add_argument("--ours", action="store_true", help="use this package instead of the official one")
     parser.add_argument("--outcomes", type=Path)
     parser.add_argument("--skip", type=int, action="append", default=[])
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What the code of others needs to run here: datasets without downloads, buckets without a network, missing variables.
+"""Lets the code of other projects run here: datasets without downloads, buckets without a network, missing variables.
 
 `use_made_up_datasets` replaces xarray's tutorial datasets. `use_memory_for_buckets` replaces storages in the cloud by
 storages in memory. `fill_in` gives the variables that a block of a page uses and the page does not define, such as an

@@ -1,4 +1,4 @@
-"""Everyday work: tiny commits, opening, many nodes, large chunks, small chunks."""
+"""Common operations: small commits, opening, many nodes, large chunks, small chunks."""
 
 from __future__ import annotations
 

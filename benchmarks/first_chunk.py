@@ -1,7 +1,7 @@
-"""What does a new process pay to open a repository and read one chunk: loading the library, and the work itself?
+"""How long does a new process take to import the library, and then to open a repository and read one chunk?
 
-`python -m benchmarks.first_chunk icefloe /path/to/repository file:///prefix/ 500` prints both as JSON. Zarr is loaded
-before, since both libraries need it. `benchmarks.generations` runs it for both libraries in turns.
+`python -m benchmarks.first_chunk icefloe /path/to/repository file:///prefix/ 500` prints both as JSON. Zarr is imported
+before, because both libraries need it. `benchmarks.generations` runs it for both libraries in turns.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What do a million references cost in each generation: to encode, to decode, to commit, to find the first chunk by?
+"""How long does each generation take for a million references: encode, decode, commit, and find the first chunk?
 
-Run it by itself: `python -m benchmarks.generations [--references 1000000]`. The official package does the same on the
-generations it knows, in the same process, on the same files; ratios are official / ours, so more than 1 is better.
-Both read in turns. Seconds are the best of several runs, processor time beside them. In a new process, loading the
-library is a row of its own.
+Run it by itself: `python -m benchmarks.generations [--references 1000000]`. The official package does the
+same work in its own generations, in the same process and on the same files. Ratios are official / ours: more than 1 is
+better. Both packages take turns. Seconds are the fastest of several runs, with processor time next to them. For new
+processes, importing the library has its own row.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def commit_native(version: SpecVersion, references: ChunkTable) -> None:
 
 
 class Side:
-    """One library doing the work on virtual references through its public door."""
+    """The work with virtual references, through the public functions of one library."""
 
     def __init__(self, library: Any, spec: int, source: Path, count: int) -> None:
         self.library, self.spec = library, spec
@@ -148,13 +148,13 @@ class Side:
 
 
 def in_turns(runs: list[Callable[[], object]], rounds: int = 5) -> list[Cost]:
-    """The fastest of several runs each, one after the other, so that both meet the same weather."""
+    """The fastest run of each. Both run in turns, so that other programs slow both equally."""
     costs = [[best(run, 1) for run in runs] for _ in range(rounds)]
     return [min(column, key=lambda cost: cost.seconds) for column in zip(*costs, strict=True)]
 
 
 def first_in_process(place: str, side: Side, rounds: int = 5) -> tuple[list[Cost], list[Cost]]:
-    """What loading and the first chunk cost new processes: official, ours."""
+    """The time of new processes to import the library and to read the first chunk: official, ours."""
     told: dict[str, list[dict[str, list[float]]]] = {"icechunk": [], "icefloe": []}
     for _ in range(rounds):
         for name, answers in told.items():
@@ -167,7 +167,7 @@ def first_in_process(place: str, side: Side, rounds: int = 5) -> tuple[list[Cost
 
 
 def measure_sides(count: int) -> Table:
-    """Commit, open and first chunk of both libraries; each reads what the official one wrote, and what we wrote."""
+    """Commit, open and first chunk with both libraries. Each reads the files of both."""
     version = importlib.metadata.version("icechunk")
     table = Table(title=f"{count:,} virtual references, official {version} beside icefloe; seconds (processor seconds)")
     for column in ("generation", "step", "official", "ours", "ratio"):
@@ -203,7 +203,7 @@ def add_row(table: Table, generation: str, step: str, official: Cost, ours: Cost
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.generations", description=__doc__)
-    parser.add_argument("--references", type=int, default=1_000_000)
+    parser.add_argument("--references", type=int, default=1_000_000, help="number of references  [default: 1000000]")
     arguments = parser.parse_args()
     console = Console(width=max(140, Console().width))
     console.print(measure_files(arguments.references))

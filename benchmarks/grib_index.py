@@ -99,7 +99,7 @@ def measure(messages: int, form: str) -> None:
 def main() -> None:
     """Parse the arguments and measure both forms."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=10_000)
+    parser.add_argument("--messages", type=int, default=10_000, help="number of messages  [default: 10000]")
     given = parser.parse_args()
     for form in ("index", "idx"):
         measure(given.messages, form)

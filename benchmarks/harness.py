@@ -1,4 +1,4 @@
-"""Runs the same steps through both libraries, each in a fresh process, and compares what they took."""
+"""Runs the same steps with both libraries, each in a new process, and compares time, memory, objects and bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OURS, OFFICIAL = "icefloe", "icechunk"
 
 @dataclass
 class Meter:
-    """What one step measures: seconds inside `timed`, by the clock and of all cores, and counts of its own."""
+    """The measurements of one step: wall time and processor time inside `timed`, and counts."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -46,7 +46,7 @@ Step = Callable[[ModuleType, Path, Meter, float], None]
 
 @dataclass(frozen=True)
 class Workload:
-    """One question, answered by steps that run one after the other, each in a process of its own."""
+    """Steps that run one after the other, each in its own process."""
 
     name: str
     question: str
@@ -57,7 +57,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one step of one library took; objects and bytes are what it added to the folder."""
+    """The result of one step with one library. Objects and bytes are those that it added to the folder."""
 
     seconds: float
     cpu_seconds: float
@@ -78,7 +78,7 @@ class Row:
 
 
 def run_workload(module: str, workload: Workload, scale: float) -> list[Row]:
-    """All steps in both libraries, libraries taking turns."""
+    """Run all steps. The libraries take turns."""
     best: dict[tuple[str, str], Measured] = {}
     for _ in range(workload.rounds):
         for library in (OFFICIAL, OURS):

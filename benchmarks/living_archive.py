@@ -1,9 +1,9 @@
-"""What does a night cost in the life of an archive of daily files?
+"""How long does the nightly update of an archive of daily files take, and how much does it write?
 
 Run it by itself: `python -m benchmarks.living_archive [--years 10] [--chunk 1]`. Small daily files are written and
-synced. After 1, 2, 5 and 10 years, one night is measured: one new, one replaced and one late file.
-Beside it, the official package writes what it can through xarray: it appends the new file and writes the region of the
-replaced one. It cannot insert the late file.
+synced. After 1, 2, 5 and 10 years, one update is measured: one new, one replaced and one late file.
+The official package does what it can do with xarray: it appends the new file and writes the region of the replaced one.
+It cannot insert the late file.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def measure(run: Callable[[], Any], folder: Path) -> tuple[Any, float, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.living_archive", description=__doc__)
-    parser.add_argument("--years", type=int, default=10)
-    parser.add_argument("--chunk", type=int, default=1, help="days in a chunk")
+    parser.add_argument("--years", type=int, default=10, help="length of the archive  [default: 10]")
+    parser.add_argument("--chunk", type=int, default=1, help="days per chunk  [default: 1]")
     arguments = parser.parse_args()
     table = Table(title=f"One night: one new, one replaced and one late file ({arguments.chunk} days in a chunk)")
     for column in ("files", "first sync s", "night s", "KB", "kept", "moved", "written", "nothing new s"):

@@ -1,6 +1,6 @@
-"""Maintenance: expiring and collecting a repository of many objects, and again when little changed.
+"""Expiry and garbage collection of a repository with many objects, and again after few changes.
 
-Both libraries work on the same kind of repository: the official package makes it, both times.
+The official package creates the repository for both libraries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _now() -> dt.datetime:
 
 
 def prepare(library: Any, folder: Path, meter: Meter, scale: float, objects: int = OBJECTS) -> None:
-    """Commits that replace all chunks of an array again and again, one object a chunk."""
+    """Commits that replace all chunks of an array. Every chunk is one object."""
     maker = importlib.import_module(OFFICIAL)
     chunks = int(objects * scale) // COMMITS
     repo = create_repository(maker, folder, config=maker.RepositoryConfig(inline_chunk_threshold_bytes=0))
@@ -61,7 +61,7 @@ def collect(library: Any, folder: Path, meter: Meter, scale: float) -> None:
 
 
 def change_little(library: Any, folder: Path, meter: Meter, scale: float) -> None:
-    """Two small commits by the official package, and as many expired ones."""
+    """Two small commits by the official package, and two expired snapshots."""
     repo = open_repository(importlib.import_module(OFFICIAL), folder)
     for number in range(2):
         session = repo.writable_session("main")
@@ -71,12 +71,12 @@ def change_little(library: Any, folder: Path, meter: Meter, scale: float) -> Non
 
 
 def collect_again(library: Any, folder: Path, meter: Meter, scale: float) -> None:
-    """The second collection, after two small commits and as many expired ones."""
+    """The second collection, after two small commits and two expired snapshots."""
     collect(library, folder, meter, scale)
 
 
 def verify(library: Any, folder: Path, meter: Meter, scale: float) -> None:
-    """Ours alone: is everything there?"""
+    """Verify the repository. Only our package can."""
     if library.__name__ != OURS:
         raise SystemExit("the official package has no verification")
     repo = open_repository(library, folder)

@@ -1,4 +1,4 @@
-"""How much of the suites of others passes on `icefloe.icechunk`?
+"""How many tests of other projects pass with `icefloe.icechunk`?
 
     python -m benchmarks.official_suites /path/to/icechunk-2.3.0 [--suite zarr documentation ...] [--only FILE ...]
         [--xarray /path/to/xarray] [--virtualizarr /path/to/virtualizarr] [--site /path/to/installed/icechunk]

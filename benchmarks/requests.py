@@ -1,4 +1,4 @@
-"""Requests: how often an object store is asked, counted in front of the server."""
+"""The number of requests to an object store, counted by a proxy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REQUEST = re.compile(rb"(GET|PUT|HEAD|POST|DELETE) \S+ HTTP/1\.1\r\n")
 
 
 class CountingProxy:
-    """Passes bytes on between clients and a server on this machine, and counts the requests among them."""
+    """A proxy between clients and a server on this machine. It counts requests."""
 
     def __init__(self, port: int) -> None:
         self.counts: Counter[str] = Counter()
@@ -62,7 +62,7 @@ def _storage(library: Any, port: int, bucket: str) -> Any:
 
 
 def measure(library: Any, folder: Path, meter: Meter, scale: float) -> None:
-    """All questions on one server, which lives as long as this process."""
+    """Run all workloads on one server, which ends with this process."""
     with ministack_server() as server:
         proxy = CountingProxy(int(server.endpoint_url.rpartition(":")[2]))
         bucket = server.make_bucket()

@@ -1,4 +1,4 @@
-"""Scale: a million references, one change on top, thousands of arrays, ten million references."""
+"""Large repositories: a million references, one change in them, thousands of arrays, ten million references."""
 
 from __future__ import annotations
 

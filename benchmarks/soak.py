@@ -1,13 +1,12 @@
-"""A service, writers, forks and a nightly job together on a real S3 server that misbehaves, for minutes.
+"""Several processes work on one repository, on a real S3 server with injected faults.
 
     python3 -m benchmarks.soak --minutes 10 --generation all
 
-Each writer owns chunks of one array and counts up in them; every value it was told is committed must be readable ever
-after. What a writer is not told (a lost answer that cannot be settled) it looks up. Some write themselves, some
-through forks in another process. A service keeps one repository open for the whole time, reads and commits with it,
-and reads sessions again that it opened a while ago. A nightly job in another process expires, compacts, rewrites
-manifests and collects, with a repository of its own. Prints numbers for each generation, exits with 1 when a commit
-was lost, a read was wrong, or verify finds damage at the end.
+Each writer has its own chunks of one array and writes increasing numbers to them. A committed value must stay readable.
+If the response to a commit is lost, the writer reads the branch. Some writers write directly, others through forks in
+another process. A service keeps one repository open for the whole time. It reads and commits, and reads again from old
+sessions. A maintenance job in another process expires, compacts, rewrites manifests and collects garbage. The program
+prints the counts for each generation. It exits with 1 if a commit was lost, a read was wrong, or verify finds damage.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ GRACE = dt.timedelta(seconds=45)
 
 @dataclass
 class UnkindProxy:
-    """Hands requests on, except for a share of them: 500, 503, slow, dropped before, and answered to nobody."""
+    """A proxy that fails a share of the requests: status 500 or 503, delays, lost requests and lost responses."""
 
     target: str
     rate: float
@@ -142,7 +141,7 @@ def unkind_proxy(target: str, rate: float) -> Iterator[UnkindProxy]:
 
 @dataclass
 class Soak:
-    """What all threads share: the place, the time to stop, what is known to be committed, and counts."""
+    """The state that all threads share: the storage, the time to stop, the committed values, and counts."""
 
     options: dict[str, Any]
     until: float
@@ -186,7 +185,7 @@ def _own(number: int) -> slice:
 
 
 def write(soak: Soak, number: int, repo: icefloe.Repository | None = None) -> None:
-    """Count up in the chunks of this writer; afterwards `committed` holds what must be readable."""
+    """Write increasing numbers. Afterwards, `committed` contains the values that must be readable."""
     repo = repo or soak.open()
     chance = random.Random(number)
     while soak.running():
@@ -227,7 +226,7 @@ def _write_fork(fork: Any, start: int, value: int) -> Any:
 
 
 def _look(soak: Soak, repo: icefloe.Repository, number: int, value: int) -> None:
-    """After an error, what is there counts: the old value or the new one."""
+    """Read the branch after an error. It has the old value or the new one."""
     while True:
         try:
             array = zarr.open_array(repo.readonly_session("main").store, path="counters", mode="r")
@@ -268,7 +267,7 @@ def read(soak: Soak, repo: icefloe.Repository | None = None) -> None:
 
 
 def maintain(options: dict[str, Any], seconds: float, answers: Any) -> None:
-    """The nightly job, every second, in a process of its own; puts its counts and what went wrong."""
+    """The maintenance job, every second, in its own process. It returns its counts and errors."""
     soak = Soak(options, time.monotonic() + seconds, 0, [], [])
     try:
         repo = soak.open()
@@ -304,7 +303,7 @@ def guarded(soak: Soak, work: Callable[..., None], *arguments: object) -> thread
 
 
 def run_generation(server: S3Server, generation: str, minutes: float, writers: int, rate: float) -> bool:
-    """Soak one generation; whether nothing was lost and everything is whole."""
+    """Run one generation. Return whether nothing was lost or damaged."""
     with unkind_proxy(server.endpoint_url, rate) as proxy:
         bucket = server.make_bucket()
         kind = icefloe.s3_storage(**server.storage_options(bucket))
@@ -340,9 +339,9 @@ def run_generation(server: S3Server, generation: str, minutes: float, writers: i
         if found < soak.committed[number]
     ]
     soak.wrong += map(str, report.damages)
-    print(f"{generation}: faults met: {dict(proxy.met)}")
-    print(f"  done: {dict(sorted((soak.counts + counts).items()))}")
-    print(f"  longest: { {name: round(took, 1) for name, took in (soak.longest | longest).items()} }")
+    print(f"{generation}: injected faults: {dict(proxy.met)}")
+    print(f"  operations: {dict(sorted((soak.counts + counts).items()))}")
+    print(f"  longest (s): { {name: round(took, 1) for name, took in (soak.longest | longest).items()} }")
     print(f"  final values {final}, committed {soak.committed}; verify: {len(report.damages)} damages", flush=True)
     for line in soak.wrong:
         print("  WRONG:", line, flush=True)
@@ -351,10 +350,15 @@ def run_generation(server: S3Server, generation: str, minutes: float, writers: i
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--minutes", type=float, default=10, help="how long, for each generation")
+    parser.add_argument("--minutes", type=float, default=10, help="minutes per generation  [default: 10]")
     parser.add_argument("--generation", default="repository", choices=["all", *GENERATIONS])
-    parser.add_argument("--writers", type=int, default=4, help="the last one writes in forks, the first is the service")
-    parser.add_argument("--rate", type=float, default=0.02, help="the share of requests that meet a fault")
+    parser.add_argument(
+        "--writers",
+        type=int,
+        default=4,
+        help="the first is the service, the last writes in forks",
+    )
+    parser.add_argument("--rate", type=float, default=0.02, help="share of requests that fail  [default: 0.02]")
     arguments = parser.parse_args()
     if arguments.writers < 2:
         parser.error("--writers: at least 2, the service and the one with forks")

@@ -1,7 +1,7 @@
-"""Does collecting garbage on Spark stay in bounded memory? Synthetic references and an inventory, ten times as many.
+"""Does garbage collection on Spark need bounded memory? Measured with synthetic references, and with ten times as many.
 
 Run with `python -m benchmarks.spark_collection [--scale 1]`: 500,000 and 5,000,000 references, and as many listed
-objects, of which a tenth is garbage. The objects themselves do not exist: deleting one that is gone is no error.
+objects, of which a tenth is garbage. The objects themselves do not exist. Deleting a missing object is not an error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ JVM_MB = 1024
 
 
 def make_repository(count: int, folder: Path) -> icefloe.Repository:
-    """A repository whose manifests name so many chunk objects, one for each chunk."""
+    """A repository whose manifests refer to this number of chunk objects, one per chunk."""
     split = icefloe.ManifestSplittingConfig.from_dict(
         {icefloe.ManifestSplitCondition.AnyArray(): {icefloe.ManifestSplitDimCondition.Any(): MANIFEST_CHUNKS}}
     )
@@ -116,7 +116,7 @@ def main() -> None:
             f"{row['count']:>12,} {row['count']:>12,} {row['deleted']:>10,} {row['start_mb']:>17.0f} "
             f"{row['peak_mb']:>7.0f} {row['seconds']:>8.1f}"
         )
-    print(f"driver and tasks share a JVM of {JVM_MB} MB at most; tasks in Python are processes of their own")
+    print(f"The driver and the tasks share a JVM of at most {JVM_MB} MB. Python tasks run in their own processes.")
 
 
 def _child(*arguments: str) -> str:

@@ -1,4 +1,4 @@
-"""Does the driver stay flat? The same Spark job with a hundred times the references: memory and time to commit.
+"""Does the memory of the driver depend on the number of references? The same Spark job, and a hundred times as many.
 
 Run with `python -m benchmarks.spark_driver_memory [--scale 1]`: 100,000 and 10,000,000 references at scale 1.
 """
@@ -97,7 +97,7 @@ def main() -> None:
             f"{row['references']:>12,} {row['peak_mb']:>15.0f} {row['task_seconds']:>9.1f} "
             f"{row['commit_seconds']:>14.2f} {row['descriptor_bytes']:>18,}"
         )
-    print(f"difference on the driver: {rows[1]['peak_mb'] - rows[0]['peak_mb']:.0f} MB (less than 50 wanted)")
+    print(f"difference on the driver: {rows[1]['peak_mb'] - rows[0]['peak_mb']:.0f} MB (limit: 50)")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""How long do many NetCDF files take? Ours on local Spark beside xarray + Dask + the official `to_icechunk`.
+"""How long does the ingest of many NetCDF files take? Local Spark, compared with xarray, Dask and `to_icechunk`.
 
-Run with `python -m benchmarks.spark_ingest [--files 1000] [--cores 2]`. Each way runs in a process of its own, with
-sources in the page cache. Virtual ingest is compared with VirtualiZarr where it is installed. The start of Spark is
-part of the total and told apart too: a pipeline pays it once. Afterwards every cell of every file is compared.
+Run with `python -m benchmarks.spark_ingest [--files 1000] [--cores 2]`. Each method runs in its own process, with
+the sources in the page cache. Virtual ingest is compared with VirtualiZarr if that is installed. The total includes the
+start of Spark, which is also printed separately: a pipeline starts it once. Afterwards every cell of every file is
+compared.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CHUNKS = (4, 25, 36)
 
 
 def make_files(folder: Path, count: int) -> None:
-    """One file a day."""
+    """One file per day."""
     from icefloe.testing.synthetic_weather import write_month
 
     write_month(folder, days=count, nlat=NLAT, nlon=NLON, chunks=CHUNKS)
@@ -152,17 +153,17 @@ def _is_float(variable: xr.DataArray) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--files", type=int, default=1000)
-    parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--check", type=int, help="compare only so many of the files cell by cell (all)")
-    parser.add_argument("--only", default="", help="the ways whose name contains this")
+    parser.add_argument("--files", type=int, default=1000, help="number of files  [default: 1000]")
+    parser.add_argument("--cores", type=int, default=2, help="number of cores  [default: 2]")
+    parser.add_argument("--check", type=int, help="number of files to compare cell by cell  [default: all]")
+    parser.add_argument("--only", default="", help="run only methods whose name contains this text")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         way, files, target = arguments.child
         print(json.dumps(WAYS[way](Path(files), Path(target), arguments.cores)))
         return
-    print(f"{'way':<36} {'total':>9} {'of it Spark start':>18} {'equal':>6}")
+    print(f"{'method':<36} {'total':>9} {'start of Spark':>18} {'equal':>6}")
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         files = Path(folder) / "files"
         make_files(files, arguments.files)

@@ -1,12 +1,12 @@
-"""How fast is SQL over arrays, beside the same cells as rows in Parquet and beside xarray?
+"""How fast is SQL over arrays, compared with the same cells as rows in Parquet, and with xarray?
 
     python -m benchmarks.spark_tables --cells 100000000
 
-Every query runs twice to warm up. Then there are `--rounds` rounds of all of them, one after the other, so that what a
-machine does meanwhile it does to all. In a round each runs three times (the first finds its memory gone), short ones
-until they took a second (a JVM gets faster for a while). The fastest counts.
-`--precise` keeps all digits of the values, which then compress little; else they have two decimals, of which Parquet
-makes a dictionary.
+Every query runs twice to warm up. Then all queries run in `--rounds` rounds, so that other programs slow all of them
+equally. In a round each query runs three times, and short ones for a second, because a JVM gets faster for a while. The
+fastest run counts.
+With `--precise`, values have all digits and compress little. Otherwise they have two decimals, which Parquet stores in
+a dictionary.
 Then rows are written to a grid, a quarter of `--rows` and all of them, with the peak memory of every kind of process.
 """
 
@@ -37,7 +37,7 @@ SHORT_SECONDS, FEWEST_RUNS, MOST_RUNS = 1.0, 3, 12
 
 @dataclass(frozen=True)
 class Cost:
-    """What a query took, by the clock and of all cores; the latter is fair on a busy machine."""
+    """Wall time and processor time of a query. Processor time is the fairer one on a busy machine."""
 
     seconds: float
     cpu_seconds: float
@@ -106,7 +106,7 @@ def descendants(parents: dict[int, int]) -> set[int]:
 
 
 class PeakMemory:
-    """The most memory that the processes below this one had: the JVM, and the largest of its Python workers."""
+    """The peak memory of the processes below this one: the JVM, and the largest of its Python workers."""
 
     def __init__(self) -> None:
         self.peaks: dict[str, float] = {}
@@ -145,14 +145,14 @@ def _memory(folder: Path) -> tuple[int, tuple[int, str, float]] | None:
 
 @dataclass
 class Racer:
-    """A query, what its fastest run cost so far, and its answer."""
+    """A query, the cost of its fastest run so far, and its result."""
 
     run: Callable[[], Any]
     best: Cost | None = None
     answer: Any = None
 
     def once(self) -> float:
-        """Run it; how long it took."""
+        """Run the query and return its cost."""
         started, worked = time.perf_counter(), tree_cpu_seconds()
         self.answer = self.run()
         cost = Cost(time.perf_counter() - started, tree_cpu_seconds() - worked)
@@ -176,7 +176,7 @@ def race(racers: Sequence[Racer], rounds: int) -> None:
             while runs < FEWEST_RUNS or (spent < SHORT_SECONDS and runs < MOST_RUNS):
                 spent += racer.once()
                 runs += 1
-        print(f"round {number + 1} of {rounds} is over", file=sys.stderr, flush=True)
+        print(f"round {number + 1} of {rounds} is finished", file=sys.stderr, flush=True)
 
 
 def close(a: Any, b: Any) -> bool:
@@ -212,7 +212,7 @@ def measure(cells: int, rounds: int, work: Path, *, wide: bool, precise: bool) -
         return float(df.selectExpr("sum(t2m)").head()[0] or 0.0)
 
     def all_columns(df: Any) -> None:
-        """Makes every row and keeps none, as far as Spark itself is concerned."""
+        """Produces every row and discards it."""
         df.write.format("noop").mode("overwrite").save()
 
     def values(array: xr.DataArray) -> None:
@@ -284,7 +284,7 @@ def measure(cells: int, rounds: int, work: Path, *, wide: bool, precise: bool) -
 
 
 def ratios(queries: dict[str, Any]) -> dict[str, float]:
-    """What the bars of the project speak of, by the clock."""
+    """The figures that have a limit in this project, in wall time."""
 
     def seconds(query: str, of: str = "icefloe") -> float:
         return float(queries[query][of]["seconds"])

@@ -131,8 +131,10 @@ class _Command(TyperCommand):
     """A command whose help ends with examples, one a line. They are not wrapped."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        if not self.epilog:
+            return
         with formatter.section("Examples"):
-            for line in (self.epilog or "").splitlines():
+            for line in self.epilog.splitlines():
                 formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
 
@@ -153,9 +155,9 @@ def build_app(load: Collection[str] = tuple(COMMANDS)) -> typer.Typer:
     loaded = [name for name in COMMANDS if name in load]
     for name in loaded:
         module = importlib.import_module(f"icefloe.cli.{COMMANDS[name].module}")
-        command = expand_groups(getattr(module, name.replace("-", "_")))
-        description, _, examples = inspect.cleandoc(command.__doc__ or "").partition(_EXAMPLES)
-        app.command(name, cls=_Command, help=description, epilog=examples)(command)
+        run = expand_groups(getattr(module, name.replace("-", "_")))
+        description, _, examples = inspect.cleandoc(run.__doc__ or "").partition(_EXAMPLES)
+        app.command(name, cls=_Command, help=description, epilog=examples)(run)
     for name, command in COMMANDS.items() if not loaded else ():
         app.command(name, help=command.summary)(_not_loaded)
     return app
