@@ -70,6 +70,9 @@ from icefloe.errors import (
     NodeNotFoundError as NodeNotFoundError,
 )
 from icefloe.errors import (
+    NotAnArrayError as NotAnArrayError,
+)
+from icefloe.errors import (
     NotFoundError as NotFoundError,
 )
 from icefloe.errors import (
@@ -113,6 +116,9 @@ from icefloe.errors import (
 )
 from icefloe.errors import (
     UnsupportedError as UnsupportedError,
+)
+from icefloe.errors import (
+    UnsupportedVersionError as UnsupportedVersionError,
 )
 from icefloe.errors import (
     VersionMismatchError as VersionMismatchError,

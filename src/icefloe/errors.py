@@ -477,6 +477,18 @@ class ParentNotFoundError(SessionStateError, NodeNotFoundError):
     kind = ErrorKind.MOVE_DESTINATION_PARENT_MISSING
 
 
+class NotAnArrayError(NodeNotFoundError, InvalidInputError):
+    """There is a group at this path, and an array is needed."""
+
+    kind = ErrorKind.NOT_AN_ARRAY
+
+
+class UnsupportedVersionError(UnsupportedError, FormatError):
+    """The format of this repository is too old for the operation."""
+
+    kind = ErrorKind.UNSUPPORTED_SPEC_VERSION
+
+
 class FinishedSessionError(SessionStateError, ReadOnlyError):
     """The session is read-only, or became read-only with its commit, so that it cannot commit, fork or rebase."""
 

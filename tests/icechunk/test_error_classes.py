@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import inspect
 import pickle
 
@@ -9,7 +10,7 @@ import pytest
 import zarr
 
 import icefloe
-from icefloe import errors
+from icefloe import errors, icechunk
 from icefloe.errors import ErrorKind
 
 CLASSES = [value for _, value in inspect.getmembers(errors, inspect.isclass) if issubclass(value, errors.IcefloeError)]
@@ -26,10 +27,10 @@ def test_an_error_shows_its_text_has_a_code_and_pickles(cls: type[errors.Icefloe
 
 @pytest.mark.compat
 def test_the_tree_and_the_codes_are_those_of_the_official_package() -> None:
-    icechunk = pytest.importorskip("icechunk", minversion="2.3")
-    theirs = {kind.name: kind.value for kind in icechunk.ErrorKind}
+    official = pytest.importorskip("icechunk", minversion="2.3")
+    theirs = {kind.name: kind.value for kind in official.ErrorKind}
     assert theirs.items() <= {kind.name: kind.value for kind in ErrorKind}.items()
-    found = {name: cls for name, cls in vars(icechunk).items() if inspect.isclass(cls) and issubclass(cls, Exception)}
+    found = {name: cls for name, cls in vars(official).items() if inspect.isclass(cls) and issubclass(cls, Exception)}
     assert len(found) > 12
     for name, cls in found.items():
         above = {base.__name__ for base in cls.__mro__}
@@ -68,8 +69,8 @@ def test_each_situation_has_the_class_and_code_of_the_official_package(repo: ice
     expect(errors.AlreadyExistsError, "branch-already-exists", "create_branch", "dev", tip)
     expect(errors.SessionStateError, "cannot-delete-main", "delete_branch", "main")
     expect(errors.SessionStateError, "cannot-fork-read-only-session", "readonly_session.fork")
-    expect(errors.SessionStateError, "read-only-session", "readonly_session.commit", "no")
-    expect(errors.SessionStateError, "read-only-session", "readonly_session.rebase", icefloe.ConflictDetector())
+    expect(errors.SessionStateError, "commit-not-allowed", "readonly_session.commit", "no")
+    expect(errors.SessionStateError, "commit-not-allowed", "readonly_session.rebase", icefloe.ConflictDetector())
     with pytest.raises(errors.InvalidInputError) as taken:
         icefloe.Repository.create(repo.storage)
     assert isinstance(taken.value, errors.AlreadyExistsError)
@@ -100,3 +101,34 @@ def test_a_failed_rebase_is_a_conflict_that_lists_what_conflicts(repo: icefloe.R
         session.commit("ours", rebase_with=icefloe.ConflictDetector())
     assert isinstance(failed.value, errors.RebaseFailedError) and len(failed.value.conflicts) == 1
     assert failed.value.kind == ErrorKind.REBASE_FAILED
+
+
+def test_misuse_raises_the_classes_and_kinds_of_the_official_package() -> None:
+    old = icechunk.Repository.create(icechunk.in_memory_storage(), spec_version=1)
+    new = icechunk.Repository.create(icechunk.in_memory_storage())
+    with new.transaction("main", message="a group") as store:
+        zarr.create_group(store)
+    session, reader = new.writable_session("main"), new.readonly_session("main")
+    for attempt, expected, kind in (
+        (old.get_metadata, icechunk.FormatError, "unsupported-spec-version"),
+        (lambda: list(old.ops_log()), icechunk.FormatError, "unsupported-spec-version"),
+        (lambda: old.writable_session("main").amend("x"), icechunk.FormatError, "unsupported-spec-version"),
+        (lambda: session.shift_array("/", (1,)), icechunk.InvalidInputError, "not-an-array"),
+        (lambda: session.fork().rebase(icechunk.ConflictDetector()), icechunk.SessionStateError, "commit-not-allowed"),
+        (lambda: reader.commit("x"), icechunk.SessionStateError, "commit-not-allowed"),
+        (lambda: reader.rebase(icechunk.ConflictDetector()), icechunk.SessionStateError, "commit-not-allowed"),
+        (
+            lambda: new.readonly_session("main", as_of=dt.datetime(2000, 1, 1, tzinfo=dt.UTC)),
+            icechunk.SnapshotNotFoundError,
+            "no-snapshot-at-time",
+        ),
+        (lambda: new.set_feature_flag("none", True), icechunk.InvalidInputError, "invalid-feature-flag"),
+        (
+            lambda: icechunk.upgrade_icechunk_repository(new, dry_run=True),
+            icechunk.SessionStateError,
+            "invalid-repository-migration",
+        ),
+    ):
+        with pytest.raises(expected) as raised:
+            attempt()
+        assert raised.value.kind == kind

@@ -220,6 +220,8 @@ def upgrade_icechunk_repository(
         The repository, opened anew.
     """
     attribution = repo.attribution
+    if repo.spec_version is SpecVersion.v2:
+        raise SessionStateError("the repository is of version 2 already", "invalid-repository-migration")
     made = _upgrade(repo, dry_run=dry_run, delete_unused_v1_files=delete_unused_v1_files)
     if not dry_run:
         repo._invalidate("this repository object was invalidated by upgrade_icechunk_repository; use what it returned")

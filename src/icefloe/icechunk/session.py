@@ -7,7 +7,7 @@ from typing import Any
 
 from icefloe.blocking import blocking
 from icefloe.display.card import ShownField, fields_html, fields_text
-from icefloe.errors import ForbiddenChangeError, InvalidInputError, SessionStateError, UnsupportedError
+from icefloe.errors import ForbiddenChangeError, InvalidInputError, SessionStateError, UnsupportedVersionError
 from icefloe.icechunk.store import IcechunkStore
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
@@ -90,7 +90,7 @@ class Session(engine.Session):
     ) -> str:
         """Replace the newest commit of the branch. The repository must be of version 2."""
         if self._state.context.format.spec_version is SpecVersion.ICECHUNK1:
-            raise UnsupportedError(
+            raise UnsupportedVersionError(
                 "a repository of version 1 has no amended commits; upgrade it with upgrade_icechunk_repository(repo)"
             )
         return await super().amend_async(message, metadata=metadata, allow_empty=allow_empty)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from icefloe.blocking import blocking
 from icefloe.display.card import format_bytes
-from icefloe.errors import InvalidInputError, UnsupportedError
+from icefloe.errors import InvalidInputError, UnsupportedVersionError
 from icefloe.lazy_exports import lazy_module
 from icefloe.ledger.contract import RepositoryAdministration
 from icefloe.session.open_repository import RepositoryContext, build_context
@@ -351,7 +351,7 @@ class AdministrationMixin:
         context = self._context
         found = context.ledger.administration
         if found is None or not getattr(context.capabilities, capability):
-            raise UnsupportedError(
+            raise UnsupportedVersionError(
                 f"repositories of generation {context.format.spec_version.value!r} have no {what}. Use "
                 "`icefloe.upgrade` to convert this one to icechunk2",
                 generation=context.format.spec_version.value,

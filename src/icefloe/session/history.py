@@ -354,7 +354,9 @@ async def snapshot_as_of(context: RepositoryContext, snapshot_id: ObjectId, time
             return info.id
         oldest = info
     since = f"; its history begins at {oldest.written_at.isoformat()}" if oldest is not None else ""
-    raise SnapshotNotFoundError(f"the branch had no commit at {moment.isoformat()}{since}", as_of=moment)
+    raise SnapshotNotFoundError(
+        f"the branch had no commit at {moment.isoformat()}{since}", "no-snapshot-at-time", as_of=moment
+    )
 
 
 async def fetch_log(

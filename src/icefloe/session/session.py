@@ -613,7 +613,7 @@ class Session(ChunkMethods, CardMixin):
         self._check_open()
         branch = self._branch
         if branch is None:
-            raise SessionStateError("this session has no branch to rebase to")
+            raise SessionStateError("this session has no branch to rebase to", "commit-not-allowed")
         with self._state.exclusive("rebase"):
             await self._state.store_chunks()
             await committing.rebase(self._state, branch, solver)
@@ -645,7 +645,8 @@ class Session(ChunkMethods, CardMixin):
     def _check_open(self, *, moves_only: bool = True) -> None:
         if self.read_only:
             raise FinishedSessionError(
-                "the session is read-only, or was already committed. Open a new one with repo.writable_session(branch)"
+                "the session is read-only, or was already committed. Open a new one with repo.writable_session(branch)",
+                "commit-not-allowed",
             )
         self._check_writable(moves_only=moves_only)
 

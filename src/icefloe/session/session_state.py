@@ -23,6 +23,7 @@ from icefloe.errors import (
     ForbiddenChangeError,
     InvalidInputError,
     NodeNotFoundError,
+    NotAnArrayError,
     ParentNotFoundError,
     PathOccupiedError,
     ReadOnlyError,
@@ -163,8 +164,9 @@ class Tree:
         node = self.find(path)
         if isinstance(node, ArrayNode):
             return node
-        found = "there is a group" if node is not None else f"nearest group above: {self._nearest(path)}"
-        raise NodeNotFoundError(f"no array at {path!r}; {found}", path=path)
+        if node is not None:
+            raise NotAnArrayError(f"no array at {path!r}; there is a group", path=path)
+        raise NodeNotFoundError(f"no array at {path!r}; nearest group above: {self._nearest(path)}", path=path)
 
     def node(self, path: str) -> Node:
         """The node at a path; NodeNotFoundError otherwise."""

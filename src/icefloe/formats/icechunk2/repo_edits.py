@@ -262,7 +262,7 @@ def set_status(info: RepoInfo, availability: Availability, reason: str | None, n
 def set_flag(info: RepoInfo, name: str, value: bool | None) -> Edit:
     """Enable or disable a feature, or (None) restore its default."""
     if name not in FLAGS:
-        raise InvalidInputError(f"unknown feature flag {name!r}. Known: {', '.join(FLAGS)}")
+        raise InvalidInputError(f"unknown feature flag {name!r}. Known: {', '.join(FLAGS)}", "invalid-feature-flag")
     flag = FLAGS[name]
     enabled, disabled = info.enabled_flags - {flag}, info.disabled_flags - {flag}
     after = dataclasses.replace(
