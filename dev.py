@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
-QUICK = "not slow and not spark and not s3"
+QUICK = "not slow and not spark and not s3 and not browser"
 ORDINARY = "not slow"
 
 # `.pre-commit-config.yaml` has the same checks. The import cache stores how a name was resolved and misses modules that
@@ -243,6 +243,8 @@ def do_lint(arguments: argparse.Namespace, rest: list[str]) -> int:
 def do_test(arguments: argparse.Namespace, rest: list[str]) -> int:
     environment = prepare(arguments.python)
     failed = lint(environment)
+    if not arguments.quick and (arguments.browser or os.environ.get("CI") == "true"):
+        install_browser()
     command: list[str | Path] = [environment.python, "-m", "pytest", "-q", "-n", str(arguments.workers)]
     command += ["--dist", "loadgroup"]
     if not arguments.thorough:
@@ -252,6 +254,24 @@ def do_test(arguments: argparse.Namespace, rest: list[str]) -> int:
     if failed:
         say(f"failed before the tests: {', '.join(failed)}")
     return code or (1 if failed else 0)
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def install_browser() -> None:
+    """Install Chromium for the tests of the viewer, where this is possible. Without it, these tests are skipped."""
+    if os.environ.get("ICEFLOE_BROWSER") or any(map(shutil.which, BROWSERS)):
+        return
+    if not hasattr(os, "geteuid") or os.geteuid() != 0 or not shutil.which("apt-get"):
+        say("no Chromium, and it can only be installed here by root with apt-get: the tests in the browser are skipped")
+        return
+    say("installing Chromium for the tests in the browser")
+    quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+    for command in (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "chromium"]):
+        if attempt(command, **quiet) != 0:
+            say(f"`{' '.join(command)}` failed: the tests in the browser are skipped")
+            return
 
 
 def test_variables(arguments: argparse.Namespace) -> dict[str, str]:
@@ -367,8 +387,11 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         )
         job.add_argument("--python", metavar="X.Y", help="use this Python version, in a separate environment")
         if name == "test":
-            job.add_argument("--quick", action="store_true", help="also skip the tests marked spark and s3")
+            job.add_argument("--quick", action="store_true", help="also skip the tests marked spark, s3 and browser")
             job.add_argument("--thorough", action="store_true", help="also run the tests marked slow")
+            job.add_argument(
+                "--browser", action="store_true", help="install Chromium if it is missing, as root on Debian"
+            )
             job.add_argument("--workers", type=int, default=2, metavar="N", help="test processes (default 2)")
         if name == "lint":
             job.add_argument("--fix", action="store_true", help="let ruff change files first")

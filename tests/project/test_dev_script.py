@@ -101,3 +101,24 @@ def test_what_the_script_does_not_know_goes_to_pytest(dev: ModuleType) -> None:
 )
 def test_waiting_people_see_one_word_per_package(dev: ModuleType, line: str, step: str | None) -> None:
     assert dev.pip_step(line) == step
+
+
+def test_a_browser_is_installed_only_when_it_is_asked_for(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def attempt(command: list[object], **variables: str) -> int:
+        commands.append([str(part) for part in command])
+        return 0
+
+    monkeypatch.setattr(dev, "attempt", attempt)
+    monkeypatch.setattr(
+        dev, "prepare", lambda version: dev.Environment(Path("venv"), dev.Interpreter("3.11", "python"))
+    )
+    monkeypatch.setattr(dev.shutil, "which", lambda name: "/usr/bin/apt-get" if name == "apt-get" else None)
+    monkeypatch.setattr(dev.os, "geteuid", lambda: 0, raising=False)
+    monkeypatch.delenv("ICEFLOE_BROWSER", raising=False)
+    for ci, options, expected in (("", [], False), ("", ["--browser"], True), ("true", [], True)):
+        commands.clear()
+        monkeypatch.setenv("CI", ci)
+        assert dev.main(["test", *options]) == 0
+        assert (["apt-get", "install", "-y", "-qq", "chromium"] in commands) is expected

@@ -56,7 +56,6 @@ def view(
     sys.stdout.flush()
     try:
         if not no_browser:
-            # The socket listens already. The browser waits until the server accepts its connection.
             server.open_browser()
         server.run()
     except KeyboardInterrupt:

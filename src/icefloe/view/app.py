@@ -36,9 +36,8 @@ from icefloe.errors import (
     VirtualChunkError,
 )
 from icefloe.repository import Repository
-from icefloe.view import chunk_map, history, tree
+from icefloe.view import history, storage_use, tree
 from icefloe.view.history import Revision, ViewedRepository
-from icefloe.view.maintenance import maintenance
 from icefloe.view.slices import MOST_PIXELS, SliceReader, SliceRequest
 from icefloe.view.zarr_http import read_key
 
@@ -97,7 +96,7 @@ class Arguments:
 
     def revision(self, name: str = "ref") -> Revision:
         """The snapshot of a ref."""
-        return self._viewed.resolve(self.text(name, "main"))
+        return self._viewed.resolve(self.text(name, "main" if name == "ref" else None))
 
     def snapshot(self, name: str = "ref") -> str:
         """The snapshot id of a ref."""
@@ -162,10 +161,10 @@ class View:
         window = arguments.window([node.shape[axis] for axis in axes])
         return SliceRequest(axes, arguments.index(node.shape), window, tuple(pixels[2 - len(axes) :]))
 
-    def plane(self, arguments: Arguments, snapshot_id: str) -> chunk_map.Plane:
+    def plane(self, arguments: Arguments, snapshot_id: str) -> storage_use.Plane:
         """The plane of the chunk grid that a request asks for."""
         node = tree.find_array(self.repository.session(snapshot_id), arguments.text("path"))
-        return chunk_map.Plane(arguments.axes(len(node.grid)), arguments.index(node.grid))
+        return storage_use.Plane(arguments.axes(len(node.grid)), arguments.index(node.grid))
 
 
 # -- endpoints ----------------------------------------------------------------------------------------------------
@@ -235,13 +234,13 @@ def _chunks(view: View, given: Arguments) -> Any:
     snapshot_id = given.snapshot()
     plane = view.plane(given, snapshot_id)
     origins = given.integer("origins", 0, 0, 1) == 1
-    return chunk_map.chunk_map(view.repository, snapshot_id, given.text("path"), plane, origins=origins)
+    return storage_use.chunk_map(view.repository, snapshot_id, given.text("path"), plane, origins=origins)
 
 
 def _compare(view: View, given: Arguments) -> Any:
     old, new = given.snapshot("from"), given.snapshot("to")
     plane = view.plane(given, new) if given.find("x") else None
-    return chunk_map.compare_array(view.repository, old, new, given.text("path"), plane)
+    return storage_use.compare_array(view.repository, old, new, given.text("path"), plane)
 
 
 ENDPOINTS: tuple[Endpoint, ...] = (
@@ -305,13 +304,13 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         "/api/sizes",
         "Bytes on storage of all arrays.",
-        lambda view, given: tree.sizes(view.repository, given.snapshot()),
+        lambda view, given: storage_use.sizes(view.repository, given.snapshot()),
         (_REF,),
     ),
     Endpoint(
         "/api/growth",
         "Bytes of the content of each commit of a history, and bytes that were new.",
-        lambda view, given: tree.growth(view.repository, given.snapshot(), given.integer("limit", 100, 1, 500)),
+        lambda view, given: storage_use.growth(view.repository, given.snapshot(), given.integer("limit", 100, 1, 500)),
         (_REF, Parameter("limit", "Number of commits.", "integer")),
     ),
     Endpoint(
@@ -349,7 +348,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         "/api/maintenance",
         "What an expiry and a garbage collection would do now.",
-        lambda view, given: maintenance(
+        lambda view, given: storage_use.maintenance(
             view.repository, given.number("keep_days", 30, 0, 36500), given.number("grace_days", 7, 0, 36500)
         ),
         (
@@ -494,9 +493,9 @@ class _Zarr:
         raw = bytes(scope.get("raw_path") or b"").partition(b"?")[0].decode("latin-1")
         ref, _, key = raw.partition("/zarr/")[2].partition("/")
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        response = await run_in_threadpool(
-            self._answer, unquote(ref), unquote(key), headers, head=scope["method"] == "HEAD"
-        )
+        # Some clients write two slashes before the key. A key that is not found would read as the fill value.
+        key = unquote(key).lstrip("/")
+        response = await run_in_threadpool(self._answer, unquote(ref), key, headers, head=scope["method"] == "HEAD")
         await response(scope, receive, send)
 
     def _answer(self, ref: str, key: str, headers: dict[str, str], *, head: bool) -> Response:

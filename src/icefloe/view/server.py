@@ -55,7 +55,8 @@ class ViewServer:
         frames: Sequence[str] = _NOTEBOOKS,
     ) -> None:
         self._socket = _bind(host, port)
-        bound = self._socket.getsockname()[1]
+        bound: int = self._socket.getsockname()[1]
+        self.port = bound
         loopback = is_loopback(host)
         self._token = None if loopback else secrets.token_urlsafe(24)
         hosts = Access().hosts if loopback else _names_of(host)
@@ -158,6 +159,8 @@ def _bind(host: str, port: int) -> socket.socket:
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(place)
+        # A browser that is opened before the server accepts connections waits.
+        bound.listen(_CONNECTIONS)
     except OSError as error:
         raise InvalidInputError(f"the viewer cannot listen on {host}:{port}: {error.strerror or error}") from error
     return bound

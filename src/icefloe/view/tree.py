@@ -1,4 +1,4 @@
-"""Groups and arrays: the tree, the details of a node, coordinates, and sizes on storage."""
+"""Groups and arrays: the tree, the details of a node, its coordinates and its size on storage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from icefloe.blocking import run_blocking
 from icefloe.errors import InvalidInputError
@@ -17,13 +16,11 @@ from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.snapshot import ArrayNode, GroupNode, Node
 from icefloe.model.zarr_document import parse_document
 from icefloe.session.session import Session
-from icefloe.view.history import ViewedRepository, commit_json, plain
+from icefloe.view.history import ViewedRepository, plain
 
 _MOST_DOCUMENT_BYTES = 2 << 20
-_MOST_REFERENCES = 20_000_000
+MOST_REFERENCES = 20_000_000
 """Chunk references that are read to find the sizes of a snapshot."""
-_MOST_HISTORY_REFERENCES = 5_000_000
-_MOST_SIZES = 2000
 
 
 def absolute(path: str) -> str:
@@ -121,7 +118,7 @@ def node_facts(viewed: ViewedRepository, snapshot_id: str, path: str) -> dict[st
         "manifests": len(node.manifests),
         "references": table_rows,
         "coordinates": coordinate_paths(session, node),
-        "storage": array_sizes(viewed, session, node) if table_rows <= _MOST_REFERENCES else None,
+        "storage": array_sizes(viewed, session, node) if table_rows <= MOST_REFERENCES else None,
     }
 
 
@@ -153,9 +150,6 @@ def _coordinate_path(session: Session, node: ArrayNode, name: str | None, length
     return None
 
 
-# -- sizes --------------------------------------------------------------------------------------------------------
-
-
 def kind_sizes(table: ChunkTable) -> dict[str, Any]:
     """Chunks and bytes of an array by kind."""
     sizes: dict[str, Any] = {"chunks": len(table), "bytes": int(table.length.sum())}
@@ -174,92 +168,3 @@ def array_sizes(viewed: ViewedRepository, session: Session, node: ArrayNode) -> 
         return {**kind_sizes(table), "cells": plain(math.prod(node.grid)), "decoded_bytes": None}
 
     return viewed.facts.get(key, load)
-
-
-def sizes(viewed: ViewedRepository, snapshot_id: str) -> dict[str, Any]:
-    """Bytes on storage of every array of a snapshot, largest first."""
-    return viewed.facts.get(("all sizes", snapshot_id), lambda: _sizes(viewed, viewed.session(snapshot_id)))
-
-
-def _sizes(viewed: ViewedRepository, session: Session) -> dict[str, Any]:
-    base = session.state.base
-    references = sum(each.num_chunk_refs for each in base.manifests.values())
-    if references > _MOST_REFERENCES:
-        raise InvalidInputError(
-            f"this snapshot has {references:,} chunk references. The viewer adds up the sizes of at most "
-            f"{_MOST_REFERENCES:,}. `icefloe stats` shows them"
-        )
-    arrays = [node for node in base.nodes.values() if isinstance(node, ArrayNode)]
-    entries = [{"path": node.path, **array_sizes(viewed, session, node)} for node in arrays]
-    entries.sort(key=lambda entry: (-entry["bytes"], entry["path"]))
-    return {
-        "arrays": entries[:_MOST_SIZES],
-        "total_arrays": len(entries),
-        "bytes": sum(entry["bytes"] for entry in entries),
-        "chunks": sum(entry["chunks"] for entry in entries),
-        "manifests": len(base.manifests),
-        "manifest_bytes": sum(each.size_bytes for each in base.manifests.values()),
-    }
-
-
-def growth(viewed: ViewedRepository, snapshot_id: str, limit: int) -> dict[str, Any]:
-    """The newest commits of a history, oldest first, with the bytes of their content and the bytes that were new.
-
-    Chunks that several snapshots share are new only once. The first commit of the answer counts all its chunks as new.
-    """
-    return viewed.facts.get(("growth", snapshot_id, limit), lambda: _growth(viewed, snapshot_id, limit))
-
-
-def _growth(viewed: ViewedRepository, snapshot_id: str, limit: int) -> dict[str, Any]:
-    infos = list(itertools.islice(viewed.repository.ancestry(snapshot_id=snapshot_id), limit))[::-1]
-    snapshots = [viewed.session(info.id).state.base for info in infos]
-    distinct = {each.id: each.num_chunk_refs for base in snapshots for each in base.manifests.values()}
-    if sum(distinct.values()) > _MOST_HISTORY_REFERENCES:
-        raise InvalidInputError(
-            f"these commits have {sum(distinct.values()):,} chunk references. The viewer compares at most "
-            f"{_MOST_HISTORY_REFERENCES:,}. Ask for fewer commits"
-        )
-    totals: dict[str, tuple[int, int]] = {}
-    known = np.empty(0, dtype="V28")
-    points = []
-    for info, base in zip(infos, snapshots, strict=True):
-        added = 0
-        for manifest_id in base.manifests:
-            if manifest_id in totals:
-                continue
-            chunks, size, pieces = _manifest_pieces(viewed, manifest_id)
-            totals[manifest_id] = chunks, size
-            fresh = pieces[~np.isin(pieces, known)] if len(known) else pieces
-            added += int(np.frombuffer(fresh.tobytes(), dtype=_PIECE)["length"].sum())
-            known = np.union1d(known, fresh) if len(fresh) else known
-        held = [totals[manifest_id] for manifest_id in base.manifests]
-        points.append(
-            {
-                **{key: value for key, value in commit_json(info).items() if key != "metadata"},
-                "chunks": sum(chunks for chunks, _ in held),
-                "bytes": sum(size for _, size in held),
-                "added_bytes": added,
-            }
-        )
-    return {"commits": points, "more": bool(infos) and infos[0].parent_id is not None}
-
-
-_PIECE = np.dtype([("source", "V12"), ("offset", "<u8"), ("length", "<u8")])
-
-
-def _manifest_pieces(viewed: ViewedRepository, manifest_id: str) -> tuple[int, int, npt.NDArray[Any]]:
-    """The number and bytes of a manifest's chunks, and the distinct ranges of objects and files that they are in."""
-    manifest = run_blocking(viewed.context.metadata_files.fetch_manifest(manifest_id))
-    parts, chunks, size = [], 0, 0
-    for table in manifest.tables.values():
-        chunks += len(table)
-        size += int(table.length.sum())
-        native = table.kind == ChunkKind.NATIVE
-        rows = np.zeros(int(np.count_nonzero(native)), dtype=_PIECE)
-        if table.object_id is not None and len(rows):
-            ids = np.ascontiguousarray(table.object_id[native][:, -12:])
-            rows["source"] = ids.view(f"V{ids.shape[1]}").ravel()
-            rows["offset"], rows["length"] = table.offset[native], table.length[native]
-        parts.append(rows)
-    joined = np.concatenate(parts) if parts else np.zeros(0, dtype=_PIECE)
-    return chunks, size, np.unique(joined.view("V28")) if len(joined) else np.empty(0, dtype="V28")

@@ -56,7 +56,10 @@ export function number(value, digits = 5) {
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (size >= 1e7 || size < 1e-4) return value.toExponential(Math.max(digits - 2, 1)).replace("e+", "e");
+  if (size >= 1e7 || size < 1e-4) {
+    const [front, power] = value.toExponential(Math.max(digits - 2, 1)).split("e");
+    return `${Number(front)}e${Number(power)}`.replaceAll("-", "−");
+  }
   return String(Number(value.toPrecision(digits))).replace("-", "−");
 }
 

@@ -1,7 +1,9 @@
-"""The chunk grid of an array: kind, object, size and origin of each chunk, and what two revisions differ in."""
+"""Where the bytes are: sizes, growth over commits, the chunk grid, changed chunks, and what maintenance would free."""
 
 from __future__ import annotations
 
+import dataclasses
+import datetime as dt
 import itertools
 from dataclasses import dataclass
 from typing import Any
@@ -9,22 +11,122 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from icefloe.blocking import run_blocking
-from icefloe.errors import IcefloeError, InvalidInputError
+from icefloe.blocking import current_time, run_blocking
+from icefloe.errors import IcefloeError, InvalidInputError, UnsupportedError
+from icefloe.maintenance.collect import KINDS as OBJECT_KINDS
+from icefloe.maintenance.collect import CollectionPlan, CollectionRequest, plan_collection_of
+from icefloe.maintenance.inventory import UncachedRepository, open_uncached
 from icefloe.manifests.columns import diff_tables
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table, rows_inside
 from icefloe.model.snapshot import ArrayNode, Extents
 from icefloe.session.history import fetch_log
 from icefloe.session.session import Session
+from icefloe.storage.contract import Storage
+from icefloe.storage.wrappers import WrappedStorage
 from icefloe.view.history import ViewedRepository, commit_json, plain
-from icefloe.view.tree import absolute, fetch_document, find_array, node_json
+from icefloe.view.tree import MOST_REFERENCES, absolute, array_sizes, fetch_document, find_array, node_json
 
+_MOST_HISTORY_REFERENCES = 5_000_000
+_MOST_SIZES = 2000
 _MOST_CELLS = 160_000
 _MOST_COMMITS = 200
 _MOST_OBJECTS = 20_000
 _MOST_CHANGED = 100_000
-_MOST_REFERENCES = 10_000_000
+_MOST_ARRAY_REFERENCES = 10_000_000
 KINDS = ("absent", "inline", "native", "packed", "virtual")
+_MOST_OPERATIONS = 50
+
+
+def sizes(viewed: ViewedRepository, snapshot_id: str) -> dict[str, Any]:
+    """Bytes on storage of every array of a snapshot, largest first."""
+    return viewed.facts.get(("all sizes", snapshot_id), lambda: _sizes(viewed, viewed.session(snapshot_id)))
+
+
+def _sizes(viewed: ViewedRepository, session: Session) -> dict[str, Any]:
+    base = session.state.base
+    references = sum(each.num_chunk_refs for each in base.manifests.values())
+    if references > MOST_REFERENCES:
+        raise InvalidInputError(
+            f"this snapshot has {references:,} chunk references. The viewer adds up the sizes of at most "
+            f"{MOST_REFERENCES:,}. `icefloe stats` shows them"
+        )
+    arrays = [node for node in base.nodes.values() if isinstance(node, ArrayNode)]
+    entries = [{"path": node.path, **array_sizes(viewed, session, node)} for node in arrays]
+    entries.sort(key=lambda entry: (-entry["bytes"], entry["path"]))
+    return {
+        "arrays": entries[:_MOST_SIZES],
+        "total_arrays": len(entries),
+        "bytes": sum(entry["bytes"] for entry in entries),
+        "chunks": sum(entry["chunks"] for entry in entries),
+        "manifests": len(base.manifests),
+        "manifest_bytes": sum(each.size_bytes for each in base.manifests.values()),
+    }
+
+
+def growth(viewed: ViewedRepository, snapshot_id: str, limit: int) -> dict[str, Any]:
+    """The newest commits of a history, oldest first, with the bytes of their content and the bytes that were new.
+
+    Chunks that several snapshots share are new only once. The first commit of the answer counts all its chunks as new.
+    """
+    return viewed.facts.get(("growth", snapshot_id, limit), lambda: _growth(viewed, snapshot_id, limit))
+
+
+def _growth(viewed: ViewedRepository, snapshot_id: str, limit: int) -> dict[str, Any]:
+    infos = list(itertools.islice(viewed.repository.ancestry(snapshot_id=snapshot_id), limit))[::-1]
+    snapshots = [viewed.session(info.id).state.base for info in infos]
+    distinct = {each.id: each.num_chunk_refs for base in snapshots for each in base.manifests.values()}
+    if sum(distinct.values()) > _MOST_HISTORY_REFERENCES:
+        raise InvalidInputError(
+            f"these commits have {sum(distinct.values()):,} chunk references. The viewer compares at most "
+            f"{_MOST_HISTORY_REFERENCES:,}. Ask for fewer commits"
+        )
+    totals: dict[str, tuple[int, int]] = {}
+    known = np.empty(0, dtype="V28")
+    points = []
+    for info, base in zip(infos, snapshots, strict=True):
+        added = 0
+        for manifest_id in base.manifests:
+            if manifest_id in totals:
+                continue
+            chunks, size, pieces = _manifest_pieces(viewed, manifest_id)
+            totals[manifest_id] = chunks, size
+            fresh = pieces[~np.isin(pieces, known)] if len(known) else pieces
+            added += int(np.frombuffer(fresh.tobytes(), dtype=_PIECE)["length"].sum())
+            known = np.union1d(known, fresh) if len(fresh) else known
+        held = [totals[manifest_id] for manifest_id in base.manifests]
+        points.append(
+            {
+                **{key: value for key, value in commit_json(info).items() if key != "metadata"},
+                "chunks": sum(chunks for chunks, _ in held),
+                "bytes": sum(size for _, size in held),
+                "added_bytes": added,
+            }
+        )
+    return {"commits": points, "more": bool(infos) and infos[0].parent_id is not None}
+
+
+_PIECE = np.dtype([("source", "V12"), ("offset", "<u8"), ("length", "<u8")])
+
+
+def _manifest_pieces(viewed: ViewedRepository, manifest_id: str) -> tuple[int, int, npt.NDArray[Any]]:
+    """The number and bytes of a manifest's chunks, and the distinct ranges of objects and files that they are in."""
+    manifest = run_blocking(viewed.context.metadata_files.fetch_manifest(manifest_id))
+    parts, chunks, size = [], 0, 0
+    for table in manifest.tables.values():
+        chunks += len(table)
+        size += int(table.length.sum())
+        native = table.kind == ChunkKind.NATIVE
+        rows = np.zeros(int(np.count_nonzero(native)), dtype=_PIECE)
+        if table.object_id is not None and len(rows):
+            ids = np.ascontiguousarray(table.object_id[native][:, -12:])
+            rows["source"] = ids.view(f"V{ids.shape[1]}").ravel()
+            rows["offset"], rows["length"] = table.offset[native], table.length[native]
+        parts.append(rows)
+    joined = np.concatenate(parts) if parts else np.zeros(0, dtype=_PIECE)
+    return chunks, size, np.unique(joined.view("V28")) if len(joined) else np.empty(0, dtype="V28")
+
+
+# -- chunks ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +152,10 @@ class Plane:
 def _check_size(session: Session, node: ArrayNode) -> None:
     known = session.state.base.manifests
     count = sum(known[ref.manifest_id].num_chunk_refs for ref in node.manifests if ref.manifest_id in known)
-    if count > _MOST_REFERENCES:
+    if count > _MOST_ARRAY_REFERENCES:
         raise InvalidInputError(
             f"the manifests of {node.path} have {count:,} chunk references. The viewer reads at most "
-            f"{_MOST_REFERENCES:,}"
+            f"{_MOST_ARRAY_REFERENCES:,}"
         )
 
 
@@ -225,3 +327,64 @@ def _changed_attributes(old: dict[str, Any], new: dict[str, Any]) -> list[dict[s
         name for name in old.keys() | new.keys() if old.get(name) != new.get(name) or (name in old) != (name in new)
     )
     return [{"name": name, "from": plain(old.get(name)), "to": plain(new.get(name))} for name in names[:200]]
+
+
+# -- maintenance ----------------------------------------------------------------------------------------------------
+
+
+class _ReadOnlyStorage(WrappedStorage):
+    """A storage that says it is read-only, so that a plan does not write an object to learn the time of the store."""
+
+    @property
+    def read_only(self) -> bool:
+        return True
+
+    def _rewrap(self, inner: Storage) -> Storage:
+        return _ReadOnlyStorage(inner)
+
+
+def maintenance(viewed: ViewedRepository, keep_days: float, grace_days: float) -> dict[str, Any]:
+    """The plans of an expiry and of a garbage collection. Nothing is changed."""
+    expiry = viewed.repository.plan_expiry(older_than=dt.timedelta(days=keep_days))
+    cutoff = current_time() - dt.timedelta(days=grace_days)
+    request = CollectionRequest(cutoff, None, ignore_running=True)
+    plan = run_blocking(plan_collection_of(_read_only(open_uncached(viewed.context)), request)).plan
+    return {
+        "expiry": {
+            "older_than_days": keep_days,
+            "expired": len(expiry.expired),
+            "kept": expiry.kept,
+            "oldest": min((info.written_at for info in expiry.expired), default=None),
+        },
+        "collection": {"grace_days": grace_days, **_collection_json(plan)},
+        "operations": _operations(viewed),
+    }
+
+
+def _read_only(uncached: UncachedRepository) -> UncachedRepository:
+    return dataclasses.replace(uncached, storage=_ReadOnlyStorage(uncached.storage))
+
+
+def _collection_json(plan: CollectionPlan) -> dict[str, Any]:
+    kinds = [
+        {
+            "kind": kind.replace("_", " "),
+            "garbage": len(plan.garbage[kind]),
+            "bytes": int(plan.garbage[kind].size.sum()),
+            "in_use": plan.live.get(kind, 0),
+            "too_young": plan.young.get(kind, 0),
+        }
+        for kind in OBJECT_KINDS
+    ]
+    return {"cutoff": plan.cutoff, "kinds": kinds, "bytes": plan.summary().bytes_deleted}
+
+
+def _operations(viewed: ViewedRepository) -> list[dict[str, Any]] | None:
+    """The latest operations, if the repository has a log of them."""
+    try:
+        found = list(itertools.islice(viewed.repository.ops_log(), _MOST_OPERATIONS))
+    except UnsupportedError:
+        return None
+    return [
+        {"kind": type(each.kind).__name__, "at": each.updated_at, "detail": plain(str(each.kind))} for each in found
+    ]
