@@ -4,6 +4,7 @@ Modules
 -------
 - `access`: Read the bytes of sources. Local files are read directly, other files through a storage.
 - `array_plan`: The plan of one target array, and the conversion of source values to its values.
+- `best_estimate`: Best-estimate views of forecasts: for every valid time, the values of the newest run.
 - `cf`: CF conventions: times in any calendar, packed numbers, missing values.
 - `chunk_grids`: Regular chunk grids: coordinates of all chunks, boxes, and tables of references built from columns.
 - `local`: Run a whole ingest in one process, without Spark.

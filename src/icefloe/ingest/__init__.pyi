@@ -1,6 +1,8 @@
 """Ingest: files of many formats to one consistent repository. Usable without Spark."""
 
 from icefloe.ingest.access import SourceAccess as SourceAccess
+from icefloe.ingest.best_estimate import BestEstimate as BestEstimate
+from icefloe.ingest.best_estimate import best_estimate as best_estimate
 from icefloe.ingest.local import IngestResult as IngestResult
 from icefloe.ingest.local import SessionSink as SessionSink
 from icefloe.ingest.local import ingest_local as ingest_local

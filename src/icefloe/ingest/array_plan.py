@@ -23,6 +23,8 @@ from icefloe.ingest.cf import (
     unpack,
 )
 from icefloe.ingest.chunk_grids import grid_shape
+from icefloe.ingest.members import Member
+from icefloe.ingest.placement import JoinedDimension, same_coordinates
 from icefloe.ingest.source_model import SourceVariable
 
 ArrayKind: TypeAlias = Literal["native", "virtual", "values"]
@@ -255,3 +257,63 @@ def can_keep(stored: Mapping[str, Any], array: ArrayPlan) -> bool:
     if left is None or right is None:
         return left is right and ours.get("units") == theirs.get("units")
     return left.counts_alike == right.counts_alike and left.calendar == right.calendar
+
+
+@dataclass(frozen=True, slots=True)
+class ValueWrite:
+    """Values that the plan contains. They are written before the tasks run."""
+
+    path: str
+    start: tuple[int, ...]
+    values: npt.NDArray[Any]
+
+
+def changed_part(write: ValueWrite, stored: npt.NDArray[Any], chunks: Sequence[int]) -> list[ValueWrite]:
+    """Return the part of a write that differs from stored values. It begins and ends at chunk bounds."""
+    values = write.values
+    if values.ndim != 1:
+        return [] if stored.shape == values.shape and same_coordinates(stored, values).all() else [write]
+    length = min(len(stored), len(values))
+    differs = np.ones(len(values), dtype=bool)
+    differs[:length] = ~same_coordinates(stored[:length], values[:length])
+    changed = np.flatnonzero(differs)
+    if not len(changed):
+        return []
+    first = int(changed[0]) // chunks[0] * chunks[0]
+    end = min(len(values), (int(changed[-1]) // chunks[0] + 1) * chunks[0])
+    return [ValueWrite(write.path, (first,), values[first:end])]
+
+
+def convert_member(values: npt.NDArray[Any], member: Member, name: str, array: ArrayPlan) -> npt.NDArray[Any]:
+    """Convert stored values of a file to those of the array. The error names the file."""
+    try:
+        return convert_values(values, member.variables[name], array)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{member.file.url}: {error}", url=member.file.url) from error
+
+
+def joined_values(
+    array: ArrayPlan, members: Sequence[Member], joined: JoinedDimension, name: str
+) -> npt.NDArray[Any] | None:
+    """The values of a variable along its first dimension, which is joined. None if the schemas do not have them."""
+    by_url = {m.file.url: m for m in members}
+    parts: list[npt.NDArray[Any]] = []
+    for block in joined.filled:
+        if block.is_missing:
+            if block.coordinate is None or block.coordinate.values is None:
+                return None
+            values = block.coordinate.values
+            parts.append((np.rint(values) if np.dtype(array.dtype).kind in "iu" else values).astype(array.dtype))
+            continue
+        member = next((by_url[u] for u in block.urls if name in by_url[u].variables), None)
+        if member is None and name != joined.name:
+            dtype: Any = object if array.dtype == "string" else array.dtype
+            parts.append(np.full((block.size, *array.shape[1:]), array.fill(), dtype))
+            continue
+        coordinate = None if member is None else member.coordinates.get(name)
+        if member is None or coordinate is None or coordinate.values is None:
+            return None
+        first = block.start - joined.blocks[joined.index_of[member.file.url]].start
+        values = coordinate.values.reshape(member.variables[name].shape)[first : first + block.size]
+        parts.append(convert_member(values, member, name, array))
+    return np.concatenate(parts) if parts else None

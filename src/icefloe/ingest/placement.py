@@ -197,6 +197,21 @@ class JoinedDimension:
     """The encoding of its times in the target. None if the files have the same encoding, or it is not a time."""
     direction: int = 0
     """1 ascending, -1 descending, 0 for a single value."""
+    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """[first, end) of the blocks of a file, by URL, if files share blocks. Otherwise each file has one block."""
+
+    def span(self, url: str) -> range:
+        """The blocks of a file."""
+        return range(*self.spans[url]) if self.spans else range(self.index_of[url], self.index_of[url] + 1)
+
+    def starts(self) -> list[tuple[int, int, str]]:
+        """The first cell of every file with cells, the number of its cells, and its URL, without repeats."""
+        found: dict[tuple[int, int], str] = {}
+        for url in self.index_of:
+            own = [self.blocks[index] for index in self.span(url)]
+            if own and (size := sum(block.size for block in own)):
+                found.setdefault((own[0].start, size), url)
+        return [(start, size, url) for (start, size), url in sorted(found.items())]
 
     @property
     def filled(self) -> tuple[Block, ...]:
@@ -316,11 +331,17 @@ def _is_whole(source: SourceTimes, units: Any) -> bool:
 
 
 def join_dimension(
-    members: Sequence[Member], dim: str, encoding: TimeEncoding | None, missing: Sequence[tuple[int, str]] = ()
+    members: Sequence[Member],
+    dim: str,
+    encoding: TimeEncoding | None,
+    missing: Sequence[tuple[int, str]] = (),
+    *,
+    can_share: bool = False,
 ) -> JoinedDimension:
     """Order the members along one dimension. Overlaps are an error, gaps are noted.
 
-    `missing` are (order among the sources, URL) of files that could not be read.
+    `missing` are (order among the sources, URL) of files that could not be read. With `can_share`, files that differ
+    along another dimension may have some of the same values: forecasts of different lengths.
     """
     with_values = [m for m in members if dim in m.sizes()]
     if all(dim not in m.coordinates for m in with_values):
@@ -349,6 +370,10 @@ def join_dimension(
     if nameless is not None:
         raise InvalidInputError(f"the coordinate {dim} of {nameless} has missing values (NaN)", url=nameless)
     entries.sort(key=lambda entry: entry[0].first, reverse=sign < 0)
+    if can_share and any(
+        sign * _difference(right.first, left.last) <= 0 for (left, _), (right, _) in itertools.pairwise(entries)
+    ):
+        return _share_values(JoinedDimension(dim, (), 0, units, calendar, {}, (), encoding, sign), entries, empty)
     notes: list[str] = []
     steps = [abs(c.step) for c, _ in entries if c.step]
     step = float(np.median(steps)) if steps else _median_distance([c.first for c, _ in entries])
@@ -373,6 +398,63 @@ def join_dimension(
     direction = sign if start > 1 else 0
     joined = JoinedDimension(dim, tuple(blocks), start, units, calendar, index_of, tuple(notes), encoding, direction)
     return _reserve_missing(joined, members, missing, sign * step if step else None) if missing else joined
+
+
+def _share_values(
+    joined: JoinedDimension,
+    entries: Sequence[tuple[Coordinate, list[Member]]],
+    empty: Sequence[tuple[Coordinate, list[Member]]],
+) -> JoinedDimension:
+    """A dimension with the values of all files, each once. Its blocks end where a file begins or ends."""
+    first = entries[0][1][0].file.url
+    unknown = next((group[0].file.url for c, group in entries if c.values is None), None)
+    if unknown is not None:
+        raise InvalidInputError(f"files overlap along {joined.name}, and {unknown} has too many values to compare")
+    union = np.unique(np.concatenate([c.values for c, _ in entries if c.values is not None]))
+    union = union[:: joined.direction]
+    runs: list[tuple[int, int]] = []
+    for coordinate, group in entries:
+        start = find_run(union, coordinate.values) if coordinate.values is not None else None
+        if start is None:
+            raise InvalidInputError(
+                f"files overlap along {joined.name}: the values of {group[0].file.url} are not consecutive among those "
+                f"of all files, such as {first}. Leave one out, or cut it",
+                dim=joined.name,
+            )
+        runs.append((start, start + coordinate.size))
+    edges = sorted({edge for run in runs for edge in run})
+    blocks = []
+    for low, high in itertools.pairwise(edges):
+        urls = tuple(
+            m.file.url for (_, group), run in zip(entries, runs, strict=True) for m in group if run[0] <= low < run[1]
+        )
+        blocks.append(Block(low, high - low, summarise_coordinate(union[low:high]), urls))
+    spans: dict[str, tuple[int, int]] = {}
+    for (_, group), run in zip(entries, runs, strict=True):
+        spans.update({m.file.url: (edges.index(run[0]), edges.index(run[1])) for m in group})
+    for coordinate, group in empty:
+        spans.update({m.file.url: (len(blocks), len(blocks) + 1) for m in group})
+        blocks.append(Block(len(union), 0, coordinate, tuple(m.file.url for m in group)))
+    index_of = {url: span[0] for url, span in spans.items()}
+    direction = joined.direction if len(union) > 1 else 0
+    return replace(joined, blocks=tuple(blocks), size=len(union), index_of=index_of, direction=direction, spans=spans)
+
+
+def has_shared_values(name: str, joined: JoinedDimension, pair: Sequence[Member]) -> bool:
+    """Whether a variable along a shared dimension has the same values in two files where both have some."""
+    found = []
+    low = max(joined.blocks[joined.span(m.file.url)[0]].start for m in pair)
+    ends = [joined.blocks[joined.span(m.file.url)[-1]] for m in pair]
+    high = min(block.start + block.size for block in ends)
+    for member in pair:
+        coordinate, variable = member.coordinates.get(name), member.variables[name]
+        if coordinate is None or coordinate.values is None or variable.dims[0] != joined.name:
+            return False
+        start = joined.blocks[joined.span(member.file.url)[0]].start
+        values = coordinate.values.reshape(variable.shape)[low - start : high - start]
+        found.append((values, variable.attributes.get("units"), variable.attributes.get("calendar")))
+    (left, *ours), (right, *theirs) = found
+    return ours == theirs and left.shape == right.shape and bool(same_coordinates(left, right).all())
 
 
 def _shown_units(members: Sequence[Member], dim: str, encoding: TimeEncoding | None) -> tuple[str | None, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -9,14 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
-import numpy.typing as npt
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
 from icefloe.display.card import format_bytes, format_count
 from icefloe.errors import InvalidInputError, suggest
-from icefloe.ingest.array_plan import ArrayPlan, convert_values
+from icefloe.ingest.array_plan import ArrayPlan, ValueWrite, convert_member, joined_values
 from icefloe.ingest.cf import find_time_units, format_range
 from icefloe.ingest.members import Member, compare_variable, join_path, missing_variables, split_datasets, target_group
 from icefloe.ingest.placement import (
@@ -26,8 +25,8 @@ from icefloe.ingest.placement import (
     find_joined_dims,
     find_offset,
     find_time_encoding,
+    has_shared_values,
     join_dimension,
-    same_coordinates,
     stack_member,
 )
 from icefloe.ingest.source_model import (
@@ -55,31 +54,6 @@ from icefloe.ingest.tasks import (
     plan_virtual_tasks,
 )
 from icefloe.ingest.zarr_documents import group_document
-
-
-@dataclass(frozen=True, slots=True)
-class ValueWrite:
-    """Values that the plan contains. They are written before the tasks run."""
-
-    path: str
-    start: tuple[int, ...]
-    values: npt.NDArray[Any]
-
-
-def changed_part(write: ValueWrite, stored: npt.NDArray[Any], chunks: Sequence[int]) -> list[ValueWrite]:
-    """Return the part of a write that differs from stored values. It begins and ends at chunk bounds."""
-    values = write.values
-    if values.ndim != 1:
-        return [] if stored.shape == values.shape and same_coordinates(stored, values).all() else [write]
-    length = min(len(stored), len(values))
-    differs = np.ones(len(values), dtype=bool)
-    differs[:length] = ~same_coordinates(stored[:length], values[:length])
-    changed = np.flatnonzero(differs)
-    if not len(changed):
-        return []
-    first = int(changed[0]) // chunks[0] * chunks[0]
-    end = min(len(values), (int(changed[-1]) // chunks[0] + 1) * chunks[0])
-    return [ValueWrite(write.path, (first,), values[first:end])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +275,7 @@ def _join(
             "Remove it from the sources",
             url=missing[0][1],
         )
-    return join_dimension(members, name, encoding, missing)
+    return join_dimension(members, name, encoding, missing, can_share=len(names) > 1)
 
 
 def _contributions(
@@ -316,12 +290,13 @@ def _contributions(
     for member in members:
         for name, variable in member.variables.items():
             own = [d for d in joined if d in variable.dims]
-            place = tuple((d, joined[d].index_of[member.file.url]) for d in own)
             filled = cells.setdefault(name, {})
-            if place not in filled:
-                filled[place] = member.file.url
-            elif 0 not in variable.shape and not _is_compared(member, name):
-                again.append((member, name, filled[place]))
+            others: dict[str, None] = {}
+            for place in itertools.product(*([(d, i) for i in joined[d].span(member.file.url)] for d in own)):
+                if (other := filled.setdefault(place, member.file.url)) != member.file.url:
+                    others[other] = None
+            if 0 not in variable.shape and not _is_compared(member, name):
+                again += [(member, name, other) for other in others]
     return cells, again
 
 
@@ -361,6 +336,13 @@ def _repeated(
     issues: list[SchemaIssue] = []
     for member, name, url in again:
         first = by_url[url]
+        shared = [d for d, j in joined.items() if d in member.variables[name].dims and j.spans]
+        if any(joined[d].span(url) != joined[d].span(member.file.url) for d in shared):
+            if len(shared) > 1 or not has_shared_values(name, joined[shared[0]], (first, member)):
+                resolution = "leave one of the files out, or the variable (drop_variables)"
+                found = f"also in {url}"
+                issues.append(SchemaIssue("error", member.file.url, name, "position", "one file", found, resolution))
+            continue
         is_static = bool(joined) and not any(d in joined for d in member.variables[name].dims)
         if _same_digest(first, member, name) or (is_static and options.unchecked):
             continue
@@ -461,44 +443,22 @@ def _values(
         if array.kind == "virtual" or (options.region is not None and not array.is_new):
             continue
         if array.dims == (name,) and name in dims.joined:
-            values = _joined_values(array, members, dims.joined[name])
+            values = joined_values(array, members, dims.joined[name], name)
+        elif len(array.joined) == 1 and array.dims[0] in array.joined and dims.joined[array.dims[0]].spans:
+            # Files share some of its cells.
+            values = joined_values(array, members, dims.joined[array.dims[0]], name)
         elif array.dims in ((), (name,)) and array.is_new:
             member = next(m for m in members if name in m.variables)
             coordinate = member.coordinates.get(name)
             values = None if coordinate is None else coordinate.values
             if values is not None:
-                values = _convert(values, member, name, array).reshape(array.shape)
+                values = convert_member(values, member, name, array).reshape(array.shape)
         else:
             values = None
         if values is not None:
             start = tuple(dims.offset.get(d, 0) for d in array.dims)
             writes.append(ValueWrite(array.path, start, values))
     return writes
-
-
-def _convert(values: npt.NDArray[Any], member: Member, name: str, array: ArrayPlan) -> npt.NDArray[Any]:
-    try:
-        return convert_values(values, member.variables[name], array)
-    except InvalidInputError as error:
-        raise InvalidInputError(f"{member.file.url}: {error}", url=member.file.url) from error
-
-
-def _joined_values(array: ArrayPlan, members: Sequence[Member], joined: JoinedDimension) -> npt.NDArray[Any] | None:
-    by_url = {m.file.url: m for m in members}
-    parts: list[npt.NDArray[Any]] = []
-    for block in joined.filled:
-        if block.is_missing:
-            if block.coordinate is None or block.coordinate.values is None:
-                return None
-            values = block.coordinate.values
-            parts.append((np.rint(values) if np.dtype(array.dtype).kind in "iu" else values).astype(array.dtype))
-            continue
-        member = next((by_url[u] for u in block.urls if joined.name in by_url[u].variables), None)
-        coordinate = None if member is None else member.coordinates.get(joined.name)
-        if member is None or coordinate is None or coordinate.values is None:
-            return None
-        parts.append(_convert(coordinate.values, member, joined.name, array))
-    return np.concatenate(parts) if parts else None
 
 
 def _with_values_kind(array: ArrayPlan, with_values: set[str]) -> ArrayPlan:

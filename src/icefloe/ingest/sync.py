@@ -22,12 +22,12 @@ import zarr
 from icefloe.blocking import run_blocking
 from icefloe.errors import ConflictError, InvalidInputError, SnapshotNotFoundError
 from icefloe.ingest.access import SourceAccess, choose_access
-from icefloe.ingest.array_plan import ArrayPlan, can_keep
+from icefloe.ingest.array_plan import ArrayPlan, ValueWrite, can_keep, changed_part
 from icefloe.ingest.chunk_grids import ChunkRegion, Index, cover, find_rows_at, grid_boxes, grid_shape, move_rows
 from icefloe.ingest.local import NamedSources, SessionSink, SourceComparison, fetch_documents, read_schemas
 from icefloe.ingest.parsers.registry import check_format
 from icefloe.ingest.placement import Existing, SourceBox, find_recipes
-from icefloe.ingest.plan import DatasetPlan, IngestPlan, ValueWrite, changed_part, plan_ingest
+from icefloe.ingest.plan import DatasetPlan, IngestPlan, plan_ingest
 from icefloe.ingest.record import (
     METADATA_KEY,
     Catalogue,

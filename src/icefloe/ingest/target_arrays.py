@@ -434,6 +434,10 @@ def _choose_kind(
     if options.mode == "mixed" and (is_coordinate or size < options.native_below_bytes):
         return "native", variable, []
     template, reason = fit_chunks(variable, name, members, dims, joined)
+    if len(joined) == 1 and dims.joined[joined[0]].spans:
+        # Several files have the same cells.
+        note = _issue(members[0], name, "references", "possible", "files share its cells", "it is stored by value")
+        return "native", variable, [replace(note, severity="note")]
     reason = next((m.variables[name].not_virtual for m in members if m.variables[name].not_virtual), None) or reason
     if reason is None and options.mode == "mixed":
         reason = find_byte_difference(variable, members, name)
@@ -535,24 +539,25 @@ def fit_chunks(
     for axis, dim in enumerate(variable.dims):
         if dim not in joined:
             continue
-        blocks = dims.joined[dim].filled
-        starts = [dims.offset[dim] + b.start for b in blocks]
+        # The first cell and the number of cells of each file.
+        places = [(dims.offset[dim] + start, size, url) for start, size, url in dims.joined[dim].starts()]
         if can_be_cut and stored is None and axis == 0:
             # Row-major bytes can be divided anywhere along the first dimension. Use the longest chunk that fits every
             # file.
-            step = int(np.gcd.reduce(np.array([chunks[0], *starts, *(b.size for b in blocks[:-1])])))
+            sizes = (size for _, size, _ in places[:-1])
+            step = int(np.gcd.reduce(np.array([chunks[0], *(start for start, _, _ in places), *sizes])))
             if is_contiguous_chunking(variable.shape[1:], variable.chunks[1:]):
                 chunks[0] = max(1, step)
         chunk = chunks[axis]
-        for start, block in zip(starts, blocks, strict=True):
+        for start, size, url in places:
             if start % chunk:
                 return replace(variable, chunks=tuple(chunks)), (
-                    f"{block.urls[0]} starts at cell {start} of {dim}, within a chunk of {chunk} cells"
+                    f"{url} starts at cell {start} of {dim}, within a chunk of {chunk} cells"
                 )
             # The last chunk of a file may extend beyond its end, but must not cover existing cells.
-            if stored is not None and (start + block.size) % chunk and start + block.size < stored.shape[axis]:
+            if stored is not None and (start + size) % chunk and start + size < stored.shape[axis]:
                 return replace(variable, chunks=tuple(chunks)), (
-                    f"{block.urls[0]} ends at cell {start + block.size} of {dim}, within a chunk of {chunk} cells"
+                    f"{url} ends at cell {start + size} of {dim}, within a chunk of {chunk} cells"
                 )
     return replace(variable, chunks=tuple(chunks)), _uncuttable(tuple(chunks), members, name)
 
