@@ -122,13 +122,14 @@ def _grib(path: Path, fields: list[tuple[str, int, str, int]]) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("mode", ["native", "mixed"])
+@pytest.mark.parametrize("mode", ["native", "mixed", "virtual"])
 def test_a_mix_of_messages_equals_what_eccodes_reads(spark: Any, tmp_path: Path, mode: str) -> None:
     fields = [(name, level, step, 2) for name in ("t", "u") for level in (850, 500) for step in ("0", "3")]
     fields += [("tp", 0, "0-3", 2), ("tp", 0, "3-6", 2), ("tp", 0, "0-6", 2), ("2t", 0, "0", 1), ("2t", 0, "3", 1)]
     messages = _grib(tmp_path / "a.grib", fields)
-    repository = Repository.create(str(tmp_path / "repo"))
-    ingest(spark, tmp_path / "a.grib", repository, mode=mode, progress=False)
+    ingest(spark, tmp_path / "a.grib", str(tmp_path / "repo"), mode=mode, progress=False)
+    folder = f"file://{tmp_path}/"
+    repository = Repository.open(str(tmp_path / "repo"), authorize_virtual_chunk_access={folder: None})
     store = repository.readonly_session("main").store
     dataset = xr.open_zarr(store, consolidated=False, decode_timedelta=False).load()
     for (name, level, step, _), values in zip(fields, messages, strict=True):
@@ -138,9 +139,3 @@ def test_a_mix_of_messages_equals_what_eccodes_reads(spark: Any, tmp_path: Path,
         array = array.sel({dim: float(end)})
         array = array.sel(isobaricInhPa=level) if level else array
         np.testing.assert_array_equal(array.values.reshape(-1), values, err_msg=f"{name} {level} {step} {start}")
-
-
-def test_a_mix_of_messages_cannot_be_referenced(spark: Any, tmp_path: Path) -> None:
-    _grib(tmp_path / "a.grib", [("t", 500, "0", 2)])
-    with pytest.raises(InvalidInputError, match="use mode='mixed'"):
-        ingest(spark, tmp_path / "a.grib", str(tmp_path / "repo"), mode="virtual", progress=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import itertools
-import json
 import json as json_text
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -306,7 +305,7 @@ def print_commit(console: Console, info: SnapshotInfo, names: Sequence[str] = ()
     console.print(head, soft_wrap=True)
     console.print(Text.assemble(("Date:", "dim"), f"  {format_time(info.written_at)}"))
     for key, value in sorted(info.metadata.items()):
-        shown = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+        shown = value if isinstance(value, str) else json_text.dumps(value, default=str, ensure_ascii=False)
         console.print(Text.assemble((f"{key}:", "dim"), f"  {shown}"), soft_wrap=True)
     console.print()
     for line in info.message.strip().splitlines():
