@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import xarray as xr
+import yaml
+import zarr
 from pyspark.sql import SparkSession
 
-from icefloe.errors import ConflictError, InvalidInputError
+from icefloe.errors import ConflictError, InvalidInputError, suggest
 from icefloe.repository import Repository
 from icefloe.session.session import Session
 from icefloe.spark.jobs import Target, existing_repository, open_dataset
@@ -89,6 +93,72 @@ class Monotone:
 
 
 @dataclass(frozen=True, slots=True)
+class NoDuplicates:
+    """Checks that a coordinate has every value once, and no missing value."""
+
+    coordinate: str
+    group: str = ""
+
+    def run(self, spark: SparkSession, session: Session) -> Finding:
+        values = np.asarray(open_dataset(session, self.group)[self.coordinate].values).reshape(-1)
+        missing = values != values
+        distinct, counts = np.unique(values[~missing], return_counts=True)
+        again = distinct[counts > 1]
+        details = f"{len(values):,} values"
+        if len(again):
+            details += f", {len(again):,} of them several times, for example {again[0]}"
+        if missing.any():
+            details += f", {int(missing.sum()):,} missing"
+        return Finding(f"{self.coordinate} has no duplicates", not len(again) and not missing.any(), details)
+
+
+@dataclass(frozen=True, slots=True)
+class Regular:
+    """Checks that the values of a coordinate are equally spaced.
+
+    `tolerance` is the largest deviation from the median step, as a share of it.
+    """
+
+    coordinate: str
+    tolerance: float = 1e-3
+    group: str = ""
+
+    def run(self, spark: SparkSession, session: Session) -> Finding:
+        values = np.asarray(open_dataset(session, self.group)[self.coordinate].values).reshape(-1)
+        check = f"{self.coordinate} is regular"
+        if len(values) < 3:
+            return Finding(check, not (values != values).any(), f"{len(values)} values")
+        steps = np.diff(values)
+        wide = steps.astype(np.int64 if steps.dtype.kind == "m" else np.float64).astype(np.float64)
+        usual = float(np.median(wide))
+        # NaN is not within any distance.
+        wrong = np.flatnonzero(~(np.abs(wide - usual) <= self.tolerance * abs(usual)))
+        if steps.dtype.kind == "m":
+            wrong = np.union1d(wrong, np.flatnonzero(np.isnat(steps)))
+        if usual == 0:
+            return Finding(check, False, "most values equal the previous one")
+        if not len(wrong):
+            return Finding(check, True, f"{len(values):,} values")
+        first = int(wrong[0])
+        details = f"{len(wrong):,} steps differ, for example from {values[first]} to {values[first + 1]}"
+        return Finding(check, False, details)
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Checks the attribute `units` of a variable, as it is stored."""
+
+    variable: str
+    units: str
+    group: str = ""
+
+    def run(self, spark: SparkSession, session: Session) -> Finding:
+        path = f"{self.group.strip('/')}/{self.variable}".strip("/")
+        found = zarr.open_array(session.store, path=path, mode="r").attrs.get("units")
+        return Finding(f"{self.variable} is in {self.units}", found == self.units, f"found {found}")
+
+
+@dataclass(frozen=True, slots=True)
 class ExpectedSizes:
     """Checks the lengths of dimensions."""
 
@@ -114,6 +184,96 @@ class Holds:
         result = self.function(open_dataset(session, self.group))
         passed, details = result if isinstance(result, tuple) else (result, "")
         return Finding(self.name, bool(passed), details)
+
+
+_CHECKS: Mapping[str, type[Any]] = {
+    "range": ValueRange,
+    "missing_share": MissingShare,
+    "no_duplicates": NoDuplicates,
+    "monotone": Monotone,
+    "regular": Regular,
+    "units": Units,
+    "sizes": ExpectedSizes,
+}
+"""The checks that a YAML file can have, by name."""
+
+
+def parse_checks(text: str) -> list[Check]:
+    """Parse checks in YAML: a list, or a mapping with the key `checks`. Every entry is a name and its arguments.
+
+    Parameters
+    ----------
+    text
+        The YAML document. Its checks are `range`, `missing_share`, `no_duplicates`, `monotone`, `regular`, `units` and
+        `sizes`.
+
+    Returns
+    -------
+    list of Check
+        The checks.
+
+    Raises
+    ------
+    InvalidInputError
+        It is not valid YAML, or a check or an argument is not known or has the wrong type.
+
+    Examples
+    --------
+    >>> parse_checks("- range: {variable: t2m, low: 180, high: 340}")
+    [ValueRange(variable='t2m', low=180.0, high=340.0, group='')]
+    """
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InvalidInputError(f"the checks are not valid YAML: {error}") from error
+    entries = document.get("checks") if isinstance(document, Mapping) else document
+    if not isinstance(entries, list) or not entries:
+        raise InvalidInputError("the checks must be a list, or a mapping with the key `checks` and a list")
+    return [_parse_check(entry) for entry in entries]
+
+
+def read_checks(path: str | os.PathLike[str]) -> list[Check]:
+    """Read checks from a YAML file, see `parse_checks`."""
+    try:
+        text = Path(path).read_text()
+    except OSError as error:
+        raise InvalidInputError(f"the checks in {os.fspath(path)} cannot be read: {error}") from error
+    return parse_checks(text)
+
+
+def _parse_check(entry: Any) -> Check:
+    if not isinstance(entry, Mapping) or len(entry) != 1 or not isinstance(next(iter(entry.values())), Mapping):
+        raise InvalidInputError(f"expected a check such as `monotone: {{coordinate: time}}`, found {entry!r}")
+    [(name, given)] = entry.items()
+    if name not in _CHECKS:
+        raise InvalidInputError(f"unknown check {name!r}{suggest(str(name), _CHECKS)}. Known: {', '.join(_CHECKS)}")
+    known = {each.name: each for each in fields(_CHECKS[name])}
+    for key in given:
+        if key not in known:
+            raise InvalidInputError(f"the check {name} has no argument {key!r}{suggest(str(key), known)}")
+    lacking = [key for key, each in known.items() if each.default is MISSING and key not in given]
+    if lacking:
+        raise InvalidInputError(f"the check {name} needs the argument {lacking[0]!r}")
+    check: Check = _CHECKS[name](**{key: _parse_argument(name, key, known[key].type, v) for key, v in given.items()})
+    return check
+
+
+def _parse_argument(name: str, key: str, kind: Any, value: Any) -> Any:
+    """An argument of the right type. YAML reads `1e-3` as a text, and `no` as a boolean."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind == "float" and isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    if kind == "float" and is_number:
+        return float(value)
+    if kind == "str" and isinstance(value, str):
+        return value
+    if isinstance(value, Mapping) and all(isinstance(k, str) and type(n) is int for k, n in value.items()):
+        return dict(value)
+    expected = {"float": "a number", "str": "a text"}.get(kind, "a mapping of names to whole numbers")
+    raise InvalidInputError(f"the argument {key} of the check {name} must be {expected}, found {value!r}")
 
 
 AUDIT_KEY = "icefloe.audit"
@@ -160,7 +320,7 @@ def write_audit_publish(
     spark: SparkSession,
     repo: Target,
     write: Callable[[str], Any],
-    checks: Sequence[Check],
+    checks: Sequence[Check] | str | os.PathLike[str],
     *,
     branch: str = "main",
     staging: str | None = None,
@@ -177,7 +337,8 @@ def write_audit_publish(
     write
         A function that gets the name of the staging branch and commits to it.
     checks
-        Checks of `icefloe.spark.publish` (ValueRange, MissingShare, Monotone, ExpectedSizes, Holds) or your own.
+        Checks of `icefloe.spark.publish` (ValueRange, MissingShare, NoDuplicates, Monotone, Regular, Units,
+        ExpectedSizes, Holds) or your own, or the path of a YAML file with checks (see `parse_checks`).
     branch
         The target branch.
     staging
@@ -205,6 +366,9 @@ def write_audit_publish(
     ... )  # doctest: +SKIP
     """
     repo = existing_repository(repo)
+    if isinstance(checks, str | os.PathLike):
+        # Read before anything is written.
+        checks = read_checks(checks)
     if staging is not None and staging in repo.list_branches():
         raise InvalidInputError(f"the staging branch {staging!r} exists. Delete it, or choose another name")
     for attempt in range(1, tries + 1):
