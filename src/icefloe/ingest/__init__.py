@@ -4,9 +4,9 @@ Modules
 -------
 - `access`: Read the bytes of sources. Local files are read directly, other files through a storage.
 - `array_plan`: The plan of one target array, and the conversion of source values to its values.
-- `best_estimate`: Best-estimate views of forecasts: for every valid time, the values of the newest run.
 - `cf`: CF conventions: times in any calendar, packed numbers, missing values.
 - `chunk_grids`: Regular chunk grids: coordinates of all chunks, boxes, and tables of references built from columns.
+- `derived_arrays`: Arrays that are made of others: best-estimate views of forecasts, and overviews of large arrays.
 - `local`: Run a whole ingest in one process, without Spark.
 - `members`: The datasets of an ingest: one member per file and group, and what differs between members.
 - `placement`: The positions of the cells of each file in the combined arrays and in the arrays of the repository.

@@ -1,8 +1,10 @@
 """Ingest: files of many formats to one consistent repository. Usable without Spark."""
 
 from icefloe.ingest.access import SourceAccess as SourceAccess
-from icefloe.ingest.best_estimate import BestEstimate as BestEstimate
-from icefloe.ingest.best_estimate import best_estimate as best_estimate
+from icefloe.ingest.derived_arrays import BestEstimate as BestEstimate
+from icefloe.ingest.derived_arrays import PyramidResult as PyramidResult
+from icefloe.ingest.derived_arrays import best_estimate as best_estimate
+from icefloe.ingest.derived_arrays import pyramid_local as pyramid_local
 from icefloe.ingest.local import IngestResult as IngestResult
 from icefloe.ingest.local import SessionSink as SessionSink
 from icefloe.ingest.local import ingest_local as ingest_local

@@ -4,7 +4,7 @@ Modules
 -------
 - `connect`: A Spark session for Python work on arrays: Java, settings, this package sent to executors, quiet
   workers.
-- `copy`: Copy snapshots to another repository, and rechunk arrays.
+- `copy`: Copy snapshots to another repository, rechunk arrays, and build overviews of arrays.
 - `export`: Export snapshots as plain Zarr v3 or as Parquet tables.
 - `ingest`: Ingest many files on Spark with one commit, and keep an archive equal to its files.
 - `ingest_commit`: From the first pass of an ingest to its commit: plan, tasks, link, commit, and retry after a

@@ -3,6 +3,7 @@
 from icefloe.spark.connect import connect as connect
 from icefloe.spark.connect import ship_package as ship_package
 from icefloe.spark.copy import copy as copy
+from icefloe.spark.copy import pyramid as pyramid
 from icefloe.spark.copy import rechunk as rechunk
 from icefloe.spark.export import ExportOutcome as ExportOutcome
 from icefloe.spark.export import export as export

@@ -1,4 +1,4 @@
-"""Copy snapshots to another repository, and rechunk arrays."""
+"""Copy snapshots to another repository, rechunk arrays, and build overviews of arrays."""
 
 from __future__ import annotations
 
@@ -17,6 +17,17 @@ from pyspark.sql import SparkSession
 
 from icefloe.blocking import run_blocking
 from icefloe.errors import AlreadyExistsError, InvalidInputError, NodeNotFoundError, UnsupportedError
+from icefloe.ingest.derived_arrays import (
+    Method,
+    PyramidPlan,
+    PyramidRequest,
+    PyramidResult,
+    Work,
+    begin_pyramid,
+    commit_pyramid,
+    plan_pyramid,
+    write_levels,
+)
 from icefloe.ingest.local import SessionSink
 from icefloe.model.chunk_table import Coords
 from icefloe.model.snapshot import ArrayNode
@@ -485,3 +496,85 @@ def _parents(plan: CopyPlan, fresh: Mapping[str, bytes], work: SessionState) -> 
             if above not in fresh and work.tree.find("/" + above) is None:
                 found[above] = b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _LevelWork:
+    """Computes chunks of the levels in a fork."""
+
+    plan: PyramidPlan
+
+    def __call__(self, open_fork: OpenFork, work: Work) -> tuple[ForkSession, int]:
+        fork = open_fork()
+        write_levels(fork, self.plan, work)
+        return fork, len(work)
+
+
+def pyramid(
+    spark: SparkSession,
+    repo: Target,
+    array: str,
+    levels: int,
+    method: Method = "mean",
+    *,
+    dims: Sequence[str] | None = None,
+    target: str | None = None,
+    branch: str = "main",
+    message: str | None = None,
+    task_bytes: int = TASK_BYTES,
+    progress: bool | None = None,
+) -> PyramidResult:
+    """Build the overviews of an array, or update them, with Spark tasks and one commit.
+
+    Parameters
+    ----------
+    spark
+        The Spark session.
+    repo
+        A repository, or its path or URL.
+    array
+        The path of the array.
+    levels
+        The number of levels.
+    method
+        How a cell is made of 2 × 2 cells: `mean`, `min` or `max` of those that are not missing, or `nearest`, which
+        takes the first. Integers and packed numbers only have `nearest`.
+    dims
+        The two dimensions that are halved. None is the last two.
+    target
+        The group of the levels. None is the path of the array with `_levels`.
+    branch
+        The branch.
+    message
+        The commit message.
+    task_bytes
+        The approximate size of the cells that a task reads.
+    progress
+        Whether to show a progress bar. None shows it in terminals and notebooks.
+
+    Returns
+    -------
+    PyramidResult
+        The new snapshot, and how many chunks were computed and kept.
+
+    Raises
+    ------
+    NodeNotFoundError
+        The array does not exist.
+    InvalidInputError
+        The method does not fit the data type, or a dimension does not exist.
+
+    Examples
+    --------
+    >>> pyramid(spark, repo, "t2m", 4).written  # doctest: +SKIP
+    680
+    """
+    repository = existing_repository(repo)
+    session = repository.writable_session(branch)
+    plan = plan_pyramid(repository, session, PyramidRequest(array, levels, method, dims, target))
+    if plan.is_empty:
+        return PyramidResult(None, plan.paths, 0, plan.kept)
+    begin_pyramid(session, plan)
+    job = WriteJob(_LevelWork(plan), f"computing {plan.written:,} chunks of overviews", progress)
+    link(session, write_with_tasks(spark, session, job, plan.work(task_bytes)))
+    return commit_pyramid(session, plan, message)

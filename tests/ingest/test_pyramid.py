@@ -1,0 +1,132 @@
+"""Overviews: every level is made of the level before it, and an update gives what a new build gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from icefloe import Repository
+from icefloe.errors import InvalidInputError, NodeNotFoundError
+from icefloe.ingest import pyramid_local
+from icefloe.storage.build import in_memory_storage
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+GENERATIONS = ["repository", "dataset", "store", "icechunk1", "icechunk2"]
+
+
+def _repository(values: Any, chunks: tuple[int, ...], generation: str = "repository") -> Repository:
+    repository = Repository.create(in_memory_storage(), spec_version=generation)
+    session = repository.writable_session("main")
+    shape = values.shape
+    data = xr.Dataset(
+        {"t": (("time", "y", "x"), values)},
+        {"time": np.arange(float(shape[0])), "y": 10.0 * np.arange(shape[1]), "x": np.arange(float(shape[2]))},
+    )
+    data.to_zarr(session.store, encoding={"t": {"chunks": chunks}}, consolidated=False)
+    session.commit("data")
+    return repository
+
+
+def _level(repository: Repository, level: int) -> Any:
+    return zarr.open_array(repository.readonly_session("main").store, path=f"t_levels/{level}/t", mode="r")[...]
+
+
+def _expected(values: Any, method: str) -> Any:
+    """The mean of 2 × 2 cells that are not missing, with a loop."""
+    times, rows, columns = values.shape
+    result = np.full((times, -(-rows // 2), -(-columns // 2)), np.nan)
+    for i, j, k in np.ndindex(*result.shape):
+        cells = values[i, 2 * j : 2 * j + 2, 2 * k : 2 * k + 2]
+        cells = cells[:1, :1] if method == "nearest" else cells[~np.isnan(cells)]
+        if cells.size:
+            result[i, j, k] = {"mean": np.mean, "min": np.min, "max": np.max, "nearest": np.mean}[method](cells)
+    return result
+
+
+def _check(repository: Repository, values: Any, levels: int, method: str) -> None:
+    for level in range(1, levels + 1):
+        values = _expected(values, method)
+        np.testing.assert_allclose(_level(repository, level), values, rtol=1e-12)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_an_update_gives_what_a_new_build_gives(data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.integers(1, n)) for n in (3, 9, 9))
+    chunks = tuple(data.draw(st.integers(1, 4)) for _ in range(3))
+    method: Any = data.draw(st.sampled_from(["mean", "min", "max", "nearest"]))
+    levels = data.draw(st.integers(1, 3))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    values = np.where(rng.random(shape) < 0.2, np.nan, rng.integers(0, 100, shape) / 4)
+    repository = _repository(values, chunks)
+    pyramid_local(repository, "t", levels, method)
+    _check(repository, values, levels, method)
+    for _ in range(data.draw(st.integers(1, 2))):
+        session = repository.writable_session("main")
+        array = zarr.open_array(session.store, path="t", mode="r+")
+        if data.draw(st.booleans()):
+            more = rng.integers(0, 100, (data.draw(st.integers(1, 2)), *shape[1:])) / 4
+            array.append(more, axis=0)
+            values = np.concatenate([values, more])
+        else:
+            at = tuple(data.draw(st.integers(0, n - 1)) for n in values.shape)
+            array[at] = values[at] = data.draw(st.sampled_from([7.0, np.nan]))
+        session.commit("change")
+        pyramid_local(repository, "t", levels, method)
+        _check(repository, values, levels, method)
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_only_what_changed_is_computed_again(generation: str) -> None:
+    values = np.arange(4.0 * 16 * 16).reshape(4, 16, 16)
+    repository = _repository(values, (1, 4, 4), generation)
+    first = pyramid_local(repository, "t", 2)
+    assert (first.written, first.kept) == (4 * 4 + 4 * 1, 0)
+    again = pyramid_local(repository, "t", 2)
+    assert (again.snapshot_id, again.written, again.kept) == (None, 0, 20)
+    session = repository.writable_session("main")
+    array = zarr.open_array(session.store, path="t", mode="r+")
+    array[2, 5, 5] = values[2, 5, 5] = -1.0
+    session.commit("correct a cell")
+    third = pyramid_local(repository, "t", 2)
+    assert (third.written, third.kept) == (2, 18)
+    _check(repository, values, 2, "mean")
+    other = pyramid_local(repository, "t", 2, "max")
+    assert other.kept == 0
+    _check(repository, values, 2, "max")
+
+
+def test_levels_have_coordinates_and_the_metadata_of_the_convention() -> None:
+    repository = _repository(np.ones((1, 6, 5)), (1, 3, 3))
+    pyramid_local(repository, "t", 2)
+    store = repository.readonly_session("main").store
+    level = xr.open_zarr(store, group="t_levels/1", consolidated=False)
+    assert level.y.values.tolist() == [5, 25, 45]
+    assert level.x.values.tolist() == [0.5, 2.5, 4]
+    assert level.t.shape == (1, 3, 3)
+    found: Any = zarr.open_group(store, path="t_levels", mode="r").attrs["multiscales"]
+    assert [each["asset"] for each in found["layout"]] == ["../t", "1/t", "2/t"]
+    assert found["layout"][2]["transform"] == {"scale": [4.0, 4.0], "translation": [1.5, 1.5]}
+    assert found["resampling_method"] == "average"
+
+
+def test_what_is_not_defined_is_refused_before_anything_is_written() -> None:
+    repository = _repository(np.ones((2, 4, 4)).astype("i2"), (1, 4, 4))
+    before = repository.lookup_branch("main")
+    with pytest.raises(InvalidInputError, match="nearest"):
+        pyramid_local(repository, "t", 1, "mean")
+    with pytest.raises(InvalidInputError, match="Give two of them"):
+        pyramid_local(repository, "t", 1, "nearest", dims=["y", "z"])
+    with pytest.raises(InvalidInputError, match="at least one level"):
+        pyramid_local(repository, "t", 0)
+    with pytest.raises(NodeNotFoundError, match="no array /u"):
+        pyramid_local(repository, "u", 1)
+    assert repository.lookup_branch("main") == before
+    pyramid_local(repository, "t", 1, "nearest")
+    assert _level(repository, 1).dtype == np.dtype("i2")
