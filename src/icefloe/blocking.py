@@ -255,7 +255,17 @@ def iterate_blocking(items: AsyncIterator[T]) -> Iterator[T]:
     finally:
         close = getattr(items, "aclose", None)
         if close is not None and not ended:
-            run_blocking(close())
+            if _loop_thread.is_own_thread():
+                # The garbage collector found an abandoned iterator while this thread ran. It cannot wait here.
+                task = _loop_thread.loop().create_task(close())
+                _CLOSING.add(task)
+                task.add_done_callback(_CLOSING.discard)
+            else:
+                run_blocking(close())
+
+
+_CLOSING: set[asyncio.Task[Any]] = set()
+"""Tasks that close abandoned iterators. An event loop itself keeps only weak references to tasks."""
 
 
 class AsyncCloseableIterator(Generic[T]):

@@ -170,8 +170,9 @@ class IcechunkStore(Store, CardMixin):
     def _check_writable(self) -> None:
         if self.read_only:
             raise ReadOnlyError(
-                "store was opened in read-only mode and does not support writing. Use the store of "
-                "repo.writable_session(branch)"
+                "this is a read-only store: the store was opened in read-only mode and does not support writing. Use "
+                "the store of repo.writable_session(branch)",
+                "read-only-store",
             )
 
     # -- reading --------------------------------------------------------------------------------------------------

@@ -202,3 +202,23 @@ def test_an_interrupt_cancels_the_work() -> None:
         child.send_signal(signal.SIGINT)
         assert child.stdout.read() == "cancelled\ninterrupted\n"
         assert child.wait(20) == 0
+
+
+def test_an_abandoned_iterator_is_closed_also_on_the_thread_of_the_event_loop() -> None:
+    closed = threading.Event()
+
+    async def numbers() -> AsyncIterator[int]:
+        try:
+            for number in range(1_000_000):
+                yield number
+        finally:
+            closed.set()
+
+    iterator = iterate_blocking(numbers())
+    assert next(iterator) == 0
+
+    async def abandon() -> None:
+        iterator.close()  # as the garbage collector does, on whichever thread it runs
+
+    run_blocking(abandon())
+    assert closed.wait(10)

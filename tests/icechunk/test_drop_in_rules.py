@@ -296,8 +296,8 @@ def test_the_environment_decides_about_logs_when_the_package_is_imported() -> No
 
 def test_an_expiry_and_a_collection_without_effect_are_in_the_operations_log() -> None:
     repo = icechunk.Repository.create(icechunk.in_memory_storage())
-    repo.expire_snapshots(dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
-    repo.garbage_collect(dt.datetime.now(dt.UTC) + dt.timedelta(days=1))  # a time in the future means now
+    repo.expire_snapshots(dt.datetime.now(dt.UTC) + dt.timedelta(days=1))  # a time in the future means now
+    repo.garbage_collect(dt.datetime.now(dt.UTC) + dt.timedelta(days=1))
     assert [type(update.kind).__name__ for update in repo.ops_log()] == ["GCRan", "ExpirationRan", "RepoInitialized"]
 
 

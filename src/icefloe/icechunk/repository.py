@@ -105,10 +105,11 @@ def _version(given: SpecVersion | str | int | None) -> SpecVersion | str | int:
     return given
 
 
-def _not_after_now(moment: dt.datetime) -> dt.datetime:
+def _not_after_now(moment: dt.datetime, name: str) -> dt.datetime:
+    """The time, or now if it is in the future, which the official package accepts."""
     if not isinstance(moment, dt.datetime):
         return moment
-    return min(check_zone(moment, "delete_object_older_than"), dt.datetime.now(dt.UTC))
+    return min(check_zone(moment, name), dt.datetime.now(dt.UTC))
 
 
 class _Invalid:
@@ -342,7 +343,9 @@ class Repository(EngineRepository):
     ) -> set[str]:
         """Remove snapshots from history that are older than a time. Return their ids."""
         expired = await super().expire_snapshots_async(
-            older_than, delete_expired_branches=delete_expired_branches, delete_expired_tags=delete_expired_tags
+            _not_after_now(older_than, "older_than"),
+            delete_expired_branches=delete_expired_branches,
+            delete_expired_tags=delete_expired_tags,
         )
         return set(expired)
 
@@ -367,7 +370,7 @@ class Repository(EngineRepository):
         arguments have nothing to limit. A time in the future means now.
         """
         return await super().garbage_collect_async(
-            _not_after_now(delete_object_older_than),
+            _not_after_now(delete_object_older_than, "delete_object_older_than"),
             dry_run=dry_run,
             ignore_running_sessions=True,
             max_compressed_manifest_mem_bytes=max_compressed_manifest_mem_bytes,
