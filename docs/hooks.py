@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from jupyter_client.manager import AsyncKernelManager
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -164,8 +166,12 @@ def reference_index(listed: list[tuple[Section, dict[str, str]]]) -> str:
 def execute(path: Path) -> nbformat.NotebookNode:
     """Run a notebook in a kernel. An error of a cell is an error of the build."""
     notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(DOCS)}})
-    return client.execute()
+    with tempfile.TemporaryDirectory() as folder:
+        # Sockets in a folder of its own: no ports, and several kernels at a time.
+        kernel = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=f"{folder}/kernel")
+        where = {"metadata": {"path": folder}}
+        client = NotebookClient(notebook, km=kernel, timeout=300, startup_timeout=300, resources=where)
+        return client.execute()
 
 
 def notebook_page(notebook: nbformat.NotebookNode, name: str) -> str:
@@ -229,8 +235,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def _pages(folder: str) -> list[str]:
-    names = sorted(path.name for path in (DOCS / folder).glob("*.md") if path.name != "index.md")
-    return [f"{folder}/{name}" for name in ("index.md", *names)]
+    """Return the pages of a folder in the order in which its index links to them."""
+    linked = re.findall(r"\]\(([\w-]+\.md)\)", (DOCS / folder / "index.md").read_text())
+    return [f"{folder}/{name}" for name in dict.fromkeys(["index.md", *linked])]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -259,5 +266,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.src_uri in OUTSIDE.values():
         markdown = re.sub(r'(\]\(|src=")docs/', r"\1", markdown)
         markdown = re.sub(r"\[([^\]]+)\]\((?:LICENSE|examples/[^)]*)\)", r"\1", markdown)
+    markdown = re.sub(r"(\]\((?:docs/)?notebooks/[\w-]+)\.ipynb\)", r"\1.md)", markdown)
     # The words after the language of a fence are for the tests.
-    return re.sub(r"^( *```+\w+)(?: (?:no-run|spark|default))+$", r"\1", markdown, flags=re.MULTILINE)
+    return re.sub(r"^( *```+\w+)(?: (?:no-run|run|spark|default))+$", r"\1", markdown, flags=re.MULTILINE)

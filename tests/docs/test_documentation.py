@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from tests.docs.pages import ROOT, Block, anchors, blocks, links, name_of, pages, prose
 
 import icefloe
-from icefloe.cli.app import COMMANDS
+from icefloe.cli.app import COMMANDS, main
 from icefloe.errors import IcefloeError
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.config_value import all_settings, settings_table
@@ -18,13 +19,19 @@ from icefloe.model.manifest_config import ManifestConfig
 from icefloe.session.open_repository import STORED_BOUNDS
 
 NEVER = "no-run"
+RUN = "run"
 SPARK = "spark"
 RUN_ELSEWHERE = {"docs/tables.md"}
 """Its paths are relative to the folder in which Spark started. It has a separate test."""
 
 
-def python_blocks(page: Path, *, spark: bool) -> list[Block]:
-    found = [block for block in blocks(page) if block.language == "python" and NEVER not in block.words]
+def runnable_blocks(page: Path, *, spark: bool) -> list[Block]:
+    """Return the blocks that run: Python unless it says no-run, and commands that say run."""
+    found = [
+        block
+        for block in blocks(page)
+        if (block.language == "python" and NEVER not in block.words) or (block.language == "sh" and RUN in block.words)
+    ]
     return found if spark else [block for block in found if SPARK not in block.words]
 
 
@@ -33,7 +40,7 @@ def runs() -> list[Any]:
     listed = []
     for page in pages():
         name = name_of(page)
-        plain, every = python_blocks(page, spark=False), python_blocks(page, spark=True)
+        plain, every = runnable_blocks(page, spark=False), runnable_blocks(page, spark=True)
         if plain:
             listed.append(pytest.param(page, plain, id=name))
         if len(every) > len(plain) and name not in RUN_ELSEWHERE:
@@ -48,9 +55,20 @@ def test_the_code_of_a_page_runs(
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in code:
+        if block.language == "sh":
+            run_commands(page, block)
+            continue
         # Line numbers are those of the page, so that errors point to them.
         source = "\n" * (block.line - 1) + block.text
         exec(compile(source, name_of(page), "exec"), names)
+
+
+def run_commands(page: Path, block: Block) -> None:
+    """Run the lines of a block, which are commands of `icefloe`, in this process."""
+    for line in block.text.splitlines():
+        program, *arguments = shlex.split(line, comments=True) or ["icefloe"]
+        assert program == "icefloe", f"{name_of(page)}:{block.line}: {line}"
+        assert not arguments or main(arguments) == 0, f"{name_of(page)}:{block.line}: {line}"
 
 
 def test_every_fence_says_its_language() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import re
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from tests.docs.pages import ROOT
+
+import icefloe
 
 PACKAGES = (
     "icefloe",
@@ -48,6 +51,15 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
 
 
 @pytest.mark.xdist_group("site")
+@pytest.mark.parametrize(("page", "owner"), [("repository", icefloe.Repository), ("session", icefloe.Session)])
+def test_the_reference_has_every_method(site: Path, page: str, owner: type) -> None:
+    anchors = re.findall(r'id="([^"]+)"', (site / "reference" / f"{page}.html").read_text())
+    shown = {anchor.rpartition(".")[2] for anchor in anchors if f".{owner.__name__}." in anchor}
+    public = {name for name in dir(owner) if not name.startswith(("_", "async_")) and not name.endswith("_async")}
+    assert public - shown == set()
+
+
+@pytest.mark.xdist_group("site")
 def test_pages_load_nothing_from_other_servers(site: Path) -> None:
     loaded = re.compile(r'<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)="((?:https?:)?//[^"]+)"')
     for page in site.rglob("*.html"):
@@ -60,3 +72,17 @@ def test_every_picture_has_a_description(site: Path) -> None:
         for tag in re.findall(r"<img\b[^>]*>", page.read_text()):
             alt = re.search(r'alt="([^"]*)"', tag)
             assert alt is not None and unescape(alt[1]), f"{page.name}: {tag[:120]}"
+
+
+def test_the_pictures_are_made_by_code(tmp_path: Path) -> None:
+    """Every picture of a page is in the list of the script, and a small run draws some of them."""
+    spec = importlib.util.spec_from_file_location("icefloe_pictures", ROOT / "docs" / "pictures.py")
+    assert spec is not None and spec.loader is not None
+    pictures = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = pictures
+    spec.loader.exec_module(pictures)
+    stored = {path.name for path in (ROOT / "docs" / "images").iterdir() if not path.name.startswith("viewer")}
+    assert stored == {*pictures.PICTURES, "logo.svg"}
+    drawn = list(pictures.draw_all(tmp_path, days=4, only=("history.svg", "chunks.svg", "speed.svg", "overview.svg")))
+    assert [path.name for path in drawn] == ["overview.svg", "history.svg", "chunks.svg", "speed.svg"]
+    assert "merge" in (tmp_path / "overview.svg").read_text()
