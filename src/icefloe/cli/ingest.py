@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
@@ -29,7 +32,8 @@ from icefloe.cli.options import (
 from icefloe.cli.output import print_json
 from icefloe.display.card import format_bytes, format_count
 from icefloe.errors import InvalidInputError
-from icefloe.ingest.plan import PlanView
+from icefloe.ingest.local import ingest_local
+from icefloe.ingest.plan import IngestPlan, PlanView
 from icefloe.ingest.record import Vanished, explain_authorisation
 from icefloe.ingest.source_model import GAP, SourceFailure
 from icefloe.ingest.sources import IngestOptions, Mode, OnError
@@ -105,6 +109,31 @@ SourceOptions: TypeAlias = Annotated[
 ]
 
 
+Engine: TypeAlias = Annotated[
+    Literal["local", "spark"],
+    typer.Option("--engine", help="Where to run: in this process, without Java, or as Spark tasks."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOutcome:
+    """The outcome of an ingest in this process, with the fields of an ingest on Spark."""
+
+    plan: IngestPlan | None
+    snapshot_id: str | None
+    already_there: int
+    references: int
+    decoded_bytes: int
+    seconds: float
+    failures: tuple[SourceFailure, ...] = ()
+    attempts: int = 1
+    job_id: None = None
+
+    @property
+    def authorisation(self) -> str:
+        return explain_authorisation(self.plan.containers) if self.plan is not None else ""
+
+
 def ingest(
     sources: SourcesArgument,
     repo: RepoArgument,
@@ -149,12 +178,13 @@ def ingest(
         bool, typer.Option("--statistics", help="Compute statistics of the new chunks, like `icefloe analyze`.")
     ] = False,
     dry_run: DryRun = False,
+    engine: Engine = "spark",
     spark: SparkOptions = SparkOptions(),
     options: StorageOptions = None,
     source_options: SourceOptions = None,
     json: Json = False,
 ) -> None:
-    """Ingest NetCDF, HDF5, Zarr or other files, on Spark.
+    """Ingest NetCDF, HDF5, Zarr or other files.
 
     All sources are combined and written with one commit. The repository is the last argument.
 
@@ -163,18 +193,15 @@ def ingest(
     icefloe ingest 'files/*.nc' weather
     icefloe ingest s3://bucket/new/ weather --mode virtual --append-dim time
     """
-    connection = spark.session(quick_start=True)
-    from icefloe.spark.ingest import ingest as run  # noqa: PLC0415 - Spark is an extra
-
+    connection = spark.session(quick_start=True) if engine == "spark" else None
     storage = storage_at(repo, options)
     repository: Any = repo
     if not dry_run or Repository.exists(storage):
         repository = Repository.open_or_create(
             storage, authorize_virtual_chunk_access=dict.fromkeys(authorize or ()) or None
         )
-    more = without_none(
+    chosen = without_none(
         {
-            "repo_options": parse_options(options or ()) if repository is repo else None,
             "variables": parse_names(variables),
             "drop_variables": parse_names(drop),
             "container_prefix": container,
@@ -186,27 +213,25 @@ def ingest(
             "region": "auto" if region == ["auto"] else parse_region(region) or None,
         }
     )
+    chosen |= {"mode": mode, "append_dim": append_dim, "group": group, "on_error": on_error, "unpack": unpack}
+    chosen |= {"allow_missing": allow_missing, "unchecked": unchecked}
+    common: dict[str, Any] = {"branch": branch, "message": message, "dry_run": dry_run, "skip_ingested": skip_ingested}
+    common["source_options"] = parse_options(source_options or ())
     try:
-        outcome = run(
-            connection,
-            sources,
-            repository,
-            mode=mode,
-            append_dim=append_dim,
-            branch=branch,
-            message=message,
-            group=group,
-            on_error=on_error,
-            dry_run=dry_run,
-            skip_ingested=skip_ingested,
-            unpack=unpack,
-            allow_missing=allow_missing,
-            unchecked=unchecked,
-            batch=batch,
-            statistics=statistics,
-            source_options=parse_options(source_options or ()),
-            **more,
-        )
+        outcome: IngestOutcome | LocalOutcome
+        if connection is None:
+            if batch is not None or statistics:
+                raise InvalidInputError("--batch and --statistics need Spark. Leave out --engine local")
+            empty = repository is repo  # a dry run, and there is no repository
+            target = Repository.create(in_memory_storage()) if empty else repository
+            outcome = _ingest_here(sources, target, IngestOptions(**chosen), common)
+        else:
+            from icefloe.spark.ingest import ingest as run  # noqa: PLC0415 - Spark is an extra
+
+            if repository is repo:
+                common["repo_options"] = parse_options(options or ())
+            common |= {"batch": batch, "statistics": statistics}
+            outcome = run(connection, sources, repository, **common, **chosen)
     except KeyboardInterrupt:
         stderr().print(
             f"interrupted: {branch} did not change; `icefloe gc` deletes the objects that were written", markup=False
@@ -218,7 +243,27 @@ def ingest(
         _show(outcome, dry_run=dry_run)
 
 
-def outcome_facts(outcome: IngestOutcome) -> dict[str, Any]:
+def _ingest_here(
+    sources: list[str], repository: Repository, options: IngestOptions, common: Mapping[str, Any]
+) -> LocalOutcome:
+    """Ingest in this process, with a bar that counts tasks."""
+    started, done = time.monotonic(), itertools.count(1)
+    with Bars() as bars:
+        result = ingest_local(
+            sources, repository, options, **common, progress=lambda _: bars.report("ingesting", next(done), 0)
+        )
+    return LocalOutcome(
+        result.plan,
+        result.snapshot_id,
+        result.already_there,
+        references=sum(task.references + task.blocks for task in result.tasks),
+        decoded_bytes=sum(task.bytes for task in result.tasks),
+        seconds=time.monotonic() - started,
+        failures=result.failures,
+    )
+
+
+def outcome_facts(outcome: IngestOutcome | LocalOutcome) -> dict[str, Any]:
     """The outcome of an ingest as JSON."""
     plan = outcome.plan
     return {
@@ -241,7 +286,7 @@ def outcome_facts(outcome: IngestOutcome) -> dict[str, Any]:
     }
 
 
-def _show(outcome: IngestOutcome, *, dry_run: bool) -> None:
+def _show(outcome: IngestOutcome | LocalOutcome, *, dry_run: bool) -> None:
     console = stdout()
     plan = outcome.plan
     if outcome.already_there:
@@ -280,14 +325,6 @@ def _show(outcome: IngestOutcome, *, dry_run: bool) -> None:
 def _named(failure: SourceFailure) -> str:
     """The reason why a source cannot be read, with its URL."""
     return failure.reason if failure.file.url in failure.reason else f"{failure.file.url}: {failure.reason}"
-
-
-Engine: TypeAlias = Annotated[
-    Literal["local", "spark"],
-    typer.Option(
-        "--engine", help="Where to run: in this process, or as Spark tasks.  [default: local]", show_default=False
-    ),
-]
 
 
 def sync(

@@ -180,6 +180,8 @@ class IngestResult:
         The results of the tasks.
     already_there
         The number of sources that earlier commits had ingested.
+    failures
+        Sources that were skipped because they cannot be read.
 
     Examples
     --------
@@ -192,6 +194,8 @@ class IngestResult:
     tasks: tuple[TaskResult, ...] = ()
     already_there: int = 0
     """Sources that earlier commits had ingested."""
+    failures: tuple[SourceFailure, ...] = ()
+    """Sources that were skipped because they cannot be read."""
 
 
 def read_schemas(
@@ -489,7 +493,7 @@ def ingest_local(
         plan = plan_ingest(schemas, options, failures=failures, existing=existing)
         if dry_run:
             check_free(plan, existing)
-            return IngestResult(plan, None, already_there=known - len(files))
+            return IngestResult(plan, None, (), known - len(files), tuple(failures))
         check_plan(plan, existing, SourceComparison(planned, allowed, options.format, digests))
         repository = store_containers(repository, plan.containers, containers, access.options)
         session = repository.writable_session(branch)
@@ -506,4 +510,4 @@ def ingest_local(
     facts = {**keep_record(repository, session.state.base, ingest_metadata(plan, files)), **(metadata or {})}
     # Files without cells change nothing, but they are recorded as ingested.
     snapshot_id = session.commit(message or f"Ingest {len(plan.sources)} sources", facts, allow_empty=True)
-    return IngestResult(plan, str(snapshot_id), tuple(results), known - len(files))
+    return IngestResult(plan, str(snapshot_id), tuple(results), known - len(files), tuple(failures))

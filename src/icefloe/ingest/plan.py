@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
@@ -795,7 +796,7 @@ _COLOURS = {"error": "red", "handled": "yellow", "note": "dim"}
 
 def report_table(report: SchemaReport, *, most: int = 50) -> Table:
     """Differences between the sources, errors first."""
-    table = Table(title="Differences between the sources")
+    table = _table("Differences between the sources")
     for heading in ("", "file", "variable", "what", "expected", "found", "what is done"):
         table.add_column(heading, overflow="fold")
     for severity, file, *rest in report.rows()[:most]:
@@ -805,9 +806,15 @@ def report_table(report: SchemaReport, *, most: int = 50) -> Table:
     return table
 
 
+def _table(title: str) -> Table:
+    """A table in the style of all commands."""
+    style: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "header_style": "bold"}
+    return Table(title=title, box=SIMPLE_HEAD, pad_edge=False, show_edge=False, **style)
+
+
 def arrays_table(plan: IngestPlan) -> Table:
     """The arrays of the target."""
-    table = Table(title="Arrays")
+    table = _table("Arrays")
     for heading in ("array", "stored", "type", "dimensions", "shape", "chunks", "number of chunks", "size"):
         table.add_column(heading, justify="left" if heading in ("array", "stored", "dimensions") else "right")
     for path, array in sorted(plan.arrays.items()):
