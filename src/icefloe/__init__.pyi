@@ -211,6 +211,7 @@ from icefloe.model.manifest_config import (
 from icefloe.model.manifest_config import (
     PreloadRules as PreloadRules,
 )
+from icefloe.model.snapshot import BranchPosition as BranchPosition
 from icefloe.model.snapshot import Diff as Diff
 from icefloe.model.snapshot import ManifestFileInfo as ManifestFileInfo
 from icefloe.model.snapshot import SnapshotInfo as SnapshotInfo

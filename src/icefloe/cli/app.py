@@ -7,6 +7,7 @@ import functools
 import gc
 import importlib
 import inspect
+import io
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -51,9 +52,15 @@ COMMANDS: Mapping[str, Command] = {
     "branch": Command("refs", "List, create or delete branches.", _CHANGE),
     "tag": Command("refs", "List, create or delete tags.", _CHANGE),
     "reset": Command("refs", "Point a branch at another snapshot.", _CHANGE),
+    "reflog": Command("refs", "Show where a branch was, newest first.", _INSPECT),
     "merge": Command("refs", "Merge a branch, or apply or revert commits.", _CHANGE),
+    "mv": Command("edit", "Move or rename a group or an array.", _CHANGE),
+    "rm": Command("edit", "Delete groups or arrays with one commit.", _CHANGE),
+    "attrs": Command("edit", "Show or change the attributes of a node.", _CHANGE),
     "config": Command("config", "Show or change the stored configuration.", _CHANGE),
-    "ingest": Command("ingest", "Ingest NetCDF, HDF5, Zarr or other files, on Spark.", _TRANSFER),
+    "status": Command("edit", "Show or set whether a repository accepts writes, in icechunk2.", _CHANGE),
+    "flags": Command("edit", "Show or set the feature flags of a repository, in icechunk2.", _CHANGE),
+    "ingest": Command("ingest", "Ingest NetCDF, HDF5, Zarr or other files.", _TRANSFER),
     "sync": Command("ingest", "Make an archive equal to its files.", _TRANSFER),
     "export": Command("export", "Export to Zarr, Parquet or a repository, on Spark.", _TRANSFER),
     "demo": Command("demo", "Run a demonstration with synthetic data, on Spark.", _TRANSFER),
@@ -76,7 +83,7 @@ _DEBUG = "--debug"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code: 0, 1 for an error, 2 for wrong usage."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = _DEBUG in given
+    debug, as_json = _DEBUG in given, "--json" in given
     # The option is accepted at any position, but Typer knows it before the command only.
     given = [_DEBUG] * debug + [each for each in given if each != _DEBUG]
     collecting = gc.isenabled()
@@ -84,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             # Nothing that is imported becomes garbage. Python would look for it a dozen times.
             gc.disable()
+            _accept_all_characters()
             initialize_logs()
             build_app(_wanted(given))(args=given, prog_name="icefloe")
         finally:
@@ -100,10 +108,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _CLOSED_PIPE
     except IcefloeError as error:
-        _report(*(str(error).splitlines() or [type(error).__name__]), debug=debug)
+        _report(error, *(str(error).splitlines() or [type(error).__name__]), debug=debug, as_json=as_json)
         return _FAILED
     except Exception as error:  # noqa: BLE001 - the outermost edge: print one line instead of a traceback
-        _report(f"{type(error).__name__}: {error}", debug=debug)
+        _report(error, f"{type(error).__name__}: {error}", debug=debug, as_json=as_json)
         return _FAILED
     return 0
 
@@ -243,9 +251,23 @@ def _root(
     pass
 
 
-def _report(message: str, *details: str, debug: bool) -> None:
+def _accept_all_characters() -> None:
+    """Write characters that the terminal does not know as escapes, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and "utf" not in stream.encoding.lower():
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _report(error: Exception, message: str, *details: str, debug: bool, as_json: bool) -> None:
     from icefloe.cli.console import stderr, styled  # noqa: PLC0415 - rich is slow to import
 
+    if as_json:
+        from icefloe.cli.output import print_json  # noqa: PLC0415
+
+        facts = {"type": type(error).__name__, "message": " ".join(message.split()), "details": list(details)}
+        print_json({"error": facts})
+        if not debug:
+            return
     console = stderr()
     if debug:
         console.print_exception(show_locals=False)

@@ -20,6 +20,26 @@ _PIPE_WIDTH = 400
 """Columns for output to a file or pipe. Lines are not cut to the width of a screen, so that `grep` finds everything."""
 
 
+_ASCII = str.maketrans(
+    {
+        **dict.fromkeys("─━╌", "-"),
+        **dict.fromkeys("│├┤╎", "|"),
+        **dict.fromkeys("┼┴┬└┘┌┐", "+"),
+        **dict.fromkeys("╮╰", "\\"),
+        **dict.fromkeys("╯╭", "/"),
+        "●": "*",
+        "○": "o",
+        "⋮": ":",
+        "…": "...",
+        "→": "->",
+        "×": "x",
+        "·": ".",
+        "−": "-",
+    }
+)
+"""Characters of drawings and tables on terminals that know only ASCII."""
+
+
 class _SafeConsole(Console):
     """A console for text from repositories. It writes no control characters of the text to the terminal.
 
@@ -27,7 +47,9 @@ class _SafeConsole(Console):
     """
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        for segment in super().render(renderable, options):
+        plain = "utf" not in self.encoding
+        for each in super().render(renderable, options):
+            segment = Segment(each.text.translate(_ASCII), each.style, each.control) if plain else each
             if segment.control or segment.text.isprintable() or segment.text == "\n":
                 yield segment
             else:

@@ -23,6 +23,8 @@ from icefloe.cli.options import (
     TargetOptions,
     Texts,
     Variables,
+    Yes,
+    confirm,
     open_repository,
     parse_names,
     parse_numbers,
@@ -125,6 +127,7 @@ def convert(
         ),
     ] = Verify.SPOT.value,
     dry_run: DryRun = False,
+    yes: Yes = False,
     options: StorageOptions = None,
     target_options: TargetOptions = None,
     json: Json = False,
@@ -142,6 +145,8 @@ def convert(
         raise typer.BadParameter("give either a TARGET or --in-place", param_hint="TARGET")
     repository = open_repository(repo, options)
     allowed = drop or []
+    if in_place and not dry_run:
+        confirm(f"Convert {repository.storage.url} to {to} in place? Stop all writers first.", yes=yes, json=json)
     with Bars() as bars:
         if target is None:
             done = upgrade(repository, to, drop=allowed, verify=verify, progress=bars.report, dry_run=dry_run)

@@ -22,6 +22,8 @@ from icefloe.cli.options import (
     StorageOptions,
     Texts,
     WorkBranch,
+    Yes,
+    confirm,
     find_snapshot,
     open_repository,
     parse_age,
@@ -66,6 +68,7 @@ def expire(
     delete_branches: Annotated[bool, typer.Option("--delete-branches", help="Also delete expired branches.")] = False,
     delete_tags: Annotated[bool, typer.Option("--delete-tags", help="Also delete expired tags.")] = False,
     dry_run: DryRun = False,
+    yes: Yes = False,
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
@@ -88,6 +91,9 @@ def expire(
         delete_expired_tags=delete_tags,
     )
     if not dry_run:
+        if plan.expired:
+            count = format_count(len(plan.expired), "snapshot")
+            confirm(f"Remove {count} from the history of {repository.storage.url}?", yes=yes, json=json)
         with Bars() as bars:
             repository.apply_expiry(plan, progress=bars.report)
     if json:
@@ -153,6 +159,7 @@ def gc(
         bool, typer.Option("--incremental", help="Continue where the last incremental run ended.")
     ] = False,
     dry_run: DryRun = False,
+    yes: Yes = False,
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
@@ -170,6 +177,9 @@ def gc(
     if isinstance(after, dt.timedelta):
         raise typer.BadParameter(f"{created_after!r} is not a time", param_hint="--created-after")
     age = parse_age(older_than)
+    if not dry_run:
+        question = f"Delete unreachable objects of {repository.storage.url}? --dry-run lists how many."
+        confirm(question, yes=yes, json=json)
     with Bars() as bars:
         if dry_run:
             plan = repository.plan_garbage_collection(

@@ -12,13 +12,15 @@ import datetime as dt
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from icefloe.errors import UnsupportedError
+from icefloe.errors import IcefloeError, UnsupportedError
+from icefloe.model.capabilities import SpecVersion
 from icefloe.repository import Repository
 from icefloe.repository.repository import find_snapshot as find_snapshot
 from icefloe.repository.repository import resolve_revision as resolve_revision
@@ -30,6 +32,52 @@ if TYPE_CHECKING:
     from icefloe.spark.connect import SparkSession
 
 Texts = list[str] | None
+
+
+# Completion in the shell. A repository that cannot be opened has nothing to offer.
+
+
+def _offer(context: typer.Context, incomplete: str, find: Callable[[Repository], Iterable[str]]) -> list[str]:
+    repo = context.params.get("repo")
+    if not isinstance(repo, str):
+        return []
+    try:
+        found = sorted(find(open_repository(repo, context.params.get("options"))))
+    except (IcefloeError, OSError, ValueError, TypeError, typer.BadParameter):
+        return []
+    return [name for name in found if name.startswith(incomplete)]
+
+
+def complete_branch(context: typer.Context, incomplete: str) -> list[str]:
+    """Offer the branches of the repository."""
+    return _offer(context, incomplete, lambda repository: repository.list_branches())
+
+
+def complete_tag(context: typer.Context, incomplete: str) -> list[str]:
+    """Offer the tags of the repository."""
+    return _offer(context, incomplete, lambda repository: repository.list_tags())
+
+
+def complete_revision(context: typer.Context, incomplete: str) -> list[str]:
+    """Offer the branches and the tags of the repository."""
+    return _offer(context, incomplete, lambda repository: repository.list_branches() | repository.list_tags())
+
+
+def complete_path(context: typer.Context, incomplete: str) -> list[str]:
+    """Offer the nodes of the branch, with a leading slash if the user began with one."""
+
+    def paths(repository: Repository) -> Iterable[str]:
+        session = repository.readonly_session(context.params.get("branch"), tag=context.params.get("tag"))
+        slash = "/" if incomplete.startswith("/") else ""
+        return [slash + path.strip("/") for path in session.state.base.nodes if path != "/"]
+
+    return _offer(context, incomplete, paths)
+
+
+def complete_generation(incomplete: str) -> list[str]:
+    """Offer the generations."""
+    return [version.value for version in SpecVersion if version.value.startswith(incomplete)]
+
 
 # The repository and its storage.
 
@@ -59,12 +107,18 @@ Limit = Annotated[
     int, typer.Option("--limit", "-n", min=0, metavar="COUNT", help="Maximum number of entries. 0 shows all.")
 ]
 ListChunks = Annotated[bool, typer.Option("--chunks", help="List the coordinates of all changed chunks.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask on a terminal.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show the plan. Do not write.")]
 
 # What to work on.
 
-NodePath = Annotated[str, typer.Argument(metavar="PATH", help="Path of a group or an array.")]
-WorkBranch = Annotated[str, typer.Option("--branch", "-b", metavar="NAME", help="Branch to commit to.")]
+NodePath = Annotated[
+    str, typer.Argument(metavar="PATH", help="Path of a group or an array.", autocompletion=complete_path)
+]
+WorkBranch = Annotated[
+    str,
+    typer.Option("--branch", "-b", metavar="NAME", help="Branch to commit to.", autocompletion=complete_branch),
+]
 Message = Annotated[str | None, typer.Option("--message", "-m", metavar="TEXT", help="Commit message.")]
 ArrayPattern = Annotated[
     str, typer.Option("--arrays", metavar="PATTERN", help="Paths of the arrays. * matches any text.")
@@ -83,7 +137,13 @@ Chunks = Annotated[
     ),
 ]
 Generation = Annotated[
-    str, typer.Option("--to", metavar="NAME", help="Generation: repository, dataset, store, icechunk1 or icechunk2.")
+    str,
+    typer.Option(
+        "--to",
+        metavar="NAME",
+        help="Generation: repository, dataset, store, icechunk1 or icechunk2.",
+        autocompletion=complete_generation,
+    ),
 ]
 
 
@@ -92,9 +152,15 @@ class RevisionOptions:
     """The option group that selects a revision. The default is the branch `main`."""
 
     branch: Annotated[
-        str | None, typer.Option("--branch", "-b", metavar="NAME", help="Read this branch.  [default: main]")
+        str | None,
+        typer.Option(
+            "--branch", "-b", metavar="NAME", help="Read this branch.  [default: main]", autocompletion=complete_branch
+        ),
     ] = None
-    tag: Annotated[str | None, typer.Option("--tag", "-t", metavar="NAME", help="Read this tag.")] = None
+    tag: Annotated[
+        str | None,
+        typer.Option("--tag", "-t", metavar="NAME", help="Read this tag.", autocompletion=complete_tag),
+    ] = None
     snapshot: Annotated[
         str | None,
         typer.Option("--snapshot", "-s", metavar="ID", help="Read this snapshot. The first characters are enough."),
@@ -188,6 +254,13 @@ def report_metrics(repository: Repository) -> Repository:
 
     atexit.register(report)
     return observed
+
+
+def confirm(question: str, *, yes: bool, json: bool) -> None:
+    """Ask before a change that cannot be undone. Scripts are not asked: their standard input is no terminal."""
+    if yes or json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return
+    typer.confirm(question, abort=True, err=True)
 
 
 def parse_options(options: Sequence[str]) -> Mapping[str, Any]:

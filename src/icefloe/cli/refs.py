@@ -1,8 +1,11 @@
-"""The commands that change branches and tags: branch, tag, reset, merge."""
+"""The commands that change branches and tags, and show where they were: branch, tag, reset, reflog, merge."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import itertools
+import sys
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -14,10 +17,15 @@ from icefloe.cli.console import stderr, stdout, table
 from icefloe.cli.options import (
     DryRun,
     Json,
+    Limit,
     Message,
     Repo,
     StorageOptions,
     Texts,
+    Yes,
+    complete_branch,
+    complete_revision,
+    confirm,
     find_snapshot,
     open_repository,
     resolve_revision,
@@ -25,14 +33,16 @@ from icefloe.cli.options import (
 from icefloe.cli.output import commit_json, print_json
 from icefloe.display.card import first_line, format_count, format_time
 from icefloe.display.graph import Ref
-from icefloe.errors import RebaseFailedError
+from icefloe.errors import NotFoundError, RebaseFailedError
 from icefloe.maintenance.merge import FastForwardPlan, MergePlan, SquashPlan
 from icefloe.model.snapshot import SnapshotInfo
 from icefloe.repository import Repository
 from icefloe.repository.history import fetch_refs
 from icefloe.session.rebase import BasicConflictSolver, Conflict, ConflictDetector, ConflictSolver, VersionSelection
 
-Revision = Annotated[str, typer.Argument(metavar="REVISION", help="Branch, tag or snapshot id.")]
+Revision = Annotated[
+    str, typer.Argument(metavar="REVISION", help="Branch, tag or snapshot id.", autocompletion=complete_revision)
+]
 
 
 def branch(
@@ -42,6 +52,7 @@ def branch(
     delete: Annotated[
         Texts, typer.Option("--delete", "-D", metavar="NAME", help="Delete this branch. Can be repeated.")
     ] = None,
+    yes: Yes = False,
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
@@ -54,7 +65,7 @@ def branch(
     icefloe branch weather
     icefloe branch weather experiment v1
     """
-    _manage_refs("branch", open_repository(repo, options), name, start, delete or [], json=json)
+    _manage_refs("branch", open_repository(repo, options), name, start, delete or [], yes=yes, json=json)
 
 
 def tag(
@@ -67,6 +78,7 @@ def tag(
             "--delete", "-D", metavar="NAME", help="Delete this tag, if the generation allows it. Can be repeated."
         ),
     ] = None,
+    yes: Yes = False,
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
@@ -79,7 +91,7 @@ def tag(
     icefloe tag weather v1
     icefloe tag weather --delete v1
     """
-    _manage_refs("tag", open_repository(repo, options), name, revision, delete or [], json=json)
+    _manage_refs("tag", open_repository(repo, options), name, revision, delete or [], yes=yes, json=json)
 
 
 def _manage_refs(
@@ -89,6 +101,7 @@ def _manage_refs(
     revision: str,
     delete: list[str],
     *,
+    yes: bool,
     json: bool,
 ) -> None:
     """List, create or delete refs of one kind."""
@@ -96,6 +109,7 @@ def _manage_refs(
     if delete and name is not None:
         raise typer.BadParameter("NAME and --delete exclude each other", param_hint="--delete")
     if delete:
+        confirm(f"Delete the {kind} {', '.join(delete)} of {repository.storage.url}?", yes=yes, json=json)
         for each in delete:
             repository.delete_branch(each) if is_branch else repository.delete_tag(each)
         print_json({"deleted": delete}) if json else stdout().print(f"Deleted {', '.join(delete)}", markup=False)
@@ -112,9 +126,18 @@ def _manage_refs(
 
 def reset(
     repo: Repo,
-    branch: Annotated[str, typer.Argument(metavar="BRANCH", help="Branch to change.", show_default=False)],
+    branch: Annotated[
+        str,
+        typer.Argument(metavar="BRANCH", help="Branch to change.", show_default=False, autocompletion=complete_branch),
+    ],
     revision: Annotated[
-        str, typer.Argument(metavar="REVISION", help="New position: branch, tag or snapshot id.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="REVISION",
+            help="New position: branch, tag, snapshot id, or BRANCH@{1} for where a branch was before.",
+            show_default=False,
+            autocompletion=complete_revision,
+        ),
     ],
     expect: Annotated[
         str | None, typer.Option("--expect", metavar="ID", help="Fail if the branch is not at this snapshot.")
@@ -125,7 +148,8 @@ def reset(
     """Point a branch at another snapshot.
 
     Commits that no branch or tag reaches any more stay until `gc` deletes them. The command prints the old snapshot,
-    so that you can return to it. It fails if another process commits to the branch at the same time.
+    so that you can return to it. `reset BRANCH BRANCH@{1}` undoes a reset. It fails if another process commits to the
+    branch at the same time.
 
     Examples
     --------
@@ -141,6 +165,72 @@ def reset(
         print_json({"branch": branch, "from": old, "to": new})
     else:
         stdout().print(f"{branch}: {old} → {new}", markup=False)
+
+
+def reflog(
+    repo: Repo,
+    branch: Annotated[
+        str, typer.Argument(metavar="BRANCH", help="Branch to look at.", autocompletion=complete_branch)
+    ] = "main",
+    operations: Annotated[
+        bool, typer.Option("--operations", help="Show the operations log of the whole repository, in icechunk2.")
+    ] = False,
+    limit: Limit = 50,
+    options: StorageOptions = None,
+    json: Json = False,
+) -> None:
+    """Show where a branch was, newest first.
+
+    `icefloe reset REPO BRANCH BRANCH@{1}` returns to the position before. The generations repository, store and
+    icechunk2 record positions.
+
+    Examples
+    --------
+    icefloe reflog weather
+    icefloe reflog weather experiment --limit 10
+    """
+    repository = open_repository(repo, options)
+    if operations:
+        _print_operations(repository, limit, json=json)
+        return
+    positions = repository.reflog(branch, limit=limit or sys.maxsize)
+    messages = [_message(repository, position.snapshot_id) for position in positions]
+    if json:
+        rows = [
+            {"position": number, "snapshot_id": each.snapshot_id, "since": each.since, "message": message}
+            for number, (each, message) in enumerate(zip(positions, messages, strict=True))
+        ]
+        print_json({"branch": branch, "positions": rows})
+        return
+    listing = table("position", "snapshot", "since", "message")
+    for number, (each, message) in enumerate(zip(positions, messages, strict=True)):
+        shown = "deleted by garbage collection" if message is None else first_line(message)
+        listing.add_row(f"{branch}@{{{number}}}", each.snapshot_id, format_time(each.since), Text(shown))
+    stdout().print(listing)
+
+
+def _message(repository: Repository, snapshot_id: str) -> str | None:
+    """The message of a snapshot. None if it does not exist any more."""
+    try:
+        return repository.lookup_snapshot(snapshot_id).message
+    except NotFoundError:
+        return None
+
+
+def _print_operations(repository: Repository, limit: int, *, json: bool) -> None:
+    updates = list(itertools.islice(repository.ops_log(), limit or None))
+    rows = [
+        {"at": update.updated_at, "operation": type(update.kind).__name__, **dataclasses.asdict(update.kind)}  # type: ignore[call-overload]
+        for update in updates
+    ]
+    if json:
+        print_json({"operations": rows})
+        return
+    listing = table("time", "operation", "details")
+    for row in rows:
+        details = ", ".join(f"{name}={value}" for name, value in row.items() if name not in ("at", "operation"))
+        listing.add_row(format_time(row["at"]), row["operation"], Text(details))
+    stdout().print(listing)
 
 
 _SOLVERS: dict[str, ConflictSolver] = {

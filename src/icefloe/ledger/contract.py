@@ -10,6 +10,7 @@ snapshot: the number is taken, so it reads the snapshot again and tries the next
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ from icefloe.errors import (
 from icefloe.formats.repository.snapshot import MAX_HISTORY, MetadataElsewhere
 from icefloe.ids import ObjectId
 from icefloe.metadata_files import MetadataFiles
-from icefloe.model.snapshot import Snapshot, SnapshotInfo
+from icefloe.model.snapshot import BranchPosition, Snapshot, SnapshotInfo
 from icefloe.model.zarr_document import check_unicode, load_object
 from icefloe.storage.contract import Storage, Version, Versioned
 
@@ -106,6 +107,20 @@ class StaleTipError(ConflictError):
             actual_parent=tip.snapshot_id,
             tip=tip,
         )
+
+
+def add_position(found: list[BranchPosition], snapshot_id: ObjectId, since: dt.datetime, limit: int) -> bool:
+    """Add an older position of a branch. Return whether older ones are wanted.
+
+    Garbage collection and expiry write refs again. Then the time of the oldest file counts.
+    """
+    if found and found[-1].snapshot_id == snapshot_id:
+        found[-1] = BranchPosition(snapshot_id, since)
+    elif len(found) == limit:
+        return False
+    else:
+        found.append(BranchPosition(snapshot_id, since))
+    return True
 
 
 async def check_not_converting(storage: Storage, collection: object) -> None:
@@ -407,6 +422,13 @@ class Ledger(ABC):
 
     @abstractmethod
     async def fetch_tip(self, branch: str) -> Tip: ...
+
+    async def fetch_positions(self, branch: str, limit: int) -> list[BranchPosition]:
+        """The snapshots that a branch pointed to, newest first. Files that were only rewritten are left out."""
+        raise UnsupportedError(
+            f"the generation of {self.storage.url} does not record where branches were. It is recorded in "
+            "repository, store and icechunk2"
+        )
 
     @abstractmethod
     async def fetch_tag(self, tag: str) -> ObjectId: ...

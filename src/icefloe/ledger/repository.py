@@ -47,6 +47,7 @@ from icefloe.ledger.contract import (
     StoredRef,
     Tip,
     WholeHistory,
+    add_position,
     check_name,
     check_new_name,
     check_not_converting,
@@ -55,7 +56,7 @@ from icefloe.ledger.contract import (
 )
 from icefloe.ledger.switch_generation import create_refs, remove_refs, wait_for_writers
 from icefloe.metadata_files import MetadataFiles
-from icefloe.model.snapshot import Snapshot, SnapshotInfo
+from icefloe.model.snapshot import BranchPosition, Snapshot, SnapshotInfo
 from icefloe.model.zarr_document import SMALL_FILE_BYTES, load_object
 from icefloe.storage.contract import Storage, Versioned
 from icefloe.storage.requests import RetryPolicy
@@ -314,6 +315,25 @@ class RepositoryLedger(QuotingLedger):
                 if found is not None:
                     return found
         return None
+
+    async def fetch_positions(self, branch: str, limit: int) -> list[BranchPosition]:
+        await self.fetch_tip(branch)
+        newest = await self._fetch_newest(branch)
+        found: list[BranchPosition] = []
+        for sequence in range(newest.sequence if newest is not None else -1, -1, -1):
+            assert newest is not None
+            try:
+                content = await self._find_file(branch, newest.style, sequence)
+            except TornRefError:
+                continue
+            if content is None:
+                break  # others removed the earlier files
+            if content.deleted:
+                continue
+            since = (await self.storage.head(newest.style.branch_key(branch, sequence))).last_modified
+            if not add_position(found, content.snapshot_id, since, limit):
+                break
+        return found
 
     async def _style(self) -> RefStyle:
         """The naming of refs in this repository, from its main branch."""

@@ -56,6 +56,7 @@ from icefloe.ledger.contract import (
     StoredRef,
     Tip,
     WholeHistory,
+    add_position,
     check_name,
     check_new_name,
     check_not_converting,
@@ -65,7 +66,7 @@ from icefloe.ledger.contract import (
 from icefloe.ledger.repository import TornRefError, is_torn
 from icefloe.ledger.switch_generation import create_refs, remove_refs, wait_for_writers
 from icefloe.metadata_files import MetadataFiles
-from icefloe.model.snapshot import Snapshot, SnapshotInfo
+from icefloe.model.snapshot import BranchPosition, Snapshot, SnapshotInfo
 from icefloe.model.zarr_document import SMALL_FILE_BYTES, load_object
 from icefloe.storage.contract import ObjectInfo, Storage, Versioned
 from icefloe.storage.requests import RetryPolicy
@@ -308,6 +309,23 @@ class StoreLedger(QuotingLedger):
         if is_torn(data):
             raise TornRefError(f"{key} is truncated, as after a power loss: it has {len(data)} bytes")
         return _Newest(sequence, decode_reference(data))
+
+    async def fetch_positions(self, branch: str, limit: int) -> list[BranchPosition]:
+        newest = await self._require_newest(branch)
+        found: list[BranchPosition] = []
+        for sequence in range(newest.sequence, -1, -1):
+            try:
+                file = await self._find_file(branch, sequence)
+            except TornRefError:
+                continue
+            if file is None:
+                break
+            if file.deleted:
+                continue
+            since = (await self.storage.head(f"{REFS}{branch}/{sequence_name(sequence)}")).last_modified
+            if not add_position(found, file.reference.snapshot_id, since, limit):
+                break
+        return found
 
     async def fetch_tag(self, tag: str) -> ObjectId:
         try:

@@ -288,6 +288,29 @@ class ManifestFileInfo(WithFields):
     num_chunk_refs: int
 
 
+@dataclass(frozen=True, slots=True)
+class BranchPosition:
+    """A snapshot that a branch pointed to.
+
+    Parameters
+    ----------
+    snapshot_id
+        The snapshot.
+    since
+        The time when the branch was moved to it.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    >>> [position.snapshot_id == repo.lookup_branch("main") for position in repo.reflog("main")]
+    [True]
+    """
+
+    snapshot_id: ObjectId
+    since: dt.datetime
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class SnapshotInfo(CardMixin, WithFields):
     """A commit in the history of a repository.

@@ -12,7 +12,7 @@ from icefloe.blocking import blocking
 from icefloe.errors import InvalidInputError, SnapshotNotFoundError, check_keywords
 from icefloe.ids import ObjectId
 from icefloe.lazy_exports import lazy_module
-from icefloe.model.snapshot import Diff, ManifestFileInfo, SnapshotInfo
+from icefloe.model.snapshot import BranchPosition, Diff, ManifestFileInfo, SnapshotInfo
 from icefloe.session.history import RefChoice, ancestry, diff_between, resolve
 from icefloe.session.open_repository import RepositoryContext
 
@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     from icefloe.maintenance import marking
     from icefloe.maintenance import merge as merging
     from icefloe.maintenance.inspect import ChunkStorageStats
+    from icefloe.model import administration
+    from icefloe.model.administration import UpdateType
 else:
     display = lazy_module("icefloe.display.graph")
     inspection = lazy_module("icefloe.maintenance.inspect")
+    administration = lazy_module("icefloe.model.administration")
     marking = lazy_module("icefloe.maintenance.marking")
     merging = lazy_module("icefloe.maintenance.merge")
 
@@ -98,6 +101,37 @@ async def _advance(heads: list[tuple[float, int, SnapshotInfo]], index: int, wal
         heapq.heappush(heads, (-info.written_at.timestamp(), index, info))
 
 
+async def _positions_of_log(context: RepositoryContext, branch: str, limit: int) -> list[BranchPosition]:
+    """The positions of a branch from the operations log. An entry names the snapshot before or after it."""
+    kinds = administration.UpdateType
+    at: ObjectId | None = (await context.ledger.fetch_tip(branch)).snapshot_id
+    found: list[BranchPosition] = []
+    assert context.ledger.administration is not None
+    async for update in context.ledger.administration.ops_log():
+        kind = update.kind
+        if branch != (kind.branch if isinstance(kind, kinds.NewCommit | kinds.CommitAmended) else _name_of(kind)):
+            continue
+        if at is None or len(found) == limit:
+            break
+        found.append(BranchPosition(at, update.updated_at))
+        if isinstance(kind, kinds.NewCommit):
+            at = (await context.ledger.fetch_info(at)).parent_id
+        elif isinstance(kind, kinds.CommitAmended | kinds.BranchReset):
+            at = ObjectId(kind.previous_snap_id)
+        else:
+            break  # the branch was created here
+    return found
+
+
+def _name_of(kind: UpdateType) -> str | None:
+    """The branch that an entry of the operations log is about. Commits are not asked."""
+    kinds = administration.UpdateType
+    branches = kinds.BranchCreated | kinds.BranchDeleted | kinds.BranchReset
+    if isinstance(kind, branches):
+        return kind.name
+    return "main" if isinstance(kind, kinds.RepoInitialized) else None
+
+
 class HistoryMixin:
     """The methods of `Repository` that read history."""
 
@@ -144,6 +178,49 @@ class HistoryMixin:
             yield info
 
     ancestry = blocking(async_ancestry)
+
+    async def reflog_async(self, branch: str = "main", *, limit: int = 100) -> list[BranchPosition]:
+        """Return the snapshots that a branch pointed to, newest first.
+
+        Use it to undo a reset. It is recorded in the generations `repository`, `store` and `icechunk2`. A snapshot that
+        no ref reaches any more exists until garbage collection deletes it.
+
+        Parameters
+        ----------
+        branch
+            The branch.
+        limit
+            Largest number of positions.
+
+        Returns
+        -------
+        list of BranchPosition
+            Snapshot and time of each position. The first one is the current one.
+
+        Raises
+        ------
+        RefNotFoundError
+            There is no such branch.
+        UnsupportedError
+            The generation does not record it.
+
+        Examples
+        --------
+        >>> import icefloe, zarr
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> first = repo.lookup_branch("main")
+        >>> with repo.transaction("main", message="second") as store:
+        ...     _ = zarr.create_group(store)
+        >>> second = repo.lookup_branch("main")
+        >>> repo.reset_branch("main", first)
+        >>> [position.snapshot_id == second for position in repo.reflog("main")]
+        [False, True, False]
+        """
+        if self._context.ledger.administration is not None:
+            return await _positions_of_log(self._context, branch, limit)
+        return await self._context.ledger.fetch_positions(branch, limit)
+
+    reflog = blocking(reflog_async)
 
     async def ancestry_graph_async(
         self,

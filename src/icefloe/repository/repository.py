@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import importlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -793,8 +794,26 @@ class Repository(
         session.commit(message, metadata, rebase_with=rebase_with, rebase_tries=rebase_tries)
 
 
+_EARLIER = re.compile(r"(?P<branch>.+)@\{(?P<number>\d+)\}")
+
+
+def _earlier_position(repository: Repository, branch: str, number: int) -> str:
+    """Return the snapshot at which a branch was before its last moves."""
+    positions = repository.reflog(branch, limit=number + 1)
+    if number >= len(positions):
+        raise RefNotFoundError(
+            f"branch {branch!r} had {len(positions)} positions. `icefloe reflog` lists them", name=branch
+        )
+    return positions[number].snapshot_id
+
+
 def resolve_revision(repository: Repository, text: str) -> str:
-    """Return the snapshot of a revision: the name of a branch, the name of a tag, or the start of a snapshot id."""
+    """Return the snapshot of a revision: a branch, a tag, the start of a snapshot id, or where a branch was.
+
+    `main@{1}` is where `main` was before it was moved the last time.
+    """
+    if earlier := _EARLIER.fullmatch(text):
+        return _earlier_position(repository, earlier["branch"], int(earlier["number"]))
     if text in repository.list_branches():
         return repository.lookup_branch(text)
     if text in repository.list_tags():
