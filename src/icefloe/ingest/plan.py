@@ -794,9 +794,12 @@ def find_containers(schemas: Sequence[SourceSchema], options: IngestOptions) -> 
 _COLOURS = {"error": "red", "handled": "yellow", "note": "dim"}
 
 
+_STYLE: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "show_edge": False, "title_justify": "left"}
+
+
 def report_table(report: SchemaReport, *, most: int = 50) -> Table:
     """Differences between the sources, errors first."""
-    table = _table("Differences between the sources")
+    table = Table(title="Differences between the sources", **_STYLE)
     for heading in ("", "file", "variable", "what", "expected", "found", "what is done"):
         table.add_column(heading, overflow="fold")
     for severity, file, *rest in report.rows()[:most]:
@@ -806,15 +809,9 @@ def report_table(report: SchemaReport, *, most: int = 50) -> Table:
     return table
 
 
-def _table(title: str) -> Table:
-    """A table in the style of all commands."""
-    style: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "header_style": "bold"}
-    return Table(title=title, box=SIMPLE_HEAD, pad_edge=False, show_edge=False, **style)
-
-
 def arrays_table(plan: IngestPlan) -> Table:
     """The arrays of the target."""
-    table = _table("Arrays")
+    table = Table(title="Arrays", **_STYLE)
     for heading in ("array", "stored", "type", "dimensions", "shape", "chunks", "number of chunks", "size"):
         table.add_column(heading, justify="left" if heading in ("array", "stored", "dimensions") else "right")
     for path, array in sorted(plan.arrays.items()):
